@@ -254,7 +254,7 @@ async def _build(
 
     duplicates = registrar.duplicates
     await duplicates.load()
-    duplicates.ask, duplicates.tell = presence_of, trail.second_host
+    duplicates.ask, duplicates.audit = presence_of, trail.record_clone
     duplicates.disconnect, control_plane.duplicates = control_plane.disconnect, duplicates.known
     shard_tls = identity.agents_context() if processes is not None else None
     front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, ending, shard_tls)

@@ -113,7 +113,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self.ownership.find_machine = self._broker.table.find
         self._pool = AgentPool(agents)
         self._portal = Portal(store, runtime, portal)
-        self._broker.listen(self._portal.supply.heard)
+        self._broker.listen(self._portal.supply.on_machine_change)
         self.census = Counters()
         self._broker.listen(self.census.machine_changed)
         self.limits = FrontEndLimits()

@@ -1,9 +1,8 @@
-"""Jobs that keep apart from other jobs of their entitlement, or go where these are.
+"""Places jobs apart from other jobs of their entitlement, or together with them.
 
-What a job may use depends on where other jobs are when it is placed. So related jobs are placed one
-at a time. The planner gets the places of the others as terms that machines must meet
-(`Group.among`); tasks do not claim them. Tasks that have a machine stay there when other jobs
-change.
+The machines for a job depend on where related jobs are when it is placed. So related jobs are
+placed one at a time. The planner gets the places of the others as terms that machines must meet
+(`Group.among`). Tasks that have a machine stay there when other jobs change.
 """
 
 from __future__ import annotations
@@ -23,64 +22,67 @@ from control_plane.api.requirements import Because, In, Not, Term
 
 
 class JobAffinity:
-    """Which jobs are related, and what that means for their placement."""
+    """Knows which jobs are related, and derives the terms for their placement."""
 
     def __init__(self, index: RegionIndex) -> None:
         self._index = index
         self._apart: dict[str, Sequence[Neighbour]] = {}
         self._together: dict[str, Sequence[Neighbour]] = {}
         self._named: dict[str, dict[str, None]] = defaultdict(dict)
-        """Job → those that name it."""
+        """Job → the jobs that name it."""
         self._alone: dict[str, int] = {}
-        """Jobs that are being placed and were related to no other when that began."""
+        """Jobs that are being placed, and were related to no other job when that began."""
         self._ended = asyncio.Event()
-        """Set when one of them is placed; then there is another."""
+        """Set when one of these jobs is placed, and replaced by a new event."""
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def note(self, job: str, near: Near | None) -> None:
-        """Record what a job says of others; None: it is gone."""
-        for told in (self._apart, self._together):
-            for neighbour in told.pop(job, ()):
+        """Record which other jobs a job names; None if the job is gone."""
+        for known in (self._apart, self._together):
+            for neighbour in known.pop(job, ()):
                 named = self._named[neighbour.job]
                 named.pop(job, None)
                 if not named:
                     del self._named[neighbour.job]
         if near is None:
             return
-        for told, said in ((self._apart, near.apart_from), (self._together, near.together_with)):
-            if said:
-                told[job] = said
-                for neighbour in said:
+        for known, neighbours in (
+            (self._apart, near.apart_from),
+            (self._together, near.together_with),
+        ):
+            if neighbours:
+                known[job] = neighbours
+                for neighbour in neighbours:
                     self._named[neighbour.job][job] = None
 
     def begins_alone(self, job: str) -> bool:
-        """Record that a job is placed until `ended`; return True if no other is related to it."""
+        """Return whether no other job is related to a job; then record it until `ended`."""
         if self._has_any(job):
             return False
         self._alone[job] = self._alone.get(job, 0) + 1
         return True
 
     def ended(self, job: str) -> None:
-        """Record that a job that began alone is placed."""
+        """Record that the placement of a job that began alone has ended."""
         left = self._alone[job] = self._alone[job] - 1
         if not left:
             del self._alone[job]
-            if self._turns:  # a job may wait for that
+            if self._turns:  # a related job may wait for this
                 self._ended.set()
                 self._ended = asyncio.Event()
 
     @asynccontextmanager
     async def turn(self, request: Request) -> AsyncIterator[None]:
-        """Wait until no related job is being placed, and let this one be placed."""
+        """Wait until no related job is being placed; none begins within this context."""
         async with self._turns[request.pool]:
             while any(other in self._alone for other in self._others(request.job)):
                 await self._ended.wait()
             yield
 
     def bound(self, request: Request, near: Near | None = None) -> Request:
-        """Return a request with the terms that follow from where related jobs are now.
+        """Return a request with the terms that follow from the present places of related jobs.
 
-        `near` replaces the job's own terms about others; None: its present ones.
+        `near` replaces the neighbours that the job names; None for the recorded ones.
         """
         job = request.job
         if near is None:
@@ -92,7 +94,7 @@ class JobAffinity:
         return replace(request, groups=groups)
 
     def placed(self, job: str) -> frozenset[Machine] | None:
-        """Return where a job is, if others depend on that; None: no job does."""
+        """Return the machines of a job if another job depends on them; else None."""
         awaited = any(
             neighbour.job == job
             for other in self._named.get(job, ())
@@ -128,7 +130,7 @@ class JobAffinity:
         return frozenset(bin_of(property_, machine) for machine in set(self._machines(job)))
 
     def _machines(self, job: str) -> Iterator[Machine]:
-        """Yield where tasks are, or are about to be."""
+        """Yield the machines where tasks of a job are, or will be soon."""
         claims = self._index.claims.get(job)
         if claims is None:
             return

@@ -1,8 +1,8 @@
-"""The second phase of allocations: tells brokers the decision until each has acknowledged it.
+"""The second phase of allocations: sends the decision to brokers until each has acknowledged it.
 
 A decision is durable and will be carried out, so its caller does not wait for a broker whose store
-fails. After a moment the rest goes on in the background, and so does the undoing of an allocation
-that was given up.
+fails. After a second the work continues in the background. The same holds for the rollback of an
+abandoned allocation.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ log = logging.getLogger(__name__)
 PREPARE_S = 5.0
 """A broker that has not answered by then fails the allocation as busy."""
 WAIT_S = 1.0
-"""How long the caller waits for the second phase, which nearly always takes some milliseconds."""
+"""How long the caller waits for the second phase, which usually takes a few milliseconds."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _CLOSE_S = 1.0
 
 
 class Participants(Protocol):
-    """The brokers, as two-phase commit sees them."""
+    """The brokers' part of two-phase commit."""
 
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
         """Hold all these machines, or none and raise `Conflict`."""
         ...
 
     async def commit(self, transaction: str) -> object:
-        """Assign what the transaction holds; again changes nothing."""
+        """Assign the machines that the transaction holds; a repetition changes nothing."""
         ...
 
     async def abort(self, transaction: str) -> None:
-        """Release what the transaction holds or may hold; again changes nothing."""
+        """Release the machines that the transaction may hold; a repetition changes nothing."""
         ...
 
     def in_doubt(self) -> Mapping[str, object]:
@@ -53,11 +53,11 @@ class Commits:
         self._work: dict[str, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
-        """Return how many transactions have not ended at all their brokers."""
+        """Return how many transactions some broker has not acknowledged yet."""
         return len(self._work)
 
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
-        """Have all machines held, or raise; `Busy` if a broker does not answer in time."""
+        """Hold all machines, or raise; `Busy` if a broker does not answer in time."""
         try:
             async with asyncio.timeout(PREPARE_S):
                 await self._participants.prepare(transaction, takes)
@@ -68,21 +68,21 @@ class Commits:
             ) from e
 
     async def commit(self, transaction: str, then: Callable[[], None]) -> None:
-        """Have all brokers assign what they hold, and call `then` once they have."""
+        """Let all brokers assign the held machines; call `then` once they have."""
 
         async def work() -> None:
-            await self._until_heard(transaction, "assignment", self._participants.commit)
+            await self._until_acknowledged(transaction, "assignment", self._participants.commit)
             then()
 
         await self._begin(transaction, work)
 
     async def abort(self, transaction: str) -> None:
-        """Have all brokers release what they hold, or may hold."""
+        """Let all brokers release the machines that they may hold."""
         what, abort = "release of holds", self._participants.abort
-        await self._begin(transaction, lambda: self._until_heard(transaction, what, abort))
+        await self._begin(transaction, lambda: self._until_acknowledged(transaction, what, abort))
 
     async def close(self) -> None:
-        """Wait for what is under way; what does not end is found half done at the next start."""
+        """Wait for running work for a moment; the next start finishes the rest."""
         if not self._work:
             return
         _, late = await asyncio.wait(list(self._work.values()), timeout=_CLOSE_S)
@@ -102,14 +102,14 @@ class Commits:
         self._work[transaction] = task
         await asyncio.wait([task], timeout=WAIT_S)
 
-    async def _until_heard(
-        self, transaction: str, what: str, tell: Callable[[str], Awaitable[object]]
+    async def _until_acknowledged(
+        self, transaction: str, what: str, send: Callable[[str], Awaitable[object]]
     ) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                await tell(transaction)
-            except Exception as e:  # whatever the error is, the decision will be carried out
+                await send(transaction)
+            except Exception as e:  # the decision is durable: it is sent again after any error
                 fields = {"transaction": transaction, "what": what, "reason": str(e)}
                 log.warning("a broker did not store a decision", extra=fields)
                 await self._runtime.sleep(pause_s)

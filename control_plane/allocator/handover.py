@@ -1,9 +1,9 @@
-"""A pool passes from one allocator of this process to another (docs/adr/0152).
+"""Hands a pool over from one allocator of this process to another (docs/adr/0152).
 
-Both use the same store, so the records of its allocations are read, not copied. No shard may
+Both use the same store, so the records of the pool's allocations are read, not copied. No shard may
 allocate for the pool meanwhile: the caller stops that, and waits with `is_busy` until running
-allocations have ended. Then `read`, before the new owner is written; and `drop` and `adopt` in one
-step of the loop after it.
+allocations have ended. Then it calls `read`, writes the new owner, and calls `drop` and `adopt` in
+one step of the loop.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from control_plane.broker.core.assignment import FREE
 
 
 def is_busy(allocator: Allocator, pool: str, jobs: Collection[str]) -> bool:
-    """Return whether anything is under way for these jobs, or for a machine of their pool.
+    """Return whether an allocation of these jobs runs, or a machine of their pool is given back.
 
-    Also where any machine is being taken: until its broker says so, its pool is not known.
+    True also while any machine is being taken: its pool is unknown until its broker confirms it.
     """
     return allocator.allocations.is_under_way(jobs) or any(
         allocator.is_giving_back(record.machine) for record in allocator.broker.held(pool)
@@ -34,10 +34,10 @@ async def read(allocator: Allocator, jobs: Collection[str]) -> list[Stored]:
 
 
 def drop(allocator: Allocator, jobs: Collection[str]) -> None:
-    """Remove the claims of jobs from an allocator: another one has them from this step on.
+    """Remove the claims of jobs from an allocator, because another allocator now has them.
 
-    Nothing is written, and no machine is given back: the room of these machines is free in this
-    allocator's index only, which plans for pools of its own alone.
+    Nothing is written, and no machine is given back. The room becomes free in this allocator's
+    index only, and this allocator plans for its own pools only.
     """
     index = allocator.index
     for job in jobs:
@@ -52,7 +52,7 @@ def drop(allocator: Allocator, jobs: Collection[str]) -> None:
 
 
 def adopt(allocator: Allocator, pool: str, stored: Sequence[Stored], step: int = 1 << 20) -> None:
-    """Restore the allocations of a pool's jobs, as `read` found them."""
+    """Restore the allocations of a pool's jobs that `read` returned."""
     for one in stored:
         allocator.allocations.stored.note(one)
         for _ in restoring(one.record, allocator.index, step):

@@ -18,13 +18,15 @@ from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 _LOOK_S = 5.0
+"""The longest time between two rounds."""
 _CLOCK_S = 1.0
+"""The shortest time between two calls of `Allocator.look_at_clock`."""
 _PAUSE_S = 0.02
-"""Pause after each look, which bounds the number of looks during a flood of changes."""
+"""Pause after each round, which bounds the number of rounds during many changes."""
 
 
 class PoolKeeper:
-    """Watches for machines without tasks; the allocator takes machines, this gives them back."""
+    """Watches for machines without tasks, and gives them back."""
 
     def __init__(self, region: Region, allocator: Allocator) -> None:
         self._broker, self._portal = region.broker, allocator.portal
@@ -40,7 +42,7 @@ class PoolKeeper:
         self._wake = asyncio.Event()
         self._looked_at = -_CLOCK_S
         self.keeps: Callable[[MachineRecord], bool] = lambda _: False
-        """Returns whether a machine stays for another reason; set by components that know one."""
+        """Returns whether a machine stays for another reason; other components set this."""
         allocator.allocations.listen(self._emptied)
         region.broker.listen(lambda name, *_: self._look_soon(name), loaded=ignore)
         allocator.portal.table.listen(lambda *_: self._wake.set())
@@ -77,7 +79,7 @@ class PoolKeeper:
         self._wake.set()
 
     def look_at(self, pool: str) -> None:
-        """Look at all machines of a pool that came to this shard."""
+        """Check all machines of a pool that came to this shard."""
         for record in self._broker.held(pool):
             self._look_soon(record.machine)
 
@@ -95,7 +97,7 @@ class PoolKeeper:
             self._looked_at = now
             await self._allocator.look_at_clock()
         over: dict[str, bool] = {}
-        """Pool → whether it holds more than its quota: the same for all its machines."""
+        """Pool → whether it holds more than its quota."""
         for name, since in list(self._empty.items()):
             machine = self._index.machines.get(name)
             is_ours = machine is not None and self._owns(machine.pool)
@@ -109,10 +111,10 @@ class PoolKeeper:
                 await self._release(machine)
                 over.pop(pool)
             await self._runtime.checkpoint()
-        await self._let_broken_go()
+        await self._release_broken()
 
     def _is_superfluous(self, machine: Machine, idle_s: float, *, is_over: bool) -> bool:
-        """Return whether a machine without tasks goes back now, and not later."""
+        """Return whether a machine without tasks is given back now."""
         record = self._broker.table.find(machine.name)
         entitlement = self._portal.table.find(machine.pool)
         if record is None or record.hold is not None or record.loan is not None:
@@ -126,23 +128,23 @@ class PoolKeeper:
         return idle_s >= self._settings.give_back_after_s
 
     def _still_runs(self, record: MachineRecord) -> bool:
-        """Return whether tasks that moved away still run here, which keeps the machine.
+        """Return whether tasks that moved away still run on a machine; then it must stay.
 
-        Their claims may be elsewhere already while their records still have them here. The
-        state of a machine that is down is unknown; it is needed elsewhere when it comes back.
+        Their claims may be on other machines while their records still have them here. A machine
+        that is down is not kept: its state is unknown.
         """
         directory = self._allocator.directory
         return record.state is MachineState.UP and bool(
             directory.tasks(record.machine)
             or directory.leaving(record.machine)
-            or self._allocator.strays(record.machine)
-            or self._allocator.unclaimed(record.machine)
+            or self._allocator.usability.unexpected_tasks(record.machine)
+            or self._allocator.usability.unclaimed(record.machine)
         )
 
-    async def _let_broken_go(self) -> None:
-        """Exchange machines that are down where their entitlement may hold no others.
+    async def _release_broken(self) -> None:
+        """Release machines that are down if their entitlement needs the quota for others.
 
-        Their tasks are lost already and wait for room; the free pool has a machine for them.
+        The tasks of these machines are lost and wait for room, and the free pool has a machine.
         """
         pools = dict.fromkeys(request.pool for request in self._allocator.waiting.requests())
         for pool in pools:
@@ -150,7 +152,7 @@ class PoolKeeper:
             if quota.machines is None or self._index.pool(pool).size < quota.machines:
                 continue
             for name in [record.machine for record in self._broker.held(pool)]:
-                record = self._broker.table.find(name)  # as it is now: others went meanwhile
+                record = self._broker.table.find(name)  # again: it may have changed meanwhile
                 machine = self._index.machines.get(name)
                 if record is None or machine is None or not self._is_lost(record):
                     continue
@@ -166,7 +168,7 @@ class PoolKeeper:
         )
 
     def _has_spare(self, pool: str) -> bool:
-        """Return whether the free pool has a machine for a task that waits in this one."""
+        """Return whether the free pool has a machine for a task that waits in this pool."""
         requests = [r for r in self._allocator.waiting.requests() if r.pool == pool]
         return any(
             not judge(group.demand, machine, machine)
@@ -177,12 +179,12 @@ class PoolKeeper:
         )
 
     async def _release(self, machine: Machine) -> None:
-        """Give one machine back; beyond the limit a later look does it."""
+        """Give one machine back, unless the limit is reached; then a later round does it."""
         if self._limit.take(self._runtime.now()) == 0:
             await self._give_back(machine)
 
     async def _give_back(self, machine: Machine) -> None:
-        """Give one machine back, or record why not."""
+        """Give one machine back, or log why that failed."""
         name = machine.name
         try:
             await self._allocator.give_back(machine)

@@ -1,6 +1,6 @@
 """Protocols of the portal's services that the allocator calls.
 
-`roles.py` passes it in; `standalone.py` does where there is no control plane around it.
+`roles.py` passes the portal in; without a control plane, `standalone.py` does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Grants(Protocol):
 
     @property
     def settings(self) -> PortalSettings:
-        """Return the rules by which it grants."""
+        """Return the rules for grants."""
 
     def specs(self) -> Mapping[str, EntitlementSpec]:
-        """Return what every entitlement was granted."""
+        """Return the granted specification of every entitlement."""

@@ -1,4 +1,4 @@
-"""Free machines that a pool may not take, because others were promised them (CP7)."""
+"""Computes which free machines a pool may take without breaking promises to others (CP7)."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from control_plane.portal.core.pools import Quota
 from control_plane.runtime.runtime import Runtime
 
 MANY = 100
-"""With this many pools the sums take longer than the event loop should be blocked: 4 ms."""
+"""With this many pools or more the sums take over 4 ms, too long to block the event loop."""
 _REST_S = 1.0
 """Pause between two sums."""
 _STEP = 20
-"""Pools whose quotas are read between two chances for other tasks of the loop to run."""
+"""Pools whose quotas are read between two checkpoints of the loop."""
 _BUCKETS = 1000
-"""Buckets whose machines are counted between two such chances, when all of a region are new."""
+"""Buckets whose machines are counted between two checkpoints, when a region is loaded."""
 Limits = Mapping[tuple[str, str, int, str], int]
-"""Type, data center, millionths of RRU and region → how many may be taken; of others any number."""
+"""Type, data center, millionths of RRU and region → how many may be taken.
+
+Any number of machines of other kinds may be taken."""
 
 
 class PromiseKeeper:
-    """Distributes the rest of all quotas over the free machines, whenever either changed.
+    """Distributes the rest of all quotas over the free machines after each change of either.
 
-    In a region of many pools that runs concurrently to other work, in small steps on a copy. Until
-    it is done, and whenever the last sums are old, a `Ledger` bounds what may be taken: perhaps
-    lower than possible, never higher.
+    In a region of many pools these sums run in small steps on a copy, concurrently to other work.
+    Until they are done, and whenever they are old, a `Ledger` bounds the machines that may be
+    taken. Its bound may be lower than necessary, but never too high.
     """
 
     def __init__(
@@ -42,32 +44,32 @@ class PromiseKeeper:
         aside: Callable[[str], Mapping[MachineClass, int]],
         runtime: Runtime,
     ) -> None:
-        """`aside(pool)` are machines that count neither as held by a pool nor as free."""
+        """`aside(pool)` returns machines that count neither as held by a pool nor as free."""
         self._index, self._quotas, self._aside = index, quotas, aside
         self._runtime = runtime
         self._known: Mapping[str, Quota] | None = None
         self._held: defaultdict[str, Counter[MachineClass]] = defaultdict(Counter)
-        """Pool → its machines, those put aside included, as of the last time they were followed."""
+        """Pool → its machines at the last `_follow`, including those put aside."""
         self._outdated = True
-        """Something happened that a ledger cannot follow …"""
+        """Whether the last sums cannot be corrected by a ledger."""
         self._overtaken = False
-        """… since the present sums began."""
+        """Whether the same holds for the sums that run now."""
         self._begun = 0
-        """How often sums were begun: of overlapping ones the last count."""
+        """How often sums were begun. If several run, only the last one counts."""
         self._promises: Promises | None = None
-        """The last sums, as long as nothing changed since."""
+        """The last sums; None if something changed since then."""
         self._ledger: Ledger | None = None
-        """None: no pool depends on machines of one kind more than others."""
+        """None if all pools may use the same kinds of machines."""
         self._kinds: list[MachineClass] = []
         self._limits: dict[str, Limits] = {}
         self._since: Counter[tuple[str, MachineClass]] = Counter()
-        """What changed pools since the present sums began."""
+        """(Pool, class) → change of its machines since the running sums began."""
         self._wanted = asyncio.Event()
         self._refused = False
-        """A pool may have been refused because the sums were old."""
+        """Whether a pool may have been refused because the sums were old."""
 
     def limits(self, pool: str) -> Limits | None:
-        """Return how many machines of each kind a pool may take; None: any."""
+        """Return how many machines of each kind a pool may take; None for any number."""
         self._follow()
         quotas = self._quotas()
         if quotas is not self._known:
@@ -87,7 +89,7 @@ class PromiseKeeper:
         return found
 
     async def load(self) -> None:
-        """Do the sums once, at a start, so that no pool is refused because there are none."""
+        """Do the sums once at a start, so that no pool is refused because they are missing."""
         changed = list(self._index.take_moves().items())
         for first in range(0, len(changed), _BUCKETS):
             self._count_in(changed[first : first + _BUCKETS])
@@ -112,10 +114,10 @@ class PromiseKeeper:
             await self._runtime.sleep(_REST_S)
 
     def kept_without(self, pool: str, taken: Iterable[Machine]) -> Generator[None, None, bool]:
-        """Return, in steps, whether what a pool took breaks no promise to others.
+        """Return, in steps, whether the machines that a pool took break no promise to others.
 
-        False: it breaks a promise that would be kept without it. A process sees what others took
-        only after it took machines itself, so it asks once it has followed that.
+        False if a promise is broken that would be kept without them. A process sees what others
+        took only after it took machines itself, so it calls this after it has followed that.
         """
         self._follow()
         quotas = self._quotas()
@@ -134,7 +136,7 @@ class PromiseKeeper:
         return not now.lacking() - then.lacking()
 
     def outdated(self) -> None:
-        """Record that machines were put aside, or are no longer."""
+        """Record that the machines put aside have changed."""
         self._outdated = self._overtaken = True
 
     def _is_new(self) -> bool:
@@ -199,7 +201,7 @@ class PromiseKeeper:
     def _laid(
         self, quotas: Mapping[str, Quota], held: Mapping[str, Mapping[MachineClass, int]]
     ) -> Generator[None, None, tuple[Promises, Counter[MachineClass]]]:
-        """Return the promises of the rest of quotas, and the free machines, if pools hold
+        """Return the promises of the rest of all quotas, and the free machines, if pools hold
         `held`.
         """
         left = {}
@@ -212,7 +214,7 @@ class PromiseKeeper:
         return promises, supply
 
     def _take(self, promises: Promises | None, kinds: list[MachineClass]) -> None:
-        """Use new sums, with the changes since they were begun."""
+        """Use new sums, corrected by the changes since they were begun."""
         self._promises, self._kinds, self._limits = promises, kinds, {}
         self._outdated = self._overtaken
         self._ledger = Ledger(promises.shares()) if promises is not None else None
@@ -226,7 +228,7 @@ class PromiseKeeper:
     ) -> Counter[MachineClass]:
         """Return the machines that count, of those that a pool held when the sums began.
 
-        Machines put aside meanwhile make the sums outdated, so that may be read later.
+        Reading `aside` later than `held` is safe: a change of it makes the sums outdated.
         """
         found = Counter(held)
         if held:

@@ -1,14 +1,13 @@
-"""Which machines count against which quota (CP3): a pool's own machines on which tasks may start.
+"""Counts the machines against quotas (CP3).
 
-A quota of N bounds, at any time:
+With a quota of N, at any time:
 
-- the machines that an entitlement holds and that take tasks, and those that it lent to others,
-  which come back to it: N at most;
-- machines that its tasks must leave (drained, called back) count only beyond another N: so
-  their successors may come before they are empty, and yet all together are never more than 2 N.
+- at most N machines: those that the entitlement holds and that take tasks, and those that it lent
+  to others and that will come back;
+- at most another N machines that its tasks must leave (drained, called back). So their successors
+  may come before they are empty, and all together are at most 2 N (docs/adr/0134).
 
-Machines that others lent to it count against the quota of the lender (EL4); each loan is an
-operator's own decision. Why 2 N and not N: docs/adr/0134.
+Machines that an entitlement borrowed count against the quota of the lender (EL4).
 """
 
 from __future__ import annotations
@@ -33,39 +32,39 @@ class _Special:
 
     pool: str
     donor: str | None
-    """The entitlement that lent it; None: it is not on loan."""
+    """The entitlement that lent it; None if it is not on loan."""
     leaves: bool
-    """Its tasks must move away now."""
+    """Whether its tasks must move away now."""
 
 
 @dataclass(slots=True)
 class Held:
-    """What counts against a quota."""
+    """The amounts that count against a quota."""
 
     machines: int
     micro_rru: int
     per_type: Counter[str]
 
     def add(self, machine: Machine, sign: int) -> None:
-        """Count one machine more, or less."""
+        """Add (`sign` 1) or subtract (-1) one machine."""
         self.machines += sign
         self.micro_rru += sign * micro(machine.capacity.rru)
         self.per_type[machine.capacity.machine_type] += sign
 
 
 class QuotaUsage:
-    """Follows loans and planned events, and computes what counts."""
+    """Follows loans and planned events, and computes which machines count."""
 
     def __init__(self, index: RegionIndex, wall: Callable[[], float]) -> None:
-        """No machine is special yet; `note` is called for each record."""
+        """`wall` returns the date; the caller calls `note` for each record."""
         self._index, self._wall = index, wall
         self._special: dict[str, _Special] = {}
         self._in: dict[str, dict[str, None]] = {}
-        """Pool → its special machines. Sets would do, but have no order."""
+        """Pool → its special machines: dictionaries, because sets have no order."""
         self._lent_by: dict[str, dict[str, None]] = {}
 
     def note(self, record: MachineRecord) -> bool:
-        """Record a machine's state; return whether something else counts now."""
+        """Record a machine's state; return whether that changes the counts."""
         events = record.unavailability
         planned = bool(events) and any(e.end is None and e.kind in MOVING for e in events)
         found = None
@@ -75,11 +74,11 @@ class QuotaUsage:
         return self._put(record.machine, found)
 
     def forget(self, name: str) -> bool:
-        """Forget a machine that is gone; return whether what counts changed."""
+        """Forget a machine that is gone; return whether that changes the counts."""
         return self._put(name, None)
 
     def special(self) -> list[str]:
-        """Return the machines for which the passing of time may change what counts."""
+        """Return the machines whose counting may change with time."""
         return list(self._special)
 
     def leaves(self, name: str) -> bool:
@@ -92,7 +91,7 @@ class QuotaUsage:
         return [machine for machine, special in self._of(pool) if special.leaves]
 
     def held(self, pool: str, quota: Quota) -> Held:
-        """Return what counts against a quota."""
+        """Return the amounts that count against a pool's quota."""
         found = self._index.pool(pool)
         held = Held(found.size, found.micro_rru, Counter(found.per_type))
         for machine in self.uncounted(pool, quota):
@@ -116,7 +115,7 @@ class QuotaUsage:
                     yield machine
 
     def aside(self, pool: str, quota: Quota) -> Counter[MachineClass]:
-        """Return by how many of each class less counts than a pool has; negative: more."""
+        """Return class → how many of a pool's machines do not count; negative if lent ones add."""
         found: Counter[MachineClass] = Counter()
         for machine in self.uncounted(pool, quota):
             found[_class_of(machine)] += 1

@@ -1,4 +1,4 @@
-"""What a pool may take of the free machines: its quota, promises to others, its priority."""
+"""Decides which free machines a pool may take, by quota, promises to others and priority."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Quotas:
     def __init__(
         self, region: Region, portal: Grants, index: RegionIndex, counted: QuotaUsage
     ) -> None:
-        """Take the portal's grants, and the machines of the index."""
+        """`counted` has the machines that count against quotas."""
         self._broker, self._runtime = region.broker, region.runtime
         self._portal, self._index, self._counted = portal, index, counted
         self._shards = Shards.of(region)
@@ -41,7 +41,7 @@ class Quotas:
         self._quotas = None
 
     def of(self, pool: str) -> Quota:
-        """Return what a pool may hold, its reservations included."""
+        """Return the quota of a pool, including its reservations."""
         return self._all().get(pool) or Quota(machines=0)
 
     def _all(self) -> Mapping[str, Quota]:
@@ -50,7 +50,7 @@ class Quotas:
         return self._quotas
 
     def is_over(self, pool: str) -> bool:
-        """Return whether a pool holds more than its quota, since that was made smaller."""
+        """Return whether a pool holds more than its quota, which was made smaller."""
         quota = self.of(pool)
         held = self._counted.held(pool, quota)
         return (
@@ -69,7 +69,7 @@ class Quotas:
         return self.of(pool).allows(machine.capacity.machine_type, place.datacenter, place.region)
 
     def priority(self, pool: str) -> int:
-        """Return how important a pool is; 0 if there is no such entitlement."""
+        """Return the priority of a pool; 0 if there is no such entitlement."""
         found = self._portal.table.find(pool)
         return found.spec.priority if found is not None else 0
 
@@ -79,7 +79,7 @@ class Quotas:
         return found.spec.host_profile if found is not None else ""
 
     def allowance(self, request: Request) -> Allowance:
-        """Return what the pool of a request may still take, for one plan."""
+        """Return the machines that the pool of a request may still take, for one plan."""
         pool = request.pool
         quota = self.of(pool)
         held = self._counted.held(pool, quota)
@@ -103,7 +103,7 @@ class Quotas:
         return self.promises.limits(pool)
 
     def kept_without(self, pool: str, taken: list[Machine]) -> Generator[None, None, bool]:
-        """Return, in steps, whether what a pool took breaks no promise to others: CP7."""
+        """Return, in steps, whether the machines that a pool took break no promise (CP7)."""
         if self._portal.settings.overgrant is Overgrant.ALLOW:
             return True
         return (yield from self.promises.kept_without(pool, taken))
@@ -118,7 +118,7 @@ class Quotas:
         ]
 
     def _refuses_all(self, pool: str, request: Request) -> Callable[[Bucket], str]:
-        """Return the check of free machines that are alike, for reasons that they share."""
+        """Return the check of a bucket of free machines, for reasons that all of them share."""
         before, away = self._ahead_of(pool), self._broker.away()
 
         def refuses_all(bucket: Bucket) -> str:
@@ -126,7 +126,7 @@ class Quotas:
                 return f"the broker of {bucket.place.datacenter} does not answer: {why}"
             for wish in before:
                 if fits_each(wish.demand, bucket) and self.allows(wish.pool, bucket):
-                    self.waiting.stands_behind(request.job)
+                    self.waiting.yielded(request.job)
                     return f"reserved for entitlement {wish.pool}, which has a higher priority"
             return ""
 
@@ -150,14 +150,14 @@ class Quotas:
                 return f"cannot reach profile {profile}: {record.quarantine_reason}"
             for wish in before:
                 if not judge(wish.demand, machine, machine) and self.allows(wish.pool, machine):
-                    self.waiting.stands_behind(request.job)
+                    self.waiting.yielded(request.job)
                     return f"reserved for entitlement {wish.pool}, which has a higher priority"
             return ""
 
         return refuses
 
     def machines_left(self, pool: str, kinds: Sequence[Capacity]) -> int | None:
-        """Return how many machines of these kinds a pool may still take; None: any number."""
+        """Return how many machines of these kinds a pool may still take; None for any number."""
         quota = self.of(pool)
         held = self._counted.held(pool, quota)
         bounds = [] if quota.machines is None else [quota.machines - held.machines]

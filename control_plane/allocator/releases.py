@@ -1,8 +1,8 @@
-"""Machines on their way to the free pool: no task starts there until the store confirms it.
+"""Blocks machines that are being given to another pool, until the store confirms the write.
 
-The decision to give a machine back comes first, the store's confirmation later. The outcome of a
-write may also be unknown, and the write may happen seconds later. Then the machine is still in its
-pool for us, and in no pool for the store, until the broker has read it again.
+The decision to give a machine back comes first, the store's confirmation later. If the outcome of
+the write is unknown, the write may still happen seconds later. Then the machine stays blocked until
+its broker has read it again.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from wire.errors import Busy, Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 _KNOWN = (Conflict, NotFound, Busy)
-"""Errors that prove that nothing was written, or that a newer record was read."""
+"""Errors that show that nothing was written, or that a newer record was read."""
 
 
 class Releases:
-    """Which machines are being given back; an actor that only the allocator has."""
+    """The machines that are being given back."""
 
     def __init__(
         self, broker: KnownMachines, index: RegionIndex, refresh: Callable[[Iterable[str]], None]
     ) -> None:
-        """`refresh(machines)` has the index read them again."""
+        """`refresh(machines)` updates machines in the index."""
         self._broker, self._index, self._refresh = broker, index, refresh
         self._under_way: dict[str, None] = {}
         self._in_doubt: dict[str, None] = {}
 
     def __contains__(self, machine: str) -> bool:
-        """Return whether nothing may be placed on a machine, whatever is reported of it."""
+        """Return whether a machine is blocked here, whatever its agent reports."""
         return machine in self._under_way or machine in self._in_doubt
 
     async def give_back(self, machine: Machine) -> None:
-        """Give a machine to the free pool; no task is placed there from this moment on."""
+        """Give a machine to the free pool; from now on no task is placed there."""
         name = machine.name
 
         async def release() -> None:
@@ -70,7 +70,7 @@ class Releases:
             try:
                 await self._broker.find_out(name)
             except NotFound:
-                pass  # it left the region
+                pass  # the machine left the region
             except TwineError as e:
                 log.info("machine ownership is unknown", extra={"machine": name, "reason": str(e)})
                 continue

@@ -1,9 +1,9 @@
-"""State that all allocators in one process share (AL19): they count as one.
+"""State that all allocators in one process share (AL19).
 
-Each has the entitlements and jobs of its own store, and an index of all machines. Power, promises
-and priorities concern the machines of all. So one `Power` counts for all, and each sums up the
-quotas of all. A machine that one takes is in its new pool for the others from the same step on.
-Allocators in other processes learn it from the brokers.
+Each allocator has the entitlements and jobs of its own store, and an index of all machines. Power,
+promises and priorities concern all machines. So all allocators share one `Power`, and each sums up
+the quotas of all. When one takes a machine, the others see it in its new pool in the same step.
+Allocators in other processes get that change from the brokers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from control_plane.api.capacity import EntitlementSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """One allocator, as the others see it."""
+    """The parts of one allocator that the others use."""
 
     index: RegionIndex
     waiting: Waiting
@@ -37,11 +37,11 @@ class Shards:
         self.power = power
         self._members: list[Member] = []
         self._taking: dict[str, tuple[Member, str]] = {}
-        """Machine that is being taken → by which allocator, and for which pool."""
+        """Machine that is being taken → the allocator that takes it, and for which pool."""
 
     @staticmethod
     def of(region: Region) -> Shards:
-        """Return what the allocators of a region share."""
+        """Return the shared state of a region's allocators."""
         found = region.shared.get("allocators")
         if not isinstance(found, Shards):
             found = region.shared["allocators"] = Shards(Power.of(region.settings.power))
@@ -55,7 +55,7 @@ class Shards:
         self.quotas_changed()
 
     def leave(self, member: Member) -> None:
-        """Remove an allocator that ends; what it uses counts until the process ends."""
+        """Remove an allocator that ends; the power that it uses counts until the process ends."""
         if member in self._members:
             self._members.remove(member)
             if self.power is not None:
@@ -64,46 +64,46 @@ class Shards:
             self.quotas_changed()
 
     def specs(self) -> dict[str, EntitlementSpec]:
-        """Return what all entitlements were granted."""
+        """Return the granted specifications of all entitlements."""
         return {name: spec for member in self._members for name, spec in member.specs().items()}
 
     def quotas_changed(self) -> None:
-        """Tell each allocator that a portal has changed a grant."""
+        """Notify each allocator that a portal has changed a grant."""
         for member in self._members:
             member.quotas_changed()
 
     def waiting(self) -> Iterator[Waiting]:
-        """Yield the queues of all."""
+        """Yield the queues of all allocators."""
         return (member.waiting for member in self._members)
 
     def served(self) -> None:
-        """Let jobs of all allocators try again that waited behind one that had its turn."""
+        """Let jobs of all allocators try again that waited behind a job that had its turn."""
         for waiting in self.waiting():
             waiting.let_others_try()
 
     def taking(self, member: Member, machines: Iterable[Machine], pool: str) -> None:
-        """Show the others that an allocator takes machines for a pool."""
+        """Notify the other allocators that one takes machines for a pool."""
         names = [machine.name for machine in machines]
         if len(self._members) > 1:
             self._taking.update(dict.fromkeys(names, (member, pool)))
-            self._tell(member, names)
+            self._notify_others(member, names)
 
     def taken(self, member: Member, machines: Iterable[Machine]) -> None:
-        """Record that an allocator has taken machines or given them up; brokers know which."""
+        """Record that an allocator took machines or failed to; the brokers' records have which."""
         names = [m.name for m in machines if self._taking.get(m.name, (None,))[0] is member]
         self._drop(names)
 
     def pool_of(self, name: str, member: Member) -> str | None:
-        """Return the pool for which another allocator is taking a machine; None: none does."""
+        """Return the pool for which another allocator takes a machine; None if none does."""
         by, pool = self._taking.get(name, (member, None))
         return None if by is member else pool
 
     def _drop(self, names: Iterable[str]) -> None:
         for name in names:
             by, _ = self._taking.pop(name)
-            self._tell(by, [name])
+            self._notify_others(by, [name])
 
-    def _tell(self, by: Member, names: list[str]) -> None:
+    def _notify_others(self, by: Member, names: list[str]) -> None:
         for member in self._members:
             if member is not by:
                 member.refresh(names)

@@ -37,9 +37,9 @@ async def allocator_over(
 ) -> AsyncIterator[Allocator]:
     """Run an allocator on open stores, with brokers and portal and without a scheduler.
 
-    It takes `place`, `plan`, `forget`. Another process that writes to `broker_stores` meanwhile is
-    refused by the stores' own compare-and-set. It needs another `name`, and always the same: the
-    name marks its holds and its writes.
+    Callers use `place`, `plan` and `forget`. Another process may write to `broker_stores`: the
+    stores' compare-and-set refuses conflicting writes. Each process needs a `name` of its own, the
+    same after a restart: the name marks its holds and its writes.
     """
     runtime = runtime or Runtime()
     brokers = Brokers(store, runtime, broker_stores, "" if name == _NAME else name)
@@ -47,19 +47,19 @@ async def allocator_over(
         brokers, Observations(brokers, runtime), settings or SchedulerSettings(), runtime
     )
     await brokers.load()
-    async with allocator_beside(region, store, name, portal) as made:
+    async with allocator_shard(region, store, name, portal) as made:
         yield made
 
 
 @asynccontextmanager
-async def allocator_beside(
+async def allocator_shard(
     region: Region, store: Store, name: str, portal: PortalSettings | None = None
 ) -> AsyncIterator[Allocator]:
-    """Run one of several allocators of a region: a shard, by entitlement (AL19).
+    """Run one of several allocators of a region: a shard that has some entitlements (AL19).
 
-    It has the entitlements and jobs of its own store, and asks every broker. It follows all
-    machines; if two allocators want the same one, its broker decides. Each shard needs a name of
-    its own, and always the same: it marks the shard's holds at the brokers.
+    The shard has the entitlements and jobs of its own store, and follows all machines. If two
+    allocators want the same machine, its broker decides. Each shard needs a name of its own, the
+    same after a restart: the name marks its holds at the brokers.
     """
     granted = Portal(store, region.runtime, portal)
     made = Allocator(region, granted, JobTable(store), store, name)
@@ -83,8 +83,7 @@ async def allocator_of(
 ) -> AsyncIterator[Allocator]:
     """Run an allocator on machines in memory: plans without a control plane.
 
-    A machine is in the entitlement that its record names, or free. Nothing is written, and all
-    state is lost at the end.
+    A machine is in the entitlement that its record names, or free. All state is lost at the end.
     """
     async with MemoryStore() as store:
         keys = ((prefix_of(m.location.datacenter) + m.machine, encode(m)) for m in machines)

@@ -1,4 +1,4 @@
-"""The allocator's records of allocations and decisions: read at a start, written here.
+"""Reads and writes the allocator's records of allocations and decisions.
 
 The decision of a transaction is written with the job's record, in one transaction of the store:
 that write is the commit point.
@@ -35,22 +35,22 @@ _ASK_AGAIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One record as the store has it."""
+    """One record with its revision in the store."""
 
     record: AllocationRecord
     revision: int
 
 
 class StoredAllocations:
-    """Owner of what an allocator stores: one record per job, and undecided transactions."""
+    """Owner of an allocator's records: one per job, and decisions of transactions."""
 
     def __init__(self, store: Store, name: str, runtime: Runtime) -> None:
-        """`name` is the allocator's own."""
+        """`name` is the allocator's name."""
         self._store, self._runtime = store, runtime
         self._slots = Slots(store, name)
         self._revisions: dict[str, int] = {}
         self.near: dict[str, Near] = {}
-        """Job → what its record says of other jobs."""
+        """Job → the neighbours that its record names."""
         self.done: list[str] = []
         """Decisions that every broker carried out: deleted with the next write."""
 
@@ -61,7 +61,7 @@ class StoredAllocations:
     async def load(
         self, owns: Callable[[str], bool] = lambda _: True
     ) -> AsyncIterator[AllocationRecord]:
-        """Yield the records of pools that are owned, as they are read."""
+        """Yield the records of pools that this allocator owns, while they are read."""
         async for page in pages(self._store, ALLOCATIONS):
             for entry in page:
                 record = decode(entry.value, AllocationRecord, entry.key)
@@ -71,14 +71,14 @@ class StoredAllocations:
                 yield record
 
     async def read(self, job: str) -> Stored | None:
-        """Return the store's record of a job, if any; the state here does not change."""
+        """Return the stored record of a job, if any; changes nothing here."""
         entry = await self._store.get(allocation_key(job))
         if entry is None:
             return None
         return Stored(decode(entry.value, AllocationRecord, entry.key), entry.revision)
 
     def note(self, stored: Stored) -> None:
-        """Adopt a record: the next write of this allocator replaces it."""
+        """Adopt a record; the next write of this allocator replaces it."""
         self._revisions[stored.record.job] = stored.revision
         self._note(stored.record.job, near_of(stored.record))
 
@@ -88,14 +88,14 @@ class StoredAllocations:
         self.near.pop(job, None)
 
     async def decided(self) -> set[str]:
-        """Return the transactions that are decided and may be under way."""
+        """Return the decided transactions, which some brokers may not have carried out yet."""
         listing = await self._store.list_prefix(DECISIONS)
         return {entry.key.removeprefix(DECISIONS) for entry in listing.entries}
 
     async def write(
         self, change: Change, claims: Claims | None, near: Near, transaction: str = ""
     ) -> None:
-        """Store the job's next record, with the decision: the commit point."""
+        """Store the job's next record together with the decision: the commit point."""
         job = change.job
         record = record_after(change, claims, near)
         key = allocation_key(job)
@@ -120,7 +120,7 @@ class StoredAllocations:
                 raise
             revision = await self._outcome(attempt, key)
             if not revision:
-                if before:  # to be sure of that may have cost a revision
+                if before:  # finding the outcome may have used up a revision
                     self._revisions[job] = attempt.left_at(key)
                 raise
         if record is None:
@@ -136,9 +136,9 @@ class StoredAllocations:
             self.near[job] = near
 
     async def _outcome(self, attempt: WriteAttempt, key: str) -> int:
-        """Return the revision of a write whose answer was lost; 0: it will never be made.
+        """Return the revision of a write whose answer was lost; 0 if it will never be made.
 
-        Nothing can continue before that is known, so the store is asked until it answers.
+        The allocation cannot continue before that, so the store is asked until it answers.
         """
         while True:
             try:

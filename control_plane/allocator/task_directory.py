@@ -1,4 +1,4 @@
-"""Which tasks are on which machine, by name: kept from the job records."""
+"""Records which tasks are on which machine, from the job records."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ class Entry:
 
     job: str
     leaving: bool = False
-    """It moved away and must be removed."""
+    """The task moved away and must be removed."""
     lost: bool = False
-    """Its machine is down; it goes elsewhere as soon as there is room."""
+    """The machine is down; the task moves as soon as there is room."""
 
 
 _NONE: Mapping[str, Entry] = {}
-"""Of a machine without tasks: to ask of one must not make an entry for it."""
+"""The tasks of a machine without tasks: a query must not add an entry."""
 
 
 class TaskDirectory:
-    """Tasks per machine, as the stored job records say."""
+    """Tasks by machine, according to the stored job records."""
 
     def __init__(self) -> None:
-        """Start empty; `settle` is called for each record."""
+        """Start empty; the caller calls `settle` for each record."""
         self._on: dict[str, dict[str, Entry]] = {}
 
     def settle(self, job: str, before: JobRecord | None, after: JobRecord | None) -> list[str]:
-        """Make a job's entries those of its record; return machines that changed.
+        """Update a job's entries from its record; return the machines that changed.
 
-        `before` is the record that was settled last, or one that is stored alike.
+        `before` is the record of the last call, or an equal one.
         """
         changed = set()
         for (machine, task), entry in _differing(job, before, after).items():
@@ -63,7 +63,7 @@ class TaskDirectory:
 def _differing(
     job: str, before: JobRecord | None, after: JobRecord | None
 ) -> dict[tuple[str, str], Entry | None]:
-    """Return what is different now, by machine and task; None: it is not there any more."""
+    """Return (machine, task) → its new entry, None if it is no longer there."""
     found: dict[tuple[str, str], Entry | None] = {}
     for old, task in task_changes(before, after):
         was, now = _place(old), _place(task)

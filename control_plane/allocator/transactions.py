@@ -1,9 +1,9 @@
 """Allocations of a region: planned on the index, durable in one record per job.
 
-    plan -> reserve in memory, where quotas and promises are judged again
+    plan -> reserve in memory, where quotas and promises are checked again
          -> hold free machines at their brokers                        (first phase)
-         -> store the job's record, and the decision with it           (the commit point)
-         -> brokers assign what they held                              (second phase)
+         -> store the job's record together with the decision          (the commit point)
+         -> brokers assign the held machines                           (second phase)
 
 Results are cached per job: a request that equals the last one is answered from the claims, unless
 one of the job's machines changed (paper §2.3).
@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from control_plane.allocator.commit import Commits, Participants
 from control_plane.allocator.core.allocation_record import restoring
@@ -26,15 +26,9 @@ from control_plane.allocator.core.commit import follow, following, overtaken
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.core.request import (
-    ALONE,
-    Allocation,
-    Allowance,
-    Near,
-    Plan,
-    Request,
-)
+from control_plane.allocator.core.request import ALONE, Allocation, Allowance, Near, Plan, Request
 from control_plane.allocator.stored import StoredAllocations
+from control_plane.allocator.turns import JobTurns
 from control_plane.broker.holds import Take
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
@@ -45,43 +39,32 @@ ATTEMPTS = 10
 """Plans that are made for one request before it fails as busy."""
 STEP = 2_000
 """Tasks that are read between two turns of the event loop."""
-ANSWER_S = 30.0
-"""By then the caller has an answer; running work continues."""
-_CLOSE_S = 1.0
 _AHEAD = "+"
-"""Prefix of the name under which a machine is taken for no job yet: no job has such a name."""
+"""Prefix of the job name under which a machine is taken before it has tasks; no job has it."""
 T = TypeVar("T")
 
 
-def _as_it_is(request: Request) -> Request:
+def _unbound(request: Request) -> Request:
     return request
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request with its conditions, which are evaluated again at each plan."""
+    """A request with its conditions, which are evaluated again for each plan."""
 
     request: Request
     allowance: Callable[[], Allowance]
-    """What its pool may take now."""
+    """Returns the machines that its pool may take now."""
     profile: str = ""
-    bound: Callable[[Request], Request] = _as_it_is
+    bound: Callable[[Request], Request] = _unbound
     """Adds the present terms that follow from other jobs."""
 
     def overtaken(self, change: Change) -> list[str]:
-        """Return the machines that its plan may no longer use."""
+        """Return the machines that a plan for this request may no longer use."""
         request = self.bound(self.request)
         if not change.takes and request is self.request:
             return []
         return overtaken(change, request, self.allowance())
-
-
-@dataclass(slots=True)
-class _Result:
-    """The last answer, with its request."""
-
-    request: Request
-    allocation: Allocation
 
 
 @dataclass(slots=True)
@@ -95,7 +78,7 @@ class Counts:
     taken: int = 0
     """Machines taken from the free pool."""
     cpu_s: float = 0.0
-    """Time in the steps of plans and reservations, which compute and never wait (AL24)."""
+    """Seconds in the steps of plans and reservations, which compute and never wait (AL24)."""
 
 
 class Allocations:
@@ -119,47 +102,41 @@ class Allocations:
         self._refresh = refresh
         self.counts = Counts()
         self.is_ours: Callable[[str], bool] = lambda name: name.startswith(f"{self._name}:")
-        """Returns whether this allocator has to finish a transaction."""
+        """Returns whether this allocator must finish a transaction."""
         self._store = store
         self._runtime = runtime or Runtime()
         self._participants = participants
         self._finishing = Commits(participants, self._runtime)
         self.stored = StoredAllocations(store, name, self._runtime)
-        self._results: dict[str, _Result] = {}
-        self._busy: dict[str, asyncio.Event] = {}
+        self._answers: dict[str, tuple[Request, Allocation]] = {}
+        """Job → its last request, and the answer."""
+        self._turns = JobTurns()
         self._takers: dict[Machine, asyncio.Event] = {}
         """Machine that is being taken → event that is set when that has ended."""
         self._assigning: dict[str, str] = {}
-        """Machine that was taken → the transaction whose end its broker has not acknowledged."""
+        """Machine that was taken → its transaction, until all brokers have acknowledged it."""
         self.taking: Callable[[list[Machine], str], None] = lambda *_: None
-        """Called in the step that takes machines for a pool …"""
+        """Called in the step that takes machines for a pool."""
         self.taken: Callable[[list[Machine]], None] = lambda _: None
-        """… and when their broker has them, or they were given up."""
+        """Called when the brokers have assigned these machines, or the allocation has failed."""
         self.confirm: Callable[[list[Machine], str], Awaitable[bool]] | None = None
-        """Called once brokers hold machines for a pool: returns whether it may still have them."""
-        self._emptied: list[Callable[[list[Machine]], None]] = []
-        self._work: dict[asyncio.Future[Any], None] = {}
-        """Running work, whether or not a caller still waits for it."""
+        """Called when brokers hold machines for a pool; returns whether it may still have them."""
+        self._listeners: list[Callable[[list[Machine]], None]] = []
         self._number = 0
 
-    def listen(self, emptied: Callable[[list[Machine]], None]) -> None:
-        """Call `emptied(machines)` when an allocation leaves machines without tasks."""
-        self._emptied.append(emptied)
+    def listen(self, on_emptied: Callable[[list[Machine]], None]) -> None:
+        """Call `on_emptied(machines)` when an allocation leaves machines without tasks."""
+        self._listeners.append(on_emptied)
 
     async def close(self) -> None:
-        """Wait for running work; what does not end is found half done by `recover`."""
-        if self._work:
-            _, late = await asyncio.wait(list(self._work), timeout=_CLOSE_S)
-            for work in list(self._work):
-                if work in late:
-                    work.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        """Wait for running work for a moment; `recover` finishes the rest at the next start."""
+        await self._turns.close()
         await self._finishing.close()
 
     # -- restart
 
     async def load(self, owns: Callable[[str], bool] = lambda _: True) -> None:
-        """Read the records of pools that are owned; the index must hold the machines already."""
+        """Read the records of this allocator's pools; the index must have the machines."""
         restored = 0
         async for record in self.stored.load(owns):
             for tasks in restoring(record, self.index, STEP):
@@ -169,7 +146,7 @@ class Allocations:
                     await asyncio.sleep(0)
 
     async def recover(self) -> None:
-        """Finish what a crash interrupted: commit what was decided, abort everything else.
+        """Finish transactions that a crash interrupted: commit decided ones, abort the others.
 
         Other allocators finish their own transactions.
         """
@@ -181,10 +158,8 @@ class Allocations:
                 await self._participants.commit(transaction)
             else:
                 await self._participants.abort(transaction)
-            log.info(
-                "transaction recovered",
-                extra={"transaction": transaction, "committed": transaction in decided},
-            )
+            fields = {"transaction": transaction, "committed": transaction in decided}
+            log.info("transaction recovered", extra=fields)
         self.stored.done += sorted(decided)
 
     # -- allocating
@@ -194,96 +169,57 @@ class Allocations:
         request: Request,
         allowance: Callable[[], Allowance],
         profile: str = "",
-        bound: Callable[[Request], Request] = _as_it_is,
+        bound: Callable[[Request], Request] = _unbound,
     ) -> Allocation:
         """Carry out a request; when this returns, the result survives any crash.
 
-        `bound(request)` adds the terms that follow from other jobs. It is called for each plan and
-        at each commit, and so is `allowance`. Tasks without room are in the answer, with all
-        reasons. Raises `Busy` if other allocations were faster at every attempt; then, and on any
-        other error, nothing changed.
+        `bound(request)` adds the terms that follow from other jobs. It and `allowance` are called
+        for each plan and at each commit. The answer has the tasks without room, with all reasons.
+        Raises `Busy` if other allocations were faster at every attempt. After any error nothing has
+        changed.
         """
         if (known := self.known(bound(request))) is not None:
             return known
         self.counts.misses += 1
         asked = _Asked(request, allowance, profile, bound)
-        return await self._answered(request.job, lambda: self._allocate(asked))
+        return await self._turns.run(request.job, lambda: self._allocate(asked))
 
     async def take(
         self, machine: str, pool: str, allowance: Callable[[], Allowance], profile: str
     ) -> bool:
-        """Take a free machine for a pool before it has tasks; return whether that was done.
+        """Take a free machine for a pool before it has tasks; return whether that succeeded.
 
-        The same limits hold as for allocations, and it is as durable.
+        The limits and the durability are those of allocations.
         """
         found = self.index.machines.get(machine)
         if found is None:
             return False
         change = Change(_AHEAD + machine, pool, takes=[found])
         asked = _Asked(Request(change.job, pool), allowance, profile)
-        return await self._answered(change.job, lambda: self._carry_out(change, asked))
-
-    async def _answered(self, job: str, begin: Callable[[], Coroutine[None, None, T]]) -> T:
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                return await self._in_turn(job, begin)
-        except TimeoutError as e:
-            raise Busy(
-                f"the tasks of job {job!r} have no machines yet: in {ANSWER_S:g} s a store has "
-                "not answered, or too many allocations were ahead of it",
-                hint="the allocation continues; ask again",
-            ) from e
-
-    async def _in_turn(self, job: str, begin: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Start once no other allocation of this job is running."""
-        while (busy := self._busy.get(job)) is not None:
-            await busy.wait()
-        self._busy[job] = done = asyncio.Event()
-        work = asyncio.ensure_future(begin())
-        self._work[work] = None
-        work.add_done_callback(lambda _: self._work.pop(work))
-        try:
-            return await asyncio.shield(work)  # once begun, it ends: no job is half allocated
-        finally:
-            if work.done():
-                self._free(job, done)
-            else:
-                work.add_done_callback(lambda _: self._ended_alone(job, done, work))
+        return await self._turns.run(change.job, lambda: self._carry_out(change, asked))
 
     def known(self, request: Request) -> Allocation | None:
-        """Return the last answer, if its request was the same and it still holds."""
-        known = self._results.get(request.job)
-        if known is None or known.request != request or not self._holds(known):
+        """Return the last answer if its request was the same and it still holds."""
+        asked, answer = self._answers.get(request.job, (None, None))
+        if asked != request or answer is None or not self._holds(request, answer):
             return None
         self.counts.hits += 1
-        return known.allocation
+        return answer
 
     def forget_answer(self, job: str) -> None:
         """Plan the next request of a job again, even if it is the same as the last."""
-        self._results.pop(job, None)
+        self._answers.pop(job, None)
 
-    def _free(self, job: str, done: asyncio.Event) -> None:
-        self._busy.pop(job, None)
-        done.set()
-
-    def _ended_alone(self, job: str, done: asyncio.Event, work: asyncio.Future[Any]) -> None:
-        """Record the end of an allocation for which no caller waits."""
-        self._free(job, done)
-        if not work.cancelled() and (error := work.exception()) is not None:
-            log.info("allocation failed", extra={"job": job, "reason": str(error)})
-
-    def _holds(self, known: _Result) -> bool:
-        """Return whether a new computation would give the same result."""
-        claims = self.index.claims.get(known.request.job)
-        if claims is not known.allocation.claims or (claims is not None and not claims.valid):
+    def _holds(self, request: Request, answer: Allocation) -> bool:
+        """Return whether a new computation would give the same answer."""
+        claims = self.index.claims.get(request.job)
+        if claims is not answer.claims or (claims is not None and not claims.valid):
             return False
-        if not known.allocation.unplaced:
-            return True
-        return known.allocation.gain == self.index.gains(known.request.pool)
+        return not answer.unplaced or answer.gain == self.index.gains(request.pool)
 
     async def _allocate(self, asked: _Asked) -> Allocation:
         job = asked.request.job
-        self._results.pop(job, None)  # a failure must not leave it behind as if valid
+        self._answers.pop(job, None)  # after a failure the old answer is not valid
         if asked.request.back:
             await self._follow(asked.request)
             asked = replace(asked, request=replace(asked.request, back=()))
@@ -291,7 +227,7 @@ class Allocations:
             await self._runtime.checkpoint()
             claims = self.index.claims.get(job)
             if claims is not None:
-                claims.valid = True  # what changes from here on makes it false again
+                claims.valid = True  # later changes of its machines set it to false again
             request = asked.bound(asked.request)
             made = await self.in_steps(planning(self.index, request, asked.allowance()))
             change = made.change
@@ -309,25 +245,25 @@ class Allocations:
         )
 
     async def _restate(self, request: Request) -> None:
-        """Store what a job says of others now, if nothing else in its allocation changes."""
+        """Store the neighbours that a job names now, if nothing else of its allocation changes."""
         known = self.stored.near.get(request.job, ALONE)
         if request.job in self.stored and request.near != known:
             await self._write(Change(request.job, request.pool), request.near)
 
     async def _follow(self, request: Request) -> None:
-        """Move claims to tasks that are still on their old machines, whether or not they fit there.
+        """Move claims back to the machines where tasks still are, whether or not they fit there.
 
-        The index changes after the store: a restart reads the same.
+        The index changes after the store, so a restart reads the same.
         """
         claims = self.index.claims.get(request.job)
         change = following(request, claims, self.index.machines)
         if claims is None or not change.claims:
             return
         await self._write(change, request.near)
-        self._tell_emptied(follow(self.index, change))
+        self._report_emptied(follow(self.index, change))
 
     async def _carry_out(self, change: Change, asked: _Asked) -> bool:
-        """Carry out a plan durably; return whether no other allocation was faster."""
+        """Carry out a plan durably; return False if another allocation was faster."""
         before_us = [work for claim in change.claims if (work := self._takers.get(claim.machine))]
         done = asyncio.Event()
         for machine in change.takes:
@@ -354,21 +290,21 @@ class Allocations:
                 self._refresh([machine.name for machine in change.takes])
         if transaction:
             await self._finishing.commit(transaction, lambda: self._assigned(change, transaction))
-        self._tell_emptied(emptied)
+        self._report_emptied(emptied)
         return True
 
     def _judged(self, asked: _Asked, change: Change, shown: list[Machine]) -> list[str]:
-        """Return the machines that a change may not have; if there are none, it takes its own."""
+        """Return the machines that a change may not have; if there are none, announce its takes."""
         refused = asked.overtaken(change)
         if change.takes and not refused:
             self.taking(change.takes, change.pool)
             shown += change.takes
         return refused
 
-    def _tell_emptied(self, machines: list[Machine]) -> None:
+    def _report_emptied(self, machines: list[Machine]) -> None:
         if machines:
-            for heard in self._emptied:
-                heard(machines)
+            for on_emptied in self._listeners:
+                on_emptied(machines)
 
     def _assigned(self, change: Change, transaction: str) -> None:
         """Called after all brokers have acknowledged a decision."""
@@ -384,10 +320,10 @@ class Allocations:
     ) -> str | None:
         """Decide a reserved change once the changes that take the same machines have ended.
 
-        Return its transaction, or None if others were faster; then nothing is reserved.
+        Return its transaction. Return None if others were faster; then nothing is reserved.
         """
         try:
-            for work in before_us:  # perhaps they do not get these machines after all
+            for work in before_us:  # they may fail to get these machines
                 await work.wait()
             if all(claim.machine.pool == change.pool for claim in change.claims):
                 return await self._decide(change, asked)
@@ -401,8 +337,9 @@ class Allocations:
 
     def is_under_way(self, jobs: Iterable[str]) -> bool:
         """Return whether an allocation of one of these jobs runs, or machines are being taken."""
-        ahead = any(name.startswith(_AHEAD) for name in self._busy)
-        return bool(self._assigning) or ahead or any(job in self._busy for job in jobs)
+        running = self._turns.running
+        ahead = any(name.startswith(_AHEAD) for name in running)
+        return bool(self._assigning) or ahead or any(job in running for job in jobs)
 
     def is_taking(self, machine: str) -> bool:
         """Return whether a running allocation is taking a machine."""
@@ -410,9 +347,9 @@ class Allocations:
         return machine in self._assigning or (found is not None and found in self._takers)
 
     async def in_steps(self, work: Generator[None, None, T]) -> T:
-        """Run a generator to its end, letting others run between its steps."""
+        """Run a generator to its end, with a checkpoint of the loop between its steps."""
         while True:
-            began = time.perf_counter()  # that of the thread alone would be a call of the kernel
+            began = time.perf_counter()  # the thread's CPU time would need a system call
             try:
                 next(work)
             except StopIteration as stop:
@@ -428,13 +365,13 @@ class Allocations:
             claims.needs_usable = not all(group.running for group in request.groups)
         allocation = Allocation(claims, made.unplaced, made.reasons, made.gain)
         if request.groups:
-            self._results[request.job] = _Result(request, allocation)
+            self._answers[request.job] = request, allocation
         return allocation
 
     async def _decide(self, change: Change, asked: _Asked) -> str:
-        """Make a reserved change durable, once its brokers hold the machines that it takes.
+        """Make a reserved change durable, after its brokers hold the machines that it takes.
 
-        Return the transaction whose second phase is left to do, if it takes any.
+        Return the transaction whose second phase must follow; empty if it takes no machines.
         """
         if not change.takes:
             await self._write(change, asked.request.near)

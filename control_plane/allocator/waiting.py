@@ -1,4 +1,4 @@
-"""Requests whose tasks found no room: when each is tried again, and in which order (CP6)."""
+"""Requests whose tasks found no room: decides when and in which order they try again (CP6)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.request import Request
 
 _MOST_AHEAD = 100
-"""Wishes of higher priority that one plan respects at most: those with the highest."""
+"""The most wishes of higher priority that one plan respects; those with the highest come first."""
 _STALE = -1
+"""Gain of an entry whose last answer is void."""
 
 
 @dataclass(slots=True)
 class Wish:
-    """What equal jobs of one pool wait for."""
+    """The demand of equal jobs of one pool that wait."""
 
     pool: str
     demand: Demand
     gain: int = 0
-    """The pool's gains when one of them was last tried without success; the others are equal."""
+    """The pool's gains when one of these equal jobs last failed to find room."""
     jobs: set[str] = field(default_factory=set)
 
 
@@ -29,11 +30,11 @@ class _Entry:
     request: Request
     gain: int
     since: int
-    """The longer a job has waited, the lower its number."""
+    """Arrival number: the longer a job has waited, the lower it is."""
 
 
 class Waiting:
-    """The jobs that wait for room, by pool and by what they wait for."""
+    """The jobs that wait for room, by pool and demand."""
 
     def __init__(
         self,
@@ -41,15 +42,15 @@ class Waiting:
         gains: Callable[[str], int],
         losses: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`priority(pool)`, `gains(pool)` and `losses()` are called again on every decision.
+        """`priority(pool)`, `gains(pool)` and `losses()` are called for every decision.
 
-        Gains rise whenever there may be more room for that pool. Gains of other pools are ignored:
-        they cause no new try and no precedence (BUG-AL2). Losses rise when a machine stops taking
-        tasks: a bounded skew may have waited for its bin.
+        Gains rise whenever there may be more room for that pool. Gains of other pools cause no new
+        try and no precedence (BUG-AL2). Losses rise when a machine stops taking tasks: a job with a
+        bounded skew may have waited for the bin of that machine.
         """
         self._priority, self._gains, self._losses = priority, gains, losses
         self._lost = 0
-        """The losses that were already handled for jobs with a bounded skew."""
+        """The losses that are already handled for jobs with a bounded skew."""
         self._bounded: dict[str, None] = {}
         """Waiting jobs with a bound on their skew."""
         self._entries: dict[str, _Entry] = {}
@@ -58,26 +59,26 @@ class Waiting:
         self._wishes: dict[tuple[str, Demand], Wish] = {}
         self._order: list[Wish] | None = None
         self._turns = 0
-        """How often requests that are earlier in the queue were served or tried."""
+        """How often jobs had their turn: they were served, or tried without success."""
         self._began: dict[str, int] = {}
-        """Job that is being tried → `_turns` when that began."""
+        """Job that is being tried → `_turns` when its try began."""
         self._refused: set[str] = set()
-        """Jobs of `_began` that were refused a machine in favour of others."""
+        """Jobs of `_began` that did not get a machine because of jobs with precedence."""
         self._behind: set[str] = set()
-        """Jobs that wait for the turn of others."""
+        """Jobs that wait until jobs with precedence had their turn."""
         self._again: set[str] = set()
-        """Jobs that are tried again whatever the gains: the jobs before them had their turn, or
-        room changed while they were tried."""
+        """Jobs that are tried again independent of the gains: jobs with precedence had their turn,
+        or room changed during their try."""
 
         self.served: Callable[[], None] = self.let_others_try
-        """Called when a job had its turn, so that jobs behind it may try; in other queues too."""
-        self._told: dict[str, int] = {}
-        """Pools in which jobs wait → the gains for which their due jobs were already returned."""
+        """Called when a job had its turn, so that jobs behind it may try, also in other queues."""
+        self._returned_at: dict[str, int] = {}
+        """Pool in which jobs wait → the gains for which its due jobs were last returned."""
 
     def begin(self, job: str) -> bool:
         """Record that a job is tried now; return whether its last answer is void.
 
-        That is so if it stood behind others, and these had their turn.
+        It is void if the job waited behind others and these had their turn.
         """
         self._began[job] = self._turns
         self._refused.discard(job)
@@ -86,13 +87,13 @@ class Waiting:
         return entry is not None and entry.gain == _STALE
 
     def put(self, job: str, request: Request, gain: int) -> None:
-        """Record that a request found no room when the gains of its pool were these."""
+        """Record that a request found no room when the gains of its pool were `gain`."""
         known = self._entries.get(job)
         self._again.discard(job)
         if known is None:
             self._arrived += 1
         self._entries[job] = _Entry(request, gain, known.since if known else self._arrived)
-        self._told.setdefault(request.pool, -1)
+        self._returned_at.setdefault(request.pool, -1)
         if any(preference.max_skew is not None for preference in request.preferences):
             self._bounded[job] = None
         if known is None or known.request != request:
@@ -116,11 +117,11 @@ class Waiting:
             self._behind.add(job)
             if self._began.get(job) != self._turns:
                 self._let_try(job)
-        if gain < self._gains(request.pool):  # room changed since, perhaps by this request itself
+        if gain < self._gains(request.pool):  # room changed since, perhaps by this request
             self._again.add(job)
 
     def is_outdated(self, job: str, gain: int) -> bool:
-        """Return whether a job that found no room at these gains is already due again."""
+        """Return whether a job that found no room at the gains `gain` is already due again."""
         entry = self._entries.get(job)
         return entry is not None and (
             entry.gain == _STALE or gain < self._gains(entry.request.pool)
@@ -138,8 +139,8 @@ class Waiting:
             self._unwish(job, known.request)
             self.served()
 
-    def stands_behind(self, job: str) -> None:
-        """Record that a job did not get a machine because others have precedence."""
+    def yielded(self, job: str) -> None:
+        """Record that a job did not get a machine because other jobs have precedence."""
         self._refused.add(job)
 
     def reorder(self) -> None:
@@ -147,13 +148,12 @@ class Waiting:
         self._order = None
 
     def take_due(self) -> list[str]:
-        """Return the jobs for which there may be room by now, the most important ones first.
+        """Return the jobs for which there may be room by now, by priority, then by waiting time.
 
-        Among equally important jobs, the longest waiting come first. No job is returned twice for
-        the same gains.
+        No job is returned twice for the same gains.
         """
         due, self._again = self._again, set()
-        told, self._told = self._told, {}
+        before, self._returned_at = self._returned_at, {}
         if self._lost != self._losses():
             self._lost = self._losses()
             for job in self._bounded:
@@ -161,8 +161,8 @@ class Waiting:
                 due.add(job)
         for job, entry in self._entries.items():
             pool = entry.request.pool
-            now = self._told.setdefault(pool, self._gains(pool))
-            if told.get(pool, -1) < now > entry.gain:
+            now = self._returned_at.setdefault(pool, self._gains(pool))
+            if before.get(pool, -1) < now > entry.gain:
                 due.add(job)
         return sorted(due, key=self._rank)
 
@@ -175,7 +175,9 @@ class Waiting:
         gains = self._gains
         if self._bounded and self._lost != self._losses():
             return True
-        return bool(self._again) or any(gains(pool) != told for pool, told in self._told.items())
+        if self._again:
+            return True
+        return any(gains(pool) != returned for pool, returned in self._returned_at.items())
 
     def requests(self) -> list[Request]:
         """Return all requests."""

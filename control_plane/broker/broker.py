@@ -30,7 +30,7 @@ from control_plane.broker.holds import Holds, Take, refused
 from control_plane.broker.keys import prefix_of
 from control_plane.broker.reader import MachineReader
 from control_plane.runtime.runtime import Runtime
-from control_plane.runtime.table import Heard, Loaded, Table
+from control_plane.runtime.table import Loaded, OnChange, Table
 from control_plane.store import Store
 from wire.errors import Conflict, FieldError
 
@@ -74,19 +74,20 @@ class Broker:
     # -- listening to changes (RB4)
 
     def listen(
-        self, heard: Heard[MachineRecord], loaded: Loaded[MachineRecord] | None = None
+        self, on_change: OnChange[MachineRecord], loaded: Loaded[MachineRecord] | None = None
     ) -> None:
-        """Call `heard(machine, before, after)` after each change; see `Table.listen`."""
-        self.table.listen(heard, loaded)
+        """Call `on_change(machine, before, after)` after each change; see `Table.listen`."""
+        self.table.listen(on_change, loaded)
 
     def list(self) -> tuple[int, Machines]:
-        """Return all machines, by name, and the revision from which to watch them."""
+        """Return the revision from which to watch, and all machines by name."""
         return self.table.latest, self.table.records()
 
     async def watch(self, after: int) -> AsyncIterator[MachineChange]:
-        """Yield each change after a revision, for ever.
+        """Yield each change after a revision, without end.
 
-        Raises `Compacted` when it is too old, or from before a restart of this broker: list again.
+        Raises `Compacted` when the revision is too old, or from before a restart of this broker:
+        list again.
         """
         async for name, record, revision in self.table.watch(after):
             yield MachineChange(name=name, record=record, revision=revision)
@@ -106,7 +107,7 @@ class Broker:
     # -- adding and removing
 
     async def join(self, request: JoinRequest) -> MachineRecord:
-        """Record a machine; a known one keeps its assignment (it was reinstalled)."""
+        """Record a machine; a known one was reinstalled and keeps its assignment."""
         async with self.table.lock(request.machine):
             known = self.table.find(request.machine)
             record = self._reader.shared(completed(known, request, self._runtime.date()))
@@ -170,7 +171,7 @@ class Broker:
         return (await self.release_many({machine: revision}))[0]
 
     async def release_many(self, machines: Mapping[str, int]) -> Machines:
-        """Free several in one transaction, unless any changed since its revision."""
+        """Free several machines in one transaction, unless one changed since its revision."""
         async with self.table.lock(*machines):
             now, freed = self._runtime.date(), []
             changes: dict[str, MachineRecord | None] = {}
@@ -189,11 +190,11 @@ class Broker:
         await self._holds.prepare(transaction, takes)
 
     async def commit(self, transaction: str) -> Machines:
-        """Assign what a transaction holds; again changes nothing."""
+        """Assign the machines that a transaction holds; a repetition changes nothing."""
         return await self._holds.commit(transaction)
 
     async def abort(self, transaction: str) -> None:
-        """Release what a transaction holds; again changes nothing."""
+        """Release the machines that a transaction holds; a repetition changes nothing."""
         await self._holds.abort(transaction)
 
     def holds(self, transaction: str) -> bool:
@@ -201,7 +202,7 @@ class Broker:
         return bool(self._holds.of(transaction))
 
     def in_doubt(self) -> dict[str, Names]:
-        """Return each transaction that holds machines here, and which."""
+        """Return each transaction that holds machines here, with their names."""
         return self._holds.in_doubt()
 
     # -- state
@@ -211,7 +212,7 @@ class Broker:
     ) -> Machines:
         """Carry out a command for each of these machines, in one transaction.
 
-        With `revisions`, machines that changed since are left as they are.
+        With `revisions`, machines that changed since then are not changed.
         """
         async with self.table.lock(*commands):
             now, changes = self._runtime.date(), dict[str, MachineRecord | None]()
@@ -226,7 +227,7 @@ class Broker:
                 await self.table.commit_many(changes)
         for name in changes:
             command = msgspec.to_builtins(commands[name])
-            log.info("machine command executed", extra={"machine": name, **_told(command)})
+            log.info("machine command executed", extra={"machine": name, **_log_fields(command)})
         return [self.table.get(name) for name in commands]
 
     def _require(self, machine: str, revision: int, against: str) -> None:
@@ -251,6 +252,6 @@ class Broker:
             held[record.entitlement][name] = None
 
 
-def _told(command: Mapping[str, object]) -> dict[str, object]:
-    """Return the log's fields of a command: its name, and why it was sent."""
+def _log_fields(command: Mapping[str, object]) -> dict[str, object]:
+    """Return the log fields of a command: its name and its reason."""
     return {key: command[key] for key in ("command", "reason") if key in command}

@@ -1,50 +1,43 @@
 """The resource brokers of a region as one: each request goes to the machine's own broker.
 
 All brokers together form one free pool that every entitlement shares (RB7). A name is one
-machine in the whole region; a free one may move to another data center.
+machine in the whole region; a free machine may move to another data center (`moves`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
-
-from msgspec.structs import replace
 
 from agent.api.joining import JoinRequest
 from control_plane.api.inventory import ImportResult, InventoryMachine, MachineScope
 from control_plane.api.machine_commands import MachineCommand
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.broker import Broker, Take
-from control_plane.broker.core.assignment import taken
 from control_plane.broker.core.inventory import scope_test
 from control_plane.broker.holds import refused
 from control_plane.broker.imports import Imports
 from control_plane.broker.keys import survey
+from control_plane.broker.moves import Moves, OnMachineChange
 from control_plane.broker.region_table import RegionTable
 from control_plane.runtime.runtime import Runtime
-from control_plane.runtime.table import PART, Loaded, pages, tell_each
-from control_plane.store import Delete, Put, Store
+from control_plane.runtime.table import PART, Loaded, for_each
+from control_plane.store import Store
 from wire.errors import Conflict, FieldError, NotFound, TwineError
 
-log = logging.getLogger(__name__)
-_MOVES = "machine-moves/"
-"""Records of machines that may be at two brokers."""
 _AWAY_S = 10.0
-"""How long machines of a broker that did not answer are left out of plans."""
+"""How long the machines of a broker that did not answer are left out of plans."""
 _LOOK = 5000
 """Machines that are read before other tasks of the loop run: a few milliseconds."""
 T = TypeVar("T")
-Heard = Callable[[str, MachineRecord | None, MachineRecord | None], None]
 
 
 class Brokers:
-    """The region's brokers, each made when the first machine of its data center comes."""
+    """The region's brokers; each is made for the first machine of its data center."""
 
     def __init__(
         self,
@@ -53,46 +46,44 @@ class Brokers:
         stores: Mapping[str, Store] | None = None,
         writer: str = "",
     ) -> None:
-        """`stores` are the stores of data centers that have one of their own (RB9).
+        """`stores` has the data centers with a store of their own (RB9).
 
-        Where several processes write to these stores, `writer` is the name of this one: another
-        for each, and the same after a restart.
+        If several processes write to these stores, `writer` names this one. The name is unique
+        among them, and the same after a restart.
         """
         self.by_datacenter: dict[str, Broker] = {}
         self.table = RegionTable(self.by_datacenter, store)
         self._store = store
         self._stores = dict(stores or {})
         self._runtime, self._writer = runtime, writer
-        self._listeners: list[Heard] = []
+        self._listeners: list[OnMachineChange] = []
         self._loaders: list[Loaded[MachineRecord]] = []
         self.is_followed = False
         """Whether other processes write machines, too (`many.FollowedMachines`)."""
         self._membership = asyncio.Lock()
         """Held while machines come, go or move, so that a name is in one place."""
+        self._moves = Moves(
+            self.by_datacenter,
+            list(dict.fromkeys([store, *self._stores.values()])),
+            lambda: self.is_followed,
+            self._report,
+        )
         self._imports = Imports(store, runtime, self, writer)
         self._loaded = False
-        self._silent: set[str] = set()
-        """Machines that are being moved: listeners get all steps of the move as one change."""
-        self._twice: set[str] = set()
-        """Machines that two brokers may have because a move was interrupted."""
         self._parties: dict[str, list[Broker]] = {}
         """Transaction → the brokers that were asked to hold machines for it."""
         self._away: dict[str, tuple[str, float]] = {}
         """Data center whose broker did not answer → why, and until when it is not called."""
-        self._shown: dict[str, MachineRecord] = {}
-        """Machine at two brokers → the record that listeners got last: the one that will stay."""
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
         """Read all machines of the region; see `Table.load`."""
         for datacenter in sorted(await survey(self._store) | self._stores.keys()):
             self.at(datacenter)
-        for store in self._all_stores():
-            async for page in pages(store, _MOVES):
-                self._twice |= {entry.key.removeprefix(_MOVES) for entry in page}
+        await self._moves.load()
         for broker in self.by_datacenter.values():
             await broker.load(after_page)
         if not (self.is_followed and self._writer):  # else the moving process settles
-            await self._settle_moves()
+            await self._moves.settle()
         self._loaded = True
         await self._imports.load()
 
@@ -103,7 +94,7 @@ class Brokers:
             store = self._stores.get(datacenter, self._store)
             broker = Broker(store, self._runtime, datacenter, self._writer)
             broker.table.is_followed = self.is_followed
-            broker.listen(self._heard, self._heard_all)
+            broker.listen(self._moves.on_change, self._on_load)
             self.by_datacenter[datacenter] = broker
             if self._loaded:
                 broker.table.begin()
@@ -116,10 +107,12 @@ class Brokers:
             raise NotFound(f"there is no machine {machine!r}")
         return home
 
-    def listen(self, heard: Heard, loaded: Loaded[MachineRecord] | None = None) -> None:
-        """Call `heard(machine, before, after)` after each change (RB4); see `Table.listen`."""
-        self._listeners.append(heard)
-        self._loaders.append(loaded or tell_each(heard))
+    def listen(
+        self, on_change: OnMachineChange, loaded: Loaded[MachineRecord] | None = None
+    ) -> None:
+        """Call `on_change(machine, before, after)` after each change (RB4); see `Table.listen`."""
+        self._listeners.append(on_change)
+        self._loaders.append(loaded or for_each(on_change))
 
     # -- finding
 
@@ -167,7 +160,7 @@ class Brokers:
     async def join(self, request: JoinRequest) -> MachineRecord:
         """Record a machine; one known elsewhere moves here if it is free, else `Conflict`."""
         async with self._membership:
-            await self._settle_moves()
+            await self._moves.settle()
             home = self.table.home(request.machine)
             known = home.table.get(request.machine) if home is not None else None
             if home is None:
@@ -183,7 +176,7 @@ class Brokers:
             await self.moved(self.table.get(machine), datacenter)
 
     async def remove(self, machine: str) -> None:
-        """Forget a free machine whose end was planned; see `Broker.remove`."""
+        """Forget a free machine that is decommissioned or was replaced; see `Broker.remove`."""
         async with self._membership:
             await self._settle()
             await self.of(machine).remove(machine)
@@ -207,8 +200,8 @@ class Brokers:
     ) -> ImportResult:
         """Apply a list of machines to the records; `Conflict` names everything that prevents it.
 
-        New machines are added, known ones are updated, others stay; all of it or nothing, even
-        across failures (`imports`).
+        New machines are added, known ones are updated, machines that are not listed stay. The list
+        is applied whole or not at all, even across failures (`imports`).
         """
         async with self._membership:
             await self._settle()
@@ -236,7 +229,7 @@ class Brokers:
             pass  # taking the lock reads the record first
 
     async def release_many(self, machines: Mapping[str, int]) -> list[MachineRecord]:
-        """Free several, in one transaction per data center."""
+        """Free several machines, in one transaction per data center."""
         freed = []
         for broker, names in self.split(machines).items():
             freed += await broker.release_many({name: machines[name] for name in names})
@@ -248,7 +241,7 @@ class Brokers:
         self._parties[transaction] = list(parts)
         try:
             await _all(
-                self._noted(b, b.prepare(transaction, {n: takes[n] for n in names}))
+                self._answer_of(b, b.prepare(transaction, {n: takes[n] for n in names}))
                 for b, names in parts.items()
             )
         except TwineError:
@@ -256,9 +249,9 @@ class Brokers:
             raise
 
     async def commit(self, transaction: str) -> list[MachineRecord]:
-        """Assign what a transaction holds at its brokers; again changes nothing."""
+        """Assign the machines that a transaction holds; a repetition changes nothing."""
         brokers = self._brokers_of(transaction)
-        done = await _all(self._noted(b, b.commit(transaction)) for b in brokers)
+        done = await _all(self._answer_of(b, b.commit(transaction)) for b in brokers)
         self._parties.pop(transaction, None)
         return [record for records in done for record in records]
 
@@ -268,8 +261,8 @@ class Brokers:
         self._away = {dc: found for dc, found in self._away.items() if found[1] > now}
         return {datacenter: why for datacenter, (why, _) in self._away.items()}
 
-    async def _noted(self, broker: Broker, work: Awaitable[T]) -> T:
-        """Return a broker's answer; record a missing one, so that later calls do not wait."""
+    async def _answer_of(self, broker: Broker, work: Awaitable[T]) -> T:
+        """Return a broker's answer; if none comes, record that, so that later calls do not wait."""
         try:
             return await work
         except (Conflict, NotFound):
@@ -283,7 +276,7 @@ class Brokers:
             raise
 
     async def abort(self, transaction: str) -> None:
-        """Release what a transaction holds at its brokers; again changes nothing."""
+        """Release the machines that a transaction holds; a repetition changes nothing."""
         await _all(broker.abort(transaction) for broker in self._brokers_of(transaction))
         self._parties.pop(transaction, None)
 
@@ -296,7 +289,7 @@ class Brokers:
         return list(dict.fromkeys([*self._parties.get(transaction, ()), *holding]))
 
     def in_doubt(self) -> dict[str, list[str]]:
-        """Return each transaction that holds machines, and which."""
+        """Return each transaction that holds machines, with their names."""
         found: dict[str, list[str]] = {}
         for broker in self.by_datacenter.values():
             for transaction, names in broker.in_doubt().items():
@@ -308,7 +301,7 @@ class Brokers:
     ) -> MachineRecord:
         """Carry out a command for a machine; with `revision` only if nothing changed since.
 
-        Raises `NotFound` where there is no such machine.
+        Raises `NotFound` if there is no such machine.
         """
         revisions = None if revision is None else {machine: revision}
         return (await self.of(machine).carry_out({machine: command}, revisions))[0]
@@ -323,7 +316,7 @@ class Brokers:
     # -- internal
 
     async def enter(self, records: Mapping[str, MachineRecord]) -> None:
-        """Add new machines; the caller holds the membership."""
+        """Add new machines; the caller holds the membership lock."""
         by_datacenter: dict[str, list[MachineRecord]] = defaultdict(list)
         for record in records.values():
             by_datacenter[record.location.datacenter].append(record)
@@ -334,118 +327,31 @@ class Brokers:
                 await asyncio.sleep(0)
 
     async def moved(self, record: MachineRecord, datacenter: str) -> Broker:
-        """Return the broker of a data center once it has the machine; `Conflict`: it is taken.
+        """Return the broker of a data center once it has the machine; `Conflict` if it is taken.
 
-        The caller holds the membership. The machine is put there before it is deleted here,
-        perhaps in another store: a crash in between leaves it twice and a note of it, and the
-        next load keeps the higher generation.
+        The caller holds the membership lock.
         """
-        name, home, target = record.machine, self.of(record.machine), self.at(datacenter)
-        if home is target:
-            return home
-        async with home.table.lock(name), target.table.lock(name):
-            record = home.table.get(name)
-            if why := taken(record):
-                raise Conflict(
-                    f"cannot move machine {name!r} from {home.datacenter} to {datacenter}:"
-                    f" it {why}",
-                    hint="a machine moves to another data center only while it is free",
-                )
-            moved = replace(
-                record,
-                location=replace(record.location, datacenter=datacenter),
-                assignment_generation=record.assignment_generation + 1,
-            )
-            self._silent.add(name)
-            self._twice.add(name)
-            self._shown[name] = record
-            try:
-                await target.table.commit(name, moved, also=[Put(_MOVES + name, b"")])
-                await home.table.commit(name, None)
-            finally:
-                self._silent.discard(name)
-                self._show(name)
-            self._once(name)
-            await target.table.store.txn({}, [Delete(_MOVES + name)])
-        log.info("machine moved", extra={"machine": name, "datacenter": datacenter})
+        home, target = self.of(record.machine), self.at(datacenter)
+        if home is not target:
+            await self._moves.move(record.machine, home, target)
         return target
 
     async def _settle(self) -> None:
         """Finish interrupted moves and imports, or raise why that is impossible."""
-        await self._settle_moves()
+        await self._moves.settle()
         await self._imports.settle()
 
-    async def _settle_moves(self) -> None:
-        """Finish moves that were interrupted: the machine is where its generation is higher."""
-        for broker in self.by_datacenter.values():
-            await broker.table.settle()
-        for name in sorted(self._twice):
-            homes = [b for b in self.by_datacenter.values() if name in b.table]
-            homes.sort(key=lambda b: b.table.get(name).assignment_generation)
-            for stale in homes[:-1]:
-                self._silent.add(name)
-                try:
-                    async with stale.table.lock(name):
-                        await stale.table.commit(name, None)
-                finally:
-                    self._silent.discard(name)
-            for store in self._all_stores():
-                if await store.get(_MOVES + name) is not None:
-                    await store.txn({}, [Delete(_MOVES + name)])
-            self._once(name)
-
-    def _once(self, name: str) -> None:
-        """Record that a machine is certainly at one broker, or at none."""
-        self._twice.discard(name)
-        self._shown.pop(name, None)
-
-    def _heard(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
-        if name in self._silent:
-            return
-        if name in self._twice:
-            self._show(name)
-        elif self.is_followed and (before is None) is not (after is None):
-            self._came_or_went(name, before, after)
-        else:
-            self._tell(name, before, after)
-
-    def _came_or_went(
-        self, name: str, before: MachineRecord | None, after: MachineRecord | None
-    ) -> None:
-        """Report the move of a machine by another process to another data center as one change.
-
-        The new record appears before the old one is deleted.
-        """
-        there = [b.table.get(name) for b in self.by_datacenter.values() if name in b.table]
-        if after is None:
-            self._tell(name, before, there[0] if there else None)
-        elif len(there) == 1:
-            self._tell(name, None, after)
-
-    def _show(self, name: str) -> None:
-        """Report a machine that may be at two brokers, with the record that will stay."""
-        known = [b.table.get(name) for b in self.by_datacenter.values() if name in b.table]
-        after = max(known, key=lambda record: record.assignment_generation, default=None)
-        before = self._shown.pop(name, None)
-        if after is not None:
-            self._shown[name] = after
-        if after is not before:
-            self._tell(name, before, after)
-
-    def _heard_all(self, records: Mapping[str, MachineRecord]) -> None:
-        if self._twice:
+    def _on_load(self, records: Mapping[str, MachineRecord]) -> None:
+        if self._moves.any_doubled:
             for name, record in records.items():
-                self._heard(name, None, record)
+                self._moves.on_change(name, None, record)
             return
         for loaded in self._loaders:
             loaded(records)
 
-    def _all_stores(self) -> list[Store]:
-        return list(dict.fromkeys([self._store, *self._stores.values()]))
-
-    def _tell(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
-        for heard in self._listeners:
-            heard(name, before, after)
+    def _report(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
+        for on_change in self._listeners:
+            on_change(name, before, after)
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:

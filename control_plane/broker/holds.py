@@ -27,7 +27,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The entitlement that a machine shall belong to, and the profile that it shall run then."""
+    """The entitlement that a machine will belong to, and the profile that it will run there."""
 
     entitlement: str
     profile: str
@@ -37,18 +37,17 @@ class Holds:
     """Participant in two-phase commits over the machines of one broker."""
 
     def __init__(self, table: Table[MachineRecord], runtime: Runtime) -> None:
-        """Find the holds as the table is loaded."""
         self._table = table
         self._runtime = runtime
         self._of: dict[str, set[str]] = defaultdict(set)
         self._tried: dict[str, tuple[str, ...]] = {}
-        """Transaction → machines that it may hold, though no hold is known here."""
+        """Transaction → machines that it may hold: the write of their holds got no answer."""
         table.listen(self._index, self._index_all)
 
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
         """Hold all these machines, or none and raise `Conflict` naming each that is not free.
 
-        A repetition succeeds. After any other error some may be held: abort.
+        A repetition succeeds. After any other error some may be held: call `abort`.
         """
         async with self._table.lock(*takes):
             now = self._runtime.date()
@@ -76,7 +75,7 @@ class Holds:
                 del self._tried[transaction]
 
     async def commit(self, transaction: str) -> list[MachineRecord]:
-        """Turn all holds of a transaction into assignments; without holds nothing happens."""
+        """Turn all holds of a transaction into assignments; does nothing without holds."""
         names = self.of(transaction)
         if not names:
             return []
@@ -94,9 +93,9 @@ class Holds:
         return [record for record in changes.values() if record is not None]
 
     async def abort(self, transaction: str) -> None:
-        """Remove all holds of a transaction, including holds whose write had no answer.
+        """Remove all holds of a transaction, including holds whose write got no answer.
 
-        Without holds nothing happens.
+        Does nothing without holds.
         """
         names = sorted({*self.of(transaction), *self._tried.get(transaction, ())})
         if not names:
@@ -117,7 +116,7 @@ class Holds:
         return sorted(self._of.get(transaction, ()))
 
     def in_doubt(self) -> dict[str, list[str]]:
-        """Return the transactions that hold machines now, and which."""
+        """Return the transactions that hold machines now, with the names of these."""
         return {transaction: sorted(names) for transaction, names in sorted(self._of.items())}
 
     def _index(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
@@ -138,7 +137,7 @@ class Holds:
 
 
 def refused(what: str, errors: list[FieldError]) -> Conflict:
-    """Return the error of a change that some machines prevent, with all of them listed."""
+    """Return the error of a change that some machines prevent; it lists all of them."""
     first = "; ".join(f"{e.field} {e.reason}" for e in errors[:_NAMED])
     more = f"; and {len(errors) - _NAMED} more" if len(errors) > _NAMED else ""
     return Conflict(f"cannot {what}: {first}{more}", errors=tuple(errors))

@@ -1,14 +1,14 @@
 """Imports lists of machines whole or not at all, in any number of transactions.
 
-Differences are staged first, in rows that no component reads. Then one write decides. Before it
-nothing of the list is valid; after it all of it is, and this process or the next one writes the
-rest. Repeating a part changes nothing, so no progress is recorded: rows are deleted when all is
-done, and the decision last.
+Differences are staged first, in rows that no component reads. Then one write decides: before it no
+part of the list is valid, after it all of the list is. This process or the next one then writes the
+machines. Repeating a part changes nothing, so no progress is recorded. Rows are deleted when all
+are written, and the decision last.
 
 While a decided list is unfinished, operators cannot move or remove machines, and no other list is
-accepted. Entitlements take and give back machines meanwhile. A machine that was taken after the
-decision keeps its place and type, because placements rely on them, and gets the list's other
-values. The same list reports it when it is sent again.
+accepted. Entitlements still take and give back machines. A machine that is taken after the decision
+keeps its place and type, because placements rely on them, and gets the list's other values. If the
+same list is sent again, its error names that machine.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from wire.errors import Busy, Conflict, FieldError, TwineError
 
 log = logging.getLogger(__name__)
 _ROWS = 8
-"""Rows of one transaction: usually 16 KiB each, 170 KiB with the longest words; a distributed
-engine accepts 1.5 MiB."""
+"""Rows of one transaction. A row is usually 16 KiB, and at most 170 KiB; a distributed store
+accepts 1.5 MiB."""
 _AGAIN_S = 5.0
 """Pause between two attempts to finish an import whose stores fail."""
 
@@ -69,10 +69,10 @@ class Imports:
         self._store, self._runtime, self._homes = store, runtime, homes
         self._slots = Slots(store, IMPORTS.rstrip("/"), writer)
         self._open: dict[str, WriteAttempt | None] = {}
-        """Import that may have rows → its deciding write, None if an earlier process made it."""
+        """Import that may have rows → its deciding write; None for imports of earlier processes."""
         self._made = 0
         self._left = asyncio.Event()
-        """Set when an import needs `run` to finish it or clear it away."""
+        """Set when `run` must finish an import or delete its rows."""
 
     async def load(self) -> None:
         """Finish imports that were decided before this start, and delete the others."""
@@ -85,7 +85,7 @@ class Imports:
         await self.settle()
 
     async def run(self, membership: asyncio.Lock) -> None:
-        """Finish or clear away interrupted imports, until cancelled."""
+        """Finish interrupted imports or delete their rows, until cancelled."""
         while True:
             await self._left.wait()
             self._left.clear()
@@ -120,7 +120,7 @@ class Imports:
         """Finish each decided import, and delete staged rows of others."""
         for name, attempt in list(self._open.items()):
             if attempt is not None:
-                await attempt.outcome()  # from here on a late write of it is refused
+                await attempt.outcome()  # after this, a late arrival of the write is refused
             entry = await self._store.get(IMPORT_DECISIONS + name)
             if entry is not None:
                 await self._carry_out(name, decode(entry.value, ImportDecision, entry.key))
@@ -132,7 +132,7 @@ class Imports:
     async def _judged(
         self, machines: Sequence[InventoryMachine]
     ) -> tuple[list[InventoryMachine], list[InventoryMachine]]:
-        """Return what is new and what changes, or raise what prevents it."""
+        """Return the new machines and the changed ones, or raise the errors that prevent it."""
         new, changed = list[InventoryMachine](), list[InventoryMachine]()
         errors = []
         for number, machine in enumerate(machines):
@@ -162,7 +162,7 @@ class Imports:
         self._open[name] = attempt
         try:
             await self._stage(name, machines)
-            await self._judged(machines)  # staging took a while: machines may be taken by now
+            await self._judged(machines)  # staging takes time: machines may be taken by now
             await _decide(attempt, len(machines))
         except BaseException:
             self._left.set()
@@ -179,7 +179,7 @@ class Imports:
         return True
 
     async def _stage(self, name: str, machines: Sequence[InventoryMachine]) -> None:
-        """Write the differences to rows that no component reads, each row of one data center."""
+        """Write the differences to rows; each row has machines of one data center."""
         puts = (
             Put(f"{IMPORTS}{name}/{number:06d}", encode(row))
             for number, row in enumerate(_rows(machines))
@@ -213,7 +213,7 @@ class Imports:
         log.info("inventory imported", extra={"machines": count})
 
     async def _write(self, machines: Sequence[InventoryMachine], decision: ImportDecision) -> None:
-        """Write the part of a row that is not written yet."""
+        """Write those machines of a row that do not have the list's values yet."""
         table = self._homes.table
         new: dict[str, MachineRecord] = {}
         changed: dict[str, InventoryMachine] = {}

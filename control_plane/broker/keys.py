@@ -33,14 +33,14 @@ async def survey(store: Store) -> set[str]:
                 found |= await _migrate(store, old[first : first + PART // 2])
         found |= {datacenter_of(entry.key) for entry in entries}
         after = entries[-1].key
-        if datacenter := datacenter_of(after):  # the rest of it is for its broker to read
+        if datacenter := datacenter_of(after):  # its broker reads the rest of this data center
             after = prefix_of(datacenter) + LAST
     found.discard("")
     return found
 
 
 async def _migrate(store: Store, entries: Sequence[Entry]) -> set[str]:
-    """Move machines to the keys of their data centers, and return which these are."""
+    """Move machines to the keys of their data centers, and return these data centers."""
     compare: dict[str, int] = {}
     operations: list[Operation] = []
     found = set()
@@ -57,8 +57,9 @@ async def _migrate(store: Store, entries: Sequence[Entry]) -> set[str]:
 
 
 def datacenter_of(key: str) -> str:
-    """Return the data center in a machine's key; empty for one that an earlier release wrote, and
-    for any other.
+    """Return the data center in a machine's key.
+
+    Empty for keys of earlier releases, which have none, and for keys that are not of machines.
     """
     if not key.startswith(MACHINES):
         return ""

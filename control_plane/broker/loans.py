@@ -1,7 +1,7 @@
-"""Loans of whole machines: jobs that can use idle ones get them, and return them quickly.
+"""Loans of whole machines: idle ones go to jobs that can return them quickly.
 
-Off peak an online service lends machines to offline work; at the next peak it calls them
-back, and they return once empty, by force after a deadline (EL1, EL2; paper of 2019, RB8).
+Off peak, an online service lends machines to offline work. At the next peak it calls them back.
+They return once empty, or by force after a deadline (EL1, EL2; paper of 2019, RB8).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
-from control_plane.api.machines import EventKind, MachineRecord
+from control_plane.api.machines import MachineRecord
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import (
     lent,
@@ -27,18 +27,18 @@ from wire.errors import Conflict, FieldError, NotFound, TwineError
 log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
 _FORCE_S = 5.0
-"""So many seconds before the end of a promise, a machine goes back by force."""
+"""Time before the end of a promise at which a machine goes back by force."""
 ProfileOf = Callable[[str], str]
-"""Return the host profile of an entitlement, empty if there is no such entitlement."""
+"""Returns the host profile of an entitlement, empty if there is no such entitlement."""
 IsEmpty = Callable[[str], bool]
-"""Return whether nothing is placed on a machine."""
+"""Returns whether nothing is placed on a machine."""
 
 
 class Loans:
     """Lends machines, calls them back, and ensures their return."""
 
     def __init__(self, brokers: Brokers, runtime: Runtime, limit: Limit | None = None) -> None:
-        """Find the loans as the brokers are loaded; `limit` is that of machines taken away."""
+        """`limit` bounds how many machines with tasks are taken back by force."""
         self._limit = limit
         self._brokers = brokers
         self._runtime = runtime
@@ -62,8 +62,9 @@ class Loans:
     ) -> MachineRecord:
         """Give a machine of the donor (empty: the free pool) to the borrower for a while.
 
-        It must be up and empty, which the caller checks; `profile` is the borrower's. It is
-        promised back within `promise_s`, and goes back after `loan_s` in any case.
+        The machine must be up and empty; the caller checks `empty`. `profile` is the borrower's.
+        Once called back, the machine returns within `promise_s`; it goes back after `loan_s` in any
+        case.
         """
         broker = self._brokers.of(machine)
 
@@ -84,7 +85,7 @@ class Loans:
     async def revoke(
         self, machines: Collection[str], return_within_s: float, why: str = ""
     ) -> list[MachineRecord]:
-        """Call machines back: the borrower's tasks move away, at the latest in so many seconds."""
+        """Call machines back; the borrower's tasks must move away within `return_within_s`."""
         records = {name: self._brokers.table.get(name) for name in sorted(set(machines))}
         errors = [
             FieldError(field=name, reason="is not on loan")
@@ -106,9 +107,9 @@ class Loans:
         return sorted(changed, key=lambda record: record.machine)
 
     async def give_back(self, machine: str, profile: str, *, empty: bool) -> MachineRecord:
-        """Return a machine to its donor, whose `profile` it gets (empty: to the free pool).
+        """Return a machine to its donor, or to the free pool if `profile` is empty.
 
-        Before the deadline only once it is `empty`, after it in any case.
+        The machine gets the donor's `profile`. Before the deadline it must be `empty`.
         """
         broker = self._brokers.of(machine)
 
@@ -124,7 +125,7 @@ class Loans:
         return record
 
     async def run(self, is_empty: IsEmpty, profile_of: ProfileOf) -> None:
-        """Give back revoked machines, as soon as they are empty or overdue, until cancelled."""
+        """Give back revoked machines that are empty or overdue, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             for record in self.lent():
@@ -132,7 +133,7 @@ class Loans:
                     await self._try(record, is_empty(record.machine), profile_of)
 
     async def _try(self, record: MachineRecord, empty: bool, profile_of: ProfileOf) -> None:
-        """Give a machine back if it is time; a failure is tried again at the next look."""
+        """Give a machine back if it is time; after a failure the next round tries again."""
         assert record.loan is not None
         if not empty and _forced_at(record) > self._runtime.date():
             return
@@ -142,7 +143,7 @@ class Loans:
             profile = profile_of(record.loan.donor) if record.loan.donor else ""
             await self.give_back(record.machine, profile, empty=empty)
         except (Conflict, NotFound):
-            pass  # it has moved in the meantime
+            pass  # the machine changed in the meantime
         except TwineError as e:
             fields = {"machine": record.machine, "reason": str(e)}
             log.warning("machine could not be returned", extra=fields)
@@ -154,19 +155,10 @@ class Loans:
             self._lent.discard(name)
 
 
-def revoke_times_s(record: MachineRecord) -> list[float]:
-    """Return how long each of a machine's revoked loans took to end (EL2)."""
-    return [
-        event.end - event.start
-        for event in record.unavailability
-        if event.kind is EventKind.REVOKED and event.end is not None
-    ]
-
-
 def _forced_at(record: MachineRecord) -> float:
     """Return when a machine goes back even if tasks still run there.
 
-    If a time was promised, tasks may stop after their deadline until just before it.
+    With a promise, tasks may need longer than their deadline, until just before the promised time.
     """
     loan = record.loan
     if loan is None or loan.revoked_at is None or not loan.promise_s:

@@ -1,4 +1,4 @@
-"""Changes many machines while other tasks run, and follows writes of other processes."""
+"""Changes many machines in short steps, and follows the writes of other processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class FollowedMachines:
     """The machines of a region, some of them written by other processes (`runtime.following`)."""
 
     def __init__(self, brokers: Brokers, store: Store) -> None:
-        """Change nothing yet."""
         self._brokers, self._store = brokers, store
 
     @property
@@ -45,7 +44,7 @@ class FollowedMachines:
             broker.table.is_followed = value
 
     def concerns(self, key: str) -> bool:
-        """Return whether a key is of a machine."""
+        """Return whether a key is the key of a machine."""
         return bool(datacenter_of(key))
 
     async def follow(self, change: KeyChange) -> None:
@@ -53,7 +52,7 @@ class FollowedMachines:
         await self._brokers.at(datacenter_of(change.key)).table.follow(change)
 
     async def complete(self) -> None:
-        """Do nothing: each change was applied by itself."""
+        """Do nothing: `follow` has applied each change."""
 
     async def list_again(self) -> None:
         """Read all machines from the store again."""

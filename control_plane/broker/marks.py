@@ -1,4 +1,4 @@
-"""Marks many machines at a time as failed or back: the health checker's writes."""
+"""Writes the health checker's verdicts: marks many machines at a time as down or up."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from control_plane.runtime.runtime import Runtime
 
 log = logging.getLogger(__name__)
 TOGETHER = 32
-"""Machines of one transaction. All listeners are called for all of them in one turn of the loop,
-which for this many takes a few milliseconds."""
+"""Machines of one transaction. One turn of the loop calls all listeners for all of them, which
+takes a few milliseconds for 32 machines."""
 
 TRUE_S = 1.0
-"""A failure whose write has not begun by then is checked again instead."""
+"""A failure whose write has not begun by then is dropped, and the health checker decides again."""
 
 
 class Marks:
-    """Writes whether machines are up. Machines that changed meanwhile are left as they are."""
+    """Writes whether machines are up. Machines that changed in the meantime are left out."""
 
     def __init__(self, brokers: Brokers, runtime: Runtime) -> None:
         self._brokers, self._runtime = brokers, runtime

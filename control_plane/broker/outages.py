@@ -1,7 +1,7 @@
-"""What operators plan for machines: maintenance, decommission, hardware refresh (RB3, RB11).
+"""Work that operators plan for machines: maintenance, decommission, hardware refresh (RB3, RB11).
 
-An event is stored with each machine; the allocator and the schedulers read it there and move tasks
-away. Owners of jobs do nothing.
+An event is stored with each machine; the allocator and the schedulers read it and move tasks away.
+Owners of jobs need to do nothing.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ class Outages:
         tasks_survive: bool = False,
         plan: str = "",
     ) -> list[MachineRecord]:
-        """Announce that machines will be away; an event of the same kind and plan is replaced.
+        """Announce that machines will be unavailable.
 
-        From `start` (None: now) on tasks move away; at `deadline` the work begins in any case.
-        Remaining tasks are not stopped if `tasks_survive`.
+        An event of the same kind and plan is replaced. Tasks move away from `start` (None: now) on.
+        At `deadline` the work begins in any case. With `tasks_survive`, tasks that are still there
+        are not stopped.
         """
         if kind not in DRAINING:
             known = ", ".join(kind.value for kind in DRAINING)
@@ -112,7 +113,7 @@ class Outages:
         await change_each(self._brokers, known, change)
 
     async def undrain(self, machines: Collection[str]) -> list[MachineRecord]:
-        """End everything that operators had planned for these machines."""
+        """End all work that operators have planned for these machines."""
         now = self._runtime.date()
         changed = await change_each(self._brokers, machines, lambda r: ended(r, now, DRAINING))
         log.info("unavailability ended", extra={"machines": len(changed)})

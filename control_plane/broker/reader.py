@@ -1,7 +1,7 @@
 """Reads stored machines so that their common parts are in memory once.
 
-A million machines have some 30,000 places and a few hundred kinds of hardware between
-them. Decoding each machine's own copies would take four times the memory.
+A million machines have some 30,000 places and a few hundred kinds of hardware. A copy of both for
+each machine would take four times the memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _TIMES = ("joined_at", "quarantined_until")
 def _stored_machine() -> Any:
     """Return the type of a stored machine, with its place and hardware as text.
 
-    A dictionary has only the stored fields. A struct would have all, and copying their defaults
-    takes longer than decoding the rest.
+    A dictionary has only the stored fields. A struct has all fields, and copying their defaults
+    takes longer than decoding.
     """
     kinds: dict[str, Any] = {f.name: f.type for f in msgspec.structs.fields(MachineRecord)}
     kinds |= {"location": msgspec.Raw, "hardware": msgspec.Raw}
@@ -41,7 +41,7 @@ class MachineReader:
         self._hardware: dict[bytes | Hardware, Hardware | None] = {}
 
     def read(self, name: str, entry: Entry) -> MachineRecord:
-        """Return a stored machine; unreadable ones are refused as by `records.decode`."""
+        """Return a stored machine; an unreadable one raises the error of `records.decode`."""
         try:
             fields: dict[str, Any] = self._decoder.decode(entry.value)
             if fields["schema"] > SCHEMAS[MachineRecord]:
@@ -76,7 +76,7 @@ class MachineReader:
         )
 
     def forget_text(self) -> None:
-        """Drop caches that only help while everything is read."""
+        """Drop the caches that help only while all machines are read."""
         self._locations = {v: v for v in self._locations.values()}
         self._hardware = {v: v for v in self._hardware.values() if v is not None}
 

@@ -17,7 +17,7 @@ class RegionTable:
     """The tables of all brokers, read as one."""
 
     def __init__(self, brokers: Mapping[str, Broker], store: Store) -> None:
-        """Read the brokers' tables, including later ones."""
+        """`brokers` may grow later; `store` is the region's main store."""
         self._brokers = brokers
         self._store = store
         self._names: tuple[list[tuple[str, ...]], tuple[str, ...]] = ([], ())
@@ -80,13 +80,13 @@ class RegionTable:
     def expect(self, names: Sequence[str]) -> dict[str, int]:
         """Return comparisons for the region's store that hold while these machines are unchanged.
 
-        Machines of a broker with a store of its own cannot be compared there and are left out.
+        Machines whose broker has another store cannot be compared there and are left out.
         """
         compare: dict[str, int] = {}
         for name in names:
             home = self.home(name)
             if home is None:
-                compare[MACHINES + name] = 1  # never true: it is gone
+                compare[MACHINES + name] = 1  # never true: the machine is gone
             elif home.table.store is self._store:
                 compare |= home.table.expect([name])
         return compare

@@ -41,11 +41,11 @@ from wire.written import WRITTEN
 
 log = logging.getLogger(__name__)
 MAX_PAGE = 5000
-"""Machines in one answer: some 5 MB."""
+"""Machines in one answer, which is then some 5 MB."""
 _Row = tuple[tuple[str | int, ...], str]
-"""Key of an order, and the machine."""
+"""Sort key, and the machine."""
 _ROWS = 1000
-"""Machines that are sorted in one call; to drop 50,000 rows at once takes 12 ms."""
+"""Machines that are sorted in one call: freeing 50,000 rows at once would take 12 ms."""
 _LOOK = 20
 """Machines that are read between two checks whether other tasks of the loop wait."""
 _ERRORS_SHOWN = 200
@@ -56,7 +56,7 @@ Glance = Callable[[str], tuple[int, bool]]
 
 @dataclass(frozen=True, slots=True)
 class MachineQuery:
-    """Which machines are listed: of a scope, with a text in their name, in some order."""
+    """Which machines are listed: those of a scope with a text in their name; and in which order."""
 
     scope: MachineScope
     search: str = ""
@@ -70,7 +70,9 @@ _ORDERS: dict[str, Callable[[MachineRecord, int], tuple[str | int, ...]]] = {
     "profile": lambda record, _: (not record.profile, record.profile),
     "place": lambda r, _: (r.location.datacenter, r.location.msb, r.location.rack),
 }
-"""Name of an order → the key of a machine and its number of tasks; equal keys go by name."""
+"""Name of an order → function of a machine and its number of tasks that returns its sort key.
+
+Machines with equal keys are sorted by name."""
 
 
 def _first(number: int, rows: list[_Row]) -> list[_Row]:
@@ -122,7 +124,7 @@ class MachineService:
         return Machines(machines=found)
 
     async def _sorted_page(self, query: MachineQuery, after: str, limit: int) -> Machines:
-        """Return machines in another order than by name; it reads all of them."""
+        """Return machines in another order than by name; this reads all machines."""
         key = _ORDERS.get(query.sort)
         if key is None:
             orders = ", ".join(("name", *_ORDERS))
@@ -155,7 +157,7 @@ class MachineService:
     async def region_map(
         self, by: str, counts: Callable[[MachineRecord], bool] | None = None
     ) -> RegionMap:
-        """Return all machines that `counts` lets in, by place and by one fact about each."""
+        """Return the machines for which `counts` is true, by place and by one fact about each."""
         if by not in MAP_FACTS:
             raise InvalidInput(f"parameter by is one of {', '.join(MAP_FACTS)}, not {by!r}")
         glance, found = self._glance, RegionCount(by, len(self._brokers.table), self._draw)
@@ -175,7 +177,7 @@ class MachineService:
         return self._view(self._brokers.table.get(name))
 
     def known(self, names: Iterable[str]) -> list[str]:
-        """Return the names that are machines of the region."""
+        """Return those names that machines of the region have."""
         return [name for name in names if self._brokers.table.find(name) is not None]
 
     def joined(self) -> list[str]:
@@ -229,15 +231,15 @@ class MachineService:
     # -- changing
 
     async def drain(self, wish: Drain) -> Records:
-        """Announce that machines will be away, so that tasks move away in time."""
+        """Announce that machines will be unavailable, so that tasks move away in time."""
         start = self._runtime.date() + wish.start_in_s
         changed = await self.outages.plan_unavailability(
             await self.outages.machines(wish.machines, wish.scope),
-            wish.kind,
-            wish.reason,
-            start,
-            None if wish.deadline_s is None else start + wish.deadline_s,
-            wish.duration_s,
+            kind=wish.kind,
+            reason=wish.reason,
+            start=start,
+            deadline=None if wish.deadline_s is None else start + wish.deadline_s,
+            expected_duration_s=wish.duration_s,
             tasks_survive=wish.tasks_survive,
         )
         return Records(machines=changed)
@@ -248,7 +250,7 @@ class MachineService:
         return Records(machines=await self.outages.undrain(names))
 
     async def label(self, wish: Relabel) -> Records:
-        """Give machines labels, or take some from them: all of them, or none if one refuses."""
+        """Set and remove labels of machines: of all of them, or of none if one would be invalid."""
         names = await self.outages.machines(wish.machines, wish.scope)
         both = sorted(wish.set.keys() & set(wish.remove))
         if both or not (wish.set or wish.remove):
@@ -288,7 +290,7 @@ class MachineService:
     async def import_inventory(
         self, data: bytes, format_: str, *, simulated: bool = False, dry_run: bool = False
     ) -> ImportResult:
-        """Bring the records in line with a list of machines; all of it or nothing."""
+        """Apply a list of machines to the records, whole or not at all."""
         if format_ == "csv":
             try:
                 text = data.decode(WRITTEN)

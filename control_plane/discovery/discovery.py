@@ -18,7 +18,7 @@ from control_plane.api.watch import EndpointsNews
 from control_plane.api.weights import USUAL_WEIGHT, EndpointWeights
 from control_plane.discovery.shard_maps import ShardMaps
 from control_plane.job_control.core.traffic import traffic_of, weights_by_version
-from control_plane.runtime.readable import Heard, Loaded, Readable
+from control_plane.runtime.readable import Loaded, OnChange, Readable
 from control_plane.runtime.table import ignore
 from wire.errors import Conflict, NotFound
 
@@ -41,9 +41,9 @@ class DiscoveryMachines(Protocol):
         """Return the records of all machines."""
 
     def listen(
-        self, heard: Heard[MachineRecord], loaded: Loaded[MachineRecord] | None = None
+        self, changed: OnChange[MachineRecord], loaded: Loaded[MachineRecord] | None = None
     ) -> None:
-        """Call `heard(machine, before, after)` after each change."""
+        """Call `changed(machine, before, after)` after each change."""
 
 
 class Discovery:

@@ -1,4 +1,4 @@
-"""What is counted of loans and of use: stored, so that promises and histories outlive a process."""
+"""Stored counts of ended loans, kept promises and use; they survive a restart of the process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from control_plane.store.records import FREED, PROMISES, USE_HISTORIES
 _T = TypeVar("_T", bound=Struct)
 SAMPLES = 1000
 _SAVE_S = 1800.0
-"""Histories are written this often: a process that is killed misses that much of them."""
+"""Interval between writes of the histories: a killed process loses at most this much of them."""
 _JOBS_S = 300.0
+"""Interval between counts of the autoscaled jobs."""
 
 
 class ElasticLedger:
@@ -55,8 +56,8 @@ class ElasticLedger:
         self._counts = {record.promise_s: record for record in self._promises.records()}
         self._by_job = {record.job: record for record in self._freed.records()}
 
-    def keep_time(self, now: float) -> None:
-        """Remember the date, for what is heard between two looks."""
+    def set_date(self, now: float) -> None:
+        """Record the date that `on_machine_change` uses until the next round."""
         self._now = now
         self._saved_at = self._saved_at or now
 
@@ -66,8 +67,10 @@ class ElasticLedger:
         """Note that a loan was called back, and how many tasks that interrupts."""
         self._tasks[machine] = tasks
 
-    def heard(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
-        """Count a loan that ended; a listener of the brokers."""
+    def on_machine_change(
+        self, name: str, before: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        """Count a loan that ended; the brokers call this after each change of a machine."""
         if before is None or before.loan is None or not before.loan.promise_s:
             return
         loan = before.loan
@@ -95,22 +98,22 @@ class ElasticLedger:
 
     @staticmethod
     def _ended(after: MachineRecord | None, now: float) -> float:
-        """Return when a loan ended, as its event says."""
+        """Return when a loan ended: the end of its event, or now."""
         ends = [e.end for e in after.unavailability if e.end is not None] if after else []
         return max([*ends, now])
 
     def promises(self) -> list[PromiseReport]:
-        """Return how promises were kept, the shortest first."""
+        """Return how well each promised time was kept, the shortest first."""
         return [_shown(self._counts[promise]) for promise in sorted(self._counts)]
 
     # -- use
 
     def history(self, pool: str) -> UseHistory:
-        """Return what a pool used."""
+        """Return the history of use of a pool."""
         return self._history.get(pool) or UseHistory(pool=pool)
 
     def note_use(self, pool: str, used: int, now: float) -> UseHistory:
-        """Note what a pool uses, and what it leaves to others against its own peak (AS6)."""
+        """Record the use of a pool, and how far it is below the pool's own peak (AS6)."""
         known = self.history(pool)
         after = noted(known, used, now)
         if known.used and slot(now) > known.last:
@@ -121,7 +124,7 @@ class ElasticLedger:
         return after
 
     def note_wish(self, pool: str, has: int, wants: int, seconds: float) -> None:
-        """Note for so many seconds how many machines a borrower has, and wants beside them."""
+        """Add a period of `seconds` in which a borrower `has` machines and `wants` more."""
         known = self.history(pool)
         self._history[pool] = replace(
             known, had_s=known.had_s + has * seconds, wanted_s=known.wanted_s + wants * seconds
@@ -130,7 +133,7 @@ class ElasticLedger:
     async def note_jobs(
         self, owner_of: OwnerOf, now: float, checkpoint: Callable[[], Awaitable[None]]
     ) -> None:
-        """Note every 5 minutes what autoscaled jobs leave to others against their peak."""
+        """Record, every 5 minutes, how far autoscaled jobs are below their peak."""
         if now - self._jobs_at < _JOBS_S:
             return
         hours = min(now - self._jobs_at, 3600.0) / 3600 if self._jobs_at else 0.0
@@ -155,7 +158,7 @@ class ElasticLedger:
         self._by_job = {name: r for name, r in self._by_job.items() if name in names}
 
     def freed(self) -> list[JobFreed]:
-        """Return what autoscaled jobs left to others, the most first."""
+        """Return the machine-hours that autoscaled jobs left to others, the most first."""
         found = [
             JobFreed(job=r.job, entitlement=r.entitlement, machine_hours=round(r.machine_h, 2))
             for r in self._by_job.values()
@@ -165,7 +168,7 @@ class ElasticLedger:
     # -- the store
 
     async def save(self, now: float) -> None:
-        """Write what ended at once, and histories now and then."""
+        """Write counts of ended loans at once, and histories every half hour."""
         if self._dirty:
             self._dirty = False
             await _write(self._promises, {f"{p:g}": c for p, c in self._counts.items()})

@@ -1,8 +1,8 @@
 """Lends idle machines, and calls them back in time (EL1, EL2).
 
-Every few seconds it looks whether an owner waits for machines that are lent; every few minutes it
-matches idle machines with borrowers. What it decides is in `core`; loans are in the machines'
-records, so a process that ends at any time loses none of them and no deadline.
+Every few seconds the lender checks whether an owner waits for machines that are lent. Every few
+minutes it matches idle machines with borrowers. The decisions are in `core`. Loans and their
+deadlines are in the machines' records, so none is lost when the process ends.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from wire.errors import Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 COUNT_S = 60.0
-"""Between two counts of the machines in use: they are a million in a large region."""
+"""Interval between counts of the machines in use: a large region has a million machines."""
 UNUSED_S = 120.0
-"""A borrower that leaves a machine without tasks for so long gives it back."""
+"""A borrower gives a machine back after it has had no tasks for this long."""
 INSIST_S = 15.0
-"""An owner that waits for longer gets lent machines though there are free ones: they are of no use
-to it, because they are promised to others, or have no power."""
+"""An owner that waits longer gets its lent machines back although some machines are free. It cannot
+use the free ones: they are promised to others, or their rack has no power left."""
 
 
 @dataclass(frozen=True, slots=True)
 class LenderParts:
-    """What the lender needs of the roles beside it."""
+    """The other roles that the lender uses."""
 
     region: Region
     entitlements: Table[EntitlementRecord]
@@ -58,10 +58,10 @@ class LenderParts:
     owner_of: OwnerOf
     loans: Loans
     unwell: Callable[[], str] = lambda: ""
-    """Returns why nothing is to be lent now; empty: the region is well."""
+    """Returns why nothing may be lent now; empty if the region is well."""
 
     def tasks_on(self, machine: str) -> int:
-        """Return how many tasks a machine has, those on their way out included."""
+        """Return how many tasks a machine has, including those that are about to leave it."""
         return len(self.allocators[0].directory.tasks(machine))
 
     def free(self) -> int:
@@ -71,7 +71,7 @@ class LenderParts:
 
 @dataclass(frozen=True, slots=True)
 class PoolNow:
-    """One pool, as it is at a look."""
+    """The state of one pool in a round of the lender."""
 
     pool: str
     spec: EntitlementSpec
@@ -86,16 +86,15 @@ class Lender:
     """The loop that lends and calls back."""
 
     def __init__(self, parts: LenderParts, ledger: ElasticLedger) -> None:
-        """Lend nothing yet."""
         self._parts, self._ledger = parts, ledger
         self._settings = parts.region.settings.elastic
         self._runtime = parts.region.runtime
         self._broker = parts.region.broker
         self._idle_since: dict[str, float] = {}
-        """Machine without tasks → since when it was seen so (time of the loop)."""
+        """Machine without tasks → when it was first seen without (time of the loop)."""
         self.short_since: dict[str, float] = {}
         self.why: dict[str, str] = {}
-        """Machine → why it was called back."""
+        """Machine → reason of its recall."""
         self.proposed = 0
         self._matched_at = float("-inf")
         self.now: dict[str, PoolNow] = {}
@@ -105,15 +104,15 @@ class Lender:
         """Pool → machines of its own with tasks, by MSB."""
 
     async def run(self) -> None:
-        """Look, lend and call back until cancelled."""
+        """Lend and call back machines until cancelled."""
         while True:
             await self._runtime.sleep(self._settings.look_s)
-            await self._look()
+            await self._round()
 
-    # -- one look
+    # -- one round
 
-    async def _look(self) -> None:
-        self._ledger.keep_time(self._runtime.date())
+    async def _round(self) -> None:
+        self._ledger.set_date(self._runtime.date())
         loans = self._open_loans()
         self.loans, self.leaving = len(loans), sum(loan.revoked for loan in loans)
         self.now = await self._survey(loans)
@@ -170,12 +169,12 @@ class Lender:
         return spec.elastic.promise.seconds if spec.elastic else self._settings.promise.seconds
 
     def _free_promise(self) -> float:
-        """Return the promise of free machines in s: the shortest of all elastic entitlements."""
+        """Return the promise of free machines in seconds: the shortest of elastic entitlements."""
         owners = [s for s in self._pools().values() if s.elastic and s.machines != 0]
         return min((self._promise(s) for s in owners), default=self._settings.promise.seconds)
 
     def kept_free(self) -> int:
-        """Return how many free machines are not lent: owners are expected to need them."""
+        """Return how many free machines are not lent because owners are expected to need them."""
         growth = sum(max(0, p.expected - p.used) for p in self.now.values())
         return self._settings.keep_free + growth
 
@@ -193,7 +192,7 @@ class Lender:
             try:
                 await self._call(call)
             except (Conflict, NotFound):
-                continue  # it went back, or somewhere else, in the meantime
+                continue  # the machine was returned or moved in the meantime
             except TwineError as e:
                 fields = {"machine": call.machine, "reason": str(e)}
                 log.warning("loan could not be revoked", extra=fields)
@@ -205,7 +204,7 @@ class Lender:
         self._ledger.called(call.machine, tasks)
 
     def _needs(self, loans: Sequence[OpenLoan]) -> list[Need]:
-        """Return what owners wait for, and what the free pool is short of for what is expected."""
+        """Return the machines that owners wait for, and those that the free pool will lack."""
         found = list[Need]()
         if not loans:
             return found
@@ -223,14 +222,14 @@ class Lender:
             left = self._left(pool.pool, pool.types)
             found.append(
                 Need(
-                    pool.pool,
-                    missing - taken,
-                    pool.types,
-                    pool.spec.datacenter,
-                    pool.spec.priority,
-                    missing - taken if left is None else min(missing - taken, left),
-                    f"{pool.pool} needs it",
-                    pool.spec.region,
+                    pool=pool.pool,
+                    machines=missing - taken,
+                    types=pool.types,
+                    datacenter=pool.spec.datacenter,
+                    priority=pool.spec.priority,
+                    from_free=missing - taken if left is None else min(missing - taken, left),
+                    why=f"{pool.pool} needs it",
+                    region=pool.spec.region,
                 )
             )
         free = self._parts.free() + coming
@@ -253,18 +252,18 @@ class Lender:
                 since.pop(record.machine, None)
             found.append(
                 OpenLoan(
-                    record.machine,
-                    loan.donor,
-                    record.entitlement,
-                    record.machine_type,
-                    record.location.datacenter,
-                    loan.promise_s,
-                    loan.until,
-                    loan.revoked_at is not None,
-                    tasks,
-                    record.state is MachineState.UP and not _is_leaving(record, wall),
-                    idle_s,
-                    record.location.region,
+                    machine=record.machine,
+                    donor=loan.donor,
+                    borrower=record.entitlement,
+                    machine_type=record.machine_type,
+                    datacenter=record.location.datacenter,
+                    promise_s=loan.promise_s,
+                    until=loan.until,
+                    revoked=loan.revoked_at is not None,
+                    tasks=tasks,
+                    usable=record.state is MachineState.UP and not _is_leaving(record, wall),
+                    idle_s=idle_s,
+                    region=record.location.region,
                 )
             )
         return found
@@ -272,7 +271,7 @@ class Lender:
     # -- lending
 
     def holding(self) -> str:
-        """Return why nothing is lent now; empty: nothing keeps it, or nothing is to be lent."""
+        """Return why nothing is lent now; empty if lending is possible or switched off."""
         return "" if self._settings.mode is ElasticMode.OFF else self._parts.unwell()
 
     async def _match(self, loans: Sequence[OpenLoan]) -> None:
@@ -290,7 +289,7 @@ class Lender:
             try:
                 await self._lend(loan)
             except (Conflict, NotFound):
-                continue  # it has an owner by now
+                continue  # the machine has another owner by now
             except TwineError as e:
                 log.warning("not lent", extra={"machine": loan.machine, "reason": str(e)})
 
@@ -324,21 +323,21 @@ class Lender:
             if elastic is not None and pool.wants:
                 found.append(
                     Taker(
-                        pool.pool,
-                        pool.wants,
-                        sum(loan.borrower == pool.pool for loan in loans),
-                        elastic.notice.seconds,
-                        elastic.loan_s,
-                        elastic.share,
-                        pool.types,
-                        pool.spec.datacenter,
-                        pool.spec.region,
+                        pool=pool.pool,
+                        wants=pool.wants,
+                        has=sum(loan.borrower == pool.pool for loan in loans),
+                        notice_s=elastic.notice.seconds,
+                        loan_s=elastic.loan_s,
+                        share=elastic.share,
+                        types=pool.types,
+                        datacenter=pool.spec.datacenter,
+                        region=pool.spec.region,
                     )
                 )
         return found
 
     def _offers(self) -> dict[str, Offer]:
-        """Return on which terms pools lend: those that allow it, and the free one."""
+        """Return the terms of the free pool and of each pool that lends."""
         free = Offer(self._free_promise(), self._settings.free_idle_s, self.kept_free())
         offers = {FREE: free}
         for pool in self.now.values():
@@ -356,9 +355,17 @@ class Lender:
                 if record is None or record.loan is not None or record.hold is not None:
                     continue
                 since = seen[machine.name] = self._idle_since.get(machine.name, now)
-                kind, place = machine.capacity.machine_type, machine.place
-                at = (place.datacenter, place.msb, now - since, place.region)
-                found.append(Idle(machine.name, pool, kind, *at))
+                found.append(
+                    Idle(
+                        machine=machine.name,
+                        donor=pool,
+                        machine_type=machine.capacity.machine_type,
+                        datacenter=machine.place.datacenter,
+                        msb=machine.place.msb,
+                        idle_s=now - since,
+                        region=machine.place.region,
+                    )
+                )
                 await self._runtime.checkpoint()
         lent = {record.machine for record in self._parts.loans.lent()}
         kept = {name: since for name, since in self._idle_since.items() if name in lent}
@@ -367,5 +374,5 @@ class Lender:
 
 
 def _is_leaving(record: MachineRecord, now: float) -> bool:
-    """Return whether a lent machine would be of no use to its owner: it is taken for something."""
+    """Return whether a lent machine is useless to its owner because planned work takes it."""
     return bool(blocking(record, now)) and (record.loan is None or record.loan.revoked_at is None)

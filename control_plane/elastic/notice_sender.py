@@ -1,14 +1,13 @@
-"""Sends hosts the notices for their tasks: plans for the machine, and lent capacity (EL9).
+"""Sends agents the notices for their tasks: plans for the machine, and lent capacity (EL9).
 
-Only machines with tasks of jobs that have `life.notice` get them. They are not stored: a control
-plane that takes over sends all of them again, and agents accept repetitions.
+Only machines with tasks of jobs that have `life.notice` get notices. Notices are not stored: a
+control plane that takes over sends all of them again, and agents accept repetitions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from agent.api.notices import HostNotice, HostNotices, LentCapacity
@@ -25,45 +24,43 @@ log = logging.getLogger(__name__)
 AT_ONCE = 32
 TIMEOUT_S = 10.0
 RETRY_S = 30.0
-"""A host that refused a notice gets it again after this long."""
+"""An agent that refused notices gets them again after this time."""
 AGAIN_S = 600.0
-"""An accepted notice is sent again after this long."""
+"""Accepted notices are sent again after this time."""
 _LOOK = 200
 """Jobs that are read between two checks whether other tasks of the loop wait."""
 
 
 class NoticeSender:
-    """Keeps hosts informed; `look` is called every few seconds."""
+    """Keeps the notices of all agents current; `look` is called every few seconds."""
 
     def __init__(
         self, region: Region, jobs: Table[JobRecord], pool: AgentPool, number: Callable[[], int]
     ) -> None:
-        """Send nothing yet. `number` returns the term of this control plane."""
+        """`number` returns the term of this control plane."""
         self._region, self._jobs, self._pool, self._number = region, jobs, pool, number
-        self._said: dict[str, tuple[str, HostNotices, float]] = {}
-        """Machine → boot, the notices that it last accepted, and when."""
+        self._accepted: dict[str, tuple[str, HostNotices, float]] = {}
+        """Machine → boot, the notices that its agent last accepted, and when."""
         self._pauses: dict[str, float] = {}
-        """Machine → when to try again, after it refused."""
-        self.counts: Counter[str] = Counter()
-        """`told` and `failed`, so far."""
+        """Machine → when to try again after a failure."""
 
     async def look(self, signal: Callable[[str], CapacitySignal | None]) -> None:
-        """Send hosts the notices that they lack; `signal` is called per entitlement."""
+        """Send agents the notices that they lack; `signal` is called per entitlement."""
         wanted = await self._wanted(signal)
-        for machine in [name for name in self._said if name not in wanted]:
+        for machine in [name for name in self._accepted if name not in wanted]:
             wanted[machine] = HostNotices(epoch=self._number())  # withdrawn: no task is left there
         gate = asyncio.Semaphore(AT_ONCE)
         now = self._region.runtime.now()
-        due = {name: told for name, told in wanted.items() if self._is_due(name, told, now)}
-        await asyncio.gather(*(self._tell(gate, name, told) for name, told in due.items()))
-        for name in [n for n in self._said if n not in due and not _says(wanted.get(n))]:
-            if now - self._said[name][2] > AGAIN_S:
-                del self._said[name]
+        due = {name: found for name, found in wanted.items() if self._is_due(name, found, now)}
+        await asyncio.gather(*(self._send(gate, name, found) for name, found in due.items()))
+        for name in [n for n in self._accepted if n not in due and _is_empty(wanted.get(n))]:
+            if now - self._accepted[name][2] > AGAIN_S:
+                del self._accepted[name]
 
     async def _wanted(
         self, signal: Callable[[str], CapacitySignal | None]
     ) -> dict[str, HostNotices]:
-        """Return by machine the notices for its tasks."""
+        """Return machine → the notices for its tasks."""
         asked = dict[str, set[str]]()
         for number, record in enumerate(self._jobs.records()):
             if number % _LOOK == 0:
@@ -73,7 +70,7 @@ class NoticeSender:
                 for machine in _machines(record):
                     asked.setdefault(machine, set()).update(wish.capacity_of)
         names = {name for one in asked.values() for name in one}
-        states = {name: told for name in names if (told := signal(name)) is not None}
+        states = {name: state for name in names if (state := signal(name)) is not None}
         epoch, found = self._number(), dict[str, HostNotices]()
         for machine, capacity_of in asked.items():
             known = self._region.broker.table.find(machine)
@@ -82,30 +79,29 @@ class NoticeSender:
                 found[machine] = HostNotices(epoch=epoch, notices=_notices(known), capacity=lent)
         return found
 
-    def _is_due(self, machine: str, told: HostNotices, now: float) -> bool:
+    def _is_due(self, machine: str, notices: HostNotices, now: float) -> bool:
         observed = self._region.observations.observation(machine)
         if not observed.answering or self._pauses.get(machine, now) > now:
             return False
-        known = self._said.get(machine)
+        known = self._accepted.get(machine)
         if known is None:
-            return _says(told)
-        boot_id, said, at = known
-        if said == told and boot_id == observed.boot_id:
-            return _says(told) and now - at > AGAIN_S
+            return not _is_empty(notices)
+        boot_id, accepted, at = known
+        if accepted == notices and boot_id == observed.boot_id:
+            return not _is_empty(notices) and now - at > AGAIN_S
         return True
 
-    async def _tell(self, gate: asyncio.Semaphore, machine: str, told: HostNotices) -> None:
+    async def _send(self, gate: asyncio.Semaphore, machine: str, notices: HostNotices) -> None:
         record = self._region.broker.table.find(machine)
         if record is None:
-            self._said.pop(machine, None)
+            self._accepted.pop(machine, None)
             return
         boot_id = self._region.observations.observation(machine).boot_id
         async with gate:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    await (await self._pool.get(record)).put_notices(told)
+                    await (await self._pool.get(record)).put_notices(notices)
             except (TwineError, TimeoutError) as e:
-                self.counts["failed"] += 1
                 self._pauses[machine] = self._region.runtime.now() + RETRY_S
                 log.warning(
                     "an agent did not accept notices",
@@ -113,12 +109,11 @@ class NoticeSender:
                 )
                 return
         self._pauses.pop(machine, None)
-        self.counts["told"] += 1
-        self._said[machine] = boot_id, told, self._region.runtime.now()
+        self._accepted[machine] = boot_id, notices, self._region.runtime.now()
 
 
-def _says(told: HostNotices | None) -> bool:
-    return told is not None and bool(told.notices or told.capacity)
+def _is_empty(notices: HostNotices | None) -> bool:
+    return notices is None or not (notices.notices or notices.capacity)
 
 
 def _machines(record: JobRecord) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""Elastic capacity for callers: loans, kept promises, signals, buffers (EL7, EL9, EL10)."""
+"""Reports on elastic capacity: loans, kept promises, signals, buffers (EL7, EL9, EL10)."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class ElasticService:
         unwell: Callable[[], str],
         sender: NoticeSender,
     ) -> None:
-        """Lend nothing yet. `unwell` returns why nothing may be lent now; empty: it may."""
+        """`unwell` returns why nothing may be lent now; empty if lending is allowed."""
         self._sender = sender
         entitlements = allocators[0].portal.table
         self._parts = LenderParts(region, entitlements, allocators, owner_of, loans, unwell)
         self._jobs = jobs
         self._ledger = ElasticLedger(store, jobs, lambda name: self._parts.tasks_on(name) > 0)
         self._lender = Lender(self._parts, self._ledger)
-        region.broker.listen(self._ledger.heard)
+        region.broker.listen(self._ledger.on_machine_change)
 
     async def load(self) -> None:
         """Read the stored counts."""
@@ -61,10 +61,10 @@ class ElasticService:
         """Lend and call back until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lender.run())
-            group.create_task(self._tell())
+            group.create_task(self._send_notices())
 
-    async def _tell(self) -> None:
-        """Send notices to hosts, until cancelled."""
+    async def _send_notices(self) -> None:
+        """Send notices to agents until cancelled."""
         runtime, settings = self._parts.region.runtime, self._parts.region.settings.elastic
         while True:
             await self._sender.look(self._signal)
@@ -75,7 +75,10 @@ class ElasticService:
         return None if known is None else self.signal(entitlement)
 
     def signal(self, entitlement: str) -> CapacitySignal:
-        """Return whether a borrower has what it wants; `NotFound` without such an entitlement."""
+        """Return whether a borrower has the machines it wants.
+
+        Raises `NotFound` if there is no such entitlement.
+        """
         record = self._parts.entitlements.get(entitlement)
         loans = [v for v in self._views() if v.borrower == entitlement]
         leaving = [v for v in loans if v.revoked_at is not None]
@@ -94,7 +97,7 @@ class ElasticService:
         )
 
     def late(self) -> list[str]:
-        """Return the machines that are not back though the promised time is over."""
+        """Return the machines that are still on loan after the promised time."""
         now = self._parts.region.runtime.date()
         return [
             v.machine
@@ -103,7 +106,7 @@ class ElasticService:
         ]
 
     def report(self) -> ElasticReport:
-        """Return the loans, the entitlements that wait, and how promises were kept."""
+        """Return the loans, the entitlements that wait, and how well promises were kept."""
         views, now = self._views(), self._parts.region.runtime.now()
         pools, left = [], self._left()
         for p in self._lender.now.values():
@@ -139,7 +142,7 @@ class ElasticService:
         )
 
     def _left(self) -> Counter[str]:
-        """Return by entitlement how many free or lent machines it gave back last."""
+        """Return entitlement → how many free or lent machines it was the last to give back."""
         table = self._parts.region.broker.table
         free = (m.name for m in survey.unused(self._parts.owner_of, FREE))
         known = [record for name in free if (record := table.find(name)) is not None]
@@ -166,7 +169,7 @@ class ElasticService:
         ]
 
     def counts(self) -> ElasticCounts:
-        """Return the measured numbers, as of the last look."""
+        """Return the measured numbers as of the last round of the lender."""
         ended, now = self._ledger.promises(), self._lender.now.values()
         return ElasticCounts(
             loans=self._lender.loans,
@@ -183,7 +186,7 @@ class ElasticService:
     # -- buffers
 
     async def buffers(self) -> Buffers:
-        """Return the spare machines that the region needs, and each owner would need alone."""
+        """Return the spare machines that the region needs, and that each owner would need alone."""
         surge: dict[str, list[float]] = {}
         for record in self._jobs.records():
             if record.spec.update.surge:

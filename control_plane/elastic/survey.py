@@ -1,4 +1,4 @@
-"""What pools use, need and want now, read from the allocators: values for `core.matching`."""
+"""Reads from the allocators which machines pools use and wait for: input for `core.matching`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from control_plane.runtime.table import Checkpoint
 OwnerOf = Callable[[str], Allocator]
 """Returns the allocator that decides about a pool."""
 TURN = 200
-"""Machines or tasks that are looked at before it is asked whether others are to have a turn."""
+"""Machines or tasks that are read between two checks whether other tasks of the loop wait."""
 
 
 @dataclass(slots=True)
 class PoolWaiting:
-    """What the tasks of one pool wait for."""
+    """The machines that the tasks of one pool wait for."""
 
     machines: int = 0
     types: set[str] = field(default_factory=set)
@@ -33,7 +33,7 @@ class PoolWaiting:
 
 
 def per_machine(demand: Demand, capacity: Capacity) -> int:
-    """Return how many such tasks an empty machine takes; 0: it is too small for one."""
+    """Return how many such tasks fit on an empty machine; 0 if it is too small for one."""
     if not is_large_enough(demand, capacity):
         return 0
     cpu = demand.cpu_on(capacity)
@@ -48,7 +48,7 @@ def per_machine(demand: Demand, capacity: Capacity) -> int:
 
 
 def machine_share(demand: Demand, capacity: Capacity) -> float:
-    """Return which share of a machine a task claims, by what it claims most of."""
+    """Return the share of a machine that a task claims, of the resource it claims most of."""
     return max(
         demand.memory_bytes / capacity.memory_bytes if capacity.memory_bytes else 0.0,
         demand.cpu_on(capacity) / capacity.cpu_room if capacity.cpu_room else 0.0,
@@ -57,7 +57,7 @@ def machine_share(demand: Demand, capacity: Capacity) -> float:
 
 
 def waiting(allocators: Iterable[Allocator]) -> dict[str, PoolWaiting]:
-    """Return by pool how many machines its tasks without one would fill."""
+    """Return pool → how many machines its tasks without a machine would fill."""
     found: dict[str, PoolWaiting] = {}
     for allocator in allocators:
         kinds, claims = allocator.index.kinds(), allocator.index.claims
@@ -79,7 +79,10 @@ def _room(demand: Demand, kind: Machine) -> int:
 
 
 def _unplaced(request: Request, claims: Claims | None) -> Iterator[tuple[Demand, int]]:
-    """Yield tasks that have no machine, or one that they cannot stay on, by what they claim."""
+    """Yield each demand with the number of its tasks that need a machine.
+
+    These tasks have none, or must leave the one they have.
+    """
     for group in request.groups:
         missing = 0
         for task in group.tasks:
@@ -92,13 +95,13 @@ def _unplaced(request: Request, claims: Claims | None) -> Iterator[tuple[Demand,
 async def used_by_msb(
     owner_of: OwnerOf, pool: str, lent: Callable[[str], bool], checkpoint: Checkpoint
 ) -> Counter[str]:
-    """Return by MSB how many machines of its own a pool has that have tasks."""
+    """Return MSB → how many of a pool's own machines have tasks."""
     found = Counter[str]()
     for number, machine in enumerate(list(owner_of(pool).index.pool(pool).machines())):
         if number % TURN == 0:
             await checkpoint()
         if machine.jobs and not lent(machine.name):
-            found[machine.place.msb] += 1  # a path: it begins with the data center
+            found[machine.place.msb] += 1  # a path that begins with the data center
     return found
 
 

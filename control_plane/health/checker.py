@@ -1,9 +1,9 @@
 """Declares machines down that were silent for too long, and up when they answer again.
 
-Each machine has one deadline, in a slot of half a second. When it comes up, the checker reads the
-machine's last sign of life, and usually moves the deadline: a machine that answers costs next to
-nothing. The record is always compared with the observation: a machine that answers and is recorded
-down is marked up until the store has accepted it.
+Each machine has one deadline, in a slot of half a second. At the deadline the checker reads the
+machine's last sign of life, and usually moves the deadline; so a machine that answers costs almost
+nothing. The checker compares the record with the observation each time: it repeats a mark until the
+store has accepted it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from control_plane.health.core.trust import (
 )
 from control_plane.health.core.verdict import Brakes, Held, verdict
 from control_plane.health.follower import Follower
+from control_plane.health.held import HeldMachines
 from control_plane.health.marker import HealthMarks, Marker
 from control_plane.health.watch import Watch, is_leaving
 from control_plane.runtime.runtime import TICK_S
@@ -39,49 +40,48 @@ from wire.errors import Conflict
 
 log = logging.getLogger(__name__)
 _AGAIN_S = 1.0
-"""Interval between looks at a machine that is held back."""
+"""Interval between checks of a machine that is held back."""
 LEAVING = "its host announced that it goes down"
 _TURN = 64
 """Machines that are checked between two checks whether other tasks of the loop wait."""
 
 
 class HealthChecker:
-    """Keeps the broker's unavailability events true."""
+    """Keeps the broker's records of failed machines current."""
 
     def __init__(self, region: Region, pool: AgentPool, marks: HealthMarks) -> None:
-        """Ask no agent yet; `marks` records conclusions."""
+        """`marks` records the verdicts."""
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
         self._follows = region.follows
         self._follower = Follower(region, pool)
         self.restored = self._follower.restored
-        self._marker = Marker(marks, self._anew)
+        self._marker = Marker(marks, self._restart_silences)
         self._brakes, self._graces, self._patience = _policies(region.settings)
         answers_lag_s = region.settings.poll_wait_s + TICK_S
         down_after_s = region.settings.down_after_s
         self._worry_s = max(down_after_s / 2, down_after_s - answers_lag_s)
-        """Machines that are cut off together cross the limit one after another. So machines that
-        are silent for this long count, too: the first does not pass for a single loss."""
+        """Silence after which a machine counts as lost in its parts. It is less than
+        `down_after_s`: machines that are cut off together reach that limit one after another, and
+        the first must not look like a single loss."""
         self._parts = Parts()
         self._watches: dict[str, Watch] = {}
         self._slots: dict[int, list[Watch]] = {}
-        """Machines by the slot of time (`TICK_S` long) of their next look."""
+        """Machines by the time slot (`TICK_S` long) of their next check."""
         self._next_slot = 0
-        self._held: dict[str, Watch] = {}
-        self._braked: dict[str, int] = {}
-        """Number of held-back machines by part."""
+        self._held = HeldMachines()
         self._limit = region.limits.of(
             LimitName.MARK_DOWN, region.settings.mark_down_per_s, region.settings.mark_down_burst
         )
-        self._anew_at = float("-inf")
+        self._counted_from = float("-inf")
         region.broker.listen(self._record_changed, loaded=ignore)
-        region.observations.listen(self._sight_changed)
+        region.observations.listen(self._observation_changed)
 
     async def run(self) -> None:
         """Follow all machines and judge their silence until cancelled."""
         self._next_slot = int(self._runtime.now() / TICK_S)
         ends = self._runtime.on_pause(
-            lambda s: self._anew(f"this process was paused for {s:.0f} s")
+            lambda s: self._restart_silences(f"this process was paused for {s:.0f} s")
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -100,7 +100,7 @@ class HealthChecker:
                 group.create_task(self._follower.run())
                 while True:
                     await self._runtime.sleep(TICK_S)
-                    await self._look()
+                    await self._check_due()
         finally:
             ends()
 
@@ -108,12 +108,8 @@ class HealthChecker:
 
     @property
     def brake(self) -> str:
-        """Return why silent machines are not declared down; empty: no brake is on."""
-        count = sum(self._braked.values())
-        if not count:
-            return ""
-        first = next(w.held for w in self._held.values() if w.held is not None and w.held.part)
-        return f"{count} silent machine(s) held back: {first.reason}"
+        """Return why silent machines are not declared down; empty if no brake is on."""
+        return self._held.brake
 
     @property
     def held_count(self) -> int:
@@ -134,21 +130,7 @@ class HealthChecker:
 
     def held_back(self) -> list[HeldBack]:
         """Return all machines without a verdict yet, by name, and why."""
-        now, found = self._runtime.now(), []
-        for name in sorted(self._held):
-            watch = self._held[name]
-            if watch.held is not None:
-                found.append(
-                    HeldBack(
-                        machine=name,
-                        state=MachineState.UP if watch.down_at is None else MachineState.DOWN,
-                        silent_s=watch.silent_s(now, self._anew_at),
-                        part=watch.held.part,
-                        reason=watch.held.reason,
-                        left_s=max(0.0, watch.held.left_s),
-                    )
-                )
-        return found
+        return self._held.views(self._runtime.now(), self._counted_from)
 
     def confirm_down(self, machines: Iterable[str], why: str) -> list[str]:
         """Declare silent machines down even if they are held back; return which.
@@ -161,7 +143,7 @@ class HealthChecker:
             for name in sorted(set(machines))
             if (watch := self._watches.get(name)) is not None
             and watch.down_at is None
-            and watch.silent_s(now, self._anew_at) >= self._worry_s
+            and watch.silent_s(now, self._counted_from) >= self._worry_s
         ]
         if not silent:
             raise Conflict(
@@ -176,9 +158,9 @@ class HealthChecker:
 
     # -- events
 
-    def _anew(self, why: str) -> None:
-        """Start all silences again: this process may have been the silent one."""
-        self._anew_at = self._runtime.now()
+    def _restart_silences(self, why: str) -> None:
+        """Count the silence of all machines from now on: perhaps this process was cut off."""
+        self._counted_from = self._runtime.now()
         log.warning("the silence of all machines is counted from now on", extra={"reason": why})
 
     def _record_changed(
@@ -196,15 +178,15 @@ class HealthChecker:
             watch.joined_until = now + self._settings.join_grace_s
         if before is not None and before.location != after.location:
             standing = watch.standing
-            watch.stands(None)
+            watch.set_standing(None)
             watch.rack = self._parts.rack(after.location)
-            watch.stands(standing)
+            watch.set_standing(standing)
         watch.planned(after, now, self._runtime.date())
         if (after.state is MachineState.DOWN) is not (watch.down_at is not None):
             self._state_changed(watch, after.state, now)
 
     def look_at(self, name: str) -> None:
-        """Called when the process that follows a machine may have changed."""
+        """Start or stop following a machine, if the process that follows it changed."""
         record = self._broker.table.find(name)
         self._record_changed(name, record, record)
         self._follower.look_at(name)
@@ -213,16 +195,16 @@ class HealthChecker:
         if state is MachineState.DOWN:
             watch.down_at, watch.back_at = now, None
             watch.failures = failed_again(watch.failures, now, self._patience)
-            watch.stands(Standing.LOST)
+            watch.set_standing(Standing.LOST)
         else:
             watch.down_at = watch.back_at = None
             watch.confirmed = ""
-            watch.stands(Standing.WELL)
-        self._hold(watch, None)
+            watch.set_standing(Standing.WELL)
+        self._held.put(watch, None)
         self._schedule(watch, now)
         asyncio.get_running_loop().call_soon(self._observations.changed, watch.machine)
 
-    def _sight_changed(self, name: str) -> None:
+    def _observation_changed(self, name: str) -> None:
         watch = self._watches.get(name)
         if watch is None or watch.down_at is None:
             return
@@ -233,7 +215,7 @@ class HealthChecker:
             self._look_at_down(watch, watch.back_at)
 
     def _watch(self, record: MachineRecord) -> Watch:
-        """Start to judge a machine."""
+        """Start to watch a machine."""
         now = self._runtime.now()
         rack, observation = (
             self._parts.rack(record.location),
@@ -245,13 +227,13 @@ class HealthChecker:
         ages_s = (self._runtime.date() - start for start in failures(record))
         watch.failures = recalled(ages_s, now, self._patience)
         watch.planned(record, now, self._runtime.date())
-        watch.stands(Standing.LOST if down else Standing.WELL)
+        watch.set_standing(Standing.LOST if down else Standing.WELL)
         self._schedule(watch, now + self._worry_s)
         return watch
 
     def _forget(self, watch: Watch) -> None:
-        self._hold(watch, None)
-        watch.stands(None)
+        self._held.put(watch, None)
+        watch.set_standing(None)
         watch.due_in = 0  # its entry in a slot is void
         del self._watches[watch.machine]
 
@@ -266,7 +248,7 @@ class HealthChecker:
         else:
             there.append(watch)
 
-    async def _look(self) -> None:
+    async def _check_due(self) -> None:
         """Check all machines whose deadline has come."""
         self._runtime.look_at_clocks()  # finds own pauses before any verdict
         due, looked = list[Watch](), 0
@@ -278,7 +260,7 @@ class HealthChecker:
                 if looked % _TURN == 0:
                     await self._runtime.checkpoint()
                 if watch.due_in != slot:
-                    continue  # it was moved to another slot since
+                    continue  # the watch was moved to another slot since
                 if watch.down_at is not None:
                     self._look_at_down(watch, now)
                 elif self._look_at_up(watch, now):
@@ -293,15 +275,15 @@ class HealthChecker:
         if watch.is_unasked:
             self._schedule(watch, now + self._worry_s)
             return False
-        last_at = watch.last_at(self._anew_at)
+        last_at = watch.last_at(self._counted_from)
         silent_s = now - last_at
         if silent_s < self._worry_s:
             if watch.is_plain:  # almost always
                 self._schedule(watch, last_at + self._worry_s)
                 return False
             watch.confirmed = ""
-            watch.stands(Standing.WELL)
-            self._hold(watch, None)
+            watch.set_standing(Standing.WELL)
+            self._held.put(watch, None)
             self._schedule(watch, now - silent_s + self._worry_s)
             return False
         excused = None
@@ -309,14 +291,14 @@ class HealthChecker:
             signs = watch.signs(self._broker.table.find(watch.machine), silent_s)
             excused = excuse(signs, now, self._graces)
             if excused is None and signs.is_leaving:
-                watch.confirmed = LEAVING  # its own word, so its part is not cut off
+                watch.confirmed = LEAVING  # the host reported it, so its part is not cut off
         is_due = silent_s >= self._settings.down_after_s or bool(watch.confirmed)
         if excused is not None:
-            watch.stands(Standing.WELL)
-            self._hold(watch, excused if is_due else None)
+            watch.set_standing(Standing.WELL)
+            self._held.put(watch, excused if is_due else None)
             self._schedule(watch, now + _AGAIN_S)
             return False
-        watch.stands(Standing.LOST)
+        watch.set_standing(Standing.LOST)
         if not is_due:
             self._schedule(watch, now - silent_s + self._settings.down_after_s)
         return is_due
@@ -324,13 +306,13 @@ class HealthChecker:
     def _judge(self, watch: Watch) -> None:
         """Mark a machine down, or hold it back for a moment."""
         now = self._runtime.now()
-        silent_s = watch.silent_s(now, self._anew_at)
+        silent_s = watch.silent_s(now, self._counted_from)
         held = None if watch.confirmed else self._held_back(watch, silent_s, now)
         if held is None and not watch.is_marked and not watch.confirmed:
             wait_s = self._limit.take(now)
             if wait_s > 0:
                 held = Held("the rate limit holds: too many machines went down", wait_s)
-        self._hold(watch, held)
+        self._held.put(watch, held)
         if held is None and not watch.is_marked:
             watch.is_marked = True
             reason = f"its agent did not answer for {silent_s:.0f} s"
@@ -338,9 +320,10 @@ class HealthChecker:
         self._schedule(watch, now + _AGAIN_S)
 
     def _held_back(self, watch: Watch, silent_s: float, now: float) -> Held | None:
-        """Return why a verdict waits.
+        """Return why a verdict is postponed.
 
-        A brake ends when most machines of a part have come back; the last ones get a moment more.
+        A brake ends when most machines of a part have come back. The others get `down_after_s`
+        more at most.
         """
         held = verdict(watch.rack, silent_s, self._brakes)
         if held is not None:
@@ -354,13 +337,13 @@ class HealthChecker:
         return held
 
     def _look_at_down(self, watch: Watch, now: float) -> None:
-        """Mark a machine up that answers, once it is trusted."""
+        """Mark a machine up that has answered for long enough."""
         assert watch.down_at is not None
         if now - watch.down_at >= self._settings.brake_window_s:
-            watch.stands(Standing.GONE)
+            watch.set_standing(Standing.GONE)
         if not watch.observation.answering:
             watch.back_at = None
-            self._hold(watch, None)
+            self._held.put(watch, None)
             self._schedule(watch, now + self._settings.down_after_s)
             return
         watch.back_at = now if watch.back_at is None else watch.back_at
@@ -370,7 +353,7 @@ class HealthChecker:
             reason = (
                 f"it was down {times} times recently and must answer for a while before it is up"
             )
-            self._hold(watch, Held(reason, left_s))
+            self._held.put(watch, Held(reason, left_s))
             self._schedule(watch, now + min(left_s, self._settings.down_after_s))
             return
         if not watch.is_marked:
@@ -384,7 +367,7 @@ class HealthChecker:
         watch = self._watches.get(name)
         if watch is None or watch.down_at is not None:
             return False
-        silent_s = watch.silent_s(self._runtime.now(), self._anew_at)
+        silent_s = watch.silent_s(self._runtime.now(), self._counted_from)
         return silent_s >= (self._worry_s if watch.confirmed else self._settings.down_after_s)
 
     def _is_back(self, name: str) -> bool:
@@ -395,32 +378,6 @@ class HealthChecker:
         for name in names:
             if name in self._watches:
                 self._watches[name].is_marked = False
-
-    def _hold(self, watch: Watch, held: Held | None) -> None:
-        """Record why a machine has no verdict, or that it has one."""
-        before, watch.held = watch.held, held
-        if before is None and held is None:
-            return
-        part_before = "" if before is None else before.part
-        part = "" if held is None else held.part
-        if part != part_before:
-            self._count(part_before, -1, "")
-            self._count(part, 1, "" if held is None else held.reason)
-        if held is None:
-            self._held.pop(watch.machine, None)
-        else:
-            self._held[watch.machine] = watch
-
-    def _count(self, part: str, more: int, reason: str) -> None:
-        if not part:
-            return
-        before = self._braked.get(part, 0)
-        self._braked[part] = before + more
-        if not before:
-            log.warning("brake on: many machines are silent at once", extra={"reason": reason})
-        elif not self._braked[part]:
-            del self._braked[part]
-            log.info("brake off", extra={"part": part})
 
 
 def _policies(settings: SchedulerSettings) -> tuple[Brakes, Graces, Patience]:

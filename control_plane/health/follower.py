@@ -1,8 +1,7 @@
 """Follows every agent: lists its state, then reads its events.
 
-On each (re)connection everything is listed before anything is concluded, so the present state of a
-machine that was away is compared with the records. An agent that does not answer is called again
-every second.
+On each connection the follower first lists everything. So the present state of a machine that was
+away is compared with the records. An agent that does not answer is called again every second.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ class Follower:
         self._followed: set[str] = set()
         self.restored = RestoredHosts(self._followed)
         self._waits: dict[str, asyncio.Timeout] = {}
-        """Timeouts of waiting polls, by machine: rescheduled to now, they check again."""
+        """Timeouts of waiting polls by machine; one that is rescheduled to now ends its poll."""
         region.broker.listen(self._record_changed, loaded=ignore)
-        region.observations.listen(self._sight_changed)
+        region.observations.listen(self._observation_changed)
 
     async def run(self) -> None:
         """Follow all machines that have joined, until cancelled."""
@@ -61,31 +60,31 @@ class Follower:
                 self.restored.look()
                 await asyncio.get_running_loop().create_future()
             finally:
-                self._group = None  # changes may still arrive while everything ends
+                self._group = None  # changes may still arrive during the shutdown
 
     def _record_changed(
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
         self.look_at(name)
         if before is not None and (after is None or after.address != before.address):
-            self._look_again(name)
+            self._recheck(name)
 
     def look_at(self, name: str) -> None:
-        """Start or stop following a machine, if its place or its shard changed."""
+        """Start or stop following a machine, if its address or its shard changed."""
         self._follow_soon(name)
         if name in self._followed and self._ours(name) is None:
-            self._look_again(name)
+            self._recheck(name)
 
     def _ours(self, name: str) -> MachineRecord | None:
-        """Return the record of a machine, if this process has to follow it."""
+        """Return the record of a machine if this process must follow it."""
         record = self._broker.table.find(name)
         return record if record is not None and self._hears(record) else None
 
-    def _sight_changed(self, name: str) -> None:
+    def _observation_changed(self, name: str) -> None:
         if self._observations.observation(name).doubtful:
-            self._look_again(name)
+            self._recheck(name)
 
-    def _look_again(self, name: str) -> None:
+    def _recheck(self, name: str) -> None:
         wait = self._waits.get(name)
         if wait is not None and not wait.expired():
             wait.reschedule(0.0)
@@ -99,13 +98,13 @@ class Follower:
             self._runtime.spawn_in(self._group, "following", self._follow(name))
 
     async def _follow(self, name: str) -> None:
-        """Call one agent for as long as its machine exists, and is followed here."""
+        """Call one agent while its machine exists and this process must follow it."""
         try:
             while (record := self._ours(name)) is not None:
-                await self._runtime.checkpoint()  # after a start all are called at once
+                await self._runtime.checkpoint()  # after a start all agents are called at once
                 self._observations.asked(name)
                 failed = await self._attempt(name, record)
-                if failed:  # spread over time, for all that fail together
+                if failed:  # many may fail together: spread the retries over time
                     chance = self._runtime.random.uniform(0.5, 1.5)
                     await self._runtime.sleep(chance * self._settings.poll_retry_s)
         finally:
@@ -114,19 +113,19 @@ class Follower:
         if self._broker.table.find(name) is not None:
             self._observations.left(name)
             await self._pool.drop(name)
-            self._follow_soon(name)  # it may have come back meanwhile
+            self._follow_soon(name)  # the machine may have come back meanwhile
 
     async def _attempt(self, name: str, record: MachineRecord) -> bool:
-        """Follow an agent once; return whether that ended because of a failure."""
+        """Follow an agent until its connection ends; return whether a failure ended it."""
         fields = {"machine": name}
         try:
-            await self._converse(name, await self._pool.get(record))
+            await self._run_connection(name, await self._pool.get(record))
         except _StoreTrouble as e:
             log.warning("facts of a machine were not stored", extra={**fields, "reason": str(e)})
         except (Unreachable, TimeoutError) as e:
             self._observations.silent(name, alive=isinstance(e, Refused))
             log.debug("agent does not answer", extra={**fields, "reason": str(e)})
-        except TwineError as e:  # it answered, with an unusable answer
+        except TwineError as e:  # the agent answered, but with an error
             if isinstance(e, OlderStore):
                 self.restored.refused(name, str(e))
             if self._broker.table.find(name) is not None:
@@ -144,34 +143,34 @@ class Follower:
             return False
         return True
 
-    async def _converse(self, name: str, agent: AgentApi) -> None:
-        """List everything, then follow events until they are lost or the record moved."""
+    async def _run_connection(self, name: str, agent: AgentApi) -> None:
+        """List everything, then follow events until some are lost or the address changes."""
         address = self._broker.table.get(name).address
         after, boot_id = await self._list(name, agent)
         self._observations.observation(name).stream = stream = agent.follow(after)
         try:
             while (record := self._ours(name)) and record.address == address:
-                events = await self._news(name, stream)
+                events = await self._next_events(name, stream)
                 if events is None or events.lost or events.boot_id not in ("", boot_id):
                     return
                 await self._turn(name)
-                await self._take_in(name, agent, events)
+                await self._process(name, agent, events)
         finally:
             self._observations.heard(name, stream.heard_at)
             self._observations.observation(name).stream = None
             await stream.close()
 
     async def _turn(self, name: str) -> None:
-        """Wait for a turn to process a machine's answer: a thousand may arrive in one turn.
+        """Wait for a turn of the loop: a thousand agents may answer in one turn.
 
-        It is not called meanwhile, so its silence does not count (BUG-CP3).
+        The agent is not called meanwhile, so its silence does not count (BUG-CP3).
         """
         self._observations.unasked(name)
         await self._runtime.checkpoint()
         self._observations.asked(name)
 
-    async def _news(self, name: str, stream: EventStream) -> Events | None:
-        """Return the next events of the agent; None: everything must be listed again."""
+    async def _next_events(self, name: str, stream: EventStream) -> Events | None:
+        """Return the next events of the agent; None if everything must be listed again."""
         if self._observations.observation(name).doubtful:
             return None
         wait = self._waits[name] = asyncio.timeout(None)
@@ -180,7 +179,7 @@ class Follower:
                 try:
                     return await stream.next()
                 finally:
-                    del self._waits[name]  # a timeout that was left cannot be rescheduled
+                    del self._waits[name]  # a timeout that has exited cannot be rescheduled
         except TimeoutError:
             if wait.expired():
                 return None
@@ -192,7 +191,7 @@ class Follower:
     async def _list(self, name: str, agent: AgentApi) -> tuple[int, str]:
         """List everything; return the position of later events, and the boot it is valid for.
 
-        The position is read first: later events are seen twice, and none is lost.
+        The position is read first: an event may be seen twice, but none is lost.
         """
         async with asyncio.timeout(self._settings.poll_patience_s + CONNECT_S):
             facts = await agent.get_machine()
@@ -214,7 +213,7 @@ class Follower:
         return latest, facts.boot_id
 
     async def _ask(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Return an agent's answer, with a second try; each answer is a sign of life."""
+        """Return an agent's answer, after a second try if needed; it is a sign of life."""
         for left in reversed(range(_TRIES)):
             try:
                 async with asyncio.timeout(self._settings.call_timeout_s):
@@ -238,20 +237,20 @@ class Follower:
             return e
         return None
 
-    async def _take_in(self, name: str, agent: AgentApi, events: Events) -> None:
-        """Update the observation: from the events, or by calls where they are only hints."""
+    async def _process(self, name: str, agent: AgentApi, events: Events) -> None:
+        """Update the observation from events, or by calls if the events lack the new state."""
         kinds = {event.kind for event in events.events}
         if "image" in kinds:
             images = await self._ask(name, agent.list_images)
             self._observations.observation(name).images = frozenset(i.digest for i in images.images)
         if kinds & {"profile", "leaving"}:
-            # machine facts first: a profile in force may have taken memory
+            # machine facts first: the new profile may have reserved memory
             trouble = await self._store_facts(name, await self._ask(name, agent.get_machine))
             if trouble is not None:
                 raise _StoreTrouble(str(trouble))
         if "profile" in kinds:
             self._observations.saw_profile(name, await self._ask(name, agent.get_profile))
-        if "task-removed" in kinds or any(_bare(event) for event in events.events):
+        if "task-removed" in kinds or any(_lacks_task(event) for event in events.events):
             self._observations.saw_tasks(name, (await self._ask(name, agent.list_tasks)).tasks)
             return
         for event in events.events:
@@ -259,5 +258,5 @@ class Follower:
                 self._observations.saw_task(name, event.task)
 
 
-def _bare(event: Event) -> bool:
+def _lacks_task(event: Event) -> bool:
     return event.kind == "task" and event.task is None

@@ -1,4 +1,4 @@
-"""Records machines as down and up again, and tries until the store accepts it."""
+"""Records that machines are down or up again, in a task that may wait for the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Still = Callable[[str], bool]
 
 
 class HealthMarks(Protocol):
-    """Records the health checker's conclusions: the broker."""
+    """Records the health checker's verdicts: the broker."""
 
     async def down(self, reasons: Mapping[str, str], still: Still) -> None:
         """Record failures of machines for which `still` holds when it is written."""
@@ -70,7 +70,7 @@ class Marker:
             log.info("a machine was removed while it was marked", extra={"reason": str(e)})
         except TwineError as e:
             log.warning(
-                ("the store did not accept a change of machine states"), extra={"reason": str(e)}
+                "the store did not accept a change of machine states", extra={"reason": str(e)}
             )
             self._trouble(str(e))
         except Exception as e:

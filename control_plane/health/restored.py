@@ -1,4 +1,4 @@
-"""Finds hosts with newer commands than our store: an old copy was restored (docs/adr/0111)."""
+"""Finds hosts with newer commands than our store, which then is an old copy (docs/adr/0111)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ HINT = (
 
 
 SETTLES_S = 60.0
-"""After a start: hosts that have not answered by then are not waited for."""
+"""Hosts that have not answered this long after a start are no longer waited for."""
 
 
 class RestoredHosts:
     """Counts the hosts that refuse this control plane because its store is old."""
 
     def __init__(self, followed: Sized) -> None:
-        """Take the machines that are followed."""
+        """`followed` are the machines that this process follows."""
         self._followed = followed
         self._refusing: dict[str, str] = {}
         self._answered: set[str] = set()
         self._found, self._settled = asyncio.Event(), False
         self.all_are_asked = False
-        """Before that a few of many would be a majority."""
+        """Until all are called, a few of the followed hosts would be a majority."""
 
     def words(self) -> str:
-        """Return the finding in words; empty: no host reports an old store."""
+        """Return how many hosts know a newer revision; empty if none does."""
         if not self._refusing:
             return ""
         name = min(self._refusing)
@@ -64,7 +64,7 @@ class RestoredHosts:
         self._answered.discard(machine)
 
     def look(self) -> None:
-        """Check whether enough hosts report it."""
+        """Check whether enough hosts report a newer store."""
         counts = len(self._refusing), len(self._answered), len(self._followed)
         if self.all_are_asked and is_restored(*counts, settled=self._settled):
             self._found.set()

@@ -22,7 +22,6 @@ class HealthService:
     """Shows what is held back, and accepts confirmations of operators."""
 
     def __init__(self, checker: HealthChecker, scopes: Scopes) -> None:
-        """Ask nothing yet."""
         self._checker, self._scopes = checker, scopes
 
     def held_back(self) -> list[HeldBack]:

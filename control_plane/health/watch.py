@@ -17,7 +17,7 @@ _SWITCHING = (ProfileState.APPLYING, ProfileState.PENDING_REBOOT)
 
 
 def is_leaving(record: MachineRecord | None) -> bool:
-    """Return whether a host reported that it will shut down, and not that it is back."""
+    """Return whether a host reported that it will shut down, and has not come back since."""
     return record is not None and record.facts is not None and record.facts.leaving
 
 
@@ -31,52 +31,53 @@ class Watch:
     since: float
     """When this process began to call its agent."""
     due_in: int = 0
-    """The slot of time of its next look."""
+    """The time slot of its next check."""
     standing: Standing | None = None
     down_at: float | None = None
-    """When it was declared down, or when this process learned it; None: it is not down."""
+    """When it was declared down, or when this process read that it is; None if it is up."""
     back_at: float | None = None
-    """Since when it answers although it is down."""
+    """Since when it answers again, while it is recorded as down."""
     failures: Failures = NO_FAILURES
     held: Held | None = None
     confirmed: str = ""
-    """The source that reported it down, and why: no part's delay applies. Ends when it answers."""
+    """The source that reported it down, and why: then no delay of a part applies. Cleared when the
+    machine answers."""
     is_marked: bool = False
     """Its mark is being written."""
     postponed_until: float = 0.0
-    """Until then it may follow the others of a part that looked cut off and comes back."""
+    """Until then it may come back with the others of a part that seemed cut off."""
     joined_until: float = 0.0
     away_until: float = 0.0
     plan: str = ""
-    """Id of the planned reboot that `away_until` is about."""
+    """Id of the planned reboot that `away_until` belongs to."""
 
-    def stands(self, standing: Standing | None) -> None:
-        """Count the machine with its new standing in its parts."""
+    def set_standing(self, standing: Standing | None) -> None:
+        """Change the standing of the machine, and the counts of its parts."""
         if standing is not self.standing:
             self.rack.moved(self.standing, standing)
             self.standing = standing
 
     @property
     def is_plain(self) -> bool:
-        """Return whether only an answer is expected of it."""
+        """Return whether the machine is well: not lost, held back or confirmed down."""
         return self.standing is Standing.WELL and self.held is None and not self.confirmed
 
     @property
     def is_unasked(self) -> bool:
-        """Return whether this process has not called its agent yet: a large region takes time."""
+        """Return whether this process has not called its agent yet, as after a start."""
         return self.observation.asked_since is None
 
-    def last_at(self, anew_at: float) -> float:
-        """Return since when there was no sign of life; before `anew_at` silence does not count."""
-        heard_at, asked_at = self.observation.heard_at, self.observation.asked_since
-        since = self.since if self.since > anew_at else anew_at
+    def last_at(self, counted_from: float) -> float:
+        """Return the last sign of life; silence before `counted_from` does not count."""
+        last_contact, asked_at = self.observation.heard_at, self.observation.asked_since
+        since = self.since if self.since > counted_from else counted_from
         if asked_at is not None and asked_at > since:
             since = asked_at
-        return since if heard_at is None or heard_at < since else heard_at
+        return since if last_contact is None or last_contact < since else last_contact
 
-    def silent_s(self, now: float, anew_at: float) -> float:
-        """Return how long there was no sign of life; before `anew_at` silence does not count."""
-        return 0.0 if self.is_unasked else now - self.last_at(anew_at)
+    def silent_s(self, now: float, counted_from: float) -> float:
+        """Return the seconds since `last_at`; 0 if its agent was not called yet."""
+        return 0.0 if self.is_unasked else now - self.last_at(counted_from)
 
     def planned(self, record: MachineRecord, now: float, wall: float) -> None:
         """Record how long the machine is planned to be away.
@@ -95,7 +96,7 @@ class Watch:
                 self.away_until = now + max(0.0, min(event.deadline - wall, whole_s))
 
     def signs(self, record: MachineRecord | None, silent_s: float) -> Signs:
-        """Return the possible excuses for its silence."""
+        """Return the signs that may excuse its silence."""
         return Signs(
             silent_s=silent_s,
             joined_until=self.joined_until,

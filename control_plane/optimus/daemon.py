@@ -1,4 +1,4 @@
-"""`twine-optimus`: best-effort work on lent machines. A client of the front end."""
+"""`twine-optimus`: runs best-effort work on lent machines, as a client of the front end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Share = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 class OptimusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file of the opportunistic scheduler, TOML."""
+    """The configuration file of the opportunistic scheduler, in TOML."""
 
     entitlement: Name
     """The entitlement whose loans it uses, with `machines = 0` and `elastic.borrow`."""
@@ -58,7 +58,7 @@ class OptimusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def optimus_config(path: Path) -> OptimusConfig:
-    """Return the configuration of a file, or raise `ConfigError` with everything that is wrong."""
+    """Return the configuration of a file, or raise `ConfigError` with all its errors."""
     document = read_document(path)
     if found := violations(document, OptimusConfig):
         listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
@@ -131,8 +131,13 @@ async def serve(config: OptimusConfig, stopping: asyncio.Event) -> None:
         front = ClientConfig(endpoint=config.endpoint, credential=config.credential)
         client = await stack.enter_async_context(client_of(front))
         optimus = Optimus(
-            *(runtime, client, store, config.entitlement, config.shares, config.ahead),
-            config.every_s,
+            runtime=runtime,
+            api=client,
+            store=store,
+            entitlement=config.entitlement,
+            shares=config.shares,
+            ahead=config.ahead,
+            every_s=config.every_s,
         )
         await optimus.load()
         await stack.enter_async_context(_serving(optimus, Path(config.socket)))

@@ -22,12 +22,13 @@ from wire.errors import Conflict, InvalidInput, NotFound, TwineError, Unprocessa
 
 log = logging.getLogger(__name__)
 EVERY_S = 15.0
+"""Interval of the rounds."""
 KEEP_S = 7 * 86_400.0
-"""How long ended work is shown and counts towards its user's share."""
+"""How long ended work is shown, and counts for its user's share."""
 
 
 class BestEffortApi(Protocol):
-    """The calls to the front end that Optimus makes: `ControlPlaneClient` has all of them."""
+    """The calls to the front end that Optimus makes; `ControlPlaneClient` has all of them."""
 
     async def get_entitlement(self, name: str) -> EntitlementView: ...
     async def get_signal(self, entitlement: str) -> CapacitySignal: ...
@@ -37,7 +38,7 @@ class BestEffortApi(Protocol):
 
 
 class Optimus:
-    """Runs queued work on what is lent to one entitlement."""
+    """Runs queued work on the machines that are lent to one entitlement."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Optimus:
         ahead: int,
         every_s: float = EVERY_S,
     ) -> None:
-        """Start nothing yet. `ahead` tasks beyond the running ones ask for machines."""
+        """`ahead` is the number of tasks beyond the running ones that may wait for machines."""
         self._runtime, self._api, self._entitlement = runtime, api, entitlement
         self._shares, self._ahead, self._every_s = shares, ahead, every_s
         self._table = Table(store, WORK, QueuedWork, "work")
@@ -58,7 +59,7 @@ class Optimus:
         """Work → task → machine, as last observed."""
         self._running = 0
         self._to_stop = set[str]()
-        """Work that is not to run and whose job may still exist after a restart of this process."""
+        """Work that must not run, but whose job may still exist after a restart of this process."""
 
     async def load(self) -> None:
         """Read the queue."""
@@ -139,11 +140,11 @@ class Optimus:
             found = await self._api.get_job(work.name)
         except NotFound:
             pass
-        else:  # the job of its last attempt still exists, or one that only has its name
+        else:  # the job of its last attempt still exists, or another job with its name
             if (others := self._not_ours(found)) and work.reason != others:
                 await self._put(work.name, replace(work, reason=others))
             return
-        # stored first: a job that is not recorded would run for ever
+        # stored first: a job that is not recorded would never be stopped
         running = replace(work, state=QueuedState.RUNNING, reason="")
         await self._put(work.name, running)
         try:
@@ -159,7 +160,7 @@ class Optimus:
         self._to_stop.discard(name)
 
     def _not_ours(self, found: JobStatus) -> str:
-        """Return why a job is not that of the work of its name; empty: it is."""
+        """Return why a job does not belong to the work with its name; empty if it does."""
         spec = found.record.spec
         if spec.entitlement == self._entitlement:
             return ""
@@ -184,7 +185,7 @@ class Optimus:
         )
 
     async def submit(self, name: str, wish: QueuedWish, user: str) -> QueuedWork:
-        """Accept a piece of work; `Conflict` where another one has the name."""
+        """Accept a piece of work; `Conflict` if another piece has the name."""
         known = self._table.find(name)
         if known is not None:
             if known.wish == wish and known.user == user:

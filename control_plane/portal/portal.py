@@ -1,8 +1,8 @@
 """The capacity portal: grants and requests for entitlements (paper §2.2).
 
-A change that gives capacity back counts at once. A change that asks for more is checked against
-the region's machines and all promises. Then the rules grant it, or it waits in the
-queue for a user who may decide (CP12).
+A change that gives capacity back counts at once. A change that asks for more is checked against the
+region's machines and all promises. Then the rules grant it, or it waits in the queue until a user
+with that right decides (CP12).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from control_plane.api.capacity import (
 )
 from control_plane.api.settings import Approval, Overgrant, PortalSettings
 from control_plane.portal.core.entitlement_check import check_entitlement, fixed_by_jobs
-from control_plane.portal.core.grants import Shortage, asks_for_more, raises, shortage
+from control_plane.portal.core.grants import Shortage, shortage
+from control_plane.portal.core.raises import asks_for_more, raises
 from control_plane.portal.request_book import RequestBook
 from control_plane.portal.supply import SupplyIndex
 from control_plane.runtime.runtime import Runtime
@@ -36,18 +37,18 @@ from wire.errors import Conflict, FieldError, Forbidden, InvalidInput, Unprocess
 
 log = logging.getLogger(__name__)
 MANY = 200
-"""From this number of entitlements on, sums run in a thread: they would block the loop too long."""
+"""With this many entitlements or more, sums run in a thread: they would block the loop too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A user who requests or decides, as the front end identified them."""
+    """A user who requests or decides, as identified by the front end."""
 
     name: str
     is_operator: bool = False
     """May do everything."""
     may_create: bool = True
-    """Whether the rules may grant a new entitlement to the user; else the request waits."""
+    """Whether the rules may grant a new entitlement to the user; otherwise the request waits."""
 
 
 RULES = Person("", is_operator=True)
@@ -75,7 +76,7 @@ class Portal:
     def __init__(
         self, store: Store, runtime: Runtime, settings: PortalSettings | None = None
     ) -> None:
-        """The caller connects `supply.heard` with the broker's machines."""
+        """The caller must let `supply` listen to the broker's machines."""
         self.table: Table[EntitlementRecord] = Table(
             store, ENTITLEMENTS, EntitlementRecord, "entitlement"
         )
@@ -89,9 +90,9 @@ class Portal:
         """Returns comparisons that hold while the shard of an entitlement may own it as specified,
         and raises `Conflict` if it may not; the shards set it."""
         self._applying: Counter[str] = Counter()
-        """Entitlements to which jobs are being applied, with how many …"""
-        self._going: dict[str, None] = {}
-        """… and those that are being deleted."""
+        """Entitlement → number of jobs that are being applied in it."""
+        self._deleting: set[str] = set()
+        """Entitlements that are being deleted."""
         self._lock = asyncio.Lock()  # two grants that fit alone may not fit together
 
     async def load(self) -> None:
@@ -128,10 +129,10 @@ class Portal:
     async def request(
         self, name: str, wish: EntitlementWish, who: Person, use: Use
     ) -> EntitlementRequest:
-        """Grant a wish, or store it as a request for a user who may decide.
+        """Grant a wish, or store it as a request that a user with that right decides.
 
-        Raises every error in it, and `Unprocessable` where the machines do not suffice,
-        unless it is to wait in the queue. A dry run only returns the result.
+        Raises all errors of the wish at once, and `Unprocessable` if the machines do not suffice
+        and the wish may not wait in the queue. A dry run only returns the result.
         """
         async with self._lock:
             known = self.table.find(name)
@@ -158,7 +159,7 @@ class Portal:
     async def approve(
         self, request_id: str, who: Person, note: str, use: Use
     ) -> EntitlementRequest:
-        """Grant a pending request, if that is still possible; it counts from now on."""
+        """Grant a pending request if that is still possible; it takes effect now."""
         async with self._lock:
             request = self._pending(request_id, who)
             name = request.entitlement
@@ -191,9 +192,9 @@ class Portal:
     def applying(self, name: str) -> Iterator[None]:
         """Keep an entitlement from being deleted while a job in it is written.
 
-        Raises `Conflict` where the deletion came first.
+        Raises `Conflict` if the deletion came first.
         """
-        if name in self._going:
+        if name in self._deleting:
             raise Conflict(f"cannot apply a job: entitlement {name!r} is being deleted")
         self._applying[name] += 1
         try:
@@ -207,7 +208,7 @@ class Portal:
         """Return whether a job in one of these entitlements is being written."""
         return any(name in self._applying for name in names)
 
-    # -- inside, under the lock
+    # -- internal: the caller holds the lock
 
     def _needs_approval(self, known: EntitlementRecord | None, spec: EntitlementSpec) -> bool:
         before = known.spec if known else None
@@ -216,14 +217,14 @@ class Portal:
     def _raised(
         self, known: EntitlementRecord | None, spec: EntitlementSpec, who: Person
     ) -> list[str]:
-        """Return in words what a change raises beyond the caller's rights (BUG-HT26).
+        """Describe what a change raises beyond the caller's rights (BUG-HT26).
 
-        The rule is `owners_raise`.
+        The setting `owners_raise` has these rights.
         """
         if self.may_decide(who):
             return []
         found = raises(known.spec if known else None, spec)
-        return [words for kind, words in found.items() if kind not in self.settings.owners_raise]
+        return [text for kind, text in found.items() if kind not in self.settings.owners_raise]
 
     async def _why_pending(
         self, wish: EntitlementWish, request: EntitlementRequest, use: Use, who: Person
@@ -244,8 +245,8 @@ class Portal:
             return "another user has to decide"
         if self._needs_approval(known, spec):
             return "approval is required for more capacity"
-        if unasked := self._raised(known, spec, who):
-            return f"approval is required for {' and '.join(unasked)}"
+        if raised := self._raised(known, spec, who):
+            return f"approval is required for {' and '.join(raised)}"
         if known is None and not who.may_create:
             return "approval is required for a new entitlement"
         return ""
@@ -301,7 +302,7 @@ class Portal:
     async def _approve(
         self, request: EntitlementRequest, who: Person, note: str
     ) -> EntitlementRequest:
-        """Put a request in force: entitlement and request change together or not at all."""
+        """Apply a request: entitlement and request change together or not at all."""
         request = self._ended(request, RequestState.APPROVED, who, note)
         also = [self.requests.operation(request)]
         name = request.entitlement
@@ -350,11 +351,11 @@ class Portal:
             if self._applying[name]:
                 raise Conflict(f"cannot delete entitlement {name!r}: a job is being moved to it")
             compare = {USES + name: entry.revision if entry is not None else 0}
-            self._going[name] = None
+            self._deleting.add(name)
             try:
                 await self.table.commit(name, None, compare, [*also, Delete(USES + name)])
             finally:
-                del self._going[name]
+                self._deleting.remove(name)
         log.info("entitlement deleted", extra={"entitlement": name})
 
 

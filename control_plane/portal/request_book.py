@@ -1,4 +1,4 @@
-"""Requests for entitlements, as they are stored, with requester, wish and decision."""
+"""Stores requests for entitlements, with requester, wish and decision."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from wire.errors import NotFound
 
 
 class RequestBook:
-    """All requests by id. Decided ones are never written again; the oldest are dropped.
+    """All requests by id. A decided request is never written again; the oldest are dropped.
 
-    The portal's lock is held around every change.
+    The portal holds its lock during every change.
     """
 
     def __init__(self, store: Store, keep: int) -> None:
@@ -70,12 +70,12 @@ class RequestBook:
             self._pending.pop(request.request_id, None)
 
     async def save(self, request: EntitlementRequest) -> None:
-        """Store a request by itself."""
+        """Store a request in a transaction of its own."""
         await self._store.txn({}, [self.operation(request)])
         self.accept(request)
 
     async def drop_old(self) -> None:
-        """Delete the oldest decided requests when there are too many."""
+        """Delete the oldest decided requests if there are too many."""
         surplus = len(self._requests) - len(self._pending) - self._keep
         if surplus > 0:
             decided = [r.request_id for r in self if r.state is not RequestState.PENDING]

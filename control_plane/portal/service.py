@@ -1,4 +1,4 @@
-"""The capacity portal for the front end: adds what requests need of broker and allocator."""
+"""The front end's side of the capacity portal: adds data of the broker and the allocator."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class PortalMachines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The calls to the broker and the allocator."""
+    """The portal's calls to the broker and the allocator."""
 
     machines: PortalMachines
     held: Callable[[str], list[MachineRecord]]
     """Returns the machines of a pool."""
     names_held: Callable[[str], list[str]]
-    """Returns their names."""
+    """Returns the names of the machines of a pool."""
     jobs_of: Callable[[str], list[str]]
-    """Returns the jobs that are bound to an entitlement."""
+    """Returns the jobs of an entitlement."""
     release_idle: Callable[[str], Awaitable[None]]
     """Gives back the machines of a pool that have no tasks."""
     used: Callable[[MachineRecord], Used]
-    """Returns what the tasks of a machine may use."""
+    """Returns the amounts of a machine that are promised to its tasks."""
     power: Callable[[], list[PowerBudget]] = list
     """Returns the power budgets of places."""
 
@@ -109,7 +109,7 @@ class CapacityService:
         return replace(made, warnings=self._warnings(name, wish.spec))
 
     def _warnings(self, name: str, spec: EntitlementSpec | None) -> list[str]:
-        """Return warnings that a quota below the held machines stops nothing (BUG-UX8)."""
+        """Warn that a quota below the number of held machines does not stop tasks (BUG-UX8)."""
         if spec is None:
             return []
         pool, specs = pool_of(name, spec), {**self._portal.specs(), name: spec}
@@ -117,13 +117,13 @@ class CapacityService:
             return []
         held = [(m.machine_type, rru_of(m)) for m in self._sources.held(pool)]
         return [
-            f"it holds more than its quota, {words}: tasks are not stopped for that, and the "
+            f"it holds more than its quota, {excess}: tasks are not stopped for that, and the "
             "excess machines are released as their tasks leave"
-            for words in pool_quota(pool, specs).left(held).over()
+            for excess in pool_quota(pool, specs).left(held).over()
         ]
 
     async def list_requests(self, *, decided: bool = False) -> EntitlementRequests:
-        """Return the pending requests, or with `decided` all; the oldest first."""
+        """Return the pending requests, with `decided` all requests; the oldest first."""
         found = [r for r in self._portal.requests if decided or r.state is RequestState.PENDING]
         return EntitlementRequests(requests=found)
 
@@ -148,9 +148,9 @@ class CapacityService:
         return await self._portal.withdraw(request_id, who, note)
 
     async def report(self) -> CapacityReport:
-        """Return what is granted, held, used and left over.
+        """Return the capacity that is granted, held, used and left over.
 
-        Other actors run while the machines are read, so a line may be older than another.
+        Other actors run while the machines are read, so some lines may be older than others.
         """
         report = PortalReport(self._runtime.date())
         for i, name in enumerate(self._sources.machines):
@@ -164,18 +164,18 @@ class CapacityService:
             found, short = _summed_up(report, records, supply)
         else:
             found, short = await asyncio.to_thread(_summed_up, report, records, supply)
-        words = [f"{pool}: {why}" for pool, why in sorted(short.items())]
-        return replace(found, short=words, power=self._sources.power())
+        shortages = [f"{pool}: {why}" for pool, why in sorted(short.items())]
+        return replace(found, short=shortages, power=self._sources.power())
 
     def _jobs(self, name: str) -> list[str]:
         return self._sources.jobs_of(name)
 
     async def _emptied(self, name: str) -> Use:
-        """Return what still uses an entitlement after its idle machines were given back."""
+        """Give back the idle machines of an entitlement, and return its remaining use."""
         record = self._portal.table.get(name)
         jobs = self._jobs(name)
         if record.spec.materialization is not None:
-            return Use(jobs)  # its machines are those of another
+            return Use(jobs)  # its machines belong to the pool of another entitlement
         if not jobs:
             await self._sources.release_idle(name)
         return Use(jobs, self._sources.names_held(name))

@@ -1,4 +1,4 @@
-"""How many machines of each class the region has, counted as the broker's records change."""
+"""Counts the region's machines of each class, and follows the changes of their records."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ _Key = tuple[str, str, float, str]
 
 
 class SupplyIndex:
-    """Listens to the broker; a grant is checked against it without reading all machines."""
+    """The present counts: a grant is checked against them without reading all machines."""
 
     def __init__(self) -> None:
-        """Start with no machines; the broker reports each when it is loaded."""
+        """Start with no machines; the broker reports each machine when it is loaded."""
         self._counts: dict[_Key, int] = {}
 
-    def heard(self, _: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
-        """Follow the change of one machine; called a million times during loading."""
+    def on_machine_change(
+        self, _: str, before: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        """Count the change of one machine; called a million times during loading."""
         if before is not None and after is not None and _alike(before, after):
             return
         was = None if before is None else _key(before)
@@ -35,7 +37,7 @@ class SupplyIndex:
                 del self._counts[was]
 
     def counts(self) -> Supply:
-        """Return the machines of each class; empty where the region has none yet."""
+        """Return the number of machines of each class; empty if the region has no machines."""
         found: Counter[MachineClass] = Counter()
         for (machine_type, datacenter, rru, region), count in self._counts.items():
             found[MachineClass(machine_type, datacenter, micro(rru), region)] += count
@@ -43,7 +45,7 @@ class SupplyIndex:
 
 
 def _alike(one: MachineRecord, other: MachineRecord) -> bool:
-    """Return whether everything that determines a machine's class is unchanged."""
+    """Return whether all fields that determine a machine's class are unchanged."""
     return (
         one.unavailability is other.unavailability
         and one.hardware is other.hardware

@@ -1,5 +1,5 @@
-"""Host profiles: the settings that a machine needs, and the switch to them.
+"""Host profiles: switches machines to the settings that their entitlements need.
 
-An assigned machine is switched to the profile of its entitlement, and used only once the profile
-was verified. A machine that cannot reach it is quarantined.
+An assigned machine is switched to the profile of its entitlement, and used only after the profile
+was verified. A machine that cannot reach the profile is quarantined.
 """

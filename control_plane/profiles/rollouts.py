@@ -1,7 +1,7 @@
-"""Brings machines that are in use to a changed profile, and back if that fails (HP12, HP13).
+"""Brings machines in use to a changed profile, and back if that fails (HP12, HP13).
 
-The texts of profiles and one rollout for each entitlement are stored. From them and the state of
-the machines, `core/gradual.py` decides the next steps. The switcher does each single switch.
+The texts of profiles and one rollout per entitlement are stored. From them and the state of the
+machines, `core/gradual.py` decides the next steps. The switcher does each single switch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 _LOOK = 50
 """Machines that are read between two checkpoints."""
 _LOOK_S = 2.0
-"""Between two checks of rollouts that are under way."""
+"""Interval between checks of the rollouts."""
 _SICK = (TaskState.BACKOFF, TaskState.FAILED)
 
 
@@ -71,15 +71,12 @@ class ProfileRollouts:
         keys: Mapping[str, Sequence[str]],
         writer: str = "",
     ) -> None:
-        """Load nothing yet; `keys`: profile → patterns of the settings that owners may change.
+        """`keys` has profile → patterns of the settings that owners may change.
 
-        `writer` is the name of this process where several write to the store.
+        `writer` names this process if several processes write to the store.
         """
-        self._broker, self._observations, self._runtime = (
-            region.broker,
-            region.observations,
-            region.runtime,
-        )
+        self._broker, self._observations = region.broker, region.observations
+        self._runtime = region.runtime
         self._portal, self._keys, self._follows = portal, keys, region.follows
         self._versions: Table[ProfileVersion] = Table(
             store, PROFILES, ProfileVersion, "profile", writer=writer
@@ -89,10 +86,10 @@ class ProfileRollouts:
         )
         self.tables = (self._versions, self._rollouts)
         self._proved: dict[str, tuple[int, float]] = {}
-        """Machine → the generation of its profile that has been proved, and since when."""
+        """Machine → the generation of its profile that is proved, and since when."""
         self._waiting: dict[str, tuple[str, ...]] = {}
         self._stuck: dict[str, str] = {}
-        """Machine → its entitlement, where it waits for a boot or its tasks were asked to leave.
+        """Machine that waits for a boot or is being drained for its profile → its entitlement.
 
         A machine of the free pool is here only if an earlier release left its event open."""
         self._lost: dict[str, str] = {}
@@ -109,7 +106,7 @@ class ProfileRollouts:
         while True:
             for name in filter(self._follows, sorted({*self._rollouts, *self._stuck.values()})):
                 try:
-                    await (self._look(name) if name else self._free_stuck())
+                    await (self._advance(name) if name else self._free_stuck())
                 except TwineError as e:  # the next check tries again
                     fields = {"entitlement": name, "reason": str(e)}
                     log.warning("check of a profile rollout failed", extra=fields)
@@ -118,12 +115,12 @@ class ProfileRollouts:
     # -- calls
 
     def text_of(self, profile: str) -> str:
-        """Return the text of a proposed profile; empty: it is one that hosts have installed."""
+        """Return the text of a proposed profile; empty for profiles that are installed on hosts."""
         version = self._versions.find(profile)
         return version.text if version is not None else ""
 
     def keeps(self, record: MachineRecord) -> bool:
-        """Return whether a machine stays with its entitlement because of a rollout."""
+        """Return whether a rollout keeps a machine with its entitlement."""
         rollout = self._rollouts.find(record.entitlement)
         if rollout is None or not is_under_way(rollout):
             return open_event(record, EventKind.PROFILE) is not None
@@ -136,24 +133,20 @@ class ProfileRollouts:
         rollout = self._rollouts.find(entitlement)
         shown = rollout.name if rollout is not None else record.spec.host_profile
         waiting = self._waiting.get(entitlement, ()) if is_under_way(rollout) else ()
+        proved_by = Counter(m.profile for m in held if m.profile_state is Proof.VERIFIED)
+        del proved_by[""]
         return ProfileView(
             entitlement=entitlement,
             profile=record.spec.host_profile,
             rollout=rollout,
             machines=dict(sorted(Counter(m.profile_wanted for m in held).items())),
-            proved=dict(
-                sorted(
-                    Counter(
-                        m.profile for m in held if m.profile_state is Proof.VERIFIED and m.profile
-                    ).items()
-                )
-            ),
+            proved=dict(sorted(proved_by.items())),
             waiting=list(waiting),
             text=self.text_of(shown),
         )
 
     async def stats(self) -> ProfileStats:
-        """Return how long hosts took for their last switches."""
+        """Return how long the last switches of hosts took."""
         reports = list[ProfileStatus]()
         for number, name in enumerate(self._broker.table):
             if number % _LOOK == 0:
@@ -270,7 +263,7 @@ class ProfileRollouts:
         if after is None:
             self._proved.pop(name, None)
 
-    async def _look(self, name: str) -> None:
+    async def _advance(self, name: str) -> None:
         """Take the next step for one entitlement."""
         async with self._rollouts.lock(name):
             known = self._rollouts.find(name)
@@ -279,25 +272,25 @@ class ProfileRollouts:
                     await self._rollouts.commit(name, None)
                 return
             hosts = [self._host(record) for record in self._broker.held(name)]
-            lost = self._put_aside(known) if known is not None else []
+            lost = self._quarantined(known) if known is not None else []
             if known is not None and self._is_unproved(known):
-                await self._goes_on(known, proved(known, hosts, lost))
+                await self._store_progress(known, proved(known, hosts, lost))
             if known is None or not is_under_way(known):
                 await self._unstick(hosts)
                 return
             made = steps(known, hosts, lost, self._runtime.date())
             self._waiting[name] = made.waiting
-            await self._goes_on(known, made.rollout)
+            await self._store_progress(known, made.rollout)
         await self._carry_out(name, made)
 
     def _is_unproved(self, rollout: ProfileRollout | None) -> bool:
-        """Return whether an entitlement has a profile that no machine of it reached yet."""
+        """Return whether the entitlement has a profile that none of its machines has reached."""
         if rollout is None or not is_unproved(rollout):
             return False
         return self._entitlement(rollout.entitlement).spec.host_profile == rollout.name
 
-    def _put_aside(self, rollout: ProfileRollout) -> list[str]:
-        """Return the machines quarantined since for not reaching the rollout's profile."""
+    def _quarantined(self, rollout: ProfileRollout) -> list[str]:
+        """Return the machines that were quarantined for not reaching the rollout's profile."""
         return [
             record.machine
             for machine, profile in self._lost.items()
@@ -306,8 +299,8 @@ class ProfileRollouts:
             and record.quarantined_until > rollout.at
         ]
 
-    async def _goes_on(self, known: ProfileRollout, after: ProfileRollout) -> None:
-        """Store the progress of a rollout, and the profile for machines that join."""
+    async def _store_progress(self, known: ProfileRollout, after: ProfileRollout) -> None:
+        """Store the progress of a rollout, and the entitlement's profile once that changes."""
         if after.state in (ProfileState.DONE, ProfileState.BACK):
             await self._set_profile(known.entitlement, target(after))
         if after == known:
@@ -345,7 +338,7 @@ class ProfileRollouts:
             await self._end(machine)
 
     async def _begin(self, machine: str, profile: str) -> None:
-        """Have the tasks of a machine leave, because its switch needs an empty machine."""
+        """Begin to drain a machine whose switch needs it empty."""
         now = self._runtime.date()
         event = UnavailabilityEvent(
             event_id=f"{machine}-profile-{now:.3f}",

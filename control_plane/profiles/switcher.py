@@ -1,7 +1,7 @@
-"""Brings each assigned machine to its entitlement's host profile, and proves it.
+"""Brings each assigned machine to its entitlement's host profile, and records the proof.
 
-Keyed workers handle assigned machines; `core.switch` decides each step from the
-record and from the agent's report.
+Keyed workers handle assigned machines; `core.switch` decides each step from the record and from the
+agent's report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from control_plane.runtime.workers import Pace, Workers
 log = logging.getLogger(__name__)
 _ASK_EVERY_S = 1.0
 _REFUSALS_MAX = 5
-"""Refusals of a profile in a row by an answering agent, before the machine is quarantined."""
+"""Consecutive refusals of a profile after which the machine is quarantined."""
 
 
 class Switcher:
@@ -50,12 +50,12 @@ class Switcher:
             self._settings.profile_switches_burst,
         )
         self._asked_for: dict[str, tuple[str, int]] = {}
-        """Machine → the profile of the last request: repeats do not count against the limit."""
+        """Machine → profile and generation of the last request; repeats are not rate-limited."""
         self._raised_at: dict[str, float] = {}
         self._asked_empty: dict[str, int] = {}
         """Machine → the generation of its profile that was requested while it was empty."""
         self._back_by: dict[str, tuple[float, float]] = {}
-        """Machine → the deadline of its reboot as stored, and as this process counts it."""
+        """Machine → the stored deadline of its reboot, and the same on the monotonic clock."""
         region.broker.listen(lambda name, *_: self._wake(name), loaded=ignore)
         region.observations.listen(self._wake)
 
@@ -82,7 +82,7 @@ class Switcher:
             known.pop(name, None)
 
     async def _look(self, name: str) -> float | None:
-        """Run one round for a machine; forget it if it is no longer assigned."""
+        """Take the next step for a machine; forget the machine if it is no longer assigned."""
         record = self._broker.table.find(name)
         if record is None or not self._is_ours(record):
             self._forget(name)
@@ -90,12 +90,12 @@ class Switcher:
         return await self._step(record)
 
     async def _step(self, record: MachineRecord) -> float | None:
-        """Do the next step for a machine; return the seconds to the next round (None: on wake)."""
+        """Do the next step; return the seconds to the next round, None to wait for a change."""
         name, observation = record.machine, self._observations.observation(record.machine)
         if record.state is not MachineState.UP or not observation.answering:
             return await self._overdue(record)
         empty = is_empty(observation.tasks)
-        # it is unknown whether the machine was empty at a request of an earlier process
+        # unknown for requests of an earlier process
         asked_empty = self._asked_empty.get(name) == record.assignment_generation
         asked_full = not asked_empty and open_event(record, EventKind.PLANNED) is None
         switch = next_step(record, observation.profile, empty=empty, asked_full=asked_full)
@@ -139,7 +139,7 @@ class Switcher:
     async def _raise(
         self, record: MachineRecord, observation: Observation, switch: Switch
     ) -> float | None:
-        """Ask again under a new generation, at most once per retry pause."""
+        """Request the profile again under a new generation, at most once per `retry_s`."""
         now = self._runtime.now()
         last = self._raised_at.get(record.machine)
         if last is not None and now - last < self._settings.retry_s:
@@ -174,7 +174,7 @@ class Switcher:
         return _ASK_EVERY_S
 
     async def _overdue(self, record: MachineRecord) -> float | None:
-        """Return the seconds left of a wait for a reboot; quarantine the machine after it."""
+        """Return the seconds left to wait for a reboot; quarantine the machine after that time."""
         name, planned = record.machine, open_event(record, EventKind.PLANNED)
         if planned is None or planned.deadline is None:
             self._back_by.pop(name, None)
@@ -190,7 +190,7 @@ class Switcher:
         return None
 
     async def _quarantine(self, record: MachineRecord, reason: str) -> None:
-        """Quarantine a machine; one with running tasks stays, but gets no new ones."""
+        """Quarantine a machine; a machine with running tasks stays, but gets no new ones."""
         observation = self._observations.observation(record.machine)
         if observation.answering and not is_empty(observation.tasks):
             if record.profile_state is not observation.profile.state:

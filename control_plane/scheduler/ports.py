@@ -127,5 +127,5 @@ class Places(Protocol):
     async def forget(self, job: str) -> None:
         """Give back everything that a job claims."""
 
-    def strays(self, machine: str) -> list[str]:
+    def unexpected_tasks(self, machine: str) -> list[str]:
         """Return this shard's tasks that run on a machine although no record places them there."""

@@ -218,7 +218,7 @@ class Scheduler:
         is_ours = record is not None and self._placements.owns(record.entitlement)
         if self._group is None or not observation.answering or not is_ours:
             return
-        for task in self._allocator.strays(name):
+        for task in self._allocator.unexpected_tasks(name):
             generation = observation.tasks[task].generation
             if observation.stopped.get(task, 0) < generation:
                 self._dispatcher.send(Stop(name, task, generation, urgent=True))
@@ -436,5 +436,5 @@ class Scheduler:
             return None
         if observation.stopped.get(task, 0) >= status.generation:
             return None
-        is_unknown = task in self._allocator.strays(machine)
-        return Stop(machine, task, status.generation, urgent=True) if is_unknown else None
+        is_unexpected = task in self._allocator.unexpected_tasks(machine)
+        return Stop(machine, task, status.generation, urgent=True) if is_unexpected else None

@@ -1,4 +1,4 @@
-"""The allocation of a job as it is stored, and back."""
+"""Converts the allocation of a job to its stored record, and back."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from control_plane.api.requirements import In, is_pair, text_of
 
 
 def restoring(record: AllocationRecord, index: RegionIndex, step: int) -> Iterator[int]:
-    """Restore what a record says about machines that the region still has, in steps.
+    """Restore the claims of a record on machines that the region still has, in steps.
 
-    Yields how many tasks were read, `step` at most.
+    Yields the number of tasks read in each step, at most `step`.
     """
     machines = index.machines
-    if len(record.demands) == 1 and not record.ports:  # nearly all jobs are like this
+    if len(record.demands) == 1 and not record.ports:  # nearly all jobs
         demand = _demand(record.demands[0])
         for first in range(0, len(record.machines), step):
             names = record.machines[first : first + step]
-            some = list(map(machines.get, names))  # no machine is called "", which means none
+            some = list(map(machines.get, names))  # the name "" means no machine
             index.restore_alike(record.job, record.pool, first, some, demand)
             yield len(names)
         return
@@ -37,7 +37,7 @@ def restoring(record: AllocationRecord, index: RegionIndex, step: int) -> Iterat
 
 
 def claims_of(record: AllocationRecord, machines: Mapping[str, Machine]) -> list[Claim]:
-    """Return what a record says about machines that the region still has."""
+    """Return the claims of a record on machines that the region still has."""
     demands = [_demand(stored) for stored in record.demands]
     claims = []
     for task, name in enumerate(record.machines):
@@ -52,7 +52,7 @@ def claims_of(record: AllocationRecord, machines: Mapping[str, Machine]) -> list
 def record_after(
     change: Change, claims: Claims | None, near: Near = ALONE
 ) -> AllocationRecord | None:
-    """Return the record of a job after a change that is reserved and not settled."""
+    """Return the record of a job after a change that is reserved but not settled."""
     after = (claims or Claims(change.job, change.pool)).after(change)
     if not after.machines:
         return None
@@ -71,7 +71,7 @@ def record_after(
 
 
 def near_of(record: AllocationRecord) -> Near:
-    """Return a job's terms about others, as far as its allocation has them."""
+    """Return the neighbours that are stored with a job's allocation."""
     return Near(record.apart_from, record.together_with)
 
 

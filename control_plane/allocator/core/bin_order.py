@@ -1,8 +1,8 @@
 """The order in which bins of machines are tried while tasks are placed in them.
 
-Two orders do the same: `HeapOrder` for any preferences, and `EvenOrder` for what most jobs are:
-new, and spread evenly over MSBs, then data centers. It scores nothing, because the next bin follows
-from the bins that have a task already.
+`HeapOrder` works for all preferences. `EvenOrder` gives the same order for most jobs: new ones that
+are spread evenly over MSBs, then data centers. It computes no scores, because the next bin follows
+from the bins that already have a task. `LazyOrder` reads bins only when it reaches them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from control_plane.allocator.core.partition import Bins, Partition
 from control_plane.allocator.core.preferences import Ranking, Scores
 
 _Entry = tuple[int, int, int, Bins]
-"""(score by the finest preference, 1: machines must be taken there, tie, bins)."""
+"""(score by the finest preference, 1 if machines must be taken there, tie, bins)."""
 _Key = tuple[Scores, int, int, int, list[_Entry]]
-"""The best entry of a heap: (scores, 1: machines must be taken, tie, id of the heap, the heap)."""
+"""The best entry of a heap: (scores, 1 if machines must be taken, tie, id of the heap, heap)."""
 T = TypeVar("T")
 
 
 def bin_order(ranking: Ranking, own: Binned, free: Binned, begin: int, *, growing: int) -> BinOrder:
     """Return the order of the bins of a pool, and of free machines that it may take.
 
-    `begin` decides between equals, so that not every job begins at the same bin.
-    `growing` (0 or 1): whether bins where the pool has nothing come after its own.
+    `begin` decides between equal bins, so that not all jobs begin at the same bin. With `growing`
+    1 (not 0), bins where the pool has no machines come after its own.
     """
     if _is_even(ranking, own, free, growing):
         assert isinstance(own, Partition)
@@ -48,10 +48,10 @@ def bin_order(ranking: Ranking, own: Binned, free: Binned, begin: int, *, growin
 def first_bins(
     ranking: Ranking, own: Binned, free: Binned, begin: int, *, growing: int
 ) -> Sequence[Bins]:
-    """Return the bins that `bin_order` begins with as long as each of them has room.
+    """Return the bins with which `bin_order` begins if each of them has room.
 
-    They end where machines must be taken, or a bin would come for the second time. Empty: the order
-    cannot be known beforehand.
+    The list ends before machines must be taken, or a bin would come for the second time. It is
+    empty if the order cannot be known beforehand.
     """
     if not _is_even(ranking, own, free, growing):
         return ()
@@ -78,15 +78,16 @@ def _is_even(ranking: Ranking, own: Binned, free: Binned, growing: int) -> bool:
 def _datacenters(
     own: Partition[Bucket], free: Partition[Bucket], begin: int
 ) -> tuple[list[tuple[list[Bins], list[Bins]]], int]:
-    """Return by data center its bins and those where machines must be taken, one data center after
-    the other; and the rest of `begin`, which selects the first bin of each.
+    """Return for each data center its bins and those where machines must be taken.
+
+    Also return the rest of `begin`, which selects the first bin of each.
     """
-    found = _from(own.beside(free), begin)
+    found = _from(own.grouped_with(free), begin)
     return found, begin // (len(found) or 1)
 
 
 def _from(items: Sequence[T], begin: int) -> list[T]:
-    """Return all items, beginning at one of them and going on with the first after the last."""
+    """Return all items in a cycle that begins at position `begin`."""
     begin %= len(items) or 1
     return [*items[begin:], *items[:begin]]
 
@@ -94,7 +95,7 @@ def _from(items: Sequence[T], begin: int) -> list[T]:
 def _own_first(
     own: Mapping[Bins, object], free: Mapping[Bins, object], begin: int, growing: int
 ) -> Iterator[tuple[int, Bins]]:
-    """Yield the bins of a pool, then those in which it has nothing, each with `growing`."""
+    """Yield the bins of a pool with 0, then the bins without its machines with `growing`."""
     for bins in _turned(own, begin):
         yield 0, bins
     for bins in _turned(free, begin):
@@ -103,7 +104,7 @@ def _own_first(
 
 
 def _turned(items: Mapping[T, object], begin: int) -> Iterator[T]:
-    """Yield what `_from` returns, without a copy."""
+    """Yield the items in the order of `_from`, without a copy."""
     begin %= len(items) or 1
     return chain(islice(items, begin, None), islice(items, begin))
 
@@ -111,9 +112,9 @@ def _turned(items: Mapping[T, object], begin: int) -> Iterator[T]:
 class HeapOrder:
     """The bins of a plan, best first, by all preferences in their order.
 
-    Bins that differ by the finest preference only lie in one heap, where its score alone tells
-    them apart; these heaps lie in another one, ordered by all scores of their best bin. A task
-    that goes to a bin then moves two entries, and not every bin of its data center or MSB.
+    Bins that differ by the finest preference only are in one heap, ordered by the score of that
+    preference. These heaps are in another heap, ordered by all scores of their best bin. So a task
+    that goes to a bin moves two entries, not every bin of its data center or MSB.
     """
 
     __slots__ = (
@@ -129,7 +130,7 @@ class HeapOrder:
     )
 
     def __init__(self, ranking: Ranking, found: Iterable[tuple[int, Bins]]) -> None:
-        """Order bins by the tasks that are counted already; 1: machines must be taken there."""
+        """Order bins by the tasks counted so far; 1 if machines must be taken there."""
         self._ranking, self._score, self._finest = ranking, ranking.score, ranking.score_finest
         by_group: dict[Bins, list[_Entry]] = defaultdict(list)
         self._ties = 0
@@ -138,7 +139,7 @@ class HeapOrder:
             by_group[ranking.group(bins)].append(entry)
         self._by_group = by_group
         self._with: dict[str, list[list[_Entry]]] = defaultdict(list)
-        """Finest bin → the heaps that it is in, where tasks may make it better."""
+        """Finest bin → the heaps that have it; filled only if tasks may improve bins."""
         if ranking.improves:
             for heap in by_group.values():
                 for name in {entry[3][ranking.finest] for entry in heap}:
@@ -148,13 +149,13 @@ class HeapOrder:
         self._heaps = [self._key(heap) for heap in by_group.values()]
         heapify(self._heaps)
         self.bins: Bins | None
-        """The best ones; None: none is left."""
+        """The best bins; None if none are left."""
         self.growing = 0
-        """Whether machines must be taken there (0 or 1)."""
+        """1 if machines must be taken there, else 0."""
         self._next()
 
     def placed(self) -> None:
-        """Restore the order after a task in the best bins was counted."""
+        """Restore the order after a task was counted in the best bins."""
         heap = self._heaps[0][-1]
         _, _, tie, bins = heap[0]
         heapreplace(heap, (self._finest(bins), 0, tie, bins))
@@ -164,7 +165,7 @@ class HeapOrder:
         self._next()
 
     def add(self, bins: Bins) -> None:
-        """Order bins, too, that a machine of the pool has of its own from now on."""
+        """Add the bins that a machine of the pool has for itself from now on."""
         self._ties += 1
         heap = self._by_group[self._ranking.group(bins)]
         heappush(heap, (self._finest(bins), 0, self._ties, bins))
@@ -175,7 +176,7 @@ class HeapOrder:
         self._next()
 
     def must_grow(self) -> None:
-        """Try the best bins again later, then by taking machines."""
+        """Try the best bins again later, and take machines there then."""
         heap = self._heaps[0][-1]
         first, _, tie, bins = heap[0]
         heapreplace(heap, (first, 1, tie, bins))
@@ -183,17 +184,17 @@ class HeapOrder:
         self._next()
 
     def drop(self) -> None:
-        """Forget the best bins: there is no room."""
+        """Remove the best bins: they have no room."""
         heap = self._heaps[0][-1]
         tie = heappop(heap)[2]
         self._follow(heap, tie)
         self._next()
 
     def _follow(self, heap: list[_Entry], tie: int) -> None:
-        """Add the bins that follow those with a tie; this order has all bins from the start."""
+        """Add the bins after those with this tie; does nothing here: all bins are known."""
 
     def _score_again(self, placed: list[_Entry], bins: Bins) -> None:
-        """Score again all bins that a task may have improved, by strategies that do so."""
+        """Score again all bins that a task may have improved."""
         finest = self._ranking.finest
         for heap in self._with[bins[finest]]:
             if heap is not placed:
@@ -210,7 +211,7 @@ class HeapOrder:
                 continue
             finest, growing, tie, bins = heap[0]
             now = self._finest(bins)
-            if now != finest:  # tasks came to the same bin by way of another heap
+            if now != finest:  # tasks came to the same bin through another heap
                 heapreplace(heap, (now, growing, tie, bins))
                 self._follow(heap, tie)
                 continue
@@ -228,10 +229,10 @@ class HeapOrder:
 
 
 class LazyOrder(HeapOrder):
-    """The same for a new job whose finest preference finds all its bins equal at first.
+    """The order for a new job whose finest preference finds all bins equal at first.
 
-    The bins of a group then come one after the other: the next one is read only after a task came
-    to the one before, or it was dropped. What a plan costs does not grow with the racks.
+    The bins of a group come one after the other. The next one is read only after a task came to the
+    one before, or that one was dropped. So the cost of a plan does not grow with the racks.
     """
 
     __slots__ = ("_after",)
@@ -245,12 +246,12 @@ class LazyOrder(HeapOrder):
         *,
         growing: int,
     ) -> None:
-        """Begin with one of the bins of each group."""
+        """Begin with one bin of each group."""
         super().__init__(ranking, ())
         there = free.groups if isinstance(free, FineBins) else {}
         names = _from(list(dict.fromkeys((*own.groups, *there))), begin)
         self._after: dict[int, tuple[int, Iterator[_Entry]]] = {}
-        """Heap → the tie of its last entry that came of itself, and those that follow it."""
+        """Heap → the tie of the last entry that was read for it, and the entries after that."""
         for number, name in enumerate(names):
             mine, theirs = own.groups.get(name, {}), there.get(name, {})
             bins = _own_first(mine, theirs, begin // len(names), growing)
@@ -275,7 +276,7 @@ class LazyOrder(HeapOrder):
         for entry in entries:
             heappush(heap, entry)
             self._after[id(heap)] = entry[2], entries
-            if not entry[0]:  # else tasks came to the same bin by way of another heap
+            if not entry[0]:  # else tasks came to the same bin through another heap
                 return
 
 
@@ -291,10 +292,10 @@ class _Datacenter:
 
 
 class EvenOrder:
-    """The same for a new job that is spread over MSBs, then data centers.
+    """The order for a new job that is spread over MSBs, then data centers.
 
-    In each turn every data center gets a task, in one of its MSBs that has none yet; first
-    where no machines must be taken. Once all MSBs have had one, `HeapOrder` takes over.
+    In each turn every data center gets a task, in one of its MSBs without a task; MSBs where no
+    machines must be taken come first. Once all MSBs have a task, `HeapOrder` takes over.
     """
 
     __slots__ = ("_after", "_at", "_datacenters", "_done", "_ranking", "_turn", "bins", "growing")
@@ -302,7 +303,7 @@ class EvenOrder:
     def __init__(
         self, ranking: Ranking, own: Partition[Bucket], free: Partition[Bucket], begin: int
     ) -> None:
-        """Order bins that all have no task."""
+        """Order bins without tasks."""
         self._ranking = ranking
         datacenters, begin = _datacenters(own, free, begin)
         self._datacenters = [
@@ -311,7 +312,7 @@ class EvenOrder:
         ]
         self._turn: list[_Datacenter] = []
         self._at = 0
-        """Which data center of the turn is next."""
+        """Position of the next data center in the turn."""
         self._done: list[tuple[int, Bins]] = []
         self._after: HeapOrder | None = None
         self.bins: Bins | None
@@ -319,7 +320,7 @@ class EvenOrder:
         self._next()
 
     def placed(self) -> None:
-        """Continue after a task came to the best bins and was counted."""
+        """Continue after a task was counted in the best bins."""
         if self._after is not None:
             self._after.placed()
             self._copy(self._after)
@@ -330,11 +331,11 @@ class EvenOrder:
         self._next()
 
     def add(self, bins: Bins) -> None:
-        """Never asked: a job that is spread like this has no wishes about single machines."""
+        """Never called: a job with the default spread has no preferences over single machines."""
         raise AssertionError(bins)
 
     def must_grow(self) -> None:
-        """Try the best bins again later, then by taking machines."""
+        """Try the best bins again later, and take machines there then."""
         if self._after is not None:
             self._after.must_grow()
             self._copy(self._after)
@@ -345,7 +346,7 @@ class EvenOrder:
         self._next()
 
     def drop(self) -> None:
-        """Forget the best bins: there is no room."""
+        """Remove the best bins: they have no room."""
         if self._after is not None:
             self._after.drop()
             self._copy(self._after)
@@ -356,7 +357,7 @@ class EvenOrder:
         self._next()
 
     def _order_turn(self) -> None:
-        """Order what is left of the turn: first the data centers with machines of the pool."""
+        """Order the rest of the turn: data centers with machines of the pool come first."""
         left = [d for d in self._turn[self._at :] if d.own or d.growing]
         self._turn = sorted(left, key=_must_grow)
         self._at = 0

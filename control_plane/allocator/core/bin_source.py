@@ -1,4 +1,4 @@
-"""The machines of equal bins, best first, for tasks of a job that are alike."""
+"""Offers the machines of equal bins, best first, for equal tasks of a job."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from control_plane.broker.core.capacity import Capacity
 from control_plane.broker.core.matching import holds
 
 _PAUSE_AFTER = 2_000
-"""Machines that are judged between two chances for other tasks of the loop to run."""
+"""Machines that are judged between two checkpoints of the loop."""
 _MANY = 1 << 30
 _AT_SIGHT = 16
-"""Machines that are tried before a search starts that remembers its position."""
+"""Machines that are tried before a `Source` is made, which keeps its position."""
 
 
 class Search:
-    """The tasks for which machines are searched, and what follows for all bins."""
+    """The tasks for which machines are searched, with properties that hold for all bins."""
 
     __slots__ = (
         "_filled",
@@ -45,15 +45,15 @@ class Search:
     def __init__(
         self, work: Draft, group: Group, totals: Totals, *, may_be_avoided: bool = False
     ) -> None:
-        """Search for tasks of a group; `may_be_avoided`: also where they had better not run."""
+        """Search for tasks of a group; with `may_be_avoided` also on the machine to avoid."""
         ranking = work.ranking
         self.group = group
         self.demand = group.demand
         self.may_be_avoided = may_be_avoided
         self.plain = not (group.leave or group.avoid or group.among)
-        """Whether a machine is fit if it has room."""
+        """Whether every machine with room is fit."""
         self.tight = work.request.fit is Fit.TIGHT or ranking.packs_machines
-        """Whether the machine that is left with least comes first, not the one with most."""
+        """Whether machines with the least room come first, not those with the most."""
         self.is_simple = (
             self.plain
             and ranking.is_plain
@@ -61,14 +61,14 @@ class Search:
         )
         """Whether the first machine of a bin that has room is the best there."""
         self.judged = 0
-        """Machines that did not fit since others had a chance to run."""
+        """Machines that did not fit since the last checkpoint."""
         self._totals = totals
         self._stranded: dict[int, float] = {}
         self._filled: dict[int, bool] = {}
         self._kept: dict[int, bool] = {}
 
     def fills(self, capacity: Capacity) -> bool:
-        """Return whether machines of a kind are filled one by one, whatever the job says."""
+        """Return whether machines of a kind are always filled one by one."""
         found = self._filled.get(id(capacity))
         if found is None:
             found = self._filled[id(capacity)] = bool(rarities(capacity, self._totals))
@@ -85,7 +85,7 @@ class Search:
         return found
 
     def suits(self, machine: Machine) -> bool:
-        """Return whether a machine could run the tasks if nothing else did."""
+        """Return whether a machine could run the tasks if it were empty."""
         group, demand = self.group, self.demand
         return (
             machine.name not in group.leave
@@ -99,7 +99,7 @@ class Search:
         return parts if len(parts) < 2 else sorted(parts, key=self._strands)
 
     def kinds(self, buckets: Sequence[Part]) -> Kinds:
-        """Return whole buckets in order, but kept ones, and which are filled one by one."""
+        """Return the buckets that are not kept, in order, and whether each is filled one by one."""
         return tuple(
             [
                 (part.bucket, self.fills(part.capacity))
@@ -111,13 +111,13 @@ class Search:
     def at_sight(self, work: Draft, kinds: Kinds) -> Machine | None:
         """Return the machine that a `Source` of whole buckets would offer first.
 
-        Only if that is quick to find: the search `is_simple`, and one of the first machines has
-        room. None: the answer is unknown.
+        Return None if that is not quick to find: the search is not simple, or the first machines
+        have no room.
         """
         demand, mine, spaces, gained = self.demand, work.mine, work.spaces, work.gained
         powered, tried = work.power is not None, 0
         for bucket, tight in kinds:
-            frees = bucket in gained  # shelves do not know what the request itself frees there
+            frees = bucket in gained  # shelves lack the room that the request itself frees
             if not frees and bucket.is_hopeless(demand):
                 continue
             news, moves, barren = bucket.news, bucket.moves, not (powered or spaces)
@@ -145,8 +145,8 @@ class Search:
     def first_empty(self, work: Draft, parts: Sequence[Part]) -> Machine | None:
         """Return the machine without tasks that a `Source` of one cell would offer first.
 
-        None: the answer is unknown. Preferences over racks and rows begin with such a machine in
-        each bin, and a `Source` for each of them costs more than all else (BUG-AL27).
+        Return None if it is unknown. Preferences over racks and rows begin with such a machine in
+        each bin, and a `Source` for each would cost more than the rest of the plan (BUG-AL27).
         """
         demand, mine = self.demand, work.mine
         if len(parts) != 1 or not self.plain or self.tight or demand.gpus or demand.requires:
@@ -173,7 +173,7 @@ class Search:
 
 
 class Source:
-    """Offers the machines of equal bins: those of the entitlement, and those it could take."""
+    """Offers the machines of equal bins: those of the entitlement, and free ones it may take."""
 
     __slots__ = (
         *("_again", "_broken", "_fresh", "_last", "_order", "_own_first", "_own_kept", "_parts"),
@@ -187,7 +187,7 @@ class Source:
         self._work = work
         self._search = search
         self.paused = False
-        """Nothing was found yet, but may be if asked again once others had a chance to run."""
+        """Whether the search stopped for a checkpoint; the next call continues it."""
         self._order = 0
         self._again: list[tuple[int, int, Machine]] = []
         """Machines with tasks of the job, fewest first: (tasks, order, machine)."""
@@ -198,7 +198,7 @@ class Source:
         self._broken: Machine | None = None
         """A machine of the pool that has more GPUs left than a free one."""
         self.has_kept = bool(kept)
-        """Whether there are machines of the pool that tasks which need less get last."""
+        """Whether the pool has machines that are kept for tasks with a rare need."""
         self._last: Iterator[tuple[Machine | None, bool]] | None = None
         self._parts = free
         if work.taken_in:
@@ -215,7 +215,7 @@ class Source:
         return machine
 
     def pick_last(self) -> Machine | None:
-        """Return the best machine that is free, or kept for tasks that need more; take it."""
+        """Return the best free or kept machine; a free one is taken."""
         if self._last is None:
             self._last = self._beyond()
         machine, is_free = next(self._last, (None, False))
@@ -226,7 +226,7 @@ class Source:
         return machine
 
     def _beyond(self) -> Iterator[tuple[Machine | None, bool]]:
-        """Yield free machines, then kept ones of the pool, then kept ones that are free."""
+        """Yield free machines, then kept machines of the pool, then kept free machines."""
         keeps = self._search.keeps
         if self._search.demand.gpus:
             yield from self._by_gpus()
@@ -239,7 +239,7 @@ class Source:
             yield machine, True
 
     def _with_few_gpus(self) -> Iterator[Machine | None]:
-        """Yield machines of the pool with at most as many GPUs left as any free one that fits."""
+        """Yield machines of the pool that have at most as many GPUs left as each free one."""
         lacks = self._work.allowance.lacks
         samples = (next(part.usable(), None) for part in self._parts)
         free = [m.capacity.gpus for m in samples if m and self._fits(m) and not lacks(m)]
@@ -251,7 +251,7 @@ class Source:
             yield machine
 
     def _by_gpus(self) -> Iterator[tuple[Machine | None, bool]]:
-        """Yield free machines and those of the pool, those with fewest GPUs left first."""
+        """Yield free machines and those of the pool, those with the fewest GPUs left first."""
         kinds: dict[int, list[Part]] = {}
         for part in self._parts:
             kinds.setdefault(part.capacity.gpus, []).append(part)
@@ -270,9 +270,9 @@ class Source:
                 yield free, True
 
     def used(self, machine: Machine) -> None:
-        """Offer a machine again, after those with fewer tasks of the job."""
+        """Offer a machine again, after machines with fewer tasks of the job."""
         if self._work.ranking.counts_machines:
-            return  # it has bins of its own
+            return  # the machine has its own bins
         self._order += 1
         heapq.heappush(self._again, (self._work.mine[machine], self._order, machine))
 
@@ -298,7 +298,7 @@ class Source:
         return True
 
     def _pauses(self) -> bool:
-        """Count a machine that does not fit; return whether others should run now."""
+        """Count a machine that does not fit; return whether a checkpoint is due."""
         search = self._search
         search.judged += 1
         self.paused = search.judged >= _PAUSE_AFTER
@@ -314,10 +314,9 @@ class Source:
         return part.is_apart or not part.bucket.is_closed(demand)
 
     def _own(self, parts: Sequence[Part]) -> Iterator[Machine | None]:
-        """Yield fitting machines of the pool, those first on which the job has no task yet.
+        """Yield fitting machines of the pool; those without a task of the job come first.
 
-        Machines with GPUs are filled one by one, whatever their kinds: those with fewest left
-        come first.
+        Machines with GPUs are filled one by one; those with the fewest GPUs left come first.
         """
         search = self._search
         plenty = [part for part in parts if not part.is_scarce]
@@ -332,14 +331,14 @@ class Source:
         yield from self._offered(many, again=search.tight or search.demand.gpus > 0)
 
     def _offered(self, parts: Sequence[Part], *, again: bool) -> Iterator[Machine | None]:
-        """Yield the fitting machines of parts that belong into one order.
+        """Yield the fitting machines of parts that share one order.
 
-        `again`: each of them as often as tasks fit, those with tasks of the job as well.
+        With `again`, each machine comes as often as tasks fit, also those with tasks of the job.
         """
         work, search, mine = self._work, self._search, self._work.mine
         demand, plain, apart = search.demand, search.plain, work.apart
         simple = plain and work.power is None
-        gained = work.gained  # shelves do not know what the request itself frees there
+        gained = work.gained  # shelves lack the room that the request itself frees
         parts = [p for p in parts if p.bucket in gained or self._may_have_room(p, demand)]
         if not parts:
             return
@@ -392,7 +391,7 @@ class Source:
             if work.refuses_all(bucket):
                 continue
             for machine in part.usable(tight=search.tight, supply=supply):
-                if allowance.lacks(machine):  # then it lacks the same for all of this bucket
+                if allowance.lacks(machine):  # the same holds for all machines of this bucket
                     barren = False
                     break
                 if machine in work.apart and not part.is_apart:

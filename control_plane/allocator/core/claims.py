@@ -25,7 +25,7 @@ class Claim(NamedTuple):
 
 @dataclass(slots=True)
 class Change:
-    """What one allocation adds, frees and takes; made by a plan, applied here."""
+    """The claims and machines that one allocation adds, frees and takes; a plan makes it."""
 
     job: str
     pool: str
@@ -34,11 +34,11 @@ class Change:
     takes: list[Machine] = field(default_factory=list)
     """Free machines that the pool gets."""
     credits: dict[Machine, FreedRoom] = field(default_factory=dict)
-    """Freed room on machines, as far as the change itself may use it."""
+    """Freed room on machines that only the change itself may use."""
     charged: int = 0
-    """How many of the claims are charged to their machines."""
+    """How many of the claims, in order, are charged to their machines."""
     granted: int = 0
-    """How much of the freed room is in the credits, in order."""
+    """How many of the freed claims, in order, are in the credits."""
     took: bool = False
     """Whether the machines of `takes` are in the pool because of this change."""
 
@@ -49,7 +49,7 @@ class Change:
 
 
 class Claims:
-    """The machines of one job's tasks, by index: one object per job, not one per task."""
+    """The machines of one job's tasks, by task index."""
 
     __slots__ = (
         "_others",
@@ -72,14 +72,14 @@ class Claims:
         self.valid = True
         """Whether the machines are unchanged since they were chosen (AL13)."""
         self.needs_usable = True
-        """Whether that includes that they take tasks: it does not matter to running tasks."""
+        """Whether the claims become invalid when a machine takes no tasks; False if tasks run."""
         self.reserved: Change | None = None
-        """A change that is charged to machines, but not settled."""
+        """A change that is charged to machines but not settled."""
         self._others: dict[int, Demand] = {}
         self._ports: dict[int, dict[str, int]] = {}
 
     def set(self, claims: Iterable[Claim]) -> None:
-        """Add tasks, or give them other machines."""
+        """Add tasks, or change their machines."""
         machines, others, named = self.machines, self._others, self._ports
         for task, machine, demand, ports in claims:
             missing = task - len(machines)
@@ -101,7 +101,7 @@ class Claims:
                 named.pop(task, None)
 
     def extend(self, first: int, machines: Iterable[Machine | None], demand: Demand) -> None:
-        """Add tasks that claim the same, and no ports, behind all others; None: no machine."""
+        """Add tasks with equal demands and without ports after all others; None for no machine."""
         self.machines.extend([None] * (first - len(self.machines)))
         self.machines.extend(machines)
         while self.machines and self.machines[-1] is None:
@@ -114,7 +114,7 @@ class Claims:
                     self._others[task] = demand
 
     def unset(self, index: int) -> None:
-        """Forget a task; a task without a claim is no error."""
+        """Remove the claim of a task, if it has one."""
         if index < len(self.machines):
             self.machines[index] = None
         self._others.pop(index, None)
@@ -142,7 +142,7 @@ class Claims:
     def between(self, first: int, last: int) -> tuple[list[int], list[Machine], list[Demand]]:
         """Return the tasks of a range that have a machine, their machines and demands.
 
-        It makes no object per task: there may be a million.
+        It makes no object per task, because a job may have a million tasks.
         """
         machines = [machine for machine in self.machines[first:last] if machine is not None]
         tasks = list(range(first, first + len(machines)))
@@ -157,14 +157,14 @@ class Claims:
         return tasks, machines, demands
 
     def copy(self) -> Claims:
-        """Return the claims as they are now, for a thread: the loop changes these."""
+        """Return a copy for use in a thread, while the loop changes these claims."""
         made = Claims(self.job, self.pool)
         made.machines, made.demand = self.machines.copy(), self.demand
         made._others, made._ports = self._others.copy(), self._ports.copy()
         return made
 
     def after(self, change: Change) -> Claims:
-        """Return what the claims will be after a change, once it is settled."""
+        """Return the claims as they will be after a change is settled."""
         made = self.copy()
         made.pool = change.pool
         for claim in change.freed:
@@ -173,14 +173,17 @@ class Claims:
         return made
 
     def demands(self) -> tuple[list[Demand], list[int]]:
-        """Return the different demands, and by task which of them it has; empty: all the first."""
+        """Return the different demands, and for each task which of them it has.
+
+        The second list is empty if all tasks have the first demand.
+        """
         if self.demand is None:
             return [], []
         if not self._others:
             return [self.demand], []
         found: dict[Demand, int] = {}
         seen: dict[int, int] = {}
-        """The same by `id`: there are few demands, and to compare them takes long."""
+        """The same by `id`: there are few demands, and comparing them is slow."""
         which = []
         for task, machine in enumerate(self.machines):
             demand = self._others.get(task, self.demand)
@@ -192,7 +195,7 @@ class Claims:
 
     @property
     def ports(self) -> dict[int, dict[str, int]]:
-        """The ports of those tasks that have any, by index."""
+        """The ports of tasks that have any, by task index."""
         return self._ports
 
     def __len__(self) -> int:
@@ -201,12 +204,12 @@ class Claims:
 
 
 def holders(machine: Machine) -> tuple[Claims, ...]:
-    """Return the jobs with tasks on a machine, once per task; only `region_index` adds any."""
+    """Return the claims of the jobs on a machine, once per task; only `region_index` adds any."""
     return cast(tuple[Claims, ...], machine.jobs)
 
 
-def counted_anew(machine: Machine) -> int:
-    """Return the CPU that is left of a machine, in grains of its present capacity."""
+def recounted_cpu(machine: Machine) -> int:
+    """Return the free CPU of a machine, in grains of its present capacity."""
 
     def cpu(claims: Iterable[Claim]) -> int:
         return sum(c.demand.cpu_on(machine.capacity) for c in claims if c.machine is machine)
@@ -227,7 +230,7 @@ def counted_anew(machine: Machine) -> int:
 
 
 def charge(claim: Claim) -> None:
-    """Take the room and the ports of a claim from its machine."""
+    """Subtract the room and the ports of a claim from its machine."""
     machine, demand = claim.machine, claim.demand
     machine.free_cpu -= demand.cpu_on(machine.capacity)
     machine.free_memory -= demand.memory_bytes
@@ -246,7 +249,7 @@ def charge(claim: Claim) -> None:
 
 
 def uncharge(claim: Claim) -> None:
-    """Give the room and the ports of a claim back to its machine."""
+    """Add the room and the ports of a claim to its machine again."""
     machine, demand = claim.machine, claim.demand
     if claim.ports and machine.ports:
         machine.ports.taken.difference_update(claim.ports.values())

@@ -1,7 +1,7 @@
-"""Whether a plan may still be carried out: the limits of its pool are judged again at the commit.
+"""Checks at the commit whether a plan is still allowed.
 
 A plan is made in steps, and other jobs of the pool take machines meanwhile. So the limits are
-checked again in the step that reserves it (`RegionIndex.reserving`).
+checked again in the step that reserves the plan (`RegionIndex.reserving`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from control_plane.broker.core.matching import holds
 def overtaken(change: Change, request: Request, allowance: Allowance) -> list[str]:
     """Return the machines of a change that its pool may no longer take, or its job no longer use.
 
-    `allowance` and the terms of `request` are those of this moment; `allowance` is used up.
+    `allowance` and the terms of `request` must be the present ones; `allowance` is changed.
     """
     refused = []
     for machine in change.takes:
@@ -34,7 +34,7 @@ def overtaken(change: Change, request: Request, allowance: Allowance) -> list[st
 
 
 def following(request: Request, claims: Claims | None, machines: Mapping[str, Machine]) -> Change:
-    """Return the change that brings claims to the machines where their tasks are, after all."""
+    """Return the change that moves claims back to the machines where their tasks still are."""
     change = Change(request.job, claims.pool if claims is not None else request.pool)
     for back in request.back:
         claim = claims.get(back.task) if claims is not None else None
@@ -46,7 +46,10 @@ def following(request: Request, claims: Claims | None, machines: Mapping[str, Ma
 
 
 def follow(index: RegionIndex, change: Change) -> list[Machine]:
-    """Move claims to where their tasks are, fitting or not; returns machines left without tasks."""
+    """Move claims to the machines of their tasks, whether or not they fit there.
+
+    Return the machines that have no tasks after that.
+    """
     freed = Change(change.job, change.pool, freed=change.freed)
     index.reserve(freed)
     emptied = index.settle(freed)

@@ -1,4 +1,4 @@
-"""What one task of a job claims of a machine."""
+"""The demand of a task: the resources that it claims, and its hard requirements."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _OF_RELAXATIONS = {
     Relaxation.NESTED: Because(Exists(CAPABILITY + NESTED), "its tasks have the relaxation nested"),
 }
 _OF_CONFIGURATION = Because(Exists(CAPABILITY + CONFIGURATION), "it has a configuration")
-"""Requirement of jobs that have a configuration, as if their owners had written it."""
+"""Requirement that is added to jobs with a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one task of a job claims of a machine."""
+    """The resources that one task of a job claims on a machine, and its hard requirements."""
 
     memory_bytes: int = 0
     cpus: float = 0.0
@@ -44,7 +44,7 @@ class Demand:
     micro_cpus: int = field(init=False, compare=False, hash=False, repr=False)
     micro_rru: int = field(init=False, compare=False, hash=False, repr=False)
     size: tuple[object, ...] = field(init=False, compare=False, hash=False, repr=False)
-    """Equal for demands that fit equally well, whatever they require or name their ports."""
+    """Equal for demands that fit the same machines; the names of ports do not matter."""
 
     def __post_init__(self) -> None:
         """Compute values that are read often."""
@@ -104,12 +104,12 @@ def demand_of(
 
 
 def _shared(amount: float, overcommit: float) -> float:
-    """Return the claim on an amount, rounded down: three thirds of a core are one."""
+    """Return the claim for an overcommitted amount, rounded down so that parts never exceed it."""
     return amount if overcommit == 1 else floor(micro(amount) / overcommit) / MICRO
 
 
 def claiming_cpu(spec: JobSpec, default_cpus: float) -> JobSpec:
-    """Return the specification with what its tasks claim of CPU, also where it does not say."""
+    """Return the specification with a claim of CPU, `default_cpus` if the job gives none."""
     if spec.cpus is not None or spec.limits.cpu_max_cores or spec.rru:
         return spec
     if spec.resources.exclusive_cpus:
@@ -134,7 +134,7 @@ def _requirements(
 
 
 def demand_for(spec: JobSpec, entitlement: EntitlementSpec | None) -> Demand:
-    """Return what a task claims, where its entitlement is pinned to and may be."""
+    """Return the demand of a task, with the requirements and the place of its entitlement."""
     if entitlement is None:
         return demand_of(spec)
     return demand_of(spec, entitlement.datacenter, entitlement.requires, entitlement.region)

@@ -1,4 +1,4 @@
-"""A draft of a plan: the room that it takes and frees, which the index does not show."""
+"""A draft of a plan, with the room that it takes and frees. The index does not change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from control_plane.broker.core.capacity import Place
 
 
 class Draft:
-    """A draft of a plan: the room that it takes and frees, which the index does not show."""
+    """A draft of a plan, with the room that it takes and frees. The index does not change."""
 
     def __init__(self, index: RegionIndex, request: Request, allowance: Allowance) -> None:
         self.request = request
@@ -29,28 +29,28 @@ class Draft:
         self.ranking = Ranking(request.preferences)
         self.change = Change(request.job, request.pool)
         self.spaces: dict[Machine, PlannedRoom] = {}
-        """The room on machines on which the plan takes or frees something."""
+        """The room on machines on which the plan takes or frees room."""
         self.lone: dict[Machine, Demand] = {}
-        """Machines that get one task so far: their `PlannedRoom` is made when it is read."""
+        """Machines that get one task so far; their `PlannedRoom` is made when it is read."""
         self.mine: dict[Machine, int] = {}
         self.taken: set[Machine] = set()
         self.gained: set[Bucket] = set()
-        """Where the request itself frees room."""
+        """Buckets in which the request itself frees room."""
         self.taken_in: dict[Bucket, list[Machine]] = {}
         """The machines that were taken for other tasks of the request."""
         self.power = index.power
         self.lit: set[Machine] = set()
-        """Machines that get their first task by this plan …"""
+        """Machines that get their first task by this plan."""
         self._watts: dict[Budget, int] = {}
-        """… and what they draw, by budget."""
+        """Power budget → watts that the machines of `lit` draw."""
         self.lacks_own = False
-        """Whether machines were passed over because the plan itself uses up their power."""
+        """Whether machines were skipped because the plan itself uses up their power."""
         self.apart: set[Machine] = set()
-        """Machines with bins of their own, because a preference is about single machines."""
+        """Machines with their own bins, because a preference concerns single machines."""
         self.gave_up = False
-        """Whether machines were passed over that may fit."""
+        """Whether machines were skipped that may fit."""
         self.was_refused = False
-        """Whether single machines were refused, which may change at any moment."""
+        """Whether single machines were refused; such a refusal may end at any moment."""
         self._refused: dict[Bucket, str] = {}
         self.reasons: list[str] = []
         self.claims = index.claims.get(request.job)
@@ -59,11 +59,11 @@ class Draft:
 
     @property
     def pool(self) -> Pool:
-        """The pool as it is now: one without machines is dropped, perhaps during the plan."""
+        """The pool, read again each time: a pool without machines may be dropped meanwhile."""
         return self.index.pool(self.request.pool)
 
     def free_claim(self, claim: Claim) -> None:
-        """Remove a task from its machine; its room is for the tasks that the request names."""
+        """Remove a task from its machine; other tasks of the request may use its room."""
         self.change.freed.append(claim)
         if not self.request.groups:
             return
@@ -81,7 +81,7 @@ class Draft:
         return space
 
     def room(self, machine: Machine) -> Room:
-        """Return the room on a machine, with the plan's changes."""
+        """Return the room on a machine, including the plan's changes."""
         if machine in self.spaces or machine in self.lone:
             return self.space(machine)
         return machine
@@ -95,7 +95,7 @@ class Draft:
             self._watts[budget] = self._watts.get(budget, 0) + machine.capacity.power_w
 
     def has_power(self, place: Place, watts: int) -> bool:
-        """Return whether a machine in a place has power for its first task."""
+        """Return whether a place has power for the first task of another machine."""
         power = self.power
         if power is None or power.has(place, watts, self._watts):
             return True
@@ -109,7 +109,7 @@ class Draft:
         return self.power.short(machine, self._watts) is not None
 
     def why_short(self, machine: Machine) -> str:
-        """Return the same in words; empty: it may."""
+        """Describe the lack of power; empty if there is none."""
         if self.power is None or machine in self.lit:
             return ""
         return self.power.why(machine, self._watts)
@@ -121,7 +121,7 @@ class Draft:
         self.allowance.take(machine)
 
     def refuses_all(self, bucket: Bucket) -> str:
-        """Return why the entitlement refuses all of these free machines; empty: it does not."""
+        """Return why the entitlement refuses all these free machines; empty if it does not."""
         why = self._refused.get(bucket)
         if why is None:
             refuses_all = self.allowance.refuses_all
@@ -130,7 +130,7 @@ class Draft:
         return why
 
     def refuses(self, machine: Machine) -> str:
-        """Return why the entitlement refuses this free machine; empty: it does not."""
+        """Return why the entitlement refuses this free machine; empty if it does not."""
         refuses = self.allowance.refuses
         why = refuses(machine) if refuses is not None else ""
         self.was_refused = self.was_refused or bool(why)

@@ -1,4 +1,4 @@
-"""Why tasks have no machine: every reason at once, per group of machines."""
+"""Explains why tasks have no machine: all reasons, each with the number of machines."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from control_plane.broker.core.matching import holds
 _EXPLAINED = 1_000
 """Machines of one pool that an explanation counts; `twinectl job explain` counts all of them."""
 _MACHINES = 20_000
-"""Machines that are passed, to find the roomiest, between two chances for others to run."""
+"""Machines that are searched for the roomiest one between two checkpoints of the loop."""
 _PAUSE_AFTER = 1_000
-"""Machines that are judged between two chances for others to run."""
+"""Machines that are judged between two checkpoints of the loop."""
 
 
 def explaining(work: Draft, group: Group) -> Generator[None, None, list[str]]:
-    """Find every reason, in steps of bounded time."""
+    """Find all reasons, in steps of bounded time."""
     held, limits = Tally(group.demand), Counter[str]()
     yield from _judge(work, group, _held(work), held, limits)
     if held.machines >= _EXPLAINED:
@@ -44,8 +44,8 @@ def explaining(work: Draft, group: Group) -> Generator[None, None, list[str]]:
     if not work.free.size:
         reasons.append("the free pool is empty")
     reasons += _counted(limits, "free machine")
-    said = [*free.reasons(), *overlap]
-    return reasons + [reason.replace(" machine", " free machine", 1) for reason in said]
+    of_free = [*free.reasons(), *overlap]
+    return reasons + [reason.replace(" machine", " free machine", 1) for reason in of_free]
 
 
 def _judge(
@@ -67,9 +67,9 @@ def _judge(
 def _compare_all(
     work: Draft, demand: Demand, pool: Pool, tally: Tally
 ) -> Generator[None, None, None]:
-    """Find how much is free at most on any machine of a pool, of what tasks have too little of.
+    """Find the largest free amount on any machine of a pool, of each resource that tasks lack.
 
-    Only shelves that may hold the largest amount are searched, in each bucket.
+    In each bucket, only shelves that may hold the largest amount are searched.
     """
     lacks, seen = tally.lacks(), 0
     for bucket in list(pool.buckets.values()):
@@ -91,7 +91,7 @@ def _compare_all(
 
 
 def _roomiest(bucket: Bucket, kind: str, wanted: float) -> Machine | None:
-    """Return the machine that has most of something, but less than is wanted."""
+    """Return the machine that has most of a resource, but less than wanted."""
     free, empty = FREE_OF[kind], bucket.shelves[EMPTY]
     if empty and free(empty[0]) < wanted:
         return empty[0]
@@ -99,7 +99,7 @@ def _roomiest(bucket: Bucket, kind: str, wanted: float) -> Machine | None:
     by_class = whole and not bucket.is_scarce
     for group, least in zip(BY_CLASS[kind], LEAST, strict=True) if by_class else ((ALL[0], 0.0),):
         if least and least * whole >= wanted:
-            continue  # each of these has as much as is wanted
+            continue  # each of these machines has enough
         some = [machine for shelf in group if (machine := _most_below(bucket, kind, shelf, wanted))]
         if some:
             return max(some, key=free)
@@ -115,7 +115,7 @@ def _most_below(bucket: Bucket, kind: str, shelf: int, wanted: float) -> Machine
 
 
 def _held(work: Draft) -> Iterator[Machine]:
-    """Yield the machines of the entitlement, those of this plan too."""
+    """Yield the machines of the entitlement, including those that this plan takes."""
     yield from work.pool.machines()
     yield from work.change.takes
 

@@ -1,7 +1,7 @@
-"""Judges whether a machine can take a task, and why not, in words.
+"""Judges whether a machine can take a task, and describes why not.
 
-The planner, the check at the commit, the check of a job before it is accepted and
-`twinectl job explain` all ask `judge`, so they cannot disagree.
+The planner, the check at the commit, the check of a new job and `twinectl job explain` all call
+`judge`, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -73,15 +73,14 @@ class Candidate(Protocol):
     def place(self) -> Place: ...
     @property
     def blocked(self) -> str:
-        """Why it takes no tasks now, as a predicate ("is down"); empty: it does."""
+        """Why it takes no tasks now, as a predicate ("is down"); empty if it takes tasks."""
         ...
 
 
 def judge(demand: Demand, machine: Candidate, room: Room) -> int:
-    """Return every `Lack` that keeps the machine from taking one more such task; 0: it can.
+    """Return every `Lack` that keeps the machine from taking one more such task; 0 if none.
 
-    `room` is the free room there: the machine itself, or a copy in which a plan has already taken
-    or freed something.
+    `room` is the free room there: the machine itself, or a copy with the changes of a plan.
     """
     lacks = 0
     if demand.requires and not admits(demand, machine):
@@ -110,7 +109,7 @@ SHARED = frozenset(Property) - {Property.ROW, Property.RACK, Property.MACHINE}
 OF_BUCKETS = SHARED | {"rru", "cpus", "gpus", "network_mbps", "power_w"}
 """Properties that all machines of one bucket have in common."""
 _OF_KINDS = frozenset({*SHARED, *NUMBERS})
-"""What a kind of machine determines: not row, rack and name, nor single names and capabilities."""
+"""Properties that a kind of machine determines: not row, rack, name, labels and capabilities."""
 
 
 def is_large_enough(demand: Demand, capacity: Capacity) -> bool:
@@ -135,19 +134,19 @@ def admits_any_of(demand: Demand, bucket: Candidate) -> bool:
 
 
 def fits_each(demand: Demand, bucket: Candidate) -> bool:
-    """Return whether surely each machine of a bucket takes such a task while it has no others."""
+    """Return whether every machine of a bucket surely takes such a task if it is empty."""
     return is_large_enough(demand, bucket.capacity) and not any(
         may_hold(Not(term), bucket, OF_BUCKETS) for term in demand.requires
     )
 
 
 def of_kind(demand: Demand) -> Demand:
-    """Return a demand without what only single machines determine: row, rack and name."""
+    """Return a demand without requirements that only single machines determine."""
     return as_far_as(demand, _OF_KINDS)
 
 
 def as_far_as(demand: Demand, known: frozenset[str]) -> Demand:
-    """Return a demand that requires only what these properties can exclude."""
+    """Return a demand without the requirements that these properties cannot exclude."""
     requires: list[Term] = []
     for term in demand.requires:
         asked = properties_of(term)
@@ -160,7 +159,7 @@ def as_far_as(demand: Demand, known: frozenset[str]) -> Demand:
 
 
 class Tally:
-    """Counts why machines cannot take a task, to tell its owner everything at once."""
+    """Counts why machines cannot take a task, so that its owner gets all reasons at once."""
 
     def __init__(self, demand: Demand) -> None:
         self.machines = 0
@@ -170,9 +169,9 @@ class Tally:
         self._most: dict[str, float] = {}
 
     def add(self, machine: Candidate, room: Room, short: str = "") -> int:
-        """Judge one machine and return what it lacks; each of several things is counted.
+        """Judge one machine and return its lacks; each lack is counted.
 
-        `short` says what its rack, row or MSB lacks, if it does.
+        `short` describes the lack of power in its rack, row, MSB or data center, if any.
         """
         self.machines += 1
         lacks = judge(self._demand, machine, room)
@@ -195,7 +194,7 @@ class Tally:
             self._most[key] = max(free, self._most.get(key, 0.0))
 
     def _lacking(self, lacks: int, machine: Candidate, room: Room) -> Iterator[tuple[str, float]]:
-        """Yield what a machine lacks room for, and how much of it is free."""
+        """Yield the resources that a machine lacks, and the free amount of each."""
         if lacks & _MEMORY:
             yield "memory", room.free_memory
         if lacks & _CPU:
@@ -224,7 +223,7 @@ class Tally:
         )
 
     def overlap(self, others: int = 0) -> list[str]:
-        """Return a note if machines have several reasons each; `others` are counted elsewhere."""
+        """Return a note if machines have several reasons; `others` is a count of other reasons."""
         if others + sum(self._counts.values()) <= self.machines:
             return []
         s = "s" if self.machines > 1 else ""
@@ -254,7 +253,7 @@ class Tally:
 
 
 def _number(amount: float) -> str:
-    """Return cores or RRU, to the millionth in which they are counted, rounded down."""
+    """Return cores or RRU as text, rounded down to millionths, in which they are counted."""
     return f"{floor(amount * MICRO + 1e-3) / MICRO:.6f}".rstrip("0").rstrip(".")
 
 

@@ -1,8 +1,8 @@
 """Machines of a pool by bins that are finer than buckets: rows, racks, labels, memory.
 
-To partition a million machines takes longer than to place a job. So each bucket keeps the partition
-of its own machines until one comes or goes, and a pool combines these group by group. `HeapOrder`
-then reads only the bins that it reaches.
+Partitioning a million machines takes longer than placing a job. So each bucket keeps the partition
+of its machines until one comes or goes, and a pool combines these partitions group by group. The
+orders of bins then read only the bins that they reach.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from control_plane.allocator.core.preferences import Ranking
 Parted = dict[Bins, Part]
 """The machines of one bucket, or of one group, by their bins."""
 Group = Bins
-"""Bins but the finest one."""
+"""All bins except the finest one."""
 _KEPT = 16
-"""Ways to partition a pool that are cached; others are made again."""
+"""Number of cached partitions of a pool; others are made again."""
 
 
 class FineBins(Mapping[Bins, Sequence[Part]]):
-    """The machines of a pool by bins, and these by group. Nothing here changes once it is made."""
+    """The machines of a pool by bins, and the bins by group. It never changes after `fill`."""
 
     __slots__ = ("_group", "_made_of", "groups", "shape")
 
     def __init__(self, ranking: Ranking, shape: int) -> None:
-        """`shape`: that of the pool."""
+        """`shape` is the shape of the pool."""
         self._group = ranking.group
         self._made_of: dict[Group, list[Parted]] = {}
         self.groups: dict[Group, dict[Bins, Sequence[Part]]] = {}
         self.shape = shape
 
     def fill(self, made_of: dict[Group, list[Parted]], before: FineBins | None) -> None:
-        """Combine the parts of buckets; groups that are the same in `before` are reused."""
+        """Combine the parts of buckets; groups that are unchanged since `before` are reused."""
         self._made_of = made_of
         for group, parts in made_of.items():
             known = before.taken_over(group, parts) if before is not None else None
             self.groups[group] = known if known is not None else _together(parts)
 
     def taken_over(self, group: Group, parts: list[Parted]) -> dict[Bins, Sequence[Part]] | None:
-        """Return a group, if it was made of exactly these parts."""
+        """Return a group if it was made of exactly these parts."""
         known = self._made_of.get(group, [])
         if len(known) != len(parts) or any(a is not b for a, b in zip(known, parts, strict=True)):
             return None
@@ -78,7 +78,7 @@ def fine_bins(pool: Pool, ranking: Ranking) -> Generator[None, None, FineBins]:
     for bucket in list(pool.buckets.values()):
         if not bucket.size:
             continue
-        memo = bucket.memo  # another one once a machine comes or goes
+        memo = bucket.memo  # a new object after a machine came or went
         groups = memo.get(key)
         if groups is None:
             if len(memo) >= _KEPT:

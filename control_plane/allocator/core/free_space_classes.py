@@ -1,4 +1,4 @@
-"""The shelves of a bucket: machines by free room, and the order in which shelves are tried."""
+"""Classes of free room: the shelf of a machine, and the order in which shelves are tried."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from control_plane.broker.core.capacity import Capacity
 
 
 class FreeSpaceClass(Protocol):
-    """A machine as far as its shelf depends on it: `machine_pools.Machine`."""
+    """The properties of a machine that determine its shelf (`machine_pools.Machine`)."""
 
     free_cpu: int
     free_memory: int
@@ -27,7 +27,7 @@ class FreeSpaceClass(Protocol):
 
 T = TypeVar("T", bound=FreeSpaceClass)
 CUTS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
-"""Shares of a machine's room between which it is on one shelf."""
+"""Bounds between shelves: shares of a machine's room that are free."""
 CLASSES = len(CUTS) + 1
 BY_ROOM = sorted(
     ((rru, memory) for rru in range(CLASSES) for memory in range(CLASSES)),
@@ -38,8 +38,8 @@ BY_ROOM = sorted(
 SHELF = {classes: 1 + place for place, classes in enumerate(BY_ROOM)}
 SHELF_OF = [[SHELF[rru, memory] for memory in range(CLASSES)] for rru in range(CLASSES)]
 EMPTY, BLOCKED = 0, 1 + len(BY_ROOM)
-"""Shelves are numbered in the order in which they are tried: the machines without tasks, those with
-room by its classes, the unusable."""
+"""Numbers of shelves, in the order in which they are tried: first machines without tasks, then the
+classes of room, last machines that take no tasks."""
 ORDERS = {
     (rru, memory): (
         EMPTY,
@@ -47,7 +47,7 @@ ORDERS = {
     )
     for rru, memory in BY_ROOM
 }
-"""By the least sufficient classes of RRU and memory: the shelves to try."""
+"""Least sufficient classes of RRU and memory → the shelves to try."""
 BY_TIGHTNESS = {
     (rru, memory): [
         [shelf for (r, m), shelf in SHELF.items() if r >= rru and m >= memory and min(r, m) == low]
@@ -55,7 +55,7 @@ BY_TIGHTNESS = {
     ]
     for rru, memory in BY_ROOM
 }
-"""The same, least room first: the lesser of the two shares orders the shelves."""
+"""The same with the least room first, ordered by the lesser of the two shares."""
 QUARTERS = (1 / 4, 1 / 2, 3 / 4)
 MOST_GPUS = len(BY_ROOM) // (len(QUARTERS) + 1) - 1
 BY_GPUS = {
@@ -66,8 +66,9 @@ BY_GPUS = {
     for gpus in range(MOST_GPUS + 1)
     for rru in range(4)
 }
-"""Machines with GPUs are on shelves by how many are left, and by quarters of their RRU. By the
-least of both that will do: the shelves to look at, those with fewest GPUs left first."""
+"""Least sufficient number of GPUs and quarter of RRU → the shelves to try, fewest GPUs first.
+
+Machines with GPUs are on shelves by the number of free GPUs and by quarters of free RRU."""
 
 
 BY_CLASS = {
@@ -76,12 +77,12 @@ BY_CLASS = {
 }
 """Shelves without the empty machines, in groups: those with most memory or CPU left first."""
 LEAST = tuple(CUTS[low - 1] if low else 0.0 for low in reversed(range(CLASSES)))
-"""For the groups of `BY_CLASS`: the share of its room that each machine there has at least."""
+"""For each group of `BY_CLASS`, the least share that is free on each of its machines."""
 ALL = [list(range(1, BLOCKED))]
 
 
 def scarcity(machine: FreeSpaceClass) -> tuple[int, bool, int]:
-    """Return the place of a machine with GPUs among all of them, as shelves order them."""
+    """Return the sort key of a machine with GPUs, in the order of the shelves."""
     return min(int(machine.free_gpus), MOST_GPUS), not machine.jobs, machine.shelf
 
 
@@ -92,7 +93,7 @@ def tightness(machine: FreeSpaceClass) -> tuple[float, float]:
 
 
 def most_room_first(machines: Iterable[T]) -> Iterator[T]:
-    """Yield those without tasks as they come: what takes the first one looks at no other."""
+    """Yield machines without tasks at once, so that a caller may stop at the first; then others."""
     others = list[T]()
     for machine in machines:
         if machine.shelf == EMPTY:
@@ -103,12 +104,12 @@ def most_room_first(machines: Iterable[T]) -> Iterator[T]:
 
 
 def space_class_of(machine: FreeSpaceClass) -> int:
-    """Return the shelf on which a machine belongs."""
+    """Return the shelf of a machine."""
     if machine.blocked:
         return BLOCKED
     if not machine.jobs:
         return EMPTY
-    capacity = machine.capacity  # as `_shares`, without a call: once for each task that comes
+    capacity = machine.capacity  # `_shares` inline: this runs once for each placed task
     memory = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
     rru = machine.free_cpu / capacity.cpu_room if capacity.cpu_room else 1.0
     if capacity.gpus:
@@ -117,7 +118,7 @@ def space_class_of(machine: FreeSpaceClass) -> int:
 
 
 def _shares(machine: FreeSpaceClass) -> tuple[float, float]:
-    """Return which parts of its RRU and memory are left."""
+    """Return the free shares of its RRU and memory."""
     capacity = machine.capacity
     memory = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0
     rru = machine.free_cpu / capacity.cpu_room if capacity.cpu_room else 1.0

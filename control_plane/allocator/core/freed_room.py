@@ -1,4 +1,4 @@
-"""Room that a change frees and that, until it is stored, only the change itself may use."""
+"""Room that a change frees on machines; until the change is stored, only its claims may use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING: Amounts = (0, 0, 0, 0, 0)
 
 
 class FreedRoom:
-    """Room that a change frees on a machine: until it is stored, only its own claims may use it."""
+    """Room that a change frees on one machine: a credit for its own claims."""
 
     __slots__ = ("_lent", "left", "total")
 
@@ -22,7 +22,7 @@ class FreedRoom:
         self._lent = NOTHING
 
     def add(self, demand: Demand, capacity: Capacity) -> None:
-        """Add what one task had."""
+        """Add the room of one task."""
         self.total = self.left = _sum(self.total, _of(demand, capacity), 1)
 
     def lend(self, machine: Machine) -> None:
@@ -31,14 +31,14 @@ class FreedRoom:
         self._lent = _room(machine)
 
     def take_back(self, machine: Machine) -> None:
-        """Hide it again; what was charged meanwhile is first paid from the credit."""
+        """Remove the credit from the machine again; claims in between are paid from it first."""
         used = _sum(self._lent, _room(machine), -1)
         cpu, memory, gpus, network, disk = _sum(self.left, used, -1)
         self.left = (max(0, cpu), max(0, memory), max(0, gpus), max(0, network), max(0, disk))
         _add(machine, self.left, -1)
 
     def release(self, machine: Machine, demand: Demand) -> None:
-        """Keep what the change uses of a task's room, which the machine was just given back."""
+        """After a task's room was returned to the machine, keep the part that the change uses."""
         freed = _of(demand, machine.capacity)
         self.total = _sum(self.total, freed, -1)
         _add(machine, self.left, 1)
@@ -53,9 +53,9 @@ class FreedRoom:
         self.left = self.total
 
     def recount_cpu(self, freed: int, wanted: int) -> int:
-        """Count its CPU again in other grains: the freed CPU, and the claims on it.
+        """Set the CPU in new grains: the freed CPU, and the CPU that the change claims.
 
-        Return how much of it they use.
+        Return how much of the freed CPU the claims use.
         """
         used = min(freed, wanted)
         self.total = (freed, *self.total[1:])

@@ -1,9 +1,9 @@
-"""Free machines that each pool may take between two recomputations of all promises (CP7).
+"""Bounds the free machines that each pool may take between two sums of all promises (CP7).
 
-A recomputation finds one way to keep every promise: so many machines of each class for one group
-of pools, so many for another, and some unpromised. A pool that takes machines meant for its group,
-or unpromised ones, leaves a way for all others. So any number of takes needs no recomputation. A
-change that cannot be followed like that makes the ledger untrue.
+The sums find one way to keep every promise: a number of machines of each class for each group of
+pools, and some unpromised machines. A pool that takes machines meant for its group, or unpromised
+ones, does not affect the others. So such takes need no new sums. Any other change makes the ledger
+untrue.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from control_plane.broker.core.assignment import FREE
 from control_plane.portal.core.grants import MachineClass, Shares
 
 Moves = Mapping[tuple[str, MachineClass], int]
-"""Pool and class → by how many machines it has more."""
+"""Pool and class → change of the number of machines."""
 
 
 class Ledger:
-    """One way of keeping all promises, followed as machines change hands."""
+    """One way to keep all promises, updated when machines change pools."""
 
     def __init__(self, shares: Shares) -> None:
         """Begin with the result of the sums."""
         self._shares = shares
         self.is_true = True
-        """Whether all that happened since could be followed."""
+        """Whether all changes since then could be followed."""
 
     @property
     def keeps_all(self) -> bool:
-        """Return whether every promise is kept, after all that was followed."""
+        """Return whether every promise is kept after all changes so far."""
         return self.is_true and not self._shares.unmet
 
     def limits(self, pool: str) -> dict[MachineClass, int]:
@@ -73,7 +73,7 @@ class Ledger:
         self._shares.rest[kind] = self._shares.rest.get(kind, 0) - count
 
     def _give_back(self, pool: str, kind: MachineClass, count: int) -> None:
-        """Credit machines to a group of the pool that uses their class; else nothing needs them."""
+        """Credit machines to a group of the pool that uses their class, else to no group."""
         for group in self._shares.groups.get(pool, ()):
             if kind in self._shares.flows[group]:
                 self._shares.flows[group][kind] += count

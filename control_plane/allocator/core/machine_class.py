@@ -1,8 +1,8 @@
-"""The class of a machine: all properties that feasibility and scarcity compare, one object each.
+"""The class of a machine: all properties that feasibility and scarcity compare.
 
 Machines of one class in one MSB share a bucket, so every property of a bucket must be here. Memory
-and disk count to five binary digits: agents report what the kernel left of them, which differs a
-little between machines that are otherwise alike.
+and disk are compared to five binary digits: agents report the size that the kernel leaves, which
+differs a little between equal machines.
 
 `KindCounts` counts machines by kind and MSB, for the whole region.
 """
@@ -20,11 +20,11 @@ from control_plane.broker.core.capacity import Capacity, Place
 _DIGITS = 5
 Key = tuple[object, ...]
 _KNOWN: WeakValueDictionary[Key, Capacity] = WeakValueDictionary()
-"""The one object of each class, as long as a bucket has it."""
+"""Key of a class → its single object, while a bucket uses it."""
 
 
 def class_key(capacity: Capacity) -> Key:
-    """Return what machines of one class have in common."""
+    """Return the properties that machines of one class have in common."""
     return (
         *(capacity.machine_type, capacity.generation, capacity.sku, capacity.gpu_type),
         *(capacity.rru, capacity.cpus, capacity.gpus, capacity.network_mbps, capacity.power_w),
@@ -33,7 +33,7 @@ def class_key(capacity: Capacity) -> Key:
 
 
 def class_of(capacity: Capacity) -> Capacity:
-    """Return the least that machines of this class offer, without labels and capabilities."""
+    """Return the least capacity of machines of this class, without labels and capabilities."""
     key = class_key(capacity)
     found = _KNOWN.get(key)
     if found is None:
@@ -55,7 +55,7 @@ def _rounded(size: int) -> int:
 
 
 class KindCounts:
-    """Kinds of machines, without what only single ones have: labels, capabilities, row and rack."""
+    """Counts machines by kind and MSB; labels, capabilities, row and rack do not matter."""
 
     def __init__(self) -> None:
         self._totals: Totals | None = None
@@ -66,7 +66,7 @@ class KindCounts:
         return iter(self._counts)
 
     def totals(self) -> Totals:
-        """Return what all machines offer together; the same object until a machine changes."""
+        """Return the sums over all machines; the same object until a machine changes."""
         if self._totals is None:
             self._totals = Totals.of((kind, n) for (kind, _), n in self._counts.items())
         return self._totals

@@ -1,12 +1,11 @@
-"""Machines as allocations see them: the free room on each, on shelves by its size.
+"""Machines with their free room, in pools, buckets and shelves.
 
     pool (an entitlement, or the free pool)
       └─ bucket: its machines of one class in one MSB
-           └─ shelf: those with about the same share of room left
+           └─ shelf: machines with about the same share of free room
 
-What allocations need to know of a machine lies in one small object; what many machines have in
-common (capacity, place, bucket) is shared. A million machines take about 300 MB. Only
-`region_index` changes these objects.
+Each machine is one small object; properties that many machines share (capacity, place, bucket) are
+shared objects. A million machines take about 300 MB. Only `region_index` changes these objects.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ FREE = ""
 
 
 class Holder(Protocol):
-    """A job with tasks on a machine, as a machine knows it: `claims.Claims`."""
+    """The claims of a job with tasks on a machine (`claims.Claims`)."""
 
     job: str
     valid: bool
@@ -46,10 +45,10 @@ class Holder(Protocol):
 
 
 class Supply(Protocol):
-    """The power that is left, from the view of a plan."""
+    """The power that is left after the changes of a plan."""
 
     lit: set[Machine]
-    """Machines without tasks that the plan uses: they have power."""
+    """Machines without tasks that the plan uses; their power is counted."""
 
     def has_power(self, place: Place, watts: int) -> bool:
         """Return whether a machine in a place may get its first task."""
@@ -57,7 +56,7 @@ class Supply(Protocol):
 
 
 class Machine:
-    """What allocations know of one machine. Only `RegionIndex` changes it."""
+    """One machine with its free room. Only `RegionIndex` changes it."""
 
     __slots__ = (
         *("at", "blocked", "bucket", "capacity", "free_cpu", "free_disk", "free_gpus"),
@@ -65,7 +64,7 @@ class Machine:
     )
 
     def __init__(self, name: str, capacity: Capacity, place: Place, blocked: str) -> None:
-        """Make an empty machine that is on no shelf yet."""
+        """Make an empty machine that is on no shelf."""
         self.name = name
         self.capacity = capacity
         self.place = place
@@ -81,7 +80,7 @@ class Machine:
         self.bucket: Bucket
         self.shelf = 0
         self.at = 0
-        """Position on its shelf; -1: it has left the region."""
+        """Position on its shelf; -1 if it has left the region."""
 
     @property
     def free_ports(self) -> int:
@@ -97,7 +96,7 @@ class Machine:
 class Bucket(Shelves[Machine]):
     """The machines of one pool that have class and MSB in common.
 
-    It answers like a machine for the properties that they share (`feasibility.OF_BUCKETS`).
+    A bucket can be used like a machine for the shared properties (`feasibility.OF_BUCKETS`).
     """
 
     __slots__ = ("_cells", "_misses", "gain", "memo", "most_disk", "place", "pool", "size")
@@ -108,20 +107,20 @@ class Bucket(Shelves[Machine]):
         """Make an empty bucket for machines of this class and MSB."""
         super().__init__(capacity)
         self._cells: dict[bool | None, list[Cell]] = {}
-        """Made when it is first read, and again when machines came or went."""
-        self.memo: dict[object, Any] = {}  # by fine_bins, as long as none comes or goes
+        """Made when first read; empty again after machines came or went."""
+        self.memo: dict[object, Any] = {}  # cache of fine_bins, until a machine comes or goes
         self.pool = pool
         self.place = place
         self.size = 0
         self.most_disk = 1
-        """Of any machine that was ever here, as `most_memory`."""
+        """Largest disk of all machines that were ever in this bucket, like `most_memory`."""
         self.gain = 0
         """Rises whenever a machine here gets more room or becomes usable."""
         self._misses: NoFitCache | None = None
-        """Made when a demand found no room for the first time."""
+        """Made when a demand finds no room for the first time."""
 
     def put_all(self, machines: list[Machine]) -> None:
-        """Put machines that come into this bucket on their common shelf."""
+        """Add equal machines to this bucket, on their common shelf."""
         sample = machines[0]
         self._changed()
         shelf = space_class_of(sample)
@@ -146,22 +145,22 @@ class Bucket(Shelves[Machine]):
 
     @property
     def bucket(self) -> Bucket:
-        """Return itself: a bucket may be used where a part of one is."""
+        """Return itself: a whole bucket may be used as a `Part`."""
         return self
 
     @property
     def news(self) -> int:
-        """A number that rises whenever a demand may fit that lacked room or power before."""
+        """A number that rises whenever a demand that lacked room or power may fit."""
         return self.gain + self.pool.relief.count
 
     def usable(
         self, demand: Demand | None = None, *, tight: bool = False, supply: Supply | None = None
     ) -> Iterator[Machine]:
-        """Return the machines that take tasks, while others change the bucket.
+        """Yield the machines that take tasks; the bucket may change meanwhile.
 
-        Most room first; if `tight`, least room first. Where there are GPUs, those with fewest
-        left come first, and machines without tasks last. Shelves whose machines cannot have
-        room for the demand are left out, and so are machines without tasks and without power.
+        Machines with most room come first; with `tight`, those with least room. Machines with GPUs
+        are ordered by free GPUs, fewest first, and machines without tasks come last. Shelves that
+        cannot have room for the demand are left out, and so are empty machines without power.
         """
         if tight and not self.is_scarce:
             return self._tightest(demand, supply)
@@ -174,7 +173,7 @@ class Bucket(Shelves[Machine]):
         return chain.from_iterable(filter(None, rows))
 
     def _powered(self, supply: Supply) -> Iterator[Machine]:
-        """Yield machines without tasks that have power; whole racks and MSBs are passed over."""
+        """Yield machines without tasks that have power; skips racks and MSBs without power."""
         watts = self.capacity.power_w
         racks = self._racks() if self.shelves[EMPTY] and supply.has_power(self.place, watts) else ()
         for rack in racks:
@@ -199,7 +198,7 @@ class Bucket(Shelves[Machine]):
         yield from self._on(self._promising((EMPTY,), demand), supply)
 
     def cells(self, *, by_size: bool = False) -> list[Cell]:
-        """Return its machines by rack, labels and capabilities, `by_size` by all that they have."""
+        """Return its machines by rack, labels and capabilities; `by_size` by rack and capacity."""
         cells = self._cells.get(by_size)
         if cells is None:
             found: dict[object, list[Machine]] = {}
@@ -216,7 +215,7 @@ class Bucket(Shelves[Machine]):
         return self._misses is not None and self._misses.include(demand, self.news)
 
     def is_closed(self, demand: Demand) -> bool:
-        """Return whether `is_hopeless`, or whether the demand is larger than each machine."""
+        """Return whether the demand is hopeless here, or larger than every machine."""
         capacity = self.capacity
         return (
             self.is_hopeless(demand)
@@ -228,10 +227,10 @@ class Bucket(Shelves[Machine]):
         )
 
     def missed(self, demand: Demand, news: int, moves: int) -> None:
-        """Remember that no machine had room while `news` and `moves` were as given.
+        """Remember that no machine had room while `news` and `moves` had these values.
 
-        If machines changed shelves meanwhile, nothing is remembered: one may have been missed.
-        Exact maxima of the searched shelves save the next demand, of another size, the same search.
+        If machines changed shelves meanwhile, nothing is remembered: the search may have missed
+        one. Exact maxima of the searched shelves save the next demand of another size this search.
         """
         if moves == self.moves and not moves % 2:
             if self._misses is None:
@@ -244,17 +243,17 @@ class Bucket(Shelves[Machine]):
 
 
 _FEW = 16
-"""Machines that are read each time, rather than by a maximum of their shelf."""
+"""Shelves with at most this many machines are searched instead of keeping an exact maximum."""
 
 
 class Cell:
-    """Some machines of a bucket that have more in common: rack, labels …, or a name."""
+    """Machines of a bucket that also share the rack, labels and capabilities; or one machine."""
 
     __slots__ = ("_all", "bucket", "capacity", "is_apart", "machines", "name", "place", "size")
     blocked = ""
 
     def __init__(self, bucket: Bucket, machines: list[Machine], *, is_apart: bool = False) -> None:
-        """Take equal machines, at least one; `is_apart`: a single one, with a preference."""
+        """`machines` has at least one; `is_apart` marks a single one with its own bins."""
         self.bucket = bucket
         self.machines = machines
         self.size = len(machines)
@@ -266,7 +265,7 @@ class Cell:
 
     @staticmethod
     def of(bucket: Bucket, cells: list[Cell]) -> Bucket | Cell:
-        """Return several cells of a bucket as one."""
+        """Return several cells of a bucket as one part."""
         if sum(cell.size for cell in cells) == bucket.size:
             return bucket
         if len(cells) == 1:
@@ -300,16 +299,15 @@ class Cell:
 
 
 Part = Bucket | Cell
-"""Machines of one bucket: all, or some."""
+"""All machines of one bucket, or some."""
 
 
 Kinds = tuple[tuple[Bucket, bool], ...]
-"""Buckets in the order in which they are used, and whether the machines of each are filled one
-by one."""
+"""Buckets in the order of their use, and whether the machines of each are filled one by one."""
 Binned = Mapping[Bins, Sequence[Part]]
 """Machines of a pool by their bins."""
 _SAME: dict[Bins, Bins] = {}
-"""Bins → the one object for them in all pools; a region has some thousand."""
+"""Bins → the single object for them in all pools; a region has a few thousand."""
 
 
 def _key(capacity: Capacity, place: Place) -> tuple[object, ...]:
@@ -334,18 +332,19 @@ class Pool:
         self.per_type: Counter[str] = Counter()
         self.buckets: dict[tuple[object, ...], Bucket] = {}
         self._partitions: dict[tuple[str, ...], Partition[Bucket]] = {}
-        self.fine: dict[object, Any] = {}  # the same by finer bins (fine_bins)
-        self.shape = 0  # rises as machines come and go
+        self.fine: dict[object, Any] = {}  # cache of fine_bins
+        self.shape = 0  # rises when a machine comes or goes
         self._misses: set[tuple[object, ...]] = set()
-        """Sizes of demands for which no bucket had room when `gain` was …"""
+        """Sizes of demands for which no bucket had room at `_missed_at`."""
         self._missed_at = 0
+        """The value of `gain` plus relief for which `_misses` hold."""
 
     def is_hopeless(self, demand: Demand) -> bool:
-        """Return whether this demand found no room in any bucket since room was last gained."""
+        """Return whether this demand found no room in any bucket since the last gain of room."""
         return self._missed_at == self.gain + self.relief.count and demand.size in self._misses
 
     def missed(self, demand: Demand) -> None:
-        """Record that a demand found no room, if that is so for every bucket."""
+        """Record that a demand found no room, if that holds for every bucket."""
         news = self.gain + self.relief.count
         if self._missed_at != news:
             self._misses, self._missed_at = set(), news
@@ -356,7 +355,7 @@ class Pool:
             self._misses.add(demand.size)
 
     def bucket(self, machine: Machine) -> Bucket:
-        """Return the bucket of a machine's class and MSB; makes it if need be."""
+        """Return the bucket of a machine's class and MSB; a new one if there is none."""
         key = _key(machine.capacity, machine.place)
         found = self.buckets.get(key)
         if found is None:
@@ -373,7 +372,7 @@ class Pool:
 
     def partition(self, properties: tuple[str, ...]) -> Partition[Bucket]:
         """Return the buckets by the bins of properties that a bucket's machines share."""
-        partitions = self._partitions  # another thread's new bucket may replace them
+        partitions = self._partitions  # a new bucket in another thread may replace this object
         found = partitions.get(properties)
         if found is None:
             found = Partition[Bucket]()

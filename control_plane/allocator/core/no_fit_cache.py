@@ -8,7 +8,7 @@ _KEPT = 8
 
 
 class Relief:
-    """How often power was released that a request lacked, in the whole region."""
+    """Counts, for the whole region, how often power was released that a request lacked."""
 
     __slots__ = ("count",)
 
@@ -17,7 +17,7 @@ class Relief:
 
 
 class NoFitCache:
-    """The last demands of different sizes for which a bucket had no room, at one gain of it."""
+    """The last demands of different sizes for which a bucket had no room, at one of its gains."""
 
     __slots__ = ("_at", "_demands")
 

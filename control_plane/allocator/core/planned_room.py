@@ -1,4 +1,4 @@
-"""The room on a machine from a plan's view: a copy, in which the plan takes and frees."""
+"""A copy of the room on a machine, in which a plan takes and frees room."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOWHERE = Place("", "", "", "", "")
 
 
 class PlannedRoom:
-    """A copy of a machine's room, in which a plan takes and frees before it is sure."""
+    """A copy of a machine's room, which a plan changes instead of the machine."""
 
     __slots__ = ("free_cpu", "free_disk", "free_gpus", "free_memory", "free_network", "ports")
 
@@ -30,7 +30,7 @@ class PlannedRoom:
 
     @staticmethod
     def whole(capacity: Capacity) -> PlannedRoom:
-        """Return the room of a machine on which there is nothing."""
+        """Return the room of an empty machine."""
         return PlannedRoom(Machine("", capacity, _NOWHERE, ""))
 
     @property
@@ -39,7 +39,7 @@ class PlannedRoom:
         return PORTS - len(self.ports.taken) if self.ports else PORTS
 
     def take(self, demand: Demand, capacity: Capacity, times: int = 1) -> None:
-        """Subtract tasks; a negative number gives their room back. Ports are separate."""
+        """Subtract the room of tasks; a negative `times` adds it. Ports are not included."""
         self.free_cpu -= demand.cpu_on(capacity) * times
         self.free_memory -= demand.memory_bytes * times
         self.free_gpus -= demand.gpus * times

@@ -1,10 +1,9 @@
-"""Tasks to machines: one allocation, planned on the region's index.
+"""Plans one allocation on the region's index: assigns tasks to machines.
 
-Machines are ordered by the job's soft preferences bin by bin; in the best bin a machine that
-the entitlement holds already comes before one from the free pool; among those it holds, the
-one with the fewest tasks of the job, then the one with the most room. Each task goes to a
-best bin that has room, so with the default preferences the tasks per MSB never differ by
-more than one as long as there is room (docs/allocation.md).
+The job's soft preferences order the bins. In the best bin, machines of the entitlement come before
+free ones; among its machines, those with the fewest tasks of the job come first, then those with
+the most room. Each task goes to a best bin that has room. So with the default preferences the tasks
+per MSB differ by at most one, as long as there is room (docs/allocation.md).
 """
 
 from __future__ import annotations
@@ -18,13 +17,7 @@ from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.explanation import explaining
 from control_plane.allocator.core.feasibility import admits_any_of
 from control_plane.allocator.core.fine_bins import fine_bins
-from control_plane.allocator.core.machine_pools import (
-    Binned,
-    Bucket,
-    Cell,
-    Machine,
-    Part,
-)
+from control_plane.allocator.core.machine_pools import Binned, Bucket, Cell, Machine, Part
 from control_plane.allocator.core.partition import Bins, Partition
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Plan, Request, same_claim
@@ -32,7 +25,7 @@ from control_plane.broker.core.assignment import FREE
 
 NOTHING = Partition[Bucket]()
 STEP = 500
-"""Tasks that are placed between two chances for others to run."""
+"""Tasks that are placed between two checkpoints of the loop."""
 _COMPARED = 200
 """Tasks that are compared with their claims in one step."""
 
@@ -72,7 +65,7 @@ class Planning(Draft):
     """The search for machines, on a draft of the plan."""
 
     def sort_out(self) -> Generator[None, None, list[tuple[Group, list[int]]]]:
-        """Tell the tasks that stay from those that need a machine, and free the rest."""
+        """Return the tasks that need a machine, by group; free the tasks that are not requested."""
         claims = self.claims
         if claims is None:
             return [(group, list(group.tasks)) for group in self.request.groups]
@@ -113,7 +106,7 @@ class Planning(Draft):
         return True
 
     def place(self, group: Group, tasks: list[int]) -> Generator[None, None, list[int]]:
-        """Place tasks that are alike; return those for which nothing was found."""
+        """Place the equal tasks of a group; return those for which no machine was found."""
         self.gave_up = False
         search = Search(self, group, self.totals)
         may_grow = bool(self.taken) or self.allowance.may_take_from(self.free)
@@ -136,10 +129,10 @@ class Planning(Draft):
     def _explained(
         self, group: Group, *, may_grow: bool, plain: bool
     ) -> Generator[None, None, Sequence[str]]:
-        """Return why tasks have no machine; the same for all that are alike until room is gained.
+        """Return why tasks have no machine; cached for equal tasks until room is gained.
 
-        To judge thousands of machines takes longer than to plan: a full region would be slow
-        just when many ask.
+        Judging thousands of machines takes longer than planning. Without the cache, a full region
+        would be slow just when many jobs wait.
         """
         alike = plain and not self.ranking.capped
         key = (self.pool.name, group.demand, may_grow)
@@ -217,7 +210,7 @@ class Planning(Draft):
             if source is not None:
                 source.used(machine)
             order.placed()
-            if ahead and ranking.floors() != floors:  # the emptiest one caught up
+            if ahead and ranking.floors() != floors:  # the emptiest bin caught up
                 for waiting in ahead:
                     order.add(waiting)
                 ahead.clear()
@@ -227,7 +220,7 @@ class Planning(Draft):
         return tasks[position:]
 
     def _binned(self, *, may_grow: bool) -> Generator[None, None, tuple[Binned, Binned]]:
-        """Part the machines by bins that are finer than buckets, or that are the job's own."""
+        """Partition the machines by bins that are finer than buckets, or specific to this job."""
         ranking, found = self.ranking, list[dict[Bins, list[Part]]]()
         if ranking.is_fine and not ranking.by_machine:
             own_bins: Binned = yield from fine_bins(self.pool, ranking)
@@ -259,7 +252,7 @@ class Planning(Draft):
         return own, free
 
     def _set_apart(self, machine: Machine, binned: Binned) -> Bins:
-        """Give a machine bins of its own; return them."""
+        """Give a machine its own bins; return them."""
         self.apart.add(machine)
         bins = self.ranking.bins(machine)
         assert isinstance(binned, dict)
@@ -274,9 +267,9 @@ class Planning(Draft):
         own: Binned,
         sources: Mapping[Bins, Source],
     ) -> int:
-        """Place tasks while the first machine of each bin will do; return how many.
+        """Place tasks while the first machine of each bin fits; return how many.
 
-        That is most of the work, and so it is one loop without calls that can be left out.
+        Most tasks are placed here, so this is one loop with as few calls as possible.
         """
         demand = search.demand
         if self.moving or demand.ports or demand.gpus:
@@ -311,11 +304,10 @@ class Planning(Draft):
     def _begun(
         self, search: Search, tasks: list[int], own: Binned, free: Binned, growing: int
     ) -> list[tuple[Bins, Machine]]:
-        """Place the first tasks of a new job, each in the next bin, while the first machines there
-        will do; return where.
+        """Place the first tasks of a new job, while the first machines of their bins fit.
 
-        Which bins these are is known beforehand, so nothing has to be followed meanwhile. Most
-        jobs that are new are placed by this alone.
+        Return their bins and machines. The bins are known beforehand, so no order is needed. Most
+        new jobs are placed by this method alone.
         """
         demand, claims, at_sight = search.demand, self.change.claims, search.at_sight
         found: list[tuple[Bins, Machine]] = []
@@ -348,7 +340,7 @@ class Planning(Draft):
         demand = group.demand
         moving = self.moving.get(task) if self.moving else None
         if moving is not None:
-            if moving.machine is machine:  # there is no better one
+            if moving.machine is machine:  # no other machine is better
                 return
             self.free_claim(moving)
         ports = None
@@ -364,7 +356,7 @@ class Planning(Draft):
     def without_those_that_may_stay(
         self, unplaced: list[int], waiting: list[tuple[Group, list[int]]]
     ) -> list[int]:
-        """Return the tasks that found no machine, and do not have one that will do either."""
+        """Return the tasks that found no machine, and cannot stay on one that they have."""
         if not self.moving:
             return unplaced
         leaving = {task for group, tasks in waiting if group.leave for task in tasks}
@@ -375,7 +367,7 @@ class Planning(Draft):
         ]
 
     def give_up(self, waiting: list[tuple[Group, list[int]]], reason: str) -> None:
-        """Place nothing after all: tasks that were to move or to change keep what they have."""
+        """Drop the plan: tasks that would move or change keep their present claims."""
         stay = {task for _, tasks in waiting for task in tasks}
         self.change.freed = [
             claim
@@ -390,7 +382,7 @@ class Planning(Draft):
 def _open(binned: Binned, search: Search, allowance: Allowance | None = None) -> Iterator[Bins]:
     """Yield the bins in which a machine could run the tasks, full or not.
 
-    With an `allowance`: a machine that the entitlement may take.
+    With an `allowance`, only machines count that the entitlement may take.
     """
     for bins, parts in binned.items():
         if any(_is_open(part, search, allowance) for part in parts):
@@ -402,7 +394,7 @@ def _is_open(part: Part, search: Search, allowance: Allowance | None) -> bool:
         return False
     for machine in part.usable():
         if allowance is not None and allowance.lacks(machine):
-            return False  # it lacks the same for all of this bucket
+            return False  # the same holds for all machines of this bucket
         if search.suits(machine):
             return True
     return False

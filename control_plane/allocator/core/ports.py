@@ -1,4 +1,4 @@
-"""The ports of one machine that tasks have."""
+"""Assigns ports of one machine to tasks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT
 
 
 class Ports:
-    """Ports of one machine; made when the first task asks for one."""
+    """The ports of one machine that tasks use; made for the first task with ports."""
 
     __slots__ = ("next", "taken")
 
     def __init__(self, taken: Iterable[int] = (), next_: int = FIRST_PORT) -> None:
-        """Begin the search for free ports at `next_`, so that old ones are not reused soon."""
+        """`next_` is where the search for free ports begins: old ones are not reused soon."""
         self.taken = set(taken)
         self.next = next_
 
     def pick(self, names: Iterable[str]) -> dict[str, int]:
-        """Take a free port for each name; the caller judged that there are enough."""
+        """Take a free port for each name; the caller has checked that there are enough."""
         found = {}
         for name in names:
             while self.next in self.taken:

@@ -1,10 +1,10 @@
-"""Power budgets of racks, rows and MSBs, and what the machines in use there may draw.
+"""Power budgets of racks, rows, MSBs and data centers, and the use of power there.
 
-A budget is what a rack, row, MSB or data center is provisioned for. A machine counts with its
-nominal draw while it has tasks. Few machines draw that at the same time, so power is overcommitted:
-the sum may exceed a budget by a factor (AL22). Capping and moves handle an excessive draw. Beyond
-that factor no further machine there gets its first task; machines that run tasks already get more.
-A machine whose draw is unknown counts nothing.
+A budget is the power for which a rack, row, MSB or data center is provisioned. A machine counts
+with its nominal draw while it has tasks. Few machines draw that at the same time, so power is
+overcommitted: the sum may exceed a budget by a factor (AL22). Capping and moves handle an excessive
+draw. At that limit no further machine there gets its first task; machines with tasks still get
+more. A machine whose draw is unknown counts as 0 W.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from control_plane.broker.core.capacity import Capacity, Place
 
 
 class Powered(Protocol):
-    """A machine as far as power is concerned."""
+    """The properties of a machine that matter for power."""
 
     @property
     def name(self) -> str: ...
@@ -39,14 +39,14 @@ class Budget:
     place: str
     watts: int
     limit: int
-    """Watts that the machines in use there may draw, nominally."""
+    """The most watts of nominal draw for the machines in use there."""
     used: int = 0
-    """Watts that the machines in use draw, nominally."""
+    """Watts of nominal draw of the machines in use."""
     was_short: bool = False
-    """Whether it refused a task since it last gained room."""
+    """Whether it refused a task since its use last fell."""
 
     def left(self, extra: Mapping[Budget, int] | None) -> int:
-        """Return how many watts machines may draw in addition to those in use and to `extra`."""
+        """Return how many watts are left beyond the machines in use and `extra`."""
         return self.limit - self.used - (extra.get(self, 0) if extra else 0)
 
 
@@ -61,24 +61,24 @@ class Power:
         self._by_place = {budget.place: budget for budget in self.budgets}
         self._of: dict[Place, tuple[Budget, ...]] = {}
         self._lit: dict[str, tuple[int, tuple[Budget, ...]]] = {}
-        """Machine in use → its watts, and the budgets that they count against."""
+        """Machine in use → its watts, and the budgets against which these count."""
         self._listeners: list[Callable[[], None]] = []
 
-    def listen(self, relieved: Callable[[], None]) -> None:
-        """Call `relieved()` when a budget that was short has more left."""
-        self._listeners.append(relieved)
+    def listen(self, on_relief: Callable[[], None]) -> None:
+        """Call `on_relief()` when a budget that was short has more left."""
+        self._listeners.append(on_relief)
 
-    def unlisten(self, relieved: Callable[[], None]) -> None:
-        """Stop calling it."""
-        self._listeners.remove(relieved)
+    def unlisten(self, on_relief: Callable[[], None]) -> None:
+        """Stop calling `on_relief`."""
+        self._listeners.remove(on_relief)
 
     @staticmethod
     def of(settings: PowerSettings) -> Power | None:
-        """Return the budgets of the settings; None: there is no budget."""
+        """Return the budgets of the settings; None if there are none."""
         return Power(settings) if settings.budgets_w else None
 
     def shown(self) -> list[PowerBudget]:
-        """Return all budgets as a report shows them."""
+        """Return all budgets for a report."""
         return [
             PowerBudget(place=b.place, budget_w=b.watts, limit_w=b.limit, used_w=b.used)
             for b in self.budgets
@@ -94,8 +94,9 @@ class Power:
         return found
 
     def light(self, machine: Powered) -> bool:
-        """Count a machine that gets its first task, or whose record changed; return whether a job
-        may have waited for that.
+        """Count a machine that gets its first task, or whose record changed.
+
+        Return whether a job may have waited for power that this releases.
         """
         waited = self.dark(machine)
         watts, budgets = machine.capacity.power_w, self.budgets_of(machine.place)
@@ -105,7 +106,7 @@ class Power:
         return waited
 
     def dark(self, machine: Powered) -> bool:
-        """Stop counting a machine; return whether a job may have waited for that."""
+        """Stop counting a machine; return whether a job may have waited for its power."""
         watts, budgets = self._lit.pop(machine.name, (0, ()))
         waited = False
         for budget in budgets:
@@ -113,14 +114,14 @@ class Power:
             waited = waited or budget.was_short
             budget.was_short = False
         if waited:
-            for relieved in self._listeners:
-                relieved()
+            for on_relief in self._listeners:
+                on_relief()
         return waited
 
     def short(self, machine: Powered, extra: Mapping[Budget, int] | None = None) -> Budget | None:
-        """Return the budget that keeps a machine from its first task; None: it may get one.
+        """Return the budget that keeps a machine from its first task; None if it may get one.
 
-        `extra` is what a plan adds that the index does not show yet.
+        `extra` has the watts that a plan adds.
         """
         return None if machine.jobs else self._short(machine.place, machine.capacity.power_w, extra)
 
@@ -136,7 +137,7 @@ class Power:
         return None
 
     def why(self, machine: Powered, extra: Mapping[Budget, int] | None = None) -> str:
-        """Return why a machine may get no first task, in words; empty: it may."""
+        """Describe why a machine may get no first task; empty if it may."""
         budget = self.short(machine, extra)
         if budget is None:
             return ""

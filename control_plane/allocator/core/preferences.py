@@ -1,9 +1,9 @@
-"""Soft preferences: a machine property that parts machines into bins, and a strategy over bins.
+"""Soft preferences: a machine property that divides machines into bins, and a strategy over bins.
 
-To add a strategy, add a member to `api.policy.Strategy` and its score here. To add a
-property, add it to `api.requirements` and to `matching.bin_of`; it belongs in
-`feasibility.OF_BUCKETS` if `machine_class` holds it: then whole buckets are ordered by it. Labels,
-capabilities, memory and disk are of single machines.
+To add a strategy, add a member to `api.policy.Strategy` and its score here. To add a property, add
+it to `api.requirements` and to `matching.bin_of`. If `machine_class` has it, add it to
+`feasibility.OF_BUCKETS`, too: then whole buckets are ordered by it. Labels, capabilities, memory
+and disk are properties of single machines.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ DEFAULT = (
     Preference(property=Property.MSB, strategy=Strategy.EVEN),
     Preference(property=Property.DATACENTER, strategy=Strategy.EVEN),
 )
-"""Over MSBs first, data centers between equals (docs/adr/0007-spread-by-msb.md)."""
+"""Even over MSBs, and among equal MSBs even over data centers (docs/adr/0007-spread-by-msb.md)."""
 
 _DEFAULT_PROPERTIES = tuple(p.property for p in DEFAULT)
 
 Score = Callable[[int, int, int], int]
-"""(tasks of the job in the bin, position of the bin among `values`, how many values) → score.
+"""(tasks of the job in the bin, position of the bin among `values`, number of values) → score.
 
-Lower is better. The position of a bin that is not named is the number of values.
+Lower is better. A bin that is not named has the number of values as its position.
 """
 
 SCORES: Mapping[Strategy, Score] = {
@@ -40,10 +40,10 @@ SCORES: Mapping[Strategy, Score] = {
     Strategy.AVOID: lambda _tasks, position, values: int(position < values),
 }
 IMPROVING = frozenset({Strategy.PACK})
-"""Strategies by which a bin gets better as tasks come to it; others never do."""
+"""Strategies with which tasks can improve the score of a bin."""
 
 STATIC = frozenset({Strategy.PREFER, Strategy.AVOID})
-"""Strategies by which a bin's score does not depend on its tasks."""
+"""Strategies with which the score of a bin does not depend on its tasks."""
 
 Scores = tuple[int, ...]
 Bins = tuple[str, ...]
@@ -72,9 +72,9 @@ class _Slot:
         self.property = preference.property
         self.is_machine = preference.property == Property.MACHINE
         self.even = Even.of(preference) if preference.weights else None
-        """Where bins differ by weight."""
+        """The weights of the bins, if they differ."""
         self.is_static = preference.strategy in STATIC and preference.at_most is None
-        """Equally good bins count as one: their position among `values` is its name."""
+        """Whether equally good bins count as one, named by its position among `values`."""
         self.unnamed = str(len(preference.values)) if self.is_static else ""
         """The bin of machines that no value names."""
         self.counts: dict[str, int] = defaultdict(int)
@@ -83,7 +83,7 @@ class _Slot:
 
     @property
     def only_counts(self) -> bool:
-        """Whether the score of a bin is how many tasks it has."""
+        """Whether the score of a bin is its number of tasks."""
         return self.preference.strategy is Strategy.EVEN and self.even is None
 
     def bin(self, machine: Candidate) -> str:
@@ -116,21 +116,19 @@ def liking(preference: Preference, machine: Candidate) -> int:
 class Ranking:
     """The preferences of one job while its tasks are placed: counts per bin, and scores.
 
-    Machines are ordered by the first preference, those that it finds equal by the second, and so
-    on, whatever their properties are. The *bins* of a machine say for each preference, in order, in
-    which bin it is; machines of equal bins are equally good. A machine without tasks of the job
-    that no preference names has an empty bin for a preference over single machines: otherwise there
-    would be as many bins as machines.
+    Machines are ordered by the first preference, equal ones by the second, and so on. The *bins* of
+    a machine are its bin for each preference, in order; machines with equal bins are equally good.
+    For a preference over single machines, all machines without tasks of the job that it does not
+    name share an empty bin. Otherwise there would be as many bins as machines.
     """
 
     def __init__(self, preferences: Sequence[Preference]) -> None:
-        """Count no task yet."""
         self._slots = [_Slot(preference) for preference in preferences]
         self.properties = tuple(p.property for p in preferences)
         self.by_machine = Property.MACHINE in self.properties
-        """Whether single machines differ, by the tasks that they have or by their names."""
+        """Whether single machines differ, by their tasks or by their names."""
         self.counts_machines = any(s.is_machine and not s.is_static for s in self._slots)
-        """Whether machines differ by the tasks that they have."""
+        """Whether single machines differ by their tasks."""
         self.named = frozenset(
             value for p in preferences if p.property == Property.MACHINE for value in p.values
         )
@@ -142,7 +140,7 @@ class Ranking:
         self.is_plain = not (
             self.by_machine or self.is_fine or any(slot.is_static for slot in self._slots)
         )
-        """Whether bins are those of whole buckets, by their own names."""
+        """Whether whole buckets have one bin each, with its own name."""
         self.parting = (
             self.by_size,
             tuple((s.property, tuple(s.preference.values) * s.is_static) for s in self._slots),
@@ -153,7 +151,7 @@ class Ranking:
         )
         self.improves = any(p.strategy in IMPROVING for p in preferences)
         self.bounded = any(p.max_skew is not None for p in preferences)
-        """Whether bins may have to wait until others have caught up."""
+        """Whether bins may have to wait until the emptiest bin has caught up."""
         self.capped = self.bounded or any(p.at_most is not None for p in preferences)
         self._is_default = self.properties == _DEFAULT_PROPERTIES and all(
             p.strategy is Strategy.EVEN and p.at_most is p.max_skew is None and not p.weights
@@ -161,26 +159,26 @@ class Ranking:
         )
         changing = [n for n, slot in enumerate(self._slots) if not slot.is_static]
         self.finest = max(changing, key=lambda n: _FINENESS.get(self.properties[n], 0), default=0)
-        """The preference whose bins part those of all others: between bins that differ in no
-        other, its score decides (`bin_order`)."""
+        """Position of the preference with the finest bins: among bins that are equal in all other
+        preferences, its score decides (`bin_order`)."""
         self.score = self._scorer()
-        """How well bins suit, by each preference; lower is better."""
+        """Returns the scores of bins, one per preference; lower is better."""
         self.score_finest = self._scorer_of(self.finest)
 
     @property
     def begins_alike(self) -> bool:
-        """Whether bins that differ by the finest preference only are equal, and only get worse."""
+        """Whether bins that differ by the finest preference only begin equal and only get worse."""
         slot = self._slots[self.finest]
         is_even = slot.preference.strategy is Strategy.EVEN and slot.even is None
         return is_even and not (self.improves or any(slot.counts.values()))
 
     @property
     def begins_evenly(self) -> bool:
-        """Whether tasks spread over MSBs, then data centers, and none is counted yet."""
+        """Whether the job has the default spread, and no task is counted."""
         return self._is_default and not any(self._slots[0].counts.values())
 
     def bins(self, machine: Candidate) -> Bins:
-        """Return the bins of a machine, by its name too."""
+        """Return the bins of a machine, including bins for its name."""
         return tuple([slot.bin(machine) for slot in self._slots])
 
     def bins_of_many(self, sample: Candidate) -> Bins:
@@ -196,7 +194,7 @@ class Ranking:
                 slot.count(bin_of(slot.property, machine))
 
     def add_bins(self, bins: Bins, machine: Candidate) -> None:
-        """Count a task on a machine whose bins are known, but perhaps for its name."""
+        """Count a task on a machine whose bins are known, except the one for its name."""
         for number, slot in enumerate(self._slots):
             bin_ = machine.name if slot.is_machine else bins[number]
             slot.counts[bin_] += 1
@@ -209,7 +207,7 @@ class Ranking:
         slot = self._slots[number]
         if slot.only_counts:
             counts = slot.counts
-            return lambda bins: counts[bins[number]]  # the default; asked thrice per task
+            return lambda bins: counts[bins[number]]  # the default, called three times per task
         return lambda bins: slot.score(bins[number])
 
     def _scorer(self) -> Callable[[Bins], Scores]:
@@ -225,11 +223,11 @@ class Ranking:
         return lambda bins: tuple([scorer(bins) for scorer in scorers])
 
     def group(self, bins: Bins) -> Bins:
-        """Return the bins but the finest one."""
+        """Return the bins without the finest one."""
         return bins[: self.finest] + bins[self.finest + 1 :]
 
     def is_full(self, bins: Bins) -> Preference | None:
-        """Return the preference whose `at_most` excludes more tasks from these bins."""
+        """Return the preference whose `at_most` keeps further tasks out of these bins."""
         for slot, bin_ in zip(self._slots, bins, strict=True):
             most = slot.preference.at_most
             if most is not None and slot.counts[bin_] >= most:
@@ -237,13 +235,13 @@ class Ranking:
         return None
 
     def among(self, every: Sequence[Bins]) -> None:
-        """Set the bins that count for the emptiest one, where skew is bounded."""
+        """Set the bins among which the emptiest one is found, for bounds of skew."""
         for number, slot in enumerate(self._slots):
             if slot.floor is not None:
                 slot.floor.among(bins[number] for bins in every)
 
     def floors(self) -> list[int | None]:
-        """Return how many tasks the emptiest bins have, where skew is bounded."""
+        """Return the tasks of the emptiest bin for each bound of skew."""
         return [slot.floor.tasks for slot in self._slots if slot.floor is not None]
 
     def is_ahead(self, bins: Bins) -> Preference | None:
@@ -255,7 +253,7 @@ class Ranking:
         return None
 
     def limits(self, machine: Candidate) -> list[str]:
-        """Return which bounds keep a task off a machine."""
+        """Describe the bounds that keep a task off a machine."""
         bins, found = self.bins(machine), []
         if (full := self.is_full(bins)) is not None and full.at_most is not None:
             found.append(f"{full.property} would get {full.at_most + 1} tasks > {full.at_most}")
@@ -266,7 +264,7 @@ class Ranking:
 
 
 def preferences_of(spec: JobSpec, entitlement: EntitlementSpec | None) -> tuple[Preference, ...]:
-    """Return what a job or else its entitlement prefers, and the default spread behind that."""
+    """Return the preferences of a job, else of its entitlement, followed by the default spread."""
     if spec.preferences is not None:
         return spread_by_default(spec.preferences)
     if entitlement is not None and entitlement.preferences is not None:
@@ -275,9 +273,9 @@ def preferences_of(spec: JobSpec, entitlement: EntitlementSpec | None) -> tuple[
 
 
 def spread_by_default(own: Sequence[Preference]) -> tuple[Preference, ...]:
-    """Return preferences with those of `DEFAULT` behind them that they say nothing else of.
+    """Return preferences followed by those of `DEFAULT` that they do not replace.
 
-    Else is another `even` or `pack` over the same property, or an empty list.
+    An `even` or `pack` over the same property replaces one of them; an empty list replaces all.
     """
-    spoken = {p.property for p in own if p.strategy not in STATIC}
-    return (*own, *(p for p in DEFAULT if p.property not in spoken)) if own else ()
+    replaced = {p.property for p in own if p.strategy not in STATIC}
+    return (*own, *(p for p in DEFAULT if p.property not in replaced)) if own else ()

@@ -1,6 +1,6 @@
-"""Every machine of a region and every job's claims on them: what allocations plan on.
+"""The index for planning: every machine of a region, and every job's claims on machines.
 
-Plans are made in steps, on values that may change between them; `reserve` judges every machine of
+Plans are made in steps, and the index may change between them. `reserve` judges every machine of
 the plan again and takes all of it or nothing (optimistic concurrency control, paper §2.3).
 """
 
@@ -28,19 +28,19 @@ from control_plane.broker.core.assignment import FREE
 
 T = TypeVar("T")
 STEP = 500
-"""Tasks that are charged between two chances for other tasks of the loop to run."""
+"""Tasks that are charged between two checkpoints of the loop."""
 
 
 class RegionIndex(RegionMachines):
     """Every machine of the region and every job's claims on them."""
 
     def __init__(self, power: Power | None = None) -> None:
-        """Without `power` no place has a budget of it."""
+        """Without `power` no place has a power budget."""
         super().__init__(power)
         self.claims: dict[str, Claims] = {}
 
     def remove(self, name: str) -> None:
-        """Forget a machine; claims on it are gone."""
+        """Remove a machine, and all claims on it."""
         machine = self.machines.pop(name, None)
         if machine is None:
             return
@@ -69,9 +69,9 @@ class RegionIndex(RegionMachines):
     def restore_alike(
         self, job: str, pool: str, first: int, machines: Sequence[Machine | None], demand: Demand
     ) -> None:
-        """Do `restore` for tasks that claim the same, and no ports: for `first` and those after.
+        """Do `restore` for equal tasks without ports: task `first` and those after it.
 
-        The job must have none of them, or later ones, yet. None: the task has no machine.
+        The index must not have these or later tasks of the job. None means no machine.
         """
         placed = [machine for machine in machines if machine is not None]
         if not placed:
@@ -96,20 +96,20 @@ class RegionIndex(RegionMachines):
             self._reshelve(machine)
 
     def reserve(self, change: Change) -> tuple[str, ...]:
-        """Take the room of a plan, or nothing: then the names of machines that lack it.
+        """Take the room of a plan, or nothing; then return the machines that lack it.
 
-        The change can use what it frees on a machine at once. Other changes get it after
-        `settle`, because until then a crash would bring it back.
+        The change can use the room that it frees at once. Other changes get that room after
+        `settle`: until then a crash would undo the change.
         """
         return _finished(self.reserving(change))
 
     def reserving(
         self, change: Change, overtaken: Callable[[], Iterable[str]] = tuple
     ) -> Generator[None, None, tuple[str, ...]]:
-        """Do `reserve` in steps of bounded time, between which others may run.
+        """Do `reserve` in steps of bounded time.
 
-        `overtaken` returns the machines that the change may no longer use. It is called in the same
-        step that takes machines for the pool.
+        `overtaken` returns the machines that the change may no longer use. It is called in the step
+        that takes machines for the pool.
         """
         wanted = {claim.machine for claim in change.claims}
         for start in range(0, len(change.freed), STEP):
@@ -134,7 +134,7 @@ class RegionIndex(RegionMachines):
                 break
             if start:
                 yield
-            job = (claims,)  # one object for all machines: the collector looks at each
+            job = (claims,)  # one object for all machines: the garbage collector visits each
             for claim in change.claims[start : start + STEP]:
                 if not self._try(change, job, claim):
                     conflicts.append(claim.machine.name)
@@ -144,17 +144,17 @@ class RegionIndex(RegionMachines):
         return tuple(conflicts)
 
     def settle(self, change: Change) -> list[Machine]:
-        """Make a reserved change final; returns machines that have no tasks left."""
+        """Make a reserved change final; return the machines that have no tasks left."""
         self.assigned(change)
         return _finished(self.settling(change))
 
     def assigned(self, change: Change) -> None:
-        """Record that brokers have assigned what a change takes: from now on their word counts."""
+        """Record that brokers have assigned the taken machines: now their records are valid."""
         for machine in change.takes:
             self._taken(machine, change.pool)
 
     def settling(self, change: Change) -> Generator[None, None, list[Machine]]:
-        """Do `settle` without `assigned`, in steps of bounded time; others may run between."""
+        """Do `settle` without `assigned`, in steps of bounded time."""
         claims = self.claims[change.job]
         for start in range(0, len(change.freed), STEP):
             if start:
@@ -173,7 +173,7 @@ class RegionIndex(RegionMachines):
         return [m for m in dict.fromkeys(c.machine for c in change.freed) if not m.jobs]
 
     def rollback(self, change: Change) -> None:
-        """Undo `reserve`, or its completed part."""
+        """Undo `reserve`, or the part of it that is done."""
         claims = self.claims[change.job]
         for claim in change.claims[: change.charged]:
             self._uncharge(claims, claim)
@@ -196,7 +196,7 @@ class RegionIndex(RegionMachines):
 
     @staticmethod
     def _grant(change: Change, freed: list[Claim]) -> None:
-        """Record what the change frees, as credit for what it claims on the same machines."""
+        """Record the room that a change frees, as credit for its claims on the same machines."""
         for claim in freed:
             credit = change.credits.get(claim.machine)
             if credit is None:
@@ -227,10 +227,10 @@ class RegionIndex(RegionMachines):
         return fits
 
     def _taken(self, machine: Machine, pool: str) -> None:
-        """End the taking of a machine: from now on it is in the pool that its broker names."""
+        """End the taking of a machine: from now on it is in the pool that its broker reports."""
         if self._taking.pop(machine.name, None) is None:
             return
-        pool = self._told.pop(machine.name, pool)
+        pool = self._reported.pop(machine.name, pool)
         if pool != machine.pool and machine.at >= 0:
             self._move(machine, pool)
             self._invalidate(machine)

@@ -1,4 +1,4 @@
-"""Every machine of a region, in its pool, with counters that rise when there may be more room.
+"""Every machine of a region, in its pool; counters rise whenever there may be more room.
 
 `RegionIndex` adds the claims of jobs on these machines.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from control_plane.allocator.core.claims import counted_anew
+from control_plane.allocator.core.claims import recounted_cpu
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import admits_any_of, judge
 from control_plane.allocator.core.machine_class import KindCounts
@@ -21,7 +21,7 @@ from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.runtime.big_map import BigMap
 
 IndexedMachine = tuple[str, Capacity, Place, str, str]
-"""Name, capacity, place, pool, and why it takes no tasks (empty: it does)."""
+"""Name, capacity, place, pool, and why it takes no tasks (empty if it takes tasks)."""
 _REASONS_KEPT = 1_000
 
 
@@ -29,36 +29,36 @@ class RegionMachines:
     """Every machine of the region."""
 
     def __init__(self, power: Power | None = None) -> None:
-        """Without `power` no place has a budget of it."""
+        """Without `power` no place has a power budget."""
         self.power = power
         self.machines: BigMap[Machine] = BigMap()
         self._relief = Relief()
         self.pools: dict[str, Pool] = {FREE: Pool(FREE, relief=self._relief)}
         self._least_gain = 0
-        """The gain with which a pool begins: at least its gain when it was dropped."""
+        """The gain with which a pool begins: at least the gain it had when it was dropped."""
         self.gain = 0
         """Rises whenever any machine gets more room or becomes usable."""
         self.losses = 0
         """Rises whenever a machine stops taking tasks, so that its bin may no longer count."""
         self._kinds = KindCounts()
         self._taking: dict[str, str] = {}
-        """Machine → pool that is taking it, while brokers still call it free."""
-        self._told: dict[str, str] = {}
+        """Machine → pool that is taking it, while its broker's record still has it as free."""
+        self._reported: dict[str, str] = {}
         """Machine that is being taken → the pool that its broker reported meanwhile."""
         self._moved: dict[Bucket, int] = {}
-        """By how many machines buckets have grown since `take_moves`."""
+        """Bucket → by how many machines it has grown since the last `take_moves`."""
         self.reasons: dict[object, tuple[int, Sequence[str]]] = {}
-        """Kind of request → why it found no room, and the gains of its pool then."""
+        """Kind of request → the gains of its pool, and why it found no room at these gains."""
 
     def remember_reasons(self, kind: object, gains: int, reasons: Sequence[str]) -> None:
-        """Keep why requests of a kind found no room; the oldest are forgotten."""
+        """Cache why requests of a kind found no room; the oldest entries are dropped."""
         self.reasons.pop(kind, None)
         self.reasons[kind] = gains, reasons
         if len(self.reasons) > _REASONS_KEPT:
             del self.reasons[next(iter(self.reasons))]
 
     def pool(self, name: str) -> Pool:
-        """Return a pool; one that holds nothing is made, but not kept."""
+        """Return a pool; for one without machines, a new object that is not kept."""
         return self.pools.get(name) or Pool(name, self._least_gain, self._relief)
 
     def gains(self, pool: str) -> int:
@@ -67,7 +67,7 @@ class RegionMachines:
         return (found.gain if found is not None else self._least_gain) + self.pools[FREE].gain
 
     def take_moves(self) -> dict[Bucket, int]:
-        """Return by how many machines each bucket has grown since this was asked last."""
+        """Return by how many machines each bucket has grown since the last call."""
         moved, self._moved = self._moved, {}
         return moved
 
@@ -77,7 +77,7 @@ class RegionMachines:
         """Add or update a machine; results that rely on its old state become invalid."""
         machine = self.machines.get(name)
         if name in self._taking:
-            self._told[name] = pool
+            self._reported[name] = pool
             pool = self._taking[name]
         if machine is None:
             machine = self.machines[name] = Machine(name, capacity, place, blocked)
@@ -93,7 +93,7 @@ class RegionMachines:
             self._kinds.count(capacity, place, 1)
         old, machine.capacity = machine.capacity, capacity
         if (capacity.rru, capacity.cpus) != (old.rru, old.cpus):
-            machine.free_cpu = counted_anew(machine)
+            machine.free_cpu = recounted_cpu(machine)
         machine.free_memory += capacity.memory_bytes - old.memory_bytes
         machine.free_gpus += capacity.gpus - old.gpus
         machine.free_network += capacity.network_mbps - old.network_mbps
@@ -111,8 +111,8 @@ class RegionMachines:
                 claims.valid = claims.valid and not claims.needs_usable
 
     def put_many(self, machines: Iterable[IndexedMachine]) -> None:
-        """Do `put` for each of these; takes half the time if the index has none of them yet."""
-        machines = list(machines)  # what makes them may fail, or ask this index
+        """Do `put` for each machine; machines that are new to the index take half the time."""
+        machines = list(machines)  # the iterator may fail, or read this index
         new: dict[str, Machine] = {}
         known: list[IndexedMachine] = []
         alike: dict[tuple[object, ...], list[Machine]] = {}
@@ -140,7 +140,7 @@ class RegionMachines:
             self.put(*each)
 
     def block(self, name: str, blocked: str) -> None:
-        """Set why a machine takes no tasks now; empty: it does."""
+        """Set why a machine takes no tasks now; empty if it takes tasks."""
         if (machine := self.machines.get(name)) is not None:
             self.put(name, machine.capacity, machine.place, machine.pool, blocked)
 
@@ -148,7 +148,7 @@ class RegionMachines:
         self._enter_all([machine], pool_name)
 
     def _enter_all(self, machines: list[Machine], pool_name: str) -> None:
-        """Put machines into a pool that are alike, and belong on the same shelf."""
+        """Put equal machines into a pool; all belong on the same shelf."""
         sample = machines[0]
         pool = self.pools.setdefault(pool_name, self.pool(pool_name))
         bucket = pool.bucket(sample)
@@ -160,13 +160,13 @@ class RegionMachines:
             self._gained(bucket)
 
     def _move(self, machine: Machine, pool: str) -> None:
-        """Bring a machine to another pool."""
+        """Move a machine to another pool."""
         before = self._leave(machine)
         self._enter(machine, pool)
         self._drop(before)
 
     def _leave(self, machine: Machine) -> Bucket:
-        """Take a machine out of its bucket, and return the bucket: it may be empty now."""
+        """Take a machine out of its bucket; return the bucket, which may be empty now."""
         bucket = machine.bucket
         bucket.moves += 1
         bucket.drop(machine)
@@ -177,7 +177,7 @@ class RegionMachines:
         return bucket
 
     def _drop(self, bucket: Bucket) -> None:
-        """Forget a bucket if it has no machine, and its pool likewise."""
+        """Remove a bucket that has no machines, and its pool if that has none."""
         pool = bucket.pool
         if not bucket.size:
             pool.drop(bucket)
@@ -198,16 +198,16 @@ class RegionMachines:
     def kinds(self) -> list[Machine]:
         """Return an empty, usable machine of each kind and MSB that the region has.
 
-        It is like the others in all properties of `SHARED`, without labels and capabilities.
+        It has the properties in `SHARED` of the others, but no labels and capabilities.
         """
         return [Machine("", capacity, place, "") for capacity, place in self._kinds]
 
     def totals(self) -> Totals:
-        """Return what all machines offer together."""
+        """Return the sums over all machines."""
         return self._kinds.totals()
 
     def why_short(self, machine: Machine) -> str:
-        """Return what power keeps a machine from its first task; empty: nothing does."""
+        """Describe the lack of power that keeps a machine from its first task; empty if none."""
         return self.power.why(machine) if self.power is not None else ""
 
     def power_budgets(self) -> list[PowerBudget]:
@@ -215,9 +215,9 @@ class RegionMachines:
         return self.power.shown() if self.power is not None else []
 
     def fitting(self, demand: Demand, pools: Iterable[str] | None = None) -> Iterator[Machine]:
-        """Yield the machines that could take such a task now, of some pools or of all (AL6).
+        """Yield the machines of some pools, or of all, that could take such a task now (AL6).
 
-        Whole buckets are passed over that a requirement excludes or where nothing has room.
+        Buckets that a requirement excludes or that have no room are skipped.
         """
         for name in list(self.pools) if pools is None else pools:
             pool = self.pools.get(name)
@@ -229,7 +229,7 @@ class RegionMachines:
                         yield machine
 
     def loosened(self, pool: str = FREE) -> None:
-        """Record that more may fit in a pool than before, for another reason than room."""
+        """Record that more may fit in a pool than before, for a reason other than room."""
         found = self.pools.get(pool)
         if found is not None:
             found.gain += 1

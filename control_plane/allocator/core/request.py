@@ -1,4 +1,4 @@
-"""What a job asks of the allocator, what its pool may take for it, and the plan it gets."""
+"""The request of a job, the machines that its pool may take for it, and the resulting plan."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from control_plane.broker.core.capacity import micro
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tasks of a job that are alike."""
+    """Equal tasks of a job."""
 
     demand: Demand
     tasks: tuple[int, ...]
     leave: frozenset[str] = frozenset()
-    """Machines that they must leave; they keep their claim there if there is no other machine."""
+    """Machines that the tasks must leave; they keep their claims if no other machine has room."""
     avoid: str = ""
-    """The machine that they should not run on, if there is another."""
+    """The machine that the tasks should not run on if there is another."""
     running: bool = True
-    """They run where their claims are. Otherwise a claim on a machine that takes no tasks now is
-    only kept if there is no other."""
+    """Whether the tasks run on the machines that they claim. Otherwise they leave a machine that
+    takes no tasks now, if another has room."""
     among: tuple[Term, ...] = ()
-    """What else a machine must meet for these tasks now; it is no part of what they claim."""
+    """Further terms that a machine must meet now; they are not part of the claims."""
     elsewhere: str = ""
-    """Another pool, on whose machines they stay where their claims are: the job is leaving it."""
+    """Another pool that the job is leaving; tasks may stay on its machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """Which jobs of its entitlement a job keeps apart from, and to which it goes."""
+    """The jobs of its entitlement from which a job keeps apart, and those to which it goes."""
 
     apart_from: tuple[Neighbour, ...] = ()
     together_with: tuple[Neighbour, ...] = ()
 
     @staticmethod
     def of(spec: JobSpec) -> Near:
-        """Return what a job says of others."""
+        """Return the neighbours that a job names."""
         if not (spec.apart_from or spec.together_with):
             return ALONE
         return Near(tuple(spec.apart_from), tuple(spec.together_with))
@@ -54,7 +54,7 @@ ALONE = Near()
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """A task that is still on its old machine: its move was allocated and not carried out."""
+    """A task that is still on its old machine: its move was allocated but not carried out."""
 
     task: int
     machine: str
@@ -63,7 +63,7 @@ class Back:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a job needs, whole: tasks that are not named give their machines back."""
+    """All tasks of a job with their demands; tasks that are not named give their machines back."""
 
     job: str
     pool: str
@@ -71,11 +71,11 @@ class Request:
     preferences: tuple[Preference, ...] = DEFAULT
     fit: Fit = Fit.EVEN
     gang: bool = False
-    """All tasks without a machine get one, or none of them does."""
+    """Whether all tasks without a machine must get one, or none of them."""
     back: tuple[Back, ...] = ()
-    """Tasks that are not where their claims are: the claims follow before all else."""
+    """Tasks that are not on the machines they claim; their claims are moved back first."""
     near: Near = ALONE
-    """What the job says of others, if no job record has it: stored with its allocation."""
+    """The neighbours that the job names, if no job record has them; stored with its allocation."""
 
 
 @dataclass(slots=True)
@@ -83,33 +83,33 @@ class Allowance:
     """Which machines of the free pool an entitlement may still take."""
 
     machines: int | None = None
-    """None: as many as there are."""
+    """How many machines; None for any number."""
     micro_rru: int | None = None
     per_type: Mapping[str, int] | None = None
-    """Type → how many more; other types may not be taken."""
+    """Type → how many more may be taken; other types may not be taken."""
     types: frozenset[str] = frozenset()
-    """Empty: any."""
+    """Allowed types; empty for any."""
     datacenter: str | None = None
-    """None: any."""
+    """Required data center; None for any."""
     region: str | None = None
-    """None: any."""
+    """Required region; None for any."""
     refuses: Callable[[Machine], str] | None = None
-    """Why this one may not be taken, empty if it may."""
+    """Returns why a machine may not be taken; empty if it may."""
     refuses_all: Callable[[Bucket], str] | None = None
-    """Why none of these without tasks may be taken; empty: each is checked separately."""
+    """Returns why no empty machine of a bucket may be taken; empty if each must be checked."""
     unpromised: Mapping[tuple[str, str, int, str], int] | None = None
     """Type, data center, millionths of RRU and region → how many are not promised to others
     (CP7)."""
     _taken: dict[object, int] = field(default_factory=dict)
 
     def may_take_from(self, free: Pool) -> bool:
-        """Return whether any machine may be taken, as far as number and types go."""
+        """Return whether number and types allow to take any machine."""
         if self.machines is not None and self.machines <= 0:
             return False
         return not self.types or any(free.per_type.get(kind) for kind in self.types)
 
     def lacks(self, machine: Machine) -> str:
-        """Return which quota keeps another such machine out; empty: none."""
+        """Return which quota keeps another such machine out; empty if none does."""
         capacity = machine.capacity
         kind = capacity.machine_type
         if self.datacenter is not None and machine.place.datacenter != self.datacenter:
@@ -131,7 +131,7 @@ class Allowance:
         return ""
 
     def take(self, machine: Machine) -> None:
-        """Count a machine that is taken."""
+        """Count a machine as taken."""
         capacity = machine.capacity
         if self.machines is not None:
             self.machines -= 1
@@ -157,21 +157,21 @@ class Plan:
     unplaced: tuple[int, ...] = ()
     reasons: tuple[str, ...] = ()
     gain: int = 0
-    """`RegionIndex.gains` of its pool when it was made: until they rise, nothing has room."""
+    """`RegionIndex.gains` of its pool when it was planned: until they rise, no room is found."""
 
 
 def same_claim(one: Demand, other: Demand) -> bool:
-    """Return whether two demands claim the same room, whatever machines they are for."""
+    """Return whether two demands claim the same room; requirements do not matter."""
     return one is other or (one.size[:6] == other.size[:6] and set(one.ports) == set(other.ports))
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The answer to a request: where the job's tasks are, and why some are nowhere."""
+    """The answer to a request: the machines of the job's tasks, and why some tasks have none."""
 
     claims: Claims | None
-    """The claims of all tasks that have a machine; None: no task has. Belongs to the index."""
+    """The claims of all tasks that have a machine; None if no task has. The index owns it."""
     unplaced: tuple[int, ...] = ()
     reasons: tuple[str, ...] = ()
     gain: int = 0
-    """`RegionIndex.gains` of its pool when it was planned: until they rise, nothing has room."""
+    """`RegionIndex.gains` of its pool when it was planned: until they rise, no room is found."""

@@ -1,8 +1,8 @@
-"""The most that is left on any machine of a shelf, so that a refusal need not read each machine.
+"""The largest free amounts on each shelf, so that a search need not read every machine.
 
-A shelf is passed over while its maximum is less than what a task needs, and the reason "at most 3
-GiB free" costs the same for ten machines and for a million. A maximum rises as machines come or get
-more room. It is computed again where it must be exact, or after a search that found nothing.
+A shelf is skipped while its maximum is less than a task needs. The reason "at most 3 GiB free"
+costs the same for ten machines and for a million. A maximum rises when machines come or get more
+room. It is computed again only if it must be exact, or after a search that found no machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Shelved(Protocol):
-    """A machine as far as this depends on it: `machine_pools.Machine`."""
+    """The properties of a machine that maxima depend on (`machine_pools.Machine`)."""
 
     free_cpu: int
     free_memory: int
@@ -28,25 +28,25 @@ M = TypeVar("M", bound=Shelved)
 FREE_OF: dict[str, Callable[[Any], float]] = {
     kind: attrgetter(f"free_{kind}") for kind in ("memory", "cpu", "gpus", "network", "disk")
 }
-"""What a machine has left, by the words of `feasibility.Tally`; CPU in grains of its capacity."""
+"""Kind of `feasibility.Tally` → function that returns the free amount; CPU in grains."""
 _KEPT = ("memory", "cpu")
-"""Always kept; maxima of other kinds are found when a reason is about them."""
+"""Kinds whose maxima are always kept; others are found when a reason needs them."""
 
 
 class ShelfMaxima(Generic[M]):
-    """For the shelves of one bucket, the machines that have most of something left."""
+    """For each shelf of one bucket, the machines with the largest free amounts."""
 
     __slots__ = ("_bucket", "_by_shelf")
 
     def __init__(self, bucket: object) -> None:
         self._bucket = bucket
         self._by_shelf: dict[int, dict[str, tuple[float, M]]] = {}
-        """Shelf → kind → a bound of the free room on each machine, and the machine that had it."""
+        """Shelf → kind → an upper bound of the free amounts, and the machine that had it."""
 
     def raised(self, machine: M) -> None:
-        """Record that a machine came to its shelf, or has more left there."""
+        """Record that a machine came to its shelf, or has more room there."""
         kinds = self._by_shelf.get(machine.shelf)
-        if kinds is None:  # it is the first one that came there
+        if kinds is None:  # the first machine on this shelf
             kept = {kind: (FREE_OF[kind](machine), machine) for kind in _KEPT}
             self._by_shelf[machine.shelf] = kept
             return
@@ -56,10 +56,10 @@ class ShelfMaxima(Generic[M]):
                 kinds[kind] = free, machine
 
     def roomiest(self, kind: str, shelf: int, row: Sequence[M]) -> M:
-        """Return a machine of a shelf that has most of something left; `row`: all that are there.
+        """Return the machine of a shelf with the largest free amount; `row` has all of the shelf.
 
-        The shelf is searched if the machine that had most was charged or left since, and only
-        until another one has as much.
+        The shelf is searched only if the machine with the maximum was charged or has left, and only
+        until another machine has the same amount.
         """
         free = FREE_OF[kind]
         kinds = self._by_shelf[shelf]
@@ -70,7 +70,7 @@ class ShelfMaxima(Generic[M]):
         return known[1]
 
     def is_below(self, shelf: int, memory: int, cpu: int) -> bool:
-        """Return whether surely no machine of a shelf has so much memory or CPU left."""
+        """Return whether all machines of a shelf surely have less free memory or CPU than this."""
         kinds = self._by_shelf.get(shelf)
         return kinds is not None and (kinds["memory"][0] < memory or kinds["cpu"][0] < cpu)
 
@@ -79,7 +79,7 @@ class ShelfMaxima(Generic[M]):
 
 
 def _until(row: Sequence[M], free: Callable[[M], float], bound: float | None) -> Iterator[M]:
-    """Yield machines up to one that has as much left as none can exceed."""
+    """Yield machines up to the first that reaches the upper bound."""
     for machine in row:
         yield machine
         if free(machine) == bound:

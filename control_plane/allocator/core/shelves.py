@@ -1,4 +1,4 @@
-"""Machines of one class on shelves by their room, and the shelves on which a demand may fit."""
+"""Puts machines of one class on shelves by free room, and finds shelves where a demand may fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROUNDING = 1e-5
 
 
 class OnShelf(FreeSpaceClass, Shelved, Protocol):
-    """A machine as far as shelves depend on it: `machine_pools.Machine`."""
+    """The properties of a machine that shelves depend on (`machine_pools.Machine`)."""
 
 
 M = TypeVar("M", bound=OnShelf)
@@ -39,19 +39,19 @@ class Shelves(Generic[M]):
         """Make empty shelves for machines of this class."""
         self.capacity = capacity
         self.most_memory = 1
-        """Of any machine that was ever here; machines of one type differ by a little."""
+        """Largest memory of all machines that were ever here; equal machines differ a little."""
         self.shelves: list[list[M] | None] = [None] * (BLOCKED + 1)
         self.moves = 0
-        """Rises before and after a machine changes shelves: odd while it does."""
+        """Rises before and after a machine changes shelves, so it is odd during a change."""
         self.maxima: ShelfMaxima[M] = ShelfMaxima(self)
 
     @property
     def is_scarce(self) -> bool:
-        """Whether its machines have a rare resource: then they are filled one by one."""
+        """Whether its machines have GPUs; such machines are filled one by one."""
         return self.capacity.gpus > 0
 
     def _take_off(self, machine: M) -> None:
-        """Take a machine off its shelf: the last one there takes its position."""
+        """Take a machine off its shelf; the last machine there gets its position."""
         row = self.shelves[machine.shelf]
         assert row is not None
         last = row.pop()
@@ -74,25 +74,25 @@ class Shelves(Generic[M]):
         self.maxima.raised(machine)
 
     def first(self) -> M | None:
-        """Return a machine with most room; one that takes no tasks if there is no other."""
+        """Return a machine with most room; one that takes no tasks only if there is no other."""
         for row in self.shelves:
             if row:
-                for machine in row:  # another thread may just have emptied it
+                for machine in row:  # another thread may empty the row meanwhile
                     return machine
         return None
 
     def machines(self) -> Iterator[M]:
-        """Yield all machines, also those that take no tasks."""
+        """Yield all machines, including those that take no tasks."""
         for row in self.shelves:
             yield from row or ()
 
     def roomiest(self, kind: str, shelf: int) -> M | None:
-        """Return a machine of a shelf that has most of something left (`FREE_OF`)."""
+        """Return the machine of a shelf with the largest free amount of a kind (`FREE_OF`)."""
         row = self.shelves[shelf]
         return self.maxima.roomiest(kind, shelf, row) if row else None
 
     def _order(self, demand: Demand | None) -> Sequence[int]:
-        """Return the shelves where a demand may find room by its class, most room first."""
+        """Return the shelves where a demand of this class may find room, most room first."""
         if self.is_scarce:
             gpus = 0 if demand is None else min(int(demand.gpus), MOST_GPUS)
             rru = 0 if demand is None else bisect_right(QUARTERS, self._share(demand) - _ROUNDING)
@@ -100,7 +100,7 @@ class Shelves(Generic[M]):
         return ORDERS[self._least(demand)]
 
     def _promising(self, order: Sequence[int], demand: Demand | None) -> Iterator[int]:
-        """Leave out shelves whose maxima show that no machine there has room for a demand."""
+        """Yield the shelves of an order, without those whose maxima exclude the demand."""
         if demand is None:
             yield from order
             return

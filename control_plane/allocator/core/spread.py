@@ -1,7 +1,7 @@
-"""How evenly a job's tasks are spread over the bins of its first preference, and which to move.
+"""Measures how evenly a job is spread over the bins of its first preference, and finds repairs.
 
-A failure, a drain or a scale-down leaves tasks uneven, and nothing places them again by itself (ADR
-0027). These functions find the surplus tasks of each bin; a plan finds room elsewhere.
+A failure, a drain or a scale-down leaves tasks uneven, and placed tasks are not planned again (ADR
+0027). These functions find the surplus tasks of each bin; a plan then finds room in other bins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from control_plane.allocator.core.weighted_spread import Even
 from control_plane.api.policy import Preference, Property, Strategy
 
 _Most = tuple[int, int, str]
-"""Minus the tasks of a machine, minus the last of them, its name: least for the fullest."""
+"""(-tasks of a machine, -index of its last task, its name): the fullest machine has the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Target:
 
     machine: str
     is_taken: bool = False
-    """It would have to be taken from the free pool."""
+    """Whether it must be taken from the free pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Where the tasks of a request would be, and why some of them would have no machine."""
+    """The targets of a request's tasks, and why some tasks have none."""
 
     of: dict[int, Target]
     """Task → target; includes tasks that stay where they are."""
@@ -53,7 +53,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Unevenness:
-    """The bins that have most and fewest tasks of a job."""
+    """The bins with the most and the fewest tasks of a job."""
 
     property: str
     fullest: str
@@ -63,9 +63,10 @@ class Unevenness:
 
 
 def evened(preferences: Sequence[Preference]) -> Even | None:
-    """Return over what a job is spread evenly first; None: over nothing.
+    """Return the first even spread of a job; None if it has none.
 
-    Over machines only if over nothing else: one task on each is even wherever these are.
+    A spread over machines counts only if there is no other: with one task on each machine it is
+    even, wherever the machines are.
     """
     by_machine = None
     for number, preference in enumerate(preferences):
@@ -82,12 +83,12 @@ def evened(preferences: Sequence[Preference]) -> Even | None:
 def fullest_first(
     claims: Iterable[Claim], over: Even, number: int, *, for_good: bool = False
 ) -> list[int]:
-    """Return tasks to take away so that the rest is spread as evenly as possible.
+    """Return `number` tasks to remove so that the rest is spread as evenly as possible.
 
-    Each comes from the bin that has most tasks for its weight by then, and there from the
-    machine that has most; of several the one with the highest index. With a number beyond the
-    tasks all are returned. Tasks that go `for_good` come from the machine that is nearest to being
-    empty, whichever jobs are there, so that whole machines are freed (AS3).
+    Each comes from the bin with the most tasks for its weight at that point, and there from the
+    machine with the most tasks; among its tasks the highest index goes first. With `for_good`,
+    tasks come from the machine with the fewest tasks of all jobs, so that whole machines become
+    free (AS3).
     """
     machines: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     others: dict[str, int] = {}
@@ -130,7 +131,7 @@ def fullest_first(
 
 
 def next_to_move(claims: Iterable[Claim], over: Even, number: int) -> tuple[set[int], set[str]]:
-    """Return the tasks to try elsewhere and their machines; empty: a move gains nothing."""
+    """Return the tasks to try on other machines, and their machines; empty if no move gains."""
     known = list(claims)
     if not may_gain(known, over):
         return set(), set()
@@ -139,9 +140,9 @@ def next_to_move(claims: Iterable[Claim], over: Even, number: int) -> tuple[set[
 
 
 def may_gain(claims: Iterable[Claim], over: Even) -> bool:
-    """Return whether a move could make a job more even; False: surely not, wherever there is room.
+    """Return whether a move could make a job more even, if there is room.
 
-    With one task in each bin at most no bin has too many, and no machine either.
+    With at most one task per bin, neither a bin nor a machine has too many.
     """
     if over.weights:
         return True
@@ -150,7 +151,7 @@ def may_gain(claims: Iterable[Claim], over: Even) -> bool:
 
 
 def unevenness(claims: Iterable[Claim], over: Even, bins: Iterable[str] = ()) -> Unevenness | None:
-    """Return the bins that differ most, if a move would gain; `bins` may have none of any."""
+    """Return the bins that differ most, if a move would gain; `bins` adds bins without tasks."""
     counts = Counter(bin_of(over.property, claim.machine) for claim in claims)
     for name in bins:
         counts.setdefault(name, 0)
@@ -164,9 +165,9 @@ def unevenness(claims: Iterable[Claim], over: Even, bins: Iterable[str] = ()) ->
 
 
 def trying(request: Request, tasks: Iterable[int], machines: Iterable[str]) -> Request:
-    """Return a request in which these tasks look for other machines than these, alone.
+    """Return a request in which only these tasks look for machines, other than `machines`.
 
-    The plan for it moves nothing else, and says for each whether there is a better place.
+    Its plan moves no other task, and shows for each whether there is a better place.
     """
     tried, left = frozenset(tasks), frozenset(machines)
     groups = []
@@ -181,7 +182,7 @@ def trying(request: Request, tasks: Iterable[int], machines: Iterable[str]) -> R
 
 
 def targets_of(request: Request, plan: Plan, claims: Iterable[Claim]) -> Targets:
-    """Return what a plan means for each task that its request names."""
+    """Return the target of each task that a request names, according to its plan."""
     named = {task for group in request.groups for task in group.tasks}
     found = {claim.task: Target(claim.machine.name) for claim in claims if claim.task in named}
     for task in plan.unplaced:
@@ -195,10 +196,10 @@ def targets_of(request: Request, plan: Plan, claims: Iterable[Claim]) -> Targets
 
 
 def gaining(claims: Iterable[Claim], over: Even, plan: Plan, most: int) -> tuple[Repair, ...]:
-    """Return the moves of a plan that make the spread more even by a task or more, in order.
+    """Return the moves of a plan that make the spread more even by at least a task, in order.
 
-    Between bins, or inside one between machines of its pool that have tasks already or are
-    empty: a machine is not taken from the free pool for that.
+    A move is between bins, or within a bin between machines of the pool. For a move within a bin
+    no machine is taken from the free pool.
     """
     if not plan.change.claims:
         return ()

@@ -1,8 +1,8 @@
-"""Which kind of machine suits a task: the one where it strands least, in every dimension.
+"""Finds the kind of machine on which a task strands the least resources.
 
-Tasks that need no GPU would strand GPUs, and small ones the memory of large machines. The scarcer a
-dimension, the more it is worth: the sum over the region is worth the same in each dimension, so
-each of few GPUs is worth much.
+A task without GPUs would strand GPUs, and a small task the memory of a large machine. Scarce
+resources have a higher value: the sum over the region has the same value for each resource. So with
+few GPUs each of them has a high value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _amounts(of: Capacity | Demand) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What all machines of a region offer together."""
+    """The sums of the resources of all machines of a region."""
 
     micro_rru: int = 0
     memory_bytes: int = 0
@@ -34,7 +34,7 @@ class Totals:
 
     @staticmethod
     def of(kinds: Iterable[tuple[Capacity, int]]) -> Totals:
-        """Add up so many machines of each kind."""
+        """Return the sums over kinds of machines, each with its number of machines."""
         rru = gpus = 0
         total, rru_with = [0, 0, 0], [0, 0, 0]
         for capacity, number in kinds:
@@ -54,13 +54,13 @@ class Totals:
 
 
 _RARE = 2.0
-"""So many times the region's mean per RRU makes a resource rare on a machine."""
+"""A resource is rare if a machine has more than this many times the region's mean per RRU."""
 
 
 def rarities(capacity: Capacity, totals: Totals) -> frozenset[str]:
-    """Return the resources (GPUs, memory, network, disk) that are rare on most other machines.
+    """Return the resources of a machine (GPUs, memory, network, disk) that most others lack.
 
-    With even load no such machine would keep room for a task that needs all of one resource.
+    Under even load no such machine would keep room for a task that needs all of one resource.
     """
     rru = micro(capacity.rru)
     found = {"gpus"} if capacity.gpus else set()
@@ -81,8 +81,10 @@ def needs(demand: Demand, capacity: Capacity, totals: Totals) -> frozenset[str]:
 
 
 def stranded(demand: Demand, capacity: Capacity, totals: Totals) -> float:
-    """Return what a task strands of such a machine, as a share of the region: its part of the rest
-    after as many as fit. The sum is over the dimensions.
+    """Return the resources that a task strands on such a machine, as a share of the region.
+
+    As many such tasks as fit leave a rest of each resource. The result is one task's part of these
+    rests, summed over the resources.
     """
     cpu = demand.cpu_on(capacity) / (capacity.per_rru or 1)
     parts = (

@@ -1,9 +1,9 @@
 """Even spread: how many tasks the bins of a property should have, by their weights.
 
-Bins of equal weight have equally many tasks. With weights tasks go by Sainte-Laguë's rule, as the
-seats of some parliaments do: the next one goes to the bin in which (2 × tasks + 1) / weight is
-least. It favours neither heavy bins nor light ones (M. L. Balinski, H. P. Young, *Fair
-Representation*, 1982). Without weights it selects the bin with fewest tasks.
+Bins of equal weight get the same number of tasks. Weights are used by Sainte-Laguë's rule, like
+the votes for seats of some parliaments: the next task goes to the bin with the least
+(2 × tasks + 1) / weight. The rule favours neither heavy nor light bins (M. L. Balinski, H. P.
+Young, *Fair Representation*, 1982). Without weights it selects the bin with the fewest tasks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Even:
 
     property: str
     weights: tuple[tuple[str, int], ...] = ()
-    """Bin, as the user wrote it → weight; others have weight 1."""
+    """(bin as the user wrote it, weight); other bins have weight 1."""
     before: tuple[Preference, ...] = ()
-    """Preferences that matter more: a move to even out tasks must not harm them."""
+    """Preferences of higher rank, which a move for this spread must not harm."""
     _known: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def of(preference: Preference, before: tuple[Preference, ...] = ()) -> Even:
-        """Return the spread that an `even` preference asks for."""
+        """Return the spread of an `even` preference."""
         return Even(preference.property, tuple(sorted(preference.weights.items())), before)
 
     def weight(self, bin_: str) -> int:
@@ -44,11 +44,11 @@ class Even:
         return found
 
     def next(self, bin_: str, tasks: int) -> int:
-        """Return how good a bin with so many tasks is for one more; lower is better."""
+        """Return the score of a bin with `tasks` tasks for one more task; lower is better."""
         return (2 * tasks + 1) * _EXACT // self.weight(bin_)
 
     def last(self, bin_: str, tasks: int) -> int:
-        """Return how good it was for the last of its tasks; higher: rather take one away there."""
+        """Return the score that a bin had for its last task; the highest loses a task first."""
         return (2 * tasks - 1) * _EXACT // self.weight(bin_)
 
 

@@ -24,7 +24,7 @@ FREE = ""
 
 
 def taken(record: MachineRecord) -> str:
-    """Return why a machine is not free to be taken, as a predicate; empty if it is."""
+    """Return why a machine is not free to be taken, as a predicate; empty if it is free."""
     if record.entitlement != FREE:
         return f"is in entitlement {record.entitlement!r}"
     if record.hold is not None:
@@ -33,7 +33,7 @@ def taken(record: MachineRecord) -> str:
 
 
 def unavailable(record: MachineRecord, now: float) -> str:
-    """Return why a free machine cannot be promised to anyone, as a predicate."""
+    """Return why a machine cannot be promised to an allocation, as a predicate."""
     if why := taken(record):
         return why
     if record.state is not MachineState.UP:
@@ -68,7 +68,7 @@ def released(record: MachineRecord, now: float) -> MachineRecord:
     The entitlement's loan and switch of profile end with it.
     """
     loan, left_by = record.loan, record.entitlement
-    if loan is not None:  # not the borrower: the machine was not its own
+    if loan is not None:  # the machine was the donor's, not the borrower's
         left_by = loan.donor or record.left_by
     record = ended(record, now, (EventKind.REVOKED, EventKind.PROFILE))
     return replace(record, entitlement=FREE, profile_wanted="", loan=None, left_by=left_by)
@@ -84,7 +84,7 @@ def not_releasable(record: MachineRecord) -> str:
 
 
 def not_lendable(record: MachineRecord, donor: str, borrower: str, now: float) -> str:
-    """Return why `donor` cannot lend this machine, as a predicate; its tasks are not seen."""
+    """Return why `donor` cannot lend this machine, as a predicate; tasks are not checked."""
     if record.loan is not None:
         return f"is already on loan, to entitlement {record.entitlement!r}"
     if record.entitlement != donor:
@@ -141,9 +141,9 @@ def not_returnable(record: MachineRecord, now: float, *, empty: bool) -> str:
 
 
 def returned(record: MachineRecord, profile: str, now: float) -> MachineRecord:
-    """Return the record as back with its donor, under this profile; free without one.
+    """Return the record as back with its donor, under this profile; free if `profile` is empty.
 
-    A donor that is gone has no profile to give, and its machine goes to the free pool.
+    A deleted donor has no profile, so its machine goes to the free pool.
     """
     loan = record.loan
     assert loan is not None

@@ -1,4 +1,4 @@
-"""What machines offer to tasks, and where they are; equal machines share one object."""
+"""Capacities and places of machines; equal machines share one object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from control_plane.api.machines import Hardware, MachineRecord
 _RESERVE_MIN_BYTES = 128 << 20
 _RESERVE_SHARE = 0.10
 _SWEEP = 1_000
-"""Known capacities or places above which unused ones are searched and dropped."""
+"""With more known capacities or places than this, unused ones are searched and dropped."""
 T = TypeVar("T")
 MICRO = 1_000_000
 """CPUs and relative resource units are counted as whole millionths, so that sums are exact."""
@@ -39,14 +39,14 @@ class Capacity:
     labels: tuple[tuple[str, str], ...] = ()
     """Labels set by operators, sorted by name."""
     capabilities: frozenset[str] = frozenset()
-    """What works there, as its agent reports; none before it has joined."""
+    """Capabilities that its agent reports; none before it has joined."""
     cpu_room: int = field(init=False, compare=False, repr=False)
-    """All of its CPU in grains. A grain is so small that claims in cores and claims in RRU are both
-    whole numbers of them, so sums are never rounded."""
+    """All of its CPU in grains. A millionth of a core and a millionth of an RRU are both whole
+    numbers of grains, so sums are never rounded."""
     per_rru: int = field(init=False, compare=False, repr=False)
-    """Grains of a millionth of an RRU …"""
+    """Grains in a millionth of an RRU."""
     per_cpu: int = field(init=False, compare=False, repr=False)
-    """… and of a millionth of a core."""
+    """Grains in a millionth of a core."""
 
     def __post_init__(self) -> None:
         """Choose the grain."""
@@ -92,12 +92,12 @@ def micro(number: float) -> int:
 
 
 def usable_memory(memory_bytes: int) -> int:
-    """Return what tasks may use: all but 10 %, at least 128 MiB, for kernel and agent."""
+    """Return the memory for tasks: kernel and agent keep 10 %, and at least 128 MiB."""
     return max(0, memory_bytes - max(_RESERVE_MIN_BYTES, int(memory_bytes * _RESERVE_SHARE)))
 
 
 def usable_disk(disk_bytes: int) -> int:
-    """Return what tasks may keep on a disk: all but a fifth, for images and what they share."""
+    """Return the disk space for tasks: a fifth is kept for images and shared data."""
     return disk_bytes - disk_bytes // 5
 
 
@@ -105,7 +105,7 @@ def size_of(record: MachineRecord) -> tuple[float, int, int]:
     """Return a machine's RRU, the bytes of memory that tasks may use, and its watts."""
     hardware, facts = record.hardware, record.facts
     memory = facts.memory_bytes if facts else hardware.memory_bytes if hardware else 0
-    # huge pages are for programs that request them: no part of a task's memory limit
+    # huge pages are for programs that request them; they do not count for memory limits
     taken = facts.hugepages_bytes if facts else 0
     cpus = facts.cpus if facts else hardware.cpus if hardware else 0
     rru = hardware.rru if hardware and hardware.rru else float(cpus)
@@ -114,9 +114,9 @@ def size_of(record: MachineRecord) -> tuple[float, int, int]:
 
 
 def capacity_of(record: MachineRecord) -> Capacity:
-    """Return what a machine offers: from its agent, else from the inventory.
+    """Return the capacity of a machine as its agent reports it, else as the inventory lists it.
 
-    A machine whose RRU are unknown has one per CPU.
+    A machine whose RRU are unknown has one RRU per CPU.
     """
     hardware, facts = record.hardware, record.facts
     rru, memory_bytes, power_w = size_of(record)
@@ -144,7 +144,7 @@ def labels_of(record: MachineRecord) -> tuple[tuple[str, str], ...]:
 
 
 class Kinds:
-    """Capacities and places, one object for all equal machines, while a machine has it."""
+    """Shares one capacity or place among all equal machines, while any machine has it."""
 
     def __init__(self) -> None:
         self._capacities: WeakKeyDictionary[Capacity, ref[Capacity]] = WeakKeyDictionary()
@@ -153,7 +153,7 @@ class Kinds:
         self._swept_at = {id(self._of_hardware): _SWEEP, id(self._places): _SWEEP}
 
     def capacity(self, record: MachineRecord) -> Capacity:
-        """Return `capacity_of` a machine; fast for one that has only been imported."""
+        """Return `capacity_of` a machine; fast for machines that were imported only."""
         if record.facts is not None:
             return self._shared(capacity_of(record))
         key = (record.machine_type, id(record.hardware), labels_of(record))

@@ -1,4 +1,4 @@
-"""How a command changes the record of its machine. Pure: the broker stores what this returns."""
+"""Applies a command to the record of its machine. Pure: the broker stores the result."""
 
 from __future__ import annotations
 

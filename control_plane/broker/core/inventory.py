@@ -1,4 +1,4 @@
-"""Lists of machines, CSV or JSON, and how they change records.
+"""Reads lists of machines in CSV or JSON, and applies them to records.
 
 A list is accepted whole or not at all: all its errors are reported at once, by line. Equal places
 and kinds of hardware become the same objects.
@@ -84,7 +84,7 @@ def parse_csv(text: str) -> Inventory:
 
 
 def parse_json(data: str | bytes) -> Inventory:
-    """Read a list of objects (or one below `machines`) whose fields are the columns."""
+    """Read a list of objects, or an object with the list as `machines`; fields are the columns."""
     try:
         text = data.decode(WRITTEN) if isinstance(data, bytes) else data
         document = msgspec.json.decode(text)
@@ -150,7 +150,7 @@ def against(record: MachineRecord, machine: InventoryMachine) -> str:
 
 
 def allowed(record: MachineRecord, machine: InventoryMachine) -> InventoryMachine:
-    """Return what a list may change of a known machine: everything, or everything but its place."""
+    """Return what a list may change of a known machine: all, or all but place and type."""
     if not against(record, machine):
         return machine
     return replace(machine, location=record.location, machine_type=record.machine_type)
@@ -172,7 +172,7 @@ def updated(record: MachineRecord, machine: InventoryMachine) -> MachineRecord:
 def completed(known: MachineRecord | None, request: JoinRequest, now: float) -> MachineRecord:
     """Return the record of a machine that joins; its known assignment stays.
 
-    If the inventory lists it, its place and type are the inventory's.
+    If the inventory lists the machine, place and type are taken from the inventory.
     """
     if known is None:
         return MachineRecord(

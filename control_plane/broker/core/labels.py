@@ -18,8 +18,8 @@ def read_labels(value: object) -> dict[str, str]:
     """Return the labels of a list's cell, `disk=nvme zone=a` or an object; else `ValueError`."""
     if isinstance(value, str):
         pairs = [pair.partition("=") for pair in value.replace(";", " ").split()]
-        if strays := [name for name, equals, _ in pairs if not equals]:
-            raise ValueError(f"must be NAME=VALUE with spaces between; {strays[0]!r} has no value")
+        if bare := [name for name, equals, _ in pairs if not equals]:
+            raise ValueError(f"must be NAME=VALUE with spaces between; {bare[0]!r} has no value")
         names = [name for name, _, _ in pairs]
         if len(set(names)) < len(names):
             raise ValueError("must have each name once")
@@ -43,9 +43,9 @@ def read_labels(value: object) -> dict[str, str]:
 def relabelled(
     record: MachineRecord, labels: Mapping[str, str], without: Collection[str] = ()
 ) -> MachineRecord:
-    """Return a machine with more labels, or others, and `without` some; `InvalidInput`: too many.
+    """Return a machine with `labels` set and `without` removed; the same object if nothing changes.
 
-    Without a change it returns the same object.
+    Raises `InvalidInput` if the machine would have too many.
     """
     known = record.labels or {}
     wanted = {name: text for name, text in known.items() if name not in without} | dict(labels)

@@ -1,7 +1,7 @@
 """Tests whether a machine meets a requirement, and reads the properties of machines.
 
-Jobs, entitlements and lists of machines use `holds`. For several machines as one, a bucket or a
-kind, `may_hold` tests what they have in common.
+Jobs, entitlements and lists of machines use `holds`. For a group of machines (a bucket or a kind),
+`may_hold` tests the properties that they have in common.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A machine of a list: properties that change can be tested, too."""
+    """A machine of a list, where requirements can also test properties that change."""
 
     record: MachineRecord
     capacity: Capacity
@@ -50,7 +50,7 @@ class Listed:
 
     @staticmethod
     def of(record: MachineRecord) -> Listed:
-        """Return a machine as its record has it."""
+        """Return the machine of a record."""
         return Listed(record, capacity_of(record), Place.of(record.location))
 
     @property
@@ -89,21 +89,21 @@ _OF_RECORDS: Mapping[str, Callable[[MachineRecord], str]] = {
 
 
 def bin_of(property_: str, machine: Subject) -> str:
-    """Return the bin of a property in which a machine is; places are paths from the DC on.
+    """Return the bin of a property in which a machine is; a place is a path from the data center.
 
-    Machines without a label are in a bin of their own, the empty word.
+    Machines without a label share the bin "".
     """
     return get(machine) if (get := _WORDS.get(property_)) else _word(property_, machine)
 
 
 def names(bin_: str, value: str) -> bool:
-    """Return whether a value, as a user writes it, means a bin: `msb3` or `dc1/msb3`."""
+    """Return whether a value from a user names a bin: `msb3` or `dc1/msb3`."""
     return bin_ == value or bin_.endswith("/" + value)
 
 
 def holds(term: Term, machine: Subject) -> bool:
     """Return whether a machine meets a requirement."""
-    if isinstance(term, tuple):  # nearly all are like this
+    if isinstance(term, tuple):  # nearly all requirements have this form
         property_, values = term
         get = _WORDS.get(property_)
         return _is_among(get(machine) if get else _word(property_, machine), values)
@@ -116,7 +116,7 @@ def may_hold(term: Term, machine: Subject, known: frozenset[str]) -> bool:
 
 
 def _verdict(term: Term, machine: Subject, known: frozenset[str] | None) -> bool | None:
-    """Return the verdict on a requirement; None: it depends on properties that are not `known`."""
+    """Return the verdict on a requirement; None if it depends on properties not in `known`."""
     match term:
         case AllOf(terms):
             found = [_verdict(inner, machine, known) for inner in terms]
@@ -146,7 +146,7 @@ def _verdict(term: Term, machine: Subject, known: frozenset[str] | None) -> bool
 
 
 def _word(property_: str, machine: Subject) -> str:
-    """Return a property as a word; empty: it is not there."""
+    """Return a property as text; empty if the machine does not have it."""
     if property_.startswith(LABEL):
         name = property_.removeprefix(LABEL)
         return next((value for label, value in machine.capacity.labels if label == name), "")

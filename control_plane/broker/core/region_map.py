@@ -1,4 +1,4 @@
-"""Counts the machines of a region by rack and by one fact: state, owner, profile, load, power."""
+"""Counts the machines of a region by rack and by one fact: state, owner, profile, load or power."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from control_plane.api.machines import (
 
 MAP_FACTS = ("state", "entitlement", "profile", "load", "power")
 CELLS_MAX = 4000
-"""With more machines a rack has only counts, so that the answer stays below 1 MB."""
+"""With more machines the map has only counts by rack, so that the answer stays below 1 MB."""
 EVENTS_MAX = 50
 STATES = ("in use", "idle", "free", "not ready", "unavailable", "down")
-"""From the best to the worst; idle: held by an entitlement, without tasks."""
+"""From the best to the worst. An idle machine is held by an entitlement and has no tasks."""
 NOT_KNOWN, NO_TASKS = "not known", "no tasks"
 _SHARES = ((0.25, "up to 25 %"), (0.5, "up to 50 %"), (0.75, "up to 75 %"), (9e9, "above 75 %"))
 _WATTS = 100
@@ -33,12 +33,12 @@ _Meaning = Callable[[MachineRecord, int, bool], str]
 
 
 def open_events(record: MachineRecord) -> list[UnavailabilityEvent]:
-    """Return the events that take a machine away now or later; a record keeps ended ones, too."""
+    """Return the events of a machine that have not ended."""
     return [event for event in record.unavailability if event.end is None]
 
 
 def state_of(record: MachineRecord, tasks: int, ready: bool) -> str:
-    """Return one of `STATES`: what can be done with a machine now."""
+    """Return the state of a machine, one of `STATES`."""
     if record.state is MachineState.DOWN:
         return "down"
     if record.unavailability and open_events(record):
@@ -52,7 +52,7 @@ class RegionCount:
     """Counts one machine after the other, in any number of steps."""
 
     def __init__(self, by: str, machines: int, draw: Draw) -> None:
-        """`by` is one of `MAP_FACTS`; `machines` says about how many will come."""
+        """`by` is one of `MAP_FACTS`; `machines` is about the number that will be added."""
         self.by = by
         self._draw, self._with_cells = draw, machines <= CELLS_MAX
         self._racks: dict[tuple[str, str, str], tuple[Counter[str], list[MachineCell]]] = {}
@@ -102,7 +102,7 @@ class RegionCount:
         return f"{step}–{step + _WATTS} W" if watts else NOT_KNOWN
 
     def answer(self) -> RegionMap:
-        """Return the map of all that was counted."""
+        """Return the map of all machines that were added."""
         racks = [
             RackMap(datacenter=dc, msb=msb, rack=rack, counts=dict(counts), cells=cells)
             for (dc, msb, rack), (counts, cells) in sorted(self._racks.items())
@@ -138,7 +138,7 @@ def legend_order(by: str, counts: Mapping[str, int]) -> list[str]:
 
 
 def merged(own: RegionMap, others: list[RegionMap]) -> RegionMap:
-    """Return one map of several that have no machine in common."""
+    """Return one map made of several maps that have no machine in common."""
     racks: dict[tuple[str, str, str], RackMap] = {}
     for rack in (rack for one in (own, *others) for rack in one.racks):
         key = (rack.datacenter, rack.msb, rack.rack)

@@ -1,6 +1,6 @@
-"""Why a machine is not usable, or soon will not be: its events and their effects.
+"""Unavailability events: why a machine is not usable, now or soon, and what that causes.
 
-Tasks keep their place in a failure or a planned reboot until the scheduler decides; the other kinds
+In a failure or a planned reboot, tasks stay until the scheduler decides. The other kinds of event
 take the machine away, so tasks must move (paper §2.2, §4.1).
 """
 
@@ -29,7 +29,7 @@ MOVING = (*DRAINING, EventKind.REVOKED, EventKind.PROFILE)
 """Tasks must move away."""
 _FINAL = (EventKind.DECOMMISSION, EventKind.REFRESH)
 _PASSING = (EventKind.MAINTENANCE, EventKind.POWER_CAP, EventKind.PROFILE)
-"""Afterwards the machine is as it was."""
+"""After these events the machine is the same as before."""
 _SOON = {
     EventKind.MAINTENANCE: "will be taken for maintenance",
     EventKind.DECOMMISSION: "will be decommissioned",
@@ -64,8 +64,8 @@ def failures(record: MachineRecord) -> list[float]:
 def blocking(record: MachineRecord, now: float, notice_s: float = NOTICE_S) -> str:
     """Return why planned events keep new tasks from a machine, as a predicate.
 
-    Empty: nothing prevents it. Failures and reboots are ignored: the states of machine and profile
-    have them.
+    Empty if none does. Failures and reboots are left out: the states of machine and profile
+    include them.
     """
     due = [e for e in _open(record, MOVING) if e.start - notice_s <= now]
     if not due:
@@ -83,14 +83,14 @@ def of_plan(record: MachineRecord, plan: str) -> UnavailabilityEvent | None:
 def departure(record: MachineRecord, now: float) -> UnavailabilityEvent | None:
     """Return the event that makes the tasks of a machine move away now.
 
-    Of several, it is the one with the nearest deadline.
+    If there are several, it is the event with the nearest deadline.
     """
     due = [event for event in _open(record, MOVING) if event.start <= now]
     return min(due, key=lambda e: (e.deadline is None, e.deadline or 0.0, e.start), default=None)
 
 
 def planned(record: MachineRecord) -> tuple[UnavailabilityEvent, ...]:
-    """Return what takes the machine away from its tasks, now or later."""
+    """Return the events that take the machine away from its tasks, now or later."""
     return tuple(_open(record, MOVING))
 
 
@@ -111,7 +111,7 @@ def overdue(record: MachineRecord, now: float) -> bool:
 def excused(record: MachineRecord, now: float) -> bool:
     """Return whether announced work explains the silence of a machine whose tasks run.
 
-    Work that uses its whole time must not restart the tasks that it was announced to keep.
+    Such work was announced to keep the tasks, so it must not restart them, however long it takes.
     """
     return any(
         event.tasks_survive
@@ -122,23 +122,23 @@ def excused(record: MachineRecord, now: float) -> bool:
 
 
 def returning(record: MachineRecord, now: float) -> bool:
-    """Return whether a machine that tasks must leave now will be there again afterwards."""
+    """Return whether a machine that tasks must leave now will come back unchanged."""
     due = [event for event in _open(record, MOVING) if event.start <= now]
     return bool(due) and all(event.kind in _PASSING for event in due)
 
 
 def removable(record: MachineRecord, now: float) -> str:
-    """Return why a free machine may not be forgotten, as a predicate; empty: it may."""
+    """Return why the record of a free machine must stay, as a predicate; empty if it may go."""
     if not any(event.start <= now for event in _open(record, _FINAL)):
         return "is not being decommissioned or replaced"
     return ""
 
 
 def began(record: MachineRecord, event: UnavailabilityEvent) -> MachineRecord:
-    """Return the record with an event; it replaces an open one of its kind and plan.
+    """Return the record with an event; it replaces an open event of the same kind and plan.
 
-    So a kernel and a switch may be due at once, each with its own plan. The oldest ended events are
-    dropped; open ones never are.
+    So a machine can have a kernel update and a switch repair at once, each with its own plan. The
+    oldest ended events are dropped; open events never are.
     """
 
     def is_other(known: UnavailabilityEvent) -> bool:

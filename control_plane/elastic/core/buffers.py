@@ -20,7 +20,8 @@ RELEASES_AT_ONCE = 10
 MAINTENANCE_SHARE = 0.02
 """Share of machines under maintenance at once: the ops planner's waves bound it per rack or row."""
 GROWTH_SLOTS = 12
-"""Growth within an hour: in that time an operator, or the next day's buffer, can answer."""
+"""The growth within an hour (12 slots of 5 minutes) is covered. After that, an operator or the
+next day's buffer can react."""
 GROWTH_SHARE = 0.99
 """Share of the hours whose growth the buffer covers."""
 
@@ -33,7 +34,7 @@ class OwnerUse:
     by_msb: Mapping[str, int]
     """Machines with tasks."""
     surge: Sequence[float] = ()
-    """By job, how many machines its extra tasks take while it is updated."""
+    """For each job, how many machines its extra tasks take during an update."""
     history: UseHistory | None = field(default=None)
 
     @property

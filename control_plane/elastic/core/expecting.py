@@ -1,8 +1,8 @@
-"""How many machines a pool will need: from its own history, never less than now.
+"""Predicts how many machines a pool will need from its history; never fewer than it uses now.
 
-A history has the most machines with tasks in each 5 minutes of the last 8 days. The need of the
-same time yesterday and a week ago is expected again. Without a history only the present use is
-expected, and machines are lent only if they were idle for long.
+A history holds, for each 5 minutes of the last 8 days, the most machines with tasks. The forecast
+repeats the use at this time yesterday and a week ago. Without a history it is the present use, and
+machines are lent only after they were idle for long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SLOT_S = 300.0
 DAY = 288
 """Slots of a day."""
 SLOTS = 8 * DAY
-"""Slots that are kept: a week and a day, so that the time after a week ago is always there."""
+"""Slots that are kept: a week and a day, so the hours after "a week ago" are in the history."""
 
 
 def slot(now: float) -> int:
@@ -40,7 +40,7 @@ def noted(history: UseHistory, used: int, now: float) -> UseHistory:
 
 
 def expected(history: UseHistory, used: int, now: float, ahead_s: float) -> int:
-    """Return the most machines that a pool is expected to use until so many seconds from now."""
+    """Return the most machines that a pool is expected to use within the next `ahead_s` seconds."""
     number, most = slot(now), used
     for days in (1, 7):
         first = number - days * DAY
@@ -57,7 +57,7 @@ def peak(history: UseHistory) -> int:
 
 
 def growths(history: UseHistory, ahead: int) -> dict[int, int]:
-    """Return slot → the largest growth of use within so many slots after it."""
+    """Return slot → the largest growth of use within the `ahead` slots after it."""
     values, first = history.used, history.last - len(history.used) + 1
     return {
         first + at: max(0, max(values[at : at + ahead + 1]) - value)

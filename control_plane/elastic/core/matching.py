@@ -1,4 +1,4 @@
-"""Which machines pools lend to which, and which loans are called back: pure functions.
+"""Matches idle machines with borrowers, and picks the loans to call back: pure functions.
 
 Machines are lent whole (EL3). A loan is made only if its promise suits both sides: the owner gets
 the machine back within it, and that notice is enough for the borrower's tasks.
@@ -39,9 +39,9 @@ class Offer:
 
     promise_s: float
     after_s: float
-    """A machine is lent that was idle for so long …"""
+    """A machine is lent only after it was idle for this many seconds."""
     keep: int
-    """… except so many machines, which the pool is expected to need."""
+    """Number of idle machines that are not lent, because the pool is expected to need them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Taker:
     region: str | None = None
 
     def suits(self, machine_type: str, datacenter: str, region: str) -> bool:
-        """Return whether it can use such a machine."""
+        """Return whether the pool can use a machine of this type at this place."""
         return (
             (not self.types or machine_type in self.types)
             and self.datacenter in (None, datacenter)
@@ -94,7 +94,7 @@ class OpenLoan:
     revoked: bool
     tasks: int
     usable: bool = True
-    """It is up, and its owner could use it."""
+    """The machine is up, and its owner could use it."""
     idle_s: float = 0.0
     region: str = ""
 
@@ -106,12 +106,12 @@ class Need:
     pool: str
     """Empty: the free pool, for owners that will need its machines."""
     machines: int
-    """In addition to its machines, free ones, and ones on their way back."""
+    """In addition to its own machines, free ones, and ones that are being returned."""
     types: frozenset[str] = frozenset()
     datacenter: str | None = None
     priority: int = 500
     from_free: int = 0
-    """How many of them its quota lets it take from the free pool."""
+    """How many of `machines` its quota allows it to take from the free pool."""
     why: str = "its owner needs it"
     region: str | None = None
 
@@ -139,10 +139,10 @@ class CallBack:
 
 
 class _Stock:
-    """Machines that may be lent; the fullest group of a kind and an MSB gives first.
+    """Machines that may be lent; the largest group of one kind in one MSB gives first.
 
-    Groups have numbers, and a heap has one whole number for the size and the group of each: there
-    are a hundred thousand of them in a large region.
+    Groups are numbered. A heap entry is one integer that combines size and number of a group: a
+    large region has a hundred thousand groups.
     """
 
     def __init__(self, idle: Iterable[Idle], offers: Mapping[str, Offer]) -> None:
@@ -174,7 +174,7 @@ class _Stock:
         return number - len(self._groups[number]) * self._count
 
     def take(self, taker: Taker) -> Idle | None:
-        """Return a machine that suits a borrower; None: there is none left."""
+        """Return a machine that suits a borrower; None if none is left."""
         pool = taker.pool
         signature = (taker.types, taker.datacenter, taker.region, taker.notice_s)
         heap = self._heaps.get(signature)
@@ -212,9 +212,9 @@ def matched(
 ) -> list[NewLoan]:
     """Return the loans to make; `offers` by pool, and pools without one lend nothing.
 
-    Machines are taken from the MSB that has most, so the rest stays spread; the longest idle ones
-    go first. Borrowers get machines in proportion to their shares, including machines that they
-    have. What one does not want goes to the others.
+    Machines are taken from the MSB that has the most, so the rest stays spread; those that were
+    idle longest go first. Borrowers get machines in proportion to their shares, counting those
+    that they already have. Machines that one borrower does not want go to the others.
     """
     stock, found = _Stock(idle, offers), list[NewLoan]()
     queue = [(taker.has / taker.share, n, 0) for n, taker in enumerate(takers) if taker.wants > 0]
@@ -245,10 +245,10 @@ def called_back(
 ) -> list[CallBack]:
     """Return the loans to call back now, the most wanted first.
 
-    An owner gets its own machines first, then those of the free pool. Among these, machines with
-    the fewest tasks go first, which interrupts least work. Loans end at their time, with the
-    promised notice; loans that the borrower leaves idle end at once. A loan that an operator made
-    by hand, with no promise, stays until the operator ends it.
+    An owner gets its own machines first, then those of the free pool. Machines with the fewest
+    tasks go first, which interrupts the least work. A loan whose time is over ends with the
+    promised notice; a loan that the borrower leaves idle ends at once. A loan that an operator
+    made without a promise stays until the operator ends it.
     """
     open_ = [loan for loan in loans if not loan.revoked and loan.promise_s > 0]
     calls = dict[str, CallBack]()

@@ -1,4 +1,4 @@
-"""Reasons why silence of one machine is expected, or not its own: it is not down yet."""
+"""Reasons not to declare a silent machine down yet: its silence is expected, or its host is up."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Signs:
 
     silent_s: float
     joined_until: float = 0.0
-    """Until then its agent may still be starting: it has just joined."""
+    """The machine has just joined; its agent may still be starting until then."""
     away_until: float = 0.0
-    """Until then it may be away: it was told to reboot."""
+    """The machine was ordered to reboot and may be away until then."""
     is_switching: bool = False
-    """It may reboot for its host profile before that is recorded."""
+    """The machine may reboot for its host profile before the reboot is recorded."""
     alive_at: float | None = None
     """When its host last gave a sign of life while its agent gave no usable answer."""
     is_leaving: bool = False
-    """Its host reported that it was about to shut down."""
+    """The host reported that it was about to shut down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class Graces:
 def excuse(signs: Signs, now: float, graces: Graces) -> Held | None:
     """Return why a machine that does not answer is not marked down, and for how long.
 
-    An agent that is killed, upgraded, restarted or without computing time leaves its tasks running;
-    moving them would be the only harm (P1). A host that reported its shutdown has ended them:
-    refused connections after that do not show that they run.
+    An agent that is killed, upgraded, restarted or without CPU time leaves its tasks running, and
+    moving them would do harm (P1). A host that reported its shutdown has ended its tasks: a refused
+    connection after that report does not show that they run.
     """
     if now < signs.joined_until:
         return Held("it has just joined; its agent may be starting", signs.joined_until - now)
     if now < signs.away_until:
-        return Held("it was told to reboot", signs.away_until - now)
+        return Held("it was ordered to reboot", signs.away_until - now)
     if signs.is_switching and signs.silent_s < graces.reboot_s:
         left_s = graces.reboot_s - signs.silent_s
         return Held("it may be rebooting for its host profile", left_s)

@@ -13,7 +13,7 @@ from agent.api import Location
 
 
 class Level(StrEnum):
-    """The kind of a part, the largest first. Rows share nothing that fails with them."""
+    """The kind of a part, the largest first. Rows are left out: no failure takes a whole row."""
 
     REGION = "region"
     DATACENTER = "data center"
@@ -28,7 +28,7 @@ class Standing(StrEnum):
     LOST = "lost"
     """Silent for a while, or declared down a moment ago."""
     GONE = "gone"
-    """Down for long: it no longer indicates the state of the others."""
+    """Down for long: it no longer shows the state of its part."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,11 +37,11 @@ class Part:
 
     level: Level
     name: str
-    """With the names of all parts above it: `local/dc1/msb2`."""
+    """Includes the names of all parts above it: `local/dc1/msb2`."""
     above: Part | None = None
     below: dict[str, Part] = field(default_factory=dict)
     machines: int = 0
-    """Its machines, without `GONE` ones."""
+    """Its machines that are not `GONE`."""
     lost: int = 0
     path: tuple[Part, ...] = ()
     """This part and all parts above it, the largest last."""
@@ -51,7 +51,7 @@ class Part:
         self.path = (self,) if self.above is None else (self, *self.above.path)
 
     def moved(self, before: Standing | None, after: Standing | None) -> None:
-        """Count a machine's new standing; None: it is not there."""
+        """Count the changed standing of a machine; None before it comes and after it leaves."""
         machines = (after in _COUNTED) - (before in _COUNTED)
         lost = (after is Standing.LOST) - (before is Standing.LOST)
         for part in self.path:
@@ -69,7 +69,7 @@ class Parts:
         self._regions: dict[str, Part] = {}
 
     def rack(self, location: Location) -> Part:
-        """Return the rack at a place; makes it if it is new."""
+        """Return the rack at a place, a new one if none is known."""
         part: Part | None = None
         known = self._regions
         for level, word in (
@@ -88,10 +88,10 @@ class Parts:
 
 
 def looks_cut(part: Part, share: float) -> bool:
-    """Return whether so much of a part is lost that its machines may not be the cause.
+    """Return whether a part lost more than a share of its machines, so it may be cut off itself.
 
-    One lost machine is never enough. A part whose rest answers is not cut off: without the worst
-    part below it, the loss must be as large, too.
+    One lost machine is never enough. If only one part below it is lost and the rest answers, this
+    part is not cut off: the share must also be exceeded without its worst part.
     """
     if part.lost <= 1 or part.lost <= share * part.machines:
         return False

@@ -11,16 +11,16 @@ class Patience:
     """How distrust grows and fades, in seconds."""
 
     first_s: float
-    """After the second failure; doubles with each further one …"""
+    """Time of trial after the second failure; it doubles with each further failure."""
     most_s: float
-    """… up to this."""
+    """The longest time of trial."""
     forget_s: float
-    """One failure is forgotten each time this passes without another."""
+    """One failure is dropped after each period of this length without another failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """A machine's failures that are not forgotten yet."""
+    """A machine's failures that still count."""
 
     count: int = 0
     last_at: float = 0.0
@@ -36,10 +36,10 @@ def failed_again(known: Failures, now: float, patience: Patience) -> Failures:
 
 
 def recalled(ages_s: Iterable[float], now: float, patience: Patience) -> Failures:
-    """Return the failures of a machine that began so many seconds ago, from its record.
+    """Return a machine's failures from their ages in its record.
 
-    So a restart of this process forgets nothing. A failure in the future (the wall clock was set
-    back) counts as of now.
+    So a restart of this process loses none. A failure in the future (the wall clock was set back)
+    counts as of now.
     """
     known = NO_FAILURES
     for age_s in sorted(ages_s, reverse=True):

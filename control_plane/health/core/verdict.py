@@ -1,8 +1,8 @@
-"""Judges the silence of a machine: it is down, or it is too early for that verdict.
+"""Decides whether a silent machine is down, or whether it is too early to say.
 
-One machine that does not answer is down. Many of one part of the region at once suggest that the
-part, or this process, is cut off: nothing of it moves until its delay is over or an operator
-confirms it.
+One machine that does not answer is down. Many silent machines in one part of the region suggest
+that the part, or this process, is cut off. Then no task of that part moves until its delay is over
+or an operator confirms that the machines are down.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from control_plane.health.core.parts import Level, Part, looks_cut
 
 @dataclass(frozen=True, slots=True)
 class Brakes:
-    """When silence counts, in seconds, and how much of it at once is suspicious."""
+    """After how many seconds silence counts, and which share of silent machines is suspicious."""
 
     down_after_s: float
     share: float
-    """More of a part than this is suspicious."""
+    """A part may be cut off if more than this share of its machines is silent."""
     delays_s: Mapping[Level, float]
     """How long machines of a suspicious part must have been silent."""
 
@@ -30,13 +30,13 @@ class Held:
 
     reason: str
     left_s: float
-    """Until it is, if nothing changes."""
+    """Seconds until it is declared down, if nothing changes."""
     part: str = ""
-    """The part that seems cut off; empty: it is about this machine alone."""
+    """The part that seems cut off; empty if the reason concerns this machine alone."""
 
 
 def verdict(rack: Part, silent_s: float, brakes: Brakes) -> Held | None:
-    """Return what holds back a machine that was silent for `down_after_s`; None: it is down.
+    """Return why a machine that was silent for `down_after_s` is held back; None if it is down.
 
     If several parts seem cut off, the largest counts: its delay is the longest.
     """
@@ -58,10 +58,10 @@ def verdict(rack: Part, silent_s: float, brakes: Brakes) -> Held | None:
 
 
 def is_restored(refusing: int, answered: int, followed: int, *, settled: bool) -> bool:
-    """Return whether so many hosts refuse us for an older store that the whole process is in doubt.
+    """Return whether the store must be an old copy, because most hosts refuse it as too old.
 
-    After a restore nearly all hosts have newer commands than the store. More than half must refuse,
-    because a few hosts in other hands must not end a control plane. It is half of all `followed`
-    hosts; once `settled`, half of the hosts that answered or refused.
+    After a restore nearly all hosts have newer commands than the store. More than half must refuse:
+    a few compromised hosts must not end a control plane. Before `settled`, that is half of all
+    `followed` hosts; afterwards, half of the hosts that answered or refused.
     """
     return refusing * 2 > (refusing + answered if settled else followed)

@@ -1,1 +1,1 @@
-"""Which work runs: pure functions of values."""
+"""Decides which work runs: pure functions of values."""

@@ -1,4 +1,4 @@
-"""Which work runs, which waits, and what the result of its tasks means."""
+"""Decides which work runs and which waits, and evaluates the results of its tasks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.api.opportunistic import QueuedState, QueuedWork
 
 RETRY_S, RETRY_MAX_S = 30.0, 1800.0
-"""Pause after the first failure; it doubles with each one."""
+"""Pause after the first failure; it doubles with each further failure, up to the maximum."""
 OPEN = (QueuedState.WAITING, QueuedState.RUNNING)
 
 
 def job_of(work: QueuedWork, entitlement: str) -> JobSpec:
-    """Return the job of a piece of work: on machines of its own, without restarts by the agent."""
+    """Return the job of a piece of work, in this entitlement and without restarts by the agent."""
     return replace(
         work.wish.job,
         name=work.name,
@@ -27,10 +27,11 @@ def job_of(work: QueuedWork, entitlement: str) -> JobSpec:
 
 
 def in_order(work: Sequence[QueuedWork], shares: Mapping[str, int]) -> list[QueuedWork]:
-    """Return the open work in the order in which it is to run.
+    """Return the open work in the order in which it runs.
 
-    By priority; among equals running work comes first, then work of the user that used least of
-    its share recently, then the oldest. So no work is stopped for work of the same priority.
+    Work is sorted by priority. Among equals, running work comes first, then work of the user with
+    the least recent use of its share, then the oldest. So no work is stopped for work of the same
+    priority.
     """
     used, tasks = Counter[str](), Counter[str]()
     for one in work:
@@ -57,8 +58,8 @@ def chosen(
 ) -> tuple[list[str], list[str]]:
     """Return the names of work to start and of running work to stop, for `room` tasks in all.
 
-    One piece of work is chosen at a time, so that users take turns by their shares. Work larger
-    than the room is chosen if nothing else is: its tasks start as machines arrive.
+    One piece of work is chosen at a time, so that users take turns by their shares. Work that is
+    larger than `room` is chosen only if no other work is; its tasks start as machines arrive.
     """
     running = {one.name for one in work if one.state is QueuedState.RUNNING}
     ready = [one for one in work if one.name in running or one.retry_at <= now]
@@ -104,11 +105,11 @@ def seen(work: QueuedWork, status: JobStatus | None, now: float, look_s: float) 
 
 
 _NO_FAULT = ("success", "lost", "cut-off", "evicted")
-"""Results that the work did not cause: the region starts such a task again elsewhere."""
+"""Results that the work did not cause; the region starts such a task again elsewhere."""
 
 
 def failed(work: QueuedWork, why: str, now: float) -> QueuedWork:
-    """Return work after one more failure: it waits for a retry, or failed for good."""
+    """Return work after one more failure: waiting for a retry, or failed finally."""
     failures = work.failures + 1
     if failures >= work.wish.attempts:
         state, ended = QueuedState.FAILED, now

@@ -1,7 +1,7 @@
-"""What is wrong with an entitlement in this region: everything at once, each with its field.
+"""Checks an entitlement against this region; reports all errors at once, each with its field.
 
-Names that were granted once stay valid: a quota can be made smaller after the last machine
-of its type has left.
+Machine types and places that were granted once stay valid, so a quota can be made smaller after
+the last machine of its type has left.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def check_entitlement(
 def fixed_by_jobs(
     known: EntitlementSpec | None, wanted: EntitlementSpec, jobs: Sequence[str]
 ) -> tuple[FieldError, ...]:
-    """Return the changes that have to wait until these jobs of the entitlement are stopped.
+    """Return the changes that must wait until these jobs of the entitlement are stopped.
 
-    All machines of an entitlement run one profile (MO11), and tasks do not move with it to
-    another pseudo cluster.
+    All machines of an entitlement run one profile (MO11). Tasks do not move when their entitlement
+    goes to another pseudo cluster.
     """
     if known is None or not jobs:
         return ()
@@ -88,7 +88,7 @@ def _reservation_errors(
     """Check a reservation against the pseudo cluster on which it stacks (MO16).
 
     The pool holds machines up to the sum of their quotas, so all quotas must be of one kind and for
-    the same machines. `scheduler.core.shares` bounds what the jobs of each may want.
+    the same machines. `scheduler.core.shares` bounds the tasks of each entitlement's jobs.
     """
     base = specs.get(base_name)
     if base_name == name:
@@ -103,8 +103,8 @@ def _reservation_errors(
             )
         ]
     found = []
-    if others := [n for n, s in specs.items() if s.materialization == name]:
-        listed = ", ".join(sorted(others)[:10])
+    if stacked := [n for n, s in specs.items() if s.materialization == name]:
+        listed = ", ".join(sorted(stacked)[:10])
         found.append(_error("materialization", f"reservations stack on {name!r} itself: {listed}"))
     if wanted.host_profile != base.host_profile:
         reason = f"the machines of {base_name!r} run {base.host_profile!r}"
@@ -116,8 +116,8 @@ def _reservation_errors(
         types = ", ".join(base.machine_types) or "any"
         reason = f"its machine types must be those of {base_name!r}: {types}"
         found.append(_error("machine_types", reason))
-    if base.machine_types and (strays := set(wanted.per_type) - set(base.machine_types)):
-        listed = ", ".join(sorted(strays))
+    if base.machine_types and (others := set(wanted.per_type) - set(base.machine_types)):
+        listed = ", ".join(sorted(others))
         found.append(_error("per_type", f"{base_name!r} has no machines of type {listed}"))
     for field, level in (("datacenter", "data center"), ("region", "region")):
         pin = getattr(base, field)

@@ -1,14 +1,14 @@
-"""How much of a region is promised, and whether a promise can still be kept.
+"""Computes how much of a region is promised, and whether all promises can be kept.
 
-A quota is a promise: whatever other entitlements do, this one can come to hold that many
-machines (CP7). So all quotas together must fit into the machines that there are, by type,
-by region, data center and in RRU (CP1). Quotas of "any of these types" share machines with others.
-Whether all quotas can be met at once is the transport problem of `transport`, on
-classes of like machines: a region of a million machines has a few hundred.
+A quota is a promise: whatever other entitlements do, this one can come to hold that many machines
+(CP7). So all quotas together must fit into the region's machines, by type, region, data center and
+in RRU (CP1). A quota of "any of these types" shares machines with others. Whether all quotas can be
+met at once is a transport problem (`transport`) on classes of equal machines: a region of a million
+machines has a few hundred classes.
 
-A pool that limits both is promised its machines; the RRU then only bound what it holds.
-Machines that are down count. Those that are to be decommissioned do not; those that are to be
-replaced do.
+A pool with a quota in machines and in RRU is promised the machines; the RRU then only bound what it
+holds. Machines that are down count, and so do those that will be replaced. Machines that will be
+decommissioned do not count.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from msgspec.structs import replace as with_fields
-
-from agent.api import Location, Relaxation
+from agent.api import Location
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import EventKind, MachineRecord
-from control_plane.api.settings import Raise
 from control_plane.broker.core.capacity import MICRO, micro
 from control_plane.portal.core.pools import Quota, pool_of, pool_quotas
 from control_plane.portal.core.transport import Amount, FlowNetwork
@@ -32,7 +29,7 @@ from control_plane.portal.core.transport import Amount, FlowNetwork
 
 @dataclass(frozen=True, slots=True, order=True)
 class MachineClass:
-    """Machines that no quota can tell apart."""
+    """Machines that no quota distinguishes."""
 
     machine_type: str
     datacenter: str
@@ -44,20 +41,8 @@ Supply = Mapping[MachineClass, int]
 """How many machines of each class there are."""
 
 
-def class_of(record: MachineRecord) -> MachineClass | None:
-    """Return the class of a machine; None if it cannot be promised, since it goes away."""
-    leaving = any(
-        event.kind is EventKind.DECOMMISSION and event.end is None
-        for event in record.unavailability
-    )
-    if leaving:
-        return None
-    place = record.location
-    return MachineClass(record.machine_type, place.datacenter, micro(rru_of(record)), place.region)
-
-
 def is_leaving(record: MachineRecord) -> bool:
-    """Return whether a machine is to be decommissioned, now or later."""
+    """Return whether a machine will be decommissioned, now or later."""
     return any(
         event.kind is EventKind.DECOMMISSION and event.end is None
         for event in record.unavailability
@@ -65,51 +50,46 @@ def is_leaving(record: MachineRecord) -> bool:
 
 
 def rru_of(record: MachineRecord) -> float:
-    """Return the RRU of a machine; one per CPU where the inventory does not say."""
+    """Return the RRU of a machine; one per CPU if the inventory does not list them."""
     if record.hardware is not None and record.hardware.rru:
         return record.hardware.rru
     return float(record.facts.cpus) if record.facts is not None else 0.0
 
 
-def supply_of(machines: Iterable[MachineRecord]) -> Counter[MachineClass]:
-    """Return the supply of a whole region."""
-    return Counter(found for found in map(class_of, machines) if found is not None)
-
-
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Promises that the region cannot keep together, and the machines that they are for.
+    """Promises that the region cannot keep together, and the machines that they share.
 
     Amounts are by unit: `machines`, and `RRU` in millionths.
     """
 
     where: str
-    """The machines that all of these promises are for, in words."""
+    """Describes the machines that these promises share."""
     asked: Mapping[str, int]
-    """Of these machines, by the pool in question."""
+    """The amount of these machines that the pool in question asks for."""
     granted: Mapping[str, int]
-    """Of these machines, to all other pools."""
+    """The amount of these machines that is granted to all other pools."""
     lacking: Mapping[str, int]
     available: Mapping[str, int]
 
     def __str__(self) -> str:
-        """Return the sum that exceeds the available machines, in words."""
+        """Describe the sum that exceeds the available machines."""
         units = {*self.asked, *self.granted}
         there = " and ".join(
             _count(unit, self.available[unit]) for unit in sorted(units, reverse=True)
         )
         return (
-            f"{self.where}: {_in_words(self.granted)} granted to others +"
-            f" {_in_words(self.asked)} asked > {there}"
-            + (f" in the same machines, by {_in_words(self.lacking)}" if len(units) > 1 else "")
+            f"{self.where}: {_describe(self.granted)} granted to others +"
+            f" {_describe(self.asked)} asked > {there}"
+            + (f" in the same machines, by {_describe(self.lacking)}" if len(units) > 1 else "")
         )
 
     @property
     def hint(self) -> str:
-        """Return in words how much could be granted, where that is one number; else empty."""
+        """Describe how much could be granted if that is one number; else empty."""
         if len(self.asked) != 1 or self.asked.keys() != self.lacking.keys():
             return ""
-        return f"{_in_words(Counter(self.asked) - Counter(self.lacking))} of these could be granted"
+        return f"{_describe(Counter(self.asked) - Counter(self.lacking))} of these could be granted"
 
 
 def shortage(
@@ -117,8 +97,8 @@ def shortage(
 ) -> Shortage | None:
     """Return why an entitlement cannot have this quota in addition to all others; None if it can.
 
-    An unrelated shortage (machines left after they were promised) does not keep the
-    entitlement from growing elsewhere.
+    An unrelated shortage (machines left the region after they were promised) does not keep the
+    entitlement from growing on other machines.
     """
     pool = pool_of(name, wanted)
     found = Promises(pool_quotas({**specs, name: wanted}), supply)
@@ -126,81 +106,14 @@ def shortage(
 
 
 def unkept(specs: Mapping[str, EntitlementSpec], supply: Supply) -> dict[str, Shortage]:
-    """Return the pools that are promised more than there is, each with its shortage."""
+    """Return the pools whose promises cannot be kept, each with its shortage."""
     quotas = pool_quotas(specs)
     found = Promises(quotas, supply)
     return {pool: short for pool in quotas if (short := found.shortage(pool)) is not None}
 
 
-def asks_for_more(before: EntitlementSpec | None, after: EntitlementSpec) -> bool:
-    """Return whether a change may take capacity that other entitlements could have had.
-
-    Less of the same is not more. Other types or another place count as more: those machines may be
-    scarce where the present ones are not.
-    """
-    if before is None:
-        return True
-    return bool(
-        _bounds_loosened(before, after)
-        or _unit(before) != _unit(after)
-        or _types_changed(before, after)
-        or after.datacenter != before.datacenter
-        or after.region != before.region
-        or after.materialization != before.materialization
-        or after.business_unit != before.business_unit
-        or after.priority > before.priority
-        or after.overcommit.cpu > before.overcommit.cpu
-        or after.overcommit.memory > before.overcommit.memory
-    )
-
-
-def raises(before: EntitlementSpec | None, after: EntitlementSpec) -> dict[Raise, str]:
-    """Return what a change raises of an entitlement, each in words.
-
-    A new entitlement is compared with one that asks for a quota only.
-    """
-    base = before if before is not None else EntitlementSpec()
-    found = dict[Raise, str]()
-    if asks_for_more(before, with_fields(after, priority=base.priority)):
-        found[Raise.CAPACITY] = "more capacity"
-    if after.priority > base.priority:
-        found[Raise.PRIORITY] = f"priority {after.priority} instead of {base.priority}"
-    rights = list[str]()
-    if allowed := newly_allowed(before, after):
-        rights.append(f"the relaxations {', '.join(allowed)} of its jobs")
-    if base.image_keys and (not after.image_keys or {*after.image_keys} - {*base.image_keys}):
-        rights.append("the change or removal of its image keys")
-    if rights:
-        found[Raise.RIGHTS] = " and ".join(rights)
-    return found
-
-
-def newly_allowed(before: EntitlementSpec | None, after: EntitlementSpec) -> list[Relaxation]:
-    """Return the relaxations that jobs of an entitlement could not have before a change."""
-    return sorted({*after.relaxations} - {*(before.relaxations if before else ())})
-
-
-def _bounds_loosened(before: EntitlementSpec, after: EntitlementSpec) -> bool:
-    pairs = ((before.machines, after.machines), (before.rru, after.rru))
-    return any(b is not None and (a is None or a > b) for b, a in pairs)
-
-
-def _types_changed(before: EntitlementSpec, after: EntitlementSpec) -> bool:
-    if set(before.machine_types) != set(after.machine_types):
-        return True
-    if after.machines is not None and before.per_type and after.per_type != before.per_type:
-        return True  # as many machines as before, of a mix that is less free
-    if bool(before.per_type) != bool(after.per_type):
-        return True
-    return any(count > before.per_type.get(t, 0) for t, count in after.per_type.items())
-
-
-def _unit(spec: EntitlementSpec) -> str:
-    return "RRU" if spec.machines is None and not spec.per_type else "machines"
-
-
 def quota_left(quota: Quota, held: Mapping[MachineClass, int]) -> Quota:
-    """Return what of a quota is not held yet, for `Promises`."""
+    """Return the part of a quota that is not held yet, as input for `Promises`."""
     machines, rru = sum(held.values()), sum(n * kind.micro_rru for kind, n in held.items())
     per_type = Counter(quota.per_type)
     for kind, count in held.items():
@@ -215,7 +128,7 @@ def quota_left(quota: Quota, held: Mapping[MachineClass, int]) -> Quota:
 
 @dataclass(frozen=True, slots=True)
 class _Demand:
-    """What one pool is promised of machines that suit it equally."""
+    """The amount that one pool is promised of machines that suit it equally."""
 
     unit: str
     amount: int
@@ -224,7 +137,7 @@ class _Demand:
     datacenter: str | None
     region: str | None
     at_most: tuple[tuple[str, int], ...] = ()
-    """By type, where the sum of these is more than the amount."""
+    """The most of each machine type, if the sum of these is more than the amount."""
 
     def suits(self, kind: MachineClass) -> bool:
         return (
@@ -253,23 +166,23 @@ def _demands_of(quota: Quota) -> list[_Demand]:
 
 @dataclass(slots=True)
 class Shares:
-    """Which free machines are meant for which pools, with every promise kept that can be."""
+    """Which free machines are meant for which pools; as many promises as possible are kept."""
 
     groups: dict[str, list[int]]
-    """Pool → the groups of like promises that it is in."""
+    """Pool → the groups of equal promises that it is in."""
     flows: dict[int, dict[MachineClass, int]]
     """Group → machines of each class that are meant for it."""
     rest: dict[MachineClass, int]
     """Machines that are meant for no entitlement."""
     unmet: bool = False
-    """Whether some promise cannot be kept: then any additional machine may be meant for it."""
+    """Whether a promise cannot be kept; then any additional machine may be meant for it."""
 
 
 class Promises:
     """All promises of a region, matched with its machines.
 
-    Demands that suit the same machines are one node of the network, so its size depends on
-    how many kinds of quota there are, not on how many entitlements.
+    Demands that suit the same machines are one node of the network. So its size depends on the
+    number of kinds of quota, not on the number of entitlements.
     """
 
     def __init__(self, quotas: Mapping[str, Quota], supply: Supply) -> None:
@@ -281,13 +194,13 @@ class Promises:
     def in_steps(
         cls, quotas: Mapping[str, Quota], supply: Supply
     ) -> Generator[None, None, Promises]:
-        """Make the same in steps of bounded time, between which other actors may run."""
+        """Return the same as the constructor, in steps of bounded time."""
         made = cls.__new__(cls)
         yield from made.making(quotas, supply)
         return made
 
     def making(self, quotas: Mapping[str, Quota], supply: Supply) -> Generator[None, None, None]:
-        """Do what `__init__` does, in steps."""
+        """Initialize the object in steps."""
         self._supply = supply
         self._network = FlowNetwork()
         self._classes: dict[int, MachineClass] = {}
@@ -356,7 +269,7 @@ class Promises:
         return Shares(dict(groups), flows, rest, unmet)
 
     def lacking(self) -> Counter[str]:
-        """Return how much of all promises cannot be kept, by unit."""
+        """Return unit → how much of all promises cannot be kept."""
         found: Counter[str] = Counter()
         for node, demand in self._groups.items():
             found[demand.unit] += math.ceil(self._lacking(node))
@@ -365,10 +278,10 @@ class Promises:
     def spare(self, pool: str) -> dict[MachineClass, int]:
         """Return the classes whose machines a pool may take with all promises still kept.
 
-        Each has a number that may be taken at once. For an allocator, on remainders: quotas less
-        what is held, and the free machines. A pool of "any type" must not use up a type that
-        others cannot replace (CP7). Where promises are short already, an allowed take does not
-        increase the shortage.
+        Each class has the number that may be taken at once. An allocator calls this on remainders:
+        quotas less the held machines, and the free machines. A pool of "any type" must not use up a
+        type that others cannot replace (CP7). If promises are short already, an allowed take does
+        not increase the shortage.
         """
         found: dict[MachineClass, int] = {}
         for node, amounts in self._amounts.items():
@@ -383,7 +296,7 @@ class Promises:
         return found
 
     def _unpromised(self, at: int, node: int, flow: Amount) -> Amount:
-        """Return how many machines of a class are for this demand, or for no demand."""
+        """Return how many machines of a class serve this demand or no demand."""
         kind = self._classes[at]
         machines = flow / Fraction(kind.micro_rru) if self._groups[node].unit == "RRU" else flow
         return machines + self._supply[kind] - self._network.flow(self._supplied[at])
@@ -421,7 +334,7 @@ class Promises:
         return self._amounts[node].total() - self._network.flow(self._outlets[node])
 
     def _elsewhere(self, node: int, short: set[int]) -> int:
-        """Return what a demand gets of types that are not short, up to its bounds for them."""
+        """Return the amount that a demand gets of types that are not short, within its bounds."""
         gates = self._gates.get(node, [])
         return sum(int(self._network.flow(outlet)) for gate, outlet in gates if gate not in short)
 
@@ -429,7 +342,7 @@ class Promises:
 def _where(
     kinds: Iterable[MachineClass], demands: Iterable[_Demand], region: Iterable[MachineClass]
 ) -> str:
-    """Return in words which machines are short; those asked for, where there are none."""
+    """Describe the machines that are short, or the requested ones if the region has none."""
     places = {(kind.machine_type, kind.datacenter) for kind in kinds}
     if not places:
         wanted = next(iter(demands))
@@ -450,7 +363,7 @@ def _where(
     )
 
 
-def _in_words(amounts: Mapping[str, int]) -> str:
+def _describe(amounts: Mapping[str, int]) -> str:
     words = [_count(unit, n) for unit, n in sorted(amounts.items(), reverse=True) if n]
     return " and ".join(words) or "nothing"
 

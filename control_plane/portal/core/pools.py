@@ -1,9 +1,8 @@
-"""Pseudo clusters and what they may hold: quotas, and the reservations that stack on them.
+"""Quotas of pools (pseudo clusters): the sum of an entitlement and its reservations.
 
-A *pool* is an entitlement that has machines of its own. An entitlement with a
-`materialization` has none: it is a stackable reservation, a quota on the pool of another
-entitlement, whose machines and host profile it shares (paper §4; MO16). So a pool's quota is
-the sum over the entitlement and the reservations on it.
+A *pool* is an entitlement that has machines of its own. An entitlement with a `materialization` has
+none. It is a stackable reservation: a quota on the pool of another entitlement, with which it
+shares machines and host profile (paper §4; MO16).
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from control_plane.broker.core.capacity import MICRO, micro
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The most that a pool may hold at any time; every limit that is given holds (MO6)."""
+    """The most that a pool may hold at any time; all given limits apply together (MO6)."""
 
     machines: int | None = None
     per_type: Mapping[str, int] = field(default_factory=dict)
-    """Not empty: these types and no others."""
+    """The most of each machine type; if not empty, no other types are allowed."""
     rru: float | None = None
     types: frozenset[str] = frozenset()
-    """Empty: any."""
+    """The allowed machine types; empty for any type."""
     datacenter: str | None = None
     region: str | None = None
 
@@ -39,7 +38,7 @@ class Quota:
         )
 
     def left(self, held: Iterable[tuple[str, float]]) -> PoolRemainder:
-        """Return what may still be held besides these machines, each as (type, RRU)."""
+        """Return the rest of the quota when these machines are held, each given as (type, RRU)."""
         left = PoolRemainder(self)
         for machine_type, rru in held:
             left.take(machine_type, rru)
@@ -74,7 +73,7 @@ class PoolRemainder:
         return not self.why_not(machine_type, rru)
 
     def why_not(self, machine_type: str, rru: float) -> str:
-        """Return why one more such machine may not be held; empty: it may."""
+        """Return why one more such machine may not be held; empty if it may."""
         quota = self.quota
         if quota.types and machine_type not in quota.types:
             return f"its quota is for machines of type {', '.join(sorted(quota.types))}"
@@ -97,7 +96,7 @@ class PoolRemainder:
         return ""
 
     def over(self) -> list[str]:
-        """Return in words what is held beyond a quota that was made smaller."""
+        """Describe what is held beyond a quota that was made smaller."""
         quota, found = self.quota, list[str]()
         if quota.machines is not None and self._machines > quota.machines:
             found.append(f"{self._machines} machines of {quota.machines}")
@@ -112,7 +111,7 @@ class PoolRemainder:
 
 
 def pool_of(name: str, spec: EntitlementSpec) -> str:
-    """Return the pool in which the jobs of an entitlement run: its own, or the shared one."""
+    """Return the pool in which the jobs of an entitlement run: its own or a shared one."""
     return spec.materialization or name
 
 
@@ -125,10 +124,10 @@ def members(specs: Mapping[str, EntitlementSpec]) -> dict[str, list[str]]:
 
 
 def pool_quota(pool: str, specs: Mapping[str, EntitlementSpec]) -> Quota:
-    """Return what a pool may hold: the sum over the entitlement and its reservations.
+    """Return the quota of a pool: the sum over the entitlement and its reservations.
 
-    Reservations have the kinds of quota that their pool has (`entitlement_check`), so a
-    limit is never mixed with the absence of one.
+    Reservations have the same kinds of quota as their pool (`entitlement_check`), so each limit is
+    given in all of them or in none.
     """
     reserved = (spec for spec in specs.values() if spec.materialization == pool)
     return sum_quota(specs[pool], reserved)

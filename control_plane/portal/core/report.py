@@ -1,12 +1,12 @@
-"""Capacity that is granted, held, used and left over: a fold over a region's machines.
+"""Sums up the capacity that is granted, held, used and left over, over a region's machines.
 
-`PortalReport.add` is called once for each machine, so that a caller can pause in between: a region
-has a million machines.
+`PortalReport.add` is called once per machine, so that the caller can let other tasks run between
+the calls: a region has a million machines.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -36,7 +36,7 @@ FULL_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What tasks were promised of one machine."""
+    """The amounts of one machine that were promised to tasks."""
 
     rru: float = 0.0
     memory_bytes: int = 0
@@ -45,23 +45,8 @@ class Used:
 NOTHING = Used()
 
 
-def buffer_share(msbs: int) -> float:
-    """Return the buffer that the loss of one of `msbs` MSBs needs, as a share (AL9).
-
-    Tasks spread evenly over 12 MSBs need 8.3 %, over 60 of five data centers 1.7 % (paper
-    §2.2).
-    """
-    return 1.0 / msbs if msbs > 0 else 1.0
-
-
-def largest_share(msbs: Iterable[str]) -> float:
-    """Return the largest share of a job's tasks in one MSB; `msbs` has one item per task."""
-    counts = Counter(msbs)
-    return max(counts.values()) / counts.total() if counts else 0.0
-
-
 class _Sum:
-    """An amount that grows."""
+    """A running sum of an amount."""
 
     __slots__ = ("machines", "memory_bytes", "power_w", "rru")
 
@@ -97,7 +82,7 @@ class _Sum:
 
 
 class _Sums:
-    """What is added up for one line."""
+    """The sums of one line of the report."""
 
     __slots__ = ("all", "free", "held", "used")
 
@@ -106,13 +91,12 @@ class _Sums:
 
 
 class PortalReport:
-    """A report in the making."""
+    """Collects machines, then returns the report."""
 
     def __init__(self, now: float) -> None:
         self._now = now
         self._alike: dict[tuple[str, str, str, str, str, str], tuple[_Sum, _Sum]] = {}
-        """Type, data center, MSB, entitlement, owner and class → the machines' sizes, and what is
-        used of them."""
+        """Type, data center, MSB, entitlement, owner and class → size and use of the machines."""
         self._by_entitlement: defaultdict[str, _Sums] = defaultdict(_Sums)
         self._owned: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._types: defaultdict[str, _Sums] = defaultdict(_Sums)
@@ -154,7 +138,7 @@ class PortalReport:
         return "idle" if used == NOTHING else "guaranteed"
 
     def _sum_up(self) -> None:
-        """Add the sums of like machines to all lines that they belong to."""
+        """Add the sums of equal machines to all lines that they belong to."""
         for key, (size, busy) in self._alike.items():
             machine_type, datacenter, msb, entitlement, owner, kind = key
             lines = [
@@ -186,7 +170,7 @@ class PortalReport:
             self._stranded_memory += all_bytes - used.memory_bytes
 
     def _offer(self, machine_type: str, all_rru: float, all_bytes: int, used: Used) -> None:
-        """Keep the machine of a type with the most room in its scarcer resource."""
+        """Keep the machine of a type that has the most left of its scarcer resource."""
         memory = max(0, all_bytes - used.memory_bytes)
         rru = max(0.0, all_rru - used.rru)
         share = memory / all_bytes if all_bytes else 0.0
@@ -289,8 +273,9 @@ def stacks(
 ) -> list[StackProposal]:
     """Return which small entitlements would hold fewer machines as reservations on one of them.
 
-    Only those are combined whose tasks may share machines: of one host profile, place, types,
-    and rules for images and sandboxes. `rru` and `memory` are those of an average machine.
+    Only entitlements whose tasks may share machines are combined: they have the same host profile,
+    place, types, and rules for images and sandboxes. `rru` and `memory` are those of an average
+    machine.
     """
     alike: defaultdict[tuple[object, ...], list[Line]] = defaultdict(list)
     for line in small:
@@ -320,7 +305,7 @@ def stacks(
 
 
 def _promised(spec: EntitlementSpec) -> int | None:
-    """Return an entitlement's quota in machines; None: it is in RRU."""
+    """Return an entitlement's quota in machines; None if it is in RRU."""
     total = sum(spec.per_type.values())
     if spec.machines is None:
         return total or None
@@ -363,16 +348,3 @@ def _added(one: Amount, other: Amount) -> Amount:
         memory_bytes=one.memory_bytes + other.memory_bytes,
         power_w=one.power_w + other.power_w,
     )
-
-
-def capacity_report(
-    machines: Iterable[MachineRecord],
-    entitlements: Iterable[EntitlementRecord],
-    used: Mapping[str, Used],
-    now: float,
-) -> CapacityReport:
-    """Return the report of a whole region at once."""
-    report = PortalReport(now)
-    for record in machines:
-        report.add(record, used.get(record.machine, NOTHING))
-    return report.finish(entitlements)

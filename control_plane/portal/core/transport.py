@@ -1,12 +1,11 @@
 """Decides whether every demand can be met from the supplies: a transport problem, solved exactly.
 
-Sources are classes of like machines, sinks are demands that some classes suit. Demands are
-counted in machines or in RRU, and how many RRU a machine has depends on its class: a
-flow network with gains. The flow is pushed along paths of the highest gain, as in
-K. Onaga, "Optimal flows in general communication networks" (1967): then no cycle of the
-residual network creates flow, and where no path is left the flow is maximal.
-Where all demands are in machines every gain is 1, and this is the algorithm of Edmonds and
-Karp in whole numbers.
+Sources are classes of equal machines; sinks are demands, each suited by some classes. Demands are
+in machines or in RRU, and the RRU of a machine depend on its class. So this is a flow network with
+gains. Flow is pushed along paths of the highest gain, as in K. Onaga, "Optimal flows in general
+communication networks" (1967). Then no cycle of the residual network creates flow, and the flow is
+maximal when no path is left. If all demands are in machines, every gain is 1, and this is the
+algorithm of Edmonds and Karp in whole numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class FlowNetwork:
     """Nodes are numbers; flow along an arc arrives multiplied by its gain."""
 
     def __init__(self) -> None:
-        """Start with the source (0) and the sink (1) only."""
+        """Make a network of the source (0) and the sink (1)."""
         self.arcs: list[list[int]] = [[], []]
         self._head: list[int] = []
         self._room: list[Amount | None] = []
@@ -53,13 +52,13 @@ class FlowNetwork:
         return number
 
     def flow(self, number: int) -> Amount:
-        """Return the flow along an arc, as it arrives."""
+        """Return the flow along an arc, measured at its head."""
         back = self._room[number + 1]
         assert back is not None
         return back
 
     def filling(self) -> Generator[None, None, None]:
-        """Push as much flow from the source to the sink as there is room for, path by path."""
+        """Push the maximal flow from the source to the sink, path by path."""
         while (best := self._best_gains())[1] > 0:
             yield
             while (path := self._path(best)) is not None:
@@ -90,7 +89,7 @@ class FlowNetwork:
         return found
 
     def _best_gains(self) -> list[float]:
-        """Return what one unit at the source can become at each node; 0: it cannot get there."""
+        """Return by node what one unit at the source becomes there; 0 if it cannot get there."""
         best = [0.0] * len(self.arcs)
         best[0] = 1.0
         waiting, is_waiting = deque([0]), {0}

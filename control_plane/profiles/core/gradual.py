@@ -1,11 +1,13 @@
-"""How machines in use get to a proposed profile: a few at a time, and back if that fails.
+"""Rolls out a proposed profile to machines in use, a few at a time, and back if that fails.
 
-    due -> its turn: asked for, with its tasks on it -> proved -> healthy for a while -> the next
-             the host reports that tasks prevent it -> drained first -> ... -> tasks may return
-             it cannot reach it, or is unhealthy then -> failed -> all go back
+The way of one machine:
 
-Tasks leave by operations like for a maintenance: within the budgets of their jobs and approved by
-their controllers. Nothing has a deadline here.
+    due -> in trial: requested, while its tasks run -> proved -> healthy for `gate_s` -> done
+                     tasks prevent the switch -> drained -> requested again -> tasks may return
+                     not reached, or unhealthy afterwards -> failed -> all machines roll back
+
+Tasks leave by operations as for maintenance: within the budgets of their jobs and approved by their
+task controllers. There are no deadlines.
 """
 
 from __future__ import annotations
@@ -19,26 +21,26 @@ from agent.api import ProfileState as Proof
 from control_plane.api.profiles import ProfileRollout, ProfileState
 
 _IN_THE_WAY = (Proof.PENDING_REBOOT, Proof.DEGRADED)
-"""With tasks on the machine: the switch needs a boot, or was refused because of them."""
+"""States in which tasks on the machine block the switch: it needs a boot, or was refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchingHost:
-    """A machine of the entitlement, as it is now."""
+    """The present state of a machine of the entitlement."""
 
     name: str
     wanted: str
-    """The profile that it is asked for."""
+    """The profile that its record wants."""
     proof: Proof = Proof.NONE
     """The state of that profile on the machine."""
     empty: bool = True
     up: bool = True
     leaving: bool = False
-    """Its tasks were asked to leave for the switch."""
+    """Whether it is being drained for the switch."""
     well: bool = True
-    """No task there is unhealthy or failing."""
+    """Whether no task there is unhealthy or failing."""
     proved_s: float = 0.0
-    """How long its profile has been proved; counted from zero after a start of this process."""
+    """Seconds since its profile was proved; a restart of this process counts from zero again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,16 @@ class Steps:
 
     rollout: ProfileRollout
     switch: tuple[str, ...] = ()
-    """Machines to be asked for `target`."""
+    """Machines that get a request for `target`."""
     drain: tuple[str, ...] = ()
     give_back: tuple[str, ...] = ()
     """Machines to which tasks may return."""
     waiting: tuple[str, ...] = field(default=())
-    """What the machines in their turn wait for."""
+    """Describes what the machines in trial wait for."""
 
 
 def target(rollout: ProfileRollout) -> str:
-    """Return the profile that machines are to run in the end."""
+    """Return the profile that machines will run in the end."""
     forward = rollout.state in (ProfileState.ROLLING, ProfileState.DONE)
     return rollout.name if forward else rollout.base
 
@@ -69,7 +71,7 @@ def is_under_way(rollout: ProfileRollout | None) -> bool:
 def steps(
     rollout: ProfileRollout, hosts: Sequence[SwitchingHost], lost: Collection[str], now: float
 ) -> Steps:
-    """Return the next steps; `lost`: machines quarantined because they did not reach `name`."""
+    """Return the next steps; `lost` are machines quarantined for not reaching the profile."""
     known = {host.name: host for host in hosts}
     rollout = _failures(rollout, known, lost)
     if rollout.state is ProfileState.ROLLING:
@@ -92,7 +94,7 @@ def steps(
         and not host.empty
         and not host.leaving
     )
-    waiting = tuple(_words(host, wanted) for host in turn)
+    waiting = tuple(_describe(host, wanted) for host in turn)
     rollout = replace(rollout, trial=tuple(trial))
     if not trial and not any(host.wanted != wanted for host in hosts):
         ends = rollout.state is ProfileState.ROLLING
@@ -105,10 +107,10 @@ def steps(
 def proved(
     rollout: ProfileRollout, hosts: Sequence[SwitchingHost], lost: Collection[str]
 ) -> ProfileRollout:
-    """Return a rollout that ended without proof, updated from the first machines since then.
+    """Return a rollout that ended without proof, updated from the machines that joined since.
 
-    A machine that reaches the profile proves it. Where too many fail, the entitlement goes
-    back to its earlier profile: else no machine could ever join it.
+    A machine that reaches the profile proves it. If too many machines fail, the entitlement goes
+    back to its earlier profile; otherwise no machine could ever join it.
     """
     if not is_unproved(rollout):
         return rollout
@@ -124,7 +126,7 @@ def is_unproved(rollout: ProfileRollout) -> bool:
 
 
 def _returned(rollout: ProfileRollout) -> ProfileRollout:
-    """Return the rollout, in state `back` if too many machines failed."""
+    """Return the rollout, with state `back` if too many machines failed."""
     if len(rollout.failed) < rollout.failures:
         return rollout
     listed = ", ".join(rollout.failed[:3])
@@ -155,7 +157,7 @@ def _is_proved(host: SwitchingHost, wanted: str) -> bool:
 
 
 def _is_through(host: SwitchingHost, rollout: ProfileRollout, wanted: str) -> bool:
-    """Return whether a machine's turn is over; on the way back there is no gate."""
+    """Return whether a machine's trial is over; a rollback has no gate."""
     if not _is_proved(host, wanted):
         return False
     if rollout.state is ProfileState.BACK:
@@ -163,7 +165,7 @@ def _is_through(host: SwitchingHost, rollout: ProfileRollout, wanted: str) -> bo
     return host.proved_s >= rollout.gate_s and host.well
 
 
-def _words(host: SwitchingHost, wanted: str) -> str:
+def _describe(host: SwitchingHost, wanted: str) -> str:
     if not host.up:
         return f"{host.name} is down"
     if host.wanted != wanted:

@@ -1,7 +1,8 @@
-"""What is wrong with a profile that an owner proposes: everything at once.
+"""Checks a profile that an owner proposes; reports all errors at once.
 
 The host decides in the end: sidekick reads the file with its facts, by the same rules. This check
-refuses, before any machine is touched, what no host could apply or the owner may not set.
+runs before any machine is changed. It refuses settings that no host could apply or that the owner
+may not set.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from wire.errors import FieldError
 
 _HEADER = frozenset({"description", "extends", "version", "owner", "fits"})
 _DEEP = frozenset({"sysctl"})
-"""Tables whose keys are names of their own, dots included: `sysctl."net.core.somaxconn"`."""
+"""Tables whose keys are whole names that may contain dots: `sysctl."net.core.somaxconn"`."""
 MAX_ERRORS = 20
 
 
@@ -43,7 +44,7 @@ def check_text(text: str, extends: str, allowed: Sequence[str]) -> list[FieldErr
 
 
 def _settings(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the names of all settings in a profile, under any of its conditions."""
+    """Yield the names of all settings in a profile, including those under conditions."""
     for key, value in document.items():
         if key == "when":
             for block in value if isinstance(value, list) else [value]:

@@ -1,4 +1,4 @@
-"""How long switches took, by kind of setting, from the latest reports of hosts (HP4)."""
+"""Computes how long switches took, by kind of setting, from the latest reports of hosts (HP4)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL = "(whole switch)"
 
 
 def stats_of(reports: Iterable[ProfileStatus]) -> ProfileStats:
-    """Return the times of settings written in machines' last switches; no rolled-back ones."""
+    """Return the times of settings written in machines' last switches, without rolled-back ones."""
     times: dict[str, list[float]] = defaultdict(list)
     machines = 0
     for report in reports:
@@ -44,6 +44,6 @@ def stats_of(reports: Iterable[ProfileStatus]) -> ProfileStats:
 
 
 def quantile(values: list[float], part: float) -> float:
-    """Return the smallest value that at least this part of them does not exceed."""
+    """Return the smallest value that at least this share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, ceil(part * len(ordered)) - 1)]

@@ -1,6 +1,6 @@
-"""How a machine that was assigned to an entitlement gets to the entitlement's profile.
+"""Decides the next step that brings an assigned machine to its entitlement's profile.
 
-No task runs on it before the profile is verified (HP15). A machine that cannot reach the
+No task runs on the machine before the profile is verified (HP15). A machine that cannot reach the
 profile is quarantined, with the reason.
 """
 
@@ -19,17 +19,17 @@ class Step(StrEnum):
     NOTHING = "nothing"
     """The machine has its profile, or is free."""
     SEND = "send"
-    """Ask the agent for the profile."""
+    """Send the agent a request for the profile."""
     RAISE = "raise"
-    """Ask again under a higher generation: the agent considers the last request done."""
+    """Request it again under a higher generation: the agent considers the last request done."""
     WAIT = "wait"
-    """The agent is applying it."""
+    """The agent is applying the profile."""
     WAIT_REBOOT = "wait-reboot"
-    """It is about to reboot for the profile; that does not count as a failure."""
+    """The machine is about to reboot for the profile; that does not count as a failure."""
     RECORD = "record"
-    """Verified: store that."""
+    """The agent verified the profile: store that."""
     QUARANTINE = "quarantine"
-    """It cannot reach the profile."""
+    """The machine cannot reach the profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,10 @@ class Switch:
 def next_step(
     record: MachineRecord, seen: ProfileStatus, *, empty: bool, asked_full: bool = False
 ) -> Switch:
-    """Return the next step towards the machine's profile; `empty`: no task is alive.
+    """Return the next step towards the machine's profile; `empty` if no task is alive.
 
-    `asked_full`: tasks were alive at the last request, so the agent could not boot or refused it.
+    `asked_full` is true if tasks were alive at the last request, so that the agent could not reboot
+    or refused the profile.
     """
     if not record.entitlement:
         return Switch(Step.NOTHING)

@@ -273,7 +273,7 @@ class CannedControlPlane(ControlPlane):
         self.checker = HealthChecker(shared, AgentPool(_no_agent), Marks(self.brokers, Runtime()))
         self.health = HealthService(self.checker, self.inventory.outages)
         self.portal = Portal(store, Runtime(), PortalSettings(approvers=["bob"]))
-        self.brokers.listen(self.portal.supply.heard)
+        self.brokers.listen(self.portal.supply.on_machine_change)
         self.census = Counters()
         self.brokers.listen(self.census.machine_changed)
         sources = Sources(

@@ -10,12 +10,12 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.portal.core.grants import (
     MachineClass,
     Promises,
-    asks_for_more,
     quota_left,
     shortage,
     unkept,
 )
 from control_plane.portal.core.pools import MICRO, Quota, pool_quotas
+from control_plane.portal.core.raises import asks_for_more
 
 TYPES = ["skylake", "icelake", "milan"]
 COUNT = st.integers(1, 12)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from agent.api import Location
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.machines import (
     EventKind,
     Hardware,
@@ -15,12 +16,7 @@ from control_plane.api.machines import (
     UnavailabilityEvent,
 )
 from control_plane.broker.core.capacity import capacity_of
-from control_plane.portal.core.report import (
-    Used,
-    buffer_share,
-    capacity_report,
-    largest_share,
-)
+from control_plane.portal.core.report import NOTHING, PortalReport, Used
 
 GIB = 1 << 30
 BIG = Hardware(rru=4.0, cpus=8, memory_bytes=64 * GIB, power_w=400)
@@ -46,6 +42,13 @@ def machine(name: str, entitlement: str = "", hardware: Hardware = BIG, **fields
 
 def entitlement(name: str, unit: str = "", **fields) -> EntitlementRecord:
     return EntitlementRecord(name=name, spec=EntitlementSpec(business_unit=unit, **fields))
+
+
+def capacity_report(machines, entitlements, used, now: float) -> CapacityReport:
+    report = PortalReport(now)
+    for record in machines:
+        report.add(record, used.get(record.machine, NOTHING))
+    return report.finish(entitlements)
 
 
 def by_name(lines) -> dict:
@@ -204,18 +207,6 @@ def test_every_machine_is_in_one_class_and_every_sum_is_the_whole(region, quota,
     whole = sum(e.held.machines for e in report.entitlements)
     assert by_name(report.units)[""].held.machines == by_name(report.units)["x"].held.machines
     assert by_name(report.units)[""].held.machines == whole
-
-
-@pytest.mark.parametrize(("msbs", "share"), [(12, 0.083), (60, 0.017), (1, 1.0), (0, 1.0)])
-def test_the_buffer_for_the_loss_of_an_msb(msbs, share):  # AL9
-    assert round(buffer_share(msbs), 3) == share
-    if msbs:
-        assert largest_share(f"msb{i % msbs}" for i in range(msbs * 5)) == buffer_share(msbs)
-
-
-def test_tasks_in_one_msb_are_all_lost_with_it():  # AL9
-    assert largest_share(["a", "a", "a", "b"]) == 0.75
-    assert largest_share([]) == 0.0
 
 
 def test_an_empty_region_has_an_empty_report():

@@ -16,12 +16,12 @@ from control_plane.api.machines import (
 from control_plane.api.policy import Overcommit
 from control_plane.portal.core.grants import (
     MachineClass,
-    asks_for_more,
     shortage,
-    supply_of,
     unkept,
 )
 from control_plane.portal.core.pools import MICRO, Quota, members, pool_of, pool_quota
+from control_plane.portal.core.raises import asks_for_more
+from control_plane.portal.supply import SupplyIndex
 
 SKYLAKE = MachineClass("skylake", "dc1", MICRO)
 ICELAKE = MachineClass("icelake", "dc1", 2 * MICRO)
@@ -117,7 +117,10 @@ def test_machines_that_are_down_count_and_those_that_go_away_do_not():  # CP1
         machine("m3", unavailability=(leaving,)),
         machine("m4", kind="icelake", rru=2.0),
     ]
-    assert supply_of(region) == {SKYLAKE: 2, ICELAKE: 1}
+    index = SupplyIndex()
+    for record in region:
+        index.on_machine_change(record.machine, None, record)
+    assert index.counts() == {SKYLAKE: 2, ICELAKE: 1}
 
 
 def test_who_lost_machines_is_named_and_others_may_grow():  # CP7

@@ -51,7 +51,7 @@ def test_what_is_recalled_from_a_record_is_what_was_counted():
     ("signs", "words"),
     [
         (Signs(50, joined_until=130), "just joined"),
-        (Signs(50, away_until=130), "told to reboot"),
+        (Signs(50, away_until=130), "ordered to reboot"),
         (Signs(299, is_switching=True), "host profile"),
         (Signs(599, alive_at=95.0), "host is up"),
         (Signs(50), ""),
@@ -59,7 +59,7 @@ def test_what_is_recalled_from_a_record_is_what_was_counted():
         (Signs(300, is_switching=True), ""),
         (Signs(600, alive_at=95.0), ""),
         (Signs(50, alive_at=95.0, is_leaving=True), ""),
-        (Signs(50, away_until=130, is_leaving=True), "told to reboot"),
+        (Signs(50, away_until=130, is_leaving=True), "ordered to reboot"),
         (Signs(299, is_switching=True, is_leaving=True), "host profile"),
         (Signs(50, alive_at=91.0), ""),
     ],

@@ -122,11 +122,11 @@ def test_a_machine_may_become_doubtful_while_its_lost_stream_waits_for_a_turn():
                 await turn.wait()
 
             follower._runtime = SimpleNamespace(checkpoint=checkpoint)
-            news = asyncio.create_task(follower._news("m1", LostStream()))
+            events = asyncio.create_task(follower._next_events("m1", LostStream()))
             await waits.wait()
             follower._observations.refused("m1", "a-0", "no answer within 5 s", doubtful=True)
             turn.set()
             with pytest.raises(Unreachable, match="the connection was lost"):
-                await news
+                await events
 
     run(main())

@@ -132,7 +132,7 @@ async def test_quotas_that_machines_do_not_suffice_for_any_more_are_reported(w: 
     await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
     portal = w.cp.capacity._portal
     lost = w.cp._broker.table.get("m3")
-    portal.supply.heard("m3", lost, None)
+    portal.supply.on_machine_change("m3", lost, None)
     report = await w.cp.capacity.report()
     assert report.short == [
         "front: the whole region: nothing granted to others + 3 machines asked > 2 machines"

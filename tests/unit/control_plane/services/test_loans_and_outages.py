@@ -12,7 +12,7 @@ from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.unavailability import blocking, leaving, open_event
-from control_plane.broker.loans import Loans, revoke_times_s
+from control_plane.broker.loans import Loans
 from control_plane.broker.outages import Outages
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
@@ -25,6 +25,15 @@ class Time:
 
     def __call__(self) -> float:
         return self.now
+
+
+def revoke_times_s(record: MachineRecord) -> list[float]:
+    """Return how long each of a machine's revoked loans took to end."""
+    return [
+        event.end - event.start
+        for event in record.unavailability
+        if event.kind is EventKind.REVOKED and event.end is not None
+    ]
 
 
 async def four(store: MemoryStore, time: Time | None = None) -> tuple[Brokers, Outages, Loans]:

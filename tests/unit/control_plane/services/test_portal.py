@@ -1,6 +1,8 @@
 """The capacity portal: what is granted at once, what waits, what is refused, what survives."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import asynccontextmanager
 from itertools import product
 
@@ -20,7 +22,8 @@ from control_plane.api.machines import (
     UnavailabilityEvent,
 )
 from control_plane.api.settings import PortalSettings
-from control_plane.portal.core.grants import supply_of, unkept
+from control_plane.broker.core.capacity import micro
+from control_plane.portal.core.grants import MachineClass, is_leaving, rru_of, unkept
 from control_plane.portal.portal import NOTHING, Person, Portal, Use
 from control_plane.portal.supply import SupplyIndex
 from control_plane.runtime.runtime import Runtime
@@ -30,6 +33,14 @@ from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, TwineError,
 ANN, BOB, ROOT = Person("ann"), Person("bob"), Person("local:0", is_operator=True)
 KEYS = ["key a", "key b"]
 MANUAL = {"approval": "always", "approvers": ["bob"]}
+
+
+def supply_of(machines: Iterable[MachineRecord]) -> Counter[MachineClass]:
+    return Counter(
+        MachineClass(m.machine_type, m.location.datacenter, micro(rru_of(m)), m.location.region)
+        for m in machines
+        if not is_leaving(m)
+    )
 
 
 def machine(i: int, kind: str = "small", datacenter: str = "dc1") -> MachineRecord:
@@ -50,7 +61,7 @@ async def a_portal(store: MemoryStore | None = None, machines: int = 10, **rules
     async with store or MemoryStore() as opened:
         portal = Portal(opened, Runtime(clock), msgspec.convert(rules, PortalSettings))
         for i in range(machines):
-            portal.supply.heard(f"m{i}", None, machine(i))
+            portal.supply.on_machine_change(f"m{i}", None, machine(i))
         await portal.load()
         yield portal
 
@@ -120,7 +131,7 @@ async def test_a_region_that_has_no_machines_yet_can_be_set_up(p: Portal):
 async def test_machines_that_left_do_not_keep_an_entitlement_from_shrinking(p: Portal):
     await p.request("front", wish(machines=10, machine_types=["small"]), ANN, NOTHING)
     for i in range(10):
-        p.supply.heard(f"m{i}", machine(i), machine(i, "large", "dc2"))
+        p.supply.on_machine_change(f"m{i}", machine(i), machine(i, "large", "dc2"))
     with pytest.raises(InvalidInput, match="no machines of type small; it has: large"):
         await p.request("back", wish(per_type={"small": 1}), ANN, NOTHING)
     await p.request("front", wish(machines=5, machine_types=["small"]), ANN, NOTHING)
@@ -300,7 +311,7 @@ async def test_a_request_for_machines_that_are_still_to_be_bought_waits(p: Porta
     with pytest.raises(Unprocessable):
         await p.approve(asked.request_id, ROOT, "", NOTHING)
     for i in (10, 11):
-        p.supply.heard(f"m{i}", None, machine(i))
+        p.supply.on_machine_change(f"m{i}", None, machine(i))
     await p.approve(asked.request_id, ROOT, "", NOTHING)
     assert p.specs()["front"].machines == 12
 
@@ -341,11 +352,11 @@ def test_the_index_of_supply_agrees_with_a_count_of_all_machines():  # CP1
     changes += [replace(changes[2], hardware=None), replace(changes[3], entitlement="e")]
     changes += [replace(changes[3], entitlement="f"), changes[1]]
     for record in changes:
-        index.heard(record.machine, now.get(record.machine), record)
+        index.on_machine_change(record.machine, now.get(record.machine), record)
         now[record.machine] = record
         assert index.counts() == supply_of(now.values())
     for name in list(now):
-        index.heard(name, now.pop(name), None)
+        index.on_machine_change(name, now.pop(name), None)
         assert index.counts() == supply_of(now.values())
     assert index.counts() == {}
 
@@ -357,7 +368,7 @@ def test_a_large_portal_does_its_sums_beside_the_loop():  # CP8
         async with MemoryStore() as store:
             portal = Portal(store, Runtime())
             for i in range(300):
-                portal.supply.heard(f"m{i}", None, machine(i))
+                portal.supply.on_machine_change(f"m{i}", None, machine(i))
             for i in range(300):
                 await portal.request(f"e{i}", wish(machines=1), ANN, NOTHING)
             with pytest.raises(Unprocessable, match="300 machines granted"):
@@ -406,7 +417,9 @@ def test_whatever_is_asked_and_decided_never_more_is_granted_than_there_is(steps
     async def main() -> None:
         async with a_portal(machines=0) as portal:
             for i in range(8):
-                portal.supply.heard(f"m{i}", None, machine(i, "large" if i < 3 else "small"))
+                portal.supply.on_machine_change(
+                    f"m{i}", None, machine(i, "large" if i < 3 else "small")
+                )
             for name, spec, queue, then in steps:
                 try:
                     request = await portal.request(

@@ -53,7 +53,7 @@ def test_others_get_their_turn_after_each_hundred_machines_that_are_looked_at():
 
             allocator._as_indexed, w.runtime.checkpoint = look, turn
             await allocator.resync.compare()
-            allocator._timed = dict.fromkeys(allocator.index.machines)
+            allocator.usability.awaited = dict.fromkeys(allocator.index.machines)
             await allocator.look_at_clock()
             assert sum(looked) >= 2 * 450
             assert max(looked) <= 100
