@@ -85,7 +85,7 @@ class ShardClient(WireClient):
         self.expected, self.shard = f"/component/shard-{shard}", shard
         self.revision = 0
         """Newest revision that the shard had written at its last answer."""
-        self.hear = self._note
+        self.on_answer = self._note
 
     def _note(self, headers: Mapping[str, str]) -> None:
         revision = headers.get(REVISION_HEADER, "")
