@@ -199,7 +199,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
                 parts, self.ownership, allocators, processes, self._checker.look_at
             )
         for shard in self.shards.all:
-            shard.keeper.keeps = partial(self._keeps, shard.scheduler.ahead)
+            shard.keeper.keeps = partial(self._keeps, shard.scheduler.prepared_machines)
         self.job_planner = self.shards
         sources = Sources(
             machines=self._broker.table,

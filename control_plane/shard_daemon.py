@@ -106,10 +106,9 @@ class _Loading:
             runtime,
             config.scheduler,
             images.find,
-            config.portal,
-            None,
-            ControllerCaller(self._agents, rules),
-            boot_id(),
+            portal=config.portal,
+            call_controller=ControllerCaller(self._agents, rules),
+            boot_id=boot_id(),
             ownership=ownership,
             processes=processes,
         )

@@ -48,7 +48,9 @@ class ShardMaps:
                 try:
                     await self._forget(job)
                 except TwineError as e:  # the next deletion of a job includes it
-                    log.info("shard map kept", extra={"job": job, "why": str(e)})
+                    log.info(
+                        "shard map of a deleted job not removed", extra={"job": job, "why": str(e)}
+                    )
 
     def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
         if after is None and before is not None:

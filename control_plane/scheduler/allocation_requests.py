@@ -65,11 +65,11 @@ class AllocationRequests:
             else:
                 await self._allocator.forget(job)
         except TwineError as e:
-            log.warning("no machines", extra={"job": job, "reason": str(e)})
+            log.warning("allocation failed", extra={"job": job, "reason": str(e)})
             pause_s = OVERTAKEN_S if isinstance(e, Conflict) else self._retry_s
             self._workers.wake_at(job, self._runtime.now() + pause_s)
         except Exception:
-            log.exception("no machines", extra={"job": job})
+            log.exception("allocation failed", extra={"job": job})
             self._workers.wake_at(job, self._runtime.now() + self._retry_s)
         else:
             self.answered(job)

@@ -25,7 +25,7 @@ from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.surge_buffer import SurgeBuffer
 from control_plane.task_control.core.talk import ControllerAnswer
 
-_TURN = 100
+_CHUNK = 100
 """Machines that are read between two checkpoints."""
 
 
@@ -44,8 +44,8 @@ class Basis:
         self._repair_after_s = region.settings.repair_after_s
         self._placements, self._idle_jobs = placing, idle_jobs
         self._losses, self._surge = losses, surge
-        self._evened: dict[str, object] = {}
-        """Job → the state in which no move improved its spread; see `standing`."""
+        self._checked_spread: dict[str, object] = {}
+        """Job → the state in which no move improved its spread; see `spread_state`."""
         self._quiet_since: dict[str, float] = {}
         """Job → since when it has no operation; the time restarts when this process was paused."""
         self._without_room: dict[str, frozenset[int]] = {}
@@ -53,7 +53,7 @@ class Basis:
 
     def forget(self, job: str) -> None:
         """Drop the state of a deleted job."""
-        self._evened.pop(job, None)
+        self._checked_spread.pop(job, None)
         self._quiet_since.pop(job, None)
         self._without_room.pop(job, None)
 
@@ -61,14 +61,14 @@ class Basis:
         """Count each job's quiet time from now on: this process was paused."""
         self._quiet_since.clear()
 
-    def standing(self, record: JobRecord) -> tuple[int, int]:
+    def spread_state(self, record: JobRecord) -> tuple[int, int]:
         """Return the state on which a job's spread depends, except the reports of its machines."""
         gains = self._placements.index.gains(self._placements.pool_of(record))
-        return self._idle_jobs.asked_at.get(record.name, 0), gains
+        return self._idle_jobs.request_revisions.get(record.name, 0), gains
 
-    def even_at(self, record: JobRecord) -> float | None:
+    def spread_check_at(self, record: JobRecord) -> float | None:
         """Return when (steady) the spread of a quiet job is checked; None: it was checked."""
-        if self._evened.get(record.name) == self.standing(record):
+        if self._checked_spread.get(record.name) == self.spread_state(record):
             return None
         return self._quiet_since.get(record.name, 0.0) + self._repair_after_s
 
@@ -76,10 +76,10 @@ class Basis:
         """Return the observed machines on which tasks of a job are, or may be left."""
         pools, machines = self._placements.pools_of(record), list(machines_of(record))
         found: dict[str, SeenMachine] = {}
-        for first in range(0, len(machines), _TURN):
+        for first in range(0, len(machines), _CHUNK):
             if first:
                 await self._runtime.checkpoint()
-            found |= self._observations.view(pools, machines[first : first + _TURN], now.wall)
+            found |= self._observations.view(pools, machines[first : first + _CHUNK], now.wall)
         return found
 
     async def seen(
@@ -131,15 +131,17 @@ class Basis:
 
         While a proposed operation has not begun, the spread is checked each time.
         """
-        state = self.standing(record)
+        state = self.spread_state(record)
         if not is_quiet(record):
             self._quiet_since.pop(record.name, None)
             return ()
         quiet_s = now.steady - self._quiet_since.setdefault(record.name, now.steady)
-        is_known = self._evened.get(record.name) == state and not any(map(waits, record.tasks))
+        is_known = self._checked_spread.get(record.name) == state and not any(
+            map(waits, record.tasks)
+        )
         if is_known or quiet_s < self._repair_after_s or is_asking:
             return ()
-        self._evened[record.name] = state
+        self._checked_spread[record.name] = state
         return await self._placements.repairs(record, view)
 
 

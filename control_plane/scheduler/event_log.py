@@ -157,7 +157,7 @@ class EventLog:
                 compare = {row.key: row.revision for row in rows} | {GONE_JOBS: revision}
                 await self._store.txn(compare, operations)
             except TwineError as e:
-                log.info("log of a job kept", extra={"job": first, "reason": str(e)})
+                log.info("log of a deleted job not removed", extra={"job": first, "reason": str(e)})
                 return
 
     async def page(self, jobs: JobTable, job: str, after: int, limit: int) -> JobEvents:

@@ -25,9 +25,9 @@ from control_plane.runtime.table import ignore
 from control_plane.scheduler.core.reconcile import serves_as_seen
 from control_plane.scheduler.core.rollout import is_quiet
 
-_WHOLE_EVERY = 10
-"""Periodic checks of a job without news: one in this many is a full round."""
-_TURN = 200
+_FULL_ROUND_EVERY = 10
+"""One in this many periodic checks of an idle job is a full round."""
+_CHUNK = 200
 """Tasks that are checked between two checkpoints."""
 
 
@@ -35,10 +35,10 @@ _TURN = 200
 class _Idle:
     record: JobRecord
     entitlement: EntitlementSpec | None
-    standing: object
-    look_at: float
+    spread_state: object
+    check_at: float
     """Time of the next periodic check …"""
-    whole_at: float
+    full_round_at: float
     """… and of the next full round, whatever the machines report."""
 
 
@@ -48,7 +48,7 @@ class IdleJobs:
     def __init__(self, observations: Observations, runtime: Runtime, resync_s: float) -> None:
         self._observations, self._runtime, self._resync_s = observations, runtime, resync_s
         self._known: dict[str, _Idle] = {}
-        self.asked_at: dict[str, int] = {}
+        self.request_revisions: dict[str, int] = {}
         """Job → the revision since which its record requests the same; none: since the start."""
         self._news: set[str] = set()
         """Jobs that were woken since their last round."""
@@ -58,7 +58,7 @@ class IdleJobs:
 
         def record_changed(name: str, before: JobRecord | None, after: JobRecord | None) -> None:
             if before is None or after is None or not ask_the_same(before, after):
-                self.asked_at[name] = jobs.revision(name)
+                self.request_revisions[name] = jobs.revision(name)
                 wake(name)
             elif (known := self._known.get(name)) is not None and known.record is before:
                 known.record = after
@@ -75,25 +75,29 @@ class IdleJobs:
         self,
         record: JobRecord,
         entitlement: EntitlementSpec | None,
-        standing: object,
-        even_at: float | None,
+        spread_state: object,
+        spread_check_at: float | None,
     ) -> None:
         """Remember that a full round had nothing to do for a record.
 
-        `standing` is the state on which the job's spread depends. The spread is checked from
-        `even_at` on (steady seconds); None: no move would improve it.
+        `spread_state` is the state on which the job's spread depends. The spread is checked from
+        `spread_check_at` on (steady seconds); None: no move would improve it.
         """
         if not is_settled(record):
             self.forget(record.name)
             return
-        look_at = self._runtime.now() + self._resync_s
-        whole_at = look_at + self._resync_s * (_WHOLE_EVERY - 1)
-        if even_at is not None:
-            whole_at = min(whole_at, even_at)
-        self._known[record.name] = _Idle(record, entitlement, standing, look_at, whole_at)
+        check_at = self._runtime.now() + self._resync_s
+        full_round_at = check_at + self._resync_s * (_FULL_ROUND_EVERY - 1)
+        if spread_check_at is not None:
+            full_round_at = min(full_round_at, spread_check_at)
+        self._known[record.name] = _Idle(record, entitlement, spread_state, check_at, full_round_at)
 
     async def rests_s(
-        self, record: JobRecord, entitlement: EntitlementSpec | None, standing: object, pool: str
+        self,
+        record: JobRecord,
+        entitlement: EntitlementSpec | None,
+        spread_state: object,
+        pool: str,
     ) -> float | None:
         """Return for how many seconds rounds of a job may be skipped; None: it needs one now.
 
@@ -105,14 +109,16 @@ class IdleJobs:
         if known is None:
             return None
         is_same = known.record is record and known.entitlement is entitlement
-        if now >= known.look_at and (now >= known.whole_at or known.standing != standing):
+        if now >= known.check_at and (
+            now >= known.full_round_at or known.spread_state != spread_state
+        ):
             is_same = False
         if not is_same or (is_news and not await self._serve(record, pool)):
             self.forget(record.name)
             return None
-        if now >= known.look_at:
-            known.look_at = now + self._resync_s
-        return known.look_at - now
+        if now >= known.check_at:
+            known.check_at = now + self._resync_s
+        return known.check_at - now
 
     def forget(self, name: str) -> None:
         """Make the next round a full one."""
@@ -122,14 +128,14 @@ class IdleJobs:
         """Drop the state of a job that no longer exists."""
         self.forget(name)
         self._news.discard(name)
-        self.asked_at.pop(name, None)
+        self.request_revisions.pop(name, None)
 
     async def _serve(self, record: JobRecord, pool: str) -> bool:
         steady, tasks = self._observations.steady, record.tasks
-        for first in range(0, len(tasks), _TURN):
+        for first in range(0, len(tasks), _CHUNK):
             if first:
                 await self._runtime.checkpoint()
-            for task in tasks[first : first + _TURN]:
+            for task in tasks[first : first + _CHUNK]:
                 there = steady(task.placement.machine, pool) if task.placement is not None else None
                 if there is None or not serves_as_seen(record.name, task, there):
                     return False

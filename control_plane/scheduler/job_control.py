@@ -30,8 +30,8 @@ from control_plane.scheduler.core.job_change import (
     JobChange,
     again,
     applied,
-    going_on,
     moving,
+    not_stopping,
     noted,
     paused,
     returning,
@@ -226,7 +226,7 @@ class JobControl:
         """Restart every task unchanged, like an update: within the budget, after approval."""
         now = self._runtime.date()
         record = await self._jobs.update(name, lambda r: again(r, writer, now))
-        log.info("job restarts", extra={"job": name, "version": record.version})
+        log.info("restart of a job recorded", extra={"job": name, "version": record.version})
         return record
 
     async def note(
@@ -249,7 +249,7 @@ class JobControl:
     async def move_task(self, name: str, index: int, to: str, reason: str) -> JobRecord:
         """Add the move of a task to its operations; the job's budget applies."""
         machine = self._index.machines.get(to) if to else None
-        record = going_on(self._jobs.get(name))
+        record = not_stopping(self._jobs.get(name))
         if to and machine is None:
             raise NotFound(f"there is no machine {to!r} that could take tasks")
         specs = self._portal.specs()
@@ -264,9 +264,9 @@ class JobControl:
             )
         now = Moment(self._runtime.date(), self._runtime.now())
         record = await self._jobs.update(
-            name, lambda r: with_move(going_on(r), index, to, reason, now)
+            name, lambda r: with_move(not_stopping(r), index, to, reason, now)
         )
-        log.info("task is to move", extra={"job": name, "task": index, "machine": to})
+        log.info("move of a task recorded", extra={"job": name, "task": index, "machine": to})
         return record
 
     async def move(self, name: str, entitlement: str, writer: str = "") -> JobRecord:
@@ -274,7 +274,7 @@ class JobControl:
 
         New placements are made there; running tasks stay until their turn in the update.
         """
-        record = going_on(self._jobs.get(name))
+        record = not_stopping(self._jobs.get(name))
         if record.spec.entitlement == entitlement:
             raise Conflict(
                 f"cannot move job {name!r}: it is already in entitlement {entitlement!r}",
@@ -293,14 +293,14 @@ class JobControl:
         """Add a restart of a task on its machine; the job's budget applies."""
         now = Moment(self._runtime.date(), self._runtime.now())
         record = await self._jobs.update(
-            name, lambda r: with_restart(going_on(r), index, reason, now)
+            name, lambda r: with_restart(not_stopping(r), index, reason, now)
         )
-        log.info("task is to restart", extra={"job": name, "task": index})
+        log.info("restart of a task recorded", extra={"job": name, "task": index})
         return record
 
     async def rollback(self, name: str, writer: str = "") -> JobRecord:
         """Apply the previous version's specification again, as a new version."""
-        record = going_on(self._jobs.get(name))
+        record = not_stopping(self._jobs.get(name))
         version = earlier(record)
         if version is None:
             raise Conflict(

@@ -30,7 +30,9 @@ class RebalanceOperations:
         record = await self._jobs.update(job, lambda r: with_rebalance(r, index, to, reason, now))
         taken = self.moving(job, index) == to
         if taken:
-            log.info("task is to move", extra={"job": record.name, "task": index, "machine": to})
+            log.info(
+                "move of a task recorded", extra={"job": record.name, "task": index, "machine": to}
+            )
         return taken
 
     async def withdraw(self, job: str, index: int) -> None:

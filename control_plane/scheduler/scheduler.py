@@ -35,7 +35,7 @@ from control_plane.scheduler.basis import Basis, machines_of
 from control_plane.scheduler.core import release
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import second_copies
-from control_plane.scheduler.core.decide import decide, go_on, settle
+from control_plane.scheduler.core.decide import begin_operations, decide, settle
 from control_plane.scheduler.core.decision import Decision, Found, Seen
 from control_plane.scheduler.core.operations import waits
 from control_plane.scheduler.core.reconcile import next_look
@@ -105,7 +105,7 @@ class Scheduler:
         self._basis = Basis(region, placing, self._idle_jobs, losses, self._surge)
         self._unknown = UnknownCopies(region, placing.allocator.directory)
         self._unknown.gone = lambda task: self.wake(task.rpartition("-")[0])
-        self.ahead = PreparedMachines(region, placing.allocator)
+        self.prepared_machines = PreparedMachines(region, placing.allocator)
         self._capped = region.limits.of(
             LimitName.CAPPED_MOVES,
             region.settings.capped_moves_per_s,
@@ -233,7 +233,10 @@ class Scheduler:
         try:
             return await self._round(name)
         except Conflict as e:
-            log.info("decision was overtaken", extra={"job": name, "reason": str(e)})
+            log.info(
+                "decision dropped: the record changed meanwhile",
+                extra={"job": name, "reason": str(e)},
+            )
             return OVERTAKEN_S
 
     async def _rests_s(self, name: str) -> float | None:
@@ -242,8 +245,8 @@ class Scheduler:
         if record is None or self._requests.is_pending(name):
             return None
         home = self._placements.home_of(record)
-        standing = self._basis.standing(record)
-        return await self._idle_jobs.rests_s(record, home.entitlement, standing, home.pool)
+        spread_state = self._basis.spread_state(record)
+        return await self._idle_jobs.rests_s(record, home.entitlement, spread_state, home.pool)
 
     def _pause_s(self, name: str) -> float:
         record = self._jobs.find(name)
@@ -263,7 +266,7 @@ class Scheduler:
             seen, made, repairs = await self._decided(before, view, now)
             if made.chosen or made.overdue:
                 found = await self._found(made, repairs)
-                go_on(made, found, seen)
+                begin_operations(made, found, seen)
                 if self._basis.found(name, made.chosen, found.without_room):
                     self.wake(name)  # the next round chooses other tasks, which may have room
                 for _ in range(made.capped):
@@ -330,8 +333,11 @@ class Scheduler:
             await self.runtime.checkpoint()
 
     def _note_idle(self, record: JobRecord, entitlement: EntitlementSpec | None) -> None:
-        standing, even_at = self._basis.standing(record), self._basis.even_at(record)
-        self._idle_jobs.found_nothing(record, entitlement, standing, even_at)
+        spread_state, spread_check_at = (
+            self._basis.spread_state(record),
+            self._basis.spread_check_at(record),
+        )
+        self._idle_jobs.found_nothing(record, entitlement, spread_state, spread_check_at)
 
     def _waits_for_power(self, made: Decision) -> bool:
         """Return whether tasks still have to leave machines whose power is capped."""
@@ -373,11 +379,13 @@ class Scheduler:
                 without_room.add(index)
                 detail = f"the update waits for room: {'; '.join(targets.reasons)}"
                 continue
-            if not (made.may_go_unproved(index, known) or self.ahead.is_proved(target)):
+            if not (made.may_go_unproved(index, known) or self.prepared_machines.is_proved(target)):
                 detail = detail or f"the move to {target.machine} waits for its host profile"
                 self._awaited[target.machine].add(record.name)
                 if target.is_taken and self._group is not None:
-                    taking = self.ahead.take(target.machine, self._placements.pool_of(record))
+                    taking = self.prepared_machines.take(
+                        target.machine, self._placements.pool_of(record)
+                    )
                     self.runtime.spawn_in(self._group, "scheduler", taking)
                 continue
             observation = self._observations.observation(target.machine)
@@ -404,7 +412,7 @@ class Scheduler:
         """
         record = made.record
         await self._log.commit(self._jobs, record, made.events, is_gone=True)
-        log.info("job gone", extra={"job": record.name})
+        log.info("job deleted", extra={"job": record.name})
 
     def wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
         """Return the command that a machine needs about a task now, if it needs one."""

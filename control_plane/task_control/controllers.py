@@ -222,7 +222,7 @@ class Controllers:
         if not talk.failures:
             talk.since = self._runtime.now()
             log.warning(
-                "a controller does not answer",
+                "controller did not answer",
                 extra={"job": job, "controller": ref.name, "url": ref.url, "reason": why},
             )
         talk.failures, talk.trouble = talk.failures + 1, why

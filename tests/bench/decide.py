@@ -28,7 +28,7 @@ from control_plane.api.jobs import (
 )
 from control_plane.api.stored_jobs import changed_chunks, chunks_of
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.decide import decide, go_on
+from control_plane.scheduler.core.decide import begin_operations, decide
 from control_plane.scheduler.core.decision import Found, Seen
 from control_plane.scheduler.core.task_commands import commands
 
@@ -90,7 +90,7 @@ def a_round(record: JobRecord, view: dict[str, SeenMachine]) -> int:
     seen = Seen(view, NOW)
     made = decide(record, seen)
     if made.chosen:
-        go_on(made, Found(ready=frozenset(made.chosen)), seen)
+        begin_operations(made, Found(ready=frozenset(made.chosen)), seen)
     changed = changed_chunks(record, made.record)
     chunks_of(made.record, changed)
     commands(made.record, view)

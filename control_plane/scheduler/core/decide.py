@@ -106,7 +106,7 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     return made
 
 
-def go_on(made: Decision, found: Found, seen: Seen) -> None:
+def begin_operations(made: Decision, found: Found, seen: Seen) -> None:
     """Begin, in the decision, the operations that may begin now."""
     begun, generation = list[TaskRecord](), made.record.generation
     asks, overdue = is_controlled(made.record), frozenset(made.overdue)

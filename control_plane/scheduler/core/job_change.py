@@ -94,7 +94,7 @@ def returning(name: str, version: int, writer: str, now: float) -> JobChange:
     """Return the write that applies an earlier version's specification again."""
 
     def checked(known: JobRecord | None) -> JobSpec:
-        record = going_on(_there(known, name))
+        record = not_stopping(_existing(known, name))
         return back_to(record.spec, record.specs[version])
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
@@ -108,7 +108,7 @@ def moving(name: str, entitlement: str, writer: str, now: float) -> JobChange:
     """Return the write that moves a job to another entitlement, as a push to all tasks."""
 
     def checked(known: JobRecord | None) -> JobSpec:
-        record = going_on(_there(known, name))
+        record = not_stopping(_existing(known, name))
         check_whole(record, "moved")
         return replace(record.spec, entitlement=entitlement)
 
@@ -126,7 +126,7 @@ def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
     """
 
     def checked(known: JobRecord | None) -> JobSpec:
-        record = going_on(_there(known, name))
+        record = not_stopping(_existing(known, name))
         check_writer(record, Dimension.PUSH, writer, wish)
         if (version := _goes_back_to(record, wish)) is not None:
             return back_to(record.spec, record.specs[version])
@@ -192,7 +192,7 @@ def sizing(name: str, wish: SizeWish, writer: str, now: float) -> JobChange:
         return SizeIntent(tasks=wish.tasks, minimum=least, maximum=most)
 
     def checked(known: JobRecord | None) -> JobSpec:
-        record = going_on(_there(known, name))
+        record = not_stopping(_existing(known, name))
         check_writer(record, Dimension.SIZE, writer, wish)
         _check_order(record, wish, size(record))
         tasks = size(record).wanted
@@ -212,7 +212,7 @@ def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
     """Return the write of the canary intent: its variant is a version of its own."""
 
     def checked(known: JobRecord | None) -> JobSpec:
-        record = going_on(_there(known, name))
+        record = not_stopping(_existing(known, name))
         check_writer(record, Dimension.CANARY, writer, wish)
         base = record.specs.get(stable_of(begun(record)), record.spec)
         if wish.traffic is not None and not base.ports:
@@ -274,7 +274,7 @@ def noted(
     lasts_s: float | None = None,
 ) -> JobRecord:
     """Return the record with an intent that changes no specification, or without it (`None`)."""
-    record = going_on(record)
+    record = not_stopping(record)
     check_writer(record, dimension, writer, wish)
     known = record.intents.get(dimension)
     if value is None and (known is None or known.value is None):
@@ -292,7 +292,7 @@ def noted(
     return sized(after)
 
 
-def going_on(record: JobRecord) -> JobRecord:
+def not_stopping(record: JobRecord) -> JobRecord:
     """Return the record; `Conflict` for a job that is being stopped."""
     if record.stopping:
         raise Conflict(
@@ -316,7 +316,7 @@ def check_whole(record: JobRecord, verb: str) -> None:
 
 def again(record: JobRecord, writer: str, now: float) -> JobRecord:
     """Return the record in which every task is to be restarted."""
-    check_whole(going_on(record), "restarted")
+    check_whole(not_stopping(record), "restarted")
     version = next_version(record)
     spec = _with_runtime(record, record.spec)
     after = replace(record, spec=spec, version=version, specs=record.specs | {version: spec})
@@ -325,13 +325,13 @@ def again(record: JobRecord, writer: str, now: float) -> JobRecord:
 
 def paused(record: JobRecord, *, held_back: bool) -> JobRecord:
     """Return the record paused, or resumed: then failures that halted it are forgiven, too."""
-    record = going_on(record)
+    record = not_stopping(record)
     return replace(record if held_back else resumed(record), paused=held_back)
 
 
 def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
     """Return the record with a specification; only a change of what tasks run is a new version."""
-    record, spec = going_on(record), replace(spec, runtime=record.spec.runtime)
+    record, spec = not_stopping(record), replace(spec, runtime=record.spec.runtime)
     if same_tasks(record.spec, spec):
         specs = record.specs | {record.version: spec}
         return replace(record, spec=spec, specs=specs)
@@ -395,7 +395,7 @@ def _may_size(known: JobRecord, writer: str) -> bool:
     return size is None or not size.is_owned or size.writer == writer
 
 
-def _there(known: JobRecord | None, name: str) -> JobRecord:
+def _existing(known: JobRecord | None, name: str) -> JobRecord:
     if known is None:
         raise NotFound(f"there is no job {name!r}", hint="twinectl job list")
     return known

@@ -16,7 +16,7 @@ from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, UpdatePolicy, 
 from control_plane.api.updates import Canary, OnFailure
 from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.decide import decide, go_on, settle
+from control_plane.scheduler.core.decide import begin_operations, decide, settle
 from control_plane.scheduler.core.decision import Found, Seen
 from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
 from control_plane.scheduler.core.operations import is_going
@@ -94,7 +94,7 @@ class Model:
         seen = Seen(view, self.now, claims=self.index.claims.get("web") or ())
         made = decide(self.record, seen)
         serving = self.serving(made.record)
-        go_on(made, Found(ready=frozenset(made.chosen)), seen)
+        begin_operations(made, Found(ready=frozenset(made.chosen)), seen)
         wanted = made.record.spec.tasks
         if self.serving(made.record) < serving:  # SC6: only within the budget
             assert wanted - self.serving(made.record) <= made.record.spec.update.max_unavailable

@@ -34,7 +34,7 @@ async def test_a_machine_that_joins_again_elsewhere_is_listed_at_its_new_address
 
 
 @scenario()
-async def test_a_machine_that_joins_again_where_it_was_wakes_nobody(w: World):
+async def test_a_machine_that_joins_again_at_the_same_address_wakes_no_client(w: World):
     await w.deployed(a_job(3))
     before = await w.cp.endpoints("web")
     await w.cp.joined(w.region.machines["m1"].join())
@@ -42,7 +42,7 @@ async def test_a_machine_that_joins_again_where_it_was_wakes_nobody(w: World):
 
 
 @scenario()
-async def test_who_waits_for_a_job_that_ends_is_told_and_nothing_is_kept(w: World):
+async def test_waiters_for_a_job_are_woken_when_it_ends_and_no_state_is_kept(w: World):
     """BUG-CP23: entries of jobs that are gone."""
     await w.deployed(a_job(3))
     before = await w.cp.endpoints("web")
@@ -91,7 +91,7 @@ async def test_one_call_follows_many_jobs(w: World):
 
 
 @scenario()
-async def test_a_lower_revision_than_the_known_one_is_news(w: World):
+async def test_a_lower_revision_than_the_known_one_counts_as_a_change(w: World):
     """A store that was restored from a copy counts from where the copy was."""
     await w.deployed(a_job(3))
     [now] = (await w.cp.watch_endpoints({"web": 1_000_000}, wait_s=60)).changed
@@ -133,7 +133,7 @@ def test_addresses_survive_a_restart_of_the_control_plane() -> None:
 
 
 @scenario()
-async def test_what_cannot_be_the_address_of_a_task_is_not_told(w: World):
+async def test_an_invalid_address_of_a_task_is_not_listed(w: World):
     """SD4: it would be written into the configuration of proxies."""
     await w.deployed(a_job(3))
     before = (await w.cp.endpoints("web")).endpoints
@@ -152,7 +152,7 @@ def tasks(w: World) -> list[TaskRecord]:
 
 
 @scenario()
-async def test_weights_are_listed_for_a_while_and_end_by_themselves(w: World):
+async def test_weights_are_listed_for_a_limited_time(w: World):
     """Who shifts requests for a load test and dies leaves nothing behind."""
     await w.deployed(a_job(3))
     before = await w.cp.endpoints("web")

@@ -36,7 +36,7 @@ async def test_a_shard_is_answered_for_by_its_tasks_in_their_order(w: World):
 
 
 @scenario()
-async def test_who_waits_for_a_shard_is_told_when_it_moves(w: World):
+async def test_waiters_for_a_shard_are_woken_when_it_moves(w: World):
     await w.deployed(a_job(3))
     discovery = w.cp.discovery
     await discovery.put_shards("web", {"a": [0]})

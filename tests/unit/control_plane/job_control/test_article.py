@@ -60,7 +60,7 @@ def test_figure_4_and_6_half_of_a_push_stays_half_when_the_job_is_made_smaller()
             assert all(kept[i] == task.version for i, task in spec.tasks.items())
 
 
-def test_figure_6_a_canary_beside_the_push_leaves_both_their_parts() -> None:  # JC6
+def test_figure_6_a_canary_in_addition_to_a_push_keeps_both_shares() -> None:  # JC6
     spec = composed(want(100), [TaskSeen(index, OLD) for index in range(100)])
     spec = composed(want(100, canary=CanaryWanted(TRIAL, tasks=2)), carried_out(spec))
     assert counts(spec) == {NEW: 50, TRIAL: 2, OLD: 48}

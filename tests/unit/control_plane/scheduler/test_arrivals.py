@@ -48,7 +48,7 @@ async def started_again(w: World) -> World:
     return World(w.region, w.store, down_after_s=600)
 
 
-def test_a_job_is_looked_at_when_its_last_machine_was_heard(looks: list[str]) -> None:
+def test_a_job_gets_a_round_when_its_last_machine_has_reported(looks: list[str]) -> None:
     """Each machine that answered cost every job a round that could do nothing with it."""
 
     async def main() -> None:
@@ -113,7 +113,7 @@ def test_a_large_job_is_not_gone_through_at_each_arrival(*, backwards: bool) -> 
     assert looked < 5 * len(names)
 
 
-def test_who_has_no_machine_waits_for_none() -> None:
+def test_a_job_without_machines_waits_for_no_report() -> None:
     records = {"new": a_record([None, None]), "gone": None}
     arrivals = StartupBarrier(SimpleNamespace(), SimpleNamespace(find=records.get))
     assert not arrivals.awaits("new")

@@ -28,7 +28,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_news_of_machines_costs_a_calm_job_no_round(rounds: list[str]) -> None:
+def test_reports_of_machines_cause_no_round_of_an_idle_job(rounds: list[str]) -> None:
     """Three quarters of all rounds found nothing to do."""
 
     @scenario()
@@ -67,7 +67,7 @@ def test_the_clock_alone_looks_at_no_task(monkeypatch: pytest.MonkeyPatch) -> No
     story()
 
 
-def test_a_calm_job_has_a_whole_round_now_and_then(rounds: list[str]) -> None:
+def test_an_idle_job_gets_a_full_round_at_intervals(rounds: list[str]) -> None:
     @scenario()
     async def story(w: World) -> None:
         await calm(w)
@@ -78,7 +78,7 @@ def test_a_calm_job_has_a_whole_round_now_and_then(rounds: list[str]) -> None:
     story()
 
 
-def test_what_is_decided_of_a_large_job_and_said_of_it_is_computed_beside_the_loop(
+def test_decision_and_summary_of_a_large_job_are_computed_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """FE7: its rounds and its pages let the loop stand still for 70 ms."""
@@ -131,7 +131,7 @@ async def test_a_task_of_a_calm_job_that_falls_ill_is_taken_off_the_list_at_once
 
 
 @scenario()
-async def test_a_calm_job_leaves_a_machine_at_once_that_is_drained(w: World) -> None:
+async def test_an_idle_job_leaves_a_drained_machine_at_once(w: World) -> None:
     name = await calm(w)
     await w.cp.inventory.drain(Drain(machines=[name], reason="new fans"))
     await asyncio.sleep(1.0)

@@ -144,7 +144,7 @@ async def test_a_canary_is_stronger_than_a_load_test(w: World):
 
 
 @scenario()
-async def test_what_weights_cannot_give_is_told(w: World):
+async def test_a_traffic_share_that_weights_cannot_reach_is_reported(w: World):
     await w.deployed(a_job(6, update=FAST))
     await w.cp.intents.canary("web", a_canary(0.001, tasks=5), TESTER)
     await w.stable()
@@ -154,7 +154,7 @@ async def test_what_weights_cannot_give_is_told(w: World):
 
 
 @pytest.mark.parametrize("traffic", [-0.1, 1.01, "half"])
-def test_a_part_that_is_none_is_refused_where_it_comes_in(traffic: object):
+def test_an_invalid_traffic_share_is_refused(traffic: object):
     body = msgspec.json.encode({"lasts_s": 60, "environment": {"A": "1"}, "traffic": traffic})
     with pytest.raises(InvalidInput, match=r"traffic: .* is not valid; expected"):
         decode_json(body, CanaryWish, "the request body")

@@ -59,7 +59,7 @@ async def test_a_task_that_is_to_stop_never_has_two_copies(w: World):
 
 
 @scenario()
-async def test_a_task_that_may_go_on_has_two_copies_and_its_job_says_so(w: World):
+async def test_a_task_that_may_continue_when_cut_off_has_two_copies_in_its_job_status(w: World):
     await w.deployed(a_job(3))
     task = w.region.where()["m1"][0]
     w.region.machines["m1"].reachable = False
@@ -96,7 +96,7 @@ def test_after_a_restart_the_certain_end_counts_from_the_start():
 
 
 @pytest.mark.parametrize("spec", [a_job(1), a_job(1, disconnect=STOP)])
-def test_the_certain_end_is_known_by_what_is_heard(spec: JobSpec) -> None:
+def test_the_certain_end_of_a_copy_follows_from_reports_of_its_machine(spec: JobSpec) -> None:
     silent = SeenMachine(up=False, answering=False, ready=False, unheard_s=20.0)
     latest_s = certainly_ended_s(spec.disconnect, spec.stop_timeout_s)
     left_s = 0.0 if latest_s is None else latest_s - 20

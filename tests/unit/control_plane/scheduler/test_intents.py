@@ -115,7 +115,7 @@ async def test_a_push_of_the_image_of_before_restarts_no_task_that_runs_it(w: Wo
 
 
 @scenario()
-async def test_a_push_that_is_given_back_is_of_the_next_writer(w: World):
+async def test_a_released_push_belongs_to_the_next_writer(w: World):
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
     with pytest.raises(Conflict, match="user:conveyor is its writer"):
@@ -167,7 +167,7 @@ async def test_the_share_is_exact_again_after_a_machine_fails(w: World):
 
 
 @scenario()
-async def test_canaries_are_beside_the_push_and_end_in_time(w: World):
+async def test_canaries_run_in_addition_to_the_push_and_end_in_time(w: World):
     """JC6, JC7, JC10, SC15: the push is not diluted, and a canary is no progress of it."""
     await w.deployed(a_job(10, update=FAST))
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
@@ -454,7 +454,7 @@ async def test_bounds_are_shown_with_what_was_asked_for(w: World):
 
 
 @scenario()
-async def test_what_is_over_may_be_ended_again_and_nothing_is_written(w: World):
+async def test_ending_an_ended_intent_again_writes_nothing(w: World):
     """A canary or a hold that ends in time may meet its writer, who ends it in that moment."""
     await w.deployed(a_job(2, update=FAST))
     before = w.cp._jobs.get("web")

@@ -89,7 +89,7 @@ async def test_a_job_moves_to_another_entitlement_within_its_budget(w: World):
 
 
 @scenario()
-async def test_how_far_a_job_has_moved_is_told(w: World):
+async def test_job_status_shows_the_progress_of_a_transfer(w: World):
     """SC11."""
     await deployed(w, a_job(6, update=policy(health_gate_s=60)))
     await w.cp.move_job("web", "back")
@@ -143,7 +143,7 @@ def _places(w: World) -> dict[str, str]:
 
 
 @scenario()
-async def test_a_job_that_gets_unhealthy_there_goes_back_by_itself(w: World):
+async def test_a_job_that_fails_in_its_new_entitlement_is_moved_back(w: World):
     """SC11, SC15: what leaves or fails meanwhile starts in the new entitlement."""
     update = policy(canary=Canary(tasks=1, hold_s=600), on_failure=OnFailure.ROLLBACK)
     await deployed(w, a_job(6, update=update))
@@ -340,7 +340,7 @@ async def is_in(w: World, entitlement: str) -> bool:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before-the-write", "after-the-write"])
-def test_a_move_goes_on_after_a_crash_at_any_write(after, caplog):
+def test_a_move_continues_after_a_crash_at_any_write(after, caplog):
     """SC11."""
     caplog.set_level(logging.ERROR)
     die_at, writes = 1, 1

@@ -114,7 +114,7 @@ async def test_the_largest_job_fits_the_bounds_of_a_distributed_store() -> None:
         assert await stored(store) == replace(record, tasks=tasks)
 
 
-async def test_a_job_that_is_gone_leaves_no_chunk() -> None:
+async def test_a_deleted_job_leaves_no_chunk() -> None:
     async with Watched() as store:
         table = JobTable(store)
         record = a_record(2 * CHUNK + 1)

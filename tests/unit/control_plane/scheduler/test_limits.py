@@ -232,7 +232,7 @@ def test_an_upgrade_halts_while_power_is_capped_and_no_further_capacity_is_lost(
 
 
 @limited(capacity_loss_share=0.3, capacity_loss_tasks=2, resync_s=5)
-async def test_an_operator_may_let_an_upgrade_go_on_although_much_is_lost(w: World):
+async def test_an_operator_may_continue_an_upgrade_although_much_capacity_is_lost(w: World):
     """AV5: and what is broken anyway is replaced without asking."""
     await w.deployed(a_job(3, limits=LARGE), quota=3)
     await w.cp.put_entitlement("load", EntitlementSpec(machines=3, host_profile="web"))

@@ -116,7 +116,7 @@ async def test_restarts_of_a_crash_loop_are_in_the_log_and_the_story(w: World):
 
 
 @scenario()
-async def test_a_rollback_by_itself_is_in_the_story_with_the_exit_that_caused_it(w: World):
+async def test_the_log_has_an_automatic_rollback_with_the_exit_that_caused_it(w: World):
     """BUG-UX5."""
     update = UpdatePolicy(on_failure=OnFailure.ROLLBACK, health_gate_s=30)
     await w.deployed(a_job(1, update=update))
@@ -232,7 +232,7 @@ async def test_a_smaller_job_leaves_the_fullest_place_and_keeps_its_indexes(w: W
     await w.until(lambda: w.alive().total() == 0)
 
 
-async def test_a_log_has_a_bound_and_goes_on_after_it() -> None:
+async def test_a_log_keeps_the_newest_events_up_to_its_bound() -> None:
     async with MemoryStore(strict=True) as store:
         table, log = JobTable(store), EventLog(store)
         record = JobRecord(name="web", spec=a_job(1), version=1)
@@ -304,7 +304,7 @@ async def test_the_logs_of_jobs_that_are_gone_have_a_common_bound(monkeypatch) -
             await log.page(table, "job3", 0, 500)
 
 
-async def test_what_is_kept_of_jobs_that_are_gone_has_a_bound(monkeypatch) -> None:
+async def test_logs_of_deleted_jobs_have_a_bound(monkeypatch) -> None:
     """BUG-CP35: a later job of any name begins above the numbers of all that are forgotten."""
     monkeypatch.setattr(event_log, "GONE_MAX", 3)
     async with MemoryStore(strict=True) as store:
@@ -327,7 +327,7 @@ async def test_what_is_kept_of_jobs_that_are_gone_has_a_bound(monkeypatch) -> No
 
 
 @scenario()
-async def test_a_job_that_is_made_again_tells_where_the_first_may_still_run(w: World):
+async def test_a_later_job_of_a_name_reports_where_copies_of_the_earlier_one_may_run(w: World):
     """BUG-CP35: it was stopped while a machine was cut off, and tasks there go on."""
     await w.deployed(a_job(3))
     task = w.cp._jobs.get("web").tasks[0]

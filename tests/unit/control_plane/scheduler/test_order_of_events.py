@@ -113,7 +113,7 @@ async def test_a_machine_fails(w: World):
 
 
 @scenario()
-async def test_a_machine_goes_back_to_whom_it_was_lent_by(w: World):
+async def test_a_lent_machine_returns_after_its_tasks_have_stopped(w: World):
     """SC19, SD2: asked, unlisted, stopped, and only then somebody else's."""
     w.region.add("m4", "dc1", "msb1")
     await w.set_up()

@@ -85,7 +85,7 @@ async def test_a_move_that_cannot_be_is_refused_and_changes_nothing(w: World):
 
 
 @pytest.mark.parametrize("after_s", [0.2, 1, 2.5, 4])
-def test_a_move_goes_on_after_a_kill(after_s):
+def test_a_move_continues_after_the_process_is_killed(after_s):
     async def main() -> None:
         w = World(a_region())
         async with w.running():
@@ -154,7 +154,7 @@ async def test_a_newer_version_overtakes_a_restart(w: World):
 
 
 @scenario()
-async def test_a_restart_at_once_asks_nobody_and_takes_a_reason(w: World):
+async def test_an_immediate_restart_needs_no_approval_but_a_reason(w: World):
     """SC6: the budget and the controller are passed over; the audit log has the reason."""
     await w.deployed(a_job(3))
     with pytest.raises(InvalidInput, match="only for a reason"):

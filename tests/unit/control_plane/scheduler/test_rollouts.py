@@ -92,7 +92,7 @@ async def test_a_canary_runs_alone_until_it_was_healthy_for_long_enough(w: World
 
 
 @scenario()
-async def test_what_fails_during_the_canary_stage_comes_back_as_it_was(w: World):
+async def test_tasks_lost_during_the_canary_stage_restart_with_the_old_version(w: World):
     update = policy(canary=Canary(tasks=1, hold_s=3600))
     await w.deployed(a_job(6, update=update))
     await w.cp.apply_job(a_job(6, update=update, command=OTHER))
@@ -138,7 +138,7 @@ async def is_on(w: World, version: int) -> bool:
 
 
 @pytest.mark.parametrize("canary", [None, Canary(tasks=1, hold_s=30)])
-def test_a_version_that_fails_is_taken_back_by_itself(canary):
+def test_a_failing_version_is_rolled_back_automatically(canary):
     """SC6: never more than the budget is away, and tasks that were not updated run on."""
 
     async def main() -> None:
@@ -290,7 +290,7 @@ LARGE = Limits(memory_max_bytes=512 << 20)
 
 
 @scenario()
-async def test_without_room_for_an_extra_task_the_update_goes_on_within_the_budget(w: World):
+async def test_without_room_for_an_extra_task_the_update_continues_within_the_budget(w: World):
     update = policy(max_unavailable=1, surge=1)
     await w.deployed(a_job(3, update=update, limits=LARGE))
     await w.cp.apply_job(a_job(3, update=update, limits=LARGE, command=OTHER))
@@ -412,7 +412,7 @@ async def acknowledge_all(_, request: TaskControlRequest) -> TaskControlResponse
 
 
 @scenario()
-async def test_a_version_that_fails_beside_the_others_is_taken_back_without_a_loss(w: World):
+async def test_a_version_that_fails_in_extra_tasks_is_rolled_back_without_a_loss(w: World):
     update = policy(max_unavailable=0, surge=1, on_failure=OnFailure.ROLLBACK)
     await w.deployed(a_job(3, update=update))
     break_version(w, OTHER[0])
@@ -427,7 +427,7 @@ async def test_a_version_that_fails_beside_the_others_is_taken_back_without_a_lo
 
 
 @pytest.mark.parametrize("after_s", [1, 4, 8, 15, 25, 40, 60])
-def test_an_update_goes_on_where_it_was_after_a_kill(after_s):
+def test_an_update_continues_after_the_process_is_killed(after_s):
     """AV3: the stage, what failed and the extra tasks are stored with the job."""
 
     async def main() -> None:

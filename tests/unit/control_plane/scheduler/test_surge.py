@@ -40,7 +40,7 @@ def machine(*, answering: bool) -> SeenMachine:
 
 
 @pytest.mark.parametrize("stale", [True, False])
-def test_an_extra_task_of_which_nothing_is_heard_stays_until_its_machine_answers(stale: bool):
+def test_an_extra_task_on_a_silent_machine_stays_until_the_machine_answers(stale: bool):
     """SC21: after a start of the control plane tasks serve although no machine answered yet."""
     spec = JobSpec(
         name="web",
@@ -128,7 +128,7 @@ def test_an_extra_task_on_a_machine_that_must_be_empty_now_goes_whatever_the_bud
 
 
 @pytest.mark.parametrize("overdue", [(), (0, 1)])
-def test_an_extra_task_does_not_go_in_the_same_look_as_tasks_whose_deadline_passed(overdue):
+def test_an_extra_task_is_not_removed_in_the_round_that_stops_overdue_tasks(overdue):
     """BUG-CP32: their machine was cut off past its deadline, and is heard again."""
     view = region()
     for n in overdue:

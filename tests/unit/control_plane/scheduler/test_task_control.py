@@ -117,7 +117,7 @@ async def test_figure_8_call_by_call(w: World):
 
 
 @scenario()
-async def test_a_release_waits_for_ever_for_who_does_not_acknowledge_it(w: World):
+async def test_a_release_waits_forever_for_its_acknowledgement(w: World):
     """TC5, TC10, WH2: and everybody can see what waits for whom."""
     controller = await deployed(w, rule=nothing)
     await w.cp.apply_job(a_controlled_job(command=["/bin/other"]))
@@ -159,7 +159,7 @@ async def test_a_controller_that_approves_everything_does_not_exceed_the_budget(
 
 
 @scenario()
-async def test_acknowledgements_of_what_nobody_asked_count_and_have_no_effect(w: World):
+async def test_acknowledgements_of_unknown_operations_are_counted_and_have_no_effect(w: World):
     """F-55, TC18: of unknown operations, that ended, twice, and more than to allow or delay."""
     ended = "web-0.1"
 
@@ -219,7 +219,7 @@ async def test_a_failed_task_moves_once_it_is_acknowledged_or_its_wait_is_over(w
 
 
 @scenario()
-async def test_a_failed_task_moves_after_its_wait_whoever_says_nothing(w: World):
+async def test_a_failed_task_moves_after_its_wait_without_an_acknowledgement(w: World):
     """TC16: a controller that is away cannot keep a task from running for ever."""
     controller = Controller(w, nothing)
     await w.deployed(
@@ -290,7 +290,7 @@ async def test_a_controller_that_was_away_for_long_hears_of_a_deadline_in_time(w
 
 
 @scenario()
-async def test_a_controller_is_told_which_tasks_there_are_and_so_which_were_given_up(w: World):
+async def test_a_request_lists_the_existing_tasks_so_removed_ones_are_known(w: World):
     """TC12 F-55: a task that did not serve goes unasked, and is missing in `indexes`."""
     controller = await deployed(w, 4, nothing)
     record = (await w.cp.get_job("web")).record
@@ -345,7 +345,7 @@ async def test_what_a_smaller_job_gives_up_is_asked_first(w: World):
 
 
 @scenario()
-async def test_a_whole_job_is_stopped_without_asking(w: World):
+async def test_a_whole_job_is_stopped_without_approval(w: World):
     controller = await deployed(w, 3, nothing)
     await w.cp.apply_job(a_controlled_job(2))
     await w.until(lambda: controller.last.request)
@@ -384,7 +384,7 @@ async def test_an_acknowledgement_lapses_when_something_fails_before_it_was_used
 
 
 @pytest.mark.parametrize("after_s", [0.3, 1.0, 3.0])
-def test_the_conversation_goes_on_after_a_restart(after_s: float):
+def test_calls_of_a_controller_continue_after_a_restart(after_s: float):
     """TC2, TC16: numbers rise, what ended is told, nothing that was done is asked again."""
 
     def one_by_one(request: TaskControlRequest) -> list[str | Ack]:
@@ -412,7 +412,7 @@ def test_the_conversation_goes_on_after_a_restart(after_s: float):
     run(main())
 
 
-def test_calls_of_a_job_that_is_made_again_under_a_name_are_numbered_above_the_first():
+def test_a_later_job_of_a_name_numbers_its_calls_above_the_earlier_one():
     """BUG-CP34, TC2: also if the control plane was started between; `Controller` checks it."""
 
     async def main() -> None:
@@ -564,7 +564,7 @@ async def test_work_that_takes_longer_than_announced_is_a_failure(w: World):
 
 
 @scenario()
-async def test_work_that_tasks_survive_says_how_long_it_takes(w: World):
+async def test_a_notice_of_work_that_tasks_survive_has_its_duration(w: World):
     await deployed(w, 3, nothing)
     with pytest.raises(InvalidInput, match="needs a deadline and a duration"):
         await planned(w, await first_machine(w), tasks_survive=True)
@@ -630,7 +630,7 @@ async def test_of_all_machines_for_a_kernel_one_waits_for_a_job_that_cannot_spar
 
 
 @pytest.mark.parametrize("answers_after_s", [2.0, 6.0])
-def test_after_a_start_nobody_is_told_that_everything_is_down(answers_after_s: float):
+def test_after_a_start_tasks_on_silent_machines_are_not_reported_as_down(answers_after_s: float):
     """BUG-TC2: tasks whose machines were not asked yet were told as unhealthy."""
 
     async def main() -> None:
@@ -680,7 +680,7 @@ async def test_what_was_acknowledged_of_a_task_that_was_down_says_nothing_once_i
 
 
 @scenario()
-async def test_that_a_task_may_be_updated_says_nothing_of_its_removal(w: World):
+async def test_approval_of_an_update_is_no_approval_of_a_removal(w: World):
     """TC5: a job that gets smaller meanwhile asks for it; without a yes the task comes back."""
 
     def only_updates(request: TaskControlRequest) -> list[str | Ack]:

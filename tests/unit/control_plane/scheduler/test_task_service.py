@@ -109,7 +109,7 @@ async def test_a_task_is_described_and_restarted_on_its_machine(host: FakeHost) 
     assert again.state is TaskState.STOPPING
 
 
-def test_a_task_that_its_job_does_not_have_is_not_told_as_one_without_a_machine():
+def test_an_unknown_task_is_not_reported_as_a_task_without_a_machine():
     """BUG-UX72: `task describe web-99` said that the task is on no machine."""
     with pytest.raises(NotFound, match="job 'web' has no task 99"):
         service_of(None)._placed("web", 99)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ async def commands(w: World) -> set[str]:
 
 
 @scenario()
-async def test_a_paused_update_takes_down_nothing_more_and_goes_on_when_it_is_resumed(w: World):
+async def test_a_paused_update_takes_down_no_further_task_until_it_is_resumed(w: World):
     await w.deployed(a_job(6))
     await w.cp.apply_job(a_job(6, command=OTHER))
     await w.until(lambda: 2 in [t.version for t in w.cp._jobs.get("web").tasks])
@@ -84,7 +84,7 @@ async def test_events_name_the_version_that_a_task_ran_before(w: World):
 
 
 @scenario()
-async def test_what_is_no_update_goes_on_while_it_is_paused(w: World):
+async def test_other_operations_continue_while_the_update_is_paused(w: World):
     await w.deployed(a_job(3))
     await w.cp.pause_job("web", paused=True)
     await w.cp.apply_job(a_job(3, command=OTHER))
@@ -111,7 +111,7 @@ def test_a_pause_outlives_the_process():
 
 
 @scenario()
-async def test_a_restart_starts_every_task_anew_within_the_budget(w: World):
+async def test_a_restart_restarts_every_task_within_the_budget(w: World):
     await w.deployed(a_job(6))
     where, least = w.region.where(), 6
     await w.cp.restart_job("web")

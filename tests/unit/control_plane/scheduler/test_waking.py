@@ -23,7 +23,7 @@ async def two_jobs_on_one_machine(w: World) -> list[str]:
 
 
 @scenario()
-async def test_news_of_a_task_wakes_its_own_job_alone(w: World) -> None:
+async def test_a_report_of_a_task_wakes_only_its_job(w: World) -> None:
     """A machine with ten jobs made ten rounds of each word about one task."""
     woken = await two_jobs_on_one_machine(w)
     (machine,) = {t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
@@ -33,7 +33,7 @@ async def test_news_of_a_task_wakes_its_own_job_alone(w: World) -> None:
 
 
 @scenario()
-async def test_news_of_the_machine_wakes_all_that_have_tasks_there(w: World) -> None:
+async def test_a_report_of_a_machine_wakes_all_jobs_with_tasks_on_it(w: World) -> None:
     woken = await two_jobs_on_one_machine(w)
     (machine,) = {t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
     w.cp._observations.silent(machine)
@@ -41,7 +41,7 @@ async def test_news_of_the_machine_wakes_all_that_have_tasks_there(w: World) -> 
 
 
 @scenario()
-async def test_an_image_that_came_wakes_only_who_waits_for_it(w: World) -> None:
+async def test_a_fetched_image_wakes_only_the_jobs_that_wait_for_it(w: World) -> None:
     woken = await two_jobs_on_one_machine(w)
     (machine,) = {t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
     w.cp.shards.all[0].scheduler._awaited[machine].add("other")

@@ -12,7 +12,7 @@ from control_plane.shards.ownership import OwnershipMap
 from control_plane.store.memory import MemoryStore
 
 
-async def test_a_store_without_a_map_goes_on_from_its_epochs() -> None:
+async def test_a_store_without_a_map_continues_from_its_epochs() -> None:
     """What hosts were told by an earlier release is older than all that they are told now."""
     store = MemoryStore()
     for epoch in (1, 2):
@@ -37,7 +37,7 @@ async def test_a_move_counts_over_restarts_and_longer_than_its_entitlement() -> 
         assert (ownership.number(), ownership.shard_of("web")) == (2 + 5, 2)
 
 
-async def test_a_request_says_whose_the_machine_is_at_that_moment() -> None:
+async def test_a_request_has_the_present_owner_of_the_machine() -> None:
     free = MachineRecord(machine="m1", location=Location(), machine_type="small")
     store = MemoryStore()
     async with store:

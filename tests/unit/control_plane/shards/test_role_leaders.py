@@ -39,7 +39,7 @@ async def test_the_newest_epoch_of_any_role_counts_and_every_process_says_it() -
             assert ownership.number() == 7
 
 
-async def test_a_deposed_leader_says_no_number_of_its_successors_time() -> None:
+async def test_a_replaced_leader_sends_no_number_of_its_successor() -> None:
     """AV2: it hears of its successor before it hears of later epochs, and ends."""
     async with MemoryStore() as store:
         await elected(store, CORE, 1)

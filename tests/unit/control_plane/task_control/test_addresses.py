@@ -44,7 +44,7 @@ OWN = ["cp.example", "192.168.7.1", "fd00::7"]
         ("0x7f.1", "not an address"),
     ],
 )
-def test_an_address_that_nobodys_controller_has_is_refused(address: str, why: str) -> None:
+def test_an_address_that_no_controller_may_have_is_refused(address: str, why: str) -> None:
     """F-82."""
     assert why in rules_of([], OWN).refusal(address)
 

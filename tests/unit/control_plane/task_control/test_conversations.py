@@ -55,7 +55,7 @@ def test_a_controller_that_does_not_answer_is_called_after_1_2_4_seconds_and_at_
     talking(body, answers=False)
 
 
-def test_news_of_a_deadline_bring_the_next_call_of_a_silent_controller_forward():
+def test_a_nearer_deadline_makes_the_next_call_of_a_silent_controller_earlier():
     """F-55 TC10: to a quarter of what is left; not to this very moment."""
 
     async def body(controllers: Controllers, calls: list[float]) -> None:
