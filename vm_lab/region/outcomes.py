@@ -70,7 +70,7 @@ ELSEWHERE: dict[str, Elsewhere] = {
         "a reader of changes falls behind",
         "it is told to list again; what is kept for it has a bound",
         "unit/control_plane/services/test_brokers.py::"
-        "test_a_subscriber_too_far_behind_is_told_to_list_again",
+        "test_a_subscriber_too_far_behind_must_list_again",
     ),
 }
 """Faults that are shown by a test and not, or not only, by the simulated region."""

@@ -11,7 +11,7 @@ from test_place import a_job
 from agent.api import Limits, Location
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.handover import adopt, read
-from control_plane.allocator.standalone import allocator_shard, allocator_over
+from control_plane.allocator.standalone import allocator_over, allocator_shard
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.api.settings import PowerSettings, SchedulerSettings
