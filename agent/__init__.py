@@ -1,6 +1,6 @@
 """The agent: runs tasks on one machine, with or without a control plane.
 
-`api` holds the wire types, `core` every decision, `machine` every touch of the host,
-`services` the loops between them, `server` and `cli` the two ways in, `daemon` wires
-them together. `wire`, `errors` and `log` are shared with the other programs.
+Each folder is a room for one subject; its `core` has the pure decisions. `api` has the types of the
+API, and `machine` all access to the kernel and to systemd. `server` and `cli` are the two ways in.
+`composition` creates all services, and `daemon` runs them.
 """

@@ -1,4 +1,4 @@
-"""How everyone else talks to an agent: one typed method per row of the route table."""
+"""Client of the agent's API: one typed method per row of the route table."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 class AgentClient(WireClient):
     """Client of one agent, over mutual TLS or its unix socket.
 
-    Every method raises what the agent raised (`wire.errors`), or `Unreachable`. With each
-    request that concerns the lease it names the agent's answer that arrived last.
+    Every method raises the error that the agent raised (`wire.errors`), or `Unreachable`. Requests
+    that concern the lease carry the name of the agent's answer that arrived last.
     """
 
     max_answer_bytes = 16 << 20
@@ -37,49 +37,49 @@ class AgentClient(WireClient):
     def __init__(
         self, endpoint: str, tls: ssl.SSLContext | None = None, *, timeout_s: float = 30.0
     ) -> None:
-        """Open nothing yet."""
+        """Connect at the first call."""
         super().__init__(endpoint, tls, timeout_s=timeout_s)
         self.epoch: Callable[[], int] = lambda: 0
-        """Return the term in which the caller owns what is on the host; 0 for a local operator."""
+        """Returns the term of the calling control plane; 0 for a local operator."""
         self._answered: str | None = None
 
     async def get_machine(self) -> api.MachineFacts:
-        """Return what the machine has."""
+        """Return the facts of the machine."""
         return answer_as(api.MachineFacts, await self.call(_ROUTE["get_machine"]))
 
     async def list_images(self) -> api.Images:
-        """Return all images that are complete."""
+        """Return all complete images."""
         return answer_as(api.Images, await self.call(_ROUTE["list_images"]))
 
     async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
-        """Let the agent fetch an image; returns when it is published, or at once if it was."""
+        """Have the agent fetch an image; returns when it is published, at once if it already is."""
         answer = await self.call(_ROUTE["pull_image"], pull, timeout_s=900.0)
         return answer_as(api.ImageInfo, answer)
 
     async def fetch_oci_image(self, reference: str) -> api.ImageInfo:
-        """Let the agent fetch an image from a registry; returns when it is published."""
+        """Have the agent fetch an image from a registry; returns when it is published."""
         pull = api.OciPull(reference=reference)
         answer = await self.call(_ROUTE["fetch_oci_image"], pull, timeout_s=3600.0)
         return answer_as(api.ImageInfo, answer)
 
     async def stage_image(self, reference: str) -> api.Ack:
-        """Let the agent fetch an image ahead of need; returns at once."""
+        """Have the agent fetch an image in advance; returns at once."""
         return answer_as(
             api.Ack, await self.call(_ROUTE["stage_image"], api.OciPull(reference=reference))
         )
 
     async def list_arrivals(self) -> Arrivals:
-        """Return the images that are being fetched or unpacked."""
+        """Return the images that are being fetched or received."""
         return answer_as(Arrivals, await self.call(_ROUTE["list_arrivals"]))
 
     async def cancel_arrival(self, name: str) -> api.Ack:
-        """Give up an image that is being taken in, by its name in `list_arrivals`."""
+        """Cancel the fetch of an image, by its name in `list_arrivals`."""
         return answer_as(api.Ack, await self.call(_ROUTE["cancel_arrival"], ArrivalName(name=name)))
 
     async def put_image(
         self, digest: str, format_: api.ImageFormat, stream: AsyncIterator[bytes]
     ) -> api.ImageInfo:
-        """Stream an image in; it is published only if it has this digest."""
+        """Send an image as a stream; the agent publishes it only if it has this digest."""
         answer = await self.call(
             _ROUTE["put_image"], stream=stream, timeout_s=900.0, digest=digest, format=format_.value
         )
@@ -90,7 +90,7 @@ class AgentClient(WireClient):
         return answer_as(api.ImageInfo, await self.call(_ROUTE["get_image"], digest=digest))
 
     async def delete_image(self, digest: str) -> None:
-        """Remove an image that no task runs from."""
+        """Remove an image that no task uses."""
         await self.call(_ROUTE["delete_image"], digest=digest)
 
     async def list_tasks(self) -> api.Tasks:
@@ -98,7 +98,7 @@ class AgentClient(WireClient):
         return answer_as(api.Tasks, await self.call(_ROUTE["list_tasks"]))
 
     async def put_task(self, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
-        """Set the desired state of a task; the answer comes before it runs."""
+        """Set the desired state of a task; returns before it runs."""
         answer = await self.call(_ROUTE["put_task"], spec, task_id=task_id, heard=self._answered)
         return answer_as(api.TaskStatus, answer)
 
@@ -109,7 +109,7 @@ class AgentClient(WireClient):
     async def delete_task(
         self, task_id: str, generation: int | None = None, epoch: int | None = None
     ) -> api.TaskStatus:
-        """Stop a task and tear it down; `get_task` raises `NotFound` once it is gone."""
+        """Stop a task and remove it; `get_task` raises `NotFound` once it is removed."""
         answer = await self.call(
             _ROUTE["delete_task"], task_id=task_id, generation=generation, epoch=epoch
         )
@@ -133,18 +133,18 @@ class AgentClient(WireClient):
         return answer_as(api.VolumeInfos, await self.call(_ROUTE["list_volumes"]))
 
     async def snapshot_volume(self, entitlement: str, volume: str, label: str) -> api.VolumeInfo:
-        """Keep what a persistent volume (TASK.VOLUME) holds now; returns the snapshot."""
+        """Make a read-only snapshot of a persistent volume (TASK.VOLUME) and return it."""
         answer = await self.call(
             _ROUTE["snapshot_volume"], entitlement=entitlement, volume=volume, label=label
         )
         return answer_as(api.VolumeInfo, answer)
 
     async def remove_volume(self, entitlement: str, volume: str) -> None:
-        """Remove a persistent volume or a snapshot that no task has."""
+        """Remove a persistent volume or a snapshot that no task uses."""
         await self.call(_ROUTE["remove_volume"], entitlement=entitlement, volume=volume)
 
     async def resize_task(self, task_id: str, resize: api.Resize) -> api.TaskStatus:
-        """Change what a running task may use, without a restart."""
+        """Change the limits and resources of a running task without a restart."""
         return answer_as(
             api.TaskStatus, await self.call(_ROUTE["resize_task"], resize, task_id=task_id)
         )
@@ -158,8 +158,9 @@ class AgentClient(WireClient):
         tail: int | None = None,
         previous: bool = False,
     ) -> AsyncIterator[bytes]:
-        """Yield what the task wrote, `previous`: in the run that ended last; with `follow`, also
-        what it will write.
+        """Yield the output of a task; with `follow`, also its future output.
+
+        `previous`: only the output of the latest ended run.
         """
         return self.stream(
             _ROUTE["task_logs"],
@@ -177,7 +178,7 @@ class AgentClient(WireClient):
     def exec_task(
         self, task_id: str, command: list[str], *, tty: bool, rows: int = 24, columns: int = 80
     ) -> AbstractAsyncContextManager[Duplex]:
-        """Run a command inside a running task; its last word is an `ExecEnd`."""
+        """Run a command inside a running task; the last message is an `ExecEnd`."""
         asked = {"command": msgspec.json.encode(command).decode()}
         asked |= {"rows": str(rows), "columns": str(columns)} | ({"tty": "true"} if tty else {})
         return self.open_exec(task_id, asked)
@@ -187,33 +188,33 @@ class AgentClient(WireClient):
         return self.converse(_ROUTE["exec_task"], task_id=task_id, **asked)
 
     async def renew_identity(self) -> None:
-        """Have the host fetch its next certificate; returns before it has."""
+        """Have the host fetch its next certificate; returns before it has the certificate."""
         await self.call(_ROUTE["renew_identity"])
 
     async def get_presence(self) -> Presence:
-        """Return the process that answers, and its boot."""
+        """Return the identity of the agent's process, and its boot."""
         return answer_as(Presence, await self.call(_ROUTE["get_presence"]))
 
     async def get_usage(self) -> Usages:
-        """Return what each task uses of the host."""
+        """Return the resource usage of each task."""
         return answer_as(Usages, await self.call(_ROUTE["get_usage"]))
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
-        """Ask for a host profile; the answer comes before it is applied."""
+        """Request a host profile; returns before it is applied."""
         return answer_as(api.ProfileStatus, await self.call(_ROUTE["put_profile"], spec))
 
-    async def put_notices(self, told: HostNotices) -> HostNotices:
-        """Set all notices for the tasks of the machine; those left out are withdrawn."""
-        return answer_as(HostNotices, await self.call(_ROUTE["put_notices"], told))
+    async def put_notices(self, notices: HostNotices) -> HostNotices:
+        """Replace all notices for the tasks of the machine; omitted ones are withdrawn."""
+        return answer_as(HostNotices, await self.call(_ROUTE["put_notices"], notices))
 
     async def get_profile(self) -> api.ProfileStatus:
-        """Return the profile the machine runs, with proof per setting."""
+        """Return the profile that the machine runs, with the state of each setting."""
         return answer_as(api.ProfileStatus, await self.call(_ROUTE["get_profile"]))
 
     async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
         """Return events after a sequence number, waiting up to `wait_s` for the first.
 
-        An agent of an earlier release names no answer, and refuses unknown parameters.
+        An agent of an earlier release sends no name of its answer, and rejects unknown parameters.
         """
         knows = self._answered is not None
         answer = await self.call(
@@ -233,7 +234,7 @@ class AgentClient(WireClient):
         return answer_as(Credentials, await self.call(_ROUTE["list_credentials"]))
 
     async def put_credential(self, entitlement: str, name: str, value: bytes) -> CredentialInfo:
-        """Let the host hold a credential in memory."""
+        """Store a credential in the memory of the host."""
 
         async def chunks() -> AsyncIterator[bytes]:
             yield value
@@ -244,7 +245,7 @@ class AgentClient(WireClient):
         return answer_as(CredentialInfo, answer)
 
     async def delete_credential(self, entitlement: str, name: str) -> None:
-        """Let the host forget a credential."""
+        """Delete a credential from the memory of the host."""
         await self.call(_ROUTE["delete_credential"], entitlement=entitlement, name=name)
 
     async def leave(self) -> list[str]:
@@ -252,15 +253,15 @@ class AgentClient(WireClient):
         return answer_as(api.Running, await self.call(_ROUTE["leave"])).tasks
 
     async def get_accounts(self) -> Accounts:
-        """Return an account of all that is on the host."""
+        """Return an account of all objects on the host."""
         return answer_as(Accounts, await self.call(_ROUTE["get_accounts"], timeout_s=120.0))
 
     async def repair_accounts(self) -> Accounts:
-        """Let the agent remove what has no owner; returns what is still wrong."""
+        """Have the agent remove objects without an owner; returns the remaining faults."""
         return answer_as(Accounts, await self.call(_ROUTE["repair_accounts"], timeout_s=300.0))
 
     async def collect_garbage(self) -> Accounts:
-        """Let the agent remove unused images and layers."""
+        """Have the agent remove unused images and layers."""
         return answer_as(Accounts, await self.call(_ROUTE["collect_garbage"], timeout_s=300.0))
 
     async def readyz(self) -> api.Liveness:

@@ -1,7 +1,7 @@
-"""What an agent is made of: every service of a host, made once and handed to those that need it.
+"""Creates all services of an agent and connects them.
 
-`HostParts` makes what each room has, `stages` lists what a task gets from its host, and `services`
-connects the tasks, the API and the loops that run for as long as the agent does.
+`HostParts` creates the services of each room. `stages` lists the stages that prepare a task, and
+`services` creates the tasks, the API's services, and the loops that run as long as the agent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from agent.runtime.offload import Lanes
 from agent.runtime.reserve import Reserve
 from agent.runtime.stage import TaskStage
 from agent.runtime.units import Units
-from agent.server import AgentServices
+from agent.services import AgentServices
 from agent.tasks.context import HostCapacity, TaskContext
 from agent.tasks.core import own_init
 from agent.tasks.exec import Sessions
@@ -89,7 +89,7 @@ class HostParts:
         self.identity, self.lanes = identity, lanes
         self.state, self.run = Path(config.state_dir), Path(config.run_dir)
         self.tasks: HostTasks
-        """Made by `services`, with the task group that their loops run in."""
+        """Created by `services`, because it needs the task group of the loops."""
         cgroups = machine.cgroups
         identity.boot_id = hardware.boot_id
         self.events = HostEvents(hardware.boot_id)
@@ -138,7 +138,7 @@ class HostParts:
         return site_with(config.network_prefix6, config.network_prefix4, *own)
 
     def stages(self) -> tuple[TaskStage, ...]:
-        """Return what a task gets from its host, in the order in which it is made."""
+        """Return the stages that prepare a task, in the order in which they run."""
         dns = Resolver(*self.config.dns())
         name = self.hardware.hostname
         return (
@@ -191,7 +191,7 @@ class HostParts:
     def services(
         self, group: asyncio.TaskGroup, pull: Callable[[api.ImagePull], Any]
     ) -> AgentServices:
-        """Return what the API answers from; the loops behind it run in `group` from now on."""
+        """Return the services for the API, and start their loops in `group`."""
         machine, lanes, usage = self.machine, self.lanes, self._start(group)
         return AgentServices(
             tasks=self.tasks,
@@ -223,7 +223,7 @@ class HostParts:
         )
 
     def _start(self, group: asyncio.TaskGroup) -> Callable[[], Awaitable[Usages]]:
-        """Make the tasks and start the loops; return what reads the usage of the host."""
+        """Create the tasks and start the loops; return a function that reads the usage of tasks."""
         machine, lanes = self.machine, self.lanes
         reserve_bytes = self.config.reserve_memory_bytes
         self.tasks = HostTasks(
@@ -235,11 +235,11 @@ class HostParts:
         host = self.hardware.cpu.online, machine.boottime_s
         pressure = Pressure(machine.cgroups, self.tasks, reader, self.starts, self.oomd, host)
 
-        async def noted(path: Path, data: bytes) -> None:
+        async def write(path: Path, data: bytes) -> None:
             await lanes.run("last-term", durable.write, path, data)
 
-        group.create_task(self.last_term.watch(noted), name="last term")
-        group.create_task(self.last_owners.watch(noted), name="last owners")
+        group.create_task(self.last_term.watch(write), name="last term")
+        group.create_task(self.last_owners.watch(write), name="last owners")
         group.create_task(self.disk.watch(), name="disk")
         group.create_task(pressure.watch(), name="pressure")
         group.create_task(self.units.watch(TASK_UNITS), name="units")
@@ -272,10 +272,10 @@ class HostParts:
 
     def _facts(self) -> Callable[[], Coroutine[Any, Any, api.MachineFacts]]:
         config = self.config
-        standing = FactsReader(self.machine, config.state_dir, own_init=config.own_init)
+        reader = FactsReader(self.machine, config.state_dir, own_init=config.own_init)
 
         async def facts() -> api.MachineFacts:
-            found = await self.lanes.run("facts", standing.read, self.name())
+            found = await self.lanes.run("facts", reader.read, self.name())
             problems = [p for p in (self.disk.problem, self.networks.problem) if p]
             suppressed, lost = await self.lanes.run("files", self.pipes.lost)
             return replace(
@@ -289,7 +289,7 @@ class HostParts:
         return facts
 
     def name(self) -> str:
-        """Return the name of this host as a machine; empty: it has not joined."""
+        """Return the machine name of this host, empty if it has not joined."""
         held = self.identity.find()
         return held.machine if held else ""
 
@@ -299,7 +299,7 @@ def _spawn(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:
-    """Run work in the background; where it fails, the agent goes on without it."""
+    """Run work in the background; a failure is logged and does not end the agent."""
     try:
         await work
     except Exception:

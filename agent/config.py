@@ -23,17 +23,17 @@ DEFAULT_PATH = Path("/etc/twine/agent.toml")
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an operator can set; every field has a default that suits a lab and a fleet."""
+    """Settings of the operator. Every field has a default that suits a lab and a fleet."""
 
     state_dir: str = "/var/lib/twine"
-    """Images, task roots, journal, identity. Must lie on btrfs."""
+    """Images, task roots, journal, identity. Must be on btrfs."""
     run_dir: str = "/run/twine"
     """Lock and socket; gone after a reboot."""
     socket: str = "/run/twine/agent.sock"
     """Local API, for root and the group below."""
     socket_group: str = "twine"
     listen: str = "0.0.0.0:7443"
-    """Address of the API with mutual TLS; used once the host has joined, never in plain."""
+    """Address of the API with mutual TLS; used once the host has joined, never without TLS."""
     sidekick: str = "/opt/twine/bin/sidekick"
     sidekick_state_dir: str = "/var/lib/twine/sidekick"
     reserve_memory_bytes: Annotated[int, Meta(ge=0)] = 128 << 20
@@ -41,28 +41,28 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     registry_tls_verify: bool = True
     """Whether a registry must prove its identity; false also allows plain HTTP."""
     registry_credentials_file: str = ""
-    """Names and passwords, as containers-auth.json(5) has them; readable for root alone."""
+    """Names and passwords in the format of containers-auth.json(5); readable for root alone."""
     image_keep_s: Annotated[float, Meta(ge=0)] = 7 * 86_400.0
     """How long an image stays that no task uses."""
     image_free_bytes: Annotated[int, Meta(ge=0)] = 512 << 20
-    """When less is free, images go that were not used for an hour, the longest unused first."""
+    """When less is free, images that were unused for an hour are removed, longest unused first."""
     crash_points: bool = False
-    """For tests: `TWINE_CRASHPOINT=name` makes the agent die there. Never on a host in use."""
+    """For tests: `TWINE_CRASHPOINT=name` ends the agent at that point. Never on a host in use."""
     own_init: bool = True
-    """Whether tasks may have an init of their own here, where the host has systemd-nspawn
+    """Whether tasks may have an init of their own, if the host has systemd-nspawn
     (docs/agent.md)."""
     network_prefix6: Annotated[str, Meta(max_length=64)] = "fd74:7769::/32"
     """Prefix of all private addresses of the region, the same on every host: a /32 of your own
-    (RFC 4193). A host's prefix has the 32 bits of its IPv4 address, too (docs/network.md)."""
+    (RFC 4193). The prefix of a host adds the 32 bits of its IPv4 address (docs/network.md)."""
     network_prefix4: Annotated[str, Meta(max_length=32)] = "100.64.0.0/10"
-    """Prefix of the tasks' IPv4 addresses on each host; they are not visible outside of it."""
+    """Prefix of the tasks' IPv4 addresses on each host; they are not visible outside the host."""
     network_address: Annotated[str, Meta(max_length=15)] = ""
     """IPv4 address by which other hosts reach this one; empty: that of its default route."""
     dns_servers: Annotated[list[IpAddress], Meta(max_length=3)] = []
-    """Name servers of tasks in place of the host's, for instance the region's resolver
-    (docs/network.md); a task's own `network.dns` comes before."""
+    """Name servers of tasks instead of the host's, for instance the region's resolver
+    (docs/network.md). A task's own `network.dns` takes precedence."""
     dns_search: Annotated[list[DnsName], Meta(max_length=32)] = []
-    """Domains of tasks in place of the host's, for instance `twine.internal`."""
+    """Search domains of tasks instead of the host's, for instance `twine.internal`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def address(self) -> tuple[str, int]:
@@ -79,7 +79,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return tuple(self.dns_servers), tuple(self.dns_search)
 
     def check_network(self) -> None:
-        """Raise `ConfigError` for prefixes that addresses cannot be made from."""
+        """Raise `ConfigError` for name servers, prefixes or an address that cannot be used."""
         for server in self.dns_servers:
             try:
                 ipaddress.ip_address(server)
@@ -105,14 +105,14 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, slots=True)
 class ConfigSources:
-    """The configuration in force, and which file each field that is not a default is from."""
+    """The configuration in force, and the file of each field that is not a default."""
 
     config: AgentConfig
     origins: Mapping[str, Path]
 
 
 def load(path: Path | None) -> AgentConfig:
-    """Return the configuration; without a file at the default place, the defaults."""
+    """Return the configuration; the defaults if there is no file at the default path."""
     return load_with_origins(path).config
 
 
@@ -145,7 +145,7 @@ def load_with_origins(path: Path | None) -> ConfigSources:
 
 
 def drop_ins(path: Path) -> list[Path]:
-    """Return the files that are read after a configuration file, in their order."""
+    """Return the drop-in files of a configuration file, in the order in which they are read."""
     return sorted(path.with_name(path.name + ".d").glob("*.toml"))
 
 
@@ -167,7 +167,7 @@ def _read(file: Path, *, needed: bool) -> dict[str, Any]:
 
 
 def _top(field: str) -> str:
-    """Return the field of the configuration that a part of it belongs to."""
+    """Return the top-level field of a path into the configuration."""
     return re.split(r"[.\[]", field)[0]
 
 

@@ -1,7 +1,7 @@
-"""The agent as a process: its lock, its servers and its watchdog; `composition` makes its parts.
+"""The agent as a process: its lock, its servers and its watchdog. `composition` creates its parts.
 
-Start: lock → journal → adopt what runs → READY → unix socket → TLS, once the host joined.
-Stopping the agent leaves every task alone.
+Start: lock → unix socket → journal → adopt running tasks → READY → TLS, once the host has joined.
+Stopping the agent does not affect running tasks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from agent.routes import JOIN_ROUTES
 from agent.runtime.crashpoints import arm_from_environment
 from agent.runtime.offload import Lanes
 from agent.runtime.poll_timers import next_round, pause
-from agent.server import AgentServices, application
+from agent.server import application
+from agent.services import AgentServices
 from wire.admission import open_admission
 from wire.client import WireClient
 from wire.errors import Busy, ConfigError, NotBtrfs, TwineError, Unprocessable
@@ -46,19 +47,19 @@ log = logging.getLogger(__name__)
 _http_log = http_log(__name__)
 _BACKLOG = 4096
 _LIMITS = ConnectionLimits(connections=512, pending=128, unproved_per_address=64, per_peer=384)
-"""An agent is called by the control plane alone, and has little memory to give."""
+"""Only the control plane calls an agent over TCP, and an agent must use little memory."""
 TLS_RETRY_S = 10.0
 _SERVICE = "twine-agent.service"
 JOIN_POLL_S = 5.0
-"""How soon after `twine-agent join` the TLS port opens; with the other looks of an idle agent."""
+"""The TLS port opens at most this long after `twine-agent join`; aligned with other checks."""
 _FETCH = next(r for r in JOIN_ROUTES if r.name == "fetch_image")
 
 
 class Agent:
-    """One agent over one machine, real or in memory."""
+    """One agent on one machine, real or in memory."""
 
     def __init__(self, config: AgentConfig, machine: HostAccess) -> None:
-        """Touch nothing yet; see `running`."""
+        """Do nothing until `running` is entered."""
         self.config = config
         self._machine = machine
         self._state = Path(config.state_dir)
@@ -66,7 +67,7 @@ class Agent:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[AgentServices]:
-        """Adopt what runs on the host and serve; leaving stops the agent, not the tasks."""
+        """Adopt the running tasks and serve; leaving the block stops the agent, not the tasks."""
         async with AsyncExitStack() as stack:
             self._lock(stack)
             arm_from_environment(self.config.crash_points)
@@ -108,7 +109,7 @@ class Agent:
             ) from e
 
     async def _require_btrfs(self, lanes: Lanes) -> None:
-        """Refuse to begin where no image could ever be taken in (F-38)."""
+        """Raise `ConfigError` on a file system other than btrfs, which images need (F-38)."""
         self._state.mkdir(parents=True, exist_ok=True)
         try:
             await lanes.run("btrfs", self._machine.btrfs.top, self._state)
@@ -117,7 +118,7 @@ class Agent:
                 f"{self._state} is not on a btrfs file system",
                 hint=f"is it mounted? create one with mkfs.btrfs and mount it at {self._state}",
             ) from e
-        except TwineError as e:  # a failing disk is a state, reported elsewhere
+        except TwineError as e:  # `StateDisk` reports a failing disk
             log.warning("cannot read the state folder", extra={"why": str(e)})
 
     async def _serve_socket(self, runner: web.AppRunner, stack: AsyncExitStack) -> None:
@@ -143,7 +144,7 @@ class Agent:
         stack.callback(path.unlink, missing_ok=True)
 
     async def _serve_tls_forever(self, runner: web.AppRunner, served: asyncio.Event) -> None:
-        """Try again where TLS cannot be served: the host's own tools need no TLS (AG4)."""
+        """Serve TLS and try again after a failure; tools on the host do not need TLS (AG4)."""
         while True:
             try:
                 await self._serve_tls(runner, served)
@@ -154,7 +155,7 @@ class Agent:
             await asyncio.sleep(TLS_RETRY_S)
 
     async def _serve_tls(self, runner: web.AppRunner, served: asyncio.Event) -> None:
-        """Open the TCP port once the host has an identity, and keep that identity fresh."""
+        """Open the TCP port once the host has an identity, and renew that identity."""
         while self.identity.find() is None:
             await pause(JOIN_POLL_S)
         host, port = self.config.address()
@@ -188,7 +189,7 @@ class Agent:
 
 
 async def _adopt(services: AgentServices, parts: HostParts) -> None:
-    """Take over what is on the host, and serve from then on."""
+    """Adopt the tasks and objects on the host, then mark the services as ready."""
     await services.images.tidy()
     await services.sessions.tidy()
     replay = await parts.context.storage.replay(parts.units, parts.events)
@@ -216,7 +217,7 @@ async def _forget_restarts(parts: HostParts) -> None:
 
 @asynccontextmanager
 async def _cancelled_at_exit() -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose tasks end with the block, however it is left."""
+    """Return a task group whose tasks are cancelled when the block ends for any reason."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group
@@ -226,7 +227,7 @@ async def _cancelled_at_exit() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 class _Leave(Exception):
-    """Leaves the task group, which cancels what runs in it."""
+    """Leaves the task group, which cancels its tasks."""
 
 
 async def serve(config: AgentConfig) -> None:
@@ -245,17 +246,17 @@ async def serve(config: AgentConfig) -> None:
 
 
 async def _heartbeat(services: AgentServices, stop: asyncio.Event) -> None:
-    """Tell systemd's watchdog, from the event loop itself, that we are alive, until `stop`."""
+    """Notify systemd's watchdog from the event loop until `stop` is set."""
     loop = asyncio.get_running_loop()
     every_s = (watchdog_s() or 30.0) / 3
-    told = 0
+    reported = 0
     timer: asyncio.TimerHandle
 
     def beat() -> None:
-        nonlocal told, timer
+        nonlocal reported, timer
         timer = loop.call_at(next_round(loop.time(), every_s), beat)
-        # Without a new event the number of tasks is the one that systemd has already.
-        changed, told = services.events.latest != told, services.events.latest
+        # Without a new event the number of tasks has not changed.
+        changed, reported = services.events.latest != reported, services.events.latest
         notify("WATCHDOG=1", *([f"STATUS={len(services.tasks.all())} tasks"] if changed else []))
 
     beat()

@@ -1,9 +1,9 @@
-"""Ends tasks that may run no longer, whether or not there is an agent (docs/adr/0024).
+"""Ends tasks whose lease has run out, even if no agent runs (docs/adr/0024).
 
-A program of its own (`twine-fence.service`) that depends on as little as it can: it reads the
-files that `agent.lease.contact` keeps below /run/twine/fence, compares them with the clock
-that counts suspend, and tells the kernel to kill (cgroup.kill of cgroup-v2.rst). Neither the
-agent, nor D-Bus, nor systemd has to work for that. In doubt it kills.
+This separate program (`twine-fence.service`) depends on as little as possible. It reads the files
+that `agent.lease.contact` writes below /run/twine/fence and compares them with the clock that
+counts suspend. It kills through the kernel (cgroup.kill of cgroup-v2.rst), so neither the agent nor
+D-Bus nor systemd has to work. If a file cannot be parsed, the fence kills the task.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ Kill = Callable[[str], bool]
 
 
 def overdue(folder: Path, now_s: float) -> Iterator[str]:
-    """Yield the tasks that may have no process left."""
-    heard = read_numbers(_read(folder / ".heard"))
+    """Yield the ids of the tasks whose processes must all be gone by now."""
+    numbers = read_numbers(_read(folder / ".heard"))
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         text = _read(path)
-        if text and read_bond(text).overdue(heard[0] if heard else None, now_s):
+        if text and read_bond(text).is_overdue(numbers[0] if numbers else None, now_s):
             yield path.name
 
 
 def _read(path: Path) -> str:
-    """Return a file's text, empty where the agent has just removed it."""
+    """Return a file's text, empty if the agent has just removed the file."""
     try:
         return path.read_text(errors="replace")
     except FileNotFoundError:
@@ -69,7 +69,7 @@ def kill_unit(unit: str, below: Path = SLICE) -> bool:
 
 
 def look(folder: Path, now_s: float, kill: Kill = kill_unit) -> None:
-    """Kill what is overdue, and note for the agent that the fence runs."""
+    """Kill overdue tasks, and write `.alive`, which shows the agent that the fence runs."""
     for task_id in overdue(folder, now_s):
         units = (unit_of(task_id), step_unit(task_id), inside_unit(task_id, "*"))
         if sum(map(kill, units)):

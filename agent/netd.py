@@ -1,8 +1,8 @@
-"""The one program of a host that may change its network, and say which task binds which port.
+"""The only program of a host that may change its network and the ports that tasks may bind.
 
-It is started by a call, and ends when it is idle. The agent itself has no such right. All state
-is in the kernel, so this may end at any time. systemd holds the socket (`twine-network.socket`);
-one request a connection, a line of JSON each way.
+systemd starts it at a request, and it ends when it is idle. The agent itself has no such right. All
+state is in the kernel, so the program may end at any time. systemd holds the socket
+(`twine-network.socket`). Each connection carries one request: a line of JSON in each direction.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ log = logging.getLogger(__name__)
 
 CGROUPS = Path("/sys/fs/cgroup")
 IDLE_S = 60.0
-"""After so long without a request it ends; systemd starts it with the next one."""
+"""The program ends after this time without a request; systemd starts it at the next one."""
 _REQUEST_MAX = 16 << 20
 _SYSTEMDS_SOCKET = 3
 _KEEP_SOCKET: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-"""From Python 3.13 on a server removes its socket at the end; this one is systemd's."""
+"""From Python 3.13 on a server removes its socket when it ends; this socket belongs to systemd."""
 
 
 async def answer(ask: Ask) -> NetAnswer:
-    """Do what is asked, and say what there is."""
+    """Carry out a request, and return the networks that exist afterwards."""
     if ask.gates is not None:
-        return gated(ask.gates)
+        return set_gates(ask.gates)
     if ask.site is None:
         raise HostError("a network request must name its site")
     from agent.machine import netlink, nft
@@ -59,7 +59,7 @@ async def answer(ask: Ask) -> NetAnswer:
             raise HostError(f"{link} is not a link of a task: it is not changed")
         await netlink.unlink(link)
     if ask.allowed is not None:
-        if ask.allowed:  # a host without private tasks forwards nothing on our account
+        if ask.allowed:  # only private networks need forwarding
             lacks = await netlink.ensure_host(site.host4, str(host6(site)), site.prefix6)
         chains = table(site, ask.allowed)
         wanted = sum(len(chain.rules) for chain in chains)
@@ -74,8 +74,8 @@ async def answer(ask: Ask) -> NetAnswer:
     return NetAnswer(networks=networks, lacks=lacks)
 
 
-def gated(gates: Gates) -> NetAnswer:
-    """Make the programs for ports, and attach them to cgroups of tasks."""
+def set_gates(gates: Gates) -> NetAnswer:
+    """Load the BPF programs for ports, and attach them to cgroups of tasks."""
     from agent.machine import port_gates
 
     for cgroup in gates.hold:
@@ -91,7 +91,7 @@ def gated(gates: Gates) -> NetAnswer:
 
 
 def _half(task_id: str) -> TaskNet:
-    """Return a namespace whose link is not there, or not whole."""
+    """Return the network of a task whose namespace exists without a complete link."""
     return TaskNet(
         task_id=task_id,
         namespace=netns_of(task_id),
@@ -102,7 +102,7 @@ def _half(task_id: str) -> TaskNet:
 
 
 class NetService:
-    """Answers one request after the other."""
+    """Answers requests one after the other."""
 
     def __init__(self, do: Callable[[Ask], Awaitable[NetAnswer]] = answer) -> None:
         self._do = do
@@ -115,11 +115,11 @@ class NetService:
         try:
             line = await reader.readline()
             async with self._turn:
-                said = await self._answer(line)
-            writer.write(msgspec.json.encode(said) + b"\n")
+                result = await self._answer(line)
+            writer.write(msgspec.json.encode(result) + b"\n")
             await writer.drain()
         except OSError:
-            pass  # the caller is gone; its request is done
+            pass  # the caller is gone; its request was carried out
         finally:
             self.called.set()
             writer.close()
@@ -135,7 +135,7 @@ class NetService:
 
 
 async def main(listener: socket.socket) -> None:
-    """Serve until there was no call for a while."""
+    """Serve until there was no request for `IDLE_S`."""
     service = NetService()
     server = await asyncio.start_unix_server(
         service.serve, sock=listener, limit=_REQUEST_MAX, **_KEEP_SOCKET

@@ -1,6 +1,4 @@
-"""What the agent asks of the program that may change the network (agent/netd.py); a firewall as
-values.
-"""
+"""Requests to the program that may change the network (agent/netd.py); firewall rules as data."""
 
 from __future__ import annotations
 
@@ -11,23 +9,23 @@ from dataclasses import dataclass
 import msgspec
 
 GATES = "/sys/fs/bpf/twine-ports"
-"""Folder of the kernel's programs for ports, one folder for each set of them (ADR 0112)."""
+"""Folder of the BPF programs for ports, with one folder for each set of ports (ADR 0112)."""
 BOUND = ("bind4", "bind6")
-"""Where such a program is asked: at a `bind` of an IPv4 and of an IPv6 socket."""
+"""Attachment points of these programs: `bind` of an IPv4 and of an IPv6 socket."""
 _NAME_MAX = 64
 TUNNEL = "twine6"
-"""The link to private tasks of other hosts."""
+"""Name of the link to private tasks of other hosts."""
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """What all private networks of a host share."""
+    """Settings that all private networks of a host share."""
 
     prefix6: str
-    """/32 of the region, of unique local addresses (RFC 4193)."""
+    """/32 of the region, with unique local addresses (RFC 4193)."""
     host4: str
-    """The host's own address, by which other hosts send it their tasks' packets."""
+    """The host's own address, to which other hosts send packets for its tasks."""
     prefix4: str
-    """Prefix of the tasks' IPv4 addresses; the same on every host, and behind the host's (NAT)."""
+    """Prefix of the tasks' IPv4 addresses; the same on every host, behind the host's NAT."""
     agent_port: int
     tasks_group: str = "workload.slice"
     """Cgroup of all tasks, below the root."""
@@ -41,7 +39,7 @@ class TaskNet(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     """Path of the namespace's mount."""
     veth: str
-    """Name of the host's end; the task's is `eth0`."""
+    """Name of the link's end on the host; the task's end is `eth0`."""
     address4: str
     address6: str
     egress_bps: int | None = None
@@ -52,43 +50,43 @@ class Gates(msgspec.Struct, frozen=True, kw_only=True):
     """Which ports tasks in the host's network may bind (docs/adr/0112)."""
 
     wanted: list[list[int]]
-    """Every set of ports that a task of this host has, rising."""
+    """Every set of ports that a task of this host has, each in ascending order."""
     alone: bool
-    """Whether all others go."""
+    """Whether programs for all other sets are removed."""
     hold: dict[str, list[int]] = {}
-    """Cgroup of a task, below the root of the hierarchy → the ports it is held to."""
+    """Cgroup of a task, below the root of the hierarchy → the only ports that it may bind."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: what is set is done, in this order; the answer has what there is after it."""
+    """One request. The fields that are set are carried out; the answer has the resulting state."""
 
     gates: Gates | None = None
-    """With these it is a request for them alone."""
+    """If set, all other fields are ignored."""
     site: Site | None = None
     ensure: TaskNet | None = None
     remove: list[str] = []
-    """Ids of tasks whose network goes."""
+    """Ids of tasks whose network is removed."""
     unlink: list[str] = []
-    """Host ends of links of no task, which go."""
+    """Names of links without a task, which are removed."""
     allowed: list[TaskNet] | None = None
-    """All private networks, for the firewall; None leaves it as it is."""
+    """All private networks, for the firewall; None does not change the firewall."""
 
 
 class NetAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a request."""
+    """The result of a request."""
 
     networks: list[TaskNet] = []
-    """Read back from the kernel; without rates and permissions."""
+    """Read back from the kernel, without rates and permissions."""
     held: list[str] = []
-    """Cgroups that are held to their ports; those that are not there are not among them."""
+    """Cgroups of `hold` whose ports are now limited; without cgroups that do not exist."""
     lacks: str = ""
-    """What this host cannot do, in words: it goes on without."""
+    """What this host cannot do, as text; the request is carried out without it."""
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One condition: `what` is an nft expression in words, `value` what it has to be."""
+    """One condition: the value that an expression, named as in nft's language, must have."""
 
     what: str
     value: str | int | bytes
@@ -97,7 +95,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When all matches hold, the verdict: accept, drop, reject, masquerade."""
+    """The verdict if all matches hold: accept, drop, reject or masquerade."""
 
     matches: tuple[Match, ...]
     verdict: str
@@ -105,7 +103,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Rules at one place of the kernel's way of packets."""
+    """Rules at one hook of the kernel's packet processing."""
 
     name: str
     hook: str
@@ -115,6 +113,6 @@ class Chain:
 
 
 def gate_of(ports: Collection[int]) -> str:
-    """Return the name of what lets a task bind these ports; tasks with the same ports share it."""
+    """Return the name of the program for these ports; tasks with the same ports share it."""
     name = "-".join(map(str, sorted(ports))) or "none"
     return name if len(name) <= _NAME_MAX else hashlib.sha256(name.encode()).hexdigest()[:32]

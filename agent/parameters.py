@@ -1,6 +1,6 @@
-"""What the path and the query of a request to the agent say, checked.
+"""Reads and checks parameters in the path and query of a request to the agent.
 
-Each function raises `InvalidInput` for a value of another form.
+Each function raises `InvalidInput` for a malformed value.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def digest_of(call: Call) -> str:
 
 
 def format_of(call: Call) -> api.ImageFormat:
-    """Return the format in which an image comes."""
+    """Return the format of an image that is sent."""
     text = call.query.get("format", "tar")
     try:
         return api.ImageFormat(text)
@@ -60,7 +60,7 @@ def format_of(call: Call) -> api.ImageFormat:
 
 
 def version_of(call: Call, known_term: int) -> tuple[int | None, int | None]:
-    """Return generation and epoch of a command about a task, where it has them."""
+    """Return generation and epoch of a command about a task, None for a missing one."""
     generation, epoch = call.number("generation"), call.number("epoch")
     given = None if generation is None else int(generation)
     term = None if epoch is None else int(epoch)

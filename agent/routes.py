@@ -1,4 +1,4 @@
-"""The agent's route table, and the few calls that an agent makes to the control plane."""
+"""The agent's route table, and the routes of the control plane that an agent calls."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ JOIN_ROUTES: tuple[Route, ...] = (
         response=PresenceAnswer,
         roles=("host",),
         changes=False,
-        summary="Tell a host whether another one has its identity",
+        summary="Report to a host whether another host has its identity",
     ),
     Route(
         "certify_task",

@@ -1,4 +1,4 @@
-"""The user's side of a session: this terminal becomes the one inside the task."""
+"""The client's side of a session: connects this terminal with a command inside a task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wire.flow import Inflow, Outflow
 
 _CHUNK = 32 << 10
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that are sent to the command where there is no terminal to do it."""
+"""Signals that are forwarded to the command if no terminal sends them."""
 
 
 def window() -> Window:
@@ -40,7 +40,7 @@ def is_terminal() -> bool:
 
 @contextmanager
 def _raw(wanted: bool) -> Iterator[None]:
-    """Pass on each key as it is; the terminal is as before afterwards."""
+    """Switch the terminal to raw mode, if wanted, and restore it afterwards."""
     if not wanted or not sys.stdin.isatty():
         yield
         return
@@ -53,43 +53,43 @@ def _raw(wanted: bool) -> Iterator[None]:
 
 
 async def attend(duplex: Duplex, *, terminal: bool, with_input: bool) -> int:
-    """Carry input and output of a session; return the exit code for the shell.
+    """Transfer input and output of a session; return the exit code for the shell.
 
-    128 and the signal's number where a signal ended the command, like a shell. Raises what
-    kept the command from running.
+    If a signal ended the command, the exit code is 128 plus its number, as in a shell. Raises the
+    error that prevented the command from running.
     """
     loop = asyncio.get_running_loop()
     words: set[asyncio.Task[None]] = set()
     sending, shown = Outflow(), Inflow()
 
-    def say(word: ExecWord) -> None:
+    def send_word(word: ExecWord) -> None:
         sending = asyncio.ensure_future(duplex.send(msgspec.json.encode(word).decode()))
         words.add(sending)
         sending.add_done_callback(words.discard)
 
     def send_signal(number: int) -> None:
-        say(ExecWord(signal=number))
+        send_word(ExecWord(signal=number))
 
     with _raw(terminal):
         if terminal:
-            loop.add_signal_handler(signal.SIGWINCH, lambda: say(ExecWord(window=window())))
+            loop.add_signal_handler(signal.SIGWINCH, lambda: send_word(ExecWord(window=window())))
         else:
             for number in _PASSED_ON:
                 loop.add_signal_handler(number, send_signal, int(number))
         typing = asyncio.ensure_future(_type(duplex, sending)) if with_input else None
         if typing is None and not terminal:
-            say(ExecWord(end_of_input=True))
+            send_word(ExecWord(end_of_input=True))
         showing = asyncio.ensure_future(_show(duplex, shown))
-        hearing = asyncio.ensure_future(_hear(duplex, shown, sending))
+        receiving = asyncio.ensure_future(_receive(duplex, shown, sending))
         try:
-            await asyncio.wait({hearing, showing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({receiving, showing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for number in (signal.SIGWINCH, *_PASSED_ON):
                 loop.remove_signal_handler(number)
         try:
-            end = await _outcome(hearing, showing, shown)
+            end = await _outcome(receiving, showing, shown)
         finally:
-            for future in (typing, hearing, showing):
+            for future in (typing, receiving, showing):
                 if future is not None:
                     future.cancel()
     if end.detail:
@@ -98,13 +98,13 @@ async def attend(duplex: Duplex, *, terminal: bool, with_input: bool) -> int:
 
 
 async def _outcome(
-    hearing: asyncio.Future[ExecEnd], showing: asyncio.Future[None], shown: Inflow
+    receiving: asyncio.Future[ExecEnd], showing: asyncio.Future[None], shown: Inflow
 ) -> ExecEnd:
-    """Return the last word, once all that came before it is written here.
+    """Return the session's last message, after all earlier output is written.
 
-    Where the reader here has ended, as before `head`, that is the end, and SIGPIPE its cause.
+    If the reader of this program's output has ended (`| head`), the result is an end by SIGPIPE.
     """
-    if hearing.done():
+    if receiving.done():
         await shown.put(None)
     try:
         await showing
@@ -112,11 +112,11 @@ async def _outcome(
         return ExecEnd(signal="SIGPIPE")
     except OSError as e:
         raise HostError(f"cannot write the command's output here: {e.strerror}") from e
-    return await hearing
+    return await receiving
 
 
 async def _type(duplex: Duplex, sending: Outflow) -> None:
-    """Send what is typed or piped in, as fast as it is taken, and that it is over."""
+    """Send standard input as fast as the command reads it, then the end of input."""
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[bytes](4)
 
     def pump() -> None:
@@ -139,8 +139,8 @@ async def _type(duplex: Duplex, sending: Outflow) -> None:
     await duplex.send(msgspec.json.encode(ExecWord(end_of_input=True)).decode())
 
 
-async def _hear(duplex: Duplex, shown: Inflow, sending: Outflow) -> ExecEnd:
-    """Keep what comes for `_show`; return the last word."""
+async def _receive(duplex: Duplex, shown: Inflow, sending: Outflow) -> ExecEnd:
+    """Pass received output to `_show`; return the session's last message."""
     async for frame in duplex.frames():
         if isinstance(frame, str):
             return msgspec.json.decode(frame, type=ExecEnd)
@@ -152,7 +152,7 @@ async def _hear(duplex: Duplex, shown: Inflow, sending: Outflow) -> ExecEnd:
 
 
 async def _show(duplex: Duplex, shown: Inflow) -> None:
-    """Write what came, as fast as it is read here, and say how much that was."""
+    """Write the received output, and report the number of written bytes to the agent."""
     output = _Output()
     await duplex.send(taken_frame(0))
     while (frame := await shown.get()) is not None:
@@ -163,22 +163,22 @@ async def _show(duplex: Duplex, shown: Inflow) -> None:
 
 
 class _Output:
-    """Writes in a thread of its own: a slow reader here holds up nothing else."""
+    """Writes in a thread of its own, so that a slow reader does not block the event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._asked: SimpleQueue[tuple[int, bytes, asyncio.Future[None]]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[int, bytes, asyncio.Future[None]]] = SimpleQueue()
         threading.Thread(target=self._serve, name="output", daemon=True).start()
 
     async def write(self, target: int, data: bytes) -> None:
-        """Return once all of it is written; raise `OSError`."""
+        """Return once all data is written; raise `OSError`."""
         written: asyncio.Future[None] = self._loop.create_future()
-        self._asked.put((target, data, written))
+        self._queue.put((target, data, written))
         await written
 
     def _serve(self) -> None:
         while True:
-            target, data, written = self._asked.get()
+            target, data, written = self._queue.get()
             failed: OSError | None = None
             try:
                 while data:

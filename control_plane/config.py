@@ -223,7 +223,7 @@ def _role_errors(document: dict[str, Any]) -> list[FieldError]:
         reason = f"the processes of a region share a store: role {role} needs an etcd cluster"
         found.append(FieldError(field="etcd.endpoints", reason=reason))
     if listen.endswith(":0"):
-        reason = f"role {role} tells others its port, which is fixed: not 0"
+        reason = f"other processes call the port of role {role}, so it must be fixed: not 0"
         found.append(FieldError(field="listen", reason=reason))
     if role == "shard" and not document.get("shard_credential"):
         reason = "a shard needs the file that `twine-control-plane shard-credential` wrote"

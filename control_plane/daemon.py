@@ -185,7 +185,7 @@ async def _build(
         )
         client.expected = f"/host/{machine.machine}"
         client.epoch = ownership.number
-        client.headers = lambda: {**term(), **ownership.said(machine.machine)}
+        client.headers = lambda: {**term(), **ownership.headers(machine.machine)}
         return client
 
     def identity_client(machine: str) -> PolledAgent:
@@ -250,7 +250,7 @@ async def _build(
 
     duplicates = registrar.duplicates
     await duplicates.load()
-    duplicates.ask, duplicates.tell = who_answers, trail.second_host
+    duplicates.ask, duplicates.audit = who_answers, trail.second_host
     duplicates.disconnect, control_plane.duplicates = control_plane.disconnect, duplicates.known
     shard_tls = identity.agents_context() if processes is not None else None
     front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, ending, shard_tls)

@@ -1,9 +1,11 @@
-"""What the front end calls about jobs: one method for each row of the route table."""
+"""The calls of the front end about jobs: one method for each row of the route table."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 
+from agent.api import Relaxation
+from control_plane.allocator.core.claims import Claims
 from control_plane.api.jobs import Endpoints, JobRecord, Jobs, JobSpec, JobStatus
 from control_plane.api.operations import JobEvents, RestartWish, TaskStory
 from control_plane.api.watch import EndpointsNews
@@ -13,7 +15,7 @@ from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.rollout import earlier, summarize
-from control_plane.scheduler.core.rollout_words import standing
+from control_plane.scheduler.core.rollout_progress import describe_blocked
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.task_service import TaskService
@@ -34,7 +36,7 @@ class JobCalls:
     async def apply_job(
         self, spec: JobSpec, *, dry_run: bool = False, writer: str = "", is_new: bool = False
     ) -> JobStatus:
-        """Create a job or change what is wanted of it; all errors at once, or none applied."""
+        """Create or change a job; after an error nothing has changed, and it names all faults."""
         if not dry_run:
             await self.shards.give(spec.entitlement)
         record = await self._control.apply(spec, dry_run=dry_run, writer=writer, is_new=is_new)
@@ -43,7 +45,7 @@ class JobCalls:
     def _status(self, record: JobRecord) -> JobStatus:
         """Return the status of a job whose record was changed just now, before its next round."""
         now = Moment(self._runtime.date(), self._runtime.now())
-        return summarize(record, standing(record, now))
+        return summarize(record, describe_blocked(record, now))
 
     def job_records(self) -> list[JobRecord]:
         """Return the records of all jobs of the region, by name."""
@@ -57,7 +59,7 @@ class JobCalls:
         """Return all jobs of the shards of this process, by name."""
         local, found = {shard.number: shard for shard in self.shards.all}, list[JobStatus]()
         for name in self._jobs:
-            number = self.shards.number_of_job(name)  # None: it went while others were counted
+            number = self.shards.number_of_job(name)  # None: it was deleted during this loop
             if number is not None and number in local:
                 found.append(await local[number].scheduler.status(name))
                 await self._runtime.checkpoint()
@@ -68,7 +70,7 @@ class JobCalls:
         return self._status(await self._control.stop(name))
 
     async def pause_job(self, name: str, *, paused: bool) -> JobStatus:
-        """Hold back the update of a job, or let it go on."""
+        """Pause the update of a job, or resume it."""
         return self._status(await self._control.pause(name, held_back=paused))
 
     async def restart_job(self, name: str, writer: str = "") -> JobStatus:
@@ -76,24 +78,24 @@ class JobCalls:
         return self._status(await self._control.restart(name, writer))
 
     async def rollback_job(self, name: str, writer: str = "") -> JobStatus:
-        """Go back to what the version before wanted of the tasks."""
+        """Return to the task settings of the previous version."""
         if before := self.goes_back_to(name):
             self.shards.check_move(name, before)
         return self._status(await self._control.rollback(name, writer))
 
     async def move_job(self, name: str, entitlement: str, writer: str = "") -> JobStatus:
-        """Have a job run in another entitlement."""
+        """Move a job to another entitlement."""
         await self.shards.give(entitlement)
         self.shards.check_move(name, entitlement)
         return self._status(await self._control.move(name, entitlement, writer))
 
     async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
-        """Have a task run elsewhere."""
+        """Move a task to another machine."""
         await self._control.move_task(name, index, to, reason)
         return await self.task_story(name, index)
 
     async def restart_task(self, name: str, index: int, wish: RestartWish) -> TaskStory:
-        """Restart a task where it is: in its turn, or at once."""
+        """Restart a task on its machine: within the budget, or at once (`wish.now`)."""
         if not wish.now:
             await self._control.restart_task(name, index, wish.reason)
         elif not wish.reason:
@@ -107,11 +109,11 @@ class JobCalls:
         return await self.task_story(name, index)
 
     async def job_events(self, name: str, after: int = 0, limit: int = 100) -> JobEvents:
-        """Return a page of a job's log, oldest first; also of one that is gone."""
+        """Return a page of the log of a job or a deleted job, oldest event first."""
         return await self._events.page(self._jobs, name, after, limit)
 
     async def task_story(self, name: str, index: int) -> TaskStory:
-        """Return what is being done to a task and what was."""
+        """Return the present operation of a task, and its earlier ones."""
         return await self._events.story(self._jobs, name, index)
 
     def users_of_image(self, digest: str) -> list[str]:
@@ -147,7 +149,24 @@ class JobCalls:
         return await self.discovery.watch(known, wait_s)
 
     def goes_back_to(self, job: str) -> str | None:
-        """Return the entitlement that a rollback of a job would bring it to, if there is one."""
+        """Return the entitlement to which a rollback would move a job, if there is one."""
         record = self._jobs.find(job)
         version = earlier(record) if record is not None else None
         return record.specs[version].entitlement if record is not None and version else None
+
+    # -- for access control and other services
+
+    def entitlement_of(self, job: str) -> str | None:
+        """Return the entitlement of a job, if there is such a job."""
+        record = self._jobs.find(job)
+        return None if record is None else record.spec.entitlement
+
+    def is_raw(self, job: str) -> bool:
+        """Return whether some version of a job that is kept has tasks without a sandbox."""
+        record = self._jobs.find(job)
+        specs = () if record is None else (record.spec, *record.specs.values())
+        return any(Relaxation.RAW in spec.relaxations for spec in specs)
+
+    def _claims_of(self, job: str) -> Claims | None:
+        """Return the claims of a job on machines, if it has any."""
+        return self.shards.of_job(job).allocator.index.claims.get(job)

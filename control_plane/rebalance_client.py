@@ -54,7 +54,7 @@ class RebalanceClient(WireClient):
         return answer_as(RebalanceStatus, await self.call(_ROUTE["pause_rebalance"], wish))
 
     async def resume_rebalance(self) -> RebalanceStatus:
-        """Let the ReBalancer go on."""
+        """Resume the ReBalancer."""
         return answer_as(RebalanceStatus, await self.call(_ROUTE["resume_rebalance"]))
 
     async def get_elastic(self) -> ElasticReport:

@@ -83,7 +83,7 @@ async def restore(config: Config, copy: Path, *, keep_credentials: bool) -> None
         for name in reversed(folders):  # the main store last: its note says that all are there
             copies.put_in_place(made[name], folders[name], folders[name] / aside)
             shutil.rmtree(made[name].parent, ignore_errors=True)
-    _tell(found[MAIN], folders[MAIN] / aside, users)
+    _report(found[MAIN], folders[MAIN] / aside, users)
 
 
 async def _settle(folder: Path, note: Restored, revoked: dict[str, bytes]) -> None:
@@ -150,7 +150,7 @@ def _revoked(path: Path) -> dict[str, bytes]:
         return {str(key): bytes(value) for key, value in rows}
 
 
-def _tell(found: copies.Facts, aside: Path, names: list[str]) -> None:
+def _report(found: copies.Facts, aside: Path, names: list[str]) -> None:
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.copied_at))
     of = f"the copy of {made}" if found.copied_at else "a copy of an unknown time"
     click.echo(f"restored: {of}, {found.keys} records; the replaced files are in {aside}")

@@ -96,7 +96,7 @@ class _Loading:
             client.epoch = ownership.number
             client.headers = lambda: {
                 **processes.headers(),
-                **ownership.said(machine.machine),
+                **ownership.headers(machine.machine),
             }
             return client
 

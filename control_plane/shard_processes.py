@@ -22,8 +22,9 @@ from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.api.jobs import JobRecord
 from control_plane.api.ownership import EntitlementOwner, ShardLoad
-from control_plane.running_shards import IDLE_S, RunningShard, RunningShards, ShardParts
+from control_plane.running_shards import IDLE_S, RunningShards
 from control_plane.runtime.loops import Loops
+from control_plane.shard_lookup import RunningShard, ShardParts
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import RoleLeaders
 from control_plane.store.records import JOBS
@@ -60,7 +61,7 @@ class ShardProcesses(RunningShards):
         """Stop of a task whose job is unknown here → whether the store confirmed that since."""
         self.ask_ready: Callable[[int], Awaitable[bool]] = self._is_led
         """Returns whether the process of a shard takes requests."""
-        ownership.table.listen(self._heard)
+        ownership.table.listen(self._owner_changed)
         parts.jobs.listen(self._job_changed)
         for allocator in allocators.values():
             allocator.allocations.confirm = partial(self._confirm, allocator)
@@ -168,10 +169,11 @@ class ShardProcesses(RunningShards):
     # -- tasks of jobs that are not known here
 
     def _wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
-        """Return what a machine has to do with a task; the store is asked before a stray ends.
+        """Return what a machine has to do with a task.
 
         A shard writes a new job before its tasks start. But this process may not have followed the
-        write of the job or the machine's assignment yet, so it asks the store.
+        write of the job, or of the machine's assignment. So it reads the job from the store before
+        it stops a task of an unknown job (docs/adr/0215).
         """
         found, job = super()._wanted(machine, task), task.rpartition("-")[0]
         if not isinstance(found, Stop) or self._parts.jobs.find(job) is not None:
@@ -180,11 +182,11 @@ class ShardProcesses(RunningShards):
             while len(self._gone) >= _GONE_KEPT:
                 del self._gone[next(iter(self._gone))]
             self._gone[found] = False
-            self._runtime.spawn("stray", self._ask_store(found, job))
+            self._runtime.spawn("unknown task", self._ask_store(found, job))
         return found if self._gone[found] else None
 
-    async def _ask_store(self, stray: Stop, job: str) -> None:
-        """Have a task ended whose job the store does not have; a failed read is tried again."""
+    async def _ask_store(self, stop: Stop, job: str) -> None:
+        """Stop a task if the store has no record of its job; retries a failed read."""
         while True:
             try:
                 is_gone = await self._parts.jobs.store.get(JOBS + job) is None
@@ -193,15 +195,15 @@ class ShardProcesses(RunningShards):
                 await self._runtime.sleep(_RETRY_S)
             else:
                 break
-        self._gone.pop(stray, None)
+        self._gone.pop(stop, None)
         if is_gone:
-            self._gone[stray] = True
+            self._gone[stop] = True
             for shard in self.all:
-                shard.scheduler.remove_strays(stray.machine)
+                shard.scheduler.stop_unknown_tasks(stop.machine)
 
     # -- changes of the ownership map
 
-    def _heard(
+    def _owner_changed(
         self, pool: str, before: EntitlementOwner | None, after: EntitlementOwner | None
     ) -> None:
         if not self._runs or after is None:

@@ -15,7 +15,7 @@ DAY_S = 86_400
 STAGE_MAX_S = 28 * DAY_S
 """A longer time counts as a mistake: no push takes months."""
 FLEET = "fleet/"
-"""Prefix of the name of a fleet, where a job or a fleet may be meant: no job has such a name."""
+"""Prefix that distinguishes the name of a fleet from that of a job: no job has such a name."""
 Span = Annotated[float, Meta(ge=0, le=STAGE_MAX_S)]
 Interval = Annotated[float, Meta(ge=1, le=3600)]
 Url = Annotated[
@@ -85,7 +85,7 @@ class CompareGate(_FilePart, frozen=True, kw_only=True):
     """The same Prometheus query on new and on stable tasks, compared by a statistical test."""
 
     promql: Annotated[str, Meta(min_length=1, max_length=4096)]
-    """Asked twice: `$tasks` is replaced by the new tasks, then by the stable ones."""
+    """Sent twice: `$tasks` is replaced by the new tasks, then by the stable ones."""
     better: Annotated[str, Meta(pattern="^(lower|higher)$", description="`lower` or `higher`")] = (
         "lower"
     )

@@ -106,15 +106,15 @@ async def run_service(
 
 async def _opened(store: Store, stopping: asyncio.Event) -> bool:
     """Return whether the store is open; False: another process had it until the end."""
-    told = False
+    announced = False
     while not stopping.is_set():
         try:
             await store.__aenter__()
         except Busy as e:
-            if not told:
+            if not announced:
                 notify("READY=1\nSTATUS=standing by")
                 click.echo(f"standing by: {e}", err=True)
-                told = True
+                announced = True
             try:
                 async with asyncio.timeout(_RETRY_S):
                     await stopping.wait()

@@ -28,7 +28,7 @@ class ConveyorClient(WireClient):
         return answer_as(PipelineView, answer)
 
     async def remove_pipeline(self, name: str) -> None:
-        """Forget a pipeline without a run."""
+        """Remove a pipeline that has no run."""
         await self.call(_ROUTE["remove_pipeline"], pipeline=name)
 
     async def plan_pipeline(self, spec: PipelineSpec) -> PipelinePlan:

@@ -32,8 +32,8 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """In the order in which they are changed: the first one is the canary. Empty: every machine
     of the region, by name."""
     probe: Annotated[list[Argument], Meta(max_length=64)] = []
-    """Command that prints the release on `$host`, and fails if that is not healthy. Empty: the
-    agent's version, and whether it answers, from the control plane."""
+    """Command that prints the release on `$host`, and fails if the host is not healthy. Empty: the
+    control plane reports the agent's version, and whether the agent answers."""
     install_timeout_s: Annotated[float, Meta(ge=1, le=7200)] = 900.0
     """A command that runs for longer is ended and failed."""
     healthy_s: Annotated[float, Meta(ge=1, le=7200)] = 300.0
@@ -41,7 +41,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     settle_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     """A host must be healthy for this long before the next one is changed."""
     max_unavailable: Annotated[int, Meta(ge=0, le=10_000)] = 0
-    """So many hosts may be away at the end of a release."""
+    """The largest number of hosts that may be unavailable at the end of a release."""
 
 
 class ConveyorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class ConveyorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     listen: str = ""
     """`HOST:PORT` for users with TLS; empty: only the unix socket."""
     server_credential: str = ""
-    """File of the certificate that it shows to users; needed for `listen`."""
+    """File of the certificate that it presents to users; needed for `listen`."""
     writers: Annotated[list[str], Meta(max_length=1000)] = []
     """Users who may apply, approve and control pipelines; others only read."""
 

@@ -21,7 +21,7 @@ from conveyor.core.fleet import HostSeen
 from wire.errors import HostError, TwineError
 
 PROBE_S = 30.0
-_SAID_BYTES = 64 << 10
+_OUTPUT_BYTES = 64 << 10
 _SHOWN_LINES, _SHOWN = 8, 800
 """Of a command's output: dpkg prints four lines after the reason of a failure."""
 
@@ -50,63 +50,63 @@ class CommandHosts:
             return [await self._probed(fleet, name) for name in fleet.hosts]
         views = {v.record.machine: v for v in (await self._client.list_machines()).machines}
         names = fleet.hosts or sorted(n for n, v in views.items() if v.record.facts is not None)
-        return [_heard(name, views.get(name)) for name in names]
+        return [_from_view(name, views.get(name)) for name in names]
 
     async def _probed(self, fleet: FleetSettings, host: str) -> HostSeen:
         try:
-            said = await _said(_filled(fleet.probe, {"host": host}), PROBE_S)
+            output = await _run(_filled(fleet.probe, {"host": host}), PROBE_S)
         except TwineError as e:
             return HostSeen(host, "", False, str(e))
-        return HostSeen(host, said.strip(), bool(said.strip()), "its probe printed no release")
+        return HostSeen(host, output.strip(), bool(output.strip()), "its probe printed no release")
 
     async def install(self, fleet: FleetSettings, host: str, release: str) -> None:
         """Run the command that installs a release on a host."""
-        words = _filled(fleet.install, {"host": host, "release": release})
-        await _said(words, fleet.install_timeout_s)
+        command = _filled(fleet.install, {"host": host, "release": release})
+        await _run(command, fleet.install_timeout_s)
 
 
-def _heard(name: str, view: MachineView | None) -> HostSeen:
+def _from_view(name: str, view: MachineView | None) -> HostSeen:
     if view is None or view.record.facts is None:
         return HostSeen(name, "", False, "the control plane has no such machine")
-    silent = "" if view.last_seen_s is None else f", heard {view.last_seen_s:.0f} s ago"
-    why = view.health or f"its agent does not answer{silent}"
+    ago = "" if view.last_seen_s is None else f", last contact {view.last_seen_s:.0f} s ago"
+    why = view.health or f"its agent does not answer{ago}"
     return HostSeen(name, view.record.facts.agent_version, view.ready, why)
 
 
-def _filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    return [Template(word).safe_substitute(values) for word in words]
+def _filled(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    return [Template(word).safe_substitute(values) for word in command]
 
 
-async def _said(words: Sequence[str], timeout_s: float) -> str:
+async def _run(command: Sequence[str], timeout_s: float) -> str:
     """Return a command's output, or raise `HostError` with its exit code and last output."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *words,
+            *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
     except (OSError, ValueError) as e:
-        raise HostError(f"cannot run {words[0]}: {e}") from e
+        raise HostError(f"cannot run {command[0]}: {e}") from e
     assert process.stdout is not None
-    said = b""
+    output = b""
     try:
         async with asyncio.timeout(timeout_s):
             while chunk := await process.stdout.read(1 << 14):
-                said = (said + chunk)[-_SAID_BYTES:]
+                output = (output + chunk)[-_OUTPUT_BYTES:]
             await process.wait()
     except TimeoutError as e:
-        raise HostError(f"{words[0]} did not end within {timeout_s:g} s: {_last(said)}") from e
+        raise HostError(f"{command[0]} did not end within {timeout_s:g} s: {_last(output)}") from e
     finally:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode:
-        raise HostError(f"{words[0]} ended with {process.returncode}: {_last(said)}")
-    return said.decode(errors="replace")
+        raise HostError(f"{command[0]} ended with {process.returncode}: {_last(output)}")
+    return output.decode(errors="replace")
 
 
-def _last(said: bytes) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()
+def _last(output: bytes) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
     return " / ".join(lines[-_SHOWN_LINES:])[-_SHOWN:] or "it printed nothing"

@@ -125,7 +125,9 @@ class FleetReleases:
         async with self._locks[name]:
             record, revision = await self._read(name)
             now = self._runtime.date()
-            after = fleet.undone(record, failed, now) if failed else fleet.installed(record, now)
+            after = (
+                fleet.host_failed(record, failed, now) if failed else fleet.installed(record, now)
+            )
             await self._write(name, after, revision)
 
     async def _read(self, name: str) -> tuple[FleetRecord, int]:

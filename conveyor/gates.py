@@ -32,7 +32,7 @@ class GateReader(Protocol):
         ...
 
     async def end(self, run: PipelineRun) -> None:
-        """Remove what measurements of an ended run left."""
+        """Stop the checks that measurements of an ended run left behind."""
         ...
 
 
@@ -67,7 +67,7 @@ class GateMeter:
             return judge.no_data(f"{about}{e}")
 
     async def end(self, run: PipelineRun) -> None:
-        """Remove what measurements of an ended run left."""
+        """Stop the checks that measurements of an ended run left behind."""
         if self._checks is not None:
             await self._checks.end(run)
 

@@ -35,7 +35,7 @@ _JOB_NAME_MAX = 56
 def pipeline_spec(document: Any, what: str) -> PipelineSpec:
     """Return the pipeline of a document (plain values), or raise `InvalidInput` with every error.
 
-    Sizes and durations may be written in words (`10m`).
+    Sizes and durations may be text with a unit (`10m`).
     """
     document = plain(document, PipelineSpec)
     if found := [*violations(document, PipelineSpec), *pipeline_relations(document)][:MAX_ERRORS]:

@@ -97,7 +97,7 @@ class DeliveryRecords:
         return [decoded(e.value, StoredVerdict, e.key).verdict for e in listing.entries]
 
     async def remove(self, known: KnownPipeline) -> None:
-        """Forget a pipeline and its history."""
+        """Remove a pipeline and its history."""
         name = known.record.spec.name
         keys = [PIPELINES + name]
         for prefix in (f"{RUNS}{name}/", f"{VERDICTS}{name}/"):

@@ -47,7 +47,7 @@ ROUTES: tuple[Route, ...] = (
         "DELETE",
         _PATH,
         needs=WRITES,
-        summary="Forget a pipeline without a run",
+        summary="Remove a pipeline that has no run",
     ),
     Route(
         "plan_pipeline",

@@ -92,7 +92,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One image on its way through the stages."""
+    """The progress of one image through the stages."""
 
     number: int
     image: str
@@ -124,14 +124,14 @@ class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     waits: str = ""
     """What the run waits for, in a sentence."""
     blocked_since: float | None = None
-    """Since when a hold or a pause of the owner blocks the step."""
+    """When a hold or a pause of the owner began to block the step."""
     ended: float | None = None
     reason: str = ""
     """Why it failed, or was ended."""
 
     @property
     def brings(self) -> str:
-        """Return what it brings, as text."""
+        """Return the image or the release of the run, as text."""
         return f"{'release' if self.spec.fleets else 'image'} {short(self.image)}"
 
 
@@ -215,9 +215,9 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     push_reason: str = ""
     """The reason given by the writer of the push."""
     owner: str = ""
-    """Writer who owns the push; empty: the next writer need not ask."""
+    """Writer that owns the push; empty: any writer may change it without `take_over`."""
     went_back: str = ""
-    """Why the scheduler rolled the job back by itself (`update.on_failure`); empty: it did not."""
+    """Why the scheduler rolled the job back (`update.on_failure`); empty: it did not."""
     held: str = ""
     """Why, and until when, nothing may begin; empty: the job is not held."""
     refused: str = ""

@@ -87,8 +87,14 @@ def handlers(service: DeliveryService) -> Mapping[str, Handler]:
         return await service.history(call.path["pipeline"], limit, number)
 
     found = (
-        *(list_pipelines, get_pipeline, apply_pipeline, remove_pipeline),
-        *(plan_pipeline, start_run, control_run, get_history),
+        list_pipelines,
+        get_pipeline,
+        apply_pipeline,
+        remove_pipeline,
+        plan_pipeline,
+        start_run,
+        control_run,
+        get_history,
     )
     return {handler.__name__: handler for handler in found}
 

@@ -42,7 +42,7 @@ IDLE_S = 10.0
 _BACK_OFF_MAX_S = 30.0
 _NOTIFY_S = 60.0
 _NOTIFY_FOR_S = 86_400.0
-"""A notification that could not be delivered for so long is dropped."""
+"""A notification is dropped after this many seconds without delivery."""
 Notify = Callable[[str, object], Awaitable[None]]
 
 
@@ -68,7 +68,7 @@ class DeliveryService:
         self._trouble: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         """Job → why its last change was refused."""
-        self._told_at: dict[int, float] = {}
+        self._notified_at: dict[int, float] = {}
         self._looked: dict[str, float] = {}
         """Pipeline → when the image store was last read."""
         self._loops: dict[str, asyncio.Task[None]] = {}
@@ -243,13 +243,13 @@ class DeliveryService:
                 await self._write(known, changed, ())
 
     async def _notify(self, name: str) -> None:
-        """Notify the hooks of unsuccessful runs at least once, until they answer."""
+        """Send notifications of unsuccessful runs, each again until its URL answers."""
         for number in self._known[name].record.unsent:
             run = await self._records.run(name, number)
             now = self._runtime.date()
-            if now - self._told_at.get(number, float("-inf")) < _NOTIFY_S:
+            if now - self._notified_at.get(number, float("-inf")) < _NOTIFY_S:
                 continue
-            self._told_at[number] = now
+            self._notified_at[number] = now
             try:
                 for url in run.spec.on_failure.notify if run is not None else []:
                     await self._send(url, run)
@@ -317,7 +317,7 @@ class DeliveryService:
         return await self._woken(name)
 
     async def remove(self, name: str) -> None:
-        """Forget a pipeline without a run; its history goes with it."""
+        """Remove a pipeline that has no run, and its history."""
         async with self._lock(name):
             known = await self._fresh(name)
             if known.record.active is not None or known.record.waiting is not None:

@@ -164,7 +164,7 @@ class ApplyRun:
     def _keep(self, write: Callable[[], None]) -> None:
         """Write a record that a later run needs.
 
-        A revert goes on if the write fails: all original values are in the record already.
+        A revert continues if the write fails: all original values are in the record already.
         """
         try:
             write()

@@ -54,7 +54,7 @@ def conflicts(contributions: Iterable[Contribution]) -> list[FieldError]:
 
 
 class BootWish(msgspec.Struct, frozen=True):
-    """What the next boot shall be."""
+    """The entry that the next boot must use, and why."""
 
     entry: Entry | None
     """None for the host's own."""
@@ -74,8 +74,10 @@ class BootWish(msgspec.Struct, frozen=True):
 
     @property
     def purpose(self) -> str:
-        """What the next boot is for, in words that do not depend on what runs now: a boot that
-        failed is known by them, and the host's own line may lack the old argument, too.
+        """The arguments that the next boot must bring, as text that identifies a failed attempt.
+
+        The text does not depend on the running line: after a failed boot with the host's own line
+        the old arguments may be missing too.
         """
         arguments = [a for group, ours in self.groups.items() if group != GUARD for a in ours]
         return " ".join(arguments) or "the host's own line"
@@ -107,7 +109,7 @@ class BootLine:
         return [argument for each in ours for argument in each.arguments]
 
     def wish(self, contributions: Sequence[Contribution], short: Iterable[str] = ()) -> BootWish:
-        """Return what the next boot shall be.
+        """Return the entry that the next boot must use, and why.
 
         A late contribution counts where its setting is among the `short` ones, or where its
         group is ours already.

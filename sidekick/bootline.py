@@ -32,7 +32,7 @@ Groups = Mapping[str, tuple[str, ...]]
 
 
 def key_of(argument: str) -> str:
-    """Return the key; the kernel does not tell dashes from underscores in it."""
+    """Return the key; to the kernel, dashes and underscores in it are the same."""
     return argument.partition("=")[0].replace("-", "_")
 
 

@@ -72,7 +72,7 @@ class NoProcesses:
 
 
 NOTED = frozenset({"apply", "rollback", "resume", "try", "confirm", "revert", "repair"})
-"""Commands that leave a line in the history: all that change the host or what becomes of it."""
+"""Commands that write a line of the history: they change the host, or end a trial."""
 
 
 class Context(msgspec.Struct):
@@ -353,17 +353,17 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = 
             code = context.code
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `| head`: the reader is gone, so that nothing is said at exit either
+    except BrokenPipeError:  # `| head`: the reader is gone; avoids a second error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except TwineError as e:
-        return _tell(e, line)
+        return _report_error(e, line)
     except PermissionError as e:
         what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
-        return _tell(Forbidden(what, hint="run as root"), line)
+        return _report_error(Forbidden(what, hint="run as root"), line)
 
 
-def _tell(error: TwineError, line: Sequence[str]) -> int:
+def _report_error(error: TwineError, line: Sequence[str]) -> int:
     """Print an error as text, and also as JSON where the line asks for it."""
     if re.search(r"\0(-o\0?|--output[\0=])json\0", "\0".join(["", *line, ""])):
         print_json(error.problem())

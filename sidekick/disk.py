@@ -41,7 +41,7 @@ class Disk:
         with translated(f"cannot write {path}"):
             fresh = not path.exists()
             with path.open("ab", buffering=0) as file:
-                length = file.tell()
+                length = os.fstat(file.fileno()).st_size
                 data = f"{line}\n".encode()
                 try:
                     if file.write(data) != len(data):

@@ -74,7 +74,7 @@ def explain(
         wanted=found.value,
         required=found.required,
         source=found.source,
-        text=_said(library, found.source),
+        text=_lines_of(library, found.source),
         now=now,
         lacking="" if now is not None else setting.lacking(found.setting),
         original=record.originals.get(found.setting),
@@ -83,7 +83,7 @@ def explain(
     )
 
 
-def _said(library: Library, source: str) -> list[str]:
+def _lines_of(library: Library, source: str) -> list[str]:
     """Return the line of a profile that a source names, and the comment right above it."""
     name, _, number = source.partition(":")
     path = library.find(name)

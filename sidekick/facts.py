@@ -111,18 +111,18 @@ def read_facts(fs: KernelFs, hardware: HostHardware | None = None) -> dict[str, 
 def read_location(fs: KernelFs) -> dict[str, Fact]:
     """Return the location of the machine, "" for unknown parts. Raises `ConfigError`."""
     try:
-        said = tomllib.loads(fs.find(LOCATION) or "")
+        found = tomllib.loads(fs.find(LOCATION) or "")
     except tomllib.TOMLDecodeError as e:
         raise ConfigError(
             f"{LOCATION} is not TOML: {e}", hint="`twine-agent join` writes it"
         ) from e
     names = {name: name.rpartition(".")[2] for name in FACTS if name.startswith("location.")}
     names["machine.type"] = "machine_type"
-    unknown = said.keys() - names.values()
-    if unknown or not all(isinstance(value, str) for value in said.values()):
+    unknown = found.keys() - names.values()
+    if unknown or not all(isinstance(value, str) for value in found.values()):
         known = ", ".join(sorted(names.values()))
         raise ConfigError(f"{LOCATION} may have only {known}, each as text")
-    return {fact: said.get(key, "") for fact, key in names.items()}
+    return {fact: found.get(key, "") for fact, key in names.items()}
 
 
 def vendor_of(cpuinfo: str) -> str:
@@ -133,7 +133,7 @@ def vendor_of(cpuinfo: str) -> str:
 
 
 def core_count(fs: KernelFs) -> int:
-    """Return how many cores have a processor that is online, 0 where the kernel does not tell."""
+    """Return how many cores have a processor that is online, 0 if the kernel has no topology."""
     siblings = set()
     for name in fs.names(_CPUS):
         if re.fullmatch(r"cpu\d+", name):
@@ -180,7 +180,7 @@ def _arch(cpuinfo: str) -> str:
 
 def _page_bytes(fs: KernelFs) -> int:
     # A huge page is one page table's worth of 8-byte entries: page * (page / 8). No other file of
-    # /sys or /proc tells, but for those of single processes.
+    # /sys or /proc has the size, except those of single processes.
     size = _number(fs.find("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size") or "")
     return math.isqrt(size * 8) or 4096
 

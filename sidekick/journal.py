@@ -48,7 +48,7 @@ Step = Began | Planned | Wrote | Undoing | Undone
 
 
 class Run(msgspec.Struct):
-    """A run as its journal tells it."""
+    """A run as its journal records it."""
 
     began: Began
     planned: int = 0
@@ -57,7 +57,7 @@ class Run(msgspec.Struct):
     undoing: str | None = None
 
     def describe(self, running: bool) -> str:
-        """Return how far it came, in words."""
+        """Return the progress of the run as text."""
         name = self.began.target.name or "the originals"
         if self.undoing is not None:
             what = f"undoing {name} ({self.undoing})"
@@ -84,7 +84,7 @@ def _steps(lines: Sequence[bytes]) -> list[Step]:
 
 
 def replay(lines: Sequence[bytes]) -> Run | None:
-    """Return the run that a journal tells of; None without its first line."""
+    """Return the run that a journal records; None without its first line."""
     steps = _steps(lines)
     if not steps or not isinstance(steps[0], Began):
         return None

@@ -47,8 +47,8 @@ def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
         profile = library.load(name, facts)
         target = target_of(profile, host)
     except ConfigError as e:
-        told = [(each.field, each.reason) for each in e.errors] or [("", str(e))]
-        return [_finding(name, Severity.ERROR, *each) for each in told]
+        errors = [(each.field, each.reason) for each in e.errors] or [("", str(e))]
+        return [_finding(name, Severity.ERROR, field, reason) for field, reason in errors]
     except Unprocessable as e:
         return [_finding(name, Severity.NOTE, "", f"not on this host: {e}")]
     except TwineError as e:

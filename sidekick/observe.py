@@ -191,7 +191,7 @@ class Sight:
 
 
 def tasks_of(host: Host) -> list[str]:
-    """Return the units of tasks that run on this host, as the kernel's groups tell."""
+    """Return the units of tasks that run on this host: those whose cgroup has processes."""
     found = []
     pending = [f"{CGROUPS}/{name}" for name in TASK_SLICES]
     while pending:

@@ -43,7 +43,7 @@ class Profile(msgspec.Struct, frozen=True):
     sections: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The decoded table of each kind that a file speaks of."""
     sources: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Where it is said, as `web:12` (file and line): by `sysctl.NAME`, `hugepages`, …"""
+    """File and line of each setting, as `web:12`: by `sysctl.NAME`, `hugepages`, …"""
     texts: tuple[ProfileText, ...] = ()
     """Its own file, its parent's, and so on."""
 
@@ -164,14 +164,14 @@ def _check_owners(files: Sequence[ProfileFile]) -> None:
         patterns = allow.get(owner, [])
         if file.header.allow:
             file.wrong(("allow",), f"may not be changed by {owner}")
-        said = [
+        changed = [
             ((*block.at, kind, key), f"{kind}.{key}")
             for block in file.blocks
             for kind, table in block.tables.items()
             for key in table
         ]
-        said += [(("unset", at), name) for at, name in enumerate(file.header.unset)]
-        for place, name in said:
+        changed += [(("unset", at), name) for at, name in enumerate(file.header.unset)]
+        for place, name in changed:
             if not any(fnmatch.fnmatchcase(name, p) for p in patterns):
                 file.wrong(place, f"{owner} may set {', '.join(patterns) or 'nothing'}")
 

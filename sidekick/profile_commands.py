@@ -149,19 +149,19 @@ def explain(ctx: Surroundings, setting: str, profile: str | None, output: str) -
     if output == "json":
         print_json(about)
         return
-    said = about.text or ["-"]
+    text = about.text or ["-"]
     rows = [
         ("setting", about.setting),
         ("wanted", f"{about.wanted}{'' if about.required else ' (if the host has it)'}"),
         ("now", about.lacking if about.now is None else about.now),
         ("original", about.original or "not changed by any profile"),
-        ("said by", f"{about.source}, for profile {about.profile}"),
-        *(("" if n else "words", line) for n, line in enumerate(said)),
+        ("set by", f"{about.source}, for profile {about.profile}"),
+        *(("" if n else "text", line) for n, line in enumerate(text)),
         ("costs", about.needs),
         ("see", about.documents or "-"),
     ]
-    for label, text in rows:
-        click.echo(f"{label:10}{text}")
+    for label, value in rows:
+        click.echo(f"{label:10}{value}")
 
 
 @click.command()

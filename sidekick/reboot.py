@@ -21,7 +21,7 @@ CONFIG = "/etc/twine/sidekick.toml"
 KEXEC = ("/usr/sbin/kexec", "/sbin/kexec")
 MOST_REBOOTS = 3
 WINDOW_S = 3600.0
-"""At most so many in that time, whatever is asked: something may ask in a loop."""
+"""At most 3 reboots in this time, in seconds: a caller may request reboots in a loop."""
 Reboots = tuple[Rebooted | float, ...]
 
 
@@ -29,7 +29,7 @@ class RebootConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The file `/etc/twine/sidekick.toml`; all of it may be left out."""
 
     kexec_kernel: str | None = None
-    """Kernel image to load; by default the installed one of the version that shall run."""
+    """Kernel image to load; by default the installed one of the version that must run."""
     kexec_initrd: str | None = None
     """Its initial RAM disk; with a `kexec_kernel` and none here, none is loaded."""
     repair_drift: bool = False

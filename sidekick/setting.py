@@ -37,7 +37,7 @@ class Log(Protocol):
     """Where each step is logged: a `logging.Logger`, or `NoLog`."""
 
     def info(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
-        """Tell what changed."""
+        """Report a change."""
 
     def warning(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
         """Report what an operator may have to act upon."""
@@ -91,8 +91,9 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...]
     source: str = ""
     late: bool = False
-    """Put there only once `apply` said that this boot cannot give it (`pending_reboot`). Such
-    an argument may linger after it is released: what it did is undone at run time."""
+    """Whether the argument is added only after `apply` returned `pending_reboot`: the running
+    kernel could not provide the value. Such an argument may stay on the line after its release,
+    because its effect is undone at run time."""
 
 
 class Setting:
@@ -156,8 +157,9 @@ class Setting:
         return (setting, *self.partners(setting), *self.changes_too(setting))
 
     def touches(self, setting: str) -> tuple[str, ...]:
-        """Return what it sets, in words that another kind would use for the same thing (a
-        path): two settings of a profile that touch one thing are a conflict.
+        """Return the names (such as paths) of what it sets; other kinds use the same names.
+
+        Two settings of a profile that touch one name are a conflict.
         """
         return (setting,)
 

@@ -1,7 +1,7 @@
 """What commands print: tables and colour on a terminal, tabs in a pipe, JSON on request.
 
-In a pipe every line is a row and nothing else is printed but the line at the end, so that
-`sidekick plan web | cut -f1` goes on working.
+In a pipe every line is a row, except the summary at the end, so that `sidekick plan web | cut -f1`
+works.
 """
 
 from __future__ import annotations

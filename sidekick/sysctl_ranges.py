@@ -33,16 +33,16 @@ RISING = {
     "net.ipv4.tcp_wmem": 3,
     "net.ipv4.udp_mem": 3,
 }
-"""So many numbers, none smaller than the one before it: the kernel takes others of most of them,
-and then misbehaves."""
+"""How many numbers a sysctl takes, none smaller than the one before it. The kernel accepts others
+for most of these sysctls, and then misbehaves."""
 
 
 def why_out_of_range(name: str, value: str) -> str:
     """Return why a value cannot be meant, "" where nothing is known against it."""
-    words = value.split()
-    if not all(word.lstrip("-").isdigit() for word in words):
+    parts = value.split()
+    if not all(part.lstrip("-").isdigit() for part in parts):
         return "must be a number" if name in RANGES or name in RISING else ""
-    numbers = [int(word) for word in words]
+    numbers = [int(part) for part in parts]
     if name in RISING:
         if len(numbers) != RISING[name]:
             return f"takes {RISING[name]} numbers, not {len(numbers)}"

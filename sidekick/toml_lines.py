@@ -1,8 +1,8 @@
-"""On which line of a TOML file something is said, which the parser of the library does not tell,
-and where a file is nested too deeply or has too long a number for that parser.
+"""Finds the line of each value of a TOML file, which the parser of the standard library omits.
 
-Reads only as much of the language as that needs: headers of tables, and keys at the begin of a
-line. What stands within an inline table or a list of one line has the line of its key.
+Also finds nesting that is too deep for that parser, and numbers that are too long for it. Reads
+only the part of the language that this needs: headers of tables, and keys at the begin of a line.
+Values within an inline table, or within a list of one line, get the line of their key.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TomlLines:
                 members = 0 if pair[2].partition("#")[0].strip() == "[" else -1
 
     def find(self, path: Sequence[str | int]) -> int:
-        """Return the line of what is said there, or of the nearest thing around it; else 1."""
+        """Return the line of the value at a path, or of the nearest table around it; else 1."""
         parts = (tuple(path[:n]) for n in range(len(path), 0, -1))
         return next((self._lines[p] for p in parts if p in self._lines), 1)
 

@@ -2,8 +2,8 @@
 
 A line is converted only if ours then does the same on every host. Any other line is reported with
 file, number and reason. The condition of an instance becomes the `if` of a `[[when]]`; an instance
-whose condition has no equivalent in facts is left out as a whole. TuneD goes on where a kernel
-lacks something, so all that is converted may be lacking here too.
+whose condition has no equivalent in facts is left out as a whole. TuneD ignores what a kernel
+lacks, so every converted setting is optional here too.
 Source of the format: TuneD, tuned.conf(5) and tuned-profiles(7).
 """
 
@@ -135,8 +135,8 @@ def _convert(path: Path, known: set[str], refusal: Refusal) -> Converted:
                 tables = blocks.setdefault(instance.condition, {})
                 _of_section(instance.kind, line.key, value, tables, refusal)
         except _CannotConvertError as e:
-            said = f"[{line.section}] {line.key} = {line.value}"
-            done.left.append(Left(f"{path}:{line.number}", said, str(e)))
+            source = f"[{line.section}] {line.key} = {line.value}"
+            done.left.append(Left(f"{path}:{line.number}", source, str(e)))
     done.text = _toml(head, blocks.pop(""), blocks)
     return done
 
@@ -191,15 +191,15 @@ _VENDORS = {
     frozenset({"GenuineIntel"}): "cpu.vendor == 'intel'",
     frozenset({"AuthenticAMD", "HygonGenuine"}): "cpu.vendor == 'amd'",
 }
-"""Whole makes as the fact tells them (`sidekick/facts.py`)."""
+"""Sets of vendor names that one value of the fact `cpu.vendor` covers (`sidekick/facts.py`)."""
 
 
 def _condition(key: str, regex: str) -> str:
     """Return the expression of facts that is true where a regular expression matches."""
-    words = regex.strip("()").split("|")
-    if key == "uname_regex" and all(word in _ARCHES for word in words):
-        names = ", ".join(f"'{_ARCHES[word]}'" for word in words)
-        return f"cpu.arch in [{names}]" if words[1:] else f"cpu.arch == {names}"
+    choices = regex.strip("()").split("|")
+    if key == "uname_regex" and all(choice in _ARCHES for choice in choices):
+        names = ", ".join(f"'{_ARCHES[choice]}'" for choice in choices)
+        return f"cpu.arch in [{names}]" if choices[1:] else f"cpu.arch == {names}"
     vendor = _VENDOR.fullmatch(regex)
     if key == "cpuinfo_regex" and vendor and frozenset(vendor[1].split("|")) in _VENDORS:
         return _VENDORS[frozenset(vendor[1].split("|"))]
@@ -375,12 +375,12 @@ def _bootloader(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
 def _service(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
     name = key.removeprefix("service.")
     unit = name if name.endswith(".service") else f"{name}.service"
-    words = [word.strip() for word in value.split(",")]
-    for word, into in (("start", "running"), ("stop", "stopped")):
-        if word in words:
+    verbs = [verb.strip() for verb in value.split(",")]
+    for verb, into in (("start", "running"), ("stop", "stopped")):
+        if verb in verbs:
             _allowed(refusal, "services", unit)
             _append(tables, "services", into, [unit])
-    rest = [w for w in words if w not in ("start", "stop")]
+    rest = [verb for verb in verbs if verb not in ("start", "stop")]
     if rest:
         raise _CannotConvertError(f"{', '.join(rest)}: services are started and stopped only")
 

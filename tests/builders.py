@@ -22,7 +22,7 @@ from agent.daemon import Agent
 from agent.machine import HostAccess
 from agent.machine.fake import FakeMachine, ends_with
 from agent.runtime.core.records import TaskRecord, key_of
-from agent.server import AgentServices
+from agent.services import AgentServices
 from agent.tasks.core.lifecycle import SeenTask, SeenUnit
 from wire.errors import NotFound
 

@@ -42,8 +42,8 @@ def find_accel(kernel: Path, device: Path = Path("/dev/kvm")) -> Accel:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as e:
-        said = (e.stdout or b"").decode(errors="replace")
-        if PROOF in said:
+        output = (e.stdout or b"").decode(errors="replace")
+        if PROOF in output:
             return Accel("kvm", "the guest's kernel boots with it")
         return Accel("tcg", f"{device} exists, but a guest kernel hangs with it")
     if PROOF in done.stdout.decode(errors="replace"):

@@ -94,7 +94,7 @@ def timed(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option that tells labs apart."""
+    """Add the option with the name of the lab."""
     return click.option(
         "--name", default="lab", envvar="TWINE_LAB_NAME", show_default=True, help="Name of the lab."
     )(function)

@@ -144,7 +144,7 @@ class LabControlPlane:
             lines = self.paths.control_plane_log.read_text(errors="replace").strip().splitlines()
         except FileNotFoundError:
             lines = []
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "its log is empty"
 
 
 def program(name: str) -> Path:

@@ -58,7 +58,7 @@ class DeliveryDemo(Demo):
             self.end()
         self._twinectl("job", "status", "web")
         click.echo(NEXT.format(endpoint=self.endpoint))
-        self._progress.say("the demo is done; the lab goes on running")
+        self._progress.say("the demo is done; the lab is still running")
 
     def begin(self) -> None:
         """Start HAProxy, Prometheus and the conveyor, and apply the pipeline."""

@@ -67,7 +67,7 @@ class Demo:
         self._update(images[1])
         self._twinectl("machine", "list")
         click.echo(NEXT.format(endpoint=self.endpoint, job=short_path(JOB_FILE), image=images[1]))
-        self._progress.say("the demo is done; the lab goes on running")
+        self._progress.say("the demo is done; the lab is still running")
         click.secho(f"the web console, for ten minutes: {self._console_link()}", bold=True)
 
     def _console_link(self) -> str:
@@ -130,7 +130,7 @@ class Demo:
         click.echo(f"\nHTTP answered on {len(seen)} machines.")
 
     def _update(self, image: str) -> None:
-        """Roll the job to another image while requests go on; count the failed ones.
+        """Roll the job to another image under constant requests; count the failed ones.
 
         The requests go through HAProxy; the resolver configures it with the tasks' addresses.
         """
@@ -167,7 +167,7 @@ class Demo:
         self._programs.append(self._inside(*words))
 
     def _traffic(self) -> subprocess.Popen[bytes]:
-        """Start requests to the web job that go on until the end of their standard input."""
+        """Start requests to the web job; they continue until the end of their standard input."""
         words = [
             "-m",
             "vm_lab.traffic",

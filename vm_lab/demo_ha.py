@@ -53,9 +53,9 @@ class Replica:
     pid: int = 0
 
     def leads(self) -> bool:
-        """Return whether it leads, as it said last."""
-        said = self.log.read_text()
-        return said.rfind("serving at") > said.rfind(_STANDS_BY)
+        """Return whether it leads, by the last state in its log."""
+        log = self.log.read_text()
+        return log.rfind("serving at") > log.rfind(_STANDS_BY)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class HaDemo(Demo):
         self._show(outcome, rows, lost, restarted)
         if outcome["failed"] or lost or restarted or len(rows) < self._kills:
             sys.exit(1)
-        self._progress.say("the demo is done; the lab goes on running: twine-lab down")
+        self._progress.say("the demo is done; the lab is still running: twine-lab down")
 
     def _start_members(self) -> None:
         self._folder.mkdir(exist_ok=True)
@@ -156,14 +156,14 @@ class HaDemo(Demo):
         if program != "twine-control-plane":
             return super()._command(program, *words, quiet=quiet, code=code)
         self._say_command([program, *words])
-        said = self._sandbox.run([self._bin / program, *words])
-        click.echo(said, nl=False)
-        return said
+        output = self._sandbox.run([self._bin / program, *words])
+        click.echo(output, nl=False)
+        return output
 
     def _start_replica(self, replica: Replica) -> None:
         """Start a process, and wait until it leads or stands by."""
         with replica.log.open("ab") as out:
-            began = out.tell()
+            began = os.fstat(out.fileno()).st_size
             argv: list[str | Path] = [
                 self._bin / "twine-control-plane",
                 "serve",
@@ -201,10 +201,10 @@ class HaDemo(Demo):
         found = {}
         line = "systemctl show -p Id -p InvocationID 'twine-task-*.service'"
         for number in range(1, MACHINES + 1):
-            said = self._command("twine-lab", "ssh", f"m{number}", "--", line, quiet=True)
-            for unit in said.split("\n\n"):
-                told = dict(row.split("=", 1) for row in unit.splitlines() if "=" in row)
-                found[f"m{number} {told.get('Id')}"] = told.get("InvocationID", "")
+            output = self._command("twine-lab", "ssh", f"m{number}", "--", line, quiet=True)
+            for unit in output.split("\n\n"):
+                properties = dict(row.split("=", 1) for row in unit.splitlines() if "=" in row)
+                found[f"m{number} {properties.get('Id')}"] = properties.get("InvocationID", "")
         return found
 
     def _under_traffic(self) -> tuple[dict[str, Any], list[TakeOver], int]:

@@ -30,7 +30,8 @@ FILES = Path(__file__).parent / "elastic"
 """The files of the demo, which docs/elastic.md explains."""
 PROMETHEUS = Path(__file__).parent / "delivery" / "prometheus.yml"
 LOW, HIGH, STEPS, STEP_S = 0.5, 9.0, 7, 40.0
-"""Requests a second at night and at the peak; they rise in so many steps."""
+"""Requests per second at night and at the peak, the number of steps between them, and the seconds
+of one step."""
 NEEDED = 9
 """Tasks for the peak at the target of one request a second: more than two machines have."""
 LATENCY_LIMIT_S = 5.0
@@ -89,7 +90,7 @@ class ElasticDemo(Demo):
             outcome = self.day()
         finally:
             self.end()
-        self._progress.say("the demo is done; the lab goes on running: twine-lab down")
+        self._progress.say("the demo is done; the lab is still running: twine-lab down")
         if wrong := self.wrong(outcome):
             click.secho("\n".join(wrong), fg="red", err=True)
             sys.exit(1)

@@ -126,7 +126,7 @@ class FleetHost:
     def _sidekick(self, argv: list[str], _: object) -> Ended:
         """Report at once that the profile that was asked for is verified."""
         options = dict(word[2:].split("=", 1) for word in argv if "=" in word)
-        said = {
+        target = {
             "name": argv[2],
             "generation": int(options["generation"]),
             "epoch": int(options["epoch"]),
@@ -138,7 +138,7 @@ class FleetHost:
         values = ({"wanted": value, "actual": value} for value, _ in _SETTINGS.values())
         proved = [row | value for row, value in zip(rows, values, strict=True)]
         switch = {"command": "apply", "at": time.time(), "took_ms": sum(times.values())}
-        report = said | {"settings": proved, "switched": said | switch | {"settings": rows}}
+        report = target | {"settings": proved, "switched": target | switch | {"settings": rows}}
         folder = self.folder / "sidekick"
         folder.mkdir(exist_ok=True)
         (folder / "status.json").write_text(json.dumps(report))
@@ -200,7 +200,7 @@ class Fleet:
         await self.client.put_entitlement("front", spec)
 
     async def deploy(self, tasks: int, words: str = "1") -> None:
-        """Run a job of so many tasks, or update it."""
+        """Run a job with this number of tasks, or update it."""
         image = await self._image()
         spec = JobSpec(
             name="web",
@@ -318,13 +318,13 @@ async def measured(agents: int, tasks: int) -> dict[str, float]:
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`; SIGTERM ends it as Ctrl-C does, so that it removes its files."""
 
-    async def until_told() -> T:
+    async def until_signal() -> T:
         working = asyncio.ensure_future(work)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
         return await working
 
     try:
-        return asyncio.run(until_told())
+        return asyncio.run(until_signal())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 

@@ -98,14 +98,14 @@ class Guests:
                 raise LabError(
                     f"{machine.name}: a command did not end within {timeout_s:g} s: {command}"
                 ) from e
-        said = done.stdout.decode(errors="replace")
+        output = done.stdout.decode(errors="replace")
         if done.returncode != 0:
-            words = done.stderr.decode(errors="replace").strip() or said.strip()
+            words = done.stderr.decode(errors="replace").strip() or output.strip()
             raise LabError(
                 f"{machine.name}: command failed with status {done.returncode}: {command.strip()}\n"
                 f"{words}"
             )
-        return said
+        return output
 
     def forget_connection(self, machine: LabMachine) -> None:
         """Close the shared connection: the guest on its other end is gone or has jumped in time."""

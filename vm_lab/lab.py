@@ -161,8 +161,8 @@ class Lab:
         running = [m for m in self.machines() if states.get(m.name) == "running"]
 
         def push(machine: LabMachine) -> None:
-            said = self.guests.push(machine, deps, project)
-            self.progress.say(f"{machine.name}: {said}")
+            result = self.guests.push(machine, deps, project)
+            self.progress.say(f"{machine.name}: {result}")
 
         on_each(running, push)
 

@@ -75,9 +75,9 @@ def _seeing(folder: Path) -> tuple[str, ...]:
 def _naming(paths: LabPaths) -> tuple[str, ...]:
     folders = f"{paths.state}/", f"{paths.run}/"
     return tuple(
-        f"{pid} ({words})"
-        for pid, words in _commands()
-        if any(folder in words for folder in folders)
+        f"{pid} ({command})"
+        for pid, command in _commands()
+        if any(folder in command for folder in folders)
     )
 
 

@@ -32,8 +32,8 @@ MACHINE = "m1"
 TASKS = 5
 IMAGES_AT_MOST = 6
 ORDERS_MOST, PAUSE_S = 20, 2.0
-"""A cut comes after so many acknowledged orders at most, then within this time: on a slow machine
-a series takes longer, but is not emptier."""
+"""A cut follows at most 20 acknowledged orders, then within 2 s. On a slow machine a series takes
+longer, but tests as much."""
 HANDS = "/opt/twine/bin/python -I -m vm_lab.hands"
 DISK_ERRORS = "btrfs device stats -c / && ! dmesg | grep -E 'BTRFS (error|critical)'"
 
@@ -294,7 +294,7 @@ def table(series: Cuts) -> str:
 @click.option("--write", type=click.Path(path_type=Path), help="Write the table there, too.")
 @timed
 def command(name: str, cuts: int, seed: int, write: Path | None) -> None:
-    """Cut the power of one guest at random moments; again goes on where it was.
+    """Cut the power of one guest at random moments; a second call continues the series.
 
     Stops at the first cut after which something is wrong; the guest is left as it is.
     """
@@ -303,9 +303,9 @@ def command(name: str, cuts: int, seed: int, write: Path | None) -> None:
     work = PowerCuts(lab, seed)
     work.prepare()
     asyncio.run(work.run(cuts))
-    said = table(work.series)
-    click.echo(said)
+    text = table(work.series)
+    click.echo(text)
     if write:
-        write.write_text(said + "\n")
+        write.write_text(text + "\n")
     if any(cut.wrong for cut in work.series.cuts):
         raise LabError("a cut left something wrong behind, see above")

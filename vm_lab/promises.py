@@ -45,7 +45,7 @@ class LabPromises:
         return order
 
     def broken(self, seen: Done) -> list[str]:
-        """Return in words what the host does not keep; [] when it is as promised and at rest."""
+        """Return each broken promise as text; [] if the host kept all and has no work left."""
         maybe = {o.name: o for o in self.open.values() if o.what in ("task", "no-task")}
         going = {o.image for o in self.open.values() if o.what == "no-image"}
         found = []

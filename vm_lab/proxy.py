@@ -33,7 +33,7 @@ frontend metrics
 """A request to a machine that lost its power is sent to another task after these time-outs, which
 are long all the same: a guest in software emulation can be slow, and slow is not failed."""
 METRICS_PORT = 8405
-"""Where HAProxy tells Prometheus of each task."""
+"""The port of HAProxy's metrics of each task, for Prometheus."""
 
 
 class Proxy:

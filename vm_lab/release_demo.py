@@ -58,7 +58,7 @@ class ReleaseDemo(DeliveryDemo):
         finally:
             self.end()
         self._twinectl("job", "status", "web")
-        self._progress.say("the demo is done; the lab goes on running")
+        self._progress.say("the demo is done; the lab is still running")
 
     def begin(self) -> None:
         """Build the releases, bring the hosts to packages, and start the conveyor."""
@@ -77,7 +77,7 @@ class ReleaseDemo(DeliveryDemo):
             self._progress.say(f"{machine}: the agent as a package, {self.old}")
             subprocess.run([FILES / "install-agent", machine, self.old], check=True)
             self._lab_command("ssh", machine, "--", "systemctl restart twine-agent.service")
-        self._wait("every agent is heard again", lambda: self._ready() == set(MACHINES))
+        self._wait("every agent reports again", lambda: self._ready() == set(MACHINES))
         self.before = self.invocations()
         config = self._folder / "conveyor.toml"
         socket = self._service.removeprefix("unix:")
@@ -125,9 +125,9 @@ class ReleaseDemo(DeliveryDemo):
         found: dict[str, str] = {}
         for machine in MACHINES:
             shown = self._command("twine-lab", "ssh", machine, "--", command, quiet=True)
-            words = shown.split()
-            units = [word for word in words if word.startswith("twine-task-")]
-            found |= dict(zip(units, [w for w in words if w not in units], strict=True))
+            rows = shown.split()
+            units = [row for row in rows if row.startswith("twine-task-")]
+            found |= dict(zip(units, [row for row in rows if row not in units], strict=True))
         return found
 
     def _ready(self) -> set[str]:

@@ -99,8 +99,8 @@ class LabSandbox:
         except subprocess.TimeoutExpired as e:
             raise LabError(f"`{_words(argv)}` did not end within {timeout_s:g} s") from e
         if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip()
-            raise LabError(f"`{_words(argv)}` failed with status {done.returncode}: {said}")
+            output = (done.stderr or done.stdout).strip()
+            raise LabError(f"`{_words(argv)}` failed with status {done.returncode}: {output}")
         return done.stdout
 
     def spawn(self, argv: Sequence[str | Path], log: Path, *, mounts: bool = False) -> int:

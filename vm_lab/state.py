@@ -146,7 +146,7 @@ def _start_ticks(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 
 def require_root() -> None:
-    """Refuse to go on as an ordinary user: namespaces and libvirt need root."""
+    """Raise `LabError` for an ordinary user: namespaces and libvirt need root."""
     if os.geteuid() != 0:
         raise LabError(
             "the lab needs root: it makes namespaces, bridges and mounts", hint="use sudo"

@@ -37,7 +37,7 @@ class TrafficOutcome(msgspec.Struct, kw_only=True):
     """Start of each failed request (s since 1970), and its target; the first 1000."""
     asked: list[tuple[float, str]] = []
     """Start of every request, and its target: a task, or `proxy`; the first 100,000."""
-    heard: list[tuple[float, list[str]]] = []
+    lists: list[tuple[float, list[str]]] = []
     """Time and tasks of each list from discovery; the first of these times."""
     answers: dict[str, int] = {}
     """First line of the page → how often it was seen."""
@@ -96,8 +96,8 @@ class Traffic:
 
     def _take(self, endpoints: Endpoints) -> None:
         self._listed = endpoints.endpoints
-        if len(self._outcome.heard) < TIMES_KEPT:
-            self._outcome.heard.append((time.time(), sorted(e.task for e in self._listed)))
+        if len(self._outcome.lists) < TIMES_KEPT:
+            self._outcome.lists.append((time.time(), sorted(e.task for e in self._listed)))
 
     async def _follow(self, revision: int) -> None:
         while True:

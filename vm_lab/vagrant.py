@@ -91,8 +91,8 @@ class Vagrant:
                     hint=f"see {log}",
                 ) from e
         if done.returncode != 0:
-            said = log.read_bytes()[began_at:].decode(errors="replace").strip().splitlines()
-            tail = "\n".join(said[-12:])
+            lines = log.read_bytes()[began_at:].decode(errors="replace").strip().splitlines()
+            tail = "\n".join(lines[-12:])
             raise LabError(f"`vagrant {' '.join(args)}` failed:\n{tail}", hint=f"see {log}")
 
     def interactive(self, *args: str) -> int:

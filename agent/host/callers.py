@@ -102,9 +102,9 @@ def authorize_with(
             raise Forbidden(f"{peer.name} may not call {route.name} of an agent")
         commands = route.method != "GET"
         if last_term is not None:
-            last_term.hear(request.headers.get(HEADER), commands=commands)
+            last_term.check(request.headers.get(HEADER), commands=commands)
         if last_owners is not None:
-            last_owners.hear(request.headers.get(OWNER_HEADER), commands=commands)
+            last_owners.check(request.headers.get(OWNER_HEADER), commands=commands)
         return peer
 
     return authorize

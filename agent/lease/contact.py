@@ -1,9 +1,9 @@
 """When the control plane was last in contact with this host, and which tasks depend on that.
 
-Files below `/run/twine/fence` outlive the agent: `heard` (one number, seconds since boot)
-and a file per bound task. `agent.fence` reads them and nothing else; it ends overdue tasks,
-whether or not there is an agent. Files are replaced whole. They are written in the event loop:
-the folder is in memory, and a request may not be answered before its file is there.
+The files below `/run/twine/fence` outlive the agent: `.heard` with the moment of the last contact
+(one number, seconds since boot), and one file per bound task. `agent.fence` reads only these files
+and ends overdue tasks even if no agent runs. Files are replaced atomically. The event loop writes
+them directly: the folder is in memory, and a request is answered only after its file exists.
 """
 
 from __future__ import annotations
@@ -30,38 +30,39 @@ from wire.errors import Busy, Conflict, HostError, Unprocessable
 
 log = logging.getLogger(__name__)
 
-HEARD, ALIVE, EPOCH, BOOT = ".heard", ".alive", ".epoch", ".boot"
-"""Files that belong to no task: ids of tasks do not begin with a dot."""
+CONTACT, ALIVE, EPOCH, BOOT = ".heard", ".alive", ".epoch", ".boot"
+"""Names of files that belong to no task: a task id never begins with a dot."""
 WRITE_EVERY_S = 1.0
-"""Seconds by which the file may be older than the state in memory: the safe side."""
+"""The file may be this much older than the state in memory: an old file only ends tasks sooner."""
 FENCE_SILENT_S = 5.0
-"""Seconds without a sign of the fence, which gives one twice a second."""
+"""After this time without an update of `.alive` the fence counts as stopped. It updates the file
+twice a second."""
 POLLS = 4
-"""Polls that fit into the time of the most impatient task."""
+"""Number of polls within the shortest time that a bound task may run without contact."""
 
 
 class Contact:
-    """The lease of this host, in memory and where the fence sees it."""
+    """The lease of this host, in memory and in the files that the fence reads."""
 
     def __init__(self, folder: Path, boot_id: str, boottime_s: Callable[[], float]) -> None:
-        """Load what an earlier agent of this boot left in `folder`."""
+        """Load the files that an earlier agent of this boot left in `folder`."""
         self._folder, self._boot_id, self._boottime_s = folder, boot_id, boottime_s
-        self._heard_s: float | None = None
+        self._contact_s: float | None = None
         self._written_s: float | None = None
-        self._epoch = self.said = 0
-        """The latest term that counts; the latest term of a control plane's request."""
+        self._epoch = self.request_epoch = 0
+        """The latest term of a request or of a task's record; the latest term of a request."""
         self._bonds: dict[str, Bond] = {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._read(BOOT) != boot_id:
             for path in folder.iterdir():
                 path.unlink()
             self._write(BOOT, boot_id)
-        self._take_up()
+        self._load()
 
-    def _take_up(self) -> None:
-        heard = read_numbers(self._read(HEARD))
-        self._heard_s = self._written_s = min(heard[0], self.now_s()) if heard else None
-        self._epoch = self.said = int(next(iter(read_numbers(self._read(EPOCH))), 0))
+    def _load(self) -> None:
+        numbers = read_numbers(self._read(CONTACT))
+        self._contact_s = self._written_s = min(numbers[0], self.now_s()) if numbers else None
+        self._epoch = self.request_epoch = int(next(iter(read_numbers(self._read(EPOCH))), 0))
         for path in self._folder.iterdir():
             if not path.name.startswith("."):
                 self._bonds[path.name] = read_bond(path.read_text(errors="replace"))
@@ -71,8 +72,8 @@ class Contact:
         return self._boottime_s()
 
     def moment(self, task_id: str) -> LeaseMoment:
-        """Return now, for a decision about a task."""
-        return LeaseMoment(time.time(), self.now_s(), self._heard_s, self._has_lapsed(task_id))
+        """Return the current time and lease, for a decision about a task."""
+        return LeaseMoment(time.time(), self.now_s(), self._contact_s, self._has_lapsed(task_id))
 
     def _has_lapsed(self, task_id: str) -> bool:
         bond = self._bonds.get(task_id)
@@ -81,54 +82,54 @@ class Contact:
     # Requests of the control plane.
 
     def answer(self) -> str:
-        """Return the name of an answer that is given now."""
+        """Return the name of an answer that is sent now."""
         return name_answer(self._boot_id, self.now_s())
 
-    def heard(self, name: str, epoch: int) -> None:
-        """Record a request of the control plane, which names the newest of our answers it got.
+    def record_contact(self, name: str, epoch: int) -> None:
+        """Record a request of the control plane. `name` is the newest answer that it received.
 
-        One of an older term counts for nothing: that control plane decides no longer. A task
-        whose time ran out before this request came stays cut off: it may not have been looked at.
+        A request of an older term is ignored: that control plane is no longer in charge. A task
+        whose time ran out before this request stays cut off, even if no loop has ended it yet.
         """
         if epoch < self._epoch:
             return
-        if epoch > self.said:
-            self._epoch = self.said = epoch
+        if epoch > self.request_epoch:
+            self._epoch = self.request_epoch = epoch
             self._write(EPOCH, f"{epoch}\n")
         now = self.now_s()
         at = answered_at(name, self._boot_id, now)
-        if at is None or (self._heard_s is not None and at <= self._heard_s):
+        if at is None or (self._contact_s is not None and at <= self._contact_s):
             return
         self._mark_lapsed(now)
-        self._heard_s = at
+        self._contact_s = at
         if self._bonds and (self._written_s is None or at - self._written_s >= WRITE_EVERY_S):
-            self._write_heard()
+            self._write_contact()
 
     def _mark_lapsed(self, now: float) -> None:
         for task_id, bond in self._bonds.items():
-            if bond.kill_at_s is None and now >= bond.ends_at(self._heard_s):
-                self._put(task_id, bond.lapsed(self._heard_s))
+            if bond.kill_at_s is None and now >= bond.ends_at(self._contact_s):
+                self._put(task_id, bond.lapsed(self._contact_s))
 
     def wait_s(self, wanted_s: float) -> float:
-        """Return how long a poll may wait, so that the next one comes in time."""
+        """Return how long a poll may wait so that the next one arrives within every lease."""
         bonds = [bond.after_s for bond in self._bonds.values() if bond.kill_at_s is None]
         return min(wanted_s, min(bonds) / POLLS) if bonds else wanted_s
 
     def check_command(self, task_id: str, spec: TaskSpec, name: str | None, epoch: int) -> None:
-        """Raise unless a bound task may be started because of this request.
+        """Raise unless this request may start a bound task.
 
-        `name` is the answer that the control plane received last, None where a user on the
-        host asks. A request that was delayed for long is refused: meanwhile the task may have
-        been given to another host.
+        `name` is the answer that the control plane received last, None for a request of a user on
+        the host. A request that was delayed for too long is refused: meanwhile the control plane
+        may have started the task on another host.
         """
         if not is_bound(spec):
             return
         now, after_s = self.now_s(), spec.disconnect.after_s
         if name is None:
-            if self._heard_s is None or now - self._heard_s >= after_s:
+            if self._contact_s is None or now - self._contact_s >= after_s:
                 raise Unprocessable(
-                    f"task {task_id} would be ended at once: no control plane has heard "
-                    f"this host for {after_s:g} s",
+                    f"task {task_id} would be ended at once: this host had no contact with a "
+                    f"control plane for {after_s:g} s",
                     hint='join a control plane, or set disconnect = { policy = "keep" }',
                 )
             return
@@ -140,27 +141,27 @@ class Contact:
         at = answered_at(name, self._boot_id, now)
         if at is None or now - at >= after_s:
             raise Busy(
-                f"task {task_id} is not changed: the request does not prove that the "
-                f"control plane heard this host in the last {after_s:g} s",
+                f"task {task_id} is not changed: the request does not prove that the control "
+                f"plane received an answer of this host in the last {after_s:g} s",
                 hint="read the host's events, then try again",
             )
 
     @property
     def term(self) -> int:
-        """Return the latest term: of the control plane's requests, or of a task's record."""
+        """Return the latest term of the control plane's requests and of the tasks' records."""
         return self._epoch
 
     def recount(self, epochs: Iterable[int]) -> None:
-        """Recompute the term from the remaining tasks; one that no control plane sent may go."""
-        self._epoch = max([self.said, *epochs])
+        """Recompute the term from the requests and the remaining tasks.
+
+        A term that came only from the record of a removed task no longer counts.
+        """
+        self._epoch = max([self.request_epoch, *epochs])
 
     # Files for the fence.
 
     def adopt(self, replay: Replay) -> None:
-        """Bring the files in line with the records, which are what was promised.
-
-        A task whose record cannot be read stays as bound as it was.
-        """
+        """Make the files match the records; the file of an unreadable record does not change."""
         for record in replay.tasks.values():
             self.bind(record)
         self.recount(record.spec.epoch for record in replay.tasks.values())
@@ -168,8 +169,10 @@ class Contact:
             self.release(task_id)
 
     def bind(self, record: TaskRecord, *, renewed: bool = False) -> None:
-        """Have the fence watch a task if its specification asks for it; `renewed`: its time may
-        have run out before. Raises `HostError` where that cannot be written down.
+        """Write the file that makes the fence watch a task, if its specification asks for it.
+
+        `renewed` binds a task again whose time ran out before. Raises `HostError` if the file
+        cannot be written.
         """
         task_id = record.task_id
         if not is_bound(record.spec):
@@ -179,41 +182,39 @@ class Contact:
         if held is not None and held.kill_at_s is not None and not renewed:
             return
         if record.cut_off:
-            bond = bond.lapsed(self._heard_s)
+            bond = bond.lapsed(self._contact_s)
         if held != bond:
-            self._write_heard()
+            self._write_contact()
             self._put(task_id, bond)
 
     def release(self, task_id: str) -> None:
-        """Let the fence forget a task."""
+        """Remove a task's file, so that the fence no longer watches it."""
         if self._bonds.pop(task_id, None) is not None:
             (self._folder / task_id).unlink(missing_ok=True)
 
     def may_start(self, task_id: str) -> float:
         """Return until when a bound task may be started, in seconds since boot.
 
-        Raises `HostError` unless the fence is there to end it in our place.
+        Raises `HostError` unless the fence runs: it must end the task if the agent cannot.
         """
         alive = read_numbers(self._read(ALIVE))
         if not alive or self.now_s() - alive[0] > FENCE_SILENT_S:
             raise HostError(
-                (
-                    "no program would end the task if the agent died: twine-fence.service "
-                    "does not run"
-                ),
+                "twine-fence.service does not run; without it no program would end the task "
+                "if the agent died",
                 hint="systemctl status twine-fence",
             )
         bond = self._bonds[task_id]
-        return 0.0 if self._has_lapsed(task_id) else bond.ends_at(self._heard_s)
+        return 0.0 if self._has_lapsed(task_id) else bond.ends_at(self._contact_s)
 
     def _put(self, task_id: str, bond: Bond) -> None:
         self._write(task_id, bond.line())
         self._bonds[task_id] = bond
 
-    def _write_heard(self) -> None:
-        if self._heard_s is not None and self._heard_s != self._written_s:
-            self._write(HEARD, f"{self._heard_s!r}\n")
-            self._written_s = self._heard_s
+    def _write_contact(self) -> None:
+        if self._contact_s is not None and self._contact_s != self._written_s:
+            self._write(CONTACT, f"{self._contact_s!r}\n")
+            self._written_s = self._contact_s
 
     def _read(self, name: str) -> str:
         try:

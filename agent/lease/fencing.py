@@ -1,4 +1,4 @@
-"""Remembers the latest control plane; refuses an older store and an earlier owner."""
+"""Remembers the latest term of the control plane; refuses an older store and an earlier owner."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from wire.errors import Conflict, InvalidInput, OlderStore, TwineError
 log = logging.getLogger(__name__)
 
 QUIET_S = 60.0
-"""Seconds until a term that came with polls is on disk: polls change nothing on this host."""
+"""Time until a term that only polls carried is on disk. Polls change nothing on this host."""
 Write = Callable[[Path, bytes], Coroutine[Any, Any, None]]
 
 
 class FencingNote:
-    """A text that outlives the agent: in memory at once, and soon after on disk."""
+    """A text that outlives the agent: changed in memory at once, on disk a little later."""
 
     def __init__(self, path: Path) -> None:
-        """Go on from what an earlier agent noted, also before a reboot."""
+        """Load the text that an earlier agent stored, also before a reboot."""
         self._path = path
         self._more, self._at_once = asyncio.Event(), asyncio.Event()
         try:
@@ -34,22 +34,22 @@ class FencingNote:
         self._stored = self.text
 
     def put(self, text: str, *, commands: bool) -> None:
-        """Remember another text; `commands`: something on this host may change because of it."""
+        """Replace the text. `commands`: the request may change something on this host."""
         if text != self.text:
             self.text = text
             self._more.set()
         if commands and text != self._stored:
             self._at_once.set()
 
-    def is_forgotten(self) -> bool:
-        """Return whether the host joined again since: then there was no owner before."""
+    def was_reset(self) -> bool:
+        """Return whether the file was removed since, which a new join does; then clear the text."""
         if not self._stored or self._path.exists():
             return False
         self.text = self._stored = ""
         return True
 
     async def watch(self, write: Write) -> None:
-        """Bring what is known to disk until cancelled: at once after a command."""
+        """Write each new text to disk until cancelled: after `QUIET_S`, at once for a command."""
         while True:
             await self._more.wait()
             self._more.clear()
@@ -62,7 +62,7 @@ class FencingNote:
                 continue
             try:
                 await write(self._path, text.encode())
-            except (OSError, TwineError) as e:  # the disk fails, which is reported elsewhere
+            except (OSError, TwineError) as e:  # `StateDisk` reports a failing disk
                 extra = {"note": self._path.name, "why": str(e)}
                 log.warning("the latest sender was not stored", extra=extra)
             else:
@@ -73,33 +73,34 @@ class FencingTerm:
     """The latest term of the control plane's store on this host."""
 
     def __init__(self, path: Path) -> None:
-        """Go on from what an earlier agent noted."""
+        """Load what an earlier agent stored."""
         self._note = FencingNote(path)
         self.watch = self._note.watch
         self._known = read_term(self._note.text)
 
-    def hear(self, text: str | None, *, commands: bool) -> None:
-        """Remember the caller, or raise `OlderStore`; `commands`: it may change something.
+    def check(self, text: str | None, *, commands: bool) -> None:
+        """Remember the caller's term, or raise `OlderStore`.
 
-        A control plane of an earlier release sends no term, and is accepted.
+        `commands`: the request may change something on this host. A control plane of an earlier
+        release sends no term and is accepted.
         """
         if text is None:
             return
-        told = read_term(text)
-        if told is None:
+        sent = read_term(text)
+        if sent is None:
             raise InvalidInput(f"{text[:80]!r} is not the term of a control plane")
-        if is_older(told, self._known):
+        if is_older(sent, self._known):
             assert self._known is not None
-            if not self._note.is_forgotten():
+            if not self._note.was_reset():
                 raise OlderStore(
                     f"a control plane called this host at revision {self._known.now} of "
                     "its store, and this control plane began with revision "
-                    f"{told.began}: an old copy of the store was restored",
+                    f"{sent.began}: an old copy of the store was restored",
                     hint="on the control plane's host: twine-control-plane restore-store"
                     " (docs/operating.md)",
                 )
             self._known = None
-        self._known = newest(told, self._known)
+        self._known = newest(sent, self._known)
         self._note.put(self._known.text(), commands=commands)
 
 
@@ -107,35 +108,35 @@ class FencingOwners:
     """The latest owner of each entitlement on this host (docs/adr/0150)."""
 
     def __init__(self, path: Path) -> None:
-        """Go on from what an earlier agent noted."""
+        """Load what an earlier agent stored."""
         self._note = FencingNote(path)
         self.watch = self._note.watch
         read = [read_owner(line) for line in self._note.text.splitlines()]
         self._known: Mapping[str, int] = {o.entitlement: o.number for o in read if o is not None}
 
-    def hear(self, text: str | None, *, commands: bool) -> None:
-        """Remember the caller, or raise `Conflict` where the entitlement has a later owner.
+    def check(self, text: str | None, *, commands: bool) -> None:
+        """Remember the caller as owner, or raise `Conflict` if the entitlement has a later one.
 
-        A request that changes nothing is answered for any caller. A control plane of an earlier
-        release sends no owner, and is accepted.
+        A request that changes nothing is accepted from any owner. A control plane of an earlier
+        release sends no owner and is accepted.
         """
         if text is None:
             return
-        told = read_owner(text)
-        if told is None:
+        sent = read_owner(text)
+        if sent is None:
             raise InvalidInput(f"{text[:80]!r} is not an owner of an entitlement")
-        if is_passed_on(told, self._known):
-            if not self._note.is_forgotten():
+        if is_passed_on(sent, self._known):
+            if not self._note.was_reset():
                 if not commands:
                     return
                 raise Conflict(
-                    f"nothing is changed: term {told.number} of the owner of entitlement "
-                    f"{told.entitlement} is older than {self._known[told.entitlement]}, "
+                    f"nothing is changed: term {sent.number} of the owner of entitlement "
+                    f"{sent.entitlement} is older than {self._known[sent.entitlement]}, "
                     "the term of its present owner",
                     hint="twinectl shard show",
                 )
             self._known = {}
-        known = with_owner(told, self._known)
+        known = with_owner(sent, self._known)
         if known is not self._known:
             self._known = known
         lines = (OwnerTerm(*item).text() for item in known.items())

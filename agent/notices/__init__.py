@@ -1,1 +1,1 @@
-"""Advance notices to tasks: a file in each task that asks for it, a call of its hook."""
+"""Advance notices to tasks: a file inside each task that asks for it, and a call of its hook."""

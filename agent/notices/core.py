@@ -1,4 +1,4 @@
-"""Which notices a task gets, as which text, and when its hook is called again. Pure."""
+"""The text of a task's notices, and when its hook is called again. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from agent.api import TaskSpec
 from agent.api.notices import HostNotices
 
 INSIDE = "/run/twine-notice"
-"""Where a task finds them; on a file system that is in memory alone."""
+"""Folder inside the task with the notices; it is in memory (tmpfs)."""
 FILE = "notice.json"
 AGAIN_S, AGAIN_MAX_S = 1.0, 30.0
-"""Pause after the first call of a hook that failed; it doubles with each one."""
+"""Pause after the first failed call of a hook; it doubles with each further failure."""
 NOTHING = b'{"notices":[],"capacity":[]}'
 
 
 def text_for(spec: TaskSpec, held: HostNotices) -> bytes:
-    """Return a task's notices as JSON, with the capacity that it asked about."""
+    """Return a task's notices as JSON, with the capacity of the entitlements that it named."""
     wish = spec.life.notice
     asked = set(wish.capacity_of) if wish is not None else set()
     capacity = [state for state in held.capacity if state.entitlement in asked]
@@ -29,9 +29,9 @@ def pause_s(failures: int) -> float:
 
 
 def notice_binds(task_id: str, spec: TaskSpec, folder: str) -> list[str]:
-    """Return what is mounted into a unit, so that its task sees the notices in `folder`/TASK.
+    """Return the bind mounts with which a task sees its notices in `folder`/TASK.
 
-    The folder is mounted, not the file: what is renamed into it later is seen at once.
+    The folder is mounted, not the file: a file that is renamed into it later is visible at once.
     """
     if spec.life.notice is None:
         return []

@@ -1,11 +1,11 @@
 """Writes each task's notices to a file that it can read, and sends them to its hook.
 
-    <run>/notices/.host.json            what the control plane said last
-    <run>/notices/<task>/notice.json    the notices of one task, replaced in one step
-    <run>/notices/.told-<task>          what its hook took last, which a new agent reads
+    <run>/notices/.host.json            the latest notices from the control plane
+    <run>/notices/<task>/notice.json    the notices of one task, replaced atomically
+    <run>/notices/.told-<task>          the notices that its hook accepted last, for a new agent
 
-All of it is in memory (`/run`) and outlives the agent; after a reboot the control plane sends it
-again.
+These files are in memory (`/run`) and outlive the agent. After a reboot the control plane sends
+the notices again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wire.errors import Conflict, HostError
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""A task gets its notices within this time of its start; a change is sent at once."""
+"""A task gets its notices at most this long after its start; a change is sent at once."""
 _LANE = "notices"
 _HOST = ".host.json"
 LOOPBACK = "127.0.0.1"
@@ -47,7 +47,7 @@ class TaskNotices(TaskStage):
         self._folder, self._lanes = folder, lanes
         self._rest = Rest()
         self._calls: dict[str, tuple[bytes, asyncio.Task[None]]] = {}
-        """Task → the notices that its hook is being called with, and the call."""
+        """Task → the notices that its hook is called with now, and the running call."""
         self._session: aiohttp.ClientSession | None = None
         try:
             self._held = msgspec.json.decode((folder / _HOST).read_bytes(), type=HostNotices)
@@ -64,7 +64,7 @@ class TaskNotices(TaskStage):
         return unit | {"BindReadOnlyPaths": [*before, *binds]} if binds else unit
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
-        """Write the task's file before it starts, with what holds now."""
+        """Write the task's file with the current notices before it starts."""
         if task.spec.life.notice is not None:
             await self._lanes.run(_LANE, self._write, task.task_id, text_for(task.spec, self._held))
         return task
@@ -72,7 +72,7 @@ class TaskNotices(TaskStage):
     async def ended(self, task_id: str) -> None:
         """Stop calling the hook of an ended task; its next start gets all notices again."""
         self._give_up(task_id)
-        await self._lanes.run(_LANE, self._told(task_id).unlink, missing_ok=True)
+        await self._lanes.run(_LANE, self._accepted_file(task_id).unlink, missing_ok=True)
 
     async def release(self, task_id: str) -> None:
         """Remove the files of a task; missing files are no error."""
@@ -81,15 +81,15 @@ class TaskNotices(TaskStage):
 
     # -- requests of the control plane
 
-    async def put(self, told: HostNotices) -> HostNotices:
-        """Replace all notices; raises `Conflict` where a later term has sent some."""
-        if told.epoch < self._held.epoch:
+    async def put(self, notices: HostNotices) -> HostNotices:
+        """Replace all notices; raises `Conflict` if a later term has already sent notices."""
+        if notices.epoch < self._held.epoch:
             raise Conflict(
-                f"notices of term {told.epoch} are old: term {self._held.epoch} is known"
+                f"notices of term {notices.epoch} are old: term {self._held.epoch} is known"
             )
-        if told != self._held:
-            await self._lanes.run(_LANE, self._keep, msgspec.json.encode(told))
-            self._held = told
+        if notices != self._held:
+            await self._lanes.run(_LANE, self._keep, msgspec.json.encode(notices))
+            self._held = notices
             self._rest.end()
         return self._held
 
@@ -109,7 +109,7 @@ class TaskNotices(TaskStage):
                 await self._session.close()
 
     async def look(self, tasks: Mapping[str, TaskRecord]) -> None:
-        """Do once what is to be done now."""
+        """Update the files of all tasks once, and call the hooks that have new notices."""
         for task_id in [name for name in self._calls if name not in tasks]:
             self._give_up(task_id)
         for task_id, task in tasks.items():
@@ -119,16 +119,16 @@ class TaskNotices(TaskStage):
             text = text_for(task.spec, self._held)
             await self._lanes.run(_LANE, self._write, task_id, text)
             if wish.port is not None:
-                await self._tell(task, wish, text)
+                await self._notify(task, wish, text)
 
-    async def _tell(self, task: TaskRecord, wish: NoticeWish, text: bytes) -> None:
+    async def _notify(self, task: TaskRecord, wish: NoticeWish, text: bytes) -> None:
         """Start calling a task's hook with notices that it has not accepted yet."""
         known = self._calls.get(task.task_id)
         if known is not None and known[0] == text:
             return  # the hook is being called with this text, or has accepted it
-        told = await self._lanes.run(_LANE, self._took, task.task_id)
+        accepted = await self._lanes.run(_LANE, self._accepted, task.task_id)
         self._give_up(task.task_id)
-        if told != text:
+        if accepted != text:
             at = task.addresses[0] if task.addresses else LOOPBACK
             call = self._call(task.task_id, wish, at, text)
             self._calls[task.task_id] = text, asyncio.create_task(call)
@@ -148,11 +148,11 @@ class TaskNotices(TaskStage):
             if failures in (1, 10):
                 log.warning("task %s: its notice was not accepted: %s", task_id, problem)
             await asyncio.sleep(pause_s(failures))
-        await self._lanes.run(_LANE, swap, self._told(task_id), text, 0o600)
+        await self._lanes.run(_LANE, swap, self._accepted_file(task_id), text, 0o600)
         log.info("task %s accepted its notice", task_id)
 
     async def _post(self, wish: NoticeWish, at: str, text: bytes) -> str:
-        """Return what is wrong with the answer, empty when it is good."""
+        """Return why the hook did not accept the notices, empty if it did."""
         if self._session is None:
             connector = aiohttp.TCPConnector(force_close=True)
             self._session = aiohttp.ClientSession(connector=connector)
@@ -175,13 +175,13 @@ class TaskNotices(TaskStage):
 
     # -- files, in their lane
 
-    def _told(self, task_id: str) -> Path:
+    def _accepted_file(self, task_id: str) -> Path:
         return self._folder / f".told-{task_id}"
 
-    def _took(self, task_id: str) -> bytes:
+    def _accepted(self, task_id: str) -> bytes:
         """Return the notices that a hook accepted last; `NOTHING` before the first."""
         try:
-            return self._told(task_id).read_bytes()
+            return self._accepted_file(task_id).read_bytes()
         except FileNotFoundError:
             return NOTHING
 

@@ -1,7 +1,7 @@
 """Gives tasks CPUs of their own, and keeps all other tasks off them (docs/resources.md).
 
-A task's record has its CPUs. `AllowedCPUs` of their slices keeps other tasks off; systemd changes
-it while they run, and a slice that does not run yet starts with it. A change counts once the
+The record of a task has its CPUs. `AllowedCPUs` of the other tasks' slices keeps these tasks off;
+systemd changes it while they run, and a later slice starts with it. A change counts once the
 kernel's own files show it (docs/adr/0099).
 """
 
@@ -36,7 +36,7 @@ _EFFECTIVE = "cpuset.cpus.effective"
 
 
 class ExclusiveCpus(TaskStage):
-    """Which CPUs are whose, by task."""
+    """The CPUs of tasks that have CPUs of their own."""
 
     def __init__(
         self,
@@ -46,49 +46,50 @@ class ExclusiveCpus(TaskStage):
         cores: Callable[[], tuple[Core, ...]],
         mark: Path,
     ) -> None:
-        """Start without tasks; see `adopt` and `look`. `mark` is a file that lasts until a reboot:
-        if it exists, an agent has changed slices since this boot.
+        """Start without tasks; see `adopt` and `look`.
+
+        `mark` is a file in memory. It exists if an agent has changed slices since the boot.
         """
-        self._mark, self._ever = mark, mark.exists()
+        self._mark, self._has_changed_slices = mark, mark.exists()
         self._units, self._cgroups, self._lanes = units, cgroups, lanes
         self._read_cores = cores
         self._cores: tuple[Core, ...] = ()
         self._claims: dict[str, tuple[int, ...]] = {}
-        """Chosen for a task, for as long as it is here."""
+        """Task → the CPUs chosen for it, until it is removed."""
         self._held: dict[str, tuple[int, ...]] = {}
-        """The claims that other tasks are kept off: the task may have processes."""
+        """Task → the CPUs that other tasks are kept off, because the task may have processes."""
         self._set: dict[str, tuple[int, ...]] = {}
-        """What slices were last set to by this agent."""
+        """Slice → the CPUs that this agent has set last."""
         self._room = True
         """Whether a CPU is left for tasks without CPUs of their own."""
         self._wanted: Callable[[], dict[str, TaskSpec]] = dict
         self._lock = asyncio.Lock()
 
     def follow(self, wanted: Callable[[], dict[str, TaskSpec]]) -> None:
-        """Set the function that returns the specifications of all tasks wanted here."""
+        """Set the function that returns the specifications of all wanted tasks."""
         self._wanted = wanted
 
     def adopt(self, records: Iterable[TaskRecord]) -> None:
-        """Take over the CPUs that an earlier agent gave to tasks; others stay off them."""
+        """Load the CPUs that an earlier agent gave to tasks, and keep other tasks off them."""
         given = {r.task_id: tuple(r.own_cpus) for r in records if r.own_cpus}
         self._claims |= given
         self._held |= given
 
     async def look(self) -> None:
-        """Read the cores that tasks may use now; a host's profile changes them."""
+        """Read the cores that tasks may use now; the host profile can change them."""
         self._cores = await self._lanes.run("usage", self._read_cores)
 
     async def look_for(self, spec: TaskSpec) -> None:
-        """Read the cores if they matter for the admission of a task: some are exclusive."""
+        """Read the cores if the admission of a task needs them, because some CPUs are exclusive."""
         if not self._cores or self._claims or spec.resources.exclusive_cpus:
             await self.look()
 
     def refusal(
         self, task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], cpuset: bool
     ) -> str:
-        """Return why a task cannot have the CPUs that it asks for, empty where it can.
+        """Return why a task cannot have the CPUs that it requests, empty if it can.
 
-        `others` are all other tasks that are wanted here; `cpuset`: whether the kernel can do it.
+        `others` are all other wanted tasks; `cpuset`: whether the kernel has the cpuset controller.
         """
         count = spec.resources.exclusive_cpus
         if not count:
@@ -98,9 +99,9 @@ class ExclusiveCpus(TaskStage):
         return refusal(self._cores, self._taken(others), count, self._claims.get(task_id, ()))
 
     def choose(self, task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec]) -> list[int]:
-        """Choose CPUs for a task that was not refused, and remember them as its own.
+        """Choose CPUs for an admitted task, and remember them as its own.
 
-        For one that asks for none: what it has until its unit is gone.
+        A task that no longer requests any keeps its CPUs until its unit is gone.
         """
         had, count = self._claims.get(task_id, ()), spec.resources.exclusive_cpus
         if count and not (had and still_good(self._cores, had, count)):
@@ -132,16 +133,16 @@ class ExclusiveCpus(TaskStage):
         return replace(task, own_cpus=await self._hold(task.task_id, task.spec))
 
     async def resize(self, task: TaskRecord) -> TaskRecord:
-        """As `ensure`: the task keeps its former CPUs, too, until `confirm`."""
+        """As `ensure`; until `confirm` the task also keeps its former CPUs."""
         return await self.ensure(task)
 
     async def _hold(self, task_id: str, spec: TaskSpec) -> list[int]:
         """Return the task's own CPUs once no other task can run there; see `confirm`.
 
-        Raises `HostError` where they are not free now, or others are still on them.
+        Raises `HostError` if they are not free now, or other tasks may still use them.
         """
         name = slice_for(spec)
-        settled = not self._ever or (name in self._set and self._room)
+        settled = not self._has_changed_slices or (name in self._set and self._room)
         if is_shared_slice(name) and task_id not in self._claims and settled:
             return []
         async with self._lock:
@@ -173,21 +174,21 @@ class ExclusiveCpus(TaskStage):
                 await self._settle()
 
     async def ended(self, task_id: str) -> None:
-        """Let others onto the CPUs of a task that has no processes; they stay claimed."""
+        """Allow other tasks on the CPUs of an ended task; the claim on them stays."""
         async with self._lock:
             if self._held.pop(task_id, None) is not None:
                 await self._settle()
 
     def holds(self, task_id: str) -> bool:
-        """Return whether others are kept off CPUs for this task."""
+        """Return whether other tasks are kept off CPUs for this task."""
         return task_id in self._held
 
     def forget(self, task_id: str) -> None:
-        """Forget the choice for a task that is gone for good."""
+        """Drop the claim of a removed task."""
         self._claims.pop(task_id, None)
 
     def everything(self) -> tuple[int, ...]:
-        """Return all CPUs of the machine, when last looked."""
+        """Return all CPUs of the machine at the last `look`."""
         return tuple(sorted(online(self._cores)))
 
     def _all_held(self) -> frozenset[int]:
@@ -196,13 +197,14 @@ class ExclusiveCpus(TaskStage):
     async def _settle(self) -> None:
         """Keep the slices of tasks that share CPUs off held CPUs, and allow them the rest.
 
-        A list of all CPUs lifts the bound: systemd accepts an empty list, but changes nothing.
+        A list of all CPUs removes the limit; an empty list is accepted by systemd but has no
+        effect.
         """
         held = self._all_held()
         self._room = bool(shared(self._cores, held))
-        if not self._ever:
+        if not self._has_changed_slices:
             await self._lanes.run("usage", self._mark.touch)
-            self._ever = True
+            self._has_changed_slices = True
         found = await self._lanes.run("usage", self._slices)
         if not self._room:
             return self._require_empty(found)
@@ -224,7 +226,7 @@ class ExclusiveCpus(TaskStage):
                 raise HostError(f"the last tasks of {name} must end before it gets all CPUs")
 
     def _slices(self) -> dict[str, tuple[tuple[int, ...], bool]]:
-        """Return the slices of tasks that share: their CPUs, and whether anything runs there."""
+        """Return the CPUs of each slice with sharing tasks, and whether it has processes."""
         found = {}
         for name in filter(is_shared_slice, self._cgroups.children(TASKS_SLICE)):
             values = self._cgroups.values(f"{TASKS_SLICE}/{name}", [_EFFECTIVE, "cgroup.events"])

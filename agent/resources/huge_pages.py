@@ -1,7 +1,8 @@
-"""Keeps tasks to the huge pages that they asked for (docs/resources.md).
+"""Limits tasks to the huge pages that they requested (docs/resources.md).
 
-A task that asks for some has a limit of its own, written before it starts. While there is one, all
-others have none: their slices are bounded. What is in force is read from the kernel's files alone.
+A task that requests huge pages gets a limit of its own before it starts. While such a task exists,
+the slices of all other tasks allow no huge pages. The limits in force are only read from the
+kernel's files.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LONGEST_S = 60.0
 
 
 class HugePages(TaskStage):
-    """The pages of this machine, by task."""
+    """The huge pages of this machine and the limits of its tasks."""
 
     def __init__(
         self,
@@ -42,12 +43,14 @@ class HugePages(TaskStage):
         *,
         controller: bool,
     ) -> None:
-        """See `look`. `controller`: whether the kernel can limit them."""
+        """`pools` returns the number of pages by size; `controller`: whether the kernel can limit
+        them.
+        """
         self._units, self._cgroups, self._lanes = units, cgroups, lanes
         self._read_pools, self._controller = pools, controller
         self._pools: Mapping[int, int] = {}
         self._quiet = not controller
-        """Whether nothing is bounded, as far as this agent has seen."""
+        """Whether no slice has a limit, as far as this agent knows."""
         self._wanted: Callable[[], dict[str, TaskSpec]] = dict
         self._is_over: Callable[[str], bool] = lambda _: False
         self._lock = asyncio.Lock()
@@ -55,53 +58,53 @@ class HugePages(TaskStage):
     def follow(
         self, wanted: Callable[[], dict[str, TaskSpec]], is_over: Callable[[str], bool]
     ) -> None:
-        """Set the functions that return the specifications of all tasks wanted here, and whether
-        a task has ended for good and so has no pages.
+        """Set the functions that return the specifications of all wanted tasks, and whether a task
+        is over and so has no pages.
         """
         self._wanted, self._is_over = wanted, is_over
 
     def _in_use(self) -> dict[str, TaskSpec]:
         return {t: spec for t, spec in self._wanted().items() if not self._is_over(t)}
 
-    def _is_asked(self) -> bool:
+    def _is_requested(self) -> bool:
         return any(
             has_huge_pages(spec) and not self._is_over(t) for t, spec in self._wanted().items()
         )
 
     def look(self) -> int:
-        """Read the pools, which the host's profile changes; return what they take, in bytes."""
-        # Here and now: these files are the kernel's own, and the way to a thread costs more.
+        """Read the pools, which the host profile can change; return their size in bytes."""
+        # Not in a lane: reading these kernel files costs less than a call in another thread.
         self._pools = self._read_pools()
         return sum(size * count for size, count in self._pools.items())
 
     def refusal(self, spec: TaskSpec, others: Mapping[str, TaskSpec]) -> str:
-        """Return why a task cannot have its pages, empty where it can."""
+        """Return why a task cannot have its pages, empty if it can."""
         return refusal(spec, others.values(), self._pools, controller=self._controller)
 
     def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
-        """Return the unit with the limits of its pages, which are set before all else of it."""
+        """Return the unit with a first step that sets the limits of its pages."""
         return bounded_unit(unit, self.values(task.spec))
 
     def values(self, spec: TaskSpec) -> dict[str, str]:
-        """Return what files of a task's cgroup must say, nothing for one without pages."""
+        """Return the required values of a task's cgroup files; empty for a task without pages."""
         return bounds(spec, self._sizes()) if has_huge_pages(spec) else {}
 
     def _sizes(self) -> set[int]:
         return set(self._pools)
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
-        """Keep the pages that tasks asked for free of others, before a task starts.
+        """Before a task starts, keep all other tasks off the requested pages.
 
-        Raises `HostError` where the machine has not as many any more, as after a boot, or others
-        cannot be bounded, for instance since they use some.
+        Raises `HostError` if the machine no longer has enough pages, for instance after a boot, or
+        if other tasks cannot be limited, for instance because they use some.
         """
-        if not self._quiet or self._is_asked():
+        if not self._quiet or self._is_requested():
             async with self._lock:
                 await self._bound_others(task.task_id, task.spec)
         return task
 
     async def _bound_others(self, task_id: str, spec: TaskSpec) -> None:
-        if not self._is_asked():
+        if not self._is_requested():
             return await self._lift()
         self.look()
         wanted = self._wanted()
@@ -122,7 +125,7 @@ class HugePages(TaskStage):
                     raise HostError(f"{name} can still use huge pages")
 
     async def limit(self, task_id: str, spec: TaskSpec) -> None:
-        """Bring a running task to its limits; what it uses cannot be taken from it."""
+        """Apply the limits to a running task; pages that it already uses cannot be taken away."""
         if values := self.values(spec):
             group = cgroup_of(task_id, spec)
             if await self._lanes.run("usage", self._cgroups.values, group, list(values)) != values:
@@ -130,8 +133,8 @@ class HugePages(TaskStage):
                     await self._write(command(group, values))
 
     async def ended(self, task_id: str) -> None:  # noqa: ARG002
-        """Lift the bounds of all tasks once no task asks for pages."""
-        if not self._quiet and not self._is_asked():
+        """Remove the limits of all slices once no task requests pages."""
+        if not self._quiet and not self._is_requested():
             async with self._lock:
                 await self._lift()
 
@@ -141,10 +144,10 @@ class HugePages(TaskStage):
         for name, read in (await self._slices()).items():
             if read and read != values:
                 await self._write(command(f"{TASKS_SLICE}/{name}", values))
-        self._quiet = not self._is_asked()
+        self._quiet = not self._is_requested()
 
     async def _write(self, argv: list[str], of_slice: str = "") -> None:
-        """Run a command that writes; in a slice that is to be bounded, where it may be new."""
+        """Run a command that writes limits; with `of_slice` inside that slice, which may be new."""
         if of_slice:
             argv = [*argv[:2], _IN_SLICE + argv[2], *argv[3:]]
         properties: dict[str, object] = {
@@ -165,7 +168,7 @@ class HugePages(TaskStage):
             )
 
     async def _slices(self) -> dict[str, dict[str, str]]:
-        """Return what the slices of those without pages say, by name."""
+        """Return the limits of each slice whose tasks have no pages, by its name."""
         names = await self._lanes.run("usage", self._cgroups.children, TASKS_SLICE)
         files = none_of(self._sizes())
         return {n: await self._read(n, files) for n in names if is_without_pages(n)}
@@ -176,4 +179,4 @@ class HugePages(TaskStage):
 
 
 _IN_SLICE = 'IFS=: read -r _ _ own </proc/self/cgroup; shift; set -- "${own%/*}" "$@"; '
-"""Before the script, in a unit of a slice: takes that slice for what was named."""
+"""Shell code before the script that uses the unit's own slice as the cgroup to limit."""

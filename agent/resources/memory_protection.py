@@ -1,7 +1,7 @@
-"""Has the slices of tasks keep the memory that their tasks were promised (docs/adr/0117).
+"""Protects the memory that tasks were promised, in the slices above them (docs/adr/0117).
 
-The kernel protects nothing in a cgroup beyond what those above it protect. What is in force is read
-from the kernel's own files alone: an earlier agent may have set it.
+In a cgroup the kernel protects at most as much memory as each of its parents protects. The values
+in force are only read from the kernel's files, because an earlier agent may have set them.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ Kept = dict[str, dict[str, int]]
 
 
 class MemoryProtection(TaskStage):
-    """What the slices of this machine keep, by slice."""
+    """The memory protection of the slices of this machine."""
 
     def __init__(self, units: Units, cgroups: Cgroups, lanes: Lanes) -> None:
-        """See `follow`."""
+        """Protect nothing until `follow` is called."""
         self._units, self._cgroups, self._lanes = units, cgroups, lanes
         self._specs: Callable[[], Mapping[str, TaskSpec]] = dict
         self._in_force: Kept | None = None
-        """What this agent has last seen to; None: it has not looked yet."""
+        """Protection that this agent confirmed last; None: none yet."""
         self._lock = asyncio.Lock()
 
     def follow(self, specs: Callable[[], Mapping[str, TaskSpec]]) -> None:
-        """Set the function that returns the specifications of all tasks with a promise."""
+        """Set the function that returns the specifications of all tasks that are not over."""
         self._specs = specs
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
-        """Return once the slices keep what all tasks together were promised."""
+        """Return once the slices protect all memory that tasks were promised."""
         await self._hold()
         return task
 
@@ -51,10 +51,7 @@ class MemoryProtection(TaskStage):
         return await self.ensure(task)
 
     async def _hold(self) -> None:
-        """Return once the slices keep what all tasks together were promised.
-
-        Raises `HostError` where the kernel does not.
-        """
+        """Set the protection of all slices; raises `HostError` if it is not in force afterwards."""
         if self._in_force == kept_in_slices(self._specs().values()):
             return
         async with self._lock:
@@ -66,13 +63,13 @@ class MemoryProtection(TaskStage):
                     await self._units.limit(name, kept)
             read = await self._lanes.run("usage", self._read)
             for name, kept in wanted.items():
-                # A slice that does not run yet has no files, and starts with these values.
+                # A slice that does not run yet has no files; it will start with these values.
                 if wrong := not_in_force(files(kept), read.get(name, {})):
                     raise HostError(f"the memory protection of {name} is not in force: {wrong}")
             self._in_force = wanted
 
     async def ended(self, task_id: str) -> None:  # noqa: ARG002
-        """Give back what was kept for tasks that are gone or over; what fails the next one does."""
+        """Release the protection of removed and ended tasks; the next call repeats a failed one."""
         try:
             await self._hold()
         except TwineError as e:
@@ -82,7 +79,7 @@ class MemoryProtection(TaskStage):
             )
 
     def _read(self) -> dict[str, dict[str, str]]:
-        """Return what the slice of all tasks, and those below, keep now."""
+        """Return the protection in force of the slice of all tasks and of the slices below it."""
         top = TASKS_SLICE.removeprefix("/")
         names = [n for n in self._cgroups.children(TASKS_SLICE) if n.endswith(".slice")]
         groups = {top: TASKS_SLICE} | {name: f"{TASKS_SLICE}/{name}" for name in names}

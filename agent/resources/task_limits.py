@@ -1,4 +1,4 @@
-"""Limits of a task: in its unit when it starts, and brought to a running one."""
+"""Applies the limits of a task: in its unit at the start, and to the running unit."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from wire.errors import HostError
 
 
 class TaskLimits(TaskStage):
-    """Applies limits through systemd, and reads in the kernel's files whether they hold."""
+    """Applies limits through systemd, and confirms them from the kernel's files."""
 
     def __init__(
         self, units: Units, cgroups: Cgroups, lanes: Lanes, cpus: ExclusiveCpus, pages: HugePages
     ) -> None:
-        """Apply what `cpus` and `pages` chose for a task together with its other limits."""
+        """`cpus` and `pages` provide those limits that depend on the host."""
         self._units, self._cgroups, self._lanes = units, cgroups, lanes
         self._cpus, self._pages = cpus, pages
 
     def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
-        """Return the unit with its block devices by the kernel's names."""
+        """Return the unit with the kernel's name for each block device that has a limit."""
         disks = self._cgroups.disks() if task.spec.resources.io else {}
         return on_devices(unit, disks)
 
     async def resize(self, task: TaskRecord) -> TaskRecord:
-        """Bring a running unit to its limits; raises `HostError` where the kernel has others."""
+        """Apply the limits to a running unit; raises `HostError` if they are not in force."""
         spec = task.spec
         disks = await self._lanes.run("usage", self._cgroups.disks)
         properties = on_devices(live_properties(spec, task.resources), disks)

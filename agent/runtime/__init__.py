@@ -1,1 +1,1 @@
-"""Base of every room: records and their journal, lanes, units, events, timers."""
+"""What every room uses: records and their journal, lanes, units, events, timers."""

@@ -1,8 +1,8 @@
-"""Named points between the steps of what the agent does, at which tests make it die.
+"""Named points between the agent's steps, at which a test can end the process.
 
-A point does nothing unless it is armed. It is armed by `TWINE_CRASHPOINT=name`, which is read
-only where the configuration has `crash_points = true`; the agent then ends at that point like
-one that was killed: no cleaning up, no answer.
+A point does nothing unless it is armed by `TWINE_CRASHPOINT=name`, which the agent reads only if
+its configuration has `crash_points = true`. At an armed point the process ends as if it was killed,
+without cleanup and without an answer.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ POINTS = (
     "gc.layer-undeclared",
     "gc.layer-deleted",
 )
-"""Every point there is; a test dies at each one. Those of a task's steps are named by
-`tasks.core.lifecycle.Action`."""
+"""All points; a test ends the agent at each one. `tasks.core.lifecycle.Action` names those of a
+task's steps."""
 KILLED = 137
 """Exit status as after SIGKILL."""
 
@@ -58,7 +58,7 @@ def _end() -> None:
 
 
 class _Armed:
-    """What is armed in this process: one point at most."""
+    """The armed point of this process, at most one."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -69,19 +69,19 @@ _armed = _Armed()
 
 
 def arm(name: str, die: Callable[[], None] = _end) -> None:
-    """Die at this point from now on; an empty name disarms."""
+    """Arm this point: `passed` calls `die` there. An empty name disarms."""
     if name and name not in POINTS:
         raise ConfigError(f"there is no crash point {name!r}", hint=", ".join(POINTS))
     _armed.name, _armed.die = name, die
 
 
 def arm_from_environment(allowed: bool) -> None:
-    """Arm the point that the environment names, where the configuration allows it."""
+    """Arm the point that the environment names, if `allowed` by the configuration."""
     if allowed and (name := os.environ.get("TWINE_CRASHPOINT", "")):
         arm(name)
 
 
 def passed(name: str) -> None:
-    """End the process if this point is armed; else return."""
+    """End the process if this point is armed."""
     if _armed.name == name:
         _armed.die()

@@ -1,4 +1,4 @@
-"""Whether the state folder can be written: a disk that fails is a state, not a crash."""
+"""Watches the disk of the state folder. A failing disk is a reported state, not a crash."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from wire.units import about_size
 log = logging.getLogger(__name__)
 
 FREE_RESERVE_BYTES = 128 << 20
-"""PlannedRoom that an arriving image must leave: with none left, tasks cannot write either, and no
-record of a stop could be kept."""
+"""Space that an arriving image must leave free. On a full disk tasks cannot write, and the agent
+cannot record a stop."""
 LOOK_S = 10.0
-"""How often the disk is checked, in s; a write that is refused meanwhile has its own error."""
+"""Seconds between two checks of the disk; a write that fails in between raises its own error."""
 _LOOKS_TO_FILL = 60
-"""After so many checks the reserve is filled although it counts as held: it may have been removed.
-"""
+"""The reserve is filled again after this many checks, even if it counts as held: another program
+may have removed it."""
 
 
 class StateDisk:
     """The file system of the agent's state folder."""
 
     def __init__(self, state: Path, events: HostEvents, reserve: Reserve, lanes: Lanes) -> None:
-        """Tell `events` what becomes of it; hold the reserve while there is room for it."""
+        """Report problems to `events`; keep `reserve` filled while there is space."""
         self._state = state
         self._reserve = reserve
         self._lanes = lanes
         self._events = events
         self.problem = ""
-        """In words what is wrong with it; empty while all is well."""
+        """Text that describes the problem of the disk; empty if there is none."""
 
     def look(self) -> None:
-        """Read how it is; tell where that is not as it was."""
+        """Check the disk, and report a problem that appeared, changed or ended."""
         before, self.problem = self.problem, _problem(self._state)
         if self.problem == before:
             return

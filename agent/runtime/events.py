@@ -1,4 +1,4 @@
-"""What happened on this machine, in order, for readers that follow it."""
+"""The event stream of this machine, for readers that follow it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections import deque
 from agent.api import Event, Events, TaskStatus
 
 KEPT = 4096
-"""Events kept in memory; a reader that fell further behind lists all tasks again."""
+"""Number of events in memory; a reader that falls further behind has to list all tasks again."""
 
 
 class HostEvents:
     """A bounded stream with rising sequence numbers.
 
-    Numbers start at the milliseconds since 1970, so those of a restarted agent are above all
-    earlier ones and a reader from before notices (`lost`).
+    Numbers start at the milliseconds since 1970, so a restarted agent continues above all earlier
+    numbers. A reader of the earlier agent then sees that it missed events (`lost`).
     """
 
     def __init__(self, boot_id: str) -> None:
@@ -32,7 +32,7 @@ class HostEvents:
         return self._latest
 
     def close(self) -> None:
-        """Wake all readers that wait: the agent is about to end."""
+        """Wake all waiting readers, because the agent is about to end."""
         self._closed = True
         self._grew.set()
 

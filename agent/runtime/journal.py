@@ -1,13 +1,13 @@
-"""Durable task records: what was asked for survives any crash.
+"""Durable task records, which survive any crash.
 
-One file a task, `<task_id>.json`: a CRC-32 of the record and the record. A file is replaced by
+Each task has one file, `<task_id>.json`, with a CRC-32 and the record. A file is replaced by
 writing a new file, fsync, rename, fsync of the folder. A torn record never affects the others
 (F-06).
 
-Each record has a copy in memory, below /run, which lives as long as the units: until the next boot.
-A record that is missing or cannot be read is rebuilt from it (`rebuilding.py`). Where that is
-not possible the record stays where it is and its task is left running until an owner sends a
-request for it; then the record is kept aside.
+Each record has a copy in memory below /run, which like the units exists until the next boot. A
+record that is missing or unreadable is rebuilt from its copy (`rebuilt` in
+`tasks/core/reconcile.py`). If that is not possible, the record stays in place and its task
+continues to run until an owner sends a request for it. Then the unreadable record is set aside.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 1
 NAME, _COPY = ".name", ".name-of-journal"
-"""File with the name of a journal, in its folder, and of its copy beside those of the records."""
+"""Files with the name of a journal: in its folder, and in the folder of the records' copies."""
 TOMBSTONE_S = 86_400.0
-"""How long a late message for a removed task is recognised (trust F-81: 24 hours)."""
+"""How long the agent recognises a late request for a removed task (trust F-81: 24 hours)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the journal held."""
+    """The content of the journal when the agent starts."""
 
     tasks: dict[str, TaskRecord] = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
     """Task id → why its record could not be read."""
     copies: dict[str, TaskRecord] = field(default_factory=dict)
-    """What the copies say of tasks whose record cannot be read, or is not there."""
+    """Task id → the copy of a record that is missing or cannot be read."""
 
 
 class Journal:
@@ -55,9 +55,9 @@ class Journal:
     def __init__(
         self, folder: Path, reserve: Reserve | None = None, copies: Path | None = None
     ) -> None:
-        """Use `folder`, made if need be; `reserve` gives room where the disk is full.
+        """Use `folder`, which is created if missing. A full disk releases `reserve`.
 
-        `copies` is a folder in memory; None: there are no copies.
+        `copies` is the folder of the copies in memory; None: there are no copies.
         """
         self._folder, self._copies = folder, copies
         self._reserve = reserve
@@ -66,17 +66,18 @@ class Journal:
             copies.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def save(self, record: TaskRecord | Tombstone, *, durable: bool = True) -> None:
-        """Replace the record of a task; when this returns, a power cut cannot undo it.
+        """Replace the record of a task; once this returns, a power cut cannot undo the write.
 
-        Without `durable` a power cut may leave the record before: enough for what can be seen
-        again on the host. Raises `HostError` where the disk is full, say.
+        Without `durable` a power cut may restore the previous record, which is enough for facts
+        that the agent can observe again on the host. Raises `HostError`, for example on a full
+        disk.
         """
         kind = "task" if isinstance(record, TaskRecord) else "tombstone"
         body = msgspec.json.encode(record)
         header = json.dumps({"schema": SCHEMA, "kind": kind, "crc": zlib.crc32(body)})
         data = header.encode() + b"\n" + body + b"\n"
         try:
-            self._insist(record.task_id, data, durable)
+            self._replace_on_full_disk(record.task_id, data, durable)
             self._copy(record.task_id, data)
         except OSError as e:
             raise HostError(
@@ -84,8 +85,8 @@ class Journal:
                 hint=f"is the file system of {self._folder} full or read-only?",
             ) from e
 
-    def _insist(self, task_id: str, data: bytes, durable: bool) -> None:
-        """Replace a record; on a full disk with the room that is kept for this."""
+    def _replace_on_full_disk(self, task_id: str, data: bytes, durable: bool) -> None:
+        """Replace a record; on a full disk release the reserve and try again."""
         try:
             self._replace(task_id, data, durable)
         except OSError as e:
@@ -101,7 +102,7 @@ class Journal:
         try:
             while data:
                 data = data[os.write(fd, data) :]
-            os.fsync(fd)  # always: else a power cut could leave the new name with no content
+            os.fsync(fd)  # always: else a power cut could leave an empty file under the new name
         finally:
             os.close(fd)
         os.replace(temporary, path)
@@ -109,7 +110,7 @@ class Journal:
             self._sync_folder()
 
     def _copy(self, task_id: str, data: bytes) -> None:
-        """Keep a copy of a record; where that fails there is none rather than an old one."""
+        """Write the copy of a record. If that fails, remove the old copy: it is outdated."""
         if self._copies is None:
             return
         path = self._copies / f"{task_id}.json"
@@ -140,7 +141,7 @@ class Journal:
             os.close(fd)
 
     def set_aside(self, task_id: str) -> None:
-        """Keep a copy of a record that cannot be read, for a person to find out why."""
+        """Keep a link to an unreadable record, for diagnosis by an operator."""
         path = self._folder / f"{task_id}.json"
         aside = path.with_suffix(f".unreadable-{time.time_ns()}")
         try:
@@ -152,11 +153,11 @@ class Journal:
             log.warning("cannot set aside an unreadable record", extra=extra)
 
     def replay(self) -> Replay:
-        """Return all records. Raises `ConfigError` for those of a newer release (F-07).
+        """Return all records. Raises `ConfigError` for a record of a newer release (F-07).
 
-        What can be read gets a copy where it has none: an agent of before made none. Raises
-        `HostError` where the disk does not say which there are and no copy does: an agent that
-        knew of no task would take away what belongs to them.
+        A readable record without a copy gets one: earlier releases made no copies. Raises
+        `HostError` if the folder cannot be listed and there are no copies: an agent without any
+        record would remove the units and roots of all tasks.
         """
         found = Replay()
         self._recognise()
@@ -184,10 +185,10 @@ class Journal:
         return found
 
     def _recognise(self) -> None:
-        """Raise `HostError` where this is not the journal that this boot began with.
+        """Raise `HostError` if this is not the journal that was used earlier in this boot.
 
-        A file system that is not mounted leaves an empty folder. An agent that started with an
-        empty journal would take all tasks for unknown ones, and start others with empty volumes.
+        If its file system is not mounted, the folder is empty. An agent with an empty journal would
+        remove all running tasks as unknown, and start others with empty volumes.
         """
         if self._copies is None:
             return
@@ -204,7 +205,7 @@ class Journal:
                 (self._folder / NAME).write_text(name)
                 self._sync_folder()
             (self._copies / _COPY).write_text(name)
-        except OSError as e:  # a read-only or failing disk: later writes report it
+        except OSError as e:  # on a read-only or failing disk later writes raise an error
             log.warning("the journal has no name", extra={"why": e.strerror})
 
     def _paths(self) -> list[Path]:
@@ -221,7 +222,7 @@ class Journal:
             return []
 
     def _read_copies(self, found: Replay) -> None:
-        """Read the copies of tasks whose record was not read; drop those of nothing."""
+        """Read the copies of missing or unreadable records; remove copies without a task."""
         if self._copies is None:
             return
         for path in sorted(self._copies.glob("*.json")):
@@ -248,7 +249,7 @@ def _text(path: Path) -> str:
 
 
 def _remove(path: Path) -> None:
-    """Remove what is of no use any more; on a read-only disk it does no harm either."""
+    """Remove a leftover file; a failure is only logged, because the file does no harm."""
     try:
         path.unlink()
     except OSError as e:

@@ -1,8 +1,8 @@
-"""Carries blocking calls off the event loop, one lane (thread) per mutating interface.
+"""Runs blocking calls outside the event loop: one lane (thread) per interface to the host.
 
-Calls of one lane run in the order they were made, so the interfaces need no locks. A start of a
-task makes six, and most are over sooner than what the standard library's executors do for one:
-they have a second future each, for threads that wait, and there are none here (docs/adr/0120).
+Calls of one lane run in the order in which they were made, so the interfaces need no locks. The
+start of a task makes six calls. Most take less time than the overhead of an executor of the
+standard library, which creates a second future per call for waiting threads (docs/adr/0120).
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ class _Lane:
         self._calls.put(call)
 
     def end(self) -> None:
-        """Wait until all that was asked for is done."""
+        """Wait until all queued calls are done, then end the thread."""
         self._calls.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (asked := self._calls.get()) is not None:
-            if not asked.future.cancelled():
-                _make(asked)
-            del asked  # nothing of it is kept until the next one comes
+        while (item := self._calls.get()) is not None:
+            if not item.future.cancelled():
+                _make(item)
+            del item  # else it would stay in memory until the next call
 
 
-def _make(asked: _Call) -> None:
+def _make(item: _Call) -> None:
     found, error = None, None
     try:
-        found = asked.call()
+        found = item.call()
     except BaseException as e:  # raised again in the waiting caller
         error = e
     try:
-        asked.loop.call_soon_threadsafe(_tell, asked.future, found, error)
+        item.loop.call_soon_threadsafe(_deliver, item.future, found, error)
     except RuntimeError:
-        if not asked.loop.is_closed():
+        if not item.loop.is_closed():
             raise
 
 
-def _tell(future: asyncio.Future[Any], found: object, error: BaseException | None) -> None:
+def _deliver(future: asyncio.Future[Any], found: object, error: BaseException | None) -> None:
     if future.cancelled():
         return
     if error is None:
@@ -69,7 +69,7 @@ def _tell(future: asyncio.Future[Any], found: object, error: BaseException | Non
 
 
 class Lanes:
-    """Named threads, made when first used."""
+    """Named threads, created when first used."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, _Lane] = {}
@@ -77,8 +77,8 @@ class Lanes:
     async def run(self, lane: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return `call(*args, **kwargs)`, run in the lane's thread.
 
-        Once started the call runs to its end even if the waiting task is cancelled; one that has
-        not begun by then is not made.
+        A call that has started runs to its end, even if the waiting task is cancelled. A call that
+        has not started by then is skipped.
         """
         found = self._lanes.get(lane)
         if found is None:
@@ -89,7 +89,7 @@ class Lanes:
         return await future
 
     def close(self) -> None:
-        """Wait for what was asked for, then end all threads."""
+        """Wait for all queued calls, then end all threads."""
         for lane in self._lanes.values():
             lane.end()
         self._lanes.clear()

@@ -1,8 +1,8 @@
-"""Room that is kept for records alone: with a full disk tasks can still be stopped (F-33).
+"""Disk space reserved for records, so that tasks can be stopped on a full disk (F-33).
 
-A file that goes when a record finds no room, and comes back once there is some again. It is room
-for data; where the trees of btrfs are full (metadata) it does not help. Blocking: call it through
-a lane.
+The reserve is a file. It is removed when a record finds no space, and created again once there is
+some. It reserves space for data; it does not help if the metadata of btrfs is full. Blocking: call
+it through a lane.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 DATA_BYTES = 4 << 20
-"""A thousand records; each takes one block of 4 KiB."""
+"""Space for a thousand records; each takes one block of 4 KiB."""
 
 
 class Reserve:
-    """The file that holds the room."""
+    """The file that holds the reserved space."""
 
     def __init__(self, file: Path, sync: Callable[[Path], None]) -> None:
-        """Keep it in `file`; `sync` makes the file system give back what was removed."""
+        """Keep the reserve in `file`; `sync` makes the file system free removed space at once."""
         self._file = file
         self._sync = sync
         self.is_held = False
-        """Whether the room is taken, as far as was seen."""
+        """Whether the file existed when last checked."""
 
     def fill(self) -> None:
-        """Allocate the reserve unless it is held. Raises `OSError` where there is no room."""
+        """Allocate the reserve unless it is held. Raises `OSError` if the disk is full."""
         self.is_held = self._file.exists()
         if self.is_held:
             return
@@ -43,7 +43,7 @@ class Reserve:
         self.is_held = True
 
     def release(self) -> bool:
-        """Give the room back for what matters more; False where there is none."""
+        """Free the reserved space; False if the reserve is not held."""
         self.is_held = False
         try:
             self._file.unlink()

@@ -1,4 +1,4 @@
-"""Transient units for the event loop: start, stop, look, and be woken by changes."""
+"""Transient units for the event loop: start and stop them, read them, wait for changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _LANE = "systemd"
 LOOK_S = 30.0
-"""Seconds between two reads of all units' states; normally signals report changes."""
+"""Seconds between two reads of all units' states, in case a change sent no signal."""
 _GONE = ("", "")
 
 
@@ -28,23 +28,23 @@ class Units:
     """The units of this host, through one lane to systemd."""
 
     def __init__(self, systemd: Systemd, lanes: Lanes) -> None:
-        """Listen to nothing yet; see `listen`."""
+        """Receive no signals until `listen` is called."""
         self._systemd = systemd
         self._lanes = lanes
         self._wakers: dict[str, set[asyncio.Event]] = {}
         self._known: dict[str, tuple[str, str]] = {}
-        """Unit that is followed → its active and sub state when it was read last."""
+        """Followed unit → its active and sub state when it was read last."""
 
     def listen(self) -> Callable[[], None]:
-        """Wake the tasks that wait in `changes` from now on; returns a function that ends it."""
+        """Start waking the waiters of `changes`; return a function that stops it."""
         loop = asyncio.get_running_loop()
 
-        def heard(unit: str) -> None:
-            # Each start changes other units, too. A follower reads its unit once as it begins.
+        def on_change(unit: str) -> None:
+            # Each start changes other units, too. Only followed units matter here.
             if (not unit or unit in self._wakers) and not loop.is_closed():
                 loop.call_soon_threadsafe(self._wake, unit)
 
-        return self._systemd.listen(heard)
+        return self._systemd.listen(on_change)
 
     def _wake(self, unit: str) -> None:
         wakers = self._wakers.get(unit, set()) if unit else set().union(*self._wakers.values())
@@ -57,7 +57,7 @@ class Units:
 
     @contextmanager
     def changes(self, unit: str, waker: asyncio.Event) -> Iterator[None]:
-        """Set `waker` whenever the unit may have changed."""
+        """Set `waker` whenever the unit may have changed, until the block ends."""
         self._wakers.setdefault(unit, set()).add(waker)
         try:
             yield
@@ -68,9 +68,9 @@ class Units:
                 self._known.pop(unit, None)
 
     async def watch(self, pattern: str) -> None:
-        """Wake the followers of units in a glob that changed without a signal, until cancelled.
+        """Wake followers of units that changed without a signal, until cancelled.
 
-        One call reads the states of all units, however many tasks there are.
+        `pattern` is a glob of units. One call reads the states of all units.
         """
         while True:
             await asyncio.sleep(LOOK_S)
@@ -84,11 +84,11 @@ class Units:
                     self._wake(unit)
 
     async def start(self, unit: str, properties: Mapping[str, object]) -> None:
-        """Queue the start of a transient unit. Raises `Conflict` where it exists."""
+        """Queue the start of a transient unit. Raises `Conflict` if it exists."""
         await self._lanes.run(_LANE, self._systemd.start_transient, unit, properties)
 
     async def stop(self, unit: str) -> None:
-        """Queue the stop of a unit and let systemd forget a failed one."""
+        """Queue the stop of a unit, or reset a failed unit so that systemd unloads it."""
 
         def stop() -> None:
             state = self._systemd.find(unit)
@@ -112,11 +112,12 @@ class Units:
     async def until_end(
         self, unit: str, running: Callable[[], None], *, start_s: float
     ) -> UnitState | None:
-        """Return how a unit ended that was just started, None where it is gone.
+        """Wait for the end of a unit that was just started; return its state, None if it is gone.
 
-        `running` is called once its command has been executed; that may take `start_s`.
+        `running` is called once systemd has executed its command. Raises `SystemdError` if that
+        takes longer than `start_s`.
         """
-        waker, told = asyncio.Event(), False
+        waker, reported = asyncio.Event(), False
         loop = asyncio.get_running_loop()
         late = loop.time() + start_s
         with self.changes(unit, waker):
@@ -127,19 +128,19 @@ class Units:
                     return state
                 if state.sub == "dead" and _has_run(state):  # else its start is still queued
                     return state
-                if state.sub == "running" and not told:
+                if state.sub == "running" and not reported:
                     running()
-                    told = True
-                if not told and loop.time() > late:
+                    reported = True
+                if not reported and loop.time() > late:
                     raise SystemdError(f"{unit} did not start within {start_s:g} s")
-                await _woken(waker, 2.0)
+                await woken(waker, 2.0)
 
     async def limit(self, unit: str, properties: Mapping[str, object]) -> None:
         """Change properties of a running unit."""
         await self._lanes.run(_LANE, self._systemd.set_properties, unit, properties)
 
     async def find(self, unit: str) -> UnitState | None:
-        """Return the state of a unit, None where there is none."""
+        """Return the state of a unit, None if it is not loaded."""
         state = await self._lanes.run(_LANE, self._systemd.find, unit)
         if unit in self._wakers:
             self._known[unit] = (state.active, state.sub) if state is not None else _GONE
@@ -152,10 +153,10 @@ class Units:
     async def run(
         self, unit: str, properties: Mapping[str, object], *, timeout_s: float
     ) -> UnitState:
-        """Run a unit that ends by itself and return how it ended; it is removed afterwards.
+        """Run a unit until it ends, remove it, and return how it ended.
 
-        One of the same name from before a restart of the agent may end first. When cancelled
-        the unit runs on.
+        If an earlier agent started a unit of the same name, that one ends first. A cancelled call
+        leaves the unit running.
         """
         waker = asyncio.Event()
         with self.changes(unit, waker):
@@ -172,7 +173,7 @@ class Units:
         return end
 
     async def finish(self, unit: str, *, timeout_s: float) -> None:
-        """Wait for a unit that an earlier agent started to end by itself, then remove it."""
+        """Wait for the end of a unit that an earlier agent started, then remove it."""
         waker = asyncio.Event()
         with self.changes(unit, waker):
             try:
@@ -183,7 +184,7 @@ class Units:
         await self.stop(unit)
 
     async def clear(self, unit: str, *, timeout_s: float) -> None:
-        """Stop a unit that is left over and wait until systemd has forgotten it."""
+        """Stop a leftover unit and wait until systemd has unloaded it."""
         waker = asyncio.Event()
         with self.changes(unit, waker):
             try:
@@ -208,27 +209,29 @@ class Units:
             if await self.find(unit) is None:
                 return
             await self.stop(unit)
-            await _woken(waker, 0.5)
+            await woken(waker, 0.5)
 
     async def _ended(self, unit: str, waker: asyncio.Event) -> UnitState | None:
-        """Return how a unit ended, None where it is gone."""
+        """Wait for the end of a unit; return how it ended, None if it is gone."""
         while True:
             waker.clear()
             state = await self.find(unit)
             if state is None or state.active == "failed" or state.sub == "exited":
                 return state
-            await _woken(waker, 2.0)
+            await woken(waker, 2.0)
 
 
 def _has_run(state: UnitState) -> bool:
     """Return whether the command of a unit has ended.
 
-    Its invocation does not show that: it is read after the state, and a start may lie between.
+    Its invocation id does not show that: it is read after the state, and the unit may have been
+    started in between.
     """
     return state.exit_code is not None or state.exit_signal is not None
 
 
-async def _woken(waker: asyncio.Event, timeout_s: float) -> None:
+async def woken(waker: asyncio.Event, timeout_s: float) -> None:
+    """Return when `waker` is set, after `timeout_s` at the latest."""
     try:
         async with asyncio.timeout(timeout_s):
             await waker.wait()

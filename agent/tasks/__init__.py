@@ -1,1 +1,1 @@
-"""Tasks: admission, one loop per task, its unit, commands inside it, probes."""
+"""Tasks: their admission, the loop of each task, its unit, commands inside it, and its probes."""

@@ -1,4 +1,4 @@
-"""Whether a task is admitted: compares its needs with what this host has and has promised."""
+"""Admits tasks: compares a task's needs with what this host has and has promised to others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LESS = "stop a task, or request less"
 
 
 class TaskAdmission:
-    """What is left of this host for one more task. `look` first: `check` reads nothing."""
+    """Checks whether one more task fits on this host. Call `look` first: `check` reads nothing."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class TaskAdmission:
         self._cpus, self._nodes = hardware.cpu.online, hardware.cpu.numa_nodes
         self._cpuset = "cpuset" in hardware.cgroup_controllers
         self._taken_bytes = 0
-        """As huge pages, when last looked: their number changes with the profile."""
+        """Memory in huge pages at the last `look`; it changes with the profile."""
         self._disk_bytes = 0
-        """Size of the disk, when last looked."""
+        """Size of the disk at the last `look`."""
         self._disks: dict[str, str] = {}
-        """Names of the block devices and the kernel's for each, when last looked."""
+        """Block device → the kernel's name for it, at the last `look`."""
 
     async def look(self, spec: TaskSpec) -> None:
-        """See what this host has of what a task asks for."""
+        """Read how much this host has of the resources that a task requests."""
         has = self._capacity
         self._taken_bytes = has.pages.look()
         if spec.resources.io:
@@ -62,15 +62,15 @@ class TaskAdmission:
             self._disk_bytes = await has.lanes.run("btrfs", has.volumes.disk_bytes)
 
     def check(self, task_id: str, spec: TaskSpec, attempt: str = "cannot run") -> None:
-        """Raise `Unprocessable` where a task cannot be what is attempted, with what to try."""
-        for why, hint in self._odds(task_id, spec):
+        """Raise `Unprocessable` with the first reason against a task; `attempt` begins the text."""
+        for why, hint in self._objections(task_id, spec):
             if why:
                 raise Unprocessable(f"task {task_id} {attempt}: {why}", hint=hint)
 
     def no_room(self, task_id: str, spec: TaskSpec) -> str:
-        """Return why a task does not fit with the tasks that are not over, empty where it does.
+        """Return why a task does not fit next to the tasks that are not over; empty if it fits.
 
-        A task that is over holds no memory and no huge pages; a restart asks for them again. It
+        A task that is over holds no memory and no huge pages; its restart needs them again. It
         keeps its volumes and its own CPUs until it is removed (`is_over`), so they are not checked.
         """
         here = {o: other for o, other in self._others(task_id).items() if not self._is_over(o)}
@@ -85,8 +85,8 @@ class TaskAdmission:
     def _usable_bytes(self) -> int:
         return self._memory_bytes - self._taken_bytes
 
-    def _odds(self, task_id: str, spec: TaskSpec) -> Iterator[tuple[str, str]]:
-        """Yield for each check a reason against the task, or an empty text, and what to try.
+    def _objections(self, task_id: str, spec: TaskSpec) -> Iterator[tuple[str, str]]:
+        """Yield for each check a reason against the task, empty if there is none, and a hint.
 
         A later check may rely on the earlier ones.
         """

@@ -1,4 +1,4 @@
-"""What the loops of all tasks share, and what a host has to give."""
+"""Services that the loops of all tasks share, and the resources of the host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from agent.volumes.volumes import Volumes
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """What the loops of all tasks share."""
+    """Services that the loops of all tasks share."""
 
     units: Units
     observer: TaskObserver
@@ -41,7 +41,7 @@ class TaskContext:
 
 @dataclass(frozen=True, slots=True)
 class HostCapacity:
-    """What a host has for tasks, as their admission asks for it."""
+    """Resources of the host, as the admission of tasks needs them."""
 
     roots: TaskRoots
     cpus: ExclusiveCpus
@@ -52,4 +52,4 @@ class HostCapacity:
     lanes: Lanes
     clones: CloneCheck
     no_containers: Callable[[], str]
-    """Returns why no task can have an init of its own here; empty: they can."""
+    """Returns why no task of this host can have an init of its own; empty if it can."""

@@ -1,4 +1,4 @@
-"""Sessions: interactive commands inside running tasks."""
+"""Sessions: commands inside running tasks, connected to a client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agent.machine.terminals import Streams
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.units import Units
 from agent.tasks.core.exits import STEPS
-from agent.tasks.core.inside import InsideCommand, inside_unit, took_too_much
+from agent.tasks.core.inside import InsideCommand, describe_memory_kill, inside_unit
 from agent.tasks.inside import Inside
 from wire.duplex import Duplex, Frame
 from wire.errors import Busy, InvalidInput, SystemdError, TwineError
@@ -33,22 +33,23 @@ from wire.routes import decode_json
 from wire.server import Call
 
 PER_TASK, PER_HOST = 8, 32
-"""Sessions at once. Each is a unit, a terminal and up to four descriptors."""
+"""Maximum number of sessions. Each takes a unit, a terminal and up to four descriptors."""
 IDLE_S = 900.0
-"""Seconds without data in either direction after which a session ends."""
+"""A session ends after this time without data in either direction."""
 LONGEST_S = 8 * 3600.0
+"""Longest time that a command may run."""
 _START_S = 60.0
 OOM = "oom-kill"
-"""systemd's word for the end of a unit after the kernel killed one of its processes for memory."""
+"""systemd's result of a unit after the kernel killed one of its processes for memory."""
 _DRAIN_S = 0.25
-"""Once a command has ended nothing more is waited for after so long without a word of it: another
-process may hold its output. What it wrote is sent, however slowly the client reads it.
+"""After the end of a command the agent stops reading once it got no output for this time, because
+another process may keep the pipe open. All output that was read is sent, even to a slow client.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class SessionWish:
-    """What is to be run, and how."""
+class SessionRequest:
+    """The command of a session, and how to run it."""
 
     argv: list[str]
     tty: bool
@@ -56,8 +57,8 @@ class SessionWish:
     term: str = "xterm"
 
 
-def wish_of(call: Call) -> SessionWish:
-    """Return what a request asks for."""
+def request_of(call: Call) -> SessionRequest:
+    """Return the session that an API call requests."""
     text = call.query.get("command", "")
     argv = decode_json(text.encode(), HookCommand, "parameter command, a list of texts,")
     rows, columns = call.number("rows", 24), call.number("columns", 80)
@@ -67,20 +68,20 @@ def wish_of(call: Call) -> SessionWish:
     if not re.fullmatch(r"[A-Za-z0-9._+-]{1,64}", term):
         raise InvalidInput(f"parameter term is not the name of a terminal: {term[:80]!r}")
     assert isinstance(window, Window)
-    return SessionWish(argv, call.flag("tty"), window, term)
+    return SessionRequest(argv, call.flag("tty"), window, term)
 
 
 class Sessions:
     """Runs commands for connected clients; no session outlives its connection."""
 
     def __init__(self, inside: Inside, units: Units, folder: Path, idle_s: float = IDLE_S) -> None:
-        """Make pipes below `folder`; what an earlier agent left there is of no use."""
+        """Create pipes below `folder`, which `tidy` empties first."""
         self._inside, self._units, self._folder = inside, units, folder
         self._idle_s = idle_s
         self._of: Counter[str] = Counter()
 
     async def tidy(self) -> None:
-        """Remove what sessions of an earlier agent left: no caller is connected to them."""
+        """Remove units and pipes of an earlier agent's sessions; their clients are disconnected."""
         for state in await self._units.all(inside_unit("*", "exec-*")):
             await self._units.stop(state.unit)
         if self._folder.exists():
@@ -103,31 +104,31 @@ class Sessions:
         finally:
             self._of[task_id] -= 1
 
-    async def talk(self, task: TaskRecord, wish: SessionWish, duplex: Duplex) -> None:
-        """Run a command to its end, or to that of the connection."""
+    async def talk(self, task: TaskRecord, request: SessionRequest, duplex: Duplex) -> None:
+        """Run a command until it or the connection ends."""
         try:
             with self._counted(task.task_id):
-                end = await self._session(task, wish, duplex)
+                end = await self._session(task, request, duplex)
         except TwineError as e:
             end = ExecEnd(problem=e.problem())
         await duplex.send(msgspec.json.encode(end).decode())
 
-    async def _session(self, task: TaskRecord, wish: SessionWish, duplex: Duplex) -> ExecEnd:
+    async def _session(self, task: TaskRecord, request: SessionRequest, duplex: Duplex) -> ExecEnd:
         name = f"exec-{secrets.token_hex(4)}"
         unit = inside_unit(task.task_id, name)
-        streams = Streams.terminal() if wish.tty else Streams.pipes(self._folder / name)
-        streams.resize(wish.window.rows, wish.window.columns)
+        streams = Streams.terminal() if request.tty else Streams.pipes(self._folder / name)
+        streams.resize(request.window.rows, request.window.columns)
         command = InsideCommand(
-            tuple(wish.argv),
+            tuple(request.argv),
             LONGEST_S,
             terminal=streams.path,
             pipes=streams.paths,
-            environment=(f"TERM={wish.term}",) if wish.tty else (),
+            environment=(f"TERM={request.term}",) if request.tty else (),
         )
         session = _Session(self._units, unit, streams, duplex, self._idle_s)
         try:
             await self._units.start(unit, self._inside.properties(task, unit, command))
-            return _told_why(await session.run(), task.spec)
+            return _with_reason(await session.run(), task.spec)
         finally:
             streams.close()
             with contextlib.suppress(TwineError):
@@ -140,47 +141,49 @@ class _Session:
     ) -> None:
         self._units, self._unit, self._streams, self._duplex = units, unit, streams, duplex
         self._idle_s = idle_s
-        self._said = asyncio.get_running_loop().time()
+        self._last_data_s = asyncio.get_running_loop().time()
         self._input, self._output = Inflow(), Outflow()
         self._in_hand = 0
-        """Pieces of output that were read and are not yet sent."""
+        """Number of chunks of output that were read and not yet sent."""
 
     async def run(self) -> ExecEnd:
-        hearing = asyncio.ensure_future(self._hear())
-        telling = [asyncio.ensure_future(self._tell(s)) for s in self._streams.outputs]
+        receiving = asyncio.ensure_future(self._receive())
+        sending = [asyncio.ensure_future(self._send_output(s)) for s in self._streams.outputs]
         feeding = asyncio.ensure_future(self._feed())
         ending = asyncio.ensure_future(self._ended())
         idling = asyncio.ensure_future(self._idle())
         try:
-            await asyncio.wait({hearing, ending, idling}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({receiving, ending, idling}, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
-                hearing.result() if hearing.done() else None
-                why = "the client no longer reads" if hearing.done() else "it was idle for too long"
+                receiving.result() if receiving.done() else None
+                why = (
+                    "the client no longer reads" if receiving.done() else "it was idle for too long"
+                )
                 return ExecEnd(problem=Busy(f"the session was ended: {why}").problem())
             end = ending.result()
             self._streams.opened()
-            await self._told(telling, {hearing, idling})
+            await self._until_sent(sending, {receiving, idling})
             return _end_of(end)
         finally:
-            running = [hearing, feeding, ending, idling, *telling]
+            running = [receiving, feeding, ending, idling, *sending]
             for future in running:
                 future.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _told(
-        self, telling: Sequence[asyncio.Future[None]], over: set[asyncio.Future[None]]
+    async def _until_sent(
+        self, sending: Sequence[asyncio.Future[None]], over: set[asyncio.Future[None]]
     ) -> None:
-        """Return once the caller has all output of the command, or has gone."""
-        left = set(telling)
+        """Return once the client has all output of the command, or is gone."""
+        left = set(sending)
         while left and not any(future.done() for future in over):
-            said = self._said
+            before = self._last_data_s
             _, left = await asyncio.wait(left, timeout=_DRAIN_S)
-            if not self._in_hand and self._said == said:
+            if not self._in_hand and self._last_data_s == before:
                 return
 
-    async def _hear(self) -> None:
+    async def _receive(self) -> None:
         async for frame in self._duplex.frames():
-            self._said = asyncio.get_running_loop().time()
+            self._last_data_s = asyncio.get_running_loop().time()
             await self._take(frame)
 
     async def _take(self, frame: Frame) -> None:
@@ -202,7 +205,7 @@ class _Session:
             await self._units.kill(self._unit, word.signal)
 
     async def _feed(self) -> None:
-        """Pass input to the command as it reads; report the bytes taken to a client that counts."""
+        """Pass input to the command as it reads; report bytes read to a client that counts them."""
         while (data := await self._input.get()) is not None:
             await self._streams.write(data)
             total = self._input.took(len(data))
@@ -210,9 +213,9 @@ class _Session:
                 await self._duplex.send(taken_frame(total))
         await self._streams.end_input()
 
-    async def _tell(self, stream: int) -> None:
+    async def _send_output(self, stream: int) -> None:
         while data := await self._streams.read(stream):
-            self._said = asyncio.get_running_loop().time()
+            self._last_data_s = asyncio.get_running_loop().time()
             self._in_hand += 1
             await self._output.room(len(data))
             await self._duplex.send(bytes([stream]) + data)
@@ -220,7 +223,7 @@ class _Session:
 
     async def _idle(self) -> None:
         clock = asyncio.get_running_loop().time
-        while (left_s := self._said + self._idle_s - clock()) > 0:
+        while (left_s := self._last_data_s + self._idle_s - clock()) > 0:
             await asyncio.sleep(left_s)
 
     async def _ended(self) -> UnitState:
@@ -234,12 +237,12 @@ class _Session:
         return end
 
 
-def _told_why(end: ExecEnd, spec: TaskSpec) -> ExecEnd:
-    """Return how a command ended with the reason, where the kernel ended it for its memory."""
+def _with_reason(end: ExecEnd, spec: TaskSpec) -> ExecEnd:
+    """Return the end of a command with an explanation if the kernel killed it for memory."""
     if end.detail != OOM:
         return end
     return replace(
-        end, detail=f"the command was ended: {took_too_much(spec.limits.memory_max_bytes)}"
+        end, detail=f"the command was ended: {describe_memory_kill(spec.limits.memory_max_bytes)}"
     )
 
 

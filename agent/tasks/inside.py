@@ -1,4 +1,4 @@
-"""Runs commands for a task: the steps before it, hooks and probes inside it."""
+"""Runs commands for a task: init steps before it, and hooks and probes inside it."""
 
 from __future__ import annotations
 
@@ -12,62 +12,63 @@ from agent.runtime.units import Units
 from agent.tasks.core.exits import START_TIMEOUT_S, describe
 from agent.tasks.core.inside import (
     InsideCommand,
+    describe_memory_kill,
     inside_properties,
     inside_unit,
     step_properties,
     step_unit,
-    took_too_much,
 )
 from agent.tasks.core.own_init import unstaging
 from agent.tasks.unit import UnitOfTask
 from wire.errors import StepFailed, SystemdError, TwineError
 
 _GRACE_S = 30.0
-"""Seconds after a command's time, when systemd ends it; beyond that the host does not answer."""
+"""systemd ends a command at its timeout. After this additional time the host counts as hanging."""
 _UNSTAGED_S = 300.0
-"""Seconds to wait for the unmounting, which takes moments unless the host is very busy."""
+"""Timeout of unmounting, which is fast unless the host is very busy."""
 
 
 class Inside:
     """Units of a task other than its main one."""
 
     def __init__(self, units: Units, whole: UnitOfTask) -> None:
-        """Make the units from what `whole` returns."""
+        """`whole` returns the properties of a task's unit, from which these units are made."""
         self._units = units
         self._whole = whole
 
     async def init(self, task: TaskRecord, guard: dict[str, object]) -> None:
-        """Run the init steps of a task in their order; raises `StepFailed` for the first that
-        does not end well. `guard` are properties that say whether it may be started at all.
+        """Run the init steps of a task in their order; raises `StepFailed` for the first failure.
+
+        `guard` are unit properties that prevent a start which is no longer allowed.
         """
         unit = step_unit(task.task_id)
         for number, step in enumerate(task.spec.life.init, start=1):
             properties = step_properties(self._whole(task) | guard, task.task_id, step)
             longest_s = START_TIMEOUT_S + step.timeout_s + _GRACE_S
             end = await self._units.run(unit, properties, timeout_s=longest_s)
-            # What it takes back as it ends (mounts) must not be what the next one has just made.
+            # The end of this unit removes mounts; it must not remove those of the next step.
             await self._units.clear(unit, timeout_s=_GRACE_S)
             if problem := _problem(end, step.timeout_s):
                 of = f"{number} of {len(task.spec.life.init)}"
                 raise StepFailed(f"init step {step.name} ({of}) failed: {problem}")
 
     async def end_steps(self, task_id: str) -> None:
-        """Stop an init step that still runs; none is no error."""
+        """Stop a running init step; succeeds if there is none."""
         await self._units.clear(step_unit(task_id), timeout_s=_GRACE_S)
 
     async def forget(self, task_id: str) -> None:
-        """Remove units of commands inside a task that are left after the task ended.
+        """Remove leftover units of commands inside a task after the task ended.
 
-        They are ordered after its unit, so systemd keeps it loaded as long as a failed one of them
-        is: no other unit of its name can be started, and it would outlive a deleted task.
+        They are ordered after the task's unit. So systemd keeps the task's unit loaded while a
+        failed one of them exists, and cannot start another unit of that name.
         """
         for left in await self._units.all(inside_unit(task_id, "*")):
             purpose = left.unit.removeprefix(f"twine-in-{task_id}.").removesuffix(".service")
-            if "." not in purpose:  # else it is another task's, whose name begins alike
+            if "." not in purpose:  # else it belongs to another task with the same prefix
                 await self._units.clear(left.unit, timeout_s=_GRACE_S)
 
     async def unstage(self, task: TaskRecord) -> None:
-        """Unmount the mounts of a task with its own init, where its own unit could not.
+        """Unmount what a task with its own init has mounted, if its unit could not.
 
         Raises `SystemdError`.
         """
@@ -76,7 +77,7 @@ class Inside:
             await self._units.run(unit, unstaging(whole, task.task_id), timeout_s=_UNSTAGED_S)
 
     async def run(self, task: TaskRecord, purpose: str, command: InsideCommand) -> str:
-        """Run a command inside a running task; return what is wrong, empty if it ended well."""
+        """Run a command inside a running task; return why it failed, empty if it succeeded."""
         unit = inside_unit(task.task_id, purpose)
         properties = self.properties(task, unit, command)
         try:
@@ -84,16 +85,16 @@ class Inside:
         except SystemdError as e:
             return str(e)
         if end.result == "oom-kill":
-            return took_too_much(task.spec.limits.memory_max_bytes)
+            return describe_memory_kill(task.spec.limits.memory_max_bytes)
         return _problem(end, command.timeout_s)
 
     def properties(self, task: TaskRecord, unit: str, command: InsideCommand) -> dict[str, object]:
-        """Return the unit of a command inside a task."""
+        """Return the properties of the unit that runs a command inside a task."""
         cgroup = cgroup_of(task.task_id, task.spec)
         return inside_properties(self._whole(task), task.task_id, cgroup, unit, command)
 
     async def before_stop(self, task: TaskRecord) -> str:
-        """Run the pre-stop hook of a task, if it has one; return what was wrong with it."""
+        """Run the pre-stop hook of a task, if it has one; return why it failed."""
         hook = task.spec.life.pre_stop
         if hook is None:
             return ""

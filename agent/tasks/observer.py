@@ -1,4 +1,4 @@
-"""What a task's loop observes of its host before it decides."""
+"""Observes the host for the loop of a task, before it decides."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class TaskObserver:
     ) -> None:
         self._boot_id, self._units, self._storage, self._oomd = boot_id, units, storage, oomd
         self.is_leaving = shutdown.now
-        """Returns whether the host is about to go down: tasks end and none starts."""
+        """Returns whether the host is about to go down: all tasks end and none starts."""
         self.bars = clones.bars
-        """Returns why this host, perhaps a clone, starts no task now; empty: it may."""
+        """Returns why this host, perhaps a clone, must start no task now; empty if it may."""
 
     async def look(self, task: TaskRecord) -> SeenTask:
-        """Return what there is of a task. Its root is read only while its unit is not active."""
+        """Return what exists of a task. Its root is read only while its unit is not active."""
         unit = await self._units.find(unit_of(task.task_id))
         if unit is not None and unit.active == "inactive" and not unit.control_group:
-            unit = None  # over and done with; systemd only has not forgotten it yet
+            unit = None  # it has ended; systemd has not unloaded it yet
         if unit is not None and unit.active == "active":
             return self.active(unit)
         root, leftover = await self._storage.look_at_root(task)
@@ -43,9 +43,9 @@ class TaskObserver:
         return SeenTask(seen, root=root, leftover=leftover, boot_id=self._boot_id)
 
     def active(self, unit: UnitState) -> SeenTask:
-        """Return what there is of a task whose unit is active: it has a root, too."""
+        """Return what exists of a task whose unit is active; it also has a root."""
         return SeenTask(seen_unit(unit), root=True, leftover=True, boot_id=self._boot_id)
 
     def new(self) -> SeenTask:
-        """Return what there is of a task that was never on this host: nothing but its record."""
+        """Return what exists of a task that was never on this host: only its record."""
         return SeenTask(None, root=False, leftover=True, boot_id=self._boot_id)

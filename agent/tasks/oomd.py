@@ -1,4 +1,4 @@
-"""Finds out what systemd-oomd did to tasks; see `tasks.core.oomd`."""
+"""Finds out which tasks systemd-oomd killed; see `tasks.core.oomd`."""
 
 from __future__ import annotations
 
@@ -9,42 +9,50 @@ from collections.abc import Sequence
 
 from agent.machine import Processes, UnitState
 from agent.tasks.core.lifecycle import SeenUnit
-from agent.tasks.core.oomd import is_unclear, killed, told_apart, what_ended, what_was_done
+from agent.tasks.core.oomd import (
+    end_log_command,
+    kill_log_command,
+    killed,
+    may_be_oomd,
+    with_oomd_end,
+)
 from agent.tasks.unit import seen_unit
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 
 _SYNC = ("journalctl", "--sync")
-"""Returns once journald has taken in all that was said before."""
+"""Returns once journald has stored all earlier messages."""
 _PATIENCE_S = 10.0
 
 
 class Oomd:
-    """Asks the host's journal, and only where memory was short."""
+    """Reads the host's journal, but only after an end for lack of memory."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
 
     async def seen(self, unit: UnitState, counted: str) -> SeenUnit:
-        """Return what is seen of a unit; the end of the invocation `counted` is known already."""
+        """Return the state of a unit; the end of the invocation `counted` is already known."""
         seen = seen_unit(unit)
-        if not is_unclear(seen) or seen.invocation_id == counted:
+        if not may_be_oomd(seen) or seen.invocation_id == counted:
             return seen
-        return told_apart(seen, unit.unit, await self._said(what_ended(seen, time.time())))
+        return with_oomd_end(
+            seen, unit.unit, await self._read_log(end_log_command(seen, time.time()))
+        )
 
     async def killed_lately(self, within_s: float) -> list[str]:
-        """Return the cgroups below the slice of all tasks that it killed in the last seconds."""
-        return sorted(killed(await self._said(what_was_done(time.time(), within_s))))
+        """Return the tasks' cgroups that systemd-oomd killed in the last `within_s` seconds."""
+        return sorted(killed(await self._read_log(kill_log_command(time.time(), within_s))))
 
-    async def _said(self, command: Sequence[str]) -> str:
-        """Return what the journal has; nothing where it cannot be read, which is logged."""
+    async def _read_log(self, command: Sequence[str]) -> str:
+        """Return the output of a command that reads the journal; empty and logged if it fails."""
         try:
-            return await asyncio.to_thread(self._ask, command)
+            return await asyncio.to_thread(self._run, command)
         except TwineError as e:
             log.warning("cannot read the actions of systemd-oomd", extra={"why": str(e)})
             return ""
 
-    def _ask(self, command: Sequence[str]) -> str:
+    def _run(self, command: Sequence[str]) -> str:
         self._processes.run(_SYNC, timeout_s=_PATIENCE_S, check=False)
         return self._processes.run(command, timeout_s=_PATIENCE_S).stdout

@@ -1,4 +1,4 @@
-"""Asks tasks whether they are healthy: over HTTP or TCP, or by a command inside of them."""
+"""Probes the health of tasks: over HTTP or TCP, or by a command inside the task."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from wire.error_text import why
 
 Report = Callable[[Health, str], Awaitable[None]]
 Ask = Callable[[list[str], float], Awaitable[str]]
-"""Runs a command inside the task, with a time-out in s; returns an error text, or an empty one."""
+"""Runs a command inside the task, with a timeout in s; returns why it failed, or an empty text."""
 LOOPBACK = "127.0.0.1"
 
 
 class Prober:
-    """Runs the probe of one task at a time in `watch`; many may run side by side."""
+    """Runs probes; each call of `watch` runs one, and many may run at the same time."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
         self.answers: Counter[tuple[str, bool]] = Counter()
-        """How many answers of each kind of probe were good (True) and bad, since the start."""
+        """Number of good (True) and bad answers per kind of probe, since the agent's start."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -41,9 +41,10 @@ class Prober:
         starting_s: float = 0.0,
         at: str = LOOPBACK,
     ) -> None:
-        """Probe until cancelled, from a known health on, and report each change of verdict.
+        """Probe until cancelled, and report each change of health.
 
-        `starting_s` is what is left of the task's start period.
+        `health` is the health that is known at the beginning, `starting_s` the remaining time of
+        the task's start period, `at` the address of the task.
         """
         loop = asyncio.get_running_loop()
         started = loop.time() + starting_s
@@ -59,7 +60,7 @@ class Prober:
             await asyncio.sleep(min(0.5, probe.interval_s) if eager else probe.interval_s)
 
     async def _ask(self, probe: Probe, inside: Ask, at: str) -> str:
-        """Return what is wrong with the answer, empty when it is good."""
+        """Return why the probe failed, empty if it succeeded."""
         if probe.kind is ProbeKind.EXEC:
             return await inside(probe.command, probe.timeout_s)
         try:

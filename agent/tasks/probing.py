@@ -1,4 +1,4 @@
-"""The probes of one task while it runs: first its startup probe, then the other two."""
+"""The probes of one running task: first its startup probe, then the other two."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from agent.tasks.prober import LOOPBACK, Prober
 log = logging.getLogger(__name__)
 
 Run = Callable[[str, list[str], float], Awaitable[str]]
-"""Runs a command of a probe (its name) inside the task, with a time-out in s."""
+"""Runs the command of a probe (given by name) inside the task, with a timeout in s."""
 Take = Callable[[ProbeVerdict], Awaitable[None]]
 """Stores a probe's verdict."""
 
 
 class Probing:
-    """Asks what is to be asked of one task, and has each verdict taken before it asks on."""
+    """Runs the probes that one task needs now, and waits for each verdict to be recorded."""
 
     def __init__(self, prober: Prober, group: asyncio.TaskGroup, take: Take) -> None:
-        """`take` is awaited with each verdict."""
+        """Await `take` with each verdict before the next probe."""
         self._prober, self._group, self._take = prober, group, take
         self._asking: list[asyncio.Task[None]] = []
         self._about: object = None
@@ -35,7 +35,7 @@ class Probing:
         self._asking, self._about = [], None
 
     def follow(self, task: TaskRecord, now_s: float, run: Run) -> None:
-        """Start the probes that a task needs now; unchanged ones go on."""
+        """Start the probes that a task needs now; unchanged probes continue."""
         wanted = _wanted(task)
         about = (wanted, task.invocation_id)
         if about == self._about:
@@ -50,7 +50,7 @@ class Probing:
     async def _watch(
         self, name: str, probe: Probe, task: TaskRecord, starting_s: float, run: Run
     ) -> None:
-        async def heard(health: Health, reason: str) -> None:
+        async def report(health: Health, reason: str) -> None:
             await self._take(ProbeVerdict(task.invocation_id, name, health, reason))
 
         async def inside(command: list[str], timeout_s: float) -> str:
@@ -61,7 +61,7 @@ class Probing:
         while True:
             try:
                 await self._prober.watch(
-                    probe, known, heard, inside, starting_s=starting_s, at=_address(task)
+                    probe, known, report, inside, starting_s=starting_s, at=_address(task)
                 )
             except Exception:
                 log.exception("a probe failed; this is a bug", extra={"task": task.task_id})
@@ -69,7 +69,7 @@ class Probing:
 
 
 def _address(task: TaskRecord) -> str:
-    """Return where a task answers: IPv4, which any of its programs listens on."""
+    """Return the address to probe: the last one is IPv4, on which any program can listen."""
     return task.addresses[-1] if task.addresses else LOOPBACK
 
 
@@ -84,6 +84,6 @@ def _wanted(task: TaskRecord) -> list[tuple[str, Probe]]:
 
 
 def _starting_s(probe: Probe, task: TaskRecord, now_s: float) -> float:
-    """Return what is left of the start period of the task, which may run for long already."""
+    """Return the remaining start period of a task; negative if it is over."""
     started_s = task.started_boot_s
     return probe.start_period_s - (0.0 if started_s is None else now_s - started_s)

@@ -1,4 +1,4 @@
-"""Queries about the tasks of this machine; none changes any."""
+"""Queries about the tasks of this machine, which change nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from wire.errors import Conflict, NotFound
 
 
 class TaskQueries:
-    """What is known of the tasks of this machine; `HostTasks` changes it."""
+    """The known tasks of this machine; `HostTasks` changes them."""
 
     def __init__(self) -> None:
         self._loops: dict[str, TaskLoop] = {}
         self._unreadable: dict[str, str] = {}
         self._coming: dict[str, TaskSpec] = {}
-        """Tasks whose record is being written: they count already."""
+        """Tasks whose record is being written now; they already count."""
 
     def get(self, task_id: str) -> TaskStatus:
         """Return the state of a task, or raise `NotFound`."""
@@ -31,7 +31,7 @@ class TaskQueries:
         raise self._unknown(task_id)
 
     def ended_run(self, task_id: str) -> str:
-        """Return the invocation of a task that ended last, or raise `NotFound`."""
+        """Return the invocation id of a task's latest ended run, or raise `NotFound`."""
         if not self.knows(task_id):
             raise NotFound(
                 f"there is no task {task_id} on this machine; the record of its last run "
@@ -46,7 +46,7 @@ class TaskQueries:
         return ended
 
     def knows(self, task_id: str) -> bool:
-        """Return whether there is such a task."""
+        """Return whether the task exists."""
         return task_id in self._loops or task_id in self._unreadable
 
     def running(self, task_id: str) -> TaskRecord:
@@ -59,34 +59,34 @@ class TaskQueries:
         return record
 
     def record(self, task_id: str) -> TaskRecord:
-        """Return what is known of a task, or raise `NotFound`."""
+        """Return the record of a task, or raise `NotFound`."""
         if task_id not in self._loops:
             raise self._unknown(task_id)
         return self._loops[task_id].record
 
     def find_spec(self, task_id: str) -> TaskSpec | None:
-        """Return the specification in force of a task, None where nothing is known of it."""
+        """Return the specification of a task that is in force, None for an unknown task."""
         loop = self._loops.get(task_id)
         return None if loop is None else loop.record.spec
 
     def to_run(self) -> dict[str, TaskSpec]:
-        """Return the specification of every task that runs or is to."""
+        """Return the specification of every task that runs or must run."""
         records = [loop.record for loop in self._loops.values()]
         over = (TaskState.STOPPED, TaskState.FAILED)
         wanted = {r.task_id: r for r in records if r.wanted is Wanted.RUN}
         return dict(self._coming) | {t: r.spec for t, r in wanted.items() if r.state not in over}
 
     def records(self) -> dict[str, TaskRecord]:
-        """Return what is known of every task whose record can be read."""
+        """Return the records of all tasks, except unreadable ones."""
         return {t: loop.record for t, loop in self._loops.items()}
 
     def specs(self) -> dict[str, TaskSpec]:
-        """Return the specification of every task, and of those that are about to be one."""
-        loops = list(self._loops.items())  # at once: this is also asked from other threads
+        """Return the specification of every task, also of tasks that are being created."""
+        loops = list(self._loops.items())  # one atomic copy: other threads call this, too
         return dict(self._coming) | {t: loop.record.spec for t, loop in loops}
 
     def known(self) -> tuple[dict[str, KnownTask], list[str]]:
-        """Return what is known of each task, and those whose record cannot be read."""
+        """Return the facts about each task for `reconcile`, and the ids of unreadable records."""
         tasks = {
             task_id: KnownTask(
                 loop.record.state,
@@ -115,7 +115,7 @@ class TaskQueries:
         return sorted({t for t, image in specs if image == digest})
 
     def wanted(self) -> dict[str, TaskSpec]:
-        """Return the specifications of all tasks that are wanted, and of those about to be."""
+        """Return the specifications of all wanted tasks, also of tasks that are being created."""
         found = dict(self._coming)
         for task_id, loop in self._loops.items():
             record = loop.record
@@ -129,7 +129,7 @@ class TaskQueries:
         return others
 
     def _promised(self) -> dict[str, TaskSpec]:
-        """Return the specifications of all tasks that are here and not over."""
+        """Return the specifications of all tasks that are not over."""
         return {t: spec for t, spec in self.specs().items() if not self._is_over(t)}
 
     def _is_over(self, task_id: str) -> bool:

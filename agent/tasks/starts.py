@@ -1,4 +1,4 @@
-"""Starts of tasks, a few at a time, in the order in which they asked."""
+"""Limits how many tasks start at the same time; they start in the order of their requests."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ def _nothing() -> None:
 
 
 class Starts:
-    """Places for tasks that are starting; how many there are changes with the host's pressure."""
+    """Places for tasks that are starting. Their number changes with the host's pressure."""
 
     def __init__(self, allowed: int) -> None:
         """`allowed` is the number of places."""
         self.allowed = allowed
         self.under_way = 0
         self.asked: Callable[[], None] = _nothing
-        """Called whenever a task asks for a place."""
+        """Called whenever a task requests a place."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def allow(self, number: int) -> None:
-        """Set the number of places; a task that holds one keeps it."""
+        """Set the number of places; a task that holds a place keeps it."""
         self.allowed = number
         self._admit()
 

@@ -1,4 +1,4 @@
-"""What of tasks is on the host's disk: their records, and the roots that they run from."""
+"""The tasks' data on the host's disk: their records, and the roots that they run from."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class TaskStorage:
         await self._lanes.run("journal", self._journal.save, record, durable=durable)
 
     async def set_aside(self, task_id: str) -> None:
-        """Keep a copy of a record that cannot be read, for diagnosis."""
+        """Keep a copy of an unreadable record, for diagnosis."""
         await self._lanes.run("journal", self._journal.set_aside, task_id)
 
     async def replay(self, units: Units, events: HostEvents) -> Replay:
-        """Return all records, with those rebuilt that cannot be read or are not there.
+        """Return all records, and rebuild those that are missing or unreadable.
 
-        They are rebuilt from their copies in memory and from what runs. The unreadable ones are
-        kept aside. A rebuilt record that cannot be written, on a read-only disk for one, is in
-        force all the same.
+        They are rebuilt from their copies in memory and the running units. Unreadable records are
+        set aside. A rebuilt record is in force even if it cannot be written, for example on a
+        read-only disk.
         """
         replay = await self._lanes.run("journal", self._journal.replay)
         if not replay.copies:
@@ -50,8 +50,10 @@ class TaskStorage:
         for task_id, record in found.items():
             why = replay.unreadable.get(task_id, "it does not exist")
             log.error("a task record was rebuilt", extra={"task": task_id, "why": why})
-            said = f"its record could not be read ({why}); it was rebuilt from its copy in memory"
-            events.add("agent", task_id, said)
+            message = (
+                f"its record could not be read ({why}); it was rebuilt from its copy in memory"
+            )
+            events.add("agent", task_id, message)
             await self._lanes.run("journal", self._write_again, record)
         left = {t: why for t, why in replay.unreadable.items() if t not in found}
         return replace(replay, tasks={**replay.tasks, **found}, unreadable=left, copies={})
@@ -65,15 +67,15 @@ class TaskStorage:
             log.warning("a rebuilt record exists only in memory", extra=extra)
 
     async def look_at_root(self, task: TaskRecord) -> tuple[bool, bool]:
-        """Return whether the task has a root of its image, and whether it has any root."""
+        """Return whether the task has a root made from its image, and whether it has any root."""
         return await self._lanes.run("btrfs", self._roots.look, task.task_id, task.spec.image)
 
     async def prepare_root(self, task: TaskRecord) -> None:
-        """Make the root of a task from its image."""
+        """Create the root of a task from its image."""
         await self._lanes.run("btrfs", self._roots.prepare, task.task_id, task.spec.image)
 
     async def remove_root(self, task_id: str) -> None:
-        """Remove the root of a task; one that is not there is no error."""
+        """Remove the root of a task; succeeds if there is none."""
         await self._lanes.run("btrfs", self._roots.remove, task_id)
 
     async def tasks_with_root(self) -> list[str]:

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from agent.api import Health, RestartWhen, TaskState
+from agent.api import RestartWhen, TaskState
 from agent.lease.core.lease import is_bound, is_cut_off
 from agent.runtime.core.records import (
     TaskRecord,
+    describe_change,
+    describe_status,
     must_last,
     only_came_up,
     status_of,
-    tell_change,
     unit_of,
-    words_on_cpus,
 )
 from agent.runtime.crashpoints import passed
 from agent.runtime.stage import TaskStage
+from agent.runtime.units import woken
 from agent.tasks.context import TaskContext
 from agent.tasks.core.health import ProbeVerdict, after_verdict
 from agent.tasks.core.inside import InsideCommand
-from agent.tasks.core.lifecycle import (
-    Action,
-    Decision,
-    SeenTask,
-    SeenUnit,
-    after_failure,
-    decide,
-    evicted,
-)
+from agent.tasks.core.lifecycle import Action, Decision, SeenTask, SeenUnit, decide
+from agent.tasks.core.restarts import after_failure, evicted
 from agent.tasks.core.unit_properties import not_after
 from agent.tasks.probing import Probing
 from wire.errors import Conflict, HostError, NotFound, StepFailed, TwineError
@@ -41,26 +34,26 @@ from wire.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 log = logging.getLogger(__name__)
 
 _IN_PASSING = (TaskState.PREPARING, TaskState.STARTING)
-"""States that last for moments: read, but not sent to followers of events."""
+"""Short-lived states: they are shown, but no event is sent for them."""
 STEADY_S = 600.0
-"""How often the loop of a running task reads all of its unit; `Units.watch` reads states."""
+"""Seconds between two full reads of a running task's unit; `Units.watch` reads its state sooner."""
 RESYNC_S = 30.0
-"""How often a loop observes although nothing woke it; signals normally do."""
+"""Seconds after which a loop observes the host although no signal woke it."""
 RETRY_S = 1.0
 """Pause after a failure that cannot be reported."""
 _CHOSEN = ("own_cpus", "addresses")
 """Fields of a record that stages fill in."""
 PLACE_S = 120.0
-"""How long a start keeps its place at most: one that hangs does not hold up others for long."""
+"""Longest time that a start keeps its place, so that a hanging start does not delay others."""
 CONFLICT_S = 0.2
-"""Pause after a start that found the unit's name taken: systemd is still about to let it go."""
+"""Pause after a start whose unit name was taken: systemd has not unloaded the old unit yet."""
 
 
 class TaskLoop:
-    """Brings one task to what is wanted of it, and keeps it there.
+    """Brings one task to its desired state and keeps it there.
 
-    `record` is replaced under `_lock` only, so what is on disk is never older than what the
-    loop acts on.
+    `record` is replaced under `_lock` only, so the record on disk is never older than the one that
+    the loop acts on.
     """
 
     def __init__(
@@ -73,17 +66,17 @@ class TaskLoop:
     ) -> None:
         """`record` is already saved; `removed` is awaited when nothing is left of the task.
 
-        With `fresh` nothing of the task can be on the host yet, so the host is not observed first.
+        `fresh`: nothing of the task can be on the host yet, so the first step does not observe it.
         """
         self._host = host
         self.record = record
         self.settled = asyncio.Event()
-        """Set once the loop has looked and decided for the first time, or could not."""
+        """Set after the first decision of the loop, or its first failure."""
         self._removed = removed
         self._unit = unit_of(record.task_id)
         self._waker = asyncio.Event()
         self._lock = asyncio.Lock()
-        self._told = status_of(record)
+        self._reported = status_of(record)
         self._over = False
         self._on_disk = must_last(record)
         self._fresh = fresh
@@ -93,10 +86,11 @@ class TaskLoop:
         self._probing = Probing(host.prober, self._group, self._judge)
 
     async def change(self, make: Callable[[TaskRecord], TaskRecord]) -> TaskRecord:
-        """Apply a new intent, made from the present record; returns once it is on disk.
+        """Replace the record with the one that `make` returns; returns once it is on disk.
 
-        The loop cannot act on it before, nor save an older one after it: both need the same lock.
-        Raises `NotFound` where the task has just gone, `HostError` where it cannot be saved.
+        The loop cannot act on the new record earlier, nor save an older one later: both need the
+        same lock. Raises `NotFound` if the task was just removed, `HostError` if the record cannot
+        be saved.
         """
         async with self._lock:
             if self._over:
@@ -118,11 +112,11 @@ class TaskLoop:
             self._known = None
             self._probing.stop()
         self._waker.set()
-        self._tell(record)
+        self._report(record)
         return record
 
     async def run(self) -> None:
-        """Run until the task is gone; cancelling leaves the host as it is, adoptable."""
+        """Run until the task is removed. When cancelled, the next agent can adopt the task."""
         with self._host.units.changes(self._unit, self._waker):
             async with self._group:
                 try:
@@ -132,7 +126,7 @@ class TaskLoop:
                     self._probing.stop()
 
     async def _attempt(self) -> bool:
-        """Take one step; an error in it leads to a pause, and never ends the agent."""
+        """Take one step; an error leads to a pause and never ends the agent."""
         task_id = self.record.task_id
         try:
             return await self._step()
@@ -146,7 +140,7 @@ class TaskLoop:
 
     async def _step(self) -> bool:
         if self._waker.is_set():
-            self._known = None  # what was seen then may be no longer so
+            self._known = None  # the host may have changed since
         self._waker.clear()
         before = self.record
         seen = await self._look()
@@ -176,18 +170,18 @@ class TaskLoop:
         return await self._host.observer.look(self.record)
 
     async def _keep(self, before: TaskRecord, task: TaskRecord) -> bool:
-        """Remember a decision; False where an owner was faster and it must be made again.
+        """Store a decision; False if the record has changed and the decision must be made again.
 
-        On disk goes what cannot be seen again on the host.
+        Only facts that cannot be observed again on the host are written to disk.
         """
         async with self._lock:
             if self.record is not before:
                 return False
             if task.spec is not before.spec:
-                self._host.contact.bind(task)  # back behind a health gate
+                self._host.contact.bind(task)  # a failed health gate restored the old specification
             self.record = task
             if status_of(task) != status_of(before) and task.state not in _IN_PASSING:
-                self._tell(task)
+                self._report(task)
             if must_last(task) != self._on_disk:
                 await self._save(task, durable=not only_came_up(before, task))
         return True
@@ -197,7 +191,7 @@ class TaskLoop:
         self._on_disk = must_last(task)
 
     async def _forget(self, task: TaskRecord) -> bool:
-        """End the task for good; False where its owner wants it back meanwhile."""
+        """Remove the record of a task; False if its owner has requested the task again."""
         async with self._lock:
             if self.record is not task:
                 return False
@@ -207,17 +201,13 @@ class TaskLoop:
             self._over = True
         return True
 
-    def _tell(self, task: TaskRecord) -> None:
+    def _report(self, task: TaskRecord) -> None:
         status = status_of(task)
-        known = (status.state is TaskState.RUNNING) and status.health is not Health.UNKNOWN
-        message = str(status.state) + (f", {status.health}" if known else "")
-        message += f": {status.reason}" if status.reason else ""
-        message += f": {words_on_cpus(status.cpus)}" if status.cpus else ""
-        self._host.events.add("task", task.task_id, message, status)
+        self._host.events.add("task", task.task_id, describe_status(status), status)
         extra = {"task": task.task_id, "state": str(task.state)}
         extra |= {"why": task.reason} if task.reason else {}
-        log.info(tell_change(self._told, status), extra=extra)
-        self._told = status
+        log.info(describe_change(self._reported, status), extra=extra)
+        self._reported = status
         for stage in self._host.unit.stages:
             stage.changed(task)
 
@@ -226,9 +216,9 @@ class TaskLoop:
         try:
             await self._do(decision, seen)
             passed(f"{decision.action}.done")
-        except Conflict:  # perhaps what was run inside an earlier one keeps the name
+        except Conflict:  # a leftover command inside an earlier run may keep the unit loaded
             await self._host.inside.forget(task.task_id)
-            await self._woken(CONFLICT_S)
+            await woken(self._waker, CONFLICT_S)
         except TwineError as e:
             log.warning(
                 "a step of a task failed",
@@ -266,7 +256,7 @@ class TaskLoop:
                 if task.state is TaskState.STOPPING and seen.unit and not task.cut_off:
                     await self._before_stop(task, seen.unit)
                 await host.units.stop(self._unit)
-                await self._woken(1.0)
+                await woken(self._waker, 1.0)
             case Action.REMOVE_ROOT:
                 if task.spec.life.init:
                     await host.inside.end_steps(task.task_id)
@@ -274,16 +264,16 @@ class TaskLoop:
                 await host.inside.unstage(task)
                 for stage in host.unit.stages:
                     await stage.release(task.task_id)
-                # Last: by its root a loop sees that something of the task is left.
+                # Last: the root shows to a loop that something of the task is left.
                 await host.storage.remove_root(task.task_id)
             case _:
                 until = decision.until
                 resync_s = STEADY_S if task.state is TaskState.RUNNING else RESYNC_S
                 pause = resync_s if until is None else max(0.0, until - host.contact.now_s())
-                await self._woken(pause)
+                await woken(self._waker, pause)
 
     async def _start(self, task: TaskRecord, guard: dict[str, object]) -> None:
-        """Start the unit once there is a place, if the task is still wanted as it is."""
+        """Start the unit once a place is free, if the request has not changed meanwhile."""
         async with (host := self._host).starts.turn():
             if not self._is_to_start(task):
                 return
@@ -293,7 +283,7 @@ class TaskLoop:
             await self._until_up(task)
 
     def _is_to_start(self, task: TaskRecord) -> bool:
-        """Return whether its order is still the same, and its host may still run it."""
+        """Return whether the request is still the same, and the host may still run the task."""
         host, now = self._host, self.record
         if now.spec is not task.spec or now.wanted is not task.wanted or host.observer.is_leaving():
             return False
@@ -301,10 +291,10 @@ class TaskLoop:
         return not cut_off and not host.observer.bars()
 
     async def _until_up(self, task: TaskRecord) -> None:
-        """Keep the place until the unit is up, or ended: a start costs most before it is."""
+        """Wait until the unit is active or has ended, because a start costs most until then."""
         late_s = self._host.contact.now_s() + PLACE_S
         while self._is_to_start(task) and self._host.contact.now_s() < late_s:
-            await self._woken(2.0)
+            await woken(self._waker, 2.0)
             self._waker.clear()
             unit = await self._host.units.find(self._unit)
             if unit is not None and unit.active == "active":
@@ -315,7 +305,7 @@ class TaskLoop:
         self._waker.set()
 
     async def evict(self, why: str) -> bool:
-        """End the task for the sake of others; False where it does not run."""
+        """End the task because the host needs its memory; False if it does not run."""
         async with self._lock:
             before = self.record
             task = evicted(before, why, self._host.contact.moment(before.task_id))
@@ -323,14 +313,14 @@ class TaskLoop:
                 return False
             try:
                 await self._save(task)
-            finally:  # a full disk is no reason to let it have the memory
+            finally:  # even on a full disk the task must release its memory
                 self.record = task
-                self._tell(task)
+                self._report(task)
                 self._waker.set()
         return True
 
     async def _limit(self, task: TaskRecord) -> None:
-        """Apply the limits to the running unit; they are recorded once the kernel has them."""
+        """Apply the limits to the running unit, then record them."""
         await self._through(task, lambda stage, task: stage.resize(task))
         spec = task.spec
         kept = replace(self.record, limits=spec.limits, volumes=spec.volumes)
@@ -341,7 +331,7 @@ class TaskLoop:
     async def _through(
         self, task: TaskRecord, step: Callable[[TaskStage, TaskRecord], Awaitable[TaskRecord]]
     ) -> TaskRecord:
-        """Take a task through all stages; what the host chose for it is kept at once."""
+        """Call `step` for each stage in turn; record at once what a stage chose for the task."""
         for stage in self._host.unit.stages:
             made = await step(stage, task)
             chosen = {f: getattr(made, f) for f in _CHOSEN if getattr(made, f) != getattr(task, f)}
@@ -350,13 +340,8 @@ class TaskLoop:
             task = made
         return task
 
-    async def _woken(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._waker.wait()
-
     async def _initialised(self, task: TaskRecord, guard: dict[str, object]) -> bool:
-        """Run the init steps; False where the task is wanted otherwise before they are done."""
+        """Run the init steps; False if the request changes or contact is lost before they end."""
         if not task.spec.life.init:
             return True
         host, wanted = self._host, self.record
@@ -365,7 +350,7 @@ class TaskLoop:
             while not steps.done() and self.record is wanted:
                 if is_cut_off(task.spec, host.contact.moment(task.task_id)):
                     break
-                waiting = asyncio.ensure_future(self._woken(RETRY_S))
+                waiting = asyncio.ensure_future(woken(self._waker, RETRY_S))
                 await asyncio.wait({steps, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
                 self._waker.clear()
@@ -378,7 +363,7 @@ class TaskLoop:
         return False
 
     async def _before_stop(self, task: TaskRecord, unit: SeenUnit) -> None:
-        """Run the pre-stop hook inside what runs, once; whatever comes of it, the stop follows."""
+        """Run the pre-stop hook once per run; the stop follows even if the hook fails."""
         if unit.active != "active" or unit.ended or unit.invocation_id == self._hooked:
             return
         problem = await self._host.inside.before_stop(task)
@@ -394,9 +379,9 @@ class TaskLoop:
         return await self._host.inside.run(self.record, name, asked)
 
     async def _judge(self, verdict: ProbeVerdict) -> None:
-        """Record a probe's verdict; it is kept on disk so that it survives a restart.
+        """Record a probe's verdict on disk, so that it survives a restart of the agent.
 
-        It does not wait for the service manager, so a hanging one hides no verdict.
+        This does not wait for systemd, so a hanging systemd hides no verdict.
         """
         async with self._lock:
             now = self._host.contact.moment(self.record.task_id)
@@ -407,7 +392,7 @@ class TaskLoop:
                 await self._save(task, durable=verdict.probe != "ready")
             except HostError as e:
                 log.warning("cannot store a verdict", extra={"task": task.task_id, "why": str(e)})
-            finally:  # a full disk is no reason to hide how a task is
+            finally:  # even on a full disk the health is reported
                 self.record = task
-                self._tell(task)
+                self._report(task)
                 self._waker.set()

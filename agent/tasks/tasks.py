@@ -1,4 +1,4 @@
-"""All tasks of this machine: how each comes into being, changes and ends."""
+"""All tasks of this machine: creates, changes and removes them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _UNKNOWN_IMAGE = Digest("sha256:" + "0" * 64)
 
 
 class HostTasks(TaskQueries):
-    """The tasks, each with its loop; loops run in the daemon's task group."""
+    """The tasks, each with its loop. The loops run in the daemon's task group."""
 
     def __init__(
         self,
@@ -59,9 +59,7 @@ class HostTasks(TaskQueries):
         *,
         reserve_bytes: int,
     ) -> None:
-        """Start without tasks; see `adopt`. Neither `reserve_bytes` of memory nor that in huge
-        pages, whose number changes with the profile, is available to tasks as plain memory.
-        """
+        """Start without tasks; `adopt` loads them. `reserve_bytes` of memory are for the host."""
         super().__init__()
         self._host = host
         self._capacity = capacity
@@ -72,20 +70,20 @@ class HostTasks(TaskQueries):
         )
         self._tombstones: dict[str, Tombstone] = {}
         self._door = asyncio.Lock()
-        """Tasks come into being one after the other."""
+        """Held while a task is created, so that tasks are created one after the other."""
         capacity.cpus.follow(self.wanted)
         capacity.pages.follow(self.wanted, self._is_over)
         capacity.memory.follow(self._promised)
 
     async def adopt(self, replay: Replay) -> None:
-        """Adopt what is on the host: tasks run on, objects of no task are removed."""
+        """Adopt the recorded tasks, which continue to run; remove what belongs to no task."""
         host = self._host
         self._tombstones = dict(replay.tombstones)
         self._unreadable = dict(replay.unreadable)
         units = [u.unit for u in await host.units.all(TASK_UNITS)]
         try:
             roots = await host.storage.tasks_with_root()
-        except HostError as e:  # what is left over stays until the disk answers
+        except HostError as e:  # leftovers stay until the disk can be read
             log.error("cannot search for leftovers of tasks", extra={"why": str(e)})
             roots = []
         host.contact.adopt(replay)
@@ -129,7 +127,7 @@ class HostTasks(TaskQueries):
             )
 
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
-        """Store a desired state; when this returns it survives any crash."""
+        """Store the desired state of a task; once this returns, it survives any crash."""
         self._capacity.clones.check(f"task {task_id} is not changed")
         await self._capacity.cpus.look_for(spec)
         if spec.volumes:
@@ -167,9 +165,8 @@ class HostTasks(TaskQueries):
             return await self.put(task_id, spec)
 
     def _with_cpus(self, record: TaskRecord) -> TaskRecord:
-        """Return the record with the CPUs that its task gets for its own, as it was admitted.
-
-        And with the users of its machine, if it is to be one.
+        """Return the record with the CPUs of its own and, for a task with an init of its own, its
+        user ids.
         """
         task_id = record.task_id
         others = self._others(task_id) if record.spec.resources.exclusive_cpus else {}
@@ -183,7 +180,7 @@ class HostTasks(TaskQueries):
     async def _changed(
         self, loop: TaskLoop, make: Callable[[TaskRecord], TaskRecord]
     ) -> TaskRecord:
-        """Change a task; where that cannot be saved, it has the CPUs that it had."""
+        """Change a task; if the record cannot be saved, restore its previous CPUs."""
         try:
             return await loop.change(make)
         except HostError:
@@ -191,7 +188,7 @@ class HostTasks(TaskQueries):
             raise
 
     async def _create(self, record: TaskRecord, *, fresh: bool = False) -> TaskStatus:
-        """Start the loop of a new task; it waits for the record to be on disk."""
+        """Write the record of a new task to disk, then start its loop."""
         task_id, host = record.task_id, self._host
         self._coming[task_id] = record.spec
         try:
@@ -218,19 +215,22 @@ class HostTasks(TaskQueries):
         generation: int | None,
         epoch: int | None,
         *,
-        said: int | None = None,
+        control_plane_epoch: int | None = None,
     ) -> TaskStatus:
-        """Ask for a task to be stopped and torn down; it is gone once `get` raises `NotFound`.
+        """Request the removal of a task; it is removed once `get` raises `NotFound`.
 
-        `said` is the latest epoch of a control plane. A task with a later one leaves nothing that
-        keeps the control plane from starting it again (BUG-HT25).
+        `control_plane_epoch` is the latest epoch of the control plane's requests. A task with a
+        later epoch leaves a tombstone that does not prevent the control plane from starting it
+        again (BUG-HT25).
         """
         loop = self._loops.get(task_id)
         if loop is None and task_id in self._unreadable:
             async with self._door:
                 if task_id in self._unreadable:
                     return await self._create(_to_remove(task_id, generation, epoch))
-            return await self.delete(task_id, generation, epoch, said=said)
+            return await self.delete(
+                task_id, generation, epoch, control_plane_epoch=control_plane_epoch
+            )
         if loop is None:
             await self._remember_absence(task_id, generation, epoch)
             raise self._unknown(task_id)
@@ -238,8 +238,10 @@ class HostTasks(TaskQueries):
         def gone(record: TaskRecord) -> TaskRecord:
             spec = self._current(record, generation, epoch)
             leaving = replace(record, spec=spec, wanted=Wanted.GONE, reason=STOP_ASKED)
-            if said is not None and spec.epoch > said:
-                leaving = replace(leaving, spec=replace(spec, epoch=said), orphan=True)
+            if control_plane_epoch is not None and spec.epoch > control_plane_epoch:
+                leaving = replace(
+                    leaving, spec=replace(spec, epoch=control_plane_epoch), orphan=True
+                )
             return to_be_stopped(leaving, STOP_ASKED)
 
         return status_of(await loop.change(gone))
@@ -247,7 +249,7 @@ class HostTasks(TaskQueries):
     async def _remember_absence(
         self, task_id: str, generation: int | None, epoch: int | None
     ) -> None:
-        """A delete that overtook its put must still win over it (F-48)."""
+        """Store a tombstone for a delete that arrived before its put, so that it wins (F-48)."""
         known = self._tombstones.get(task_id)
         if generation is None or stale(generation, epoch or 0, known):
             return
@@ -281,12 +283,12 @@ class HostTasks(TaskQueries):
         return status_of(await loop.change(again))
 
     async def evict(self, task_id: str, why: str) -> bool:
-        """End a task for the sake of others; False where there is none that runs."""
+        """End a task because the host needs its memory; False if it does not run."""
         loop = self._loops.get(task_id)
         return loop is not None and await loop.evict(why)
 
     async def resize(self, task_id: str, resize: Resize) -> TaskStatus:
-        """Change what a task may use, without a restart."""
+        """Change the limits and resources of a task without a restart."""
         loop = self._loops.get(task_id)
         if loop is None:
             raise self._unknown(task_id)
@@ -319,7 +321,7 @@ class HostTasks(TaskQueries):
         return status_of(await self._changed(loop, changed))
 
     def _current(self, record: TaskRecord, generation: int | None, epoch: int | None) -> TaskSpec:
-        """Return the specification as of the request, or raise `Conflict` for a stale one."""
+        """Return the specification with the request's version; raise `Conflict` if it is stale."""
         spec = replace(
             record.spec,
             generation=record.spec.generation if generation is None else generation,
@@ -330,7 +332,7 @@ class HostTasks(TaskQueries):
 
 
 def _to_remove(task_id: str, generation: int | None = None, epoch: int | None = None) -> TaskRecord:
-    """Return the record of a task whose id alone is known, to have it removed."""
+    """Return a record for the removal of a task whose specification is unknown."""
     spec = TaskSpec(
         generation=generation or 1, epoch=epoch or 0, image=_UNKNOWN_IMAGE, command=["unknown"]
     )

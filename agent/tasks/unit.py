@@ -1,4 +1,4 @@
-"""The unit of a task: what it is made of, and what is seen of it."""
+"""Builds the properties of a task's unit, and reads the unit's state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agent.volumes.core.mounts import mount_properties
 
 
 def seen_unit(unit: UnitState) -> SeenUnit:
-    """Return what a decision needs of a unit's state."""
+    """Return the part of a unit's state that a decision needs."""
     return SeenUnit(
         active=unit.active,
         sub=unit.sub,
@@ -36,14 +36,14 @@ def seen_unit(unit: UnitState) -> SeenUnit:
 
 
 class SystemContainer(TaskStage):
-    """Makes the unit of a task with an init of its own the one that starts its container."""
+    """Replaces the unit of a task with its own init by a unit that starts a container."""
 
     def __init__(self, state_dir: str, run_dir: str) -> None:
-        """Mount below the folder of what lasts until the next boot."""
+        """`state_dir` has the volumes; mounts of containers are below `run_dir`."""
         self._folders = state_dir, run_dir
 
     def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
-        """Return the unit that starts the container, or `unit` itself for all other tasks."""
+        """Return the unit that starts the container; `unit` itself for all other tasks."""
         if not has_own_init(task.spec):
             return unit
         assert task.ids is not None, "assigned when the task was admitted"
@@ -51,13 +51,13 @@ class SystemContainer(TaskStage):
 
 
 class UnitOfTask:
-    """Makes the unit of a task: its own properties, then those of each stage, in their order."""
+    """Builds the unit of a task: its basic properties, then those of each stage in turn."""
 
     def __init__(self, roots: TaskRoots, stages: Sequence[TaskStage]) -> None:
         """`roots` has the images' configurations; `stages` add properties."""
         self._roots = roots
         self.stages = stages
-        """In the order in which they run before a start."""
+        """The stages, in the order in which they run before a start."""
 
     def __call__(self, task: TaskRecord) -> dict[str, object]:
         """Return all properties of a task's unit."""

@@ -1,4 +1,4 @@
-"""Shows a task's unit: the properties asked of systemd, next to those that it reports."""
+"""Shows a task's unit: the requested properties next to those that systemd reports."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from agent.runtime.offload import Lanes
 from agent.tasks.unit import UnitOfTask
 
 _MOST = 60_000
-"""Characters of a value that are shown, within what a field of the wire may have."""
+"""Maximum length of a shown value in characters, below the limit of a field in the API."""
 
 
 class UnitView:
-    """Reads units through `systemctl show`, in the `usage` thread."""
+    """Reads units with `systemctl show`, in the `usage` lane."""
 
     def __init__(self, processes: Processes, lanes: Lanes, whole: UnitOfTask) -> None:
         """`whole` returns all properties of a task's unit."""

@@ -1,1 +1,1 @@
-"""Volumes of tasks, and what is mounted for a task before it starts."""
+"""Volumes of tasks, and the mounts that are made before a task starts."""

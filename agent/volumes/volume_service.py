@@ -1,4 +1,4 @@
-"""What the API asks about volumes, answered in the lane of btrfs."""
+"""Requests of the API about volumes, carried out in the lane of btrfs."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _LANE = "btrfs"
 
 
 class VolumeService(TaskStage):
-    """Lists, keeps and removes volumes of this host, and brings tasks to theirs."""
+    """Lists, snapshots and removes volumes of this host, and creates those of tasks."""
 
     def __init__(
         self, volumes: Volumes, specs: Callable[[], Mapping[str, TaskSpec]], lanes: Lanes
     ) -> None:
-        """`specs` returns the specifications of all tasks here."""
+        """`specs` returns the specifications of all tasks of this host."""
         self._volumes, self._specs, self._lanes = volumes, specs, lanes
 
     def _users(self) -> dict[str, list[str]]:
         return with_volumes(self._specs())
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
-        """Make the volumes of a task, with their limits."""
+        """Create the volumes of a task and set their limits."""
         if task.spec.volumes or task.volumes:
             await self._lanes.run(_LANE, self._volumes.ensure, task.task_id, task.spec)
         return task
 
     async def resize(self, task: TaskRecord) -> TaskRecord:
-        """As `ensure`: limits change while a task runs."""
+        """As `ensure`, because limits can change while a task runs."""
         return await self.ensure(task)
 
     async def release(self, task_id: str) -> None:
-        """Delete the volumes that go with a task."""
+        """Delete the scratch volumes of a removed task."""
         await self._lanes.run(_LANE, self._volumes.drop_scratch, task_id)
 
     async def all(self) -> VolumeInfos:
@@ -45,11 +45,11 @@ class VolumeService(TaskStage):
         return await self._lanes.run(_LANE, self._volumes.all, self._users)
 
     async def snapshot(self, entitlement: str, name: str, label: str) -> VolumeInfo:
-        """Keep what a persistent volume holds now."""
+        """Make a read-only snapshot of a persistent volume."""
         return await self._lanes.run(
             _LANE, self._volumes.snapshot, entitlement, name, label, self._users
         )
 
     async def remove(self, entitlement: str, name: str) -> None:
-        """Remove a volume or snapshot; its users are checked right before."""
+        """Remove a volume or snapshot, unless a task uses it at that moment."""
         await self._lanes.run(_LANE, self._volumes.remove, entitlement, name, self._users)

@@ -1,7 +1,7 @@
-"""The volumes of this host: subvolumes that tasks keep things in (docs/volumes.md).
+"""The volumes of this host: btrfs subvolumes with data of tasks (docs/volumes.md).
 
-Every step can be repeated, so a volume that was only half made when the agent died is whole with
-the task's next start. Names say whose each one is: there is no other record.
+Every step can be repeated. So a volume that was incomplete when the agent died is completed at the
+task's next start. The name of a volume shows its task; there is no other record.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from agent.volumes.core.volumes import (
     name_of,
     places,
     read_name,
-    stray_scratch,
+    unwanted_scratch,
 )
 from wire.errors import BtrfsError, Conflict, HostError, NotFound, Unprocessable
 
 Users = Callable[[], dict[str, list[str]]]
-"""Returns the tasks that have a volume, by where it is below the state folder."""
+"""Returns, for each volume's path below the state folder, the tasks that use it."""
 
 
 class Volumes:
@@ -39,7 +39,7 @@ class Volumes:
             (state / folder).mkdir(parents=True, exist_ok=True)
 
     def admit(self, task_id: str, spec: TaskSpec) -> None:
-        """Check that limits can hold; raises `Unprocessable` where quotas are off."""
+        """Raise `Unprocessable` if a volume has a limit and quotas are off."""
         limited = [n for n, v in spec.volumes.items() if v.max_bytes and v.kind != "tmpfs"]
         if not limited:
             return
@@ -56,13 +56,13 @@ class Volumes:
         )
 
     def disk_bytes(self) -> int:
-        """Return the size of the disk that volumes are on."""
+        """Return the size of the disk with the volumes."""
         return self._btrfs.free_bytes(self.state)[0]
 
     def ensure(self, task_id: str, spec: TaskSpec) -> None:
-        """Bring a task's volumes to its specification; what it no longer has goes if it is scratch.
+        """Create and limit a task's volumes; remove scratch volumes that it no longer names.
 
-        Raises `HostError` where a shared one is not there.
+        Raises `HostError` if a shared volume does not exist.
         """
         self.drop_scratch(task_id, spec)
         for place in places(task_id, spec, VolumeKind.SHARED):
@@ -98,7 +98,7 @@ class Volumes:
     def drop_scratch(self, task_id: str, spec: TaskSpec | None = None) -> None:
         """Remove scratch volumes of a task that its specification does not name; None: all."""
         folder = self.state / "scratch"
-        for name in stray_scratch(self._btrfs.children(folder), task_id, spec):
+        for name in unwanted_scratch(self._btrfs.children(folder), task_id, spec):
             self._btrfs.delete(folder / name)
             passed("scratch.removed")
 
@@ -112,7 +112,7 @@ class Volumes:
         )
 
     def _each(self) -> Iterator[tuple[str, str, Named]]:
-        """Yield folder, name and meaning of each; the folder is below the state folder."""
+        """Yield folder (below the state folder), name and parsed name of each volume."""
         for folder in self.folders():
             for name in self._btrfs.children(self.state / folder):
                 if (named := read_name(name)) is not None:
@@ -136,7 +136,7 @@ class Volumes:
         )
 
     def snapshot(self, entitlement: str, name: str, label: str, users: Users) -> VolumeInfo:
-        """Keep what a persistent volume holds at this moment, to be read only."""
+        """Make a read-only snapshot of a persistent volume."""
         named = self._named(entitlement, name)
         if named.label:
             raise Conflict(f"there is already a snapshot {name}")
@@ -148,7 +148,7 @@ class Volumes:
         return self._info(folder, target, Named(named.task_id, named.volume, label), users())
 
     def remove(self, entitlement: str, name: str, users: Users) -> None:
-        """Remove a persistent volume or a snapshot; raises `Conflict` while a task has it."""
+        """Remove a persistent volume or a snapshot; raises `Conflict` while a task uses it."""
         self._named(entitlement, name)
         place = f"volumes/{entitlement}/{name}"
         if tasks := users().get(place):
@@ -170,7 +170,7 @@ class Volumes:
 
 
 def with_volumes(specs: Mapping[str, TaskSpec]) -> dict[str, list[str]]:
-    """Return the tasks that have a volume on disk, by where it is."""
+    """Return the tasks that use each volume on disk, by its path below the state folder."""
     found: dict[str, list[str]] = {}
     for task_id, spec in sorted(specs.items()):
         for place in places(task_id, spec, *KEPT, VolumeKind.SHARED):

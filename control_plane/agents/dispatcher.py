@@ -32,12 +32,12 @@ from wire.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachab
 
 log = logging.getLogger(__name__)
 Wanted = Callable[[str, str], TaskSpec | Stop | None]
-"""What to tell a machine about a task at this moment; None: nothing."""
+"""Returns the command about a task that a machine must get now; None: none."""
 _PER_MACHINE = 4
-"""Calls in flight per machine, and images on their way to it."""
+"""Calls in flight per machine, and images that it pulls at once."""
 _QUICK_S = 1.0
-"""A call without an answer by then gives its slot to others and goes on. So a slow agent takes
-memory for its pending calls, and no turn of another agent (BUG-CP11, F-53)."""
+"""A call without an answer by then releases its slot and continues. So a slow agent costs memory
+for its pending calls, but does not delay other agents (BUG-CP11, F-53)."""
 _PULL_TIMEOUT_S = 900.0
 _PAUSE_MAX_S = 60.0
 _ASK_PROFILE = "profile?"
@@ -54,9 +54,9 @@ class _Line:
     pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
     """What failed → until when it is not tried, and how long that pause was."""
     pulls: dict[str, set[str]] = field(default_factory=dict)
-    """Image on its way → tasks that wait for it."""
+    """Image that is being pulled → tasks that wait for it."""
     calls: dict[str, tuple[str, asyncio.Timeout]] = field(default_factory=dict)
-    """Image on its way → in which boot its machine was asked, and when the call is given up."""
+    """Image that is being pulled → boot of the machine at the call, and the timeout of the call."""
     pulling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PER_MACHINE))
     queued: bool = False
 
@@ -86,7 +86,7 @@ class Dispatcher:
         )
         self._release_at: asyncio.TimerHandle | None = None
         region.broker.listen(self._machine_changed, loaded=ignore)
-        self._observations.listen(self._seen_anew, lambda _machine, _which: None)
+        self._observations.listen(self._listed_again, lambda _machine, _which: None)
         self.profile_text: Callable[[str], str] = lambda _: ""
         """Returns the text of a profile that hosts do not have; set by the owner."""
 
@@ -387,9 +387,9 @@ class Dispatcher:
                 finally:
                     del line.calls[digest]  # a timeout that was left cannot be rescheduled
         except (TwineError, TimeoutError) as e:
-            said = e if str(e) else Unreachable(f"no image {digest[:14]} and no answer came")
+            error = e if str(e) else Unreachable(f"no image {digest[:14]} and no answer came")
             for what in [*sorted(line.pulls.pop(digest)), digest]:
-                self._failed(line, what, said)
+                self._failed(line, what, error)
             return
         line.pauses.pop(digest, None)
         waiting = sorted(line.pulls.pop(digest))
@@ -399,7 +399,7 @@ class Dispatcher:
                 self._ask(machine, task)
         self._tidy(line)
 
-    def _seen_anew(self, machine: str) -> None:
+    def _listed_again(self, machine: str) -> None:
         """Cancel pulls that were requested in an earlier boot: those calls get no answer.
 
         A host that lost its power reports nothing, and pulls may take long.

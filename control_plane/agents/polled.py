@@ -1,4 +1,4 @@
-"""An agent over the network: long polls for events, and tells a slow agent from a dead one."""
+"""Long polls for the events of an agent; a slow agent is distinguished from a dead host."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from control_plane.api.machine_commands import MachineCommand
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.holds import Take
-from control_plane.runtime.table import Heard, Loaded, Table
+from control_plane.runtime.table import Loaded, OnChange, Table
 
 
 class MachineTable(Protocol):
@@ -56,9 +56,9 @@ class KnownMachines(Protocol):
         """Return the brokers, by data center."""
 
     def listen(
-        self, heard: Heard[MachineRecord], loaded: Loaded[MachineRecord] | None = None
+        self, changed: OnChange[MachineRecord], loaded: Loaded[MachineRecord] | None = None
     ) -> None:
-        """Call `heard(machine, before, after)` after each change; see `Table.listen`."""
+        """Call `changed(machine, before, after)` after each change; see `Table.listen`."""
 
     def count(self, entitlement: str) -> int:
         """Return how many machines an entitlement has in the region."""

@@ -98,7 +98,7 @@ class AgentApi(Protocol):
         """Ask for a host profile."""
         ...
 
-    async def put_notices(self, told: HostNotices) -> HostNotices:
+    async def put_notices(self, notices: HostNotices) -> HostNotices:
         """Set the notices for the tasks of the machine."""
         ...
 

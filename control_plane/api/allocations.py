@@ -41,7 +41,7 @@ class AllocationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Commits a transaction over several brokers: it is stored before they are told.
+    """Commits a transaction over several brokers. It is stored before any broker is called.
 
     A transaction without a stored decision is aborted (presumed abort).
     """

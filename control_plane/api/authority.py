@@ -65,7 +65,7 @@ class AuthorityView(msgspec.Struct, frozen=True, kw_only=True):
     hosts: int
     """Hosts that have joined."""
     behind: list[str]
-    """Some of the hosts that have to renew first; they are asked to."""
+    """Some of the hosts that must renew first; the control plane has requested that."""
     next: Step
     hinders: list[str]
-    """The hosts and users that the next step would lock out, in words."""
+    """The hosts and users that the next step would lock out, as text."""

@@ -45,8 +45,8 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Another entitlement on whose machines this one is a stackable reservation (MO16);
     None: it is a pseudo cluster of its own."""
     surge_tasks: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """At most so many tasks in addition to the wanted ones (`update.surge`) run at once in all of
-    its jobs, which share the room for them (docs/updates.md); None: each job has its own."""
+    """Limit of extra tasks (`update.surge`) that run at once in all jobs of the entitlement
+    together (docs/updates.md); None: each job has its own room for them."""
     host_profile: Name = "base"
     """Every machine of the entitlement runs it (HP1, MO11)."""
     image_keys: PublicKeys = []

@@ -131,4 +131,4 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
     power: list[PowerBudget] = []
     """Places that have a budget, in their order."""
     short: list[str] = []
-    """Quotas that the machines no longer suffice for, in words."""
+    """Quotas that exceed the machines of the region, as text."""

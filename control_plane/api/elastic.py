@@ -109,7 +109,8 @@ class PromiseReport(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: int = 0
     """Tasks that ran when their machine was called back."""
     broken: int = 0
-    """Came back later than promised: an alarm while one is late, and a count for ever."""
+    """Machines that came back later than promised. One that is late now raises an alarm; the count
+    is never reset."""
     samples: int = 0
     mean_notice_s: float = 0.0
     """From the revocation to the deadline of the tasks."""

@@ -62,8 +62,8 @@ def _quota_errors(document: dict[Any, Any]) -> list[FieldError]:
         return []
     found = _borrow_errors(document)
     known = {t for t in types if isinstance(t, str)}
-    if types and (strays := sorted({str(t) for t in per_type} - known)):
-        reason = f"{_listed(strays)} is not one of machine_types ({_listed(sorted(known))})"
+    if types and (unknown := sorted({str(t) for t in per_type} - known)):
+        reason = f"{_listed(unknown)} is not one of machine_types ({_listed(sorted(known))})"
         found.append(_error("per_type", reason))
     counts = [count for count in per_type.values() if _is_count(count)]
     most = sum(counts)

@@ -47,7 +47,7 @@ class PushWish(IntentWish, frozen=True, kw_only=True):
 
 
 class SizeWish(IntentWish, frozen=True, kw_only=True):
-    """How many tasks there shall be."""
+    """The wanted number of tasks."""
 
     tasks: Number
     minimum: Number | None = None
@@ -76,9 +76,9 @@ class CanaryWish(IntentWish, frozen=True, kw_only=True):
     """A variant that some tasks run for a while, to be compared with the others."""
 
     tasks: Annotated[int, Meta(ge=1, le=15_000)] = 1
-    """So many, …"""
+    """Number of tasks that run it …"""
     share: Annotated[float, Meta(gt=0, le=1)] | None = None
-    """… or this part of all tasks, if given."""
+    """… or, if given, their share of all tasks."""
     image: DigestStr | None = None
     command: Annotated[list[Argument], Meta(max_length=4096)] | None = None
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
@@ -91,14 +91,14 @@ class CanaryWish(IntentWish, frozen=True, kw_only=True):
     """The part of the requests that its tasks get together, by weights of endpoints; None: as much
     as other tasks. The job must have a port."""
     lasts_s: Annotated[float, Meta(gt=0, le=30 * DAY_S)]
-    """It ends by itself after so many seconds."""
+    """Seconds after which the canary ends."""
 
 
 class HoldWish(IntentWish, frozen=True, kw_only=True):
     """Nothing that an intent asks for begins for a while."""
 
     lasts_s: Annotated[float, Meta(gt=0, le=90 * DAY_S)]
-    """It ends by itself after so many seconds."""
+    """Seconds after which the hold ends."""
 
 
 class InfrastructureWish(IntentWish, frozen=True, kw_only=True):

@@ -69,7 +69,7 @@ class PushIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the job's specification."""
     share: Part = 1.0
     tasks: Number | None = None
-    """So many tasks, whatever the size is, and not a share."""
+    """A fixed number of tasks instead of a share."""
 
     @property
     def is_whole(self) -> bool:

@@ -44,7 +44,7 @@ class JobProbe(_Written, frozen=True, kw_only=True):
 
 
 class JobNotice(_Written, frozen=True, kw_only=True):
-    """Tells tasks that their machine will leave, or that lent capacity is short (docs/elastic.md).
+    """Notifies tasks that their machine leaves or that lent capacity is short (docs/elastic.md).
 
     With this table, which may be empty, each task finds `/run/twine-notice/notice.json`, also named
     in `TWINE_NOTICE`.
@@ -69,7 +69,7 @@ class JobLife(_Written, frozen=True, kw_only=True):
     pre_stop: Hook | None = None
     """Run inside a task before it gets SIGTERM."""
     notice: JobNotice | None = None
-    """Tells tasks ahead of time that they must leave."""
+    """Notifies tasks ahead of time that they must leave."""
     max_run_s: LongSeconds | None = None
     """A task that runs for longer is ended; that is a failure."""
     startup: JobProbe | None = None

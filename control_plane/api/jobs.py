@@ -100,7 +100,7 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     resources: Resources = Resources()
     """What its tasks have beyond that: memory that stays, disks, CPUs (docs/resources.md)."""
     volumes: VolumeMap = {}
-    """What each of its tasks keeps beside its root, by name (docs/volumes.md)."""
+    """Storage that each of its tasks has in addition to its root, by name (docs/volumes.md)."""
     restart: RestartPolicy = RestartPolicy()
     probe: JobProbe | None = None
     life: JobLife = JobLife()
@@ -131,7 +131,7 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     """Computing power per task where `limits.cpu_max_cores` would depend on the machine."""
     gpus: Annotated[float, Meta(ge=0, le=64, multiple_of=0.125)] = 0
     """A whole number, or 1/2, 1/4 or 1/8 of one that tasks of the entitlement share; these parts
-    always add up to whole ones. Which kind, and what machines have, is said in `requires`."""
+    always add up to whole ones. `requires` selects the kind of GPU."""
     network_mbps: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     """What a task claims of its machine's network."""
     disk_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
@@ -191,7 +191,7 @@ class TaskPhase(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     DRAINING = "draining"
-    """Not listed in discovery any more, and not yet told to stop."""
+    """Removed from discovery; not stopped yet."""
     STOPPING = "stopping"
     PARKED = "parked"
     """Stopped, and waits on its machine for the end of a maintenance."""
@@ -220,8 +220,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempts: int = 0
     """Starts in a row that failed; the pause before the next one grows with them."""
     avoid: str = ""
-    """A machine that kept refusing the task, or that it is to leave; it is placed there only
-    for want of another."""
+    """A machine that kept refusing the task, or that the task must leave. The allocator places it
+    there only for lack of another machine."""
     operation: Operation | None = None
     """What is being done to it; None: nothing."""
     extra: bool = False
@@ -232,7 +232,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
     health: Health = Health.UNKNOWN
     state: TaskState | None = None
-    """What the agent last said."""
+    """The state that the agent last reported."""
     invocation_id: str = ""
     restarts: int = 0
     last_exit: Exit | None = None
@@ -274,8 +274,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     leaving: dict[str, list[str]] = {}
     """Machine → agent task ids that must be gone there (moved away while it was down)."""
     lasting: dict[str, list[str]] = {}
-    """The part of `leaving` that was started with `disconnect = keep`: it may run for as long as
-    its machine is not heard."""
+    """The part of `leaving` that was started with `disconnect = keep`: it may run until its
+    machine answers again."""
     asked: int = 0
     """Numbers of calls of its controller that may have been used are not above this."""
     numbered: int = 0
@@ -290,8 +290,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     highest: int = 0
     """The highest number of a canary's version; a new version is above it."""
     composed: int = 0
-    """In memory only: the tasks' `wants` follow so many writes of intents (`writes_of`); 0: they
-    are not set."""
+    """In memory only: number of writes of intents (`writes_of`) that the tasks' `wants` include;
+    0: `wants` are not set."""
 
 
 class JobPhase(StrEnum):
@@ -357,8 +357,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     ports: dict[str, int]
     version: int
     weight: int = USUAL_WEIGHT
-    """Its share of the requests beside that of the others: a load test or a canary may change it.
-    0: it is sent none."""
+    """Its share of the requests relative to the other endpoints; a load test or a canary may change
+    it. 0: it gets no requests."""
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):

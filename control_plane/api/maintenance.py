@@ -192,14 +192,14 @@ class JobImpact(msgspec.Struct, frozen=True, kw_only=True):
     there: int
     """Its tasks on machines of the plan …"""
     tasks: int
-    """… of so many."""
+    """… of this number of tasks of the job."""
     down: int
     """Tasks that already do not serve, for any reason."""
     budget: int
     """How many may be away."""
     most_in_a_wave: int
     rounds: int
-    """So many times tasks must leave one after another, in the wave with most of them."""
+    """Number of times that tasks must leave one after another, in the wave with most of them."""
     controller: str = ""
     """The controller that is asked; empty: no controller is."""
     stay: bool = False
@@ -230,7 +230,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[JobImpact]
     """Jobs with most of a budget at stake first; at most 200 …"""
     more_jobs: int = 0
-    """… and so many more."""
+    """… and the number of further jobs."""
     at_once: int = 0
     """Machines of the first wave that every job can spare at once."""
     held: list[Held] = []

@@ -81,7 +81,7 @@ class ShardLoads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which shard shall own an entitlement."""
+    """A request to move an entitlement to another shard."""
 
     to: Count
 

@@ -25,7 +25,8 @@ class ProfileWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     at_once: Annotated[int, Meta(ge=1, le=1000)] = 1
     """Machines that switch to it together."""
     gate_s: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
-    """Profile and tasks of a machine must be healthy for so long before the next one switches."""
+    """Seconds for which profile and tasks of a machine must be healthy before the next one
+    switches."""
     failures: Annotated[int, Meta(ge=1, le=1000)] = 1
     """Machines that fail before all go back."""
 

@@ -202,7 +202,7 @@ class RebalanceHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MoveExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One move, one exchange of machines, or the whole model, in words."""
+    """One move, one exchange of machines, or the whole model, as text."""
 
     move: MoveView | None = None
     swap: SwapView | None = None

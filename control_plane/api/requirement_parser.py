@@ -16,12 +16,12 @@ from control_plane.api.policy import LABEL_NAME, MAX_EXPRESSION
 from control_plane.api.requirements import (
     CAPABILITY,
     FOR_JOBS,
+    KEYWORDS,
     LABEL,
     NUMBERS,
     OF_RECORDS,
     SIZES,
     TEXTS,
-    WORDS,
     AllOf,
     AnyOf,
     Because,
@@ -75,7 +75,7 @@ def _short(text: str) -> str:
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<sign><=|>=|!=|==|[=<>(),])"""
-    r"""|(?P<bare>[A-Za-z0-9_./:+-]+)|(?P<stray>\S))""",
+    r"""|(?P<bare>[A-Za-z0-9_./:+-]+)|(?P<unknown>\S))""",
     re.DOTALL,
 )
 _LABEL_NAME = re.compile(LABEL_NAME)
@@ -114,7 +114,7 @@ class _Reader:
         for match in _TOKEN.finditer(text.rstrip()):
             kind = str(match.lastgroup)
             value, at = match[kind], match.start(kind) + 1
-            if kind == "stray":
+            if kind == "unknown":
                 if value == '"':
                     self._wrong(at, 'the quotation mark is not closed: end the word with "')
                     break
@@ -231,7 +231,7 @@ class _Reader:
         if self._terms > MAX_TERMS:
             raise self._stop(token.at, f"it has more than {MAX_TERMS} comparisons")
         before = len(self.errors)
-        if token.kind != "bare" or token.text in WORDS:
+        if token.kind != "bare" or token.text in KEYWORDS:
             raise self._stop(token.at, f"a property is expected, not {_name(token)}")
         name = token.text
         self._check_property(token)
@@ -308,11 +308,11 @@ class _Reader:
 
     def _value(self) -> _Token:
         token = self._token
-        if token.kind == "quoted" or (token.kind == "bare" and token.text not in WORDS):
+        if token.kind == "quoted" or (token.kind == "bare" and token.text not in KEYWORDS):
             if not token.text:
                 self._wrong(token.at, "the word is empty; for an absent property use not exists")
             return self._next()
-        hint = "; put it in quotation marks" if token.text in WORDS else ""
+        hint = "; put it in quotation marks" if token.text in KEYWORDS else ""
         raise self._stop(token.at, f"a value is expected, not {_name(token)}{hint}")
 
     def _check_property(self, token: _Token) -> None:

@@ -51,7 +51,7 @@ OF_RECORDS: dict[str, str] = {
 }
 """Words that change while tasks run: only lists of machines may test them."""
 SIZES = ("memory", "disk")
-WORDS = frozenset({"and", "or", "not", "in", "exists", "because"})
+KEYWORDS = frozenset({"and", "or", "not", "in", "exists", "because"})
 """Of the grammar: as values they need quotation marks."""
 _BARE = re.compile(r"[A-Za-z0-9_./:+-]+")
 FOR_JOBS = frozenset({*TEXTS, *NUMBERS})
@@ -105,7 +105,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """The term may hold, as far as these properties tell. It is not part of the grammar."""
+    """The term may hold, as far as these known properties decide. It is not part of the grammar."""
 
     term: Term
     known: frozenset[str]
@@ -177,7 +177,7 @@ def _listed(values: Iterable[str]) -> str:
 
 
 def _quoted(value: str) -> str:
-    if _BARE.fullmatch(value) and value not in WORDS:
+    if _BARE.fullmatch(value) and value not in KEYWORDS:
         return value
     return _in_quotes(value)
 

@@ -143,8 +143,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Every job is checked this often even if nothing happened; an idle job gets a whole round at
     each tenth of these checks."""
     repair_after_s: Annotated[float, Meta(ge=0)] = 60.0
-    """Tasks move for an even spread once nothing else happened to their job for so long: a short
-    failure is no reason."""
+    """Tasks move for an even spread once nothing else happened to their job for this time, so that
+    a short failure moves none."""
     retry_s: Positive = 2.0
     """Pause after a command that an agent refused; doubles up to a minute."""
     give_back_after_s: Annotated[float, Meta(ge=0)] = 60.0
@@ -163,7 +163,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """More than this share of a data center's tasks do not serve, or run on machines with capped
     power: operations that can wait take down no tasks there …"""
     capacity_loss_tasks: Annotated[int, Meta(ge=1)] = 100
-    """… if it is at least so many tasks."""
+    """… if it is at least this number of tasks."""
     take_away_per_s: Positive = 20.0
     """Machines that may be taken from entitlements per second …"""
     take_away_burst: Annotated[int, Meta(ge=1)] = 200

@@ -29,7 +29,7 @@ FORWARDED = frozenset(
 _MERGED = frozenset(
     ("list_jobs", "list_machines", "map_region", "get_machine", "healthz", "readyz")
 )
-_TOLD = frozenset(("shard_metrics",))
+_OF_PROCESS = frozenset(("shard_metrics",))
 """Rows about the process of a shard."""
 
 RELEASE_IDLE = Route(
@@ -61,7 +61,7 @@ SHARD_ROUTES: tuple[Route, ...] = (
     *(
         dataclasses.replace(route, roles=("component",), needs="")
         for route in ROUTES
-        if route.name in FORWARDED | _MERGED | _TOLD
+        if route.name in FORWARDED | _MERGED | _OF_PROCESS
     ),
     RELEASE_IDLE,
     PROCESS_STATUS,

@@ -59,8 +59,8 @@ class TaskChunk(msgspec.Struct, frozen=True, kw_only=True):
     leaving: dict[str, list[int]] = {}
     """Machine → indexes of tasks that must be gone there."""
     lasting: dict[str, list[int]] | None = None
-    """The part of it that may run until its machine is heard; None: written by a release that did
-    not know, and what the newest version says counts."""
+    """The part of `leaving` that may run until its machine answers. None: an earlier release wrote
+    it; then the newest version's `disconnect` counts."""
 
 
 class JobIntent(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,12 +95,12 @@ class RetiredJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     leaving: dict[str, list[str]] = {}
     """Machine → task ids that may still run there: it was cut off when the job went."""
     lasting: dict[str, list[str]] = {}
-    """Those of them that run for as long as their machine is not heard: a job made again under the
-    name waits for them (BUG-CP30)."""
+    """Those of them that may run until their machine answers. A new job of the same name waits for
+    them (BUG-CP30)."""
 
 
 LEAVING_MAX = 1_000
-"""At most so many tasks of a retired job are stored with their machines: a value has a bound."""
+"""Tasks of a retired job that are stored with their machines; bounds the size of the record."""
 
 
 def retired_of(record: JobRecord) -> RetiredJob:
@@ -269,7 +269,7 @@ def merged(
 ) -> JobRecord:
     """Return a record with another intent, and with some chunks replaced (None: gone).
 
-    Tasks that are stored as before stay the same objects, with what agents said of them.
+    Tasks whose record did not change stay the same objects, with the last reports of agents.
     """
     fresh = record_of(intent, filter(None, chunks.values()))
     known = {task.index: task for task in record.tasks}

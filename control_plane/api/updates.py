@@ -33,7 +33,7 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     share: Annotated[float, Meta(gt=0, le=1)] | None = None
     """… and which part of all tasks, rounded up."""
     hold_s: Annotated[float, Meta(ge=0, le=7 * DAY_S)] = 600.0
-    """All of them must be healthy for so long without a break."""
+    """Seconds for which all canaries must be healthy without a break."""
 
 
 class UpdatePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,12 +45,12 @@ class UpdatePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drain_s: Annotated[float, Meta(ge=0, le=3600)] = 2.0
     """Time between removal from discovery and SIGTERM, so that clients disconnect."""
     batch: Annotated[int, Meta(ge=1, le=10_000)] | None = None
-    """So many tasks are updated together, and the next ones only when all of these passed the
-    gate; None: the next one as soon as one passed."""
+    """Number of tasks that are updated together. The next batch begins when all of them passed the
+    gate; None: each task that passes is followed by the next one."""
     health_gate_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 0.0
-    """A new task must be healthy for so long without a break before another takes its turn."""
+    """Seconds for which a new task must be healthy without a break before the next update."""
     healthy_within_s: Seconds = 300.0
-    """A new task that is not healthy so long after its start has failed."""
+    """Seconds after its start by which a new task must be healthy; later it has failed."""
     canary: Canary | None = None
     on_failure: OnFailure = OnFailure.CONTINUE
     failures: Annotated[int, Meta(ge=1, le=10_000)] = 1

@@ -133,7 +133,7 @@ def _text_errors(document: dict[Any, Any], ports: list[str]) -> Iterator[FieldEr
             reason = f"{shown(text)} cannot be written as UTF-8"
             yield FieldError(field=field, reason=reason)
         reported: set[str] = set()
-        for port in _strays(text, known):
+        for port in _unknown_ports(text, known):
             if port not in reported:
                 reported.add(port)
                 yield FieldError(field=field, reason=_no_port(port, ports))
@@ -285,7 +285,7 @@ def _texts(document: dict[Any, Any]) -> Iterator[tuple[str, str]]:
                 yield f"environment.{name_shown(name)}", text
 
 
-def _strays(text: str, ports: frozenset[str]) -> Iterator[str]:
+def _unknown_ports(text: str, ports: frozenset[str]) -> Iterator[str]:
     """Yield the ports of placeholders that would reach the program unreplaced."""
     for match in _PLACEHOLDER.finditer(text):
         kind, _, port = match[1].partition(":")

@@ -122,14 +122,14 @@ async def opened(
     stack: AsyncExitStack, folder: Path, stopping: asyncio.Event
 ) -> SqliteStore | None:
     """Return the store once no other process has it; None: it is time to stop."""
-    is_told = False
+    is_reported = False
     while not stopping.is_set():
         try:
             return await stack.enter_async_context(SqliteStore(folder, _HISTORY))
         except Busy as e:
-            if not is_told:
+            if not is_reported:
                 click.echo(f"standing by: {e}", err=True)
-            is_told = True
+            is_reported = True
         try:
             async with asyncio.timeout(STANDBY_S):
                 await stopping.wait()

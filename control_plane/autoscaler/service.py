@@ -40,9 +40,9 @@ from wire.errors import NotFound, TwineError, Unprocessable
 log = logging.getLogger(__name__)
 EVERY_S = 60.0
 PLACES_S = 600.0
-"""Machines are listed again after so long: MSBs of an entitlement change seldom."""
+"""Time between two lists of the machines: the MSBs of an entitlement change seldom."""
 FORGET_S = 7 * 86_400.0
-"""The history of a deleted job is kept for so long."""
+"""Time for which the history of a deleted job is kept."""
 RETRY_FIRST_S = 2.0
 
 

@@ -20,7 +20,7 @@ AT_ONCE = 16
 SHORTEST_S, LONGEST_S = 10.0, 600.0
 """Time between the two readings of a rate."""
 _OVER = 1.25
-"""A reading of more than so much of a task's CPU limit counts as wrong."""
+"""A reading above this multiple of a task's CPU limit is ignored as wrong."""
 
 
 class LoadSource(Protocol):

@@ -30,7 +30,7 @@ from control_plane.broker.holds import Holds, Take, refused
 from control_plane.broker.keys import prefix_of
 from control_plane.broker.reader import MachineReader
 from control_plane.runtime.runtime import Runtime
-from control_plane.runtime.table import Heard, Loaded, Table
+from control_plane.runtime.table import Loaded, OnChange, Table
 from control_plane.store import Store
 from wire.errors import Conflict, FieldError
 
@@ -74,7 +74,7 @@ class Broker:
     # -- listening to changes (RB4)
 
     def listen(
-        self, on_change: Heard[MachineRecord], loaded: Loaded[MachineRecord] | None = None
+        self, on_change: OnChange[MachineRecord], loaded: Loaded[MachineRecord] | None = None
     ) -> None:
         """Call `on_change(machine, before, after)` after each change; see `Table.listen`."""
         self.table.listen(on_change, loaded)

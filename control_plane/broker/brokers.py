@@ -25,7 +25,7 @@ from control_plane.broker.keys import survey
 from control_plane.broker.moves import Moves, OnMachineChange
 from control_plane.broker.region_table import RegionTable
 from control_plane.runtime.runtime import Runtime
-from control_plane.runtime.table import PART, Loaded, tell_each
+from control_plane.runtime.table import PART, Loaded, for_each
 from control_plane.store import Store
 from wire.errors import Conflict, FieldError, NotFound, TwineError
 
@@ -112,7 +112,7 @@ class Brokers:
     ) -> None:
         """Call `on_change(machine, before, after)` after each change (RB4); see `Table.listen`."""
         self._listeners.append(on_change)
-        self._loaders.append(loaded or tell_each(on_change))
+        self._loaders.append(loaded or for_each(on_change))
 
     # -- finding
 

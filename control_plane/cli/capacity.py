@@ -73,7 +73,7 @@ def capacity_signal(target: Target, entitlement: str, output: str) -> None:
     rows = [
         ("state", found.state),
         ("on loan", found.machines),
-        ("wanted beside", found.wanted),
+        ("also wanted", found.wanted),
         ("called back", found.leaving),
         ("the next goes", _goes(found.next_deadline)),
     ]

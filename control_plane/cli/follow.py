@@ -25,7 +25,7 @@ LOG_S = 10.0
 LINE_MAX = 300
 """Characters of a log line that a failure quotes."""
 LOOP = 3
-"""So many restarts of one run of a task during a wait are a crash loop."""
+"""Restarts of one run of a task during a wait that count as a crash loop."""
 LOOP_JUDGED = 6
 """The same for an update that judges its tasks itself: it may halt or go back first."""
 
@@ -158,7 +158,7 @@ async def wait_stable(
 
     `version` is the one that is waited for; 0: the newest at the first look.
     """
-    said, status, first = deque[str](maxlen=4), None, version
+    printed, status, first = deque[str](maxlen=4), None, version
     loops = CrashLoops()
     try:
         async with asyncio.timeout(timeout_s):
@@ -166,9 +166,9 @@ async def wait_stable(
                 if status is None:
                     raise NotFound(f"job {name} was stopped while waiting for it")
                 first = first or status.record.version
-                if (line := headline(status)) not in said:
+                if (line := headline(status)) not in printed:
                     progress(line)
-                    said.append(line)
+                    printed.append(line)
                 if (failed := went_back(status, first) or loops.look(status)) is not None:
                     raise await _with_last_line(client, name, failed)
                 if arrived(status):
@@ -192,8 +192,8 @@ async def _with_last_line(client: ControlPlaneClient, name: str, failed: NotReac
         return failed  # the hint names the log
     if not last:
         return failed
-    said = printable(last.rpartition("\t")[2])[:LINE_MAX]
-    return NotReached(f"{failed}; last output of {name}-{failed.task}: {said}", hint=failed.hint)
+    output = printable(last.rpartition("\t")[2])[:LINE_MAX]
+    return NotReached(f"{failed}; last output of {name}-{failed.task}: {output}", hint=failed.hint)
 
 
 async def wait_gone(client: ControlPlaneClient, name: str, timeout_s: float) -> None:

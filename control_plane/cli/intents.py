@@ -236,8 +236,8 @@ def adopt(target: Target, name: str, take_over: bool, reason: str, output: str) 
     Nothing changes and no task restarts. From then on a job file of another writer changes neither.
     """
     known: JobIntents = target.ask(lambda client: client.get_intents(name))
-    said = {view.dimension: view.intent for view in known.intents}
-    push, size = said.get(Dimension.PUSH), said.get(Dimension.SIZE)
+    known_intents = {view.dimension: view.intent for view in known.intents}
+    push, size = known_intents.get(Dimension.PUSH), known_intents.get(Dimension.SIZE)
     meta: dict[str, Any] = {"reason": reason or "adopted", "take_over": take_over}
     pushed = (push.value or {}) if push is not None else {}
     tasks = (size.value or {}).get("tasks", known.size) if size is not None else known.size

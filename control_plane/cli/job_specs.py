@@ -74,11 +74,11 @@ def as_file(spec: JobSpec) -> str:
     """Return a job file in YAML; fields that it omits have their defaults."""
     import yaml
 
-    written: str = yaml.safe_dump(said(spec), sort_keys=False, allow_unicode=True)
+    written: str = yaml.safe_dump(explicit_fields(spec), sort_keys=False, allow_unicode=True)
     return written
 
 
-def said(spec: msgspec.Struct) -> dict[str, Any]:
+def explicit_fields(spec: msgspec.Struct) -> dict[str, Any]:
     """Return the fields of a specification that are not their defaults, as plain values."""
     found = {}
     for field in msgspec.structs.fields(spec):
@@ -89,7 +89,7 @@ def said(spec: msgspec.Struct) -> dict[str, Any]:
         if default is not msgspec.NODEFAULT and value == default:
             continue
         if isinstance(value, msgspec.Struct):
-            found[field.encode_name] = said(value)
+            found[field.encode_name] = explicit_fields(value)
         else:
             found[field.encode_name] = msgspec.to_builtins(value)
     return found
@@ -106,7 +106,7 @@ class ChangedField(msgspec.Struct, frozen=True, kw_only=True):
 
 def changed_fields(before: JobSpec, after: JobSpec) -> list[ChangedField]:
     """Return each field in which two specifications differ, by name."""
-    old, new = dict(_flat(said(before))), dict(_flat(said(after)))
+    old, new = dict(_flat(explicit_fields(before))), dict(_flat(explicit_fields(after)))
     return [
         ChangedField(field=name, before=old.get(name), after=new.get(name))
         for name in sorted(old.keys() | new.keys())

@@ -73,8 +73,8 @@ def machine_label(
 ) -> None:
     """Set and remove labels, which jobs can require: requires = ["label.NAME = VALUE"]."""
     machines, scope = chosen(names, scopes)
-    if strays := [setting for setting in settings if "=" not in setting]:
-        raise InvalidInput(f"cannot use --set {strays[0]!r}", hint="NAME=VALUE")
+    if malformed := [setting for setting in settings if "=" not in setting]:
+        raise InvalidInput(f"cannot use --set {malformed[0]!r}", hint="NAME=VALUE")
     labels = dict(setting.split("=", 1) for setting in settings)
     wish = Relabel(machines=machines, scope=scope, set=labels, remove=list(remove))
     found: Records = target.ask(lambda client: client.label_machines(wish))

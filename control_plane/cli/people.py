@@ -30,7 +30,7 @@ def principal_of(who: str) -> str:
 
 _ADMIN = Role.HOST_ADMIN.value
 _ROLES = {Role.OPERATOR.value: "an operator", _ADMIN: "a host admin"}
-"""Roles that can be granted, in words."""
+"""Roles that can be granted, as messages name them."""
 
 
 @click.group()

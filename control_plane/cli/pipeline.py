@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from control_plane.cli import show
+from control_plane.cli.images import names_of
+from control_plane.cli.jobfile import digest_of
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import InvalidInput
@@ -77,7 +79,7 @@ def apply(target: Target, file: Path, output: str) -> None:
     from conveyor.pipeline_file import pipeline_spec
 
     spec = pipeline_spec(_document(file), str(file))
-    _tell(_ask(target, lambda c: c.apply_pipeline(spec)), output)
+    _show(_ask(target, lambda c: c.apply_pipeline(spec)), output)
 
 
 @pipeline.command("list")
@@ -108,7 +110,7 @@ def list_(target: Target, output: str) -> None:
 def status(target: Target, name: str, output: str, watch: bool) -> None:
     """Show the run of a pipeline, what it waits for, and the measurements of its gates."""
     while True:
-        _tell(_ask(target, lambda c: c.get_pipeline(name)), output)
+        _show(_ask(target, lambda c: c.get_pipeline(name)), output)
         if not watch:
             return
         time.sleep(2)
@@ -141,28 +143,36 @@ def history(target: Target, name: str, run: int | None, limit: int, output: str)
 
 @pipeline.command()
 @_NAME
-@click.option(
-    *("--image", "--release", "image"), required=True, help="Digest; for fleets, a release."
-)
+@click.option("--image", help="The image to deliver, by name or digest.")
+@click.option("--release", help="For a pipeline of fleets: the release, as 0.2.0.")
 @_REASON
 @output_option
 @click.pass_obj
-def start(target: Target, name: str, image: str, reason: str, output: str) -> None:
+def start(
+    target: Target, name: str, image: str | None, release: str | None, reason: str, output: str
+) -> None:
     """Start a run by hand."""
     import msgspec
 
     from control_plane.api.intent_wishes import REASON_MAX
     from conveyor.api import StartRequest
 
+    if (image is None) == (release is None):
+        raise InvalidInput(
+            "name either --image or --release", hint=f"twinectl pipeline show {name}"
+        )
+    if image is not None:
+        release = digest_of(image, lambda: names_of(target))
     try:
-        request = msgspec.convert({"image": image, "reason": reason}, StartRequest)
+        request = msgspec.convert({"image": release, "reason": reason}, StartRequest)
     except msgspec.ValidationError as e:
         if len(reason) > REASON_MAX:
             raise InvalidInput(f"--reason has more than {REASON_MAX} characters") from e
-        accepted = "a digest (sha256: and 64 hex digits), or for fleets a release (0.2.0)"
-        what = f"--image {image[:80]!r} is not valid: expected {accepted}"
-        raise InvalidInput(what, hint="twinectl image list") from e
-    _tell(_ask(target, lambda c: c.start_run(name, request)), output)
+        expected = "sha256: and 64 hex digits" if image is not None else "a release (0.2.0)"
+        option = "--image" if image is not None else "--release"
+        given = (image or release or "")[:80]
+        raise InvalidInput(f"{option} {given!r} is not valid: expected {expected}") from e
+    _show(_ask(target, lambda c: c.start_run(name, request)), output)
 
 
 @pipeline.command()
@@ -183,7 +193,7 @@ def _verb(verb: str, text: str) -> click.Command:
         from conveyor.api import ControlRequest, ControlVerb
 
         request = ControlRequest(verb=ControlVerb(verb), reason=reason, gate=gate or "")
-        _tell(_ask(target, lambda c: c.control_run(name, request)), output)
+        _show(_ask(target, lambda c: c.control_run(name, request)), output)
 
     act.__doc__ = text
     command = click.pass_obj(act)
@@ -228,7 +238,7 @@ def _ask(target: Target, work: Callable[[ConveyorClient], Awaitable[T]]) -> T:
     return asyncio.run(call())
 
 
-def _tell(view: PipelineView, output: str) -> None:
+def _show(view: PipelineView, output: str) -> None:
     from conveyor.core.status_page import status_lines
 
     def lines() -> None:

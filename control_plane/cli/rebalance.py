@@ -99,7 +99,7 @@ def rebalance_history(target: Target, output: str) -> None:
     "--model",
     "file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Describe a TOML file in words, without a call to the region.",
+    help="Describe a TOML file as text, without a call to the region.",
 )
 @click.option(
     "-o",
@@ -113,7 +113,7 @@ def rebalance_history(target: Target, output: str) -> None:
 def rebalance_explain(target: Target, move: str, file: Path | None, output: str) -> None:
     """Show why MOVE is made, its gain and cost, and its progress.
 
-    Without MOVE: the present model in words, with objects, containers, constraints and goals.
+    Without MOVE: the present model as text, with objects, containers, constraints and goals.
     """
     if file is not None:
         model = read_model(file.read_text(WRITTEN, errors="replace"))

@@ -94,11 +94,11 @@ def shard_show(target: Target, number: int, output: str) -> None:
         raise NotFound(f"there is no shard {number}", hint="twinectl shard list")
     rows = [(name, load.pinned.get(name, "(any)")) for name in load.entitlements]
 
-    def tell() -> None:
+    def lines() -> None:
         click.echo(show.printable(f"shard {number}: {in_words(load.region)}"))
         show.table(("entitlement", "region"), rows)
 
-    show.emit(output, load, tell)
+    show.emit(output, load, lines)
 
 
 @shard.command("move")
@@ -112,10 +112,10 @@ def shard_move(target: Target, entitlement: str, to: int, plan: bool, output: st
     moved: ShardMoved = target.ask(
         lambda client: client.move_entitlement(entitlement, to, dry_run=plan)
     )
-    show.emit(output, moved, lambda: click.echo(show.printable(_told(moved, plan=plan))))
+    show.emit(output, moved, lambda: click.echo(show.printable(_move_text(moved, plan=plan))))
 
 
-def _told(moved: ShardMoved, *, plan: bool) -> str:
+def _move_text(moved: ShardMoved, *, plan: bool) -> str:
     if moved.from_shard == moved.to_shard:
         return f"entitlement {moved.entitlement} is already in shard {moved.to_shard}"
     verb = "would move" if plan else "moved"
@@ -162,12 +162,12 @@ def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
 
     moved = target.ask(work)
 
-    def tell() -> None:
+    def lines() -> None:
         for one in moved:
-            click.echo(show.printable(_told(one, plan=plan)))
+            click.echo(show.printable(_move_text(one, plan=plan)))
         click.echo(f"{len(moved)} entitlements")
 
-    show.emit(output, moved, tell)
+    show.emit(output, moved, lines)
 
 
 async def _given(

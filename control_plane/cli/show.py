@@ -25,7 +25,7 @@ _COLOURS = {
     "yellow": ("starting", "stopping", "progressing", "waiting", "pending", "unknown", "applying"),
     "red": ("unhealthy", "lost", "down", "failed", "degraded", "drifted"),
 }
-_COLOUR_OF = {word: colour for colour, words in _COLOURS.items() for word in words}
+_COLOUR_OF = {state: colour for colour, states in _COLOURS.items() for state in states}
 
 output_option = click.option(
     "-o",

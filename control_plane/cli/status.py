@@ -35,12 +35,12 @@ def status(context: click.Context, output: str) -> None:
     """
     target: Target = context.obj
     found: RegionStatus = target.ask(lambda client: client.region_status())
-    show.emit(output, found, lambda: _tell(found))
+    show.emit(output, found, lambda: _print(found))
     if not found.ok:
         context.exit(1)
 
 
-def _tell(found: RegionStatus) -> None:
+def _print(found: RegionStatus) -> None:
     click.echo("the region is well" if found.ok else "not well:")
     for trouble in found.troubles:
         click.echo(f"  {show.printable(trouble)}")
@@ -90,7 +90,7 @@ async def _added(client: ControlPlaneClient, number: int | None, timeout_s: floa
     if number is None:
         loads = (await client.list_shards()).shards
         number = next(n for n in range(1, 64) if not any(n == one.shard for one in loads))
-    role, told, last = f"shard-{number}", False, "no process of it has ever led"
+    role, has_reported, last = f"shard-{number}", False, "no process of it has ever led"
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -104,8 +104,8 @@ async def _added(client: ControlPlaneClient, number: int | None, timeout_s: floa
                 if known is not None and known.ok:
                     return known
                 last = known.detail if known is not None else last
-                if not told:
-                    told = True
+                if not has_reported:
+                    has_reported = True
                     show.progress(
                         f"waiting for shard {number}: on the core's host write its credential,"
                         f" `twine-control-plane shard-credential {number} --host HOST --out FILE`;"

@@ -34,8 +34,8 @@ _SESSION_COOKIE, _ENDED_HEADER = "twine-session", "Twine-Session"
 """The cookie identifies a browser to the control plane; the header reports an ended session."""
 _BODY_MAX = 64 << 10
 LINK_S, IDLE_S = 600.0, 3600.0
-"""A link that is not opened in this time is void; a console without requests for so long ends. An
-open page sends one every few minutes."""
+"""A link is valid for `LINK_S`. A console ends after `IDLE_S` without requests; an open page
+sends one every few minutes."""
 
 
 class Gate:

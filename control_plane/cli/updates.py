@@ -88,7 +88,7 @@ def move(
         status = await client.move_job(name, entitlement)
         return await follow.wait_stable(client, name, timeout) if wait else status
 
-    _tell(target.ask(work), name, output)
+    _show(target.ask(work), name, output)
 
 
 def _change(
@@ -98,9 +98,9 @@ def _change(
         status = await client.change_job(verb, name)
         return status if timeout_s is None else await follow.wait_stable(client, name, timeout_s)
 
-    _tell(target.ask(work), name, output)
+    _show(target.ask(work), name, output)
 
 
-def _tell(status: JobStatus, name: str, output: str) -> None:
+def _show(status: JobStatus, name: str, output: str) -> None:
     text = f"job {name}: {follow.summary(status)}"
     show.emit(output, status, lambda: click.echo(show.printable(text)))

@@ -18,7 +18,7 @@ from control_plane.api.watch import EndpointsNews
 from control_plane.api.weights import USUAL_WEIGHT, EndpointWeights
 from control_plane.discovery.shard_maps import ShardMaps
 from control_plane.job_control.core.traffic import traffic_of, weights_by_version
-from control_plane.runtime.readable import Heard, Loaded, Readable
+from control_plane.runtime.readable import Loaded, OnChange, Readable
 from control_plane.runtime.table import ignore
 from wire.errors import Conflict, NotFound
 
@@ -41,9 +41,9 @@ class DiscoveryMachines(Protocol):
         """Return the records of all machines."""
 
     def listen(
-        self, heard: Heard[MachineRecord], loaded: Loaded[MachineRecord] | None = None
+        self, changed: OnChange[MachineRecord], loaded: Loaded[MachineRecord] | None = None
     ) -> None:
-        """Call `heard(machine, before, after)` after each change."""
+        """Call `changed(machine, before, after)` after each change."""
 
 
 class Discovery:
@@ -100,13 +100,13 @@ class Discovery:
             self._rises(job)
         return after
 
-    def put_weights(self, job: str, told: EndpointWeights) -> Endpoints:
+    def put_weights(self, job: str, weights: EndpointWeights) -> Endpoints:
         """List tasks with these weights for a while, then with the usual ones.
 
         Raises `NotFound`, and `Conflict` while a canary has a share of the requests, which stays.
         """
         self._revision(job)
-        if told.weights and (traffic := traffic_of(self._jobs.get(job))) is not None:
+        if weights.weights and (traffic := traffic_of(self._jobs.get(job))) is not None:
             raise Conflict(
                 f"cannot set weights of job {job!r}: a canary gets {traffic:.2%} of its requests",
                 hint=f"twinectl job intents {job}; wait until the canary is over, or end it",
@@ -114,14 +114,14 @@ class Discovery:
         known = self._weights.pop(job, None)
         if known is not None:
             known[1].cancel()
-        if told.weights:
+        if weights.weights:
             loop = asyncio.get_running_loop()
-            ends = loop.call_later(told.for_s, self.put_weights_back, job)
-            self._weights[job] = dict(told.weights), ends
+            ends = loop.call_later(weights.for_s, self.restore_weights, job)
+            self._weights[job] = dict(weights.weights), ends
         self._rises(job)
         return self._now(job)
 
-    def put_weights_back(self, job: str) -> None:
+    def restore_weights(self, job: str) -> None:
         """List the tasks of a job with the usual weights, if the job is still there."""
         if self._weights.pop(job, None) is not None and job in self._revisions:
             self._rises(job)
@@ -186,7 +186,7 @@ class Discovery:
     def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
         if after is None:
             self._revisions.pop(name, None)
-            self._tell(name)
+            self._wake_waiting(name)
         elif before is None or name not in self._revisions or _differ(before, after):
             self._rises(name)
 
@@ -202,9 +202,9 @@ class Discovery:
     def _rises(self, job: str) -> None:
         """Count a change, from the record's revision on, so that it rises over restarts too."""
         self._revisions[job] = max(self._jobs.revision(job), self._revisions.get(job, 0) + 1)
-        self._tell(job)
+        self._wake_waiting(job)
 
-    def _tell(self, job: str) -> None:
+    def _wake_waiting(self, job: str) -> None:
         self._endpoints.pop(job, None)
         for bell in self._bells.get(job, ()):
             bell.set()

@@ -73,21 +73,21 @@ class Access:
             return Peer(name=ANYONE, role=ANYONE, address=address)
         return dataclasses.replace(peer_of(certificate, self.domain), address=address)
 
-    def _spoken_for(self, peer: Peer, said: str) -> Peer:
-        """Return the user for whom a front end calls; every other peer calls for itself.
+    def _spoken_for(self, peer: Peer, caller: str) -> Peer:
+        """Return the user whose request a front end forwards; every other peer acts for itself.
 
         A front end may name a user, or a caller without a certificate, and nothing else. So a
         stolen credential of a front end cannot act as a host, a component or a local user.
         """
         if peer.role != "component" or principal(peer) != _FRONT_END:
             return peer
-        who, _, since = said.partition(" ")
+        who, _, since = caller.partition(" ")
         if who == ANYONE:
             return Peer(name=ANYONE, role=ANYONE, address=peer.address)
         match = IDENTITY.fullmatch(who)
         is_ours = match is not None and match["cluster"] in (self.domain or match["cluster"],)
         if match is None or not is_ours or match["role"] != "user" or not _SINCE.fullmatch(since):
-            raise Forbidden(f"{peer.name} may call for users only, not for {said[:200]!r}")
+            raise Forbidden(f"{peer.name} may call for users only, not for {caller[:200]!r}")
         return Peer(name=who, role="user", address=peer.address, valid_from=float(since))
 
     def _local(self, uid: int) -> Peer:
@@ -99,7 +99,7 @@ class Access:
         return Peer(name=f"local:{uid}", role="local", is_trusted=True)
 
 
-def said_of(peer: Peer) -> str:
+def caller_header(peer: Peer) -> str:
     """Return how a front end names its caller to the core: see `Access`."""
     return peer.name if peer.role == ANYONE else f"{peer.name} {peer.valid_from!r}"
 

@@ -33,11 +33,12 @@ from control_plane.api.shard_routes import (
 )
 from control_plane.broker.core.region_map import merged
 from control_plane.front_end.recorder import caller_of
-from control_plane.roles import BESIDE_SHARDS, ControlPlane
+from control_plane.roles import ControlPlane
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.shard_processes import ShardProcesses
 from control_plane.shards.processes import RoleLeaders, away
 from control_plane.shards.status import away_status
+from control_plane.status_calls import NEEDS_ONE_PROCESS
 from wire.client import WireClient
 from wire.duplex import Duplex, Talk, join
 from wire.errors import Conflict, TwineError, Unreachable
@@ -87,9 +88,9 @@ class ShardClient(WireClient):
         self.hear = self._note
 
     def _note(self, headers: Mapping[str, str]) -> None:
-        said = headers.get(REVISION_HEADER, "")
-        if said.isdecimal():
-            self.revision = max(self.revision, int(said))
+        revision = headers.get(REVISION_HEADER, "")
+        if revision.isdecimal():
+            self.revision = max(self.revision, int(revision))
 
 
 Connect = Callable[[str, int, Callable[[], CoreState]], ShardClient]
@@ -133,7 +134,7 @@ class Forwarding:
         shards = self._plane.shards
         if shards.count > len(shards.all):
             raise Conflict(
-                f"{call.route.name.replace('_', ' ')}: {BESIDE_SHARDS}",
+                f"{call.route.name.replace('_', ' ')}: {NEEDS_ONE_PROCESS}",
                 hint='run all shards in one process (role = "all"), docs/scale.md says how',
             )
         return await handler(call)

@@ -25,7 +25,7 @@ from wire.server import Call, Handler, NextHandler, request_id
 
 _AT_ONCE = frozenset(("put_size",))
 """Rows whose change is one transaction: their handlers store `Call.also` in it."""
-_TOLD = (
+_RECORDED = (
     *("entitlement", "tasks", "image", "machines", "rru", "per_type", "owners", "members"),
     *("kind", "reason", "note", "donor", "borrower", "scope", "queue", "priority", "controller"),
     *("work", "wave_size", "within", "despite", "without", "for_s", "step", "force"),
@@ -68,8 +68,8 @@ class Recorder:
         """Make a change, with its entry before and its outcome after."""
         entry = _entry(call.peer, call.route, call.request_id, call.path, call.body)
         if call.route.duplex:  # its whole request is in the parameters
-            told = f"task {call.path.get('index', '')}: {call.query.get('command', '')}"
-            entry = replace(entry, detail=told)
+            detail = f"task {call.path.get('index', '')}: {call.query.get('command', '')}"
+            entry = replace(entry, detail=detail)
         kind, _, name = entry.object.partition("/")
         before = self._revisions.revision_of(kind, name)
         self._begun.add(call.request_id)
@@ -204,20 +204,20 @@ def _detail(body: Any) -> str:
     """Return the recordable fields of a request, in short."""
     if not isinstance(body, msgspec.Struct):
         return ""
-    told: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     for part in (body, getattr(body, "spec", None)):
         kind: Any = type(part)
-        for name in _told_of(kind):
+        for name in _recorded_fields(kind):
             value = getattr(part, name)
             if value not in (None, "", [], {}, False):
-                told[name] = _short(value)
-    return ", ".join(f"{name}={value}" for name, value in told.items())
+                recorded[name] = _short(value)
+    return ", ".join(f"{name}={value}" for name, value in recorded.items())
 
 
 @cache
-def _told_of(kind: type) -> tuple[str, ...]:
+def _recorded_fields(kind: type) -> tuple[str, ...]:
     """Return the recordable fields of a type."""
-    return tuple(name for name in _TOLD if hasattr(kind, name))
+    return tuple(name for name in _RECORDED if hasattr(kind, name))
 
 
 def _short(value: Any) -> Any:

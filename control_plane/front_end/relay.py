@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from agent.api import Liveness
 from control_plane.api.routes import ROUTES
 from control_plane.api.shard_routes import CALLER_HEADER
-from control_plane.front_end.access import ANYONE, Access, said_of
+from control_plane.front_end.access import ANYONE, Access, caller_header
 from wire.client import Lane, WireClient
 from wire.duplex import Duplex, Talk, join
 from wire.errors import Busy, Forbidden, TwineError, Unreachable
@@ -56,7 +56,7 @@ class CoreClient(WireClient):
     def __init__(self, url: str, tls: ssl.SSLContext) -> None:
         """Open nothing yet."""
         super().__init__(url, tls, timeout_s=_CALL_S)
-        self.headers = lambda: {CALLER_HEADER: said_of(_FOR.get())}
+        self.headers = lambda: {CALLER_HEADER: caller_header(_FOR.get())}
 
 
 class FrontEndRelay:

@@ -82,7 +82,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         return await self._inventory.region_map(call.query.get("by", "state"), is_own)
 
     def authorize(self, request: web.Request, _: Route) -> Peer:
-        """Return the user for whom the core calls, or raise: no other component may call."""
+        """Return the user whose request the core forwards; raise for any other component."""
         transport = request.transport
         ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
         if ssl_object is None:
@@ -113,8 +113,8 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
             self._check_leading()
             return answer
 
-        told = ("healthz", "readyz", "process_status", "shard_metrics")
-        return handler if route.name in told else checked
+        of_process = ("healthz", "readyz", "process_status", "shard_metrics")
+        return handler if route.name in of_process else checked
 
     def _check_core(self) -> None:
         """Raise if another core leads by now than the one that sent the request (BUG-CP57).

@@ -41,7 +41,7 @@ async def _no_answer(_machine: str) -> Presence:
     raise Unreachable("no host is asked")
 
 
-async def _untold(_found: Duplicate) -> None:
+async def _not_audited(_found: Duplicate) -> None:
     return None
 
 
@@ -62,7 +62,7 @@ class DuplicateHosts:
         self._places = asyncio.Semaphore(LOOKS)
         self.ask: Callable[[str], Awaitable[Presence]] = _no_answer
         """Asks the process at a machine's address for its mark, on a new connection."""
-        self.tell: Callable[[Duplicate], Awaitable[None]] = _untold
+        self.audit: Callable[[Duplicate], Awaitable[None]] = _not_audited
         """Records a finding in the audit log."""
         self.disconnect: Callable[[str], Awaitable[None]] = _stays
         """Closes the connections to a machine's address."""
@@ -168,7 +168,7 @@ class DuplicateHosts:
         await self._write(machine, duplicate)
         fields = {"machine": machine, "reason": words(duplicate)}
         log.error("two hosts have one identity", extra=fields)
-        await self.tell(duplicate)
+        await self.audit(duplicate)
 
     def _second(self, machine: str) -> PresenceAnswer:
         return PresenceAnswer(verdict=Verdict.SECOND, detail=self.words(machine))

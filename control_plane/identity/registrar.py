@@ -152,7 +152,7 @@ class Registrar:
             raise
         leaf = self._authority.issue(public_key, CertificateSubject("host", request.machine, hosts))
         await self._inventory.joined(request)
-        await self.rotation.heard(request.machine, [self._authority.ca_hash])
+        await self.rotation.record_trust(request.machine, [self._authority.ca_hash])
         await self.duplicates.joined(request.machine)
         log.info("host joined", extra={"machine": request.machine, "address": request.address})
         return self._certificate(request.machine, leaf.pem, leaf.not_after)
@@ -174,7 +174,7 @@ class Registrar:
             ) from e
         subject = CertificateSubject("host", machine, (host_of(view.record.address),))
         leaf = self._authority.issue(public_key, subject)
-        await self.rotation.heard(machine, request.trusts)
+        await self.rotation.record_trust(machine, request.trusts)
         return self._certificate(machine, leaf.pem, leaf.not_after)
 
     def certify_task(self, subject: TaskSubject, csr_pem: str) -> TaskCertificate:
@@ -244,7 +244,7 @@ class Registrar:
 
 
 class JoinFailures:
-    """Slows down guessing: so many failures per address and minute, then a pause."""
+    """Slows down guessing: a limit of failures per address and minute, then a pause."""
 
     def __init__(self, runtime: Runtime) -> None:
         """No failure is known yet; a restart forgets them."""

@@ -39,7 +39,7 @@ async def _nothing_issued() -> list[IssuedCredential]:
     return []
 
 
-async def _nobody(_machine: str) -> None:
+async def _ask_no_host(_machine: str) -> None:
     return None
 
 
@@ -63,7 +63,7 @@ class Rotation:
         """Returns the credentials that were written to files and have not expired."""
         self.taken: Callable[[], None] = lambda: None
         """Called after each step, to update the roots that are shown and trusted here."""
-        self.ask: Callable[[str], Awaitable[None]] = _nobody
+        self.ask: Callable[[str], Awaitable[None]] = _ask_no_host
         """Asks the agent of a machine to renew."""
 
     async def load(self) -> None:
@@ -74,7 +74,7 @@ class Rotation:
             if (known := _trust(entry)) is not None:
                 self._trust[machine] = known
 
-    async def heard(self, machine: str, trusts: Sequence[str]) -> None:
+    async def record_trust(self, machine: str, trusts: Sequence[str]) -> None:
         """Record the roots that a host trusts, after the active root issued it a certificate."""
         trust = HostTrust(trusts=list(trusts), issuer=self._authority.ca_hash)
         if self._trust.get(machine) == trust:
@@ -90,7 +90,7 @@ class Rotation:
 
     async def view(self) -> AuthorityView:
         """Return the roots, the hosts' progress, and what the next step would lock out."""
-        roots, hosts = self._authority.roots, self._said()
+        roots, hosts = self._authority.roots, self._reported()
         step = Step.ACTIVATE if roots.coming else Step.RETIRE if roots.former else Step.PREPARE
         states = {RootState.ACTIVE: roots.active, RootState.COMING: roots.coming}
         states[RootState.FORMER] = roots.former
@@ -119,7 +119,7 @@ class Rotation:
             authority = self._authority
             fresh = made(authority.cluster, time.time())
             roots = after(authority.roots, step, fresh)
-            found = hinders(authority.roots, step, self._said(), await self.issued())
+            found = hinders(authority.roots, step, self._reported(), await self.issued())
             if found and not force:
                 raise Conflict(
                     f"to {step.value} locks out: {'; '.join(found)}",
@@ -134,8 +134,8 @@ class Rotation:
             self._asked.clear()
             self._settles = True
             await self._forget_gone()
-        said = {"step": step.value, "ca_hash": authority.ca_hash, "locked_out": len(found)}
-        log.warning("the authority took a step", extra=said)
+        fields = {"step": step.value, "ca_hash": authority.ca_hash, "locked_out": len(found)}
+        log.warning("the authority took a step", extra=fields)
         return await self.view()
 
     async def run(self) -> None:
@@ -155,14 +155,14 @@ class Rotation:
                     log.info("not renewed yet", extra={"machine": machine, "reason": str(e)})
                 await self._runtime.sleep(ASK_EACH_S)
 
-    def _said(self) -> dict[str, HostTrust | None]:
+    def _reported(self) -> dict[str, HostTrust | None]:
         return {machine: self._trust.get(machine) for machine in self.hosts()}
 
     def _behind(self) -> list[str]:
         roots = self._authority.roots
         if roots.coming is None and roots.former is None and not self._settles:
             return []
-        return [machine for machine, trust in self._said().items() if is_behind(roots, trust)]
+        return [machine for machine, trust in self._reported().items() if is_behind(roots, trust)]
 
     async def _forget_gone(self) -> None:
         gone = sorted(self._trust.keys() - set(self.hosts()))

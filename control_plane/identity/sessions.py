@@ -18,7 +18,7 @@ from wire.errors import Forbidden, NotFound
 MAX_SESSIONS, MAX_ENDED = 1_000, 10_000
 """Kept in memory; beyond that, the sessions that were seen or ended first are forgotten."""
 IDLE_S = 3600.0
-"""A session without a request for so long is no longer listed."""
+"""A session without a request for this long is not listed."""
 _FORM = re.compile("[0-9a-f]{12}")
 _TEXT_MAX = 200
 

@@ -264,7 +264,7 @@ class ImageStore:
             if found != digest:
                 raise Unprocessable(
                     f"the stream of {size} bytes has digest {found}, not {digest}: not stored",
-                    hint="was it truncated or changed on its way?",
+                    hint="was it truncated or changed in transfer?",
                 )
             await asyncio.to_thread(_sync, file)
         return size

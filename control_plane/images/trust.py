@@ -1,6 +1,6 @@
 """Whether hosts would accept an image for an entitlement: required and present signatures.
 
-Hosts check the image themselves; this check tells owners earlier, and in one place.
+Hosts check the image themselves; this check reports it to owners earlier, in one place.
 """
 
 from __future__ import annotations

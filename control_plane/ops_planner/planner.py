@@ -1,6 +1,6 @@
 """Carries plans out: announces one wave after another, and waits for each to return.
 
-Plans and waves are stored before anything is announced. After a restart the planner goes on from
+Plans and waves are stored before anything is announced. After a restart the planner continues from
 the stored plans and the present state of the machines.
 """
 
@@ -98,7 +98,7 @@ class OpsPlanner:
                 lambda wish: self.ask_others(wish),
             )
         )
-        self.ask_others: AskPlaces = _nobody_else
+        self.ask_others: AskPlaces = _no_other_plans
         self.find_places = self._previewer.find_places
 
     async def load(self) -> None:
@@ -192,9 +192,9 @@ class OpsPlanner:
             if wave.state is WaveState.ANNOUNCED
             for machine in wave.machines
         }
-        strays = sorted(set(machines) - known)
-        if strays:
-            raise NotFound(f"plan {name}: {', '.join(strays[:5])} are in no active wave")
+        unknown = sorted(set(machines) - known)
+        if unknown:
+            raise NotFound(f"plan {name}: {', '.join(unknown[:5])} are in no active wave")
         await self._outages.end_plan(machines, name)
         await self._look(name)
         return self.show(name)
@@ -359,7 +359,7 @@ class OpsPlanner:
         return SeenHost(
             is_open=event is None or event.end is None,
             is_well=is_up and (not record.entitlement or self._is_ready(record)),
-            tasks=0 if may_stay else self._left(plan, record, is_heard=is_up),
+            tasks=0 if may_stay else self._left(plan, record, is_reachable=is_up),
             boot=record.facts.boot_id if record.facts is not None else "",
             power_w=record.hardware.power_w if record.hardware is not None else 0,
             is_held=bool(record.entitlement) and plan.wish.work is not Work.POWER_CAP,
@@ -370,7 +370,7 @@ class OpsPlanner:
             return self._observations.ready(record)
         return record.profile_state is ProfileState.VERIFIED
 
-    def _left(self, plan: PlanRecord, record: MachineRecord, *, is_heard: bool) -> int:
+    def _left(self, plan: PlanRecord, record: MachineRecord, *, is_reachable: bool) -> int:
         """Return how many tasks must still leave a machine.
 
         A task that its controller had stopped, to be started there again afterwards, counts as
@@ -378,7 +378,7 @@ class OpsPlanner:
         does not return. A machine that does not answer may still run its tasks.
         """
         tasks = self._allocator.directory.tasks(record.machine)
-        if not is_heard or plan.ends is Ends.EMPTY or not self._follows(record.entitlement):
+        if not is_reachable or plan.ends is Ends.EMPTY or not self._follows(record.entitlement):
             return len(tasks)
         running = self._observations.observation(record.machine).tasks
         return sum(1 for task in tasks if task in running)
@@ -432,7 +432,7 @@ def _check(wish: MaintenanceWish) -> None:
         raise InvalidInput("work that tasks survive cannot end when they are gone")
 
 
-async def _nobody_else(_: PlacesWish) -> PlacesFound:
+async def _no_other_plans(_: PlacesWish) -> PlacesFound:
     return PlacesFound()
 
 

@@ -225,16 +225,18 @@ class Previewer:
         elsewhere = {name: leaving.pop(name) for name in [*leaving] if not self._places_of(name)}
         unknown = await self._ask_others(jobs, elsewhere, scope)
         at_once = await self._find_here(jobs, leaving, scope)
-        told = []
+        notes = []
         if unknown:
-            told.append(
+            notes.append(
                 f"{len(unknown)} jobs are in shards of unavailable processes, {unknown[0]} for "
                 "instance: other machines for their tasks were not searched"
             )
         if not at_once:
             moving = sum(map(len, leaving.values()))
-            told.append(f"{moving} tasks are too many to plan together: each job was planned alone")
-        return told
+            notes.append(
+                f"{moving} tasks are too many to plan together: each job was planned alone"
+            )
+        return notes
 
     async def _ask_others(
         self, jobs: dict[str, JobNow], leaving: Mapping[str, tuple[int, ...]], scope: frozenset[str]

@@ -191,6 +191,12 @@ class Optimus:
             if known.wish == wish and known.user == user:
                 return known
             raise Conflict(f"there is already work {name!r}, of {known.user}")
+        if wish.job.entitlement != self._entitlement:
+            raise InvalidInput(
+                f"cannot accept work {name!r}: job.entitlement: {wish.job.entitlement!r} is not"
+                f" {self._entitlement!r}, the entitlement of this queue",
+                hint=f"set entitlement = {self._entitlement!r} there, or apply the file as a job",
+            )
         if wish.job.tasks < 1:
             raise InvalidInput(f"cannot accept work {name!r}: job.tasks: 0 tasks have no effect")
         made = QueuedWork(name=name, user=user, wish=wish, submitted_at=self._runtime.date())

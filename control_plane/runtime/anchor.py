@@ -40,7 +40,7 @@ class Anchor:
         mine = [of.booted_at for of in known.values() if of.boot_id == self._boot_id]
         if mine and self._boot_id:  # an earlier release had one record, which sorts first
             self._stored = mine[-1]
-            self._runtime.go_on(mine[-1])
+            self._runtime.resume_date(mine[-1])
 
     async def run(self) -> None:
         """Store the date whenever it differs from the stored one, until cancelled."""

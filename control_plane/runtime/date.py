@@ -46,7 +46,7 @@ class Date:
         """Return by how many seconds the wall clock differs while that is not believed; else 0."""
         return 0.0 if self._doubted is None else self._doubted[0] - self.offset
 
-    def go_on(self, offset: float) -> None:
+    def resume(self, offset: float) -> None:
         """Continue from the offset that an earlier process on this boot believed."""
         self._offset, self._doubted = offset, None
         self.look()

@@ -2,7 +2,7 @@
 
 A full pass over the objects of a million machines stops the process for more than 100 ms
 (docs/adr/0014-one-index-for-the-region.md), so what is loaded counts as permanent. Full passes
-over the rest go on: a closed connection can refer to itself and would stay in memory
+over the rest continue: a closed connection can refer to itself and would stay in memory
 (docs/adr/0139-old-garbage-is-collected-in-short-passes.md).
 """
 

@@ -1,9 +1,9 @@
 """The table of jobs: each a record in memory, stored as an intent and chunks of tasks.
 
 A change writes the chunks in which it differs, and the intent if that differs, in one
-transaction; what agents say is only remembered. Records of the release before, one value per
-job, are split when they are read: each in one transaction, so that a crash leaves it as it was
-or as it shall be.
+transaction. Reports of agents stay in memory. Records of the previous release, with one value per
+job, are split when they are read. Each split is one transaction, so a crash leaves the old form or
+the new one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STEP = 16
 
 
 class JobTable(Table[JobRecord]):
-    """Jobs by name; listeners hear of what is stored, not of what agents say."""
+    """Jobs by name; listeners are called for stored changes, not for reports of agents."""
 
     def __init__(
         self, store: Store, checkpoint: Checkpoint = ignore_turns, writer: str = ""
@@ -290,7 +290,7 @@ def _part_in(key: str) -> tuple[str, int | None]:
 
 
 def _upgraded(record: JobRecord) -> JobRecord:
-    """Return a record of schema 1 as one of this release: without what agents said."""
+    """Return a record of schema 1 as one of this release: without the reports of agents."""
     tasks = [
         TaskRecord(
             index=task.index,

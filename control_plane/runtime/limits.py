@@ -1,7 +1,8 @@
-"""Limits on destructive actions: at most so many at once, and so many per second in the long run.
+"""Limits on destructive actions: a burst, and a rate per second in the long run.
 
-A mistake that wants to stop, move or take everything gets no further than its limit (AV5). Held
-actions are shown with the reason, and operators can lift a limit for a while. A restart lifts none.
+A component that by mistake stops, moves or takes everything is held at its limit (AV5). The limit
+reports what it holds back, with the reason. Operators can lift a limit
+for a time; a restart does not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _WORDS = {
 
 
 class TokenBucket:
-    """At most `burst` at once and `per_s` in the long run."""
+    """Admits at most `burst` actions at once and `per_s` in the long run."""
 
     def __init__(self, per_s: float, burst: int) -> None:
         self._per_s, self._burst = per_s, burst
@@ -37,7 +38,7 @@ class TokenBucket:
         return (1 - self._tokens) / self._per_s
 
     def ready(self, now: float) -> int:
-        """Return how many are allowed now; none is taken."""
+        """Return the number of tokens that are available now, and take none."""
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
         self._at = now
         return int(self._tokens + 1e-9)

@@ -59,7 +59,7 @@ class Loops:
         await asyncio.shield(self._failure)
 
     def trouble(self) -> str:
-        """Return in words which loops do not run and why; empty: all run."""
+        """Return the failed loops and their errors as text; empty: all run."""
         return "; ".join(f"{name} failed: {why}" for name, why in sorted(self.down.items()))
 
     async def close(self) -> None:

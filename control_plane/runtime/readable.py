@@ -16,7 +16,8 @@ from control_plane.store.records import decode
 from wire.errors import NotFound
 
 T = TypeVar("T", bound=msgspec.Struct)
-Heard = Callable[[str, T | None, T | None], None]
+OnChange = Callable[[str, T | None, T | None], None]
+"""Called with a name, the record before and the record after a change."""
 Loaded = Callable[[Mapping[str, T]], None]
 Item = tuple[str, T | None, int]
 """A name, its record (None: deleted), and the revision of the table."""
@@ -51,7 +52,7 @@ class Readable(Generic[T]):
         self.store = store
         self.prefix = prefix
         self.latest = 0
-        """Rises with each change; `watch` goes on from it."""
+        """Rises with each change; `watch` continues from it."""
         self.set_aside: frozenset[str] = frozenset()
         """Names whose stored record is damaged: not readable, and not free for new records."""
         self._word = word
@@ -61,7 +62,7 @@ class Readable(Generic[T]):
         self._records: dict[str, T] = {}
         self._revisions: dict[str, int] = {}
         self._names: tuple[str, ...] | None = None
-        self._listeners: list[Heard[T]] = []
+        self._listeners: list[OnChange[T]] = []
         self._loaders: list[Loaded[T]] = []
         self._history: deque[Item[T]] = deque(maxlen=history)
         self._more: asyncio.Event | None = None
@@ -137,13 +138,13 @@ class Readable(Generic[T]):
 
     # -- changes
 
-    def listen(self, heard: Heard[T], loaded: Loaded[T] | None = None) -> None:
-        """Call `heard(name, before, after)` after each change.
+    def listen(self, changed: OnChange[T], loaded: Loaded[T] | None = None) -> None:
+        """Call `changed(name, before, after)` after each change.
 
         For records that `load` reads, `loaded(records)` is called once per page, if it is given.
         """
-        self._listeners.append(heard)
-        self._loaders.append(loaded or tell_each(heard))
+        self._listeners.append(changed)
+        self._loaders.append(loaded or for_each(changed))
 
     def changes(self, after: int, limit: int | None = None) -> list[Item[T]]:
         """Return the changes after a revision of this table, oldest first.
@@ -168,7 +169,7 @@ class Readable(Generic[T]):
             await self._more.wait()
 
     async def watch(self, after: int) -> AsyncIterator[Item[T]]:
-        """Yield each change after a revision, for ever, or raise `Compacted`."""
+        """Yield each change after a revision, forever, or raise `Compacted`."""
         while True:
             for change in self.changes(after):
                 after = change[2]
@@ -191,16 +192,16 @@ class Readable(Generic[T]):
         if self._more is not None:
             self._more.set()
             self._more = None
-        for heard in self._listeners:
-            heard(name, before, record)
+        for changed in self._listeners:
+            changed(name, before, record)
 
 
-def tell_each(heard: Callable[[str, None, T], None]) -> Loaded[T]:
+def for_each(changed: Callable[[str, None, T], None]) -> Loaded[T]:
     """Return a function that calls a listener once for each of many records."""
 
     def loaded(records: Mapping[str, T]) -> None:
         for name, record in records.items():
-            heard(name, None, record)
+            changed(name, None, record)
 
     return loaded
 

@@ -1,7 +1,7 @@
-"""Time, chance and threads: what an actor may ask of the process that it runs in.
+"""Clocks, randomness, threads and turns of the event loop, for all components of a process.
 
-There is one for each process, and another kind in the simulated region, where hours pass in
-milliseconds and the same seed gives the same run.
+Each process has one `Runtime`. The simulated region has another kind, with virtual time: hours pass
+in milliseconds, and one seed always gives the same run.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 """Seconds since 1970."""
 TURN_S = 0.0015
-"""Computing time after which others get their turn. What a timer or a socket wakes runs in the
-third turn from then, and a client is to wait for 10 ms at most. In each turn a pass of the garbage
-collector or a part between two checks may take 1 to 3 ms more."""
+"""Computing time in one turn of the event loop. What a timer or a socket wakes runs in the third
+turn after it, and a client must wait for 10 ms at most. A garbage collection, or the code between
+two checkpoints, can add 1 to 3 ms to each turn."""
 LARGE = 500
-"""Tasks of a job that is computed beside the loop: what it takes for 10,000 is 10 to 50 ms."""
+"""Tasks of a job from which on it is computed in a thread: 10,000 tasks take 10 to 50 ms."""
 _BATCH_MAX = 64
 PAUSE_S = 2.0
-"""Standing still for this long is a pause. Below it is ordinary trouble: a busy host, a slow
-disk; above it others had the time to conclude something from our silence, and we from theirs."""
+"""A process that did not run for this long was paused. Shorter gaps are normal: a busy host or a
+slow disk. After a longer one, other components may have treated this process as lost."""
 TICK_S = 0.5
-"""Between two looks at the clocks: a pause is known to within this."""
+"""Between two checks of the clocks: the length of a pause is known to within this."""
 
 
 class Runtime:
-    """The process as actors know it.
+    """The clocks, random numbers and threads of one process.
 
-    Durations and deadlines are measured with `now`, which never goes back. What is decided by a
-    date, because people named it or because it outlives the process, goes by `date`. `wall` is
-    for certificates and the audit log: it may jump either way at any moment.
+    `now` measures durations and deadlines and never steps back. `date` is for dates that users name
+    and for times that outlive the process. `wall` is for certificates and the audit log: it can
+    step in either direction at any time.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Runtime:
         seed: int | None = None,
         boot: Clock = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
-        """Take the clocks, and the seed of `random`; None: one that cannot be guessed.
+        """Create the clocks and `random`; without `seed` its numbers cannot be predicted.
 
         `boot` also counts while the host is suspended.
         """
@@ -58,33 +58,33 @@ class Runtime:
         self.meter = Meter()
         self._boot = boot
         self._date = Date(wall, boot)
-        self._beside = asyncio.Lock()
+        self._one_thread = asyncio.Lock()
         self._turn_began: float | None = None
         self._batch = 1
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._passed_over: deque[asyncio.Future[None]] = deque()
-        """Those that were resumed and found no time left in the turn."""
+        """Callers that were resumed and found no time left in the turn."""
         self._seen: tuple[float, float, float] | None = None
-        """now, boot and wall as they were seen last."""
+        """`now`, `boot` and `wall` at the last check."""
         self._on_pause: list[Callable[[float], None]] = []
         self._on_failure: list[Callable[[str, BaseException], None]] = []
 
     def now(self) -> float:
-        """Return seconds since some moment, for durations."""
+        """Return seconds since an arbitrary moment, to measure durations."""
         return asyncio.get_running_loop().time()
 
     def date(self) -> float:
-        """Return seconds since 1970: the wall clock, without steps that are not believed yet."""
+        """Return seconds since 1970: the wall clock without steps younger than an hour."""
         return self._date.now()
 
     @property
     def booted_at(self) -> float:
-        """Return the date at which the host booted, as far as that is believed."""
+        """Return the date at which the host booted, by `date`."""
         return self._date.offset
 
-    def go_on(self, booted_at: float) -> None:
-        """Go on from what an earlier process on this boot of the host believed of the date."""
-        self._date.go_on(booted_at)
+    def resume_date(self, booted_at: float) -> None:
+        """Continue the date of an earlier process on the same boot of the host."""
+        self._date.resume(booted_at)
         if doubted_s := self._date.doubted_s:
             log.warning(
                 "the wall clock stepped before this process was started",
@@ -92,11 +92,11 @@ class Runtime:
             )
 
     async def sleep(self, seconds: float) -> None:
-        """Return after a while."""
+        """Return after a number of seconds."""
         await asyncio.sleep(seconds)
 
     async def offload(self, work: Callable[..., T], *args: Any) -> T:
-        """Compute something long beside the loop; it must not touch what the loop changes."""
+        """Run `work` in a thread; it must not use values that the event loop changes."""
         return await asyncio.to_thread(work, *args)
 
     async def compute(self, items: int, work: Callable[..., T], *args: Any) -> T:
@@ -106,14 +106,14 @@ class Runtime:
         """
         if items < LARGE:
             return work(*args)
-        async with self._beside:
+        async with self._one_thread:
             return await self.offload(work, *args)
 
     async def checkpoint(self) -> None:
-        """Let others run if this turn of the loop has computed for `TURN_S`.
+        """Let other tasks of the loop run if this turn has computed for `TURN_S`.
 
-        The turn is that of the whole process: each computation in it takes from the same. Of
-        those that had to wait as many go on in a turn as fitted into the last ones.
+        All tasks of the process share the turn. The number of waiting callers that continue in a
+        turn doubles while they fit into it and halves when they do not.
         """
         loop = asyncio.get_running_loop()
         if self._turn_began is None:
@@ -131,9 +131,9 @@ class Runtime:
         return self._turn_began is None or time.perf_counter() - self._turn_began < TURN_S
 
     def _turn_over(self) -> None:
-        """Let the first of those that wait compute in the next turn, and look after them.
+        """End the turn, and resume the first waiting callers in the next one.
 
-        An actor that finds the turn used up by those before it waits again, still in front.
+        A caller that finds the time of the turn used up waits again, at the front of the queue.
         """
         now, began = time.perf_counter(), self._turn_began
         if began is not None:
@@ -151,10 +151,10 @@ class Runtime:
             self._turn_began = now
             asyncio.get_running_loop().call_soon(self._turn_over)
 
-    # -- work beside the caller
+    # -- background work
 
     def spawn(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin work that lasts; one that fails is logged, and told to `on_failure`."""
+        """Start background work; a failure is logged and reported to `on_failure`."""
         task = asyncio.create_task(self.metered(name, work), name=name)
         task.add_done_callback(self._ended)
         return task
@@ -162,16 +162,16 @@ class Runtime:
     def spawn_in(
         self, group: asyncio.TaskGroup, name: str, work: Coroutine[Any, Any, T]
     ) -> asyncio.Task[T]:
-        """Begin work of a group, which sees to how it ends; its time is metered."""
+        """Start work in a task group, which handles its failure; its time is metered."""
         return group.create_task(self.metered(name, work), name=name)
 
     def metered(self, name: str, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Return the same work, with the time that it takes counted by the meter."""
+        """Return the same work, with its computing time counted by the meter."""
         return self.meter.metered(name, work)
 
-    def on_failure(self, told: Callable[[str, BaseException], None]) -> Callable[[], None]:
-        """Call `told(name, error)` when work that was spawned fails; returns what ends that."""
-        return _listen(self._on_failure, told)
+    def on_failure(self, notify: Callable[[str, BaseException], None]) -> Callable[[], None]:
+        """Call `notify(name, error)` when spawned work fails; return a function that ends this."""
+        return _listen(self._on_failure, notify)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
@@ -180,24 +180,24 @@ class Runtime:
         if error is not None:
             name = task.get_name()
             log.error("work failed", exc_info=error, extra={"actor": name, "reason": str(error)})
-            for told in tuple(self._on_failure):
-                told(name, error)
+            for notify in tuple(self._on_failure):
+                notify(name, error)
 
-    # -- standing still
+    # -- pauses
 
-    def on_pause(self, told: Callable[[float], None]) -> Callable[[], None]:
-        """Call `told(seconds)` when this process stood still; returns what ends that.
+    def on_pause(self, notify: Callable[[float], None]) -> Callable[[], None]:
+        """Call `notify(seconds)` after each pause; return a function that ends this.
 
-        Stopped (SIGSTOP), suspended with its host, swapped out, or busy with itself: silence
-        in that time was its own.
+        A pause is SIGSTOP, a suspended host, swapping, or a blocked event loop. Silence of other
+        components in that time says nothing about them.
         """
-        return _listen(self._on_pause, told)
+        return _listen(self._on_pause, notify)
 
     def paused(self, seconds: float) -> None:
-        """Record that this process stood still until now."""
+        """Log a pause that ended now, and notify the listeners."""
         log.warning("this process was paused", extra={"seconds": round(seconds, 1)})
-        for told in tuple(self._on_pause):
-            told(seconds)
+        for notify in tuple(self._on_pause):
+            notify(seconds)
 
     async def watch_clocks(self) -> None:
         """Notice pauses and steps of the wall clock, until cancelled."""
@@ -226,40 +226,42 @@ class Runtime:
 
 
 class SteppedRuntime(Runtime):
-    """A process that does the same whenever the same happens, for tests and simulations.
+    """A deterministic runtime for tests and simulations.
 
-    Turns are counted, nothing runs in another thread, and the host is never suspended. No time
-    is metered: what a step takes here says nothing, and asking costs a twentieth of a run.
+    It counts calls instead of time, uses no threads, and its host is never suspended. It meters no
+    computing time: that would take 5 % of a run and mean nothing on virtual time.
     """
 
     STEPS = 64
-    """Calls of `checkpoint` after which others get their turn."""
+    """Calls of `checkpoint` in one turn."""
 
     def __init__(self, wall: Clock, seed: int) -> None:
-        """Take the clock of a world, and the seed of what is left to chance in it."""
+        """`wall` is the virtual clock; `seed` gives the random numbers."""
         super().__init__(wall, seed, boot=self.now)
         self._steps = 0
 
     async def offload(self, work: Callable[..., T], *args: Any) -> T:
-        """Compute at once, but let others run first, as they would beside a thread."""
+        """Run `work` here, after other tasks of the loop had a turn, as with a thread."""
         await asyncio.sleep(0)
         return work(*args)
 
     def metered(self, name: str, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:  # noqa: ARG002
-        """Return the work as it is."""
+        """Return the work unchanged."""
         return work
 
     async def compute(self, items: int, work: Callable[..., T], *args: Any) -> T:
-        """Compute something about so many tasks: here for a few, else beside the loop."""
+        """Run `work` about `items` tasks; from `LARGE` on other tasks of the loop run first."""
         return work(*args) if items < LARGE else await self.offload(work, *args)
 
     async def checkpoint(self) -> None:
-        """Let others run each `STEPS` calls."""
+        """Let other tasks of the loop run after each `STEPS` calls."""
         self._steps += 1
         if self._steps % self.STEPS == 0:
             await asyncio.sleep(0)
 
 
-def _listen(listeners: list[Callable[..., None]], told: Callable[..., None]) -> Callable[[], None]:
-    listeners.append(told)
-    return lambda: listeners.remove(told)
+def _listen(
+    listeners: list[Callable[..., None]], listener: Callable[..., None]
+) -> Callable[[], None]:
+    listeners.append(listener)
+    return lambda: listeners.remove(listener)

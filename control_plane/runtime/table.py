@@ -11,21 +11,21 @@ from control_plane.runtime.locks import Locks
 from control_plane.runtime.readable import (
     PAGE,
     PART,
-    Heard,
     Item,
     Loaded,
+    OnChange,
     Readable,
     T,
+    for_each,
     ignore,
     pages,
-    tell_each,
 )
 from control_plane.store import Delete, Entry, KeyChange, Operation, Put, Store
 from control_plane.store.outcomes import Slots, WriteAttempt
 from control_plane.store.records import encode
 from wire.errors import Busy, Conflict, TwineError
 
-__all__ = ["PAGE", "PART", "Heard", "Item", "Loaded", "Table", "ignore", "pages", "tell_each"]
+__all__ = ["PAGE", "PART", "Item", "Loaded", "OnChange", "Table", "for_each", "ignore", "pages"]
 
 
 Checkpoint = Callable[[], Awaitable[None]]
@@ -196,7 +196,7 @@ class Table(Readable[T]):
     async def _found_out(self, names: Collection[str], attempt: WriteAttempt) -> int:
         """Return the revision of a write that succeeded after all, or raise `Busy` if it did not.
 
-        Raises `UnknownOutcome` if the store cannot tell; then the next actor that
+        Raises `UnknownOutcome` if the store does not know; then the next actor that
         locks one of these records asks the store first.
         """
         self._doubtful.update(dict.fromkeys(names, attempt))

@@ -13,33 +13,33 @@ from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler.core.approval import is_controlled, is_known, question
 from control_plane.scheduler.event_log import PAGE_MAX, EventLog
 from control_plane.task_control.controllers import BLOCK, Controllers
-from control_plane.task_control.core.talk import Heard
+from control_plane.task_control.core.talk import ControllerAnswer
 
-_NOBODY = Heard()
+_NO_ANSWER = ControllerAnswer()
 _UNKNOWN_S = 30.0
 """Time after a start in which a task is not reported as down while its machine was not asked."""
 
 
 class Approvals:
-    """Asks controllers, and keeps in the records what must outlive this process."""
+    """Sends questions to controllers, and stores in job records what a restart needs."""
 
     def __init__(self, controllers: Controllers, jobs: JobTable, log: EventLog) -> None:
         self._controllers, self._jobs, self._log = controllers, jobs, log
         self.note = controllers.note
 
-    async def join(self, record: JobRecord) -> Heard:
+    async def join(self, record: JobRecord) -> ControllerAnswer:
         """Return the last answer of a job's controller; begins a conversation if needed."""
         ref = record.spec.controller
         if ref is None or not is_controlled(record):
             self.forget(record.name)
-            return _NOBODY
+            return _NO_ANSWER
         if not self._controllers.knows(record.name):
             missed = list[JobEvent]()
             if record.asked:  # before the first call there was no controller to inform
                 page = await self._log.page(self._jobs, record.name, record.told, PAGE_MAX)
                 missed = page.events
             self._controllers.begin(record.name, ref, record.told, missed)
-        return self._controllers.heard(record.name)
+        return self._controllers.answer(record.name)
 
     def noted(self, record: JobRecord, before: JobRecord) -> JobRecord:
         """Return the record with the part of the conversation that it stores."""
@@ -50,8 +50,10 @@ class Approvals:
             # a new job of a used name continues above the numbers of the earlier job
             asked = max(record.asked, record.numbered, int(record.created_at)) + BLOCK
             record = replace(record, asked=asked)
-        told = self._controllers.told(name)
-        return replace(record, told=told) if record != before and told != record.told else record
+        reported = self._controllers.reported(name)
+        if record == before or reported == record.told:
+            return record
+        return replace(record, told=reported)
 
     def stored(self, record: JobRecord, before: JobRecord, events: Sequence[JobEvent]) -> None:
         """Called after a record has been written."""

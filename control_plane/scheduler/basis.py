@@ -1,9 +1,9 @@
-"""What a round of a job is based on: what is seen of it, and what would make it more even.
+"""The input of a job's round: its observed state, and the moves that make its spread more even.
 
-The record is held by its lock until the round has stored it. All else may change meanwhile: a
-round of a large job gives the loop back between its parts, and its decision is made beside the
-loop. What comes too late wakes the job, so it is looked at in the round after this one. What jobs
-share is looked at again when a decision takes of it (docs/adr/0221).
+The job's lock protects the record until the round has stored it. All other state may change
+meanwhile: a round of a large job yields to the event loop between its parts, and a thread makes its
+decision. A late change wakes the job, so the next round handles it. Resources that jobs share are
+checked again when a decision takes from them (docs/adr/0221).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from control_plane.scheduler.idle_jobs import IdleJobs
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.surge_buffer import SurgeBuffer
-from control_plane.task_control.core.talk import Heard
+from control_plane.task_control.core.talk import ControllerAnswer
 
 _TURN = 100
-"""Machines that are looked at before it is asked whether others are to have their turn."""
+"""Machines that are read between two checkpoints."""
 
 
 class Basis:
-    """Looks at jobs for their rounds, and knows since when nothing goes on in them."""
+    """Collects the input of rounds, and records since when each job is quiet."""
 
     def __init__(
         self,
@@ -45,34 +45,35 @@ class Basis:
         self._placements, self._idle_jobs = placing, idle_jobs
         self._losses, self._surge = losses, surge
         self._evened: dict[str, object] = {}
-        """Job → how it and its pool stood when nothing was to be gained by a move."""
+        """Job → the state in which no move improved its spread; see `standing`."""
         self._quiet_since: dict[str, float] = {}
+        """Job → since when it has no operation; the time restarts when this process was paused."""
         self._without_room: dict[str, frozenset[int]] = {}
-        """Job → since when nothing goes on in it; a time in which we stood still is none."""
+        """Job → its tasks that found no other place when they were chosen last."""
 
     def forget(self, job: str) -> None:
-        """Drop what is remembered of a job that is gone."""
+        """Drop the state of a deleted job."""
         self._evened.pop(job, None)
         self._quiet_since.pop(job, None)
         self._without_room.pop(job, None)
 
-    def stood_still(self) -> None:
-        """Let all jobs be quiet from now on."""
+    def restart_quiet_times(self) -> None:
+        """Count each job's quiet time from now on: this process was paused."""
         self._quiet_since.clear()
 
     def standing(self, record: JobRecord) -> tuple[int, int]:
-        """Return what the evenness of a job depends on, besides what its machines report."""
+        """Return the state on which a job's spread depends, except the reports of its machines."""
         gains = self._placements.index.gains(self._placements.pool_of(record))
         return self._idle_jobs.asked_at.get(record.name, 0), gains
 
     def even_at(self, record: JobRecord) -> float | None:
-        """Return when (steady) the evenness of a quiet job is looked at; None: it was."""
+        """Return when (steady) the spread of a quiet job is checked; None: it was checked."""
         if self._evened.get(record.name) == self.standing(record):
             return None
         return self._quiet_since.get(record.name, 0.0) + self._repair_after_s
 
     async def view(self, record: JobRecord, now: Moment) -> View:
-        """Return the machines on which tasks of a job are, or may be left."""
+        """Return the observed machines on which tasks of a job are, or may be left."""
         pools, machines = self._placements.pools_of(record), list(machines_of(record))
         found: dict[str, SeenMachine] = {}
         for first in range(0, len(machines), _TURN):
@@ -86,14 +87,14 @@ class Basis:
         record: JobRecord,
         view: View,
         now: Moment,
-        heard: Heard,
+        answer: ControllerAnswer,
         *,
         is_asking: bool,
         capped_moves: int | None,
     ) -> tuple[Seen, Sequence[Repair]]:
-        """Return what a job's next decision is based on, and the moves that its spread wants.
+        """Return the input of a job's next decision, and the moves that improve its spread.
 
-        `is_asking`: machines are being allocated for it.
+        `is_asking`: the allocator is choosing machines for the job.
         """
         repairs = await self._repairs(record, view, now, is_asking=is_asking)
         claims = self._placements.index.claims.get(record.name)
@@ -105,7 +106,7 @@ class Basis:
             claims=claims or (),
             evened=self._placements.evened(record),
             repairs=tuple(repair.task for repair in repairs),
-            heard=heard,
+            answer=answer,
             held_back=self._losses.held(record),
             surge_left=self._surge.left(record, self._placements.entitlement_of(record)),
             capped_moves=capped_moves,
@@ -114,7 +115,7 @@ class Basis:
         return seen, repairs
 
     def found(self, name: str, chosen: Iterable[int], without_room: frozenset[int]) -> bool:
-        """Note which of a job's chosen tasks found no other place; return whether that is news."""
+        """Note which of a job's chosen tasks found no other place; return whether that is new."""
         known = self._without_room.get(name, frozenset())
         now = known.difference(chosen) | without_room
         if now:
@@ -126,9 +127,9 @@ class Basis:
     async def _repairs(
         self, record: JobRecord, view: View, now: Moment, *, is_asking: bool
     ) -> Sequence[Repair]:
-        """Return moves that make a quiet job more even, if anything changed since the last look.
+        """Return moves that make a quiet job's spread more even, if its state changed.
 
-        One that was proposed and has not begun is looked at each time.
+        While a proposed operation has not begun, the spread is checked each time.
         """
         state = self.standing(record)
         if not is_quiet(record):

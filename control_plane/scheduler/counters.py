@@ -16,14 +16,13 @@ class Counters:
     """Listens to brokers and jobs from before they are loaded."""
 
     def __init__(self) -> None:
-        """Start with nothing; every record is told of when it is loaded."""
         self.machines: Counter[MachineState] = Counter()
         self.tasks: Counter[TaskPhase] = Counter()
         self.jobs_of: Counter[str] = Counter()
         self.tasks_of: Counter[str] = Counter()
         """By the entitlement of their job's newest version."""
 
-    def machine_heard(
+    def machine_changed(
         self, _: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
         """Follow the change of one machine."""
@@ -34,7 +33,7 @@ class Counters:
         if after is not None:
             self.machines[after.state] += 1
 
-    def job_heard(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
+    def job_changed(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
         """Follow the change of one job."""
         if is_untouched(before, after):
             return

@@ -1,7 +1,7 @@
 """The log of each job: what was done to its tasks, why, from when to when, and how it ended.
 
-Stored in rows of some events, in the transaction that stores the change they tell of. A job
-keeps its newest events; of the jobs that are gone those that went last keep theirs.
+Rows of up to 64 events are stored in the transaction that stores the change they describe. A job
+keeps its newest events. Of the deleted jobs, the ones deleted last keep theirs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROWS = 16
 transaction that writes the largest job whole, that has 94 operations of the 100 it may have."""
 PAGE_MAX = 500
 GONE_MAX = 1_000
-"""Jobs that are gone and whose logs are kept: up to a gigabyte if all of them told much."""
+"""Deleted jobs whose logs are kept: up to 1 GB if all of these logs are full."""
 
 
 class EventLog:
@@ -72,7 +72,7 @@ class EventLog:
         *,
         is_gone: bool = False,
     ) -> Sequence[JobEvent]:
-        """Store a job with what there is to tell of it, or delete it with that if it `is_gone`.
+        """Store a job with its new events; deletes the job instead if it `is_gone`.
 
         Returns the events with their numbers. The caller holds the job's lock.
         """

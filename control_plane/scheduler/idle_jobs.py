@@ -1,14 +1,13 @@
 """Skips rounds of jobs whose last round changed nothing and whose machines still report the same.
 
-A write of intents that asks for the same, as most writes of an autoscaler do, wakes no job either.
+A write of intents that requests the same as before wakes no job. Most writes of an autoscaler do.
 
-A round builds all that a decision is based on. Most rounds find nothing, since a machine that is
-heard again, or one of whose tasks changes, wakes every job that has tasks on it. So a round that
-found nothing is remembered with the very record it looked at, and while that is the record and
-all its tasks are seen to serve, the next ones are left out. What is not seen in a record or on a
-machine (room that came, an agreement that was changed) is looked at in whole rounds still. Tasks
-are looked at where there was news of the job or of a machine of its: with 20,000 jobs a look by
-the clock at all tasks of each was a quarter of a core.
+A full round builds the whole input of a decision. Most rounds find nothing to do, because each
+report of a machine wakes every job with tasks on it. So a round that found nothing is remembered
+with the record that it examined. While the job has this record and all its tasks serve, its next
+rounds are skipped. Some changes are in no record and no report, such as new room or a changed
+entitlement. A full round at a longer interval finds them. Tasks are examined only after news of
+the job or its machines: with 20,000 jobs, periodic checks of all tasks took a quarter of a core.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ from control_plane.scheduler.core.reconcile import serves_as_seen
 from control_plane.scheduler.core.rollout import is_quiet
 
 _WHOLE_EVERY = 10
-"""In a job without news, one of so many looks by the clock is a whole round."""
-
+"""Periodic checks of a job without news: one in this many is a full round."""
 _TURN = 200
-"""Tasks that are looked at before it is asked whether others are to have their turn."""
+"""Tasks that are checked between two checkpoints."""
 
 
 @dataclass(slots=True)
@@ -39,26 +37,26 @@ class _Idle:
     entitlement: EntitlementSpec | None
     standing: object
     look_at: float
-    """When the clock makes it due next …"""
+    """Time of the next periodic check …"""
     whole_at: float
-    """… and when nothing that is seen will spare it a round."""
+    """… and of the next full round, whatever the machines report."""
 
 
 class IdleJobs:
-    """Which jobs may be left alone, and for how long."""
+    """The jobs whose rounds may be skipped, and until when."""
 
     def __init__(self, observations: Observations, runtime: Runtime, resync_s: float) -> None:
         self._observations, self._runtime, self._resync_s = observations, runtime, resync_s
         self._known: dict[str, _Idle] = {}
         self.asked_at: dict[str, int] = {}
-        """Job → the revision since which its record asks for the same; none: since the start."""
+        """Job → the revision since which its record requests the same; none: since the start."""
         self._news: set[str] = set()
         """Jobs that were woken since their last round."""
 
     def follow(self, jobs: JobTable, wake: Callable[[str], None]) -> None:
-        """Wake jobs whose records change; not one at rest whose intents ask for the same."""
+        """Wake jobs whose records change, except an idle job whose intents request the same."""
 
-        def heard(name: str, before: JobRecord | None, after: JobRecord | None) -> None:
+        def record_changed(name: str, before: JobRecord | None, after: JobRecord | None) -> None:
             if before is None or after is None or not ask_the_same(before, after):
                 self.asked_at[name] = jobs.revision(name)
                 wake(name)
@@ -67,10 +65,10 @@ class IdleJobs:
             else:
                 wake(name)
 
-        jobs.listen(heard, loaded=ignore)
+        jobs.listen(record_changed, loaded=ignore)
 
-    def heard(self, name: str) -> None:
-        """Have the next look at a job be at its tasks, too."""
+    def note_news(self, name: str) -> None:
+        """Make the next check of a job examine its tasks, too."""
         self._news.add(name)
 
     def found_nothing(
@@ -80,10 +78,10 @@ class IdleJobs:
         standing: object,
         even_at: float | None,
     ) -> None:
-        """Remember that a whole round had nothing to do for a record.
+        """Remember that a full round had nothing to do for a record.
 
-        `standing` is what its evenness depends on, which is looked at from `even_at` on (steady
-        seconds); None: nothing was to be gained there.
+        `standing` is the state on which the job's spread depends. The spread is checked from
+        `even_at` on (steady seconds); None: no move would improve it.
         """
         if not is_settled(record):
             self.forget(record.name)
@@ -97,9 +95,9 @@ class IdleJobs:
     async def rests_s(
         self, record: JobRecord, entitlement: EntitlementSpec | None, standing: object, pool: str
     ) -> float | None:
-        """Return for how many seconds a job may be left alone; None: it needs a round.
+        """Return for how many seconds rounds of a job may be skipped; None: it needs one now.
 
-        What changes meanwhile wakes the job, which is at work: it is looked at again.
+        A change during this call wakes the job again.
         """
         known, now = self._known.get(record.name), self._runtime.now()
         is_news = record.name in self._news
@@ -117,7 +115,7 @@ class IdleJobs:
         return known.look_at - now
 
     def forget(self, name: str) -> None:
-        """Have the next round be a whole one."""
+        """Make the next round a full one."""
         self._known.pop(name, None)
 
     def gone(self, name: str) -> None:

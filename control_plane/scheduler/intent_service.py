@@ -28,7 +28,7 @@ from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.job_change import pushing, sizing, trying
 from control_plane.scheduler.core.release import begun
 from control_plane.scheduler.core.rollout import summarize
-from control_plane.scheduler.core.rollout_words import told
+from control_plane.scheduler.core.rollout_progress import describe_progress
 from control_plane.scheduler.job_control import JobControl
 from control_plane.store import Operation
 from wire.errors import InvalidInput
@@ -177,9 +177,9 @@ def _explained(view: IntentView, record: JobRecord, now: Moment, is_reached: boo
     rollout = record.rollout
     is_ended = rollout is not None and rollout.done
     is_halted = rollout is not None and rollout.halted
-    is_return = rollout is not None and bool(rollout.returns_from)  # its words tell a past event
+    is_return = rollout is not None and bool(rollout.returns_from)  # its text reports a past event
     is_over = (is_reached or is_ended or is_return) and not is_halted
-    words = "it is paused" if record.paused else "" if is_over else told(record, now)
+    words = "it is paused" if record.paused else "" if is_over else describe_progress(record, now)
     return IntentView(
         dimension=view.dimension, intent=view.intent, effect=view.effect, waits_for=words
     )

@@ -22,7 +22,7 @@ from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.rollout import is_quiet, wanted_tasks
-from control_plane.scheduler.core.rollout_words import postponed
+from control_plane.scheduler.core.rollout_progress import postponed
 from control_plane.scheduler.core.sizing import remaining
 from control_plane.scheduler.core.volume_pinning import kept_notes
 from control_plane.scheduler.job_control import JobControl
@@ -213,7 +213,7 @@ def _places(record: JobRecord, claims: Iterable[Claim]) -> tuple[list[int], list
 
 
 def _waiting(record: JobRecord, now: float) -> list[str]:
-    """Return the waiting operations in words: task, reason, and waiting time."""
+    """Describe the waiting operations: task, reason, and waiting time."""
     controller = record.spec.controller
     found = []
     for task in record.tasks:
@@ -221,20 +221,20 @@ def _waiting(record: JobRecord, now: float) -> list[str]:
         if operation is None or operation.state not in WAITING:
             continue
         if operation.state is OperationState.OFFERED and controller is not None:
-            whom = f"for its controller {controller.name}"
+            waits_for = f"for its controller {controller.name}"
         elif operation.state is OperationState.ACKNOWLEDGED:
-            whom = (
+            waits_for = (
                 f"for its turn (approved by {operation.approved})"
                 if operation.approved
                 else "for its turn"
             )
         else:
-            whom = "for a place, its image or its turn"
+            waits_for = "for a place, its image or its turn"
         until = ""
         if operation.deadline is not None:
             until = f", at the latest in {max(0.0, operation.deadline - now):.0f} s"
         found.append(
-            f"task {task.index}: {operation.kind} because of {operation.cause} waits {whom}"
+            f"task {task.index}: {operation.kind} because of {operation.cause} waits {waits_for}"
             f" for {max(0.0, now - operation.since):.0f} s{until}"
         )
     return found

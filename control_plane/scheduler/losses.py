@@ -1,9 +1,9 @@
-"""How much of each data center's capacity is lost, and that nothing is added to it on purpose.
+"""Counts the lost capacity of each data center, and postpones voluntary work where it is high.
 
-Four events at once once cost a data center most of its capacity (paper §5.2): traffic moved in, a
-load test, new racks beside the old ones, and a release of the web tier, which went on while power
-was capped. Here a release, a rebalancing and a maintenance that can wait do wait while much of a
-data center does not serve or has too little power. Counted as records change.
+Four simultaneous events once cost a data center most of its capacity (paper §5.2): traffic moved
+in, a load test, new racks next to the old ones, and a release of the web tier, which continued
+while power was capped. So releases, rebalancing and deferrable maintenance wait while much of a
+data center does not serve or has too little power. The counts are updated with each record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from control_plane.runtime.job_table import JobTable
 
 _NONE: Mapping[str, str] = {}
 _NO_LOSS = (OperationKind.START, OperationKind.REMOVE)
-"""What is not up yet, or is not wanted any more, is no capacity that was lost."""
+"""Operations on tasks that do not serve yet, or are no longer wanted: no capacity is lost."""
 
 
 class Losses:
@@ -41,8 +41,8 @@ class Losses:
         self._capped: dict[str, None] = {}
         self._capped_tasks: Counter[str] = Counter()
         """Data center → tasks that serve on machines whose power is capped."""
-        region.broker.listen(self._machine_heard)
-        jobs.listen(self._job_heard)
+        region.broker.listen(self._machine_changed)
+        jobs.listen(self._job_changed)
 
     def held(self, record: JobRecord) -> Mapping[str, str]:
         """Return the machines of a job where nothing is done that can wait, each with why."""
@@ -79,7 +79,7 @@ class Losses:
 
     # -- what changes
 
-    def _machine_heard(
+    def _machine_changed(
         self, name: str, _: MachineRecord | None, after: MachineRecord | None
     ) -> None:
         if after is None:
@@ -106,7 +106,7 @@ class Losses:
             del self._capped[name]
             self._capped_tasks[dc] -= serving
 
-    def _job_heard(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
+    def _job_changed(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
         changes = task_changes(before, after)
         self._count((was for was, _ in changes if was is not None), -1)
         self._count((task for _, task in changes if task is not None), 1)

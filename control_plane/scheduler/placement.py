@@ -37,7 +37,7 @@ from control_plane.scheduler.core.task_spec import task_spec
 from control_plane.scheduler.ports import Places
 
 _AT_ONCE = 3
-"""Moves for a better spread that begin together, if the budget allows so many."""
+"""Moves for a better spread that begin together at most; the budget may allow fewer."""
 
 
 class Placements:
@@ -93,8 +93,8 @@ class Placements:
         entitlement = self.allocator.entitlement_of(spec)
         return [] if entitlement is None else entitlement.image_keys
 
-    def told(self, spec: JobSpec, start: Start, epoch: int) -> TaskSpec:
-        """Return the specification that a machine gets of a task that is to start on it."""
+    def task_spec(self, spec: JobSpec, start: Start, epoch: int) -> TaskSpec:
+        """Return the specification of a task for the agent that has to start it."""
         made = task_spec(
             spec, start.index, start.placement, generation=start.generation, epoch=epoch
         )

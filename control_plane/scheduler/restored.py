@@ -62,7 +62,7 @@ class RestoredStore:
         return self._noted is not None and not self._noted.released_at
 
     def words(self) -> str:
-        """Return in words what operators have to do; empty: no action is needed."""
+        """Describe the action that operators have to take; empty: none is needed."""
         if not self.waits:
             return ""
         return (

@@ -1,9 +1,9 @@
-"""The scheduler: rounds for each job that bring its tasks to what the job's record wants.
+"""The scheduler: rounds for each job that bring its tasks to the state that its record wants.
 
-Each round: what agents reported and what comes next is decided (`core/decide.py`), the record
-is stored with the events that tell of it, and only then the commands that follow from it are
-sent. A round that changes nothing is harmless, so everything that may matter just wakes the
-job. Machines are allocated beside the rounds.
+A round reads the reports of agents and decides the next operations (`core/decide.py`). It then
+stores the record with its events, and only after that sends the commands. A round that changes
+nothing is harmless, so everything that may matter simply wakes the job. Machines are allocated
+concurrently with the rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from control_plane.scheduler.core.decision import Decision, Found, Seen
 from control_plane.scheduler.core.operations import waits
 from control_plane.scheduler.core.reconcile import command_about, commands, next_look
 from control_plane.scheduler.core.rollout import summarize
-from control_plane.scheduler.core.rollout_words import told
+from control_plane.scheduler.core.rollout_progress import describe_progress
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.idle_jobs import IdleJobs
 from control_plane.scheduler.losses import Losses
@@ -54,20 +54,20 @@ from wire.errors import Conflict, TwineError
 
 log = logging.getLogger(__name__)
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
-"""After each round of a job, so that a flood of reports costs few rounds …"""
+"""Pause after each round of a job, so that a burst of reports causes few rounds."""
 _PAUSE_TASK_S = 0.0005
-"""… and more for each task: ten times what a round computes for it."""
+"""Pause per task of the job: ten times the computing time of a round per task."""
 _OVERTAKEN_S = 0.1
-"""Until the next round, where another writer was faster."""
+"""Time to the next round after another writer changed the record first."""
 _LIMITED_S = 2.0
-"""Until the next round of a job where a limit holds something back."""
+"""Time to the next round of a job while a limit holds operations back."""
 _GATHER_S = 0.05
-"""What makes room comes in crowds; jobs that wait for some are woken once for all of it."""
-_LARGE = 100  # tasks; a round of fewer takes less than 1 ms, and gives the loop back at its end
+"""Events that make room come in bursts; jobs that wait for room are woken once per burst."""
+_LARGE = 100  # tasks; a round of a smaller job takes less than 1 ms, so it needs no checkpoint
 
 
 class Scheduler:
-    """Owner of the life of jobs and tasks."""
+    """Runs the rounds of all jobs of one shard."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class Scheduler:
         self._is_waking = False
         self._details: dict[str, str] = {}
         self._awaited: dict[str, set[str]] = defaultdict(set)
-        """Machine → jobs that wait for their image to be brought there."""
+        """Machine → jobs that wait until it has their image or its host profile."""
         self._answers: dict[str, tuple[Request, Allocation]] = {}
-        """Job → what the allocator said last, and to what: until the next round."""
+        """Job → the last request and the allocator's answer, for the next round."""
         self.asking: set[str] = set()
         """Jobs for which machines are being allocated."""
         self._startup_barrier = StartupBarrier(region.observations, jobs)
@@ -118,11 +118,11 @@ class Scheduler:
         region.observations.listen(self._machine_seen, self._one_seen)
 
     async def run(self, number: Callable[[], int]) -> None:
-        """Schedule all jobs until cancelled; `number` is that of the term, see `Dispatcher.run`."""
+        """Schedule all jobs until cancelled; `number` returns the number of the term."""
         self._number = number
         if self._observations.restored:
             self._unknown.begin()
-        ends = self.runtime.on_pause(lambda _: self._basis.stood_still())
+        ends = self.runtime.on_pause(lambda _: self._basis.restart_quiet_times())
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
@@ -131,7 +131,7 @@ class Scheduler:
                 await self._workers.run()
             finally:
                 ends()
-                self._group = None  # news may still come while everything ends
+                self._group = None  # reports may still arrive during the shutdown
 
     async def status(self, name: str) -> JobStatus:
         """Return a job as its owner sees it."""
@@ -140,19 +140,19 @@ class Scheduler:
         status = replace(status, update=self.update_note(status.record))
         copies = self.second_copies(status.record)
         more = f" (and {len(copies) - 1} more)" if len(copies) > 1 else ""
-        told = (status.detail, "".join(copies[:1]) + more, self._unknown.waiting(status.record))
-        return replace(status, detail="; ".join(filter(None, told)))
+        details = (status.detail, "".join(copies[:1]) + more, self._unknown.waiting(status.record))
+        return replace(status, detail="; ".join(filter(None, details)))
 
     def controller_note(self, record: JobRecord) -> str:
-        """Return how the conversation with a job's controller goes; empty: it has none."""
+        """Describe the conversation with a job's controller; empty: it has none."""
         return self._approvals.note(record.name)
 
     def update_note(self, record: JobRecord) -> str:
-        """Return how a job's update goes, in a sentence; empty: as it should."""
-        return told(record, Moment(self.runtime.wall(), self.runtime.now()))
+        """Describe the progress of a job's update; empty: there is nothing to report."""
+        return describe_progress(record, Moment(self.runtime.wall(), self.runtime.now()))
 
     def second_copies(self, record: JobRecord) -> list[str]:
-        """Return which tasks of a job may run twice, each with where."""
+        """Describe which tasks of a job may run twice, and where."""
         if not record.leaving:
             return []
         pools, now = self._placements.pools_of(record), self.runtime.date()
@@ -161,15 +161,15 @@ class Scheduler:
     # -- waking
 
     def wake(self, name: str) -> None:
-        """Look at a job soon, if it is one of this shard."""
+        """Start a round of a job soon, if the job belongs to this shard."""
         if self._placements.are_ours(self._jobs.find(name)):
-            self._idle_jobs.heard(name)
+            self._idle_jobs.note_news(name)
             self._workers.wake(name)
 
     def _wake_whole(self, name: str) -> None:
-        """Wake a job once all of its machines were heard since the start, or after a while."""
+        """Wake a job once all its machines have reported since the start, or after `ARRIVING_S`."""
         if self._startup_barrier.awaits(name) and self._placements.are_ours(self._jobs.find(name)):
-            self._idle_jobs.heard(name)
+            self._idle_jobs.note_news(name)
             self._workers.wake_at(name, self.runtime.now() + ARRIVING_S)
         else:
             self.wake(name)
@@ -180,7 +180,7 @@ class Scheduler:
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
-        """Wake the jobs whose tasks found no room, where there may be some in a moment."""
+        """Wake the jobs whose tasks found no room, if there may be room soon."""
         if not self._is_waking and self._group is not None and self._allocator.waiting.is_due():
             self._is_waking = True
             asyncio.get_running_loop().call_later(_GATHER_S, self._wake_due)
@@ -199,10 +199,10 @@ class Scheduler:
             self._wake_waiting()
         else:
             self._machine_changed(name)
-        self.remove_strays(name)
+        self.stop_unknown_tasks(name)
 
     def _one_seen(self, machine: str, which: str) -> None:
-        """Wake the jobs that news of one task or image concerns, not all of its machine."""
+        """Wake only the jobs that a report of one task or image affects."""
         known = self._allocator.directory.tasks(machine).get(which)
         if known is not None:
             self.wake(known.job)
@@ -213,8 +213,8 @@ class Scheduler:
             self._machine_seen(machine)
         self._wake_waiting()
 
-    def remove_strays(self, name: str) -> None:
-        """Stop what runs on a machine although it was moved away or its job is gone."""
+    def stop_unknown_tasks(self, name: str) -> None:
+        """Stop tasks that run on a machine although they were moved away or their job is gone."""
         observation, record = self._observations.observation(name), self._broker.table.find(name)
         is_ours = record is not None and self._placements.owns(record.entitlement)
         if self._group is None or not observation.answering or not is_ours:
@@ -227,7 +227,7 @@ class Scheduler:
     # -- one job
 
     async def _work(self, name: str) -> float | None:
-        """Do one round for a job; return when to look again at the latest."""
+        """Do one round for a job; return the seconds until the next round at the latest."""
         rests_s = await self._rests_s(name)
         if rests_s is not None:
             return rests_s
@@ -238,7 +238,7 @@ class Scheduler:
             return _OVERTAKEN_S
 
     async def _rests_s(self, name: str) -> float | None:
-        """Return how long a job may be left alone in which nothing is to be done; None: look."""
+        """Return for how many seconds rounds of an idle job may be skipped; None: it needs one."""
         record = self._jobs.find(name)
         if record is None or name in self._answers or name in self.asking:
             return None
@@ -252,7 +252,7 @@ class Scheduler:
         return min(_PAUSE_MAX_S, max(_PAUSE_S, tasks * _PAUSE_TASK_S))
 
     async def _round(self, name: str) -> float | None:
-        """Decide, store, send."""
+        """Decide, store the record, and send commands; return the seconds until the next round."""
         async with self._jobs.lock(name):
             before = self._jobs.find(name)
             if before is None or not self._placements.are_ours(before):
@@ -266,7 +266,7 @@ class Scheduler:
                 found = await self._found(made, repairs)
                 go_on(made, found, seen)
                 if self._basis.found(name, made.chosen, found.without_room):
-                    self.wake(name)  # others may have room
+                    self.wake(name)  # the next round chooses other tasks, which may have room
                 for _ in range(made.capped):
                     self._capped.take(now.steady)
             is_asked = name in self.asking
@@ -293,7 +293,7 @@ class Scheduler:
             view = await self._basis.view(made.record, now)
         asked = commands(made.record, view)
         for command in asked:
-            self._dispatcher.send(command)  # it is derived again when its turn has come
+            self._dispatcher.send(command)  # the dispatcher derives it again before it sends it
             await self.runtime.checkpoint()
         await self._turn(made.record)
         self._approvals.ask(made.record, view)
@@ -313,11 +313,11 @@ class Scheduler:
     async def _decided(
         self, before: JobRecord, view: View, now: Moment
     ) -> tuple[Seen, Decision, Sequence[Repair]]:
-        """Decide what happens to a job next; that about a large one is computed beside the loop."""
-        heard, moves = await self._approvals.join(before), self._capped.ready(now.steady)
+        """Decide the next state of a job; for a large job a thread computes the decision."""
+        answer, moves = await self._approvals.join(before), self._capped.ready(now.steady)
         is_asking = before.name in self.asking
         seen, repairs = await self._basis.seen(
-            before, view, now, heard, is_asking=is_asking, capped_moves=moves
+            before, view, now, answer, is_asking=is_asking, capped_moves=moves
         )
         made = await self.runtime.compute(len(before.tasks), decide, before, seen)
         entitlement = self._placements.entitlement_of(before)
@@ -326,7 +326,7 @@ class Scheduler:
         return seen, made, repairs
 
     async def _turn(self, record: JobRecord) -> None:
-        """Let others run between two parts of a round of a job that is not small."""
+        """Yield to the event loop between two parts of a round of a large job."""
         if len(record.tasks) >= _LARGE:
             await self.runtime.checkpoint()
 
@@ -335,7 +335,7 @@ class Scheduler:
         self._idle_jobs.found_nothing(record, entitlement, standing, even_at)
 
     def _waits_for_power(self, made: Decision) -> bool:
-        """Return whether tasks have yet to leave machines whose power is capped."""
+        """Return whether tasks still have to leave machines whose power is capped."""
         waiting = sum(
             1
             for task in made.record.tasks
@@ -347,7 +347,7 @@ class Scheduler:
         return waiting > 0
 
     def forget(self, name: str) -> None:
-        """Drop what is remembered of a job that is gone, or of another shard."""
+        """Drop the state of a job that was deleted or belongs to another shard."""
         self._workers.forget(name)
         self._approvals.forget(name)
         self._idle_jobs.gone(name)
@@ -358,9 +358,9 @@ class Scheduler:
             known.pop(name, None)
 
     async def _found(self, made: Decision, repairs: Sequence[Repair]) -> Found:
-        """Return which of the chosen tasks have a place now, with their image in it.
+        """Return which of the chosen tasks have a place now, and their image on that machine.
 
-        The image is brought there first: an old task is not stopped for a new one that
+        The machine gets the image first, so that no old task is stopped for a new one that
         cannot start.
         """
         record, ready, detail, without_room = made.record, set[int](), "", set[int]()
@@ -398,7 +398,7 @@ class Scheduler:
     # -- machines
 
     def _answer(self, name: str, request: Request | None) -> Allocation | None:
-        """Return what the allocator said to this very request, if it did."""
+        """Return the allocator's answer to exactly this request, if there is one."""
         answered = self._answers.pop(name, None)
         if request is None:
             return None
@@ -407,10 +407,10 @@ class Scheduler:
         return self._allocator.known(request) if request.groups else None
 
     def _ask(self, name: str, request: Request) -> None:
-        """Have machines allocated beside the rounds of the job, which go on meanwhile.
+        """Allocate machines concurrently with the rounds of the job.
 
-        A store that fails holds up an allocation for as long as it does; what else happens to
-        the job, and what its owner wants, does not wait for that (BUG-CP5).
+        A failing store delays an allocation until it recovers. All other work on the job, and
+        changes by its owner, must not wait for that (BUG-CP5).
         """
         if self._group is not None and name not in self.asking:
             self.asking.add(name)
@@ -436,17 +436,17 @@ class Scheduler:
             self.asking.discard(name)
 
     async def _retire(self, made: Decision) -> None:
-        """Remove a job whose tasks and claims are gone, but remember what a later one must know.
+        """Delete a job without tasks and claims; the log keeps its numbers for a later job.
 
-        A job created again under the name goes on from its generation and its calls, so that
-        neither agents nor its controller take what it says for old.
+        A later job of this name continues its generations and call numbers. So neither agents nor
+        the controller take its messages for outdated ones.
         """
         record = made.record
         await self._log.commit(self._jobs, record, made.events, is_gone=True)
         log.info("job gone", extra={"job": record.name})
 
     def wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
-        """Return what a machine is to be told about a task at this moment, if anything."""
+        """Return the command that a machine needs about a task now, if it needs one."""
         job, _, index = task.rpartition("-")
         record = self._jobs.find(job)
         if record is not None and index.isdecimal():
@@ -458,7 +458,7 @@ class Scheduler:
                 if self._unknown.elsewhere(task, machine):
                     return None
                 spec = record.specs.get(command.version, record.spec)
-                return self._placements.told(spec, command, self._number())
+                return self._placements.task_spec(spec, command, self._number())
             if command is not None:
                 return command
         observation = self._observations.observation(machine)
@@ -467,5 +467,5 @@ class Scheduler:
             return None
         if observation.stopped.get(task, 0) >= status.generation:
             return None
-        is_stray = task in self._allocator.unexpected_tasks(machine)
-        return Stop(machine, task, status.generation, urgent=True) if is_stray else None
+        is_unknown = task in self._allocator.unexpected_tasks(machine)
+        return Stop(machine, task, status.generation, urgent=True) if is_unknown else None

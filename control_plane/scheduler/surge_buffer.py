@@ -1,8 +1,8 @@
 """A buffer of extra tasks that all jobs of an entitlement share (JC12, SC21).
 
-A job of one task that must always serve needs a second one only while it is updated or leaves its
-machine. Where the entitlement says how many such tasks there may be at once (`surge_tasks`), a job
-waits for its turn. So hundreds of jobs need room for those few, and not twice their own.
+A job of one task that must always serve needs a second task only while it is updated or leaves its
+machine. `surge_tasks` of the entitlement limits these extra tasks, and a job waits for its turn. So
+hundreds of jobs need room for a few extra tasks, instead of twice their own number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wire.errors import Conflict
 
 
 class SurgeBuffer:
-    """How many extra tasks there are by entitlement, and which jobs wait to have one."""
+    """The number of extra tasks of each entitlement, and the jobs that wait for one."""
 
     def __init__(self, jobs: JobTable, wake: Callable[[str], None]) -> None:
         """`wake` is called with a job that waited, when there may be room for it."""
@@ -27,10 +27,10 @@ class SurgeBuffer:
         """Entitlement → job → extra tasks that it has, or is about to store."""
         self._waiting: dict[str, dict[str, None]] = defaultdict(dict)
         """Entitlement → jobs that wait, the longest first."""
-        jobs.listen(self._job_heard)
+        jobs.listen(self._job_changed)
 
     def left(self, record: JobRecord, entitlement: EntitlementSpec | None) -> int | None:
-        """Return how many extra tasks a job may have in all; None: as many as it says itself."""
+        """Return how many extra tasks a job may have in all; None: no shared limit."""
         if entitlement is None or entitlement.surge_tasks is None:
             return None
         extras = self._extras[record.spec.entitlement]
@@ -40,10 +40,10 @@ class SurgeBuffer:
     def decided(
         self, before: JobRecord, made: Decision, entitlement: EntitlementSpec | None, of: int | None
     ) -> None:
-        """Count what a job is about to have from now on, stored or not, and let it wait.
+        """Count the extra tasks that a decision adds, before they are stored, or let the job wait.
 
-        `of` is what `left` returned when the decision began: that about a large job takes a while.
-        Raises `Conflict` if it adds extra tasks, and others have some more or fewer by now.
+        `of` is the result of `left` when the decision began; a large job's decision takes a while.
+        Raises `Conflict` if the decision adds extra tasks, and other jobs changed theirs meanwhile.
         """
         record = made.record
         now = _extra(record)
@@ -62,8 +62,8 @@ class SurgeBuffer:
         else:
             waiting.pop(name, None)
 
-    def _job_heard(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
-        """Take in what is stored now; where an extra task went, another job may have one."""
+    def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
+        """Count the stored extra tasks; a removed one makes room for that of another job."""
         if is_untouched(before, after):
             return
         for entitlement in {r.spec.entitlement for r in (before, after) if r is not None}:

@@ -39,7 +39,7 @@ class UnknownCopies:
         return ""
 
     def waiting(self, record: JobRecord) -> str:
-        """Return in words which task waits for such a copy to stop; empty: none does."""
+        """Describe which task waits for such a copy to stop; empty: none does."""
         for task in record.tasks if self._where else ():
             if task.phase is TaskPhase.STARTING and task.placement is not None:
                 name = task_id(record.name, task.index)

@@ -42,7 +42,7 @@ class OwnershipMap:
         self.is_ours: Callable[[int], bool] = lambda _shard: True
         """Returns whether this process runs a shard; `roles` sets it."""
         self._moves, self._shards = 0, SHARDS_MAX
-        self.table.listen(self._heard)
+        self.table.listen(self._owner_changed)
 
     async def load(self) -> None:
         """Read the map."""
@@ -58,7 +58,9 @@ class OwnershipMap:
         known = record.moving_to if record is not None else None
         return self.moving.get(entitlement, known)
 
-    def _heard(self, _: str, __: EntitlementOwner | None, after: EntitlementOwner | None) -> None:
+    def _owner_changed(
+        self, _: str, __: EntitlementOwner | None, after: EntitlementOwner | None
+    ) -> None:
         if after is not None:
             self._moves = max(self._moves, after.moved)
 
@@ -130,7 +132,7 @@ class OwnershipMap:
         """Return the number of the term of this process's ownerships."""
         return self.epoch() + self._moves
 
-    def said(self, machine: str) -> Mapping[str, str]:
+    def headers(self, machine: str) -> Mapping[str, str]:
         """Return the ownership header of a request to a machine; empty for a free one.
 
         A process that does not run the shard of the entitlement sends 0: hosts change nothing.

@@ -85,7 +85,7 @@ class RoleLeaders:
         self.following: Following | None = None
         self._epoch = store.epoch()
         self._replaced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.table.listen(self._heard)
+        self.table.listen(self._leader_changed)
 
     async def load(self) -> None:
         """Read the leaders; `Busy` if this process is a shard and no core has led."""
@@ -154,7 +154,7 @@ class RoleLeaders:
                 hint="start `twine-control-plane serve --role core` first, with the same [etcd]",
             )
 
-    def _heard(self, name: str, _: RoleProcess | None, after: RoleProcess | None) -> None:
+    def _leader_changed(self, name: str, _: RoleProcess | None, after: RoleProcess | None) -> None:
         if self._replaced.done() or after is None:
             return
         if name == (self.own.lock or _FIRST) and after.life != self.own.life:

@@ -25,7 +25,7 @@ _BEHIND = 1000
 _STATM = Path("/proc/self/statm")
 
 
-def said(
+def own_status(
     role: OwnRole,
     state: Liveness,
     store: Store,
@@ -78,36 +78,36 @@ def with_lag(statuses: Sequence[ProcessStatus], newest: int) -> list[ProcessStat
     ]
 
 
-def troubles(
+def problems_of(
     processes: Sequence[ProcessStatus],
     shards: Sequence[ShardLoad],
     machines: Mapping[str, int],
     limits: Sequence[LimitView],
     held_back: int,
 ) -> list[str]:
-    """Return the problems of a region in words, the most important first.
+    """Return the problems of a region as sentences, the most important first.
 
     A silent shard without entitlements is not a problem: it was drained, and ended.
     """
     empty = {f"shard-{load.shard}" for load in shards if not (load.entitlements or load.moving)}
-    told = []
+    problems = []
     for of in processes:
         if not of.ok and of.role not in empty:
-            told.append(f"{of.role}: {of.detail}")
-    told += [f"{of.role}: {of.detail}" for of in processes if of.ok and of.detail]
+            problems.append(f"{of.role}: {of.detail}")
+    problems += [f"{of.role}: {of.detail}" for of in processes if of.ok and of.detail]
     for of in processes:
         if of.ok and of.write_p50_s > _SLOW_WRITE_S:
-            told.append(f"{of.role}: the store takes {of.write_p50_s:.1f} s for a write (P50)")
+            problems.append(f"{of.role}: the store takes {of.write_p50_s:.1f} s for a write (P50)")
         if of.ok and of.lag > _BEHIND:
-            told.append(f"{of.role}: is {of.lag} revisions behind the store")
+            problems.append(f"{of.role}: is {of.lag} revisions behind the store")
     moving = sorted({name for load in shards for name in load.moving})
-    told += [f"entitlement {name} is moving to another shard" for name in moving]
+    problems += [f"entitlement {name} is moving to another shard" for name in moving]
     not_up = {state: n for state, n in machines.items() if n and state != MachineState.UP.value}
-    told += [f"{n} machines are {state}" for state, n in sorted(not_up.items())]
+    problems += [f"{n} machines are {state}" for state, n in sorted(not_up.items())]
     if held_back:
-        told.append(f"{held_back} machines are silent and their state is not decided yet")
-    told += [f"limit {view.name.value}: {view.reason}" for view in limits if view.reason]
-    return told
+        problems.append(f"{held_back} machines are silent and their state is not decided yet")
+    problems += [f"limit {view.name.value}: {view.reason}" for view in limits if view.reason]
+    return problems
 
 
 def _resident_bytes() -> int:

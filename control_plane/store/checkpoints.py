@@ -1,7 +1,7 @@
 """Moves SQLite's write-ahead log into its file in another thread, without delaying the writer.
 
 SQLite by itself does it within a commit, every 4 MB: that commit then takes 15 ms instead of 2.
-Here a separate thread moves most of it while the writer goes on. Then the writer moves
+Here a separate thread moves most of it while the writer continues. Then the writer moves
 the small rest, after which SQLite restarts its log. A failed checkpoint
 loses nothing: data in the log is as durable as data in the file.
 """

@@ -58,7 +58,7 @@ def above(copy: Facts, lost: Facts | None) -> Numbers:
 def make_copy(source: Path, target: Path, at: float) -> Facts:
     """Copy a store's file to a new one, in one snapshot; return the facts read back.
 
-    Writers of the store go on meanwhile. Raises `ConfigError`, and leaves no file, unless
+    Writers of the store are not blocked. Raises `ConfigError`, and leaves no file, unless
     the copy is complete and on disk.
     """
     part = target.with_name(f"{target.name}.{os.getpid()}.part")

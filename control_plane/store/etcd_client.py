@@ -127,7 +127,7 @@ class EtcdClient:
     async def watch(
         self, key: bytes, range_end: bytes, after: int
     ) -> AsyncGenerator[pb.WatchResponse]:
-        """Yield responses with all changes of a range after a revision, for ever.
+        """Yield responses with all changes of a range after a revision, forever.
 
         A broken stream is resumed after the last revision that was yielded. Raises `Compacted`
         when etcd no longer has that part of its history.

@@ -56,7 +56,7 @@ class Feed:
         self._wake()
 
     async def follow(self, prefix: str, after: int) -> AsyncIterator[KeyChange]:
-        """Yield all changes below a prefix after a revision, for ever."""
+        """Yield all changes below a prefix after a revision, forever."""
         while True:
             more = self._more
             if after < self.compacted:

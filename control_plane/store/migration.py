@@ -79,21 +79,21 @@ class MigrationTarget(MigrationSource, Protocol):
 
 
 async def migrate(
-    source: MigrationSource, target: MigrationTarget, said: Callable[[str], None] = lambda _: None
+    source: MigrationSource, target: MigrationTarget, report: Callable[[str], None] = lambda _: None
 ) -> bool:
     """Move all records, or continue an interrupted move; False: they had been moved before.
 
-    `said` is called with each step after it is on disk. Raises `ConfigError` for stores that cannot
-    be the two ends, and what the engines raise: then the same call continues.
+    `report` is called with each step after it is on disk. Raises `ConfigError` for a pair of stores
+    that cannot be moved, and the errors of the engines: after those the same call continues.
     """
     numbers = Numbers(source.store.epoch(), source.store.revision())
     if source.note is not None:
         if not await _moved_before(source, source.note, target):
             return False
     else:
-        await _prove(source, target, numbers, said)
+        await _prove(source, target, numbers, report)
     await target.finish(numbers)
-    said(f"{target.name} is already the store")
+    report(f"{target.name} is already the store")
     return True
 
 
@@ -115,7 +115,10 @@ async def _moved_before(
 
 
 async def _prove(
-    source: MigrationSource, target: MigrationTarget, numbers: Numbers, said: Callable[[str], None]
+    source: MigrationSource,
+    target: MigrationTarget,
+    numbers: Numbers,
+    report: Callable[[str], None],
 ) -> None:
     """Copy all records, read them back, and mark the source as moved."""
     coming = target.note
@@ -129,9 +132,9 @@ async def _prove(
     run = coming.run if coming is not None and going_on else randbits(61) + 1
     above = Numbers(numbers.epoch, numbers.revision + REVISIONS_BETWEEN)
     await target.begin(MigrationNote(run, MigrationState.INCOMING, _now()), above)
-    said(f"{target.name} is marked as incomplete")
+    report(f"{target.name} is marked as incomplete")
     copied = await copy(source.store, target.store)
-    said(f"{copied} records written or removed")
+    report(f"{copied} records written or removed")
     found, read_back = await digest(source.store), await digest(target.store)
     if found != read_back:
         raise ConfigError(
@@ -139,9 +142,9 @@ async def _prove(
             hint="does another program write to it? run the same command again",
         )
     await target.set_note(MigrationNote(run, MigrationState.PROVED, _now()))
-    said(f"{found.records} records, {found.size} bytes read back: equal, {found.sha256[:16]}")
+    report(f"{found.records} records, {found.size} bytes read back: equal, {found.sha256[:16]}")
     await source.set_note(MigrationNote(run, MigrationState.MOVED, _now()))
-    said(f"{source.name} is marked as moved")
+    report(f"{source.name} is marked as moved")
 
 
 async def copy(source: Store, target: Store) -> int:

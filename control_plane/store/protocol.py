@@ -153,7 +153,7 @@ class Store(Protocol):
         ...
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:
-        """Yield every change after `from_revision`, in order, for ever.
+        """Yield every change after `from_revision`, in order, forever.
 
         Raises `Compacted` when that part of the history was dropped, also later if
         the reader falls too far behind.

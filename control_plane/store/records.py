@@ -162,7 +162,7 @@ def _lean(kind: type) -> Any:
 
 
 _LEAN: dict[type, Any] = {kind: _lean(kind) for kind in (MachineRecord,)}
-"""Kinds with so many records that their size matters for a restart, and whose defaults are not
+"""Kinds with up to a million records: their size affects a restart. Their defaults are not
 created on each read. Defaults are part of their schema: a new default needs a new number."""
 _PACKED = (AllocationRecord,)
 """Kinds that grow with a job: half a megabyte at 15,000 tasks, packed a quarter of that."""

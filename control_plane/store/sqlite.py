@@ -47,7 +47,7 @@ _PRAGMAS = (
 )
 _SWITCH_S = 0.0001
 """Switch interval of Python's GIL, for the whole process: the writer's longest wait for the event
-loop. At Python's 5 ms it may wait for ever: a loop that computes, but polls its
+loop. At Python's 5 ms it may wait forever: a loop that computes, but polls its
 sockets every 2 ms, releases the GIL and takes it again before the writer wakes (measured:
 0 transactions in 2 s, 8,700 a second with this)."""
 ARRIVING = "migrating"

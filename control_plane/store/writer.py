@@ -38,7 +38,7 @@ _LOOKS = 4
 
 @dataclass(slots=True)
 class _Write:
-    """One transaction on its way through the writer thread."""
+    """One transaction that waits for the writer thread or is in it."""
 
     compare: Mapping[str, int]
     operations: Sequence[Operation]
@@ -226,7 +226,7 @@ class Writer:
             connection.execute("COMMIT")
         except Superseded:
             raise
-        except Exception as e:  # the thread must go on; the callers get the error
+        except Exception as e:  # the thread must continue; the callers get the error
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             for write in group:

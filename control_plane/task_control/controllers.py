@@ -14,7 +14,7 @@ from control_plane.api.jobs import ControllerRef
 from control_plane.api.operations import JobEvent
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.workers import Pace, Workers
-from control_plane.task_control.core.talk import Heard, Question, soonest_try_s
+from control_plane.task_control.core.talk import ControllerAnswer, Question, soonest_try_s
 from taskcontrol.api import (
     Ack,
     CompletedOperation,
@@ -32,7 +32,7 @@ AGAIN_S = 10.0
 """A waiting request is repeated after this time, even if nothing changed."""
 _GAP_S = 0.2
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
-_TOLD_MAX = 1000
+_REPORTED_MAX = 1000
 """Ended operations of one call; older ones are in the job's log."""
 _AT_ONCE = 32
 
@@ -49,12 +49,12 @@ class _Talk:
     ref: ControllerRef
     question: Question | None = None
     """The present question; None: the scheduler has set none since the last answer."""
-    said: Question = field(default_factory=Question)
+    answered_question: Question = field(default_factory=Question)
     """The last question that was answered."""
     completed: list[JobEvent] = field(default_factory=list)
-    heard: Heard = field(default_factory=Heard)
-    told: int = 0
-    """Number of the last event that was reported to it."""
+    answer: ControllerAnswer = field(default_factory=ControllerAnswer)
+    reported: int = 0
+    """Number of the last event that was reported to the controller."""
     next: int = 0
     end: int = 0
     """Numbers of calls that may be used: from `next`, below `end`."""
@@ -64,7 +64,7 @@ class _Talk:
     """Since when calls fail."""
     failures: int = 0
     trouble: str = ""
-    strays: int = 0
+    unknown_acks: int = 0
     """Acknowledgements of operations that were not in the request."""
 
 
@@ -88,19 +88,24 @@ class Controllers:
 
     # -- for the scheduler
 
-    def heard(self, job: str) -> Heard:
-        """Return what the controller of a job answered last."""
+    def answer(self, job: str) -> ControllerAnswer:
+        """Return the last answer of a job's controller."""
         talk = self._talks.get(job)
-        return talk.heard if talk is not None else Heard()
+        return talk.answer if talk is not None else ControllerAnswer()
 
     def knows(self, job: str) -> bool:
         """Return whether a conversation has begun, so that ended operations are collected."""
         return job in self._talks
 
-    def begin(self, job: str, ref: ControllerRef, told: int, missed: Sequence[JobEvent]) -> None:
-        """Begin a conversation; `missed` are events after number `told`."""
+    def begin(
+        self, job: str, ref: ControllerRef, reported: int, missed: Sequence[JobEvent]
+    ) -> None:
+        """Begin a conversation; `missed` are the events after the last `reported` one."""
         self._talks[job] = _Talk(
-            ref, told=told, completed=list(missed)[-_TOLD_MAX:], began=self._runtime.now()
+            ref,
+            reported=reported,
+            completed=list(missed)[-_REPORTED_MAX:],
+            began=self._runtime.now(),
         )
 
     def age_s(self, job: str) -> float:
@@ -117,22 +122,22 @@ class Controllers:
         talk = self._talks[job]
         talk.next, talk.end = first, end
 
-    def told(self, job: str) -> int:
+    def reported(self, job: str) -> int:
         """Return the number of the last event that was reported to the controller."""
         talk = self._talks.get(job)
-        return talk.told if talk is not None else 0
+        return talk.reported if talk is not None else 0
 
     def ended(self, job: str, events: Sequence[JobEvent]) -> None:
         """Record ended operations, to report them in the next call."""
         talk = self._talks.get(job)
         if talk is not None and events:
-            talk.completed = [*talk.completed, *events][-_TOLD_MAX:]
+            talk.completed = [*talk.completed, *events][-_REPORTED_MAX:]
 
     def ask(self, job: str, ref: ControllerRef, question: Question) -> None:
         """Set the question to a controller; calls it if there is news or a request waits."""
         talk = self._talks[job]
         if talk.ref != ref:  # another controller: the former one's answers do not count
-            talk.ref, talk.heard, talk.said = ref, Heard(), Question()
+            talk.ref, talk.answer, talk.answered_question = ref, ControllerAnswer(), Question()
             talk.failures, talk.trouble = 0, ""
         talk.question = question
         if talk.failures:  # the next try is scheduled; a nearer deadline makes it earlier
@@ -152,24 +157,26 @@ class Controllers:
         self._workers.forget(job)
 
     def note(self, job: str) -> str:
-        """Return the state of the conversation in words; empty: there is none."""
+        """Describe the state of the conversation; empty: there is none."""
         talk = self._talks.get(job)
         if talk is None:
             return ""
-        who = f"controller {talk.ref.name} at {talk.ref.url}"
+        controller = f"controller {talk.ref.name} at {talk.ref.url}"
         if talk.failures:
             since_s = self._runtime.now() - talk.since
             calls = f"{talk.failures} call{'s' if talk.failures > 1 else ''}"
-            return f"{who} did not answer {calls} in {since_s:.0f} s: {talk.trouble}"
-        if not talk.heard.by:
-            return f"{who} has not been called yet"
+            return f"{controller} did not answer {calls} in {since_s:.0f} s: {talk.trouble}"
+        if not talk.answer.by:
+            return f"{controller} has not been called yet"
         ago_s = self._runtime.now() - talk.answered_at
-        strays = (
-            f"; {talk.strays} acknowledgements were for unknown operations" if talk.strays else ""
+        unknown = (
+            f"; {talk.unknown_acks} acknowledgements were for unknown operations"
+            if talk.unknown_acks
+            else ""
         )
         return (
-            f"{who} answered {ago_s:.0f} s ago: {len(talk.heard.acks)} of"
-            f" {len(talk.said.request)} acknowledged{strays}"
+            f"{controller} answered {ago_s:.0f} s ago: {len(talk.answer.acks)} of"
+            f" {len(talk.answered_question.request)} acknowledged{unknown}"
         )
 
     # -- calls
@@ -180,7 +187,7 @@ class Controllers:
             return None
         if talk.failures:
             return 0.0
-        if talk.question != talk.said or talk.completed:
+        if talk.question != talk.answered_question or talk.completed:
             return 0.0
         if talk.question.request:
             return max(0.0, talk.answered_at + AGAIN_S - self._runtime.now())
@@ -203,10 +210,10 @@ class Controllers:
         if self._talks.get(job) is not talk or talk.ref != ref:
             return 0.0
         self._answered(talk, request, response)
-        talk.said, talk.question = question, None
+        talk.answered_question, talk.question = question, None
         if completed:
             talk.completed = talk.completed[len(completed) :]
-            talk.told = completed[-1].seq
+            talk.reported = completed[-1].seq
         for answered in self._listeners:
             answered(job)
         return None
@@ -232,12 +239,12 @@ class Controllers:
             name, instead = (ack.operation, ack.instead) if isinstance(ack, Ack) else (ack, "")
             operation = offered.get(name)
             if operation is None or (instead and instead not in operation.instead):
-                talk.strays += 1
+                talk.unknown_acks += 1
             else:
                 acks[name] = instead
         broken = frozenset(u.task for u in request.all_unhealthy_tasks if not u.operation)
         by = f"{talk.ref.name} {request.sequence_number}"
-        talk.heard = Heard(acks, request.down, broken, by)
+        talk.answer = ControllerAnswer(acks, request.down, broken, by)
         talk.answered_at = self._runtime.now()
         talk.failures, talk.trouble = 0, ""
 

@@ -271,15 +271,15 @@ async def _host(request: PageRequest, machine: str) -> tuple[HostDescription | N
     path = {"machine": machine}
     try:
         async with asyncio.timeout(HOST_S):
-            said: HostDescription = await request.shared.get(
+            host: HostDescription = await request.shared.get(
                 f"host {machine}", lambda: request.api.get("describe_host", path)
             )
     except TimeoutError:
         return None, f"the agent of {machine} did not answer within {HOST_S:g} s"
     except TwineError as e:
         return None, str(e)
-    request.history.add(machine, request.now, said.usage)
-    return said, ""
+    request.history.add(machine, request.now, host.usage)
+    return host, ""
 
 
 async def _task(request: PageRequest) -> dict[str, Any]:
@@ -287,10 +287,10 @@ async def _task(request: PageRequest) -> dict[str, Any]:
     status = await request.api.get("get_job", {"job": path["job"]})
     story = await request.api.get("task_story", path)
     tasks = [task for task in status.record.tasks if str(task.index) == path["index"]]
-    name, said, silent = f"{path['job']}-{path['index']}", None, ""
+    name, host, silent = f"{path['job']}-{path['index']}", None, ""
     if story.machine:
-        said, silent = await _host(request, story.machine)
-    used = [one for one in said.usage.tasks if one.task_id == name] if said is not None else []
+        host, silent = await _host(request, story.machine)
+    used = [one for one in host.usage.tasks if one.task_id == name] if host is not None else []
     return {
         "job": status,
         "story": story,
@@ -346,13 +346,13 @@ async def _machine_list(request: PageRequest) -> dict[str, Any]:
 async def _machine(request: PageRequest) -> dict[str, Any]:
     machine = request.path["machine"]
     view = await request.api.get("get_machine", {"machine": machine})
-    said, silent = await _host(request, machine) if view.record.address else (None, "")
+    host, silent = await _host(request, machine) if view.record.address else (None, "")
     return {
         "view": view,
         "state": state_of(view.record, len(view.tasks), view.ready),
         "open": open_events(view.record),
-        "profile": said.profile if said is not None else None,
-        "usage": {one.task_id: one for one in said.usage.tasks} if said is not None else {},
+        "profile": host.profile if host is not None else None,
+        "usage": {one.task_id: one for one in host.usage.tasks} if host is not None else {},
         "charts": usage_charts(request.history.points(machine), about_size_of),
         "silent": silent,
         "every": WATCH_S,

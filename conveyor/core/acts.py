@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from control_plane.api.intent_wishes import REASON_MAX
@@ -62,6 +62,13 @@ def named(target: str) -> str:
     return f"{kind} {target.removeprefix(FLEET)}"
 
 
+def all_named(targets: Sequence[str]) -> str:
+    """Return targets of one kind as text: `jobs api, web`."""
+    if targets and targets[0].startswith(FLEET):
+        return ", ".join(map(named, targets))
+    return f"job{'s' if len(targets) > 1 else ''} {', '.join(targets)}"
+
+
 def is_pushed(seen: JobProgress, image: str, stage: PipelineStage) -> bool:
     """Return whether the job wants the push of a stage."""
     part = push_of(stage)
@@ -77,7 +84,7 @@ def _mark(record: PipelineRecord) -> str:
     return f"pipeline {record.spec.name}, run "
 
 
-def said(record: PipelineRecord, run: PipelineRun, what: str) -> str:
+def reason_for(record: PipelineRecord, run: PipelineRun, what: str) -> str:
     """Return the reason of a write, by which a later round recognizes it."""
     return f"{_mark(record)}{run.number}: {what}"[:REASON_MAX]
 
@@ -86,7 +93,7 @@ def to_push(
     record: PipelineRecord, run: PipelineRun, step: DeliveryStep, seen: JobProgress
 ) -> PushStage:
     """Return the write that brings a job to a step."""
-    reason, is_first = said(record, run, step.name), seen.job not in run.pushed
+    reason, is_first = reason_for(record, run, step.name), seen.job not in run.pushed
     take_over = run.trigger == "hand" and is_first and is_taken(record, seen)
     return PushStage(seen.job, run.image, step.stage, seen.push_version, reason, take_over)
 
@@ -101,7 +108,7 @@ def giving_back(
 ) -> tuple[DeliveryAct, ...]:
     """Return the acts that end the ownership of pushes at the end of a run."""
     return tuple(
-        GiveBack(job, jobs[job].push_version, said(record, run, "is over"))
+        GiveBack(job, jobs[job].push_version, reason_for(record, run, "is over"))
         for job in names
         if jobs[job].owner and not is_taken(record, jobs[job])
     )

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from conveyor.api import ControlRequest, ControlVerb, PipelineSpec
 from conveyor.core import judge, schedule
 from conveyor.core.acts import named
-from conveyor.core.decide import WHO, ended, logged, rolling_back
 from conveyor.core.stages import stage_gates, steps
+from conveyor.core.transitions import WHO, ended, logged, rolling_back
 from conveyor.runs import (
     GateOutcome,
     GateVerdict,
@@ -81,8 +81,8 @@ def triggered(
 ) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
     """Return the record after a look at the newest image of the trigger's name; empty: none.
 
-    An image starts a run when it becomes the newest, once. It does not supersede a waiting run that
-    a user started: the next look comes after that began.
+    An image starts one run, when it becomes the newest. It does not supersede a waiting run that a
+    user started: the image is checked again once that run has begun.
     """
     trigger = record.spec.trigger
     if record.waiting is not None and record.waiting.trigger == "hand":

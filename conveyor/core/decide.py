@@ -5,7 +5,7 @@ again, and one that was carried out is not. Each act is idempotent.
 
     waiting -> running (step by step) -> done
                  a gate fails -> rolling-back -> rolled-back, or stopped
-                 a person: abort -> aborted
+                 a user: abort -> aborted
 """
 
 from __future__ import annotations
@@ -22,29 +22,26 @@ from conveyor.core.acts import (
     Jobs,
     PushBack,
     SetFrozen,
+    all_named,
     freezing,
     giving_back,
     is_pushed,
     is_taken,
     named,
-    said,
+    reason_for,
     to_push,
 )
 from conveyor.core.stages import DeliveryStep, steps, wanted
+from conveyor.core.transitions import WHO, ended, logged, rolling_back, timed
 from conveyor.runs import (
-    ENDED,
-    LOG_MAX,
     JobProgress,
-    LogEntry,
     PipelineRecord,
     PipelineRun,
     RunState,
     StepTime,
 )
 
-WHO = "conveyor"
 _HINT = {False: "; create it with twinectl job apply", True: " in the service's configuration"}
-_LOG_FIRST = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +62,10 @@ def advance(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
         return _begin(record, jobs, now)
     missing = [job for job in run.spec.targets if job not in jobs]
     if missing:
-        return _wait(record, f"cannot see {_jobs(missing)}: the front end does not answer")
+        return _wait(record, f"cannot see {all_named(missing)}: the front end does not answer")
     gone = [job for job in run.spec.targets if not jobs[job].image]
     if gone:
-        return _end(record, RunState.STOPPED, f"{_jobs(gone)} no longer exists", now)
+        return _end(record, RunState.STOPPED, f"{all_named(gone)} no longer exists", now)
     if run.ending is not None:
         return _freeze_and_end(record, run, jobs, now)
     if run.state is RunState.ROLLING_BACK:
@@ -83,7 +80,7 @@ def _begin(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
     run = record.waiting
     if run is None:
         return DeliveryDecision(record)
-    why = _begin_later(record, run, jobs, now)
+    why = _why_not_begin(record, run, jobs, now)
     if why:
         if run.waits == why:
             return DeliveryDecision(record)
@@ -112,11 +109,11 @@ def _begin(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
     return DeliveryDecision(replace(record, active=run, waiting=None, good=kept))
 
 
-def _begin_later(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> str:
+def _why_not_begin(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> str:
     """Return why a run may not begin yet; empty: it may."""
     missing = [job for job in record.spec.targets if job not in jobs]
     if missing:
-        return f"cannot see {_jobs(missing)}: the front end does not answer"
+        return f"cannot see {all_named(missing)}: the front end does not answer"
     for job in record.spec.targets:
         seen, ours = jobs[job], job in record.frozen
         if not seen.image:
@@ -171,7 +168,7 @@ def _step(
     if halted:
         return _failed(record, run, f"{named(halted[0])}: {jobs[halted[0]].halted}", now)
     blocked = _blocked(record, step, jobs)
-    run = _timed(run, bool(blocked), now)
+    run = timed(run, bool(blocked), now)
     record = replace(record, active=run)
     time = run.steps[-1]
     if time.reached is None:
@@ -268,23 +265,6 @@ def _failed(record: PipelineRecord, run: PipelineRun, reason: str, now: float) -
     return DeliveryDecision(replace(record, active=rolling_back(run, WHO, reason, now)))
 
 
-def rolling_back(run: PipelineRun, who: str, reason: str, now: float) -> PipelineRun:
-    """Return the run in its rollback."""
-    steps_ = run.steps
-    if steps_ and steps_[-1].ended is None:
-        steps_ = (*steps_[:-1], replace(steps_[-1], ended=now))
-    back = StepTime(name="rollback", began=now)
-    run = logged(run, now, who, f"rolls back: {reason}")
-    return replace(
-        run,
-        state=RunState.ROLLING_BACK,
-        steps=(*steps_, back),
-        reason=reason,
-        paused=False,
-        waits="",
-    )
-
-
 def _stop(
     record: PipelineRecord,
     run: PipelineRun,
@@ -293,7 +273,7 @@ def _stop(
     now: float,
     leave: str = "",
 ) -> DeliveryDecision:
-    """Return the run on its way to an end that pauses its jobs as they are."""
+    """Return the run with an end that freezes its jobs in their present state."""
     run = logged(replace(run, ending=state, reason=reason, waits=""), now, WHO, f"stops: {reason}")
     frozen = tuple(job for job in run.pushed if job != leave)
     return DeliveryDecision(replace(record, active=run, frozen=frozen))
@@ -330,14 +310,14 @@ def _roll_back(
             job,
             run.back[job],
             jobs[job].push_version,
-            said(record, run, f"rolls back: {run.reason}"),
+            reason_for(record, run, f"rolls back: {run.reason}"),
             by_hand and is_taken(record, jobs[job]),
         )
         for job in ours
         if jobs[job].image == run.image != run.back[job]
     )
     if acts:
-        return _wait(record, f"rolls back {_jobs(ours)}", acts)
+        return _wait(record, f"rolls back {all_named(ours)}", acts)
     if thawing := _thaw(record, jobs, run.back):
         return thawing
     going = [job for job in ours if jobs[job].image == run.back[job] and not jobs[job].settled]
@@ -345,7 +325,7 @@ def _roll_back(
         counts = ", ".join(
             f"{j}: {jobs[j].held or f'{jobs[j].healthy} of {jobs[j].size} healthy'}" for j in going
         )
-        return _wait(record, f"rolls back {_jobs(going)} ({counts})")
+        return _wait(record, f"rolls back {all_named(going)} ({counts})")
     there = [job for job in run.spec.targets if jobs[job].image == run.back[job]]
     if giving := giving_back(record, run, there, jobs):
         return _wait(record, "gives the push back", giving)
@@ -360,38 +340,8 @@ def _blocked(record: PipelineRecord, step: DeliveryStep, jobs: Jobs) -> str:
     """Return which job of a step is paused or held by its owner; empty: none."""
     paused = [job for job in step.jobs if jobs[job].frozen and job not in record.frozen]
     if paused:
-        return f"{_jobs(paused)} paused by its owner"
+        return f"{all_named(paused)} paused by its owner"
     return next((f"{named(job)}: {jobs[job].held}" for job in step.jobs if jobs[job].held), "")
-
-
-def _timed(run: PipelineRun, is_blocked: bool, now: float) -> PipelineRun:
-    """Return the run with the time since when its step is blocked."""
-    since, time = run.blocked_since, run.steps[-1]
-    if is_blocked and since is None:
-        return replace(run, blocked_since=now)
-    if is_blocked or since is None:
-        return run
-    if time.reached is None:
-        time = replace(time, blocked_s=time.blocked_s + max(0.0, now - max(since, time.began)))
-    return replace(run, blocked_since=None, steps=(*run.steps[:-1], time))
-
-
-def logged(run: PipelineRun, now: float, who: str, what: str) -> PipelineRun:
-    """Return the run with one more entry in its log."""
-    log = (*run.log, LogEntry(at=now, who=who, what=what, step=run.step))
-    if len(log) > LOG_MAX:
-        log = (*log[:_LOG_FIRST], *log[_LOG_FIRST + 1 :])
-    return replace(run, log=log)
-
-
-def ended(run: PipelineRun, state: RunState, reason: str, now: float) -> PipelineRun:
-    """Return the run at its end."""
-    assert state in ENDED
-    last = run.steps[-1:]
-    if last and last[0].ended is None:
-        run = replace(run, steps=(*run.steps[:-1], replace(last[0], ended=now)))
-    run = logged(run, now, WHO, f"{state}{': ' if reason else ''}{reason}")
-    return replace(run, state=state, reason=reason, ended=now, waits="", ending=None, paused=False)
 
 
 def _end(record: PipelineRecord, state: RunState, reason: str, now: float) -> DeliveryDecision:
@@ -425,7 +375,7 @@ def _thaw(record: PipelineRecord, jobs: Jobs, target: Mapping[str, str]) -> Deli
     ready = [j for j in record.frozen if j not in target or jobs[j].image == target[j]]
     acts = tuple(SetFrozen(job, False) for job in ready if job in jobs and jobs[job].frozen)
     if acts:
-        return _wait(record, "lets its jobs go on", acts)
+        return _wait(record, "resumes its jobs", acts)
     if not ready:
         return None
     left = tuple(job for job in record.frozen if job not in ready)
@@ -447,9 +397,3 @@ def _counts(step: DeliveryStep, jobs: Jobs) -> str:
         counts = f"{seen.new_healthy} of {target} new tasks healthy"
         parts.append(f"{job} {counts} (size {seen.size}){why}")
     return ", ".join(parts)
-
-
-def _jobs(names: list[str]) -> str:
-    if names and names[0].startswith(FLEET):
-        return ", ".join(map(named, names))
-    return f"job{'s' if len(names) > 1 else ''} {', '.join(names)}"

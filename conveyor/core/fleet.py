@@ -51,7 +51,7 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     is_owned: bool = False
     is_frozen: bool = False
     is_returning: bool = False
-    """It goes back: failed hosts are tried again."""
+    """Whether it returns to its earlier release: failed hosts are then tried again."""
     put: dict[str, str] = {}
     """Host → the release whose installation last began."""
     work: HostWork | None = None
@@ -167,9 +167,9 @@ def advanced(
 
 
 def _to_change(record: FleetRecord, hosts: Sequence[HostSeen]) -> list[str]:
-    """Return the hosts with another release than wanted; hosts that go back come first.
+    """Return the hosts with another release than wanted; hosts that return to the old one first.
 
-    A host that is away is skipped, unless this fleet's release is the reason.
+    A host that is unavailable is skipped, unless an installation for this fleet may be the reason.
     """
     wanted = releases(record, hosts)
     late = [
@@ -192,12 +192,12 @@ def _watched(
     patience: FleetPatience,
     now: float,
 ) -> FleetRecord:
-    """Return the record after a look at the host whose command has ended."""
+    """Return the record after an observation of the host whose command has ended."""
     if work.installed is None:
         return record
     seen = next((host for host in hosts if host.name == work.host), None)
     if seen is None:
-        return replace(record, work=None)  # it left the region
+        return replace(record, work=None)  # the host left the region
     if seen.is_healthy and seen.release == work.release:
         since = now if work.healthy_since is None else work.healthy_since
         if now - since >= patience.settle_s:
@@ -206,9 +206,9 @@ def _watched(
     if now - work.installed < patience.healthy_s:
         return replace(record, work=replace(work, healthy_since=None))
     is_other = seen.is_healthy and seen.release
-    said = f"it runs {seen.release}" if is_other else seen.why or "it does not answer"
-    return undone(
-        record, f"not healthy with {work.release} within {patience.healthy_s:g} s: {said}", now
+    why = f"it runs {seen.release}" if is_other else seen.why or "it does not answer"
+    return host_failed(
+        record, f"not healthy with {work.release} within {patience.healthy_s:g} s: {why}", now
     )
 
 
@@ -218,7 +218,7 @@ def installed(record: FleetRecord, now: float) -> FleetRecord:
     return replace(record, work=replace(record.work, installed=now))
 
 
-def undone(record: FleetRecord, why: str, now: float) -> FleetRecord:
+def host_failed(record: FleetRecord, why: str, now: float) -> FleetRecord:
     """Return the record after the host under way failed."""
     assert record.work is not None
     failed = record.failed | {record.work.host: why}
@@ -230,7 +230,7 @@ def fleet_progress(
 ) -> JobProgress:
     """Return the progress of a fleet with a release, in the form of a job's progress.
 
-    `spare`: so many hosts may be away in a settled fleet.
+    `spare` is the number of hosts that may be unavailable in a settled fleet.
     """
     wanted, at_work = releases(record, hosts), record.work.host if record.work else ""
     new = [h for h in hosts if record.put.get(h.name, h.release) == release]

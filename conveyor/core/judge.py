@@ -142,10 +142,10 @@ def of_comparison(gate: CompareGate, new: Sequence[float], stable: Sequence[floa
         "p": found.p,
     }
     medians = f"median {found.new_median:g} on new, {found.stable_median:g} on stable tasks"
-    said = f"{medians}, p = {found.p:.2g} ({len(new)} and {len(stable)} samples)"
+    detail = f"{medians}, p = {found.p:.2g} ({len(new)} and {len(stable)} samples)"
     if found.p < gate.significance:
-        return Measured(GateOutcome.FAIL, f"worse beyond {gate.tolerance:.0%}: {said}", numbers)
-    return Measured(GateOutcome.PASS, said, numbers)
+        return Measured(GateOutcome.FAIL, f"worse beyond {gate.tolerance:.0%}: {detail}", numbers)
+    return Measured(GateOutcome.PASS, detail, numbers)
 
 
 def of_health(gate: HealthGate, seen: Sequence[JobProgress], restarts_before: int) -> Measured:
@@ -160,12 +160,12 @@ def of_health(gate: HealthGate, seen: Sequence[JobProgress], restarts_before: in
         "unhealthy": float(unhealthy),
         "restarts": float(restarts),
     }
-    said = f"{healthy} of {new} new tasks healthy, {unhealthy} unhealthy,"
-    said += f" {restarts} restarts of {gate.restarts} allowed"
+    detail = f"{healthy} of {new} new tasks healthy, {unhealthy} unhealthy,"
+    detail += f" {restarts} restarts of {gate.restarts} allowed"
     if not new:
         return Measured(GateOutcome.NO_DATA, "no task runs the new image", numbers)
     failed = unhealthy > 0 or restarts > gate.restarts
-    return Measured(GateOutcome.FAIL if failed else GateOutcome.PASS, said, numbers)
+    return Measured(GateOutcome.FAIL if failed else GateOutcome.PASS, detail, numbers)
 
 
 def of_http(expected: int, contains: str, status: int, text: str, took_s: float) -> Measured:

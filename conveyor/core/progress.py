@@ -23,7 +23,7 @@ def progress(status: JobStatus, image: str) -> JobProgress:
     record, rollout = status.record, status.record.rollout
     if record.stopping:
         return JobProgress(job=record.name)
-    tasks = [task for task in record.tasks if not _is_beside(record, task)]
+    tasks = [task for task in record.tasks if not _is_extra(record, task)]
     new = [task for task in tasks if spec_of(record, task).image == image]
     stable = [task for task in tasks if spec_of(record, task).image != image]
     intent = record.intents.get(Dimension.PUSH, StoredIntent())
@@ -73,7 +73,7 @@ def _held(record: JobRecord) -> str:
     return f"{hold.writer} holds it until {until:%Y-%m-%d %H:%M:%S} UTC{why}"
 
 
-def _is_beside(record: JobRecord, task: TaskRecord) -> bool:
+def _is_extra(record: JobRecord, task: TaskRecord) -> bool:
     return task.extra or task.version in record.trials
 
 

@@ -62,5 +62,5 @@ class Direct:
         return "the host has no boot loader that sidekick knows"
 
     def boot_once(self, host: Host) -> None:
-        """Raise: `why_not_once` said so."""
+        """Raise `HostError`, with the reason of `why_not_once`."""
         raise HostError(f"cannot boot a line once: {self.why_not_once(host)}")

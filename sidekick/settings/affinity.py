@@ -1,11 +1,10 @@
 """Which processors serve the network's interrupts, and which are left to tasks.
 
-The shape of a cache's machine: so many hardware threads take the interrupts of the network
-interfaces, so many are for a task's own busy loop, the rest for its workers (paper, §5.4: 12, 1
-and 23 of 36). Whole cores are taken first, those next to the interfaces before others. Interrupts
-get a set of processors that each may use, not one each: the kernel spreads vectors over the set by
-itself, and numbers of interrupts change with every boot. Tasks learn the division from
-`/run/twine/processors`. Source: Linux, Documentation/core-api/irq/irq-affinity.rst;
+On a cache machine some hardware threads take the interrupts of the network interfaces, some run the
+task's busy loop, and the rest run its workers (paper, §5.4: 12, 1 and 23 of 36). Whole cores are
+taken first, those next to the interfaces before others. All interrupts share one set of processors:
+the kernel spreads vectors over it, and interrupt numbers change with every boot. Tasks read the
+division from `/run/twine/processors`. Source: Linux, Documentation/core-api/irq/irq-affinity.rst;
 systemd.resource-control(5), AllowedCPUs.
 """
 
@@ -23,13 +22,13 @@ from sidekick.profile import Profile
 from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
 
-IRQS, TASKS, TOLD = "affinity.irqs", "affinity.tasks", "affinity.told"
+IRQS, TASKS, PUBLISHED = "affinity.irqs", "affinity.tasks", "affinity.told"
 NEW_IRQS = "affinity.new_irqs"
 """What interrupts get that a driver asks for later, as after a reset of its interface."""
 DEFAULT_MASK = "/proc/irq/default_smp_affinity"
 SLICE = "workload.slice"
 CPUSET = f"/sys/fs/cgroup/{SLICE}/cpuset.cpus"
-TOLD_FILE = "/run/twine/processors"
+PUBLISHED_FILE = "/run/twine/processors"
 SYSTEMCTL = "/usr/bin/systemctl"
 NONE = "none"
 FEW = ":too-few"
@@ -68,11 +67,11 @@ class AffinitySetting(Setting):
         parts = divide(host, found.nic_irq_threads, found.busy_loop_threads)
         few = "" if parts else FEW
         parts = parts or Division((), (), ())
-        told = f"irqs={text(parts.irqs)} busy={text(parts.busy)} workers={text(parts.workers)}"
+        published = f"irqs={text(parts.irqs)} busy={text(parts.busy)} workers={text(parts.workers)}"
         values = {
             IRQS: text(parts.irqs),
             TASKS: text(parts.busy + parts.workers),
-            TOLD: told,
+            PUBLISHED: published,
         }
         if host.fs.exists(DEFAULT_MASK):  # a kernel of one processor has none
             values[NEW_IRQS] = text(parts.irqs)
@@ -101,7 +100,7 @@ class AffinitySetting(Setting):
             return None if mask is None else _listed(mask)
         if setting == TASKS:
             return host.fs.find(CPUSET)
-        return (host.fs.find(TOLD_FILE) or NONE) if setting == TOLD else None
+        return (host.fs.find(PUBLISHED_FILE) or NONE) if setting == PUBLISHED else None
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Set the value."""
@@ -115,9 +114,9 @@ class AffinitySetting(Setting):
             command = [SYSTEMCTL, "set-property", "--runtime", SLICE, f"AllowedCPUs={value}"]
             host.processes.run(command)
         elif value == NONE:
-            host.disk.remove(host.fs.path(TOLD_FILE))
+            host.disk.remove(host.fs.path(PUBLISHED_FILE))
         else:
-            host.disk.write(host.fs.path(TOLD_FILE), value + "\n")
+            host.disk.write(host.fs.path(PUBLISHED_FILE), value + "\n")
 
 
 def divide(host: Host, irqs: int, busy: int) -> Division | None:

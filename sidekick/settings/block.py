@@ -1,7 +1,7 @@
 """How requests reach disks: scheduler, read-ahead, depth of the queue, throttling of writes.
 
-Said for classes of disks, since names differ from host to host: those that rotate and those that
-do not. Source: Linux, Documentation/block/queue-sysfs.rst (ABI/stable/sysfs-block).
+A profile sets them for two classes of disks, rotating and flash, because names differ from host to
+host. Source: Linux, Documentation/block/queue-sysfs.rst (ABI/stable/sysfs-block).
 """
 
 from __future__ import annotations

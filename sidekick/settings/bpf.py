@@ -1,7 +1,7 @@
-"""How much programs in the kernel may sample: the rates of events and of BPF's own accounts, and
-numbers in pinned maps that those programs are configured by.
+"""Limits for BPF programs in the kernel: rates of events, BPF's own statistics, and numbers in
+pinned maps that configure those programs.
 
-Said as values of this host, so that tools that use BPF see the same shape everywhere.
+As settings of the host they are the same on every machine that runs tools with BPF.
 Source: Linux, Documentation/admin-guide/sysctl/kernel.rst (perf_event_max_sample_rate,
 perf_cpu_time_max_percent, bpf_stats_enabled) and net.rst (bpf_jit_enable).
 """

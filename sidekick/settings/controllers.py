@@ -68,11 +68,11 @@ class ControllersSetting(Setting):
         enabled = host.fs.find(f"/sys/fs/cgroup/{SLICE}/cgroup.subtree_control")
         if enabled is None:
             return None
-        told = _told(host)
-        return " ".join(c for c in told if c not in enabled.split()) or NONE
+        disabled = _disabled_by_drop_in(host)
+        return " ".join(c for c in disabled if c not in enabled.split()) or NONE
 
     def write(self, host: Host, setting: str, value: str) -> None:  # noqa: ARG002
-        """Tell systemd, then the kernel: systemd itself would wait for the next task to start."""
+        """Set it for systemd, then in the kernel: systemd would wait for the next task start."""
         path = host.fs.path(DROP_IN)
         if value == NONE:
             host.disk.remove(path)
@@ -86,6 +86,6 @@ class ControllersSetting(Setting):
                 host.fs.write(control, f"-{controller}")
 
 
-def _told(host: Host) -> list[str]:
+def _disabled_by_drop_in(host: Host) -> list[str]:
     found = (host.fs.find(DROP_IN) or "").partition("DisableControllers=")[2]
     return sorted(found.split())

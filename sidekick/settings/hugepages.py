@@ -1,10 +1,10 @@
 """Explicit huge pages of 1 GiB and of 2 MiB, by NUMA node.
 
-The kernel takes a wish for more pages than it can find memory for, without an error, and
-skips nodes whose memory is fragmented: only the count that is read back tells. A shortfall
-is met with dropped caches and compaction for a while; what is short then waits for the next
-boot, when memory is still whole, or is taken as it is, or fails the profile. Large pages are
-asked for before small ones, which would break up what they need.
+The kernel accepts a request for more pages than it has memory for, without an error, and skips
+nodes whose memory is fragmented. Only the count that is read back shows the result. On a shortfall
+sidekick drops caches and compacts memory for a limited time. What is short after that waits for the
+next boot, is accepted, or fails the profile. Large pages are requested before small ones, which
+would break up the free memory that large ones need.
 Source: Linux, Documentation/admin-guide/mm/hugetlbpage.rst.
 """
 
@@ -286,7 +286,7 @@ class Pairs:
         return cls(default, counts)
 
     def arguments(self) -> tuple[str, ...]:
-        """Return all of it with every size said, the largest first."""
+        """Return all arguments, with an explicit size for each count, the largest first."""
         out = [] if self.default is None else [f"default_hugepagesz={_size_text(self.default)}"]
         for size in sorted(self.counts, reverse=True):
             out += [f"hugepagesz={_size_text(size)}", f"hugepages={self.counts[size]}"]

@@ -83,7 +83,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cmdline: list[str] = []
     """Arguments that the profile owns; others on the command line are left alone."""
     version: str | None = None
-    """The release to boot, as `uname -r` tells it; it must be installed."""
+    """The release to boot, as `uname -r` prints it; it must be installed."""
     required: bool = True
     """Whether a host that has not installed that version cannot run the profile."""
 

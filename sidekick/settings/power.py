@@ -53,8 +53,8 @@ class PowerSetting(Setting):
         errors = []
         for key in FILES if found else ():
             given = getattr(found, key)
-            words = [given] if isinstance(given, str) else given
-            if words is not None and not (words and all(_WORD.fullmatch(w) for w in words)):
+            names = [given] if isinstance(given, str) else given
+            if names is not None and not (names and all(map(_WORD.fullmatch, names))):
                 where = profile.source_of(f"power.{key}")
                 reason = f"{given!r} is not a word or a list of words ({where})"
                 errors.append(FieldError(field=f"power.{key}", reason=reason))

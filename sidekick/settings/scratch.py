@@ -128,32 +128,34 @@ class ScratchSetting(Setting):
         return " ".join([f"{kind} at {mounts[0][1]}", *_asked(host, setting)])
 
     def write(self, host: Host, setting: str, value: str) -> None:
-        """Make it so: what is there is ours, as `read` has just said."""
+        """Format and mount the device, or release it. `read` has just shown that it is ours."""
         device = device_of(setting)
         now = (self.read(host, setting) or "").split()
-        words = value.split()
+        target = value.split()
         if not now:
             raise HostError(f"cannot use {device} for scratch: it no longer belongs to sidekick")
         run = host.processes.run
-        maker = _MKFS[words[0].partition(":")[0]][0] if words[0] not in (EMPTY, now[0]) else ""
+        maker = _MKFS[target[0].partition(":")[0]][0] if target[0] not in (EMPTY, now[0]) else ""
         if maker and not host.fs.exists(maker):
-            raise HostError(f"cannot make {words[0]} on {device}: the host has no {maker}")
+            raise HostError(f"cannot make {target[0]} on {device}: the host has no {maker}")
         if "at" in now:
             run(["/bin/umount", now[2]])
-        _let_go(host, device)
-        if now[0] not in (EMPTY, words[0]):
+        _release(host, device)
+        if now[0] not in (EMPTY, target[0]):
             _wipe(host, device)  # no mkfs is trusted to remove what another one made
-        if words[0] not in (EMPTY, now[0]):
-            kind, _, share_mib = words[0].partition(":")
+        if target[0] not in (EMPTY, now[0]):
+            kind, _, share_mib = target[0].partition(":")
             size = int(share_mib) * MIB if share_mib else _size(host, device)
             if size < LEAST[kind]:
                 least = LEAST[kind] // MIB
-                raise HostError(f"{device} is too small for {words[0]}: the minimum is {least} MiB")
+                raise HostError(
+                    f"{device} is too small for {target[0]}: the minimum is {least} MiB"
+                )
             sized = [w.format(share_mib) for w in _SIZE_ARGUMENT[kind]] if share_mib else []
             run([*_MKFS[kind], *sized, device], timeout_s=300.0)
-        if "at" in words:
-            _mount(host, device, words)
-        _note(host, setting, words[3:] if "at" in words else [])
+        if "at" in target:
+            _mount(host, device, target)
+        _note(host, setting, target[3:] if "at" in target else [])
 
 
 def device_of(setting: str) -> str:
@@ -174,7 +176,7 @@ def _mount(host: Host, device: str, words: Sequence[str]) -> None:
     )
 
 
-def _let_go(host: Host, device: str) -> None:
+def _release(host: Host, device: str) -> None:
     """Wait until no loop device is behind a file any more: one that stays would be mounted again,
     with what it remembers of the file system before.
     """

@@ -48,8 +48,8 @@ def _systemd() -> ServiceControl:
 
 
 class Recorded:
-    """Services as the files of a tree tell them: installed where a unit file is, running where a
-    cgroup has processes. Nothing can be started there.
+    """Services of a recorded tree: installed if there is a unit file, running if a cgroup has
+    processes. Nothing can be started there.
     """
 
     def __init__(self, fs: KernelFs, *, groups: bool = True) -> None:

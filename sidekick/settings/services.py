@@ -129,7 +129,7 @@ class ServicesSetting(Setting):
     def plan(
         self, wanted: Sequence[WantedSetting], observed: Observed, originals: Observed
     ) -> list[SettingChange]:
-        """Return the starts and stops. What is on its way back to its original is left alone."""
+        """Return the starts and stops, without services that already return to their original."""
         rest = {
             name: original
             for name, original in originals.items()

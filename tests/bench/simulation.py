@@ -14,11 +14,7 @@ import argparse
 import json
 import logging
 import statistics
-import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from msgspec.structs import replace
 

@@ -28,7 +28,7 @@ def real(folder: Path) -> Ask:
 
     def ask(entitlement: str, number: int, commands: bool) -> bool:
         try:
-            owners.hear(OwnerTerm(entitlement, number).text(), commands=commands)
+            owners.check(OwnerTerm(entitlement, number).text(), commands=commands)
         except Conflict:
             return False
         return True

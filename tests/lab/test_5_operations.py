@@ -55,7 +55,7 @@ def clients(lab: TheLab) -> Iterator[list[dict[str, Any]]]:
     finally:
         for one in running:
             found.append(lab.outcome(one))
-            print({k: v for k, v in found[-1].items() if k not in ("heard", "asked")})
+            print({k: v for k, v in found[-1].items() if k not in ("lists", "asked")})
             for at, task in found[-1]["failed_at"]:
                 print(f"around the failed request to {task}:", *around(lab, at), sep="\n  ")
         lab.lab("proxy", "stop")
@@ -73,7 +73,7 @@ def around(lab: TheLab, at: float) -> list[str]:
 
 def asked_unlisted(outcome: dict[str, Any]) -> list[tuple[float, str]]:
     """Return requests that a client sent to tasks of which it had heard that they are disabled."""
-    heard = outcome["heard"]
+    heard = outcome["lists"]
     times = [at for at, _ in heard]
     return [
         (at, task)
@@ -185,8 +185,8 @@ def test_a_failed_machine_is_told_of_in_order_and_nobody_asks_its_tasks(
     assert set(indexes) <= set(first["unhealthy"])
     let_at = next(c["at"] for c in calls() if c["acknowledged"])
     direct, proxied = outcomes
-    unlisted_at = next(at for at, tasks in direct["heard"] if lost.isdisjoint(tasks))
-    whole_at = next(at for at, tasks in direct["heard"] if at > unlisted_at and len(tasks) == 6)
+    unlisted_at = next(at for at, tasks in direct["lists"] if lost.isdisjoint(tasks))
+    whole_at = next(at for at, tasks in direct["lists"] if at > unlisted_at and len(tasks) == 6)
     assert down < min(unlisted_at, asked_at)
     assert max(unlisted_at, asked_at) < let_at < whole_at
     story = web.ctl("task", "events", f"web-{indexes[0]}")["events"]

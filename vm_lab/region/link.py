@@ -41,7 +41,7 @@ class AgentLink:
         machine: SimulatedMachine,
         said: Said = lambda _: {},
     ) -> None:
-        """Connect to nothing yet; `said` is `OwnershipMap.said`."""
+        """Connect to nothing yet; `said` is `OwnershipMap.headers`."""
         self._network, self._life, self._machine = network, life, machine
         self._said = said
 

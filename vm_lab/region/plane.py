@@ -277,7 +277,7 @@ class Plane:
         )
 
     def _link(self, life: PlaneLife, record: MachineRecord, ownership: OwnershipMap) -> AgentLink:
-        return AgentLink(self.network, life, self.machines[record.machine], ownership.said)
+        return AgentLink(self.network, life, self.machines[record.machine], ownership.headers)
 
     async def _find_image(self, digest: str) -> ImageInfo | None:
         if digest not in self.images:

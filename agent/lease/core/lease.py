@@ -1,10 +1,10 @@
 """How long a task may run without contact to its control plane (docs/adr/0024).
 
-An agent answers a poll at some moment and names that answer. The next request carries the name
-of the newest answer that arrived. Only this proves that the control plane received an answer of
-that moment. So the host never counts from a later moment than the control plane does, whatever
-the network delays, repeats, loses or delivers in one direction only. All times are seconds since
-boot with suspend (CLOCK_BOOTTIME): no clock step changes them.
+The agent gives each answer to a poll a name that contains its time. The next request carries the
+name of the newest answer that the control plane received. Only this proves that an answer of that
+moment arrived. So the host never counts from a later moment than the control plane does, even if
+the network delays, repeats or loses messages, or delivers them in one direction only. All times
+are seconds since boot, suspend included (CLOCK_BOOTTIME): no clock step changes them.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from math import isfinite
 from agent.api import DisconnectPolicy, TaskSpec
 
 FENCE_GRACE_S = 2.0
-"""What the fence leaves systemd to do it first, after the task's own time to stop."""
+"""Time that systemd has to kill the task after its stop timeout, before the fence kills it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseMoment:
-    """Now, as a decision about a task takes it."""
+    """The current time and lease, as input of a decision about a task."""
 
     wall: float
-    """Seconds since 1970: only to be shown."""
+    """Seconds since 1970; only shown to users."""
     boot_s: float
     """Seconds since boot; used for every duration."""
-    heard_s: float | None = None
-    """Moment of the newest answer that reached the control plane, in s since boot; None: none."""
+    contact_s: float | None = None
+    """When the newest answer was sent that reached the control plane, in s since boot; None: none
+    did."""
     lapsed: bool = False
-    """The task's time ran out once, even if contact was restored since."""
+    """Whether the task's time ran out once, even if contact was restored since."""
 
 
 def is_bound(spec: TaskSpec) -> bool:
@@ -37,16 +38,16 @@ def is_bound(spec: TaskSpec) -> bool:
     return spec.disconnect.policy is DisconnectPolicy.STOP
 
 
-def ends_at(spec: TaskSpec, heard_s: float | None) -> float | None:
-    """Return from when on a task is to be stopped, in seconds since boot; None: never."""
+def ends_at(spec: TaskSpec, contact_s: float | None) -> float | None:
+    """Return when to stop a task without new contact, in seconds since boot; None: never."""
     if not is_bound(spec):
         return None
-    return 0.0 if heard_s is None else heard_s + spec.disconnect.after_s
+    return 0.0 if contact_s is None else contact_s + spec.disconnect.after_s
 
 
 def is_cut_off(spec: TaskSpec, now: LeaseMoment) -> bool:
-    """Return whether a task may run no longer."""
-    end = ends_at(spec, now.heard_s)
+    """Return whether a task must stop because contact was lost for too long."""
+    end = ends_at(spec, now.contact_s)
     return end is not None and (now.lapsed or now.boot_s >= end)
 
 
@@ -57,14 +58,14 @@ def why_cut_off(spec: TaskSpec) -> str:
 
 
 def name_answer(boot_id: str, boot_s: float) -> str:
-    """Return the name of an answer given at this moment."""
+    """Return the name of an answer sent at this moment."""
     return f"{boot_id}:{int(boot_s * 1000)}"
 
 
 def answered_at(name: str, boot_id: str, boot_s: float) -> float | None:
-    """Return when the named answer was given, None where it is none of this boot.
+    """Return when the named answer was sent, None if it was not sent in this boot.
 
-    A name from the future is not ours: no caller can lend a task more time than has passed.
+    A moment in the future is rejected: no caller can extend a lease beyond the present.
     """
     of_boot, _, text = name.rpartition(":")
     if of_boot != boot_id or not (text.isascii() and text.isdigit()) or len(text) > 15:
@@ -73,17 +74,17 @@ def answered_at(name: str, boot_id: str, boot_s: float) -> float | None:
     return at if at <= boot_s else None
 
 
-# What the fence reads: it has no other source, and needs none.
+# The text of a bound task's file, which the fence reads.
 
 
 @dataclass(frozen=True, slots=True)
 class Bond:
-    """What a bound task may do, as it stands in its file."""
+    """The limits of a bound task, as its file holds them."""
 
     after_s: float
     stop_timeout_s: float
     kill_at_s: float | None = None
-    """Set once its time ran out: when no process may be left, even if contact is restored."""
+    """When all its processes must be gone even after new contact; set once its time ran out."""
 
     @staticmethod
     def of(spec: TaskSpec) -> Bond:
@@ -91,41 +92,41 @@ class Bond:
         return Bond(spec.disconnect.after_s, spec.stop_timeout_s)
 
     def line(self) -> str:
-        """Return it as its file holds it."""
+        """Return the text of the file."""
         end = "" if self.kill_at_s is None else f" {self.kill_at_s!r}"
         return f"{self.after_s!r} {self.stop_timeout_s!r}{end}\n"
 
-    def ends_at(self, heard_s: float | None) -> float:
-        """Return when the task is to be stopped, in seconds since boot."""
-        return 0.0 if heard_s is None else heard_s + self.after_s
+    def ends_at(self, contact_s: float | None) -> float:
+        """Return when to stop the task, in seconds since boot."""
+        return 0.0 if contact_s is None else contact_s + self.after_s
 
-    def kills_at(self, heard_s: float | None) -> float:
-        """Return when the fence kills what is left of the task."""
-        if self.kill_at_s is not None or heard_s is None:
+    def kills_at(self, contact_s: float | None) -> float:
+        """Return when the fence kills the task's remaining processes, in seconds since boot."""
+        if self.kill_at_s is not None or contact_s is None:
             return self.kill_at_s or 0.0
-        return heard_s + self.after_s + self.stop_timeout_s + FENCE_GRACE_S
+        return contact_s + self.after_s + self.stop_timeout_s + FENCE_GRACE_S
 
-    def lapsed(self, heard_s: float | None) -> Bond:
+    def lapsed(self, contact_s: float | None) -> Bond:
         """Return the bond after its time ran out; later contact does not change it."""
-        return Bond(self.after_s, self.stop_timeout_s, self.kills_at(heard_s))
+        return Bond(self.after_s, self.stop_timeout_s, self.kills_at(contact_s))
 
-    def overdue(self, heard_s: float | None, now_s: float) -> bool:
+    def is_overdue(self, contact_s: float | None, now_s: float) -> bool:
         """Return whether every process of the task must be gone by now."""
-        return now_s >= self.kills_at(heard_s)
+        return now_s >= self.kills_at(contact_s)
 
 
 STRICTEST = Bond(0.0, 0.0, 0.0)
-"""What a file means that cannot be read: the task is ended rather than forgotten."""
+"""Used for a file that cannot be parsed: the task is ended rather than forgotten."""
 
 
 def read_bond(text: str) -> Bond:
-    """Return the bond in a file's text; the strictest where it makes no sense."""
+    """Return the bond in a file's text, `STRICTEST` if it cannot be parsed."""
     numbers = read_numbers(text)
     return Bond(*numbers) if len(numbers) in (2, 3) else STRICTEST
 
 
 def read_numbers(text: str) -> tuple[float, ...]:
-    """Return the finite numbers >= 0 of a line, none where anything else is in it."""
+    """Return the finite numbers >= 0 of a line; none if it contains anything else."""
     try:
         numbers = tuple(float(word) for word in text.split())
     except ValueError:

@@ -1,7 +1,7 @@
-"""Which CPUs become a task's own: whole cores, of one NUMA node where that is possible.
+"""Chooses the CPUs of a task's own: whole cores, of one NUMA node if possible.
 
-Pure. `resources/exclusive_cpus.py` reads the cores, remembers which task has which, and keeps
-other tasks off them (docs/adr/0099).
+Pure. `resources/exclusive_cpus.py` reads the cores, remembers the choice for each task, and keeps
+other tasks off these CPUs (docs/adr/0099).
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from wire.cpus import Core, listed
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What of a machine's CPUs is spoken for by other tasks."""
+    """The CPUs of a machine that other tasks have or need."""
 
     own: frozenset[int] = frozenset()
     """CPUs of tasks that have CPUs of their own."""
     pinned: frozenset[int] = frozenset()
-    """Named by tasks in `resources.cpus`."""
+    """CPUs that tasks name in `resources.cpus`."""
     sharing: int = 0
-    """How many tasks have no CPUs of their own, and so run on what is left."""
+    """Number of tasks without CPUs of their own, which run on the remaining CPUs."""
 
 
 def chosen(
     cores: Iterable[Core], taken: Collection[int], count: int, had: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """Return `count` CPUs that are whole cores and not taken, sorted; none where there are not.
+    """Return `count` CPUs of whole, free cores, sorted; empty if there are not enough.
 
-    Cores that the task `had` stay with it as far as it needs them. Otherwise the node is taken
-    that has enough and least beyond it; several only where none alone has enough. CPU 0 goes last:
-    the kernel does most of its own work there. Exact where all cores have the same number of CPUs.
+    The task keeps cores that it `had`, as far as it needs them. Otherwise the NUMA node with the
+    fewest free cores that suffice is used; several nodes only if no single one suffices. CPU 0 is
+    used last, because the kernel does most of its own work there. The choice is exact if all cores
+    have the same number of CPUs.
     """
     free = [core for core in cores if core.cpus and core.whole and not set(core.cpus) & set(taken)]
     kept = [core for core in free if set(core.cpus) <= set(had)]
@@ -58,7 +59,7 @@ def _size(cores: Iterable[Core]) -> int:
 
 
 def _ordered_by_node(cores: Sequence[Core]) -> list[Core]:
-    """Return the cores node by node as they come, within each as they are best taken."""
+    """Return the cores grouped by node; the order of nodes is kept, cores are in `_ordered`."""
     nodes: dict[int, list[Core]] = {}
     for core in cores:
         nodes.setdefault(core.node, []).append(core)
@@ -85,17 +86,17 @@ def usable(cores: Iterable[Core]) -> frozenset[int]:
 
 
 def shared(cores: Iterable[Core], own: Collection[int]) -> tuple[int, ...]:
-    """Return the CPUs of those tasks that have none of their own."""
+    """Return the CPUs for tasks without CPUs of their own; `own` are those of the other tasks."""
     return tuple(sorted(usable(cores).difference(own)))
 
 
 def online(cores: Iterable[Core]) -> frozenset[int]:
-    """Return all CPUs, also those that are not for tasks."""
+    """Return all CPUs, also those that tasks may not use."""
     return frozenset(cpu for core in cores for cpu in (*core.cpus, *core.others))
 
 
 def still_good(cores: Sequence[Core], own: Collection[int], count: int) -> bool:
-    """Return whether CPUs chosen earlier are `count`, and still whole cores for tasks."""
+    """Return whether CPUs chosen earlier still are `count` CPUs of whole cores for tasks."""
     whole = frozenset(cpu for core in cores if core.whole for cpu in core.cpus)
     cut = any(0 < len(set(c.cpus) & set(own)) < len(c.cpus) for c in cores)
     return len(set(own)) == count and whole.issuperset(own) and not cut
@@ -114,12 +115,12 @@ def refusal(cores: Sequence[Core], taken: Taken, count: int, had: Collection[int
             others = f"{taken.sharing} other tasks" if taken.sharing > 1 else "another task"
             return f"{attempt} would leave no CPU of {len(everything)} for {others}"
         return ""
-    words = [f"tasks may use {_cpus(everything)}"]
-    words += [f"{_cpus(taken.own)} exclusive CPUs of other tasks"] if taken.own else []
-    words += [f"{_cpus(taken.pinned)} requested by number"] if taken.pinned else []
+    parts = [f"tasks may use {_cpus(everything)}"]
+    parts += [f"{_cpus(taken.own)} exclusive CPUs of other tasks"] if taken.own else []
+    parts += [f"{_cpus(taken.pinned)} requested by number"] if taken.pinned else []
     halves = frozenset(cpu for core in cores if not core.whole for cpu in core.cpus)
-    words += [f"{_cpus(halves)} of cores that also have other work"] if halves else []
-    return f"{attempt} does not fit: {', '.join(words)}"
+    parts += [f"{_cpus(halves)} of cores that also have other work"] if halves else []
+    return f"{attempt} does not fit: {', '.join(parts)}"
 
 
 def _cpus(cpus: Set[int]) -> str:
@@ -127,7 +128,7 @@ def _cpus(cpus: Set[int]) -> str:
 
 
 def sharing_refusal(cores: Iterable[Core], own: frozenset[int], pinned: Collection[int]) -> str:
-    """Return why a task without CPUs of its own cannot run; `pinned` are those that it names."""
+    """Return why a task without CPUs of its own cannot run; `pinned` are the CPUs that it names."""
     if shared_out := sorted(own.intersection(pinned)):
         return f"resources.cpus: CPU {shared_out[0]} is exclusive to another task"
     if own and not shared(cores, own):
@@ -136,17 +137,17 @@ def sharing_refusal(cores: Iterable[Core], own: frozenset[int], pinned: Collecti
 
 
 def own_properties(own: Sequence[int]) -> dict[str, object]:
-    """Return what keeps a unit on CPUs of its own; nothing for a task that has none."""
+    """Return the properties that keep a unit on its own CPUs; empty for a task without any."""
     return {"AllowedCPUs": tuple(own)} if own else {}
 
 
 def allowed_cpus(
     own: Sequence[int], before: Resources | None, spec: TaskSpec, everything: Sequence[int]
 ) -> dict[str, object]:
-    """Return what brings a running unit to the CPUs that it may use; `before` is what it has.
+    """Return the properties that give a running unit its CPUs; `before` are its current resources.
 
-    A bound that is no longer asked for is lifted by naming all: systemd takes an empty list, and
-    leaves the kernel's file as it is.
+    A list of all CPUs removes a limit that is no longer requested. systemd accepts an empty list
+    but does not change the kernel's file.
     """
     if own:
         return own_properties(own)
@@ -155,5 +156,5 @@ def allowed_cpus(
 
 
 def own_values(own: Sequence[int]) -> dict[str, str]:
-    """Return the value of the cgroup file that must then be in force (cgroup-v2.rst)."""
+    """Return the cgroup file that confirms these CPUs, with its value (cgroup-v2.rst)."""
     return {"cpuset.cpus.effective": listed(own)} if own else {}

@@ -1,8 +1,8 @@
-"""Huge pages of a task: whether there are enough, and the limits that the kernel gets.
+"""Huge pages of a task: whether there are enough, and the kernel's limits for them.
 
-Pure. systemd has no property for the hugetlb controller, so a command of the host's own, before the
-unit's, enables it down to the unit's cgroup and writes the limits (docs/adr/0100). Source: Linux,
-Documentation/admin-guide/cgroup-v2.rst, HugeTLB; admin-guide/cgroup-v1/hugetlb.rst.
+Pure. systemd has no property for the hugetlb controller. So a command on the host, which runs
+before the unit's own, enables it down to the unit's cgroup and writes the limits (docs/adr/0100).
+Source: Linux, Documentation/admin-guide/cgroup-v2.rst, HugeTLB; cgroup-v1/hugetlb.rst.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agent.api import Resources, TaskSpec
 from wire.units import about_size
 
 SIZES = {"hugepages_2mib": 2 << 20, "hugepages_1gib": 1 << 30}
-"""Fields of `resources`, and the size of a page in bytes."""
+"""Field of `resources` → the size of a page in bytes."""
 NO_BOUND = "max"
 
 _SCRIPT = (
@@ -25,12 +25,13 @@ _SCRIPT = (
     "case $rest in */*) rest=${rest#*/};; *) rest=;; esac; done; "
     'for word; do echo "${word#*=}" >"/sys/fs/cgroup$own/${word%%=*}"; done'
 )
-"""Enables the controller above a cgroup (its own, unless one is named), then writes its files."""
+"""Script that enables the controller above a cgroup and writes the cgroup's files. Without a named
+cgroup it uses its own."""
 COMMAND = ("/bin/sh", "-c", _SCRIPT, "hugetlb")
 
 
 def pages_of(resources: Resources) -> dict[int, int]:
-    """Return the pages that a task asks for, by size in bytes; sizes without pages are left out."""
+    """Return the number of pages that a task requests, by size in bytes; without zeros."""
     found = {size: getattr(resources, field) for field, size in SIZES.items()}
     return {size: count for size, count in found.items() if count}
 
@@ -38,16 +39,16 @@ def pages_of(resources: Resources) -> dict[int, int]:
 def refusal(
     spec: TaskSpec, others: Iterable[TaskSpec], pools: Mapping[int, int], *, controller: bool
 ) -> str:
-    """Return why a task cannot have its huge pages, with the numbers; empty where it can.
+    """Return why a task cannot have its huge pages, with the numbers; empty if it can.
 
-    `pools` are the pages that the machine has, by size.
+    `pools` has the number of the machine's pages by size.
     """
-    wanted, told = pages_of(spec.resources), {size: field for field, size in SIZES.items()}
+    wanted, fields = pages_of(spec.resources), {size: field for field, size in SIZES.items()}
     if wanted and not controller:
-        return f"resources.{told[min(wanted)]}: its kernel has no hugetlb controller"
+        return f"resources.{fields[min(wanted)]}: its kernel has no hugetlb controller"
     others = list(others)
     for size, count in wanted.items():
-        there, attempt = pools.get(size, 0), f"resources.{told[size]} {count} does not fit"
+        there, attempt = pools.get(size, 0), f"resources.{fields[size]} {count} does not fit"
         taken = sum(pages_of(other.resources).get(size, 0) for other in others)
         if count + taken > there:
             hint = "" if there else "; its host profile sets them up ([hugepages])"
@@ -67,10 +68,10 @@ def file_of(size: int, kind: str = "max") -> str:
 
 
 def bounds(spec: TaskSpec, sizes: Iterable[int]) -> dict[str, str]:
-    """Return what files of a task's cgroup say: it asked for so much, and of other sizes none.
+    """Return the limit files of a task's cgroup: the requested pages, and none of other sizes.
 
-    `rsvd` makes mmap(2) fail with ENOMEM; without it the task would get SIGBUS only when it
-    touches a page too many.
+    With `rsvd` mmap(2) fails with ENOMEM at the limit. Without it the task would get SIGBUS when it
+    touches a page above the limit.
     """
     wanted = pages_of(spec.resources)
     return {
@@ -91,12 +92,12 @@ def lifted(sizes: Iterable[int]) -> dict[str, str]:
 
 
 def command(cgroup: str, values: Mapping[str, str]) -> list[str]:
-    """Return the command that writes values into a cgroup; none named: its own."""
+    """Return the command that writes values into a cgroup; an empty name means its own."""
     return [*COMMAND, cgroup, *(f"{name}={value}" for name, value in values.items())]
 
 
 def bounded_unit(whole: Mapping[str, object], values: Mapping[str, str]) -> dict[str, object]:
-    """Return a unit's properties with what bounds it before anything else of it is run."""
+    """Return a unit's properties with a first step that writes these limits."""
     if not values:
         return dict(whole)
     before = whole.get("ExecStartPre", ())
@@ -109,9 +110,9 @@ def bounded_unit(whole: Mapping[str, object], values: Mapping[str, str]) -> dict
 
 
 def bounded_inside(before: object) -> list[list[str]]:
-    """Return what keeps huge pages from a command inside a task: they are the task's.
+    """Return the steps that allow a command inside a task no huge pages.
 
-    `before` is what is run before the task's unit.
+    `before` is `ExecStartPre` of the task's unit.
     """
     assert isinstance(before, list | tuple)
     mine: list[Sequence[str]] = [argv for argv in before if tuple(argv[:4]) == COMMAND]

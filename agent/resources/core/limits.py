@@ -1,4 +1,4 @@
-"""What a task may use → unit properties, and what the kernel then has to say of it."""
+"""Limits and resources of a task: unit properties, the kernel's values for them, and checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IO_FILES = {
 def limit_properties(spec: TaskSpec, *, whole: bool = False) -> dict[str, object]:
     """Return the properties that can also be changed while the unit runs.
 
-    `whole`: those, too, that are as they are without being said.
+    `whole`: include properties that have their default value.
     """
     limits, more = spec.limits, spec.resources
     quota = limits.cpu_max_cores
@@ -55,18 +55,20 @@ def limit_properties(spec: TaskSpec, *, whole: bool = False) -> dict[str, object
 
 
 def most_bytes(spec: TaskSpec) -> int:
-    """Return how much memory a task has at most before the kernel takes some of it back."""
+    """Return the memory above which the kernel reclaims from a task: its high or maximum limit."""
     high = spec.resources.memory_high_bytes
     return spec.limits.memory_max_bytes if high is None else min(high, spec.limits.memory_max_bytes)
 
 
 def kept_bytes(resources: Resources) -> int:
-    """Return how much memory a task was promised to keep."""
+    """Return how much memory of a task is protected."""
     return max(resources.memory_min_bytes, resources.memory_low_bytes)
 
 
 def _preference(spec: TaskSpec) -> str:
-    """Return the preference for systemd-oomd: tasks with a promise last, those within it never."""
+    """Return the preference for systemd-oomd: it kills tasks with protected memory last, and never
+    a task whose whole memory is protected.
+    """
     kept = kept_bytes(spec.resources)
     if not kept:
         return "none"
@@ -76,9 +78,9 @@ def _preference(spec: TaskSpec) -> str:
 def on_devices(properties: Mapping[str, object], disks: Mapping[str, str]) -> dict[str, object]:
     """Return properties of a unit with the kernel's name for each device that has a limit.
 
-    systemd keeps limits by the name that it was given and writes one after the other: of two names
-    of one device the later one's hold, and so would the lifting of a limit by its former name.
-    `disks` are all names below /dev and the kernel's for each; what is not there stays as it is.
+    systemd stores limits by the given device name and writes them one after the other. If one
+    device has two names, the later limit wins, even if it only removes a limit. `disks` maps each
+    name below /dev to the kernel's name; other names are not changed.
     """
     found = dict(properties)
     for name in IO_FILES.values():
@@ -92,9 +94,9 @@ def on_devices(properties: Mapping[str, object], disks: Mapping[str, str]) -> di
 
 
 def live_properties(spec: TaskSpec, before: Resources | None) -> dict[str, object]:
-    """Return what brings a running unit to its specification; what it no longer asks for is lifted.
+    """Return the properties that adapt a running unit to its specification.
 
-    `before` is what the unit has now.
+    They also remove limits that are no longer requested. `before` are the unit's current resources.
     """
     had = before or Resources()
     found = limit_properties(spec, whole=had != Resources())
@@ -107,7 +109,7 @@ def live_properties(spec: TaskSpec, before: Resources | None) -> dict[str, objec
 
 
 def kernel_values(spec: TaskSpec) -> dict[str, str]:
-    """Return what files of the task's cgroup must say (cgroup-v2.rst)."""
+    """Return the required values of the task's cgroup files (cgroup-v2.rst)."""
     limits, more = spec.limits, spec.resources
     quota = limits.cpu_max_cores
     quota_usec = None if quota is None else round(quota * _PERIOD_USEC)
@@ -124,14 +126,14 @@ def kernel_values(spec: TaskSpec) -> dict[str, str]:
 
 
 def pages(size: int | None) -> str:
-    """Return a size as the kernel's files tell it: whole pages, and `max` for no limit."""
+    """Return a size as the kernel's files show it: rounded down to whole pages, `max` for None."""
     return "max" if size is None else str(size // _PAGE * _PAGE)
 
 
 def not_in_force(values: Mapping[str, str], read: Mapping[str, str]) -> str:
-    """Return which of the wanted values the kernel does not have, empty where all are right.
+    """Return which of the required values are not in force, empty if all are.
 
-    A file that is not there belongs to a controller that is off, which `twine-agent facts` tells.
+    A missing file belongs to a controller that is off, which `twine-agent facts` shows.
     """
     wrong = [
         f"{name} is {read[name]!r} instead of {wanted!r}"
@@ -142,14 +144,14 @@ def not_in_force(values: Mapping[str, str], read: Mapping[str, str]) -> str:
 
 
 def lacking(values: Mapping[str, str], read: Mapping[str, str]) -> str:
-    """Return which files must be there and are not, since a controller is off; empty if none."""
+    """Return which required files are missing because a controller is off; empty if none."""
     missing = sorted(set(values) - set(read))
     off = ", ".join(missing)
     return f"{off} does not exist: the controller is off below workload.slice" if missing else ""
 
 
 def lifts_nothing(spec: TaskSpec, resize: Resize) -> str:
-    """Return which limit a resize takes back that a task has not, empty where there is none."""
+    """Return which limit a resize removes that the task does not have, empty if there is none."""
     had = [io.device for io in spec.resources.io]
     for io in resize.io or []:
         if io == IoLimit(device=io.device) and io.device not in had:
@@ -159,7 +161,7 @@ def lifts_nothing(spec: TaskSpec, resize: Resize) -> str:
 
 
 def resized(spec: TaskSpec, resize: Resize) -> TaskSpec:
-    """Return a specification after a resize, with a generation of its own."""
+    """Return a specification after a resize, by default with the next generation."""
     resources = replace(spec.resources, **changes(resize, Resources))
     return replace(
         spec,
@@ -171,18 +173,18 @@ def resized(spec: TaskSpec, resize: Resize) -> TaskSpec:
 
 
 def absent(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
-    """Return which device or memory node of a task is not on this machine, empty where all are.
+    """Return which device or memory node of a task this machine does not have, empty if none.
 
-    systemd leaves out what is not there, and the task would run without its limit. `disks` are all
-    names below /dev and the kernel's for each; two of one device cannot have two limits.
+    systemd ignores a missing device, and the task would run without its limit. `disks` maps each
+    name below /dev to the kernel's name. Two names of one device cannot have two limits.
     """
     more, seen = spec.resources, dict[str, str]()
     for io in more.io:
         name = io.device.removeprefix(_DEV)
         if name not in disks:
             folder = name.rpartition("/")[0]
-            beside = [disk for disk in disks if folder and disk.rpartition("/")[0] == folder]
-            names = beside or [disk for disk, kernels in disks.items() if disk == kernels]
+            siblings = [disk for disk in disks if folder and disk.rpartition("/")[0] == folder]
+            names = siblings or [disk for disk, kernels in disks.items() if disk == kernels]
             there = ", ".join(_DEV + disk for disk in names) or "none"
             return f"resources.io: there is no block device {io.device}; the machine has {there}"
         if (first := seen.setdefault(disks[name], io.device)) != io.device:
@@ -190,9 +192,9 @@ def absent(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
                 f"resources.io: {first} and {io.device} are both {_DEV}{disks[name]}: "
                 "put all its limits into one table"
             )
-    if strays := [node for node in more.numa_nodes if node >= numa_nodes]:
+    if unknown := [node for node in more.numa_nodes if node >= numa_nodes]:
         return (
-            f"resources.numa_nodes: there is no node {strays[0]}; the machine has "
+            f"resources.numa_nodes: there is no node {unknown[0]}; the machine has "
             f"{numa_nodes} (from 0 on)"
         )
     return ""
@@ -201,7 +203,7 @@ def absent(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
 def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
     """Return why this machine cannot give a task its resources, with the numbers.
 
-    `others` are all that are wanted on it: also one that has ended names its CPUs.
+    `others` are all other wanted tasks, because an ended task keeps the CPUs that it names.
     """
     more, limits = spec.resources, spec.limits
     ordered = (
@@ -212,8 +214,8 @@ def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
     for name, value, bound, most in ordered:
         if value is not None and value > most:
             return f"resources.{name} {value} exceeds limits.{bound} {most}"
-    if strays := [cpu for cpu in more.cpus if cpu >= cpus]:
-        return f"resources.cpus: there is no CPU {strays[0]}; the machine has {cpus} (from 0 on)"
+    if unknown := [cpu for cpu in more.cpus if cpu >= cpus]:
+        return f"resources.cpus: there is no CPU {unknown[0]}; the machine has {cpus} (from 0 on)"
     taken = {cpu for other in others for cpu in other.resources.cpus}
     if shared := sorted(taken.intersection(more.cpus)):
         return f"resources.cpus: CPU {shared[0]} is exclusive to another task"
@@ -221,7 +223,7 @@ def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
 
 
 def cannot_be_kept(spec: TaskSpec, others: Iterable[TaskSpec], memory_bytes: int) -> str:
-    """Return why a task cannot be promised its memory in addition to the other tasks'."""
+    """Return why the machine cannot protect a task's memory next to that of other tasks."""
     more = spec.resources
     kept = sum(other.resources.memory_min_bytes for other in others)
     if kept + more.memory_min_bytes > memory_bytes:

@@ -1,8 +1,9 @@
-"""Memory protection: what slices must keep, so that their tasks keep what they were promised.
+"""Computes the memory protection of slices from the promises to their tasks.
 
-Pure. A protection counts in a cgroup only as far as all those above it have one (Linux,
-Documentation/admin-guide/cgroup-v2.rst, memory.min), and systemd gives slices none by itself. More
-than the sum would be shared out among tasks without a promise (`memory_recursiveprot`).
+Pure. In a cgroup the kernel protects at most as much as each of its parents does (Linux,
+Documentation/admin-guide/cgroup-v2.rst, memory.min), and systemd sets no protection of slices. A
+slice must not protect more than the sum: tasks without a promise would share the rest
+(`memory_recursiveprot`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from agent.resources.core.limits import pages
 from agent.runtime.core.slices import TASKS_SLICE, slice_for
 
 KEPT_FILES = {"MemoryMin": "memory.min", "MemoryLow": "memory.low"}
-"""Property of a slice, and the kernel's file."""
+"""Property of a slice → the kernel's file."""
 
 
 def kept_in_slices(specs: Iterable[TaskSpec]) -> dict[str, dict[str, int]]:
-    """Return the properties of each slice below which a task was promised memory."""
+    """Return the properties of each slice that contains a task with protected memory."""
     found: dict[str, dict[str, int]] = {}
     for spec in specs:
         more = spec.resources
@@ -33,10 +34,10 @@ def kept_in_slices(specs: Iterable[TaskSpec]) -> dict[str, dict[str, int]]:
 
 
 def files(kept: Mapping[str, int]) -> dict[str, str]:
-    """Return what the kernel's files of such a slice say."""
+    """Return the values of the kernel's files for these properties."""
     return {name: pages(kept[key]) for key, name in KEPT_FILES.items()}
 
 
 def is_kept(values: Mapping[str, str]) -> bool:
-    """Return whether files of a slice say that it keeps something."""
+    """Return whether the values of a slice's files protect any memory."""
     return any(value != "0" for value in values.values())

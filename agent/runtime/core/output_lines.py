@@ -1,7 +1,7 @@
-"""What a task wrote → entries of the journal, byte for byte, within a rate (docs/adr/0196).
+"""Converts a task's output to journal entries, byte for byte, within a rate (docs/adr/0196).
 
-Pure. The journal's native protocol takes a message with its length, so empty lines, blanks at the
-end, NULs and bytes that are no text stay what they are. journald's stream protocol drops them.
+Pure. The journal's native protocol carries the length of each message, so empty lines, trailing
+blanks, NULs and invalid UTF-8 are kept. journald's stream protocol drops them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import struct
 from dataclasses import dataclass, field
 
 LINE_BYTES = 48 << 10
-"""A longer line goes on in a next entry, as journald's own do (`LineMax=`, journald.conf(5))."""
+"""A longer line continues in the next entry, as in journald (`LineMax=`, journald.conf(5))."""
 BURST_LINES = 10_000
-"""Lines of a task in a window; the rest is dropped and counted."""
+"""Lines of a task per window; further lines are dropped and counted."""
 WINDOW_S = 10.0
 _LENGTH = struct.Struct("<Q")
 DROPPED = "a596d6fe7bfa4994828e72309e95d61e"
@@ -22,25 +22,25 @@ DROPPED = "a596d6fe7bfa4994828e72309e95d61e"
 def entry(fields: bytes, message: bytes) -> bytes:
     """Return one entry; `fields` are whole lines of `NAME=value`.
 
-    It is a datagram of its own: of several in one, journald 257 keeps the first alone.
+    Each entry is a datagram of its own: journald 257 keeps only the first of several in one.
     """
     return b"".join((fields, b"MESSAGE\n", _LENGTH.pack(len(message)), message, b"\n"))
 
 
 @dataclass(slots=True)
 class OutputLines:
-    """The lines of one task's output, cut out of the pieces that are read."""
+    """Splits one task's output into lines, and applies the rate limit."""
 
     rest: bytes = b""
-    """The begin of a line whose end was not read."""
+    """The beginning of a line whose end was not read yet."""
     allowed: int = BURST_LINES
-    """Lines that may still be passed on in this window."""
+    """Number of lines that may still be passed on in this window."""
     window_ends: float = 0.0
     dropped: int = field(default=0)
-    """Lines that were dropped in this window."""
+    """Number of lines dropped in this window."""
 
     def take(self, data: bytes, now: float) -> list[bytes]:
-        """Return the lines that end in a piece, as many as may be passed on."""
+        """Return the lines that end in a chunk, up to the rate limit."""
         lines = (self.rest + data).split(b"\n") if self.rest else data.split(b"\n")
         self.rest = lines.pop()
         if len(data) >= LINE_BYTES or len(self.rest) > LINE_BYTES:
@@ -50,12 +50,12 @@ class OutputLines:
         return self._within(lines, now)
 
     def end(self, now: float) -> list[bytes]:
-        """Return the output after the last line, once the output has ended."""
+        """Return the incomplete last line, once the output has ended."""
         last, self.rest = self.rest, b""
         return self._within([last], now) if last else []
 
-    def told(self, now: float) -> int:
-        """Return how many lines were dropped in the window that is over; each is reported once."""
+    def take_dropped(self, now: float) -> int:
+        """Return how many lines were dropped in a window that is over, and reset the number."""
         if not self.dropped or now < self.window_ends:
             return 0
         lost, self.dropped = self.dropped, 0

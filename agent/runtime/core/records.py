@@ -1,4 +1,4 @@
-"""What the agent remembers of a task between two moments, on disk and off it."""
+"""The agent's record of a task, the names that follow from it, and its status for the API."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from wire.cpus import listed
 
 
 class Wanted(StrEnum):
-    """What the owner of a task asked for last."""
+    """The latest request of a task's owner."""
 
     RUN = "run"
     GONE = "gone"
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One task: the owner's intent, and what was last seen of it.
+    """One task: the owner's intent, and the state last observed.
 
-    The first four fields are the intent and must never be lost. The rest is a cache of what
-    systemd and btrfs say, kept so that an end that happened unseen is counted
-    once and so that health survives a restart of the agent.
+    The first fields up to `restart_asked` are the intent and must never be lost. The rest caches
+    the state of systemd and btrfs. With it an end that happened while no agent ran is counted once,
+    and health survives a restart of the agent.
     """
 
     schema: int = 1
@@ -54,48 +54,48 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     health: Health = Health.UNKNOWN
     invocation_id: str = ""
     boot_id: str = ""
-    """Boot of the host in which its owner last spoke up or its unit was last seen."""
+    """Boot of the host in which the owner sent the last request or the unit was last seen."""
     ended_invocation: str = ""
     """Invocation whose end is already counted."""
     started_at: float | None = None
     started_boot_s: float | None = None
-    """Seconds since boot when it was first seen running; its back-off depends on it."""
+    """Seconds since boot when the task was first seen running; the back-off depends on it."""
     next_start_at: float | None = None
-    """For people; the clock may be stepped, so `next_start_boot_s` decides."""
+    """Shown to users only: the clock may be stepped, so `next_start_boot_s` decides."""
     next_start_boot_s: float | None = None
     """Seconds since boot, suspend included."""
     restarts: int = 0
     streak: int = 0
-    """Restarts since it last ran for long; sets the back-off."""
+    """Number of restarts since the last long run; determines the back-off."""
     last_exit: Exit | None = None
     limits: Limits | None = None
     """Limits that the running unit has."""
     resources: Resources | None = None
-    """Likewise; None: those of `Resources()`, which an earlier agent knew only."""
+    """Resources that the running unit has; None, from an earlier release: `Resources()`."""
     volumes: dict[str, Volume] | None = None
-    """Likewise, with the limits that they have; None: none."""
+    """Volumes of the running unit, with the limits in force; None: none."""
     own_cpus: list[int] = []
-    """That its machine chose for it alone; kept while it is stopped, too, as its memory is."""
+    """CPUs that the agent chose for this task alone; a stopped task keeps them."""
     ids: int | None = None
-    """First of the users of its machine, where it has an init of its own (tasks.core.own_init)."""
+    """First user id of a task with an init of its own (tasks.core.own_init)."""
     addresses: list[str] = []
-    """Addresses in its private network, IPv6 first; none in the host's."""
+    """Addresses in its private network, IPv6 first; empty in the host's network."""
     cut_off: bool = False
-    """It was ended for lost contact to its control plane; only a command starts it again."""
+    """Whether it was ended because contact was lost; only a command starts it again."""
     started_up: str = ""
     """Invocation whose startup probe succeeded."""
     previous: TaskSpec | None = None
-    """What served before the generation that has to prove itself now (`tasks.core.gate`)."""
+    """The last healthy specification while a newer one has to pass its gate (`tasks.core.gate`)."""
     gate_boot_s: float | None = None
     """Seconds since boot until when it has to be healthy; None while the old version still runs."""
     gone_back: str = ""
-    """Why the generation in force is not the one asked for last."""
+    """Why the generation in force is not the latest that was requested."""
     orphan: bool = False
-    """It was found on the host and no specification is known: it is only being removed."""
+    """Whether it was found on the host without a specification; it is only being removed."""
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that was removed: what arrives late for it must not bring it back."""
+    """A removed task, kept so that a late request does not start it again."""
 
     task_id: str
     generation: int
@@ -104,10 +104,10 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_of(spec: TaskSpec) -> str:
-    """Return a name for what the process is made from: 12 hexadecimal digits.
+    """Return a hash of the fields that determine the process, as 12 hexadecimal digits.
 
-    Two specifications with the same key can run in the same unit; what differs (limits,
-    probe, restart policy) is applied to it live.
+    Two specifications with the same key can run in the same unit. Their differences (limits, probe,
+    restart policy) are applied to the running unit.
     """
     process: tuple[object, ...] = (
         spec.image,
@@ -116,18 +116,18 @@ def key_of(spec: TaskSpec) -> str:
         spec.entitlement,
         spec.stop_timeout_s,
     )
-    # What a unit of an earlier release cannot have is only named where it is asked for, so that
-    # the keys of units that run stay as they are.
+    # A field that an earlier release did not have counts only if it is set, so that the keys of
+    # units that already run do not change.
     if spec.network != Network():
         process += (("network", _sorted(spec.network)),)
     if spec.life.init or spec.life.max_run_s is not None:
         process += (("life", [_sorted(step) for step in spec.life.init], spec.life.max_run_s),)
     if spec.life.notice is not None:
-        process += (("notice",),)  # the address and the kinds of its hook are no part of the unit
+        process += (("notice",),)  # the unit does not contain the address and kinds of the hook
     if spec.volumes:
         process += (("volumes", volumes_in_key(spec)),)
     if spec.resources.exclusive_cpus:
-        process += (("own CPUs",),)  # the slice is another one
+        process += (("own CPUs",),)  # the unit is in another slice
     if spec.resources.hugepages_2mib or spec.resources.hugepages_1gib:
         process += (("huge pages",),)
     if spec.credentials:
@@ -152,7 +152,7 @@ def key_of(spec: TaskSpec) -> str:
 
 
 def volumes_in_key(spec: TaskSpec) -> object:
-    """Return what a unit has of its volumes; limits of those on disk change while it runs."""
+    """Return the volumes as part of the key, without limits that can change while the unit runs."""
     return [
         (n, _sorted(v if v.kind is VolumeKind.TMPFS else replace(v, max_bytes=None)))
         for n, v in sorted(spec.volumes.items())
@@ -160,7 +160,7 @@ def volumes_in_key(spec: TaskSpec) -> object:
 
 
 def is_up(task: TaskRecord) -> bool:
-    """Return whether a running task is past its startup probe, if it has one."""
+    """Return whether a running task has passed its startup probe, if it has one."""
     return task.spec.life.startup is None or task.started_up == task.invocation_id
 
 
@@ -170,7 +170,7 @@ def has_own_init(spec: TaskSpec) -> bool:
 
 
 def user_of(task_id: str) -> str:
-    """Return the dynamic user of a task, shared by all that runs for it; at most 31 characters."""
+    """Return the name of a task's dynamic user, for all its units; at most 31 characters."""
     return "twine-" + hashlib.sha256(task_id.encode()).hexdigest()[:20]
 
 
@@ -193,7 +193,7 @@ def task_of(unit: str) -> str:
 
 
 def status_of(task: TaskRecord) -> TaskStatus:
-    """Return what the API shows of a task."""
+    """Return the status of a task as the API shows it."""
     return TaskStatus(
         task_id=task.task_id,
         generation=task.spec.generation,
@@ -216,36 +216,43 @@ def status_of(task: TaskRecord) -> TaskStatus:
 
 
 def has_own_cpus(task: TaskRecord) -> bool:
-    """Return whether a task runs, and its kernel was seen to have it on CPUs of its own."""
+    """Return whether a task runs, and the kernel was seen to run it on its own CPUs."""
     seen = task.resources is not None and task.resources.exclusive_cpus == len(task.own_cpus)
     return bool(task.own_cpus) and seen and task.state is TaskState.RUNNING
 
 
-def words_on_cpus(cpus: Sequence[int]) -> str:
-    """Return which CPUs a task alone runs on, as a sentence."""
-    what = "CPU" if len(cpus) == 1 else "CPUs"
+def describe_cpus(cpus: Sequence[int]) -> str:
+    """Return one sentence on the CPUs that only this task runs on."""
+    if not cpus:
+        return "it shares the CPUs with others"
     return (
-        f"{what} {listed(cpus)} {'is' if len(cpus) == 1 else 'are'} its own"
-        if cpus
-        else ("it shares the CPUs with others")
+        f"CPU {listed(cpus)} is its own" if len(cpus) == 1 else f"CPUs {listed(cpus)} are its own"
     )
 
 
-def tell_change(before: TaskStatus, after: TaskStatus) -> str:
-    """Return one sentence on what became of a task, for the journal and for events."""
+def describe_status(status: TaskStatus) -> str:
+    """Return the state of a task with its health, reason and own CPUs, for an event."""
+    has_health = status.state is TaskState.RUNNING and status.health is not Health.UNKNOWN
+    text = str(status.state) + (f", {status.health}" if has_health else "")
+    text += f": {status.reason}" if status.reason else ""
+    return text + (f": {describe_cpus(status.cpus)}" if status.cpus else "")
+
+
+def describe_change(before: TaskStatus, after: TaskStatus) -> str:
+    """Return one sentence on how a task's status changed, for the journal and for events."""
     if after.state is not before.state:
-        words = f"task {after.task_id}: {before.state} → {after.state}"
+        text = f"task {after.task_id}: {before.state} → {after.state}"
         if after.state is TaskState.RUNNING and after.health is not Health.UNKNOWN:
-            words += f", {after.health}"
+            text += f", {after.health}"
     elif after.health is not before.health:
-        words = f"task {after.task_id}: {before.health} → {after.health}"
+        text = f"task {after.task_id}: {before.health} → {after.health}"
     elif after.cpus != before.cpus:
-        words = f"task {after.task_id}: {words_on_cpus(after.cpus)}"
+        text = f"task {after.task_id}: {describe_cpus(after.cpus)}"
     elif after.generation != before.generation:
-        words = f"task {after.task_id}: generation {after.generation} is requested"
+        text = f"task {after.task_id}: generation {after.generation} is requested"
     else:
-        words = f"task {after.task_id}: {after.state}"
-    return words + (f" ({after.reason})" if after.reason else "")
+        text = f"task {after.task_id}: {after.state}"
+    return text + (f" ({after.reason})" if after.reason else "")
 
 
 _TRANSIENT = {
@@ -260,10 +267,10 @@ _TRANSIENT = {
 
 
 def must_last(task: TaskRecord) -> bytes:
-    """Return what of a record has to be on disk before going on.
+    """Return the part of a record that must be on disk before the next step, encoded.
 
-    The way to a start (preparing, starting) is seen again on the host; that a unit ran, how
-    it ended, and everything the owner asked for is not.
+    The steps towards a start (preparing, starting) can be observed again on the host. The requests
+    of the owner, the runs of a unit and their ends cannot.
     """
     if task.state in (TaskState.ACCEPTED, TaskState.PREPARING, TaskState.STARTING):
         return msgspec.json.encode(replace(task, **_TRANSIENT))
@@ -271,13 +278,14 @@ def must_last(task: TaskRecord) -> bytes:
 
 
 def only_came_up(before: TaskRecord, after: TaskRecord) -> bool:
-    """Return whether all that is new is that the task runs: an order's first start, as a rule.
+    """Return whether the only news is that the task runs, usually the first start of a request.
 
-    An agent that dies finds that on the host. A power cut ends the task as well; then its next
-    start does not count as a restart, and its last end is not said to be lost. That is worth less
-    than two writes that wait for the disk in each start.
+    Such a record need not be durable. A restarted agent finds the running task on the host. After
+    a power cut, which also ends the task, its next start is not counted as a restart and its last
+    end is not reported as lost. That loss is acceptable: a durable write at each start would wait
+    twice for the disk.
     """
     starting = before.state in (TaskState.ACCEPTED, TaskState.PREPARING, TaskState.STARTING)
-    same_order = after.spec is before.spec and after.previous is before.previous
+    same_request = after.spec is before.spec and after.previous is before.previous
     first = before.invocation_id == "" and before.restarts == 0
-    return starting and first and same_order and after.state is TaskState.RUNNING
+    return starting and first and same_request and after.state is TaskState.RUNNING

@@ -1,4 +1,4 @@
-"""The slices that tasks run in, and the cgroup of each task: names alone."""
+"""Names of the slices that tasks run in, and of each task's cgroup."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ TASKS_SLICE = "/workload.slice"
 
 def has_huge_pages(spec: TaskSpec) -> bool:
     """Return whether a task has huge pages of its own."""
-    more = spec.resources  # asked of every task with each start
-    return more.hugepages_2mib > 0 or more.hugepages_1gib > 0
+    return spec.resources.hugepages_2mib > 0 or spec.resources.hugepages_1gib > 0
 
 
 def slice_of(entitlement: str) -> str:
-    r"""Return the slice of an entitlement; a dash would be a level of its own, so `\x2d`."""
+    r"""Return the slice of an entitlement; a dash would start a sub-slice, so it becomes `\x2d`."""
     return "workload-" + entitlement.replace("-", r"\x2d") + ".slice"
 
 
 def slice_for(spec: TaskSpec) -> str:
     """Return the slice that a task runs in.
 
-    Tasks with CPUs or huge pages of their own have sibling slices; the slice of the other tasks
-    keeps those off these CPUs and pages. No entitlement's name has a `_`.
+    Tasks with their own CPUs or huge pages run in sibling slices. The slice of the other tasks does
+    not allow these CPUs and pages. The name of an entitlement never contains `_`.
     """
     own = "_own" if spec.resources.exclusive_cpus else ""
     huge = "_huge" if has_huge_pages(spec) else ""
@@ -40,12 +39,12 @@ def _is_of_tasks(name: str) -> bool:
 
 
 def is_shared_slice(name: str) -> bool:
-    """Return whether a cgroup below `workload.slice` is of tasks that share CPUs."""
+    """Return whether the tasks of a cgroup below `workload.slice` share CPUs."""
     return _is_of_tasks(name) and "own" not in _marks(name)
 
 
 def is_without_pages(name: str) -> bool:
-    """Return whether a cgroup below `workload.slice` is of tasks without huge pages."""
+    """Return whether the tasks of a cgroup below `workload.slice` have no huge pages."""
     return _is_of_tasks(name) and "huge" not in _marks(name)
 
 

@@ -1,4 +1,4 @@
-"""Whether a request about a task is accepted: it is not outdated, and the task fits."""
+"""Decides whether a request about a task is accepted: it is current, and the task fits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wire.units import about_size
 
 @dataclass(frozen=True, slots=True)
 class RefusedRequest:
-    """The request is older than what is in force."""
+    """The request is older than the specification in force."""
 
     reason: str
 
@@ -24,8 +24,8 @@ def stale(
 ) -> RefusedRequest | None:
     """Return why a request must not be carried out, or None.
 
-    A sender with a newer epoch (leadership term) has the word whatever the generation; within
-    one epoch the higher generation wins (design contract 3.1).
+    A newer epoch (leadership term) wins with any generation. Within one epoch the higher generation
+    wins (design contract 3.1).
     """
     if known is None:
         return None
@@ -46,10 +46,10 @@ def stale(
 
 
 def contradiction(spec: TaskSpec, known: TaskRecord) -> RefusedRequest | None:
-    """Return why a generation that is in force cannot be put again, None where it can.
+    """Return why a generation in force cannot be put again, None if it can.
 
-    A generation names one specification. A caller that sends another one under the same number
-    made a mistake, and a success would hide that what runs is not what was asked for.
+    A generation names one specification. A caller that sends another specification with the same
+    number made a mistake. A success would hide that the task does not run what was requested.
     """
     current = known.spec
     if known.wanted is Wanted.GONE or (spec.generation, spec.epoch) != (
@@ -70,23 +70,23 @@ def contradiction(spec: TaskSpec, known: TaskRecord) -> RefusedRequest | None:
 
 
 def tombstone_of(record: TaskRecord, now: float) -> Tombstone:
-    """Return what stays of a task that was removed."""
+    """Return the tombstone of a removed task."""
     spec = record.spec
     generation = 0 if record.orphan else spec.generation
     return Tombstone(task_id=record.task_id, generation=generation, epoch=spec.epoch, at=now)
 
 
 def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord | None:
-    """Return the record for a new desired state, None where it changes nothing.
+    """Return the record for a new desired state, None if it changes nothing.
 
-    One that takes back a removal under way lets the old unit end and starts a new one.
+    If the task is being removed, its unit still ends and a new one is started.
     """
     if known is None:
         return TaskRecord(task_id=task_id, spec=spec)
     if known.wanted is Wanted.RUN and known.spec == spec:
         return None
-    told = replace(known.spec, epoch=spec.epoch, image_trust=spec.image_trust)
-    if known.wanted is Wanted.RUN and told == spec:
+    renewed = replace(known.spec, epoch=spec.epoch, image_trust=spec.image_trust)
+    if known.wanted is Wanted.RUN and renewed == spec:
         return replace(known, spec=spec)
     changed = replace(known, spec=spec, wanted=Wanted.RUN, reason="", streak=0)
     if known.wanted is Wanted.GONE:
@@ -102,9 +102,9 @@ def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord
 
 
 def to_be_stopped(task: TaskRecord, why: str) -> TaskRecord:
-    """Return the task once its owner wants what runs of it to end.
+    """Return the task after its owner requested the end of its running unit.
 
-    The change is visible at once: the old state must not pass for that of the new generation.
+    The state changes at once: it must not be mistaken for the state of the new generation.
     """
     if task.state is not TaskState.RUNNING:
         return task
@@ -112,21 +112,21 @@ def to_be_stopped(task: TaskRecord, why: str) -> TaskRecord:
 
 
 def is_over(task: TaskRecord) -> bool:
-    """Return whether a task has ended and stays so until it is put or restarted.
+    """Return whether a task has ended and stays ended until it is put or restarted.
 
-    It uses no memory and no huge pages, so what it was promised of both is there for others
-    meanwhile, and its restart is admitted again. Its volumes are on the disk until it is removed,
-    so their limits still count. It also keeps its own CPUs, which are in its record.
+    Such a task uses no memory and no huge pages. So other tasks may use its share of both, and its
+    restart has to be admitted again. Its volumes are on the disk until it is removed, so their
+    limits still count. It also keeps its own CPUs, which are in its record.
     """
     ended = task.state in (TaskState.STOPPED, TaskState.FAILED) and not task.restart_asked
     return ended and task.reason != LINGERS
 
 
 def too_big(spec: TaskSpec, memory_bytes: int, cpus: int, committed_bytes: int) -> str:
-    """Return why a task cannot run on this machine, empty where it can.
+    """Return why a task is too large for this machine, empty if it fits.
 
-    A guard for local use; with a control plane the allocator has already counted. `committed`
-    is the sum of the memory limits of the machine's other tasks that are not over.
+    This check is for local use; with a control plane the allocator has already made it.
+    `committed_bytes` is the sum of the memory limits of the other tasks that are not over.
     """
     need = spec.limits.memory_max_bytes
     if committed_bytes + need > memory_bytes:

@@ -1,4 +1,4 @@
-"""How a task ended, in words."""
+"""Describes how a task ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from agent.api import Exit
 from wire.units import seconds_text
 
 START_TIMEOUT_S = 600
-"""For all that comes before a task's command: volumes, network, sandbox, and the load of what is
-executed. systemd's own 90 s were too few on an emulated host with a quarter of a CPU; the agent's
-unit has as much."""
+"""Timeout of all steps before a task's command: volumes, network, sandbox, loading the program.
+systemd's default of 90 s was too short on an emulated host with a quarter of a CPU. The agent's
+unit has the same timeout."""
 
 STEPS: dict[int, str] = {
     200: "its working directory could not be entered: does the image have it, and may every "
@@ -56,7 +56,7 @@ STEPS: dict[int, str] = {
     242: "its memory policy could not be set",
     243: "its credentials could not be set up",
 }
-"""Exit codes of systemd for the steps before the command that can fail.
+"""systemd's exit codes for failed steps before the command.
 
 Source: systemd.exec(5), "Process Exit Codes".
 """
@@ -82,8 +82,8 @@ RESULTS = {
 def describe(end: Exit, *, ran_s: float = 0.0, max_run_s: float | None = None) -> str:
     """Return one sentence on how the main process ended after `ran_s` seconds.
 
-    systemd has one result for a task that ran for too long and for one that was stopped by
-    another program and did not end in time.
+    systemd reports the same result, `timeout`, for a task that exceeded `max_run_s` and for a
+    task that another program stopped and that did not end in time.
     """
     if end.result == "timeout" and max_run_s is not None and ran_s >= max_run_s:
         return f"it ran for longer than its max_run_s ({seconds_text(max_run_s)}) and was ended"

@@ -1,7 +1,7 @@
-"""A new generation that has to prove itself, and the way back to the one before.
+"""The health gate: a new generation has to become healthy, or the previous one is restored.
 
-The old specification is kept in the task's record until the new one was healthy, so whether
-to go back is decided from what is on disk, by whichever agent looks.
+The record of the task keeps the old specification until the new one was healthy. So a restarted
+agent can also decide from the disk whether to restore it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _AT_REST = (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED)
 def with_gate(new: TaskRecord, before: TaskRecord) -> TaskRecord:
     """Return the record of a new generation with the gate that it has to pass, if any.
 
-    Its time begins once nothing of the version before it runs any more (`begun_gate`).
+    The time of the gate begins once the old version has ended completely (`begun_gate`).
 
-    What would be gone back to is what was healthy: the specification before, or the one that
-    was already kept because that one had not passed its own gate yet.
+    The specification to restore is the last healthy one: the previous specification, or the one
+    that the record already keeps if the previous one has not passed its own gate.
     """
     new = replace(new, gone_back="")
     gate_s = new.spec.life.health_gate_s
@@ -33,7 +33,7 @@ def with_gate(new: TaskRecord, before: TaskRecord) -> TaskRecord:
 
 
 def begun_gate(task: TaskRecord, now: LeaseMoment) -> TaskRecord:
-    """Return a task of whose old version nothing runs any more: now the time of its gate counts.
+    """Return a task whose old version has ended completely, with the end of its gate set.
 
     The time that the old version took to end, hook included, does not count.
     """
@@ -44,15 +44,15 @@ def begun_gate(task: TaskRecord, now: LeaseMoment) -> TaskRecord:
 
 
 def is_asked(spec: TaskSpec) -> bool:
-    """Return whether a probe asks the task if it works; else it is only seen to run."""
+    """Return whether the task has a probe of its health; else the agent only sees that it runs."""
     return spec.probe is not None or spec.life.startup is not None
 
 
 def passed_gate(task: TaskRecord, now: LeaseMoment) -> TaskRecord:
-    """Return the task without its way back, once it is healthy.
+    """Return the task without its previous specification, once it has passed its gate.
 
-    One without a probe is as healthy right after its start as it ever gets: it passes by
-    running for all of the gate's time.
+    A task with a probe passes when it is healthy. A task without a probe counts as healthy from its
+    start, so it passes by running for the whole time of the gate.
     """
     healthy = task.state is TaskState.RUNNING and task.health is Health.HEALTHY
     over = task.gate_boot_s is not None and now.boot_s >= task.gate_boot_s
@@ -62,17 +62,17 @@ def passed_gate(task: TaskRecord, now: LeaseMoment) -> TaskRecord:
 
 
 def after_gate(task: TaskRecord, boot_id: str) -> TaskRecord:
-    """Return the task, back behind its gate where it ended, or as it is."""
+    """Return the task with its previous specification if it ended during its gate; else itself."""
     if task.previous is None:
         return task
-    if task.boot_id != boot_id:  # seconds of another boot say nothing
+    if task.boot_id != boot_id:  # seconds since another boot cannot be compared
         return replace(task, previous=None, gate_boot_s=None)
     begun = task.gate_boot_s is not None
     return gone_back(task, "it ended") if begun and task.state in _AT_REST else task
 
 
 def is_late(task: TaskRecord, now: LeaseMoment) -> bool:
-    """Return whether the gate's time is over for a task that was just observed."""
+    """Return whether the time of the task's gate is over."""
     return (
         task.previous is not None
         and task.gate_boot_s is not None
@@ -81,7 +81,10 @@ def is_late(task: TaskRecord, now: LeaseMoment) -> bool:
 
 
 def gone_back(task: TaskRecord, why: str) -> TaskRecord:
-    """Return the task with the specification that is known to work; `why`: if it has no reason."""
+    """Return the task with its previous, healthy specification.
+
+    `why` is the cause to report if the task has no reason of its own.
+    """
     old = task.previous
     assert old is not None
     back = replace(

@@ -1,4 +1,4 @@
-"""Probe results → healthy or not, with hysteresis."""
+"""Computes a task's health from the results of its probes, with hysteresis."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 from agent.api import Exit, Health, Probe, TaskState
 from agent.lease.core.lease import LeaseMoment
 from agent.runtime.core.records import TaskRecord
-from agent.tasks.core.lifecycle import ended_by_host
+from agent.tasks.core.restarts import after_end
 
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """The verdict so far, and how many answers in a row speak for another one."""
+    """The verdict so far, and the number of good or bad answers in a row."""
 
     health: Health = Health.UNKNOWN
     good: int = 0
@@ -24,9 +24,9 @@ class Streak:
 def after_answer(streak: Streak, ok: bool, probe: Probe, *, starting: bool = False) -> Streak:
     """Return the verdict after one more answer.
 
-    `successes` good ones in a row make healthy, `failures` bad ones in a row unhealthy; what
-    is in between changes nothing, so one lost packet is no verdict. While a task is `starting`
-    bad answers do not speak against it, until it was healthy once.
+    `successes` good answers in a row make a task healthy, `failures` bad ones unhealthy. Fewer
+    change nothing, so one lost packet does not matter. While a task is `starting`, bad answers do
+    not count until it was healthy once.
     """
     if not ok and starting and streak.health is Health.UNKNOWN:
         return Streak()
@@ -41,7 +41,7 @@ def after_answer(streak: Streak, ok: bool, probe: Probe, *, starting: bool = Fal
 
 @dataclass(frozen=True, slots=True)
 class ProbeVerdict:
-    """What one probe of a task has found out, for one invocation of its unit."""
+    """The verdict of one probe of a task, for one invocation of its unit."""
 
     invocation_id: str
     probe: str
@@ -51,10 +51,10 @@ class ProbeVerdict:
 
 
 def after_verdict(task: TaskRecord, verdict: ProbeVerdict, now: LeaseMoment) -> TaskRecord:
-    """Return the task after a verdict; one about an earlier start changes nothing.
+    """Return the task after a verdict. A verdict on an earlier run changes nothing.
 
-    A startup or liveness probe that failed for good is an end of the task: it is counted as
-    such here, and what still runs of it is stopped by the decision that follows.
+    A startup or liveness probe that exceeded its failure limit counts as an end of the task. The
+    next decision stops the processes that still run.
     """
     if task.state is not TaskState.RUNNING or task.invocation_id != verdict.invocation_id:
         return task
@@ -62,7 +62,7 @@ def after_verdict(task: TaskRecord, verdict: ProbeVerdict, now: LeaseMoment) -> 
     if verdict.probe == "ready":
         return change(task, health=verdict.health, reason=verdict.reason)
     if verdict.health is Health.UNHEALTHY:
-        ended = ended_by_host(task, Exit(result=verdict.probe, at=now.wall), now)
+        ended = after_end(task, Exit(result=verdict.probe, at=now.wall), now)
         return change(
             ended, reason=f"its {verdict.probe} probe exceeded its failure limit: {verdict.reason}"
         )

@@ -1,9 +1,9 @@
 """Units of a task other than its main one: init steps before it, and commands inside it.
 
-Both are made from the task's own unit: same root, user, sandbox, limits
-and slice, so they have no right that the task itself lacks. A command inside also joins
-the task's network and IPC, ends with it, and has memory of its own: one that takes too much ends
-alone (docs/adr/0041, 0178).
+Both are derived from the task's own unit: they have the same root, user, sandbox, limits and slice,
+so they have no right that the task lacks. A command inside a task also joins its network and IPC,
+and ends with it. It has a memory limit of its own: if it exceeds that limit, only the command ends
+(docs/adr/0041, 0178).
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from wire.units import size_text
 _S = 1_000_000
 
 _LEAST_BYTES = 16 << 20
-"""Memory of a command in the smallest task: a shell and what it starts."""
+"""Minimum memory limit of a command: enough for a shell and the programs that it starts."""
 _OOM_SCORE = 500
-"""Where the memory of all tasks together is short the kernel takes commands first (proc(5))."""
+"""If the memory of all tasks together is short, the kernel kills commands first (proc(5))."""
 _PROMISES = ("MemoryMin", "MemoryLow", "MemoryHigh", "ManagedOOMPreference")
-"""What is kept for the task alone."""
+"""Memory protection that only the task itself has."""
 _TASKS_OWN = ("ExecCondition", "ExecStartPre", "ExecStopPost")
-"""What a running task has behind it, or still before it."""
+"""Steps before and after the task's main process, which a command must not repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class InsideCommand:
-    """A command to be run inside a running task."""
+    """A command to run inside a running task."""
 
     argv: tuple[str, ...]
     timeout_s: float
     terminal: str = ""
-    """Path of a pseudo terminal that it gets as its own."""
+    """Path of the command's pseudo terminal; empty: none."""
     pipes: tuple[str, str, str] | None = None
-    """Paths of its standard input, output and error, where there is no terminal."""
+    """Paths of its standard input, output and error, if it has no terminal."""
     environment: tuple[str, ...] = ()
     quiet: bool = False
-    """What it writes is dropped; else it is in the task's log, unless it has pipes."""
+    """Whether its output is dropped; else it goes to the pipes, or to the task's log."""
 
 
 def memory_of_commands(task_bytes: int) -> int:
@@ -49,8 +49,8 @@ def memory_of_commands(task_bytes: int) -> int:
     return max(task_bytes // 2, _LEAST_BYTES)
 
 
-def took_too_much(task_bytes: int) -> str:
-    """Return in words why the kernel ended a command inside a task of so much memory."""
+def describe_memory_kill(task_bytes: int) -> str:
+    """Return why the kernel killed a command inside a task whose memory limit is `task_bytes`."""
     most = size_text(memory_of_commands(task_bytes))
     return (
         f"it exceeded {most} of memory, the limit of a command inside this task; the "
@@ -69,7 +69,7 @@ def inside_unit(task_id: str, purpose: str) -> str:
 
 
 def step_properties(whole: Mapping[str, object], task_id: str, step: Step) -> dict[str, object]:
-    """Return the unit of an init step, from all properties of the task's unit."""
+    """Return the properties of an init step's unit; `whole` are those of the task's unit."""
     return {
         **whole,
         "Description": f"Twine task {task_id}: init step {step.name}",
@@ -83,12 +83,12 @@ def step_properties(whole: Mapping[str, object], task_id: str, step: Step) -> di
 def inside_properties(
     whole: Mapping[str, object], task_id: str, cgroup: str, unit: str, command: InsideCommand
 ) -> dict[str, object]:
-    """Return the unit of a command inside a task, whose processes are in `cgroup`."""
+    """Return the properties of the unit of a command inside a task with the given cgroup."""
     task = unit_of(task_id)
     if is_enclosed(whole):
         properties = entered(whole, cgroup, unit, command.argv, command.environment)
     else:
-        properties = {**_beside(whole, command), "JoinsNamespaceOf": [task]}
+        properties = {**_in_sandbox(whole, command), "JoinsNamespaceOf": [task]}
     return {
         **properties,
         "Description": f"Twine task {task_id}: inside",
@@ -102,8 +102,8 @@ def inside_properties(
     }
 
 
-def _beside(whole: Mapping[str, object], command: InsideCommand) -> dict[str, object]:
-    """Return what makes a unit run a command with the sandbox of a task."""
+def _in_sandbox(whole: Mapping[str, object], command: InsideCommand) -> dict[str, object]:
+    """Return the properties of a unit that runs a command in the sandbox of a task."""
     environment = whole.get("Environment", ())
     most = whole.get("MemoryMax", 0)
     assert isinstance(environment, list | tuple)

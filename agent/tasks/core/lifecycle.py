@@ -1,9 +1,10 @@
-"""Life of one task: what to do next, given what is wanted and what is seen.
+"""Life of one task: decides the next action from the desired and the observed state.
 
-One pure function serves the first start, every restart, the repair after a crash of the
-agent between any two steps, and the adoption of tasks that ran on meanwhile: there is no
-separate recovery path that could differ (docs/adr/0003). `tasks/supervisor.py` observes
-the host, calls `decide`, saves the record, carries out the action, and observes again.
+One pure function handles the first start, every restart, the repair after a crash of the agent
+between any two steps, and the adoption of tasks that continued to run. So there is no separate
+recovery path that could differ (docs/adr/0003). `tasks/supervisor.py` observes the host, calls
+`decide`, saves the record, carries out the action, and observes again. `restarts.py` has the
+back-off.
 
     accepted → preparing → starting → running ⇄ (healthy | unhealthy)
         ↑                                │ ends
@@ -13,49 +14,45 @@ the host, calls `decide`, saves the record, carries out the action, and observes
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from dataclasses import replace as with_
 from enum import StrEnum
 
 from msgspec.structs import replace
 
-from agent.api import Exit, Health, Resources, RestartWhen, TaskState
+from agent.api import Exit, Health, Resources, TaskState
 from agent.lease.core.lease import LeaseMoment, ends_at, is_bound, is_cut_off, why_cut_off
 from agent.runtime.core.records import TaskRecord, Wanted, is_up, key_of
-from agent.tasks.core.exits import describe
 from agent.tasks.core.gate import after_gate, begun_gate, gone_back, is_late, passed_gate
+from agent.tasks.core.restarts import EVICTED, after_end
 
 LINGERS = "some of its processes survive SIGKILL; waiting for the kernel"
 
 ASKED_AGAIN, CHANGED = "a restart was requested", "its specification changed"
-"""Why what runs of a task is to end."""
+"""Reasons to end the running unit of a task."""
 
 WANTED_AGAIN = "its owner requested it again while it was stopping; it is restarted"
-"""Its hook may have run and its stop be under way, so what runs is not taken back."""
+"""Reason of a unit whose stop is not cancelled, because its pre-stop hook may already have run."""
 
 LEAVING = "its host is going down; it starts again after the boot, or elsewhere"
 
-LONG_RUN_S = 600.0
-"""A task that ran for so long before it ended starts its back-off again (RestartPolicy)."""
-
 
 class Action(StrEnum):
-    """What the supervisor must do on the host now. Each is idempotent."""
+    """What the supervisor must do on the host now. Each action is idempotent."""
 
     PREPARE = "prepare"
     """Make the task's root from its image."""
     START = "start"
     """Start the unit."""
     LIMIT = "limit"
-    """Bring the running unit to the limits of the specification."""
+    """Apply the limits of the specification to the running unit."""
     STOP = "stop"
-    """Stop the unit; it goes away."""
+    """Stop the unit, so that systemd unloads it."""
     REMOVE_ROOT = "remove-root"
     FORGET = "forget"
-    """Nothing is left on the host: drop the record."""
+    """Remove the record, because nothing is left on the host."""
     REST = "rest"
-    """Wait for something to happen, at most until `until`."""
+    """Wait for a change, at most until `until`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,44 +64,44 @@ class SeenUnit:
     result: str
     invocation_id: str
     key: str
-    """`key_of` the specification it was started from."""
+    """`key_of` the specification from which the unit was started."""
     exit_code: int | None = None
     exit_signal: str | None = None
     exited_at: float | None = None
     started_at: float | None = None
     why: str = ""
-    """Why it ended, where the journal has more than its result (tasks.core.oomd)."""
+    """Why it ended, if the journal has more details than the result (tasks.core.oomd)."""
 
     @property
     def lingers(self) -> bool:
-        """Whether systemd gave up on it while processes are left that nothing can kill.
+        """Whether systemd gave up stopping the unit because some processes cannot be killed.
 
-        Such a unit is inactive and stays loaded as long as its cgroup is not empty; its name
-        is taken, and what it ran from is in use.
+        Such a unit is inactive and stays loaded while its cgroup has processes. Its name is taken,
+        and its root is in use.
         """
         return self.active == "inactive"
 
     @property
     def ended(self) -> bool:
-        """Whether its main process ended by itself; the unit is kept until it is read."""
+        """Whether its main process ended without a stop; systemd keeps the unit for the agent."""
         return self.active == "failed" or (self.active == "active" and self.sub == "exited")
 
 
 @dataclass(frozen=True, slots=True)
 class SeenTask:
-    """What is seen of a task on the host."""
+    """The observed state of a task on the host."""
 
     unit: SeenUnit | None
     root: bool
-    """Whether its root exists, made from the image of the specification."""
+    """Whether its root exists and was made from the image of the specification."""
     leftover: bool = False
-    """Whether there is something at its root at all, fit or not."""
+    """Whether anything exists at the path of its root."""
     boot_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The task after the decision, what to do, and when to look again at the latest."""
+    """The task after the decision, the next action, and until when to wait for a change."""
 
     task: TaskRecord
     action: Action
@@ -113,22 +110,19 @@ class Decision:
 
 
 _GOING = (TaskState.STOPPING, TaskState.ACCEPTED)
-"""States in which what runs of a task may already be on its way out, whatever is wanted since."""
+"""States in which the running unit of a task may already be stopping."""
 _AT_REST = (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED)
-EVICTED = "evicted"
-"""Result of the end of a task that had to go for the others' sake."""
 _BY_HOST = ("startup", "liveness", EVICTED)
-"""Ends that the host found while the process still ran."""
-_JITTER = 0.25
-"""Share of a pause that differs from task to task, so that what ended together does not start
-together."""
+"""Results of ends that the host decided while the process still ran."""
 
 
 def decide(
     task: TaskRecord, seen: SeenTask, now: LeaseMoment, *, leaving: bool = False, barred: str = ""
 ) -> Decision:
-    """Return what to do next for a task; `leaving`: its host is about to go down, `barred`: why
-    it starts no tasks.
+    """Return what to do next for a task.
+
+    `leaving`: the host is about to go down. `barred`: why the host starts no tasks; empty if it
+    does.
     """
     if task.wanted is Wanted.RUN:
         is_old = seen.unit is not None and seen.unit.key != key_of(task.spec)
@@ -149,7 +143,7 @@ def decide(
 
 def _decide(task: TaskRecord, seen: SeenTask, now: LeaseMoment, leaving: bool) -> Decision:
     if task.wanted is Wanted.GONE:
-        return _towards_gone(task, seen)
+        return _while_removing(task, seen)
     if task.cut_off or is_cut_off(task.spec, now):
         return _while_cut_off(task, seen, now)
     if leaving:
@@ -161,13 +155,13 @@ def _decide(task: TaskRecord, seen: SeenTask, now: LeaseMoment, leaving: bool) -
         return _while_lingering(task, unit, seen)
     if unit.key != key_of(task.spec) or task.restart_asked:
         reason = ASKED_AGAIN if task.restart_asked else CHANGED
-        return _let_go(task, unit, reason, seen)
+        return _stop_on_purpose(task, unit, reason, seen)
     if unit.ended:
-        return _after_end(task, unit, seen, now)
+        return _after_exit(task, unit, seen, now)
     if _ended_by_probe(task, unit):
         return Decision(task, _stop(unit))
     if task.state in _GOING and task.ended_invocation == unit.invocation_id:
-        return _let_go(task, unit, task.reason or WANTED_AGAIN, seen)
+        return _stop_on_purpose(task, unit, task.reason or WANTED_AGAIN, seen)
     if unit.active in ("active", "reloading"):
         return _while_running(task, unit, seen, now)
     state = TaskState.STOPPING if unit.active == "deactivating" else TaskState.STARTING
@@ -176,7 +170,7 @@ def _decide(task: TaskRecord, seen: SeenTask, now: LeaseMoment, leaving: bool) -
 
 
 def _ended_by_probe(task: TaskRecord, unit: SeenUnit) -> bool:
-    """Return whether a unit that still runs was given up because of a probe, and counted."""
+    """Return whether the host ended a unit that still runs, and its end is already counted."""
     end = task.last_exit
     return (
         task.state in _AT_REST
@@ -186,10 +180,10 @@ def _ended_by_probe(task: TaskRecord, unit: SeenUnit) -> bool:
     )
 
 
-def _towards_gone(task: TaskRecord, seen: SeenTask) -> Decision:
+def _while_removing(task: TaskRecord, seen: SeenTask) -> Decision:
     if seen.unit is not None:
         reason = LINGERS if seen.unit.lingers else task.reason
-        return _let_go(task, seen.unit, reason, seen)
+        return _stop_on_purpose(task, seen.unit, reason, seen)
     gone = replace(task, state=TaskState.STOPPED, health=Health.UNKNOWN, next_start_at=None)
     if seen.root or seen.leftover:
         return Decision(gone, Action.REMOVE_ROOT)
@@ -197,8 +191,9 @@ def _towards_gone(task: TaskRecord, seen: SeenTask) -> Decision:
 
 
 def _while_cut_off(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
-    """End the task and keep it ended, even when contact to its control plane is restored: by then
-    a copy may run elsewhere. Only a command resets `cut_off` (tasks.core.admission).
+    """End the task and keep it ended, even after new contact to its control plane.
+
+    By then a copy may run elsewhere. Only a command resets `cut_off` (tasks.core.admission).
     """
     here = replace(task, restart_asked=False, next_start_at=None, next_start_boot_s=None)
     unit = seen.unit
@@ -220,30 +215,34 @@ def _while_cut_off(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisi
 
 
 def _while_leaving(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
-    """End what runs, as an owner would, and start nothing: the boot to come does, if anything."""
+    """Stop the running unit as an owner would, and start nothing: that is left to the next boot."""
     unit = seen.unit
     if unit is None:
         waiting = task if task.state in _AT_REST else replace(task, reason=LEAVING)
         return Decision(waiting, Action.REST)
     if unit.lingers:
         return _while_lingering(task, unit, seen)
-    return _after_end(task, unit, seen, now) if unit.ended else _let_go(task, unit, LEAVING, seen)
+    return (
+        _after_exit(task, unit, seen, now)
+        if unit.ended
+        else _stop_on_purpose(task, unit, LEAVING, seen)
+    )
 
 
 def _while_lingering(task: TaskRecord, unit: SeenUnit, seen: SeenTask) -> Decision:
-    """Start nothing while processes are left, and report it; they end when the kernel can."""
+    """Start nothing while processes survive SIGKILL, and report them as the reason."""
     if task.state in (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED):
         return Decision(replace(task, reason=LINGERS, boot_id=seen.boot_id), Action.REST)
-    return _let_go(task, unit, LINGERS, seen)
+    return _stop_on_purpose(task, unit, LINGERS, seen)
 
 
 def _stop(unit: SeenUnit) -> Action:
-    """Return how to end a unit: `REST` if it is stopping or cannot be killed, else `STOP`."""
+    """Return the action that ends a unit: `REST` if it is stopping or cannot be killed."""
     return Action.REST if unit.lingers or unit.active == "deactivating" else Action.STOP
 
 
-def _let_go(task: TaskRecord, unit: SeenUnit, reason: str, seen: SeenTask) -> Decision:
-    """Stop a unit that its owner wants removed: its end is expected, and not held against the task.
+def _stop_on_purpose(task: TaskRecord, unit: SeenUnit, reason: str, seen: SeenTask) -> Decision:
+    """Stop a unit whose end is expected: it does not count as an end of the task.
 
     The exit of a unit that had ended before the request is still recorded.
     """
@@ -273,7 +272,7 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseM
     if task.state is not TaskState.RUNNING:
         running = replace(running, reason="")
     if task.ended_invocation == unit.invocation_id:
-        running = replace(running, ended_invocation="")  # it was given up, and runs all the same
+        running = replace(running, ended_invocation="")  # it was given up but still runs
     if task.invocation_id != unit.invocation_id:
         running = replace(
             running,
@@ -289,11 +288,14 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseM
         running = replace(running, health=health)
     if running.limits != task.spec.limits or not _has_resources(running):
         return Decision(running, Action.LIMIT)
-    return Decision(running, Action.REST, ends_at(task.spec, now.heard_s))
+    return Decision(running, Action.REST, ends_at(task.spec, now.contact_s))
 
 
 def _is_proved_by_kernel(resources: Resources) -> bool:
-    """Return whether a task is given what is not its unit's alone: it is read back at once."""
+    """Return whether a task has resources that are also set outside its unit.
+
+    These are confirmed from the kernel directly after the start.
+    """
     pages = resources.hugepages_2mib or resources.hugepages_1gib
     return bool(resources.exclusive_cpus or pages)
 
@@ -304,20 +306,20 @@ def _has_resources(task: TaskRecord) -> bool:
     return (task.resources or Resources()) == task.spec.resources
 
 
-def _after_end(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseMoment) -> Decision:
-    """The main process ended by itself: count it once, remove the unit, apply the policy."""
+def _after_exit(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseMoment) -> Decision:
+    """The main process ended without a stop: count it once, remove the unit, apply the policy."""
     if task.ended_invocation == unit.invocation_id:
         return Decision(task, Action.STOP)
     end = _exit_of(unit, unit.exited_at or now.wall)
-    noticed = task.invocation_id == unit.invocation_id
+    seen_running = task.invocation_id == unit.invocation_id
     started = replace(
         task,
-        started_boot_s=task.started_boot_s if noticed else None,
+        started_boot_s=task.started_boot_s if seen_running else None,
         invocation_id=unit.invocation_id,
         started_at=unit.started_at or task.started_at,
         boot_id=seen.boot_id,
     )
-    ended = _ended(started, end, now)
+    ended = after_end(started, end, now)
     return Decision(replace(ended, reason=unit.why or ended.reason), Action.STOP)
 
 
@@ -329,7 +331,7 @@ def _without_unit(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisio
         return Decision(task, Action.REST)
     due_s = task.next_start_boot_s or 0.0
     if task.state is TaskState.BACKOFF and now.boot_s < due_s:
-        end_s = ends_at(task.spec, now.heard_s)
+        end_s = ends_at(task.spec, now.contact_s)
         return Decision(task, Action.REST, due_s if end_s is None else min(due_s, end_s))
     task = replace(task, next_start_at=None, next_start_boot_s=None)
     if not seen.root:
@@ -341,11 +343,11 @@ def _without_unit(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisio
 
 
 def _account_for_missing_unit(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> TaskRecord:
-    """A unit that was seen and is gone without a counted end: say why, once."""
+    """Return the task after its unit disappeared, with the reason if its end was not counted."""
     if task.boot_id and task.boot_id != seen.boot_id:
         return _after_reboot(task, seen, now)
     if _uncounted(task) and task.state in (TaskState.RUNNING, TaskState.STOPPING):
-        return _ended(task, Exit(result="external-stop", at=now.wall), now)
+        return after_end(task, Exit(result="external-stop", at=now.wall), now)
     if task.state in (TaskState.RUNNING, TaskState.STOPPING):
         return replace(task, state=TaskState.ACCEPTED, reason="")
     return task
@@ -358,8 +360,8 @@ def _uncounted(task: TaskRecord) -> bool:
 def _after_reboot(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> TaskRecord:
     """Return the task in a new boot of the host, where nothing of it can run.
 
-    Whatever it was about to do, it starts again by itself only where its specification allows it:
-    meanwhile its owner may have started it elsewhere (promise P8).
+    The agent starts it again without a command only if its specification allows that, because the
+    owner may have started it elsewhere in the meantime (promise P8).
     """
     alone = task.spec.offline_restart and not is_bound(task.spec)
     here = replace(task, boot_id=seen.boot_id, restart_asked=task.restart_asked and alone)
@@ -382,89 +384,3 @@ def _after_reboot(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> TaskRec
 
 def _exit_of(unit: SeenUnit, at: float) -> Exit:
     return Exit(result=unit.result, code=unit.exit_code, signal=unit.exit_signal, at=at)
-
-
-def ended_by_host(task: TaskRecord, end: Exit, now: LeaseMoment) -> TaskRecord:
-    """Return the task after this host found it broken while its process still runs."""
-    return _ended(task, end, now)
-
-
-def _ended(task: TaskRecord, end: Exit, now: LeaseMoment) -> TaskRecord:
-    """Return the task after an end that was not asked for, by its restart policy."""
-    ran_s = _ran_s(task, end, now)
-    policy = task.spec.restart
-    again = policy.when is RestartWhen.ALWAYS or (
-        policy.when is RestartWhen.ON_FAILURE and end.result != "success"
-    )
-    ended = replace(
-        task,
-        last_exit=end,
-        ended_invocation=task.invocation_id,
-        health=Health.UNKNOWN,
-        reason=describe(end, ran_s=ran_s, max_run_s=task.spec.life.max_run_s),
-    )
-    if not again:
-        return replace(ended, state=TaskState.STOPPED, next_start_at=None, next_start_boot_s=None)
-    streak = 0 if ran_s >= LONG_RUN_S else task.streak
-    pause_s = backoff_s(task, streak)
-    return replace(
-        ended,
-        state=TaskState.BACKOFF,
-        streak=streak + 1,
-        restarts=task.restarts + 1,
-        next_start_at=now.wall + pause_s,
-        next_start_boot_s=now.boot_s + pause_s,
-    )
-
-
-def _ran_s(task: TaskRecord, end: Exit, now: LeaseMoment) -> float:
-    """Return for how long it ran; by systemd's own stamps where it was not seen running."""
-    if task.started_boot_s is not None:
-        return now.boot_s - task.started_boot_s
-    return end.at - task.started_at if task.started_at else 0.0
-
-
-def backoff_s(task: TaskRecord, streak: int) -> float:
-    """Return the pause before the next start: doubled with each one, up to the maximum.
-
-    From it goes up to a quarter, which differs from task to task and from start to start.
-    """
-    policy = task.spec.restart
-    pause_s = min(policy.backoff_s * 2.0 ** min(streak, 30), policy.backoff_max_s)
-    name = f"{task.task_id}/{task.restarts}/{streak}".encode()
-    share = int(hashlib.sha256(name).hexdigest()[:8], 16) / 0xFFFFFFFF
-    return pause_s * (1.0 - _JITTER * share)
-
-
-def after_failure(task: TaskRecord, reason: str, now: LeaseMoment, *, retry: bool) -> TaskRecord:
-    """Return the task after a step towards its start could not be done.
-
-    With `retry` it waits as after an end of its own; without, only a new specification helps.
-    """
-    if not retry:
-        return replace(
-            task,
-            state=TaskState.FAILED,
-            reason=reason,
-            next_start_at=None,
-            next_start_boot_s=None,
-        )
-    pause_s = backoff_s(task, task.streak)
-    return replace(
-        task,
-        state=TaskState.BACKOFF,
-        reason=reason,
-        streak=task.streak + 1,
-        next_start_at=now.wall + pause_s,
-        next_start_boot_s=now.boot_s + pause_s,
-    )
-
-
-def evicted(task: TaskRecord, why: str, now: LeaseMoment) -> TaskRecord:
-    """Return the task after it had to go: ended, by its restart policy; itself if it does not run.
-
-    What still runs is stopped by the decision that follows.
-    """
-    if task.state is not TaskState.RUNNING or task.wanted is not Wanted.RUN:
-        return task
-    return replace(ended_by_host(task, Exit(result=EVICTED, at=now.wall), now), reason=why)

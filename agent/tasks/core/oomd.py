@@ -1,7 +1,7 @@
 """Distinguishes tasks killed by systemd-oomd from those that reached their own limit (ADR 0122).
 
-Pure. The result of both is `oom-kill`. Only the journal has the difference: the service manager
-logs what systemd-oomd did to a unit, and systemd-oomd logs why. `tasks/oomd.py` reads it.
+Pure. The result of both is `oom-kill`. Only the journal shows the difference: systemd logs that
+systemd-oomd killed a unit, and systemd-oomd logs why. `tasks/oomd.py` reads the journal.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from agent.tasks.core.lifecycle import SeenUnit
 OOMD_KILL = "oomd-kill"
 """Result of the end of a task that systemd-oomd killed."""
 _NOTED = "d989611b15e44c9dbf31e3c81256e4ed"
-"""MESSAGE_ID of the service manager's note on a unit (SD_MESSAGE_UNIT_OOMD_KILL)."""
+"""MESSAGE_ID with which systemd logs such a kill (SD_MESSAGE_UNIT_OOMD_KILL)."""
 _BEFORE_S = 60.0
-"""Seconds before an end from which the log of systemd-oomd is searched."""
+"""The log of systemd-oomd is searched from this many seconds before the end of the unit."""
 _KILLED = re.compile(r"Killed (/workload\.slice/\S+) due to (.+)")
 
 
-def is_unclear(unit: SeenUnit) -> bool:
-    """Return whether a unit ended for want of memory, and systemd does not say whose."""
+def may_be_oomd(unit: SeenUnit) -> bool:
+    """Return whether a unit ended for lack of memory: its own limit or the host's memory."""
     return unit.active == "failed" and unit.result == "oom-kill"
 
 
-def what_ended(unit: SeenUnit, now: float) -> list[str]:
-    """Return the command that prints what the journal has on the end of a unit."""
+def end_log_command(unit: SeenUnit, now: float) -> list[str]:
+    """Return the command that prints the journal's entries on the end of a unit."""
     note = ("_PID=1", f"MESSAGE_ID={_NOTED}", f"INVOCATION_ID={unit.invocation_id}", "+")
     return _journal((unit.exited_at or now) - _BEFORE_S, *note)
 
 
-def what_was_done(now: float, within_s: float) -> list[str]:
-    """Return the command that prints what systemd-oomd said in the last `within_s` seconds."""
+def kill_log_command(now: float, within_s: float) -> list[str]:
+    """Return the command that prints the log of systemd-oomd of the last `within_s` seconds."""
     return _journal(now - within_s)
 
 
@@ -41,16 +41,16 @@ def _journal(since: float, *matches: str) -> list[str]:
     return ["journalctl", *options, *matches, "_SYSTEMD_UNIT=systemd-oomd.service"]
 
 
-def killed(said: str) -> dict[str, str]:
-    """Return the cgroups of tasks that systemd-oomd killed → the reason in its log."""
-    found = (_KILLED.fullmatch(line.strip()) for line in said.splitlines())
+def killed(log: str) -> dict[str, str]:
+    """Return the cgroup of each task that systemd-oomd killed → the reason in its log."""
+    found = (_KILLED.fullmatch(line.strip()) for line in log.splitlines())
     return {line[1]: line[2] for line in found if line is not None}
 
 
-def told_apart(unit: SeenUnit, name: str, said: str) -> SeenUnit:
-    """Return the unit with how it ended; itself where the journal has nothing of systemd-oomd."""
-    noted = any(line.startswith(f"{name}: systemd-oomd killed ") for line in said.splitlines())
-    why = next((why for group, why in killed(said).items() if group.endswith(f"/{name}")), "")
+def with_oomd_end(unit: SeenUnit, name: str, log: str) -> SeenUnit:
+    """Return the unit as killed by systemd-oomd; unchanged if the log does not mention that."""
+    noted = any(line.startswith(f"{name}: systemd-oomd killed ") for line in log.splitlines())
+    why = next((why for group, why in killed(log).items() if group.endswith(f"/{name}")), "")
     if not noted and not why:
         return unit
     more = f": {why}" if why else " (journalctl -u systemd-oomd)"

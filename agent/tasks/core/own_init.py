@@ -1,8 +1,8 @@
-"""A task with an init of its own: systemd-nspawn starts its root as a machine (docs/adr/0106).
+"""A task with an init of its own: systemd-nspawn boots its root as a container (docs/adr/0106).
 
-Pure: the plain unit of a task becomes the unit that runs systemd-nspawn in its place, in the same
-slice and cgroup, with the same limits and the same network. Sources: systemd-nspawn(1) of systemd
-257, user_namespaces(7), capabilities(7).
+Pure: the plain unit of a task becomes a unit that runs systemd-nspawn in the same slice and cgroup,
+with the same limits and the same network. In this module, "machine" is systemd's word for such a
+container. Sources: systemd-nspawn(1) of systemd 257, user_namespaces(7), capabilities(7).
 """
 
 from __future__ import annotations
@@ -23,34 +23,26 @@ from agent.volumes.core.volumes import OWNER, place_of
 
 NSPAWN = "/usr/bin/systemd-nspawn"
 ID_COUNT = 65_536
-"""Users and groups of a machine, as many as systemd gives each (UIDS-GIDS.md)."""
+"""Number of user and group ids per machine, as systemd assigns them (UIDS-GIDS.md)."""
 FIRST_ID = 29_184 * ID_COUNT
 SLOTS = 3_500
-"""Ranges from 1912602624 to 2141978623: systemd gives none of these to users (UIDS-GIDS.md: unused
-are 1879048192 to 2147352575), and those of files in volumes (`volumes.OWNER`) lie below."""
+"""Number of id ranges, from 1912602624 to 2141978623. systemd assigns none of these ids
+(UIDS-GIDS.md: 1879048192 to 2147352575 are unused), and the owners of files in volumes
+(`volumes.OWNER`) are below."""
 CREDENTIALS = "/run/host/credentials"
-"""Where systemd-nspawn puts what was handed to the machine (Container Interface)."""
+"""Folder where systemd-nspawn puts credentials of the machine (Container Interface)."""
 VISIBLE = "/run/twine-nested"
-"""Where a machine with `nested` has a /proc and a /sys over which nothing is mounted: the kernel
-lets a namespace inside have its own only where it finds such (docs/adr/0113)."""
+"""Folder where a machine with `nested` has a /proc and a /sys without any mounts over them. Only if
+these exist, the kernel allows a nested namespace its own /proc and /sys (docs/adr/0113)."""
 
 _CAPABILITIES = (
     *("AUDIT_CONTROL", "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER"),
     *("FSETID", "IPC_OWNER", "KILL", "LEASE", "LINUX_IMMUTABLE", "MKNOD", "NET_BIND_SERVICE"),
-    *(
-        "NET_BROADCAST",
-        "NET_RAW",
-        "SETFCAP",
-        "SETGID",
-        "SETPCAP",
-        "SETUID",
-        "SYS_ADMIN",
-        "SYS_BOOT",
-    ),
-    *("SYS_CHROOT", "SYS_NICE", "SYS_PTRACE", "SYS_RESOURCE", "SYS_TTY_CONFIG"),
+    *("NET_BROADCAST", "NET_RAW", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN"),
+    *("SYS_BOOT", "SYS_CHROOT", "SYS_NICE", "SYS_PTRACE", "SYS_RESOURCE", "SYS_TTY_CONFIG"),
 )
-"""What systemd-nspawn leaves a machine without a network of its own (systemd-nspawn(1),
---capability=): within the machine these are worth something for what is the machine's alone."""
+"""Capabilities that systemd-nspawn keeps for a machine without a network of its own
+(systemd-nspawn(1), --capability=). They apply only to objects of the machine itself."""
 SANDBOX: Mapping[str, object] = MappingProxyType(
     {
         "CapabilityBoundingSet": _CAPABILITIES,
@@ -85,9 +77,9 @@ SANDBOX: Mapping[str, object] = MappingProxyType(
         "UMask": 0o022,
     }
 )
-"""Sandbox of systemd-nspawn, of everything in the container, and of commands run inside it from the
-host. The rest of the sandbox is the container itself: users that do not exist outside, its own
-mounts, processes, names and network."""
+"""Sandbox of systemd-nspawn, of everything in the container, and of commands that the host runs
+inside it. The container itself is the rest of the sandbox: users that do not exist outside, and its
+own mounts, processes, host name and network."""
 _WITHOUT = frozenset(
     (
         *("BindReadOnlyPaths", "Environment", "ExecSearchPath", "ExecStartPre", "ExecStopPost"),
@@ -95,13 +87,13 @@ _WITHOUT = frozenset(
         *("RootDirectoryStartOnly", "User", "WorkingDirectory"),
     )
 )
-"""Properties of a plain unit that systemd-nspawn gets in another way, or does not have."""
+"""Properties of a plain unit that systemd-nspawn gets in another way or does not get."""
 _OF_START = ("Delegate", "ExecCondition", "ExecStartPre", "ExecStopPost")
 _SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
 ROOT, BELOW, MEMORY, NESTED = ".root", ".below", ".memory", ".nested"
-"""Mounts for the root of a system container, in the folder of its volumes: no volume's name has a
-dot. What it writes to its root is in memory, over the task's root, which it cannot change. The
-last is for containers inside."""
+"""Mount points for the root of a container, in the folder of its volumes; the name of a volume has
+no dot. Writes to the root go to an overlay in memory; the container cannot change the task's root.
+`NESTED` is for containers inside."""
 _STAGE = (
     "owner=$1; ids=$2; count=$3; at=$4; root=$5; size=$6; shift 6; "
     'off() { while umount -l "$1" 2>/dev/null; do :; done; mkdir -p -m 0700 "$1"; }; '
@@ -115,16 +107,17 @@ _STAGE = (
     '[ "$has" -ge "$owner" ] && [ "$has" -lt $((owner + count)) ] || '
     'chown "$owner:$owner" "$2" || exit 1; on "$owner" "$2" "$at/$1" || exit 1; shift 2; done'
 )
-"""Mounts the root of a machine below a folder, and there each second path at the first. The first
-user of the root, and of files in volumes, is shown as the first user of the machine."""
+"""Script that mounts the root of a machine, and volumes given as pairs of name and source path. The
+first user id of the root and of the volumes' files is mapped to the machine's first user id."""
 _STAGE_NESTED = (
     'at=$1/.nested; while umount -l "$at" 2>/dev/null; do :; done; mkdir -p -m 0700 "$at" && '
     'mount -t tmpfs -o mode=0700,size=4k tmpfs "$at" && mkdir "$at/proc" "$at/sys" && '
     'mount -o remount,ro "$at" && mount -t sysfs -o nosuid,nodev,noexec sysfs "$at/sys" && '
     'exec unshare --pid --fork mount -t proc -o nosuid,nodev,noexec proc "$at/proc"'
 )
-"""Mounts a /proc of no process: the only one that it could show mounts it, and has ended then. It
-is in a folder that only the kernel may enter from inside, as is a /sys of the task's network."""
+"""Script that mounts a /proc without processes: it belongs to a namespace whose only process is the
+mount command. It also mounts the /sys of the task's network. Both are in a folder that only the
+kernel may enter from inside the machine."""
 _UNSTAGE = (
     'at=$1; shift; for name in .root .below .memory "$@"; do '
     'while umount -l "$at/$name" 2>/dev/null; do :; done; rmdir "$at/$name"; done 2>/dev/null; '
@@ -139,7 +132,7 @@ _LOGIN = (
 
 
 def missing(is_on: bool, has_program: Callable[[str], bool]) -> str:
-    """Return why a host starts no machines, in words; empty: it does."""
+    """Return why a host cannot start machines, empty if it can."""
     if not is_on:
         return "own-init is off on this host: its agent's configuration has own_init = false"
     if not has_program(NSPAWN):
@@ -148,10 +141,10 @@ def missing(is_on: bool, has_program: Callable[[str], bool]) -> str:
 
 
 def choose_ids(task_id: str, taken: Collection[int]) -> int:
-    """Return the first user id of a machine; `taken` are those of the others on this host.
+    """Return the first user id of a machine; `taken` are those of the other machines on this host.
 
-    It begins at a place of the task's own, so that two do not get the same even where one's
-    record was lost. With more machines than there are ranges some share one.
+    The search starts at a slot that depends on the task's id. So two tasks get different ids even
+    if one of their records was lost. If all ranges are taken, machines share one.
     """
     first = int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:8]) % SLOTS
     slots = ((first + n) % SLOTS for n in range(SLOTS))
@@ -164,8 +157,8 @@ def enclosed(
 ) -> dict[str, object]:
     """Return the unit that runs a task as a machine, made from its plain unit.
 
-    `ids` is the first of its users, `state` and `run` are the agent's folders. What stays (slice,
-    limits, network, journal, times) is what bounds it as any task.
+    `ids` is its first user id, `state` and `run` are the agent's folders. The unit keeps the
+    properties that bound every task: slice, limits, network, journal, timeouts.
     """
     kept = {n: v for n, v in unit.items() if n not in TASK_HARDENING and n not in _WITHOUT}
     stage = f"{run}/machines/{task_id}"
@@ -195,7 +188,7 @@ def enclosed(
                 *([f"--bind={stage}/{NESTED}:{VISIBLE}"] if is_nested else []),
                 "--boot",
                 "--",
-                *_told(unit),
+                *_init_arguments(unit),
             ]
         ],
         "ExecStartPre": [
@@ -210,15 +203,15 @@ def enclosed(
         found["LoadCredential"] = unit["LoadCredential"]
     if spec.configuration:
         found["SetCredential"] = unit["SetCredential"]
-    if is_nested:  # a container that is killed at a limit of its own is an affair of the machine's
+    if is_nested:  # the machine handles a nested container that is killed at its own limit
         found["OOMPolicy"] = "continue"
     return found
 
 
 def _machine(task_id: str, root: str, ids: int) -> list[str]:
-    """Return the words that make a machine of a root, whatever runs in it.
+    """Return the command line that starts a machine, without the program that runs in it.
 
-    Nothing of it is registered or kept by systemd-machined; its id is the same with each start.
+    It is not registered with systemd-machined. Its machine id is the same at each start.
     """
     return [
         NSPAWN,
@@ -239,20 +232,20 @@ def _machine(task_id: str, root: str, ids: int) -> list[str]:
 
 
 def _rlimits(unit: Mapping[str, object]) -> list[str]:
-    """Return the words for limits of each process: systemd-nspawn resets those it inherits."""
+    """Return the arguments for process limits, because systemd-nspawn resets inherited limits."""
     limits = {n: v for n, v in {**NO_CORES, **unit}.items() if n.startswith("Limit")}
-    words = {n: "infinity" if v == UNLIMITED else str(v) for n, v in limits.items()}
+    texts = {n: "infinity" if v == UNLIMITED else str(v) for n, v in limits.items()}
     return [
-        f"--rlimit={name.removeprefix('Limit')}={words.get(f'{name}Soft', hard)}:{hard}"
-        for name, hard in words.items()
+        f"--rlimit={name.removeprefix('Limit')}={texts.get(f'{name}Soft', hard)}:{hard}"
+        for name, hard in texts.items()
         if not name.endswith("Soft")
     ]
 
 
 def _mounts(spec: TaskSpec, stage: str) -> list[str]:
-    """Return the words for volumes; those on disk are mounted at `stage` before.
+    """Return the arguments for volumes; volumes on disk are already mounted at `stage`.
 
-    systemd-nspawn gives a machine a /dev/shm as large as half of the host's memory.
+    Without an argument systemd-nspawn creates a /dev/shm as large as half of the host's memory.
     """
     found = []
     if all(volume.path != SHM for volume in spec.volumes.values()):
@@ -268,7 +261,7 @@ def _mounts(spec: TaskSpec, stage: str) -> list[str]:
 
 
 def _handed(spec: TaskSpec, unit: Mapping[str, object]) -> list[str]:
-    """Return the words for credentials, the identity and the notices of a task."""
+    """Return the arguments for credentials, the identity and the notices of a task."""
     handed = spec.identity or spec.life.notice is not None
     binds = _texts(unit.get("BindReadOnlyPaths")) if handed else []
     return [
@@ -280,9 +273,11 @@ def _handed(spec: TaskSpec, unit: Mapping[str, object]) -> list[str]:
     ]
 
 
-def _told(unit: Mapping[str, object]) -> list[str]:
-    """Return the arguments of the machine's init: its log goes to the task's, its services get
-    the task's variables (systemd(1), kernel command line: in a container these are arguments).
+def _init_arguments(unit: Mapping[str, object]) -> list[str]:
+    """Return the arguments of the machine's init.
+
+    Its log goes to the task's log, and its services get the task's environment variables
+    (systemd(1): in a container kernel command line options are arguments).
     """
     return [
         "systemd.show_status=no",
@@ -292,16 +287,16 @@ def _told(unit: Mapping[str, object]) -> list[str]:
 
 
 def is_enclosed(whole: Mapping[str, object]) -> bool:
-    """Return whether the unit of a task is one of systemd-nspawn."""
+    """Return whether the unit of a task runs systemd-nspawn."""
     commands = whole.get("ExecStart")
     return isinstance(commands, list) and bool(commands) and commands[0][0] == NSPAWN
 
 
 def unstaging(whole: Mapping[str, object], task_id: str) -> dict[str, object]:
-    """Return the unit that takes away what a machine had mounted, if its own could not.
+    """Return the unit that unmounts what a machine had mounted, if its own unit could not.
 
-    That one does it as it ends, within the task's memory: where that is still full of what is being
-    killed, the command is killed with it. This one is outside of the task.
+    The machine's unit unmounts within the task's memory limit. If killed processes still fill that
+    memory, the kernel also kills the unmount command. This unit is outside of the task's limit.
     """
     commands = whole["ExecStopPost"]
     assert isinstance(commands, list)
@@ -318,7 +313,7 @@ def unstaging(whole: Mapping[str, object], task_id: str) -> dict[str, object]:
 
 
 def step_command(whole: Mapping[str, object], command: Sequence[str]) -> list[str]:
-    """Return what runs a command as the only program of the machine, before its init is started."""
+    """Return the command line that runs a command in the machine instead of its init."""
     words = _command(whole)
     return [*words[: words.index("--boot")], "--as-pid2", "--", *command]
 
@@ -326,13 +321,14 @@ def step_command(whole: Mapping[str, object], command: Sequence[str]) -> list[st
 def entered(
     whole: Mapping[str, object], cgroup: str, unit: str, command: Sequence[str], more: Sequence[str]
 ) -> dict[str, object]:
-    """Return what of a unit makes it run a command inside the machine of a task.
+    """Return the unit properties that run a command inside the machine of a task.
 
-    It has the sandbox of the machine and is its root. `more` are variables beside the task's.
+    The command has the sandbox of the machine and runs as its root user. `more` are variables in
+    addition to the task's.
     """
-    words = _command(whole)
-    given = [*_LOGIN, *(w.partition("=")[2] for w in words if w.startswith("systemd.setenv="))]
-    if any(w.startswith("--load-credential=") for w in words):
+    arguments = _command(whole)
+    given = [*_LOGIN, *(a.partition("=")[2] for a in arguments if a.startswith("systemd.setenv="))]
+    if any(a.startswith("--load-credential=") for a in arguments):
         given.append(f"CREDENTIALS_DIRECTORY={CREDENTIALS}")
     left = (
         "LoadCredential",

@@ -1,4 +1,4 @@
-"""What is on the host against what is recorded, at the start of the agent."""
+"""Compares the host with the records at the start of the agent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from agent.runtime.core.records import TaskRecord, Wanted, key_of, task_of
 
 @dataclass(frozen=True, slots=True)
 class KnownTask:
-    """What the agent's record has of a task."""
+    """The facts from a task's record that an account of the host needs."""
 
     state: TaskState
     leaving: bool = False
     image: str = ""
     volumes: tuple[str, ...] = ()
-    """Those on disk that it has for itself, by where they are below the state folder."""
+    """Paths, below the state folder, of the volumes on disk that only this task has."""
     ports: str = ""
-    """Name of the program for the ports that it may bind; empty: its network is its own."""
+    """Name of the BPF program for the ports that it may bind; empty: it has a private network."""
 
 
 def leftovers(
@@ -28,10 +28,10 @@ def leftovers(
     units: Collection[str],
     roots: Collection[str],
 ) -> list[str]:
-    """Return the ids of what belongs to no task, to be removed (promise P9: no orphans).
+    """Return the ids of units and roots that belong to no task and are removed (promise P9).
 
     `recorded` are the ids of known tasks. `unreadable` are ids whose record could not be read:
-    their tasks run on untouched until an owner puts or deletes them (F-06).
+    their tasks continue to run until an owner puts or deletes them (F-06).
     """
     found = {task_of(unit) for unit in units} | set(roots)
     return sorted(found - set(recorded) - set(unreadable))
@@ -40,12 +40,13 @@ def leftovers(
 def rebuilt(
     copies: Mapping[str, TaskRecord], keys: Mapping[str, str], unreadable: Collection[str]
 ) -> dict[str, TaskRecord]:
-    """Return the records that take the place of those that cannot be read (F-06).
+    """Return the copies that replace missing and unreadable records (F-06).
 
-    `copies` are the copies of their records in memory. `keys` maps each existing unit to the key of
-    the specification it was started from. A copy that differs from the running unit is not used:
-    that task runs on untouched until an owner sends a request. One that is being removed stays so.
-    For a missing record, which is not `unreadable`, only a running unit proves that it existed.
+    `copies` are the copies of the records in memory. `keys` maps the task of each existing unit to
+    the key of the specification from which it was started. A copy that differs from the running
+    unit is not used: that task continues to run until an owner sends a request. A task that was
+    being removed is still removed. For a missing record, which is not `unreadable`, only a running
+    unit proves that it existed.
     """
     return {
         task_id: record

@@ -1,8 +1,8 @@
-"""A task's specification → properties of its transient unit.
+"""Translates a task's specification into properties of its transient unit.
 
-Names and units are those of systemd's D-Bus interface (org.freedesktop.systemd1(5)), where
-times are in microseconds. The hardening is the default of every task; what each property
-costs and blocks is in docs/adr/0011.
+Names and units are those of systemd's D-Bus interface (org.freedesktop.systemd1(5)), where times
+are in microseconds. The hardening is the default of every task. docs/adr/0011 explains what each
+property costs and blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agent.tasks.core.exits import START_TIMEOUT_S
 _S = 1_000_000
 
 NO_PRIORITY = "~setpriority:0"
-"""The call does nothing and succeeds: sessions of PAM fail where it fails (docs/adr/0212)."""
+"""The call does nothing and succeeds, because PAM sessions fail if it fails (docs/adr/0212)."""
 
 TASK_HARDENING: Mapping[str, object] = MappingProxyType(
     {
@@ -79,47 +79,49 @@ TASK_HARDENING: Mapping[str, object] = MappingProxyType(
         "IPAddressDeny": ("169.254.0.0/16",),
     }
 )
-"""What a task may not do (trust promise: a task sees neither host nor neighbours).
+"""The sandbox of a task (trust promise: a task sees neither host nor neighbours).
 
 `DynamicUser` implies PrivateTmp, `ProtectHome=read-only` and RemoveIPC (systemd.exec(5)). /home and
-/root of a task's root are its image's own, so they are read, like all of it (docs/adr/0126).
-`ReadOnlyPaths` with `ProcSubset=pid` is what `ProtectKernelTunables` comes to, for a tenth of its
-mounts; a task that may read all of /proc has that instead (core/relaxations.py, docs/adr/0115).
+/root of a task belong to its image and are readable, like the rest of its root (docs/adr/0126).
+`ReadOnlyPaths` with `ProcSubset=pid` has the effect of `ProtectKernelTunables` with a tenth of its
+mounts. A task that may read all of /proc has that property instead (`relaxed`, docs/adr/0115).
 
-A refused system call answers EPERM instead of killing the task, and the calls that change
-owner or user stay: daemons make them out of habit, and without capabilities the kernel
-refuses all that matter.
+A refused system call returns EPERM instead of killing the task. Calls that change the owner or user
+are allowed, because daemons make them by default; without capabilities the kernel refuses all that
+matter.
 """
 
 
 def journal_of(entitlement: str) -> str:
     """Return the journal namespace of an entitlement's tasks (docs/adr/0081).
 
-    Each has files and limits of its own, so a noisy task rotates out only its own kind's logs.
+    Each namespace has its own files and limits, so a noisy task rotates out only logs of its own
+    entitlement.
     """
     return f"twine-{entitlement}"
 
 
 def describe_unit(task_id: str, spec: TaskSpec) -> str:
-    """Return the unit's description: what it is, and the key it was started from."""
+    """Return the unit's description: the task, and the key of its specification."""
     return f"Twine task {task_id} [key {key_of(spec)}]"
 
 
 def key_in(description: str) -> str:
-    """Return the key in a unit's description, empty where there is none."""
+    """Return the key in a unit's description, empty if there is none."""
     _, _, rest = description.partition("[key ")
     return rest.rstrip("]")
 
 
 _NOT_AFTER = 'read up rest </proc/uptime && [ "${up%.*}" -lt "$1" ]'
-"""Succeeds before a second since boot; the first number there counts suspend (proc(5))."""
+"""Succeeds before a given second since boot. The first number in the file includes suspend
+(proc(5))."""
 
 
 def not_after(boot_s: float) -> dict[str, object]:
-    """Return the properties of a unit that must not be started from this second since boot on.
+    """Return the properties of a unit that must not start after this second since boot.
 
-    systemd asks just before the start. So a request that an agent or a bus held back for long
-    starts nothing, even if the agent thought before that it may (docs/adr/0024).
+    systemd checks the condition directly before the start. So a start that the agent or D-Bus
+    delayed for too long has no effect, even if it was allowed when requested (docs/adr/0024).
     """
     command = ["/bin/sh", "-c", _NOT_AFTER, "sh", str(int(boot_s))]
     return {"ExecCondition": [command], "RootDirectoryStartOnly": True}
@@ -128,10 +130,10 @@ def not_after(boot_s: float) -> dict[str, object]:
 def unit_properties(
     task_id: str, spec: TaskSpec, root: str, hardening: Mapping[str, object] = TASK_HARDENING
 ) -> dict[str, object]:
-    """Return all properties of a task's unit, whose root file system is at `root`.
+    """Return the properties of a task's unit with its root file system at `root`.
 
-    `RemainAfterExit` and `CollectMode=inactive` keep an ended unit, with its exit code,
-    until the agent has seen it, even if the agent is down at that moment (F-03).
+    `RemainAfterExit` and `CollectMode=inactive` keep an ended unit with its exit code until the
+    agent has read it, even if no agent runs at that moment (F-03).
     """
     environment = {
         "LANG": "C",  # the host's own locale need not be in the image (BUG-UX9)
@@ -194,9 +196,9 @@ def _run_time(seconds: float | None) -> dict[str, object]:
 _CALLS: Mapping[Relaxation, tuple[str, ...]] = MappingProxyType(
     {Relaxation.SCHEDULING: ("~@resources", NO_PRIORITY), Relaxation.DEBUG: ("~@debug",)}
 )
-"""What of the filter of system calls goes."""
+"""Entries of the system call filter that a relaxation removes."""
 _RAW_KEEPS = ("BPFProgram", "NetworkNamespacePath", "IPAddressDeny")
-"""Not a sandbox: which ports and which network are this task's, and not another's."""
+"""Properties that `raw` keeps: they separate the ports and networks of tasks."""
 
 _SYS = tuple(
     f"-+/sys/{name}"
@@ -205,15 +207,15 @@ _SYS = tuple(
         *("kernel", "module", "power"),
     )
 )
-"""All there is in /sys: systemd 257 refuses `/sys` itself together with `ProtectKernelTunables`."""
+"""All folders of /sys: systemd 257 refuses `/sys` itself together with `ProtectKernelTunables`."""
 
 
 def relaxed(
     properties: Mapping[str, object], sandbox: Collection[str], relaxations: Collection[Relaxation]
 ) -> dict[str, object]:
-    """Return a unit's properties with a task's relaxations; `sandbox` names those of its hardening.
+    """Return a unit's properties after applying a task's relaxations.
 
-    Without relaxations nothing is another.
+    `sandbox` are the names of the properties that belong to the hardening.
     """
     found = dict(properties)
     if Relaxation.RAW in relaxations:
@@ -223,8 +225,8 @@ def relaxed(
         return {**found, "User": "root"}
     if Relaxation.PROC in relaxations and "ProcSubset" in found:
         found["ProcSubset"] = "all"
-        found["ProtectKernelTunables"] = True  # /proc/sys and similar files are there now
-        found["ReadOnlyPaths"] = _SYS  # it leaves /sys open in the host's network
+        found["ProtectKernelTunables"] = True  # /proc/sys and similar files are visible now
+        found["ReadOnlyPaths"] = _SYS  # that property leaves /sys writable in the host's network
     if Relaxation.NETLINK in relaxations:
         families = dict.fromkeys((*_texts(found.get("RestrictAddressFamilies")), "AF_NETLINK"))
         found["RestrictAddressFamilies"] = (*families,)

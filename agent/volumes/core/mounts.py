@@ -1,8 +1,8 @@
-"""What is mounted for a task before it starts: its volumes, and its root for an image's user.
+"""The mounts that are made before a task starts: its volumes, and its root for an image's user.
 
-A dynamic user has another number with each start, and files keep theirs. So what is on disk is
-mounted in a way that shows the owner of the files as the task's user and back, by one shell of
-the host's that gets the number (docs/adr/0076, 0118). Source: mount(8), X-mount.idmap.
+A dynamic user gets another user id at each start, but files keep their owner. So volumes and roots
+are mounted with an id mapping between the owner of the files and the task's user. A shell on the
+host gets the user id and makes the mounts (docs/adr/0076, 0118). Source: mount(8), X-mount.idmap.
 """
 
 from __future__ import annotations
@@ -38,14 +38,20 @@ _ROOT = (
     "exit 1; "
     "shift 9; bare=.; "
 )
-"""Puts the task's user before the others in the lists of the root, and mounts the root over itself
-with the files of the image's user shown as the task's, those of root as they are, and those of
-any other user as of the overflow user (65534). The folders that systemd expects are made before,
-as every runtime does for an image of one program: in the mounted root systemd may make none
-(EOVERFLOW). The user root (0:0) is that of a writable root: all files of the snapshot are root's
-then, and root's are the task's; so all names of the lists get the task's number, and `chown www`,
-`install -o www` and a change to the user www are what they would do here anyway: nothing. The
-shell stays in the bare root, where it may write anywhere."""
+"""Script that prepares the root of a task for its image's user.
+
+It puts the task's user first in the root's passwd and group files. It mounts the root over itself
+with mapped owners: files of the image's user belong to the task's user, files of root stay with
+root, and all other files belong to the overflow user (65534).
+
+Before that, it creates the folders that systemd expects, as every container runtime does for an
+image with a single program. In the mounted root systemd could not create them (EOVERFLOW).
+
+The image user root (0:0) has a writable root. All files of the snapshot then belong to root, which
+is mapped to the task's user. So all names in passwd and group get the task's user id: `chown www`,
+`install -o www` and a change to the user www succeed and have no effect.
+
+The shell's working directory stays the unmapped root, where it may write anywhere."""
 _VOLUMES = (
     'while [ $# -gt 0 ]; do at=$root$2; [ "$(readlink -m "$at")" = "$at" ] || '
     '{ echo "the image has a link on the way to $2: no volume can be there" >&2; exit 1; }; '
@@ -55,16 +61,16 @@ _VOLUMES = (
     'chown "$owner:$owner" "$1" && mount --bind -o "X-mount.idmap=b:$owner:$uid:1" "$1" "$at"; '
     "fi || exit 1; shift 3; done"
 )
-"""Makes a folder, or mounts each first path at the second below the root, files of the owner shown
-as a dynamic user's. Nothing runs in the root at that time, so no link can appear after the check
-for one. The top folder of a volume gets its owner here: the agent may not (docs/adr/0084)."""
+"""Script that creates folders and mounts volumes in the root, with the owner of the files mapped to
+the dynamic user. No process runs in the root at that time, so no symbolic link can appear after the
+check. The script sets the owner of a volume's top folder; the agent may not (docs/adr/0084)."""
 _UNMOUNT = (
     'root=$(readlink -f "$1") || exit 0; shift; '
     'for at; do [ "$(readlink -m "$root$at")" = "$root$at" ] || continue; '
     'while umount -l "$root$at" 2>/dev/null; do :; done; done; true'
 )
-"""Where a task that may write put a link on the way, the mount stays until the root is deleted: by
-the link the host would unmount one of its own."""
+"""Script that unmounts the volumes. If the task has put a symbolic link into the path, the mount
+stays until the root is deleted: through the link the host would unmount a mount of its own."""
 
 
 def mount_properties(
@@ -75,16 +81,15 @@ def mount_properties(
     user: ImageUser | None = None,
     run: Sequence[str] | None = None,
 ) -> dict[str, object]:
-    """Return what a unit needs for its volumes and for its image's user; it goes on top of the
-    hardening. Empty where there is neither.
+    """Return the unit properties for the task's volumes and its image's user, empty without both.
 
-    With `run`, the folders that the image has in its /run, that is in memory. It is mounted here
-    and not by the unit's `TemporaryFileSystem=`, so that commands inside the task find its sockets
-    there: they have the mounts of the root, but not those of the unit.
+    `run` are the folders that the image has in /run; with it, /run is in memory. /run is mounted
+    here and not by the unit's `TemporaryFileSystem=`, so that commands inside the task find its
+    sockets there: such commands see the mounts of the root, but not those of the unit.
 
-    Volumes are mounted into the task's root, which the unit takes with all mounts in it:
-    `BindPaths=` would be done for the host's own commands of the unit, too, in the host's root.
-    What is not named in `ReadWritePaths=` is read only (`ProtectSystem=strict`).
+    Volumes are mounted into the task's root, and the unit uses the root with all its mounts.
+    `BindPaths=` would also mount them in the host's root, for those commands of the unit that run
+    on the host. Paths that are not in `ReadWritePaths=` are read-only (`ProtectSystem=strict`).
     """
     if not spec.volumes and user is None:
         return {}
@@ -109,8 +114,8 @@ def mount_properties(
     script = _BEGIN + (_ROOT if user else "") + (_VOLUMES if words else "")
     if user:
         image = f"{state}/images/{spec.image.removeprefix('sha256:')}"
-        words = [*_shown(user, image), *words]
-        paths.append("")  # the root itself, once nothing is mounted in it any more
+        words = [*_root_arguments(user, image), *words]
+        paths.append("")  # the root itself, after all mounts inside it
     return {
         **({"ReadWritePaths": own} if own else {}),
         "ExecStartPre": [[*_SHELL, script, "sh", user_of(task_id), str(OWNER), root, *words]],
@@ -119,11 +124,12 @@ def mount_properties(
     }
 
 
-def _shown(user: ImageUser, image: str) -> list[str]:
-    """Return the words that the shell needs to show a root for its image's user.
+def _root_arguments(user: ImageUser, image: str) -> list[str]:
+    """Return the arguments of `_ROOT` for an image's user.
 
-    Root stays root, except as a group where it is the user's own: one number is shown once.
+    User and group 0 are mapped to themselves, unless they are the image user's own: an id can be
+    mapped only once.
     """
     of_root = ("u:0:0:1" if user.uid else "") + (" g:0:0:1" if user.gid else "")
-    who = (user.users, user.name, user.home, user.shell)
-    return [image, of_root, *who, user.groups, user.group, f"{user.uid}:{user.gid}"]
+    account = (user.users, user.name, user.home, user.shell)
+    return [image, of_root, *account, user.groups, user.group, f"{user.uid}:{user.gid}"]

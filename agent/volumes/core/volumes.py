@@ -1,4 +1,4 @@
-"""A task's volumes → where they are on the host, and what they may take (docs/volumes.md)."""
+"""Paths, names and limits of a task's volumes on the host (docs/volumes.md)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from agent.api.volumes import Volume, VolumeKind
 from wire.units import about_size
 
 OWNER = 1_900_000_000
-"""User and group of all files in volumes, on disk; systemd gives this number to no user
+"""User and group id of all files in volumes on disk. systemd assigns it to no user
 (UIDS-GIDS.md: 1879048192 to 2147352575 are unused)."""
 KEPT = (VolumeKind.SCRATCH, VolumeKind.PERSISTENT)
-"""What a task has on disk for itself."""
+"""Kinds of volumes on disk that belong to one task."""
 FOLDERS = ("scratch", "volumes")
-"""Below the state folder: what goes with its task, and what stays."""
+"""Folders below the state folder: for scratch volumes, and for persistent ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The name of a volume's subvolume, taken apart."""
+    """The parts of the name of a volume's subvolume."""
 
     task_id: str
     volume: str
@@ -29,12 +29,12 @@ class Named:
 
 
 def name_of(task_id: str, volume: str, label: str = "") -> str:
-    """Return the name of a volume's subvolume; neither ids nor names have a dot or an @."""
+    """Return the name of a volume's subvolume; its parts contain no dot and no @."""
     return f"{task_id}.{volume}" + (f"@{label}" if label else "")
 
 
 def read_name(name: str) -> Named | None:
-    """Return what a subvolume is, None for a name that the agent never gives."""
+    """Return the parts of a subvolume's name, None if it is not the name of a volume."""
     left, at, label = name.partition("@")
     task_id, dot, volume = left.partition(".")
     if not (task_id and dot and volume) or "." in volume or (at and not label):
@@ -43,7 +43,7 @@ def read_name(name: str) -> Named | None:
 
 
 def place_of(task_id: str, entitlement: str, name: str, volume: Volume) -> str:
-    """Return where a volume is, below the state folder; empty for one that is in memory."""
+    """Return the path of a volume below the state folder; empty for a volume in memory."""
     match volume.kind:
         case VolumeKind.SCRATCH:
             return f"scratch/{name_of(task_id, name)}"
@@ -56,7 +56,7 @@ def place_of(task_id: str, entitlement: str, name: str, volume: Volume) -> str:
 
 
 def places(task_id: str, spec: TaskSpec, *kinds: VolumeKind) -> dict[str, Volume]:
-    """Return the volumes of these kinds by where they are (`place_of`)."""
+    """Return the volumes of these kinds, by path (`place_of`)."""
     return {
         place_of(task_id, spec.entitlement, name, volume): volume
         for name, volume in spec.volumes.items()
@@ -65,7 +65,7 @@ def places(task_id: str, spec: TaskSpec, *kinds: VolumeKind) -> dict[str, Volume
 
 
 def limits_of(specs: Mapping[str, TaskSpec]) -> dict[str, int]:
-    """Return what volumes on disk may take, by where they are."""
+    """Return the limits of the volumes on disk, in bytes by path."""
     found: dict[str, int] = {}
     for task_id, spec in specs.items():
         kept = places(task_id, spec, *KEPT)
@@ -74,7 +74,7 @@ def limits_of(specs: Mapping[str, TaskSpec]) -> dict[str, int]:
 
 
 def too_large(task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], disk_bytes: int) -> str:
-    """Return why a task's volumes do not fit on the disk, empty where they do."""
+    """Return why a task's volumes do not fit on the disk, empty if they do."""
     mine = limits_of({task_id: spec})
     promised = limits_of({t: s for t, s in others.items() if t != task_id})
     need, taken = sum(mine.values()), sum(promised.values())
@@ -86,7 +86,7 @@ def too_large(task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], disk
     )
 
 
-def stray_scratch(names: Iterable[str], task_id: str, spec: TaskSpec | None) -> list[str]:
+def unwanted_scratch(names: Iterable[str], task_id: str, spec: TaskSpec | None) -> list[str]:
     """Return the scratch volumes of a task that its specification does not name (None: all)."""
     wanted = set() if spec is None else set(places(task_id, spec, VolumeKind.SCRATCH))
     mine = (n for n in names if (found := read_name(n)) is not None and found.task_id == task_id)

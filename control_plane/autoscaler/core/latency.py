@@ -19,11 +19,11 @@ _WIDTH, _LARGEST = math.log(1.1), 1e15
 BINS_MAX = 32
 """Loads that differ by a factor of 21; beyond that the bin of least weight goes."""
 KNOWN_MIN = 5.0
-"""A bin counts once it has so many minutes …"""
+"""Minutes of measurements from which on a bin counts."""
 LEARNT_MIN = 30.0
-"""… and all bins together count once they have so many."""
+"""Minutes of measurements, of all bins together, from which on they count."""
 WEIGHT_MAX_MIN = 60.0
-"""A bin weighs at most so many minutes: half of a change is learnt in 40 minutes at it."""
+"""Upper bound of a bin's weight, in minutes: half of a change is learnt in 40 minutes."""
 HALF_LIFE_S = 7 * 86_400.0
 """After this long a minute counts half: last week's peaks count, those of two months ago do not."""
 OVER_HALF_LIFE_S = 6 * 3600.0
@@ -38,9 +38,9 @@ load of a task rises by 8 % until that is measured, too."""
 CONTRADICTED = 0.95
 """What a minute leaves of the weight of a bin that contradicts it: a new version may be slower."""
 INCIDENT_S = 3 * 3600.0
-"""For so long the learnt load falls by half at most: a slow database is likelier than slow code."""
+"""Time in which the learnt load falls by at most half: its cause may be a slow database."""
 FLAT, FLAT_SPAN = 0.8, 1.9
-"""Load does not make latency too long if half of a load has more than so much of its latency."""
+"""Load is not the cause if `1 / FLAT_SPAN` of it has this share of the latency already."""
 
 
 class LatencyBin(msgspec.Struct, frozen=True, array_like=True):
@@ -173,7 +173,7 @@ def load_of_task(
     state: LearntLatency,
     now: tuple[float, float] | None,
 ) -> tuple[float | None, float | None, str]:
-    """Return the load that a task shall have, the load that it carries at most, and why.
+    """Return the load that a task should have, the most that it carries, and the reason.
 
     `given` is what the owner wrote, `now` the present load of a task and its latency (None: not
     measured). While the latency is over the limit, the present load of a task is too much, unless

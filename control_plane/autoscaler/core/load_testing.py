@@ -30,7 +30,7 @@ def weights_for(multiple: float, task: int, others: Collection[int]) -> dict[int
 
 
 def beyond(wish: LoadTestWish, step: LoadTestStep) -> str:
-    """Return which limit a step exceeds, in words; empty: none."""
+    """Return the limit that a step exceeds, as text; empty: none."""
     if not all(map(math.isfinite, (step.load, step.latency_s, step.errors))):
         return "a measurement is not a number"
     if step.latency_s > wish.latency_max_s:

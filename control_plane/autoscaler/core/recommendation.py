@@ -32,9 +32,9 @@ TOLERANCE = 0.05
 """A size that is larger by at most this share is kept: a smaller one would save less than the
 restarts cost."""
 SETTLE_S = 300.0
-"""After an update, CPU and memory are not measured for so long: new tasks fill caches (AS10)."""
+"""CPU and memory are ignored for this long after an update: new tasks fill caches (AS10)."""
 STEADY_S = 120.0
-"""Latency is learnt once the size was the same for so long: the window of a usual query."""
+"""Latency is learnt once the size was constant for this long: the window of a usual query."""
 START_S = 300.0
 """New tasks are assumed to take this long until they are healthy, before that was measured."""
 MARGIN_S = 120.0
@@ -44,7 +44,7 @@ RISE_S, RISE_ERRORS, RISE_MAX = 120.0, 3.0, 2.0
 """In the first day of a job forecasts have no basis. A load that exceeds its forecast by three mean
 errors is extrapolated from this time, up to twice itself (docs/adr/0218)."""
 STARTS_KEPT = 8
-"""The horizon follows the slowest of so many starts."""
+"""Start times that are kept; the forecast horizon is the longest of them."""
 
 
 class JobObservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class JobObservation(msgspec.Struct, frozen=True, kw_only=True):
     pushing: str = ""
     """Why its tasks are being replaced, or wait for that; empty: none is."""
     msbs: int = 0
-    """Over so many MSBs its tasks are spread; 0: not known."""
+    """MSBs that its tasks are spread over; 0: not known."""
 
 
 class SizingState(msgspec.Struct, frozen=True, kw_only=True):

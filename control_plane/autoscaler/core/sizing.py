@@ -25,7 +25,7 @@ class Needed(msgspec.Struct, frozen=True, kw_only=True):
     at_target: int
     """Without headroom."""
     survivors: int = 0
-    """So many must be left after the loss of an MSB; 0: the policy allows for no loss."""
+    """Tasks that must remain after the loss of an MSB; 0: the policy plans for no loss."""
 
 
 def tasks_for(load: float, per_task: float) -> int:
@@ -37,7 +37,7 @@ def tasks_for(load: float, per_task: float) -> int:
 
 
 def surviving(survivors: int, msbs: int) -> int:
-    """Return the fewest tasks that leave so many after the loss of one MSB.
+    """Return the fewest tasks of which `survivors` remain after the loss of one MSB.
 
     Tasks are spread evenly: an MSB has at most ceil(tasks / msbs). With one MSB nothing is left
     of any size, and `survivors` is returned.

@@ -13,13 +13,13 @@ import msgspec
 from control_plane.autoscaler.core.sizing import in_force, tasks_for, with_size
 
 PENALTY = 10.0
-"""A missing task-minute costs as much as so many idle ones."""
+"""Cost of a missing task-minute, in idle task-minutes."""
 USUAL_QUANTILE = 0.8
 """At this quantile of a policy the penalty is `PENALTY`; at others it grows with their odds."""
 HALF_LIFE_S = 3 * 86_400.0
 """After this long a cost counts half."""
 LEARNT_S = 86_400.0
-"""The forecast is followed until the costs of so long are known."""
+"""The forecast is used until costs are known for this long."""
 STEP_MAX_S = 300.0
 """The most that one evaluation adds to the costs: after a gap the earlier sizes are unknown."""
 START_MAX_S = 1800.0

@@ -23,7 +23,7 @@ from wire.errors import Conflict
 
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]{1,32})-----[^-]{1,8192}-----END \1-----\n?")
 _NAMED = 3
-"""At most so many of the hosts or users that hinder a step are named."""
+"""Most hosts or users that an error names; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def hinders(
     hosts: Mapping[str, HostTrust | None],
     credentials: Sequence[IssuedCredential],
 ) -> list[str]:
-    """Return the hosts and users that a step would lock out, in words; none: it may be taken.
+    """Return the hosts and users that a step would lock out, as text; none: it is safe.
 
     `hosts` are all joined hosts with their last reports; `credentials` are the unexpired files of
     users and controllers, which are not renewed.
@@ -149,16 +149,16 @@ def hinders(
         wanted = roots.coming.ca_hash
         behind = [h for h, t in hosts.items() if t is None or wanted not in t.trusts]
         old = [c for c in credentials if wanted not in c.trusts]
-        return _told(behind, "do not know the new root yet", old, "was created before it")
+        return _locked_out(behind, "do not know the new root yet", old, "was created before it")
     if step is Step.RETIRE and roots.former is not None:
         wanted = roots.active.ca_hash
         behind = [h for h, t in hosts.items() if t is None or t.issuer != wanted]
         old = [c for c in credentials if c.issuer != wanted]
-        return _told(behind, "have a certificate of the former root", old, "was issued by it")
+        return _locked_out(behind, "have a certificate of the former root", old, "was issued by it")
     return []
 
 
-def _told(
+def _locked_out(
     hosts: Sequence[str], hosts_why: str, old: Sequence[IssuedCredential], old_why: str
 ) -> list[str]:
     found = []

@@ -26,7 +26,7 @@ from control_plane.api.intents import (
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, is_untouched
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.job_control.core.compose import CanaryWanted, JobWants, Pushed, UnifiedSpec
-from control_plane.job_control.core.traffic import traffic_told
+from control_plane.job_control.core.traffic import describe_traffic
 from wire.errors import Conflict
 
 _ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
@@ -145,7 +145,7 @@ def wanted_of(record: JobRecord) -> JobWants:
 
 
 def waits_for_hold(record: JobRecord) -> str:
-    """Return what a hold postpones, in words; empty: nothing, or there is no hold."""
+    """Describe the changes that a hold postpones; empty: none, or there is no hold."""
     if not is_held(record):
         return ""
     size, hold = size_of(record).wanted, record.intents[Dimension.HOLD]
@@ -313,7 +313,7 @@ def views(record: JobRecord, unified: UnifiedSpec) -> list[IntentView]:
     effects = _effects(record, unified)
     known = [dimension for dimension in Dimension if dimension in record.intents]
     waits = dict(unified.waits)
-    if canary_of(record) is not None and (lacks := traffic_told(record)[1]):
+    if canary_of(record) is not None and (lacks := describe_traffic(record)[1]):
         waits[Dimension.CANARY] = "; ".join(filter(None, (waits.get(Dimension.CANARY), lacks)))
     found = [_view(record.intents[one], one, effects[one], waits) for one in known]
     for name in sorted(record.intents.keys() - set(Dimension)):
@@ -332,7 +332,7 @@ def _effects(record: JobRecord, unified: UnifiedSpec) -> dict[Dimension, str]:
         f"{record.version}",
         Dimension.SIZE: f"{_tasks(unified.size)}{_bounds(size)}",
         Dimension.CANARY: f"{_tasks(counts[canary.version])} should run version {canary.version}"
-        + traffic_told(record)[0]
+        + describe_traffic(record)[0]
         if canary is not None
         else "",
         Dimension.INFRASTRUCTURE: "the push runs "
@@ -345,12 +345,12 @@ def _tasks(number: int) -> str:
 
 
 def _bounds(size: SizeIntent) -> str:
-    told = [
+    parts = [
         f"{size.tasks} requested" if size.tasks != size.wanted else "",
         "" if size.minimum is None else f"at least {size.minimum}",
         "" if size.maximum is None else f"at most {size.maximum}",
     ]
-    words = ", ".join(filter(None, told))
+    words = ", ".join(filter(None, parts))
     return words and f" ({words})"
 
 

@@ -81,8 +81,8 @@ def weights_by_version(record: JobRecord) -> dict[int, int]:
     return {version: weights[version not in record.trials] for version in set(versions)}
 
 
-def traffic_told(record: JobRecord) -> tuple[str, str]:
-    """Return in words the canary endpoints' part of the requests, and why it is not the wanted."""
+def describe_traffic(record: JobRecord) -> tuple[str, str]:
+    """Describe the part of the requests for canary endpoints, and why it is not the wanted part."""
     traffic = traffic_of(record)
     if traffic is None:
         return "", ""

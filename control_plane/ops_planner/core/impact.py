@@ -98,7 +98,7 @@ def by_stake(impact: JobImpact) -> tuple[float, str]:
 
 
 def overlaps(machines: Mapping[str, Sequence[str]], jobs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return in words what overlaps with other plans: shared `machines` and `jobs`, by plan."""
+    """Return as text what overlaps with other plans: shared `machines` and `jobs`, by plan."""
     found = []
     for plan, shared in sorted(machines.items()):
         found.append(

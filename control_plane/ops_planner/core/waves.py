@@ -53,7 +53,7 @@ class SeenHost:
 
 
 class Stage:
-    """What a machine of a wave waits for, in words."""
+    """What a machine of a wave waits for, as text."""
 
     DONE = "done"
     LEAVING = "its tasks to leave"
@@ -167,8 +167,10 @@ def is_enough(plan: PlanRecord, waves: Iterable[WaveRecord], hosts: Mapping[str,
     wanted = plan.wish.shed_w
     if plan.wish.work is not Work.POWER_CAP or not wanted:
         return False
-    told = [name for wave in waves if wave.state is not WaveState.WAITING for name in wave.machines]
-    empty = (hosts[name] for name in told if name in hosts and not hosts[name].tasks)
+    announced = [
+        name for wave in waves if wave.state is not WaveState.WAITING for name in wave.machines
+    ]
+    empty = (hosts[name] for name in announced if name in hosts and not hosts[name].tasks)
     return sum(host.power_w for host in empty) >= wanted
 
 

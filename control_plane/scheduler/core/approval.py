@@ -19,7 +19,7 @@ from control_plane.api.operations import DEADLINE, MUST_LEAVE, STOP, Cause, Oper
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.operations import Ledger
 from control_plane.scheduler.core.reconcile import available
-from control_plane.task_control.core.talk import Heard, Question
+from control_plane.task_control.core.talk import ControllerAnswer, Question
 from taskcontrol.api import AdvanceNotice, TaskOperation, UnhealthyTask
 
 OFFERED_MAX = 2000
@@ -50,16 +50,20 @@ def is_down(task: TaskRecord, view: View) -> bool:
     return not available(task, view) or was_let(task)
 
 
-def take_in(record: JobRecord, view: View, heard: Heard, ledger: Ledger, now: Moment) -> JobRecord:
+def with_answer(
+    record: JobRecord, view: View, answer: ControllerAnswer, ledger: Ledger, now: Moment
+) -> JobRecord:
     """Return the record with operations acknowledged or lapsed, by the controller's answer."""
     if not is_controlled(record):
         if not record.asked:  # no controller was ever asked
             return record
         return _changed(record, lambda task: _let_all(task, ledger))
-    holds = _holds(record, view, heard)
+    holds = _holds(record, view, answer)
     return _changed(
         record,
-        lambda task: _taken_in(task, heard, ledger, now, holds=holds, serves=available(task, view)),
+        lambda task: _answered(
+            task, answer, ledger, now, holds=holds, serves=available(task, view)
+        ),
     )
 
 
@@ -74,17 +78,23 @@ def _let_all(task: TaskRecord, ledger: Ledger) -> TaskRecord:
     return ledger.to(task, OperationState.ACKNOWLEDGED) if _is_offered(task) else task
 
 
-def _taken_in(
-    task: TaskRecord, heard: Heard, ledger: Ledger, now: Moment, *, holds: bool, serves: bool
+def _answered(
+    task: TaskRecord,
+    answer: ControllerAnswer,
+    ledger: Ledger,
+    now: Moment,
+    *,
+    holds: bool,
+    serves: bool,
 ) -> TaskRecord:
     operation = task.operation
     if operation is None:
         return task
     is_failure = operation.cause is Cause.FAILURE
     if operation.state is OperationState.OFFERED:
-        was_down = task.index in heard.broken
-        if holds and operation.id in heard.acks and not (was_down and serves):
-            changes = {"approved": heard.by, "instead": heard.acks[operation.id]}
+        was_down = task.index in answer.broken
+        if holds and operation.id in answer.acks and not (was_down and serves):
+            changes = {"approved": answer.by, "instead": answer.acks[operation.id]}
             return ledger.to(task, OperationState.ACKNOWLEDGED, was_down=was_down, **changes)
         if is_failure and operation.deadline is not None and operation.deadline <= now.wall:
             return ledger.to(task, OperationState.ACKNOWLEDGED, approved=DEADLINE)
@@ -95,11 +105,11 @@ def _taken_in(
     return task
 
 
-def _holds(record: JobRecord, view: View, heard: Heard) -> bool:
+def _holds(record: JobRecord, view: View, answer: ControllerAnswer) -> bool:
     """Return whether only tasks are down that were reported to the controller or acknowledged."""
     return all(
-        available(task, view) or task.index in heard.down or was_let(task) for task in record.tasks
-    ) and not any(_is_forced(task, view) and task.index not in heard.down for task in record.tasks)
+        available(task, view) or task.index in answer.down or was_let(task) for task in record.tasks
+    ) and not any(_is_forced(task, view) and task.index not in answer.down for task in record.tasks)
 
 
 def was_let(task: TaskRecord) -> bool:

@@ -53,7 +53,7 @@ def staying(leaving: Mapping[str, Sequence[str]], view: View) -> dict[str, str]:
 
 
 def second_copies(record: JobRecord, view: View) -> list[str]:
-    """Return in words which tasks may run twice: they moved away from unreachable machines.
+    """Describe which tasks may run twice: they moved away from unreachable machines.
 
     Tasks that their host has certainly ended by now are not included.
     """

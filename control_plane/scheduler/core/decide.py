@@ -38,7 +38,7 @@ from control_plane.job_control.core.intents import (
 from control_plane.scheduler.core.approval import (
     OFFERED_MAX,
     is_controlled,
-    take_in,
+    with_answer,
 )
 from control_plane.scheduler.core.assignment import assigned, unified
 from control_plane.scheduler.core.clock import Moment
@@ -65,7 +65,7 @@ from control_plane.scheduler.core.rollout import (
     prune,
     take_down,
 )
-from control_plane.scheduler.core.rollout_words import standing
+from control_plane.scheduler.core.rollout_progress import describe_blocked
 from control_plane.scheduler.core.sizing import begin_removals, kept, resized
 from control_plane.scheduler.core.surge import spare, stood_in, surged
 from control_plane.scheduler.core.task_versions import (
@@ -95,8 +95,8 @@ def decide(record: JobRecord, seen: Seen) -> Decision:
     made.took(resized(made, seen))
     made.took(surged(made, seen))
     made.record = prune(made.record)
-    made.detail = standing(made.record, seen.now)
-    made.record = take_in(made.record, seen.view, seen.heard, made.ledger, seen.now)
+    made.detail = describe_blocked(made.record, seen.now)
+    made.record = with_answer(made.record, seen.view, seen.answer, made.ledger, seen.now)
     has_extras = any(task.extra for task in made.record.tasks)
     may_go = spare(made.record, seen.view) if has_extras else 0
     made.record = begin_removals(made, seen, may_go)
@@ -155,7 +155,7 @@ def _canary_judged(record: JobRecord, before: JobRecord, ledger: Ledger, now: Mo
         if is_failing(task, record, now) or has_crashed(earlier.get(task.index), task):
             why = how_it_failed(task) or "it ended, and its agent started it again"
             reason = f"the canary ended: it failed on {record.name}-{task.index} ({why})"
-            ledger.tell(reason, OperationState.FAILED)
+            ledger.add_rollout_event(reason, OperationState.FAILED)
             writer = record.intents[Dimension.CANARY].writer
             return written(record, Dimension.CANARY, None, writer, now.wall, reason=reason[:512])
     return record
@@ -260,7 +260,7 @@ def _held_up(record: JobRecord, within: Sequence[TaskRecord], serving: set[int])
     most = record.spec.update.max_unavailable
     if most == 0:
         waiting = [task.reason for task in within if task.extra and task.reason]
-        return "; ".join(["the update waits for a task beside the others", *waiting[:1]])
+        return "; ".join(["the update waits for an extra task", *waiting[:1]])
     return (
         f"{down} of {len(base)} tasks are unavailable and at most {most} may be; the update waits"
     )
@@ -339,7 +339,7 @@ def _due_first(task: TaskRecord, seen: Seen) -> tuple[float, bool, bool, int]:
 
 
 def _is_voluntary(operation: Operation) -> bool:
-    """Return whether an operation takes down a task that could go on."""
+    """Return whether an operation takes down a task that could continue to run."""
     return operation.cause in _VOLUNTARY and operation.kind is not OperationKind.START
 
 
@@ -369,7 +369,7 @@ def _may_stop(made: Decision, without_room: frozenset[int], seen: Seen) -> froze
     """Return which tasks may stop for a switch of host profile and restart on the same machine.
 
     No other machine has room for them. A switch has no deadline: tasks and machine would wait
-    for ever (BUG-CP53). It takes as long as a boot, so the budget decides.
+    forever (BUG-CP53). It takes as long as a boot, so the budget decides.
     """
     return frozenset(
         task.index

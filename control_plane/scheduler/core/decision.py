@@ -14,7 +14,7 @@ from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.operations import Ledger
 from control_plane.scheduler.core.rebalance_moves import rebalanced
 from control_plane.scheduler.core.task_versions import runs_next
-from control_plane.task_control.core.talk import Heard
+from control_plane.task_control.core.talk import ControllerAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Seen:
     """The bins over which the job is spread; None: none."""
     repairs: tuple[int, ...] = ()
     """Tasks whose move makes the spread more even."""
-    heard: Heard = field(default_factory=Heard)
+    answer: ControllerAnswer = field(default_factory=ControllerAnswer)
     """The last answer of the job's controller, if it has one."""
     held_back: Mapping[str, str] = field(default_factory=dict)
     """Machine near which much capacity is lost → why operations there wait."""

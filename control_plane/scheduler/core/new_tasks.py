@@ -29,7 +29,7 @@ def is_new(task: TaskRecord, record: JobRecord) -> bool:
 
 
 def has_no_room(task: TaskRecord) -> bool:
-    """Return whether an extra task found no place: a rollout goes on without it (BUG-CP59)."""
+    """Return whether an extra task found no place; a rollout continues without it (BUG-CP59)."""
     return task.extra and task.phase is TaskPhase.PENDING and task.reason != ""
 
 
@@ -43,7 +43,7 @@ def is_away(task: TaskRecord) -> bool:
     return task.phase is TaskPhase.LOST or is_going(task)
 
 
-def is_beside(task: TaskRecord, record: JobRecord) -> bool:
+def is_outside_rollout(task: TaskRecord, record: JobRecord) -> bool:
     """Return whether a task does not matter to the rollout of the newest version."""
     return is_away(task) or is_on_trial(record, task)
 

@@ -98,7 +98,7 @@ class Ledger:
         )
         return replace(task, operation=None)
 
-    def tell(self, reason: str, outcome: OperationState) -> None:
+    def add_rollout_event(self, reason: str, outcome: OperationState) -> None:
         """Add an event about the rollout of the job's newest version."""
         self.events.append(
             JobEvent(

@@ -44,7 +44,7 @@ _BY_ITSELF = ("exit-code", "signal", "core-dump", "oom-kill", "timeout", "watchd
 that did not come up, or ended because of its host, is started again."""
 _NOT_STARTED = range(200, 244)
 """Exit codes by which systemd says that it could not start the program (systemd.exec(5))."""
-_TOLD = (TaskPhase.STARTING, TaskPhase.STOPPING)
+_COMMANDED = (TaskPhase.STARTING, TaskPhase.STOPPING)
 """Phases in which an agent may need a command."""
 _LEFT = (TaskPhase.DRAINING, TaskPhase.STOPPING, TaskPhase.LOST)
 """Phases in which a task may wait for its certain end on a machine that is down."""
@@ -73,7 +73,7 @@ def commands(record: JobRecord, view: View) -> list[Command]:
     """Return the commands to agents that the record needs, without those already confirmed."""
     held = staying(record.leaving, view)
     found: list[Command | None] = [
-        _about(record, task, view, held) for task in record.tasks if task.phase in _TOLD
+        _about(record, task, view, held) for task in record.tasks if task.phase in _COMMANDED
     ]
     for name, ids in record.leaving.items():
         found += [_about_leaving(record, gone, name, view) for gone in ids]
@@ -112,7 +112,9 @@ def _about(
     if task.phase is TaskPhase.STARTING and machine.ready and is_held:
         if name not in held and (status is None or status.generation < task.generation):
             return _start(record, task, task.placement)
-    elif task.phase is TaskPhase.STOPPING and not _is_told(machine, name, task.generation):
+    elif task.phase is TaskPhase.STOPPING and not _has_confirmed_stop(
+        machine, name, task.generation
+    ):
         return Stop(task.placement.machine, name, task.generation)
     return None
 
@@ -121,7 +123,7 @@ def _about_leaving(record: JobRecord, gone: str, name: str, view: View) -> Stop 
     machine = view.get(name)
     if machine is None or not (machine.up and machine.answering) or gone not in machine.tasks:
         return None
-    if _is_told(machine, gone, machine.tasks[gone].generation):
+    if _has_confirmed_stop(machine, gone, machine.tasks[gone].generation):
         return None
     return Stop(name, gone, record.generation, urgent=True)
 
@@ -173,7 +175,7 @@ def _start(record: JobRecord, task: TaskRecord, placement: Placement) -> Start:
     return Start(placement.machine, name, task.index, task.version, task.generation, placement)
 
 
-def _is_told(machine: SeenMachine, name: str, generation: int) -> bool:
+def _has_confirmed_stop(machine: SeenMachine, name: str, generation: int) -> bool:
     """Return whether the agent confirmed a stop of this generation and still has the task."""
     return name in machine.tasks and machine.stopped.get(name, 0) >= generation
 
@@ -272,7 +274,7 @@ class _Fold:
         return task
 
     def _elsewhere(self, task: TaskRecord, refused: str) -> TaskRecord | None:
-        """Return a task that its machine keeps refusing, on its way to another machine.
+        """Return the task in transfer to another machine, because its machine keeps refusing it.
 
         A command whose answer was lost may still arrive at the old one. So a task that must have no
         second copy leaves only after the agent confirmed a stop, which overrides that command.
@@ -442,17 +444,17 @@ def _with_status(task: TaskRecord, status: TaskStatus) -> TaskRecord:
 
 
 @lru_cache(maxsize=1 << 16)
-def own_address(said: str) -> str:
+def own_address(text: str) -> str:
     """Return an address of a task's private network for clients; empty if it is not valid.
 
     An agent's address goes into the configuration of proxies, so it must be a unicast address that
     can be another host's: not link-local, loopback or multicast, and without a zone (any text).
     """
     try:
-        found = ip_address(said)
+        found = ip_address(text)
     except ValueError:
         return ""
-    if "%" in said:
+    if "%" in text:
         return ""
     no = found.is_loopback or found.is_link_local or found.is_multicast or found.is_unspecified
     return "" if no else str(found)

@@ -23,10 +23,10 @@ from control_plane.scheduler.core.new_tasks import (
     has_no_room,
     how_it_failed,
     is_away,
-    is_beside,
     is_failing,
     is_new,
     is_of,
+    is_outside_rollout,
     is_proven,
     serves,
 )
@@ -45,7 +45,9 @@ def begun(record: JobRecord) -> JobRecord:
     """
     known = record.rollout
     if known is not None and is_of(known, record):
-        if not known.done or all(is_new(t, record) or is_beside(t, record) for t in record.tasks):
+        if not known.done or all(
+            is_new(t, record) or is_outside_rollout(t, record) for t in record.tasks
+        ):
             return record
         return replace(record, rollout=replace(known, done=False))
     others = [
@@ -80,7 +82,7 @@ def advance(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -
             return _verdict(record, rollout, ledger, now)
     if rollout.passed and not rollout.halted and _is_done(record, rollout, now):
         rollout = replace(rollout, done=True)
-        ledger.tell(f"all tasks run version {record.version}", OperationState.DONE)
+        ledger.add_rollout_event(f"all tasks run version {record.version}", OperationState.DONE)
     return record if rollout is known else replace(record, rollout=rollout)
 
 
@@ -188,7 +190,7 @@ def _canaries(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) 
     held = [task for task in new if serves(task) and now.spent_s(task) >= hold_s]
     if len(held) < wanted or len(held) < len(new):
         return rollout
-    ledger.tell(
+    ledger.add_rollout_event(
         f"{len(held)} canaries of version {record.version} stayed healthy", OperationState.DONE
     )
     return replace(rollout, passed=True)
@@ -215,7 +217,7 @@ def _failures(record: JobRecord, rollout: Rollout, before: JobRecord, now: Momen
 def _enough(record: JobRecord, rollout: Rollout) -> int:
     """Return how many new tasks have to fail, at most as many as may be new and broken at once.
 
-    Otherwise the update would wait for ever with fewer failures.
+    Otherwise the update would wait forever with fewer failures.
     """
     policy = record.spec.update
     most = max(1, policy.max_unavailable + policy.surge)
@@ -232,7 +234,7 @@ def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
     """Return whether a new task fails for good, and no other new task is still being tested.
 
     A broken task can block further updates (its batch, the canaries, a controller). Then the update
-    would wait for ever for the number of failures that the owner asked for.
+    would wait forever for the number of failures that the owner asked for.
     """
     blamed, fails = frozenset(rollout.failed[rollout.forgiven :]), False
     for task in record.tasks:
@@ -266,9 +268,11 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -
         and not same_tasks(base, record.spec)
     )
     if base is None or not goes_back:
-        ledger.tell(f"halted: {reason}", OperationState.FAILED)
+        ledger.add_rollout_event(f"halted: {reason}", OperationState.FAILED)
         return replace(record, rollout=replace(rollout, halted=True, reason=reason))
-    ledger.tell(f"rolled back to version {rollout.base}: {reason}", OperationState.FAILED)
+    ledger.add_rollout_event(
+        f"rolled back to version {rollout.base}: {reason}", OperationState.FAILED
+    )
     reason = f"{reason}; the job was rolled back to version {rollout.base}"
     return pushed(
         returned(record, back_to(record.spec, base), reason), _SELF, now.wall, reason=reason

@@ -12,7 +12,7 @@ FindJob = Callable[[str], JobRecord | None]
 
 
 def kept_notes(record: JobRecord, find: FindJob) -> list[str]:
-    """Return in words where volumes of a job's tasks are: first in general, then task by task.
+    """Describe where the volumes of a job's tasks are: first in general, then task by task.
 
     Empty for a job without persistent or shared volumes.
     """
@@ -69,7 +69,7 @@ def _of_task(record: JobRecord, task: TaskRecord) -> Iterator[str]:
 
 
 def _shared(record: JobRecord, task: TaskRecord, find: FindJob) -> Iterator[str]:
-    """Yield in words where the shared volumes of other tasks are that a task reads."""
+    """Describe where the shared volumes of other tasks are that a task reads."""
     if task.placement is None:
         return
     here = task.placement.machine

@@ -18,7 +18,7 @@ def may_own(scope: str, region: str | None) -> bool:
 
 
 def in_words(scope: str) -> str:
-    """Return the scope of a shard in words."""
+    """Describe the scope of a shard."""
     return f"region {scope}" if scope else "global"
 
 

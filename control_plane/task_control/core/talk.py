@@ -34,14 +34,14 @@ def soonest_try_s(question: Question, now: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ControllerAnswer:
     """The last answer of a controller."""
 
     acks: Mapping[str, str] = field(default_factory=dict)
     """Operation → the alternative to do instead; empty: the operation as requested."""
     down: frozenset[int] = frozenset()
-    """Tasks that were reported to it as not serving, or as stopping at any moment."""
+    """Tasks that the call reported as not serving, or as about to stop."""
     broken: frozenset[int] = frozenset()
-    """Those of them that did not serve for another reason than an acknowledged operation."""
+    """Tasks of `down` that did not serve for another reason than an acknowledged operation."""
     by: str = ""
-    """Its name and the number of the call."""
+    """The name of the controller and the number of the call."""

@@ -110,8 +110,8 @@ def packed(
 
     `tasks` and `counts` have an item for each row: its task (−1: the job as a whole) and how many
     bars it has. `bars` has five numbers for each bar, row after row by time: its start in tenths of
-    a second after `begin`, its length in tenths of a second (−1: it goes on), its look as an index
-    of `looks`, and the machines from and to which it led as indexes of `words`. A look is [kind,
+    a second after `begin`, its length in tenths of a second (−1: it continues), its look as an
+    index of `looks`, and its source and target machines as indexes of `words`. A look is [kind,
     cause, state, reason, approved], as indexes of `words`.
     """
     order, ended, current = _by_task(events, tasks, window)
@@ -154,8 +154,8 @@ class _Packer:
         look = (id(one.kind), id(one.cause), id(state), one.reason, one.approved)
         if (number := self._known.get(look)) is None:
             number = self._known[look] = len(self.looks)
-            said = (one.kind.value, one.cause.value, state.value, one.reason, one.approved)
-            self.looks.append([words.setdefault(word, len(words)) for word in said])
+            parts = (one.kind.value, one.cause.value, state.value, one.reason, one.approved)
+            self.looks.append([words.setdefault(word, len(words)) for word in parts])
         source = words.setdefault(one.from_machine, len(words))
         return at, length, number, source, words.setdefault(one.to_machine, len(words))
 

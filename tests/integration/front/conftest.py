@@ -275,7 +275,7 @@ class CannedControlPlane(ControlPlane):
         self.portal = Portal(store, Runtime(), PortalSettings(approvers=["bob"]))
         self.brokers.listen(self.portal.supply.on_machine_change)
         self.census = Counters()
-        self.brokers.listen(self.census.machine_heard)
+        self.brokers.listen(self.census.machine_changed)
         sources = Sources(
             machines=self.brokers.table,
             held=self.brokers.held,

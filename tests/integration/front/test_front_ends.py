@@ -11,7 +11,7 @@ import pytest
 
 from control_plane.api.routes import ROUTES
 from control_plane.api.shard_routes import CALLER_HEADER
-from control_plane.front_end.access import said_of
+from control_plane.front_end.access import caller_header
 from control_plane.front_end.listen import serving, tcp_socket
 from control_plane.front_end.relay import RELAYED, FrontEndRelay
 from control_plane.identity.authority import CertificateSubject
@@ -45,7 +45,7 @@ class Speaking:
         peer = Peer(name=f"spiffe://twine/{role}/{name}", role=role, valid_from=2e9)
         if role == "anyone":
             peer = Peer(name="anyone", role="anyone")
-        said = self._said or said_of(peer)
+        said = self._said or caller_header(peer)
         client = WireClient(self._region.url, self._region.context("component", "front-end"))
         client.headers = lambda: {CALLER_HEADER: said}
         return client

@@ -113,7 +113,7 @@ class World:
 
     def take(self, request: Request) -> None:
         spec = request.put
-        self.contact.heard(request.heard, 0)
+        self.contact.record_contact(request.heard, 0)
         if spec is not None:
             try:
                 self.contact.check_command("web", spec, request.heard, 0)

@@ -59,9 +59,9 @@ class CensusModel(RuleBasedStateMachine):
         self.run(self.store.__aenter__())
         self.census = Counters()
         self.brokers = Brokers(self.store, Runtime(lambda: 0.0))
-        self.brokers.listen(self.census.machine_heard)
+        self.brokers.listen(self.census.machine_changed)
         self.jobs = JobTable(self.store)
-        self.jobs.listen(self.census.job_heard)
+        self.jobs.listen(self.census.job_changed)
         self.run(self.brokers.load())
         self.run(self.jobs.load())
 

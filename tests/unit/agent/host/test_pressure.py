@@ -25,7 +25,7 @@ from agent.host.core.pressure import (
 from agent.lease.core.lease import LeaseMoment
 from agent.resources.core.limits import kept_bytes
 from agent.runtime.core.records import Wanted
-from agent.tasks.core.lifecycle import evicted
+from agent.tasks.core.restarts import evicted
 
 MIB = 1 << 20
 
@@ -96,7 +96,7 @@ def test_of_equals_the_last_started_goes_and_promises_are_kept() -> None:
 
 
 def test_an_eviction_is_an_end_by_the_restart_policy() -> None:
-    now = LeaseMoment(boot_s=100.0, wall=1000.0, heard_s=100.0)
+    now = LeaseMoment(boot_s=100.0, wall=1000.0, contact_s=100.0)
     task = a_record(state=TaskState.RUNNING, invocation_id="i1", started_boot_s=50.0)
     gone = evicted(task, "why", now)
     assert (gone.state, gone.reason, gone.restarts) == (TaskState.BACKOFF, "why", 1)

@@ -407,7 +407,7 @@ async def test_a_profile_of_a_term_that_never_was_is_replaced_on_the_host(host: 
     report = {"name": "web", "generation": 3, "epoch": COUNT_MAX, "state": "verified"}
     (host.folder / "sidekick" / "status.json").write_text(json.dumps(report))
     async with host.serving() as (services, client):
-        services.contact.heard("", 5)
+        services.contact.record_contact("", 5)
         wanted = ProfileSpec(name="base", generation=4, epoch=5)
         with pytest.raises(Conflict, match=f"of {COUNT_MAX}"):
             services.profile.ask(wanted)  # as the control plane's word is taken

@@ -228,11 +228,11 @@ async def test_a_command_without_a_late_answer_behind_it_is_refused(
     host: FakeHost, uptime: Uptime
 ) -> None:
     async with host.agent() as client:
-        with pytest.raises(Busy, match="heard this host in the last 30 s"):
+        with pytest.raises(Busy, match="an answer of this host in the last 30 s"):
             await client.put_task("web", a_spec(disconnect=STOP))
         await client.get_events(0)
         uptime.now_s += 30
-        with pytest.raises(Busy, match="heard this host in the last 30 s"):
+        with pytest.raises(Busy, match="an answer of this host in the last 30 s"):
             await client.put_task("web", a_spec(disconnect=STOP))
         await client.put_task("plain", a_spec())
         await running(client, "plain")
@@ -294,11 +294,11 @@ async def test_a_poll_waits_no_longer_than_the_most_impatient_task_allows(
 
 def test_what_a_reboot_left_behind_is_not_taken_up(tmp_path: Path) -> None:
     first = Contact(tmp_path / "fence", "boot-1", lambda: 1000.0)
-    first.heard(first.answer(), 3)
+    first.record_contact(first.answer(), 3)
     (tmp_path / "fence" / "web").write_text("30.0 10.0\n")
     again = Contact(tmp_path / "fence", "boot-2", lambda: 5.0)
 
-    assert again.moment("web").heard_s is None
+    assert again.moment("web").contact_s is None
     assert not (tmp_path / "fence" / "web").exists()
 
 

@@ -44,15 +44,15 @@ def test_lives_of_one_store_follow_each_other_and_an_older_one_does_not() -> Non
 def test_an_older_store_is_refused_and_what_was_told_stays(tmp_path: Path) -> None:
     """F-88: what refuses it is not forgotten by being asked again."""
     last = FencingTerm(tmp_path / "t")
-    last.hear(None, commands=True)  # of an earlier release
-    last.hear(said(ONE, 0, 9), commands=True)
+    last.check(None, commands=True)  # of an earlier release
+    last.check(said(ONE, 0, 9), commands=True)
     for _ in range(2):
         with pytest.raises(OlderStore, match=r"at revision 9 .* began with revision 8"):
-            last.hear(said(TWO, 8, 100), commands=False)
-    last.hear(said(ONE, 0, 10), commands=False)
-    last.hear(said(TWO, 10, 10), commands=False)
+            last.check(said(TWO, 8, 100), commands=False)
+    last.check(said(ONE, 0, 10), commands=False)
+    last.check(said(TWO, 10, 10), commands=False)
     with pytest.raises(InvalidInput, match="is not the term"):
-        last.hear("nonsense", commands=True)
+        last.check("nonsense", commands=True)
 
 
 async def _until(holds: Callable[[], bool]) -> None:
@@ -72,20 +72,20 @@ async def test_what_a_command_told_outlives_the_agent(tmp_path: Path) -> None:
         where.write_bytes(data)
 
     watch = asyncio.create_task(last.watch(write))
-    last.hear(said(ONE, 0, 7), commands=True)
+    last.check(said(ONE, 0, 7), commands=True)
     await asyncio.sleep(0.01)
     assert not watch.done(), "a disk that fails ends nothing"
     failing = False
-    last.hear(said(ONE, 0, 8), commands=True)
+    last.check(said(ONE, 0, 8), commands=True)
     await _until(path.exists)
     watch.cancel()
     with suppress(asyncio.CancelledError):
         await watch
     after = FencingTerm(path)
     with pytest.raises(OlderStore):
-        after.hear(said(TWO, 7, 7), commands=False)
+        after.check(said(TWO, 7, 7), commands=False)
     path.unlink()  # it joined anew
-    after.hear(said(TWO, 0, 0), commands=False)
+    after.check(said(TWO, 0, 0), commands=False)
 
 
 async def test_the_owners_of_a_host_outlive_the_agent(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ async def test_the_owners_of_a_host_outlive_the_agent(tmp_path: Path) -> None:
         where.write_bytes(data)
 
     watch = asyncio.create_task(owners.watch(write))
-    owners.hear(None, commands=True)  # of an earlier release
-    owners.hear("ads/3", commands=True)
-    owners.hear("web/7", commands=True)
+    owners.check(None, commands=True)  # of an earlier release
+    owners.check("ads/3", commands=True)
+    owners.check("web/7", commands=True)
     await _until(lambda: path.exists() and "web/7" in path.read_text())
     watch.cancel()
     with suppress(asyncio.CancelledError):
@@ -106,8 +106,8 @@ async def test_the_owners_of_a_host_outlive_the_agent(tmp_path: Path) -> None:
     after = FencingOwners(path)
     for earlier in ("web/6", "ads/2"):
         with pytest.raises(Conflict, match="the term of its present owner"):
-            after.hear(earlier, commands=True)
+            after.check(earlier, commands=True)
     with pytest.raises(InvalidInput, match="is not an owner"):
-        after.hear("nonsense", commands=False)
+        after.check("nonsense", commands=False)
     path.unlink()  # it joined anew
-    after.hear("web/1", commands=True)
+    after.check("web/1", commands=True)

@@ -46,7 +46,7 @@ def _task(state: S = S.RUNNING, **fields: object) -> TaskRecord:
 
 
 def _at(silent_s: float, **fields: object) -> LeaseMoment:
-    return LeaseMoment(wall=50.0, boot_s=HEARD + silent_s, heard_s=HEARD, **fields)  # type: ignore[arg-type]
+    return LeaseMoment(wall=50.0, boot_s=HEARD + silent_s, contact_s=HEARD, **fields)  # type: ignore[arg-type]
 
 
 def _gone(task: TaskRecord, now: LeaseMoment) -> Decision:
@@ -79,7 +79,7 @@ def test_a_running_task_is_looked_at_again_when_its_time_runs_out() -> None:
 
 def test_a_task_that_does_not_ask_for_it_runs_on_for_ever() -> None:
     task = a_record(state=S.RUNNING, invocation_id="i1", boot_id=BOOT)
-    for now in (_at(1e6), LeaseMoment(wall=0.0, boot_s=1e6, heard_s=None)):
+    for now in (_at(1e6), LeaseMoment(wall=0.0, boot_s=1e6, contact_s=None)):
         assert decide(task, seen(a_unit(task)), now).task.state is S.RUNNING
 
 
@@ -93,7 +93,7 @@ def test_nothing_is_started_once_the_time_ran_out(state: S) -> None:
 
 def test_hearing_from_it_again_starts_nothing_until_a_command_comes() -> None:
     cut = _gone(_task(), _at(30.0)).task
-    heard = _gone(cut, LeaseMoment(wall=60.0, boot_s=2000.0, heard_s=1999.0))
+    heard = _gone(cut, LeaseMoment(wall=60.0, boot_s=2000.0, contact_s=1999.0))
     same = accept("web", cut.spec, heard.task)
     later_term = accept("web", replace(cut.spec, epoch=5), heard.task)
     told = accept("web", replace(cut.spec, generation=2), heard.task)
@@ -104,13 +104,13 @@ def test_hearing_from_it_again_starts_nothing_until_a_command_comes() -> None:
     assert same is None
     assert later_term.cut_off
     assert not told.cut_off
-    assert _gone(told, LeaseMoment(wall=60.0, boot_s=2000.0, heard_s=1999.0)).action is A.START
+    assert _gone(told, LeaseMoment(wall=60.0, boot_s=2000.0, contact_s=1999.0)).action is A.START
 
 
 def test_a_stop_that_has_begun_is_finished_although_it_is_heard_again() -> None:
     task = _task()
     stopping = decide(task, seen(a_unit(task)), _at(30.0)).task
-    heard = LeaseMoment(wall=60.0, boot_s=HEARD + 31, heard_s=HEARD + 30.5)
+    heard = LeaseMoment(wall=60.0, boot_s=HEARD + 31, contact_s=HEARD + 30.5)
     leaving = decide(stopping, seen(a_unit(task, active="deactivating")), heard)
     unheeded = decide(stopping, seen(a_unit(task)), heard)
 
@@ -121,7 +121,7 @@ def test_a_stop_that_has_begun_is_finished_although_it_is_heard_again() -> None:
 def test_a_time_that_ran_out_unseen_is_not_forgotten_by_hearing_from_it_again() -> None:
     """An agent that stood still finds the unit killed and a fresh word at the same moment."""
     task = _task()
-    now = LeaseMoment(wall=60.0, boot_s=2000.0, heard_s=1999.9, lapsed=True)
+    now = LeaseMoment(wall=60.0, boot_s=2000.0, contact_s=1999.9, lapsed=True)
     found = decide(task, seen(an_ended_unit(task, exit_signal="SIGKILL", exit_code=None)), now)
 
     assert (found.action, found.task.cut_off) == (A.STOP, True)
@@ -140,7 +140,7 @@ def test_after_a_reboot_such_a_task_waits_even_if_it_may_start_offline() -> None
     task = _task()
     task = replace(task, spec=replace(task.spec, offline_restart=True))
     for heard in (None, 4.0):
-        now = LeaseMoment(wall=60.0, boot_s=5.0, heard_s=heard)
+        now = LeaseMoment(wall=60.0, boot_s=5.0, contact_s=heard)
         decision = decide(task, seen(boot_id="boot-2"), now)
         assert (decision.action, decision.task.state) == (A.REST, S.STOPPED)
         assert decision.task.last_exit == Exit(result="lost", at=60.0)
@@ -157,7 +157,7 @@ def test_no_clock_step_ends_a_task_or_prolongs_it(wall: float) -> None:
 
 
 def replace_wall(now: LeaseMoment, wall: float) -> LeaseMoment:
-    return LeaseMoment(wall, now.boot_s, now.heard_s)
+    return LeaseMoment(wall, now.boot_s, now.contact_s)
 
 
 def test_the_bound_is_above_what_host_and_fence_may_take() -> None:
@@ -193,10 +193,10 @@ def test_a_bond_is_read_back_as_it_was_written() -> None:
 @pytest.mark.parametrize("text", ["", "x", "30", "30 nan", "30 inf", "30 -1", "1 2 3 4", "\0"])
 def test_a_bond_that_makes_no_sense_is_the_strictest(text: str) -> None:
     assert read_bond(text) == STRICTEST
-    assert read_bond(text).overdue(1e9, 0.0)
+    assert read_bond(text).is_overdue(1e9, 0.0)
 
 
 def test_a_lapsed_bond_is_not_prolonged() -> None:
     lapsed = Bond(30.0, 10.0).lapsed(100.0)
-    assert not lapsed.overdue(500.0, 141.9)
-    assert lapsed.overdue(500.0, 142.0)
+    assert not lapsed.is_overdue(500.0, 141.9)
+    assert lapsed.is_overdue(500.0, 142.0)

@@ -11,7 +11,7 @@ from builders import FakeHost, a_spec, gone, running, until
 
 from agent.api import Network, NetworkMode, TaskSpec, TaskState
 from agent.machine.fake_network import FakeNetwork
-from agent.netd import gated
+from agent.netd import set_gates
 from agent.netplan import Gates
 from agent.network import port_gates
 from agent.network.port_gates import PortGates
@@ -143,7 +143,7 @@ async def test_while_a_record_cannot_be_read_no_program_goes() -> None:
 def test_only_cgroups_of_tasks_are_touched(cgroup: str) -> None:
     """Whoever may ask is still not believed."""
     with pytest.raises(HostError, match="is not the cgroup of a task"):
-        gated(Gates(wanted=[], alone=False, hold={cgroup: [80]}))
+        set_gates(Gates(wanted=[], alone=False, hold={cgroup: [80]}))
 
 
 def _with(port: int) -> TaskSpec:

@@ -22,7 +22,7 @@ from agent.resources.core.exclusive_cpus import (
     still_good,
     usable,
 )
-from agent.runtime.core.records import key_of, status_of, tell_change
+from agent.runtime.core.records import describe_change, key_of, status_of
 from agent.runtime.core.slices import cgroup_of, is_shared_slice, slice_for
 from agent.tasks.core.lifecycle import Action, decide
 from agent.tasks.core.unit_properties import unit_properties
@@ -191,7 +191,7 @@ def test_own_cpus_are_told_once_the_kernel_was_seen_to_have_them() -> None:
 
     done = replace(up.task, resources=spec.resources)
     assert status_of(done).cpus == [2, 3]
-    told = tell_change(status_of(replace(done, resources=None)), status_of(done))
+    told = describe_change(status_of(replace(done, resources=None)), status_of(done))
     assert told == "task web: CPUs 2-3 are its own"
     assert status_of(replace(done, state=TaskState.STOPPED)).cpus == []
 

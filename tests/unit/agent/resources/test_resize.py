@@ -166,7 +166,7 @@ async def test_a_term_that_no_control_plane_has_spoken_in_cannot_be_given(tmp_pa
     host = FakeHost(tmp_path)
     host.give_image()
     async with host.serving() as (services, client):
-        services.contact.heard("", 5)
+        services.contact.record_contact("", 5)
         await client.put_task("web", a_spec(generation=1, epoch=5))
         for epoch in (6, 1 << 40):
             refusals = (
@@ -196,14 +196,14 @@ async def test_a_task_of_a_term_that_never_was_is_removed_on_the_host_and_told_a
     wrong = a_spec(generation=COUNT_MAX // 2, epoch=COUNT_MAX)
     Journal(host.state / "journal").save(a_record(spec=wrong))
     async with host.serving() as (services, client):
-        services.contact.heard("", 5)
+        services.contact.record_contact("", 5)
         assert services.contact.term == COUNT_MAX
         with pytest.raises(Conflict, match="is older than"):
             await client.put_task("web", a_spec(generation=7, epoch=5))
         await client.delete_task("web")
         await gone(client, "web")
-        assert services.contact.term == services.contact.said == 0
-        services.contact.heard("", 5)
+        assert services.contact.term == services.contact.request_epoch == 0
+        services.contact.record_contact("", 5)
         await client.put_task("web", a_spec(generation=7, epoch=5))
         assert (await running(client, "web")).epoch == 5
     async with host.serving() as (services, _):

@@ -12,7 +12,7 @@ from builders import FakeHost, a_record, a_spec, gone, running
 from msgspec.structs import replace
 
 from agent.api import Health, TaskState
-from agent.runtime.core.records import status_of, tell_change
+from agent.runtime.core.records import describe_change, status_of
 from wire import log as ours
 
 
@@ -49,11 +49,13 @@ def test_the_sentence_of_a_change_says_from_what_to_what_and_why() -> None:
     well = replace(runs, health=Health.HEALTHY)
     ended = replace(well, state=TaskState.BACKOFF, reason="it ended with exit code 3")
 
-    assert tell_change(first, runs) == "task web: starting → running"
-    assert tell_change(runs, well) == "task web: unknown → healthy"
-    assert tell_change(first, well) == "task web: starting → running, healthy"
-    assert tell_change(well, ended) == "task web: running → backoff (it ended with exit code 3)"
-    assert tell_change(well, replace(well, generation=9)) == "task web: generation 9 is requested"
+    assert describe_change(first, runs) == "task web: starting → running"
+    assert describe_change(runs, well) == "task web: unknown → healthy"
+    assert describe_change(first, well) == "task web: starting → running, healthy"
+    assert describe_change(well, ended) == "task web: running → backoff (it ended with exit code 3)"
+    assert (
+        describe_change(well, replace(well, generation=9)) == "task web: generation 9 is requested"
+    )
 
 
 class Journal:

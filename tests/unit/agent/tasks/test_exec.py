@@ -310,8 +310,8 @@ async def test_what_a_command_wrote_last_is_told_however_slowly_it_is_taken(
     session = sessions._Session(whatever, "unit", whatever, duplex, 60.0)
     session._output.taken(0)
     await session._output.room(WINDOW_BYTES)
-    telling = asyncio.ensure_future(session._tell(1))
-    told = asyncio.ensure_future(session._told([telling], set()))
+    telling = asyncio.ensure_future(session._send_output(1))
+    told = asyncio.ensure_future(session._until_sent([telling], set()))
     await asyncio.wait({told}, timeout=0.1)
     assert (told.done(), duplex.sent) == (False, [])
 

@@ -9,7 +9,7 @@ from agent.api import Limits, Resources, TaskState
 from agent.lease.core.lease import LeaseMoment
 from agent.resources.core.limits import limit_properties, live_properties
 from agent.tasks.core.lifecycle import decide
-from agent.tasks.core.oomd import OOMD_KILL, is_unclear, killed, told_apart, what_ended
+from agent.tasks.core.oomd import OOMD_KILL, end_log_command, killed, may_be_oomd, with_oomd_end
 
 UNIT = "twine-task-web.service"
 GROUP = f"/workload.slice/workload-local.slice/{UNIT}"
@@ -20,10 +20,10 @@ ENDED = a_unit(active="failed", sub="failed", result="oom-kill", exit_signal="SI
 
 
 def test_only_an_end_for_want_of_memory_is_asked_about() -> None:
-    assert is_unclear(ENDED)
-    assert not is_unclear(a_unit(active="failed", sub="failed", result="exit-code"))
-    assert not is_unclear(a_unit(active="deactivating", sub="final-sigkill", result="oom-kill"))
-    command = what_ended(ENDED, 1000.0)
+    assert may_be_oomd(ENDED)
+    assert not may_be_oomd(a_unit(active="failed", sub="failed", result="exit-code"))
+    assert not may_be_oomd(a_unit(active="deactivating", sub="final-sigkill", result="oom-kill"))
+    command = end_log_command(ENDED, 1000.0)
     assert f"INVOCATION_ID={ENDED.invocation_id}" in command
     assert command[-2:] == ["+", "_SYSTEMD_UNIT=systemd-oomd.service"]
 
@@ -38,7 +38,7 @@ def test_only_an_end_for_want_of_memory_is_asked_about() -> None:
 )
 def test_who_killed_a_task_is_its_result_and_its_reason(said: str, why: str) -> None:
     """F-14: and its restart policy says what follows."""
-    unit = told_apart(ENDED, UNIT, said)
+    unit = with_oomd_end(ENDED, UNIT, said)
     assert (unit.result, unit.exit_signal) == (OOMD_KILL, "SIGKILL")
     record = a_record(state=TaskState.RUNNING, invocation_id=unit.invocation_id)
     task = decide(record, seen(unit), LeaseMoment(1000.0, 1000.0, 1000.0)).task
@@ -59,7 +59,7 @@ def test_who_killed_a_task_is_its_result_and_its_reason(said: str, why: str) -> 
     ],
 )
 def test_what_was_done_to_others_is_not_taken_for_its_own(said: str) -> None:
-    assert told_apart(ENDED, UNIT, said) == ENDED
+    assert with_oomd_end(ENDED, UNIT, said) == ENDED
 
 
 def test_what_was_killed_beside_the_tasks_makes_no_room_among_them() -> None:

@@ -32,7 +32,7 @@ async def test_a_task_whose_record_is_torn_or_gone_stays_known_whole_and_is_mana
     """F-06 P9: generation, probe and policy are as they were; nothing is restarted or removed."""
     spec = a_spec(generation=7, epoch=3, stop_timeout_s=4.0)
     async with host.serving() as (services, client):
-        services.contact.heard("", 3)  # a control plane has spoken in this term
+        services.contact.record_contact("", 3)  # a control plane has spoken in this term
         await client.put_task("web", spec)
         await running(client, "web")
     before = host.invocation("web")

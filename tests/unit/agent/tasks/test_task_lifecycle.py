@@ -10,7 +10,8 @@ from agent.api import Exit, Health, Limits, Probe, RestartPolicy, RestartWhen, T
 from agent.api.life import Life
 from agent.lease.core.lease import LeaseMoment
 from agent.runtime.core.records import TaskRecord, Wanted
-from agent.tasks.core.lifecycle import Action, Decision, SeenUnit, after_failure, backoff_s, decide
+from agent.tasks.core.lifecycle import Action, Decision, SeenUnit, decide
+from agent.tasks.core.restarts import after_failure, backoff_s
 
 NOW, UP = 100.0, 7000.0
 AT = LeaseMoment(wall=NOW, boot_s=UP)

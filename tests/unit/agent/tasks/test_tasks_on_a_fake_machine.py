@@ -91,7 +91,7 @@ async def test_the_same_generation_with_another_content_is_a_conflict(host: Fake
 
 async def test_an_older_generation_or_epoch_is_a_conflict(host: FakeHost) -> None:
     async with host.serving() as (services, client):
-        services.contact.heard("", 2)  # a control plane has spoken in this term
+        services.contact.record_contact("", 2)  # a control plane has spoken in this term
         await client.put_task("web", a_spec(generation=5, epoch=2))
         for stale in (a_spec(generation=4, epoch=2), a_spec(generation=9, epoch=1)):
             with pytest.raises(Conflict, match="older"):

@@ -10,7 +10,7 @@ from agent.api.volumes import contradiction
 from agent.runtime.core.records import key_of, user_of
 from agent.tasks.core.inside import InsideCommand, inside_properties
 from agent.volumes.core.mounts import mount_properties
-from agent.volumes.core.volumes import name_of, read_name, stray_scratch, too_large
+from agent.volumes.core.volumes import name_of, read_name, too_large, unwanted_scratch
 
 MIB = 1 << 20
 DATA = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=64 * MIB)
@@ -112,8 +112,8 @@ def test_limits_of_all_tasks_together_fit_on_the_disk() -> None:
 
 def test_scratch_goes_once_it_is_not_named() -> None:
     names = ["web.tmp", "web.old", "webb.tmp", "db.tmp"]
-    assert stray_scratch(names, "web", a_spec(volumes={"tmp": TMP})) == ["web.old"]
-    assert stray_scratch(names, "web", None) == ["web.old", "web.tmp"]
+    assert unwanted_scratch(names, "web", a_spec(volumes={"tmp": TMP})) == ["web.old"]
+    assert unwanted_scratch(names, "web", None) == ["web.old", "web.tmp"]
 
 
 def test_a_volume_of_another_task_is_not_opened_for_writing() -> None:

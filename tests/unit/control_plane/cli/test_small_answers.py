@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from click.testing import CliRunner
 
@@ -10,8 +12,11 @@ from control_plane.api.routes import ROUTES
 from control_plane.cli import main, pipeline
 from control_plane.cli.program import Target
 from control_plane.front_end.recorder import _object
-from conveyor.runs import RunHistory
+from conveyor.api import StartRequest
+from conveyor.runs import PipelineView, RunHistory
 from wire.routes import Route
+
+DIGEST = "sha256:" + "a" * 64
 
 
 def test_a_pipeline_without_runs_has_a_history_that_says_so(
@@ -21,6 +26,53 @@ def test_a_pipeline_without_runs_has_a_history_that_says_so(
     monkeypatch.setattr(pipeline, "_ask", lambda *_: RunHistory(runs=[]))
     found = CliRunner().invoke(main, ["pipeline", "history", "web"])
     assert (found.exit_code, found.stdout) == (0, "pipeline web has no run yet\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        (["--image", "web:v1"], DIGEST),
+        (["--image", DIGEST], DIGEST),
+        (["--release", "0.2.0"], "0.2.0"),
+    ],
+)
+def test_a_run_starts_with_an_image_by_name_or_digest_or_with_a_release(
+    options: list[str], sent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-UX118: `pipeline start` accepted no image names."""
+    requests: list[str] = []
+
+    class Service:
+        def start_run(self, name: str, request: StartRequest) -> PipelineView:
+            requests.append(request.image)
+            return SimpleNamespace(name=name)
+
+    known = SimpleNamespace(images=[SimpleNamespace(digest=DIGEST, names=["web:v1"])])
+    monkeypatch.setattr(Target, "ask", lambda *_: known)
+    monkeypatch.setattr(pipeline, "_ask", lambda _, call: call(Service()))
+    monkeypatch.setattr(pipeline, "_show", lambda *_: None)
+    found = CliRunner().invoke(main, ["pipeline", "start", "web", *options])
+    assert (found.exit_code, requests) == (0, [sent]), found.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--image", "web:v9"], "the image store has no image with the name 'web:v9'"),
+        (["--image", "sha256:ab"], "--image 'sha256:ab' is not valid"),
+        (["--release", "a b"], "--release 'a b' is not valid"),
+        ([], "name either --image or --release"),
+        (["--image", "web:v1", "--release", "0.2.0"], "name either --image or --release"),
+    ],
+)
+def test_a_run_is_refused_without_one_valid_image_or_release(
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-UX118."""
+    monkeypatch.setattr(Target, "ask", lambda *_: SimpleNamespace(images=[]))
+    found = CliRunner().invoke(main, ["pipeline", "start", "web", *options])
+    assert found.exit_code == 64
+    assert message in found.output
 
 
 @pytest.mark.parametrize("name", ["foo/x", "jobs/web", "job/", "foo:drain"])

@@ -20,7 +20,7 @@ from control_plane.scheduler.core.approval import question
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Decision, Seen
-from control_plane.task_control.core.talk import Heard
+from control_plane.task_control.core.talk import ControllerAnswer
 
 IMAGE = "sha256:" + "1" * 64
 NOW = 1e9
@@ -140,8 +140,8 @@ def test_an_acknowledgement_lapses_when_a_deadline_forces_another_task(told: boo
         0, OperationState.ACKNOWLEDGED, Cause.MAINTENANCE, approved="db 1", deadline=NOW + 900
     )
     view = a_view(m0=leaving(0, 900), m1=leaving(1, -1, overdue=True))
-    heard = Heard(acks={"web-0.1": ""}, down=frozenset({1}) if told else frozenset())
-    made = decided(view, a_record(acknowledged, controlled=True), heard=heard)
+    answer = ControllerAnswer(acks={"web-0.1": ""}, down=frozenset({1}) if told else frozenset())
+    made = decided(view, a_record(acknowledged, controlled=True), answer=answer)
     operation = made.record.tasks[0].operation
     assert operation is not None
     assert operation.state is (OperationState.ACKNOWLEDGED if told else OperationState.OFFERED)

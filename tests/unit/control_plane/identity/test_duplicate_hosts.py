@@ -54,7 +54,7 @@ class World:
 
     def started(self) -> DuplicateHosts:
         service = DuplicateHosts(self.store, Runtime(lambda: 1_700_000_000.0))
-        service.ask, service.tell, service.disconnect = self._ask, self._tell, self._disconnect
+        service.ask, service.audit, service.disconnect = self._ask, self._tell, self._disconnect
         return service
 
     async def _ask(self, _machine: str) -> Presence:
@@ -264,7 +264,7 @@ def test_the_audit_log_has_one_entry_of_it() -> None:
         async with world.store:
             trail = Trail(world.store, Runtime())
             await trail.load()
-            world.service.tell = trail.second_host
+            world.service.audit = trail.second_host
             for _ in range(3):
                 await world.asks(second)
             (entry,) = (await trail.page(Query())).entries

@@ -128,7 +128,7 @@ async def test_a_task_that_may_not_stop_for_a_boot_says_that_it_waits_for_room(w
     await asyncio.sleep(300)
     status = await w.cp.get_job("web")
     assert status.phase is JobPhase.WAITING
-    assert "waits for a task beside the others" in status.detail
+    assert "waits for an extra task" in status.detail
     assert len(await w.endpoints()) == 3
 
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from math import inf, nan
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "services"))
-
 from fake_agents import IMAGE_2
 from msgspec.structs import replace
 from test_rebalancer import BIG, Rebalanced, at_most, in_region, solved_here

@@ -305,7 +305,7 @@ async def test_an_update_that_needs_an_extra_task_says_so_where_there_is_no_room
     await w.cp.apply_job(a_job(3, update=update, limits=LARGE, command=OTHER))
 
     async def says() -> bool:
-        return "waits for a task beside the others" in (await w.cp.get_job("web")).detail
+        return "waits for an extra task" in (await w.cp.get_job("web")).detail
 
     await w.until(says)
     await asyncio.sleep(300)

@@ -18,7 +18,7 @@ from control_plane.api.updates import UpdatePolicy
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
-from control_plane.task_control.core.talk import Heard
+from control_plane.task_control.core.talk import ControllerAnswer
 
 
 def serving(index: int, *, extra: bool = False) -> TaskRecord:
@@ -113,9 +113,9 @@ def test_an_acknowledged_removal_of_an_extra_task_waits_for_the_budget(
     down: tuple[int, ...], goes: bool, controller: bool
 ):
     """BUG-CP33: with two of six tasks down, at most one may be; the extra one stands in."""
-    view, heard = region(*down), Heard(down=frozenset({*down}))
+    view, answer = region(*down), ControllerAnswer(down=frozenset({*down}))
     record = controlled(*down, controller=controller)
-    made = decide(record, Seen(view, Moment(100.0, 100.0), heard=heard))
+    made = decide(record, Seen(view, Moment(100.0, 100.0), answer=answer))
     extra = made.record.tasks[-1]
     assert extra.phase is (TaskPhase.DRAINING if goes else TaskPhase.RUNNING)
 

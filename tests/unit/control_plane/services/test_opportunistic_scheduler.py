@@ -19,7 +19,7 @@ from control_plane.optimus.core.choosing import chosen, in_order, job_of
 from control_plane.optimus.daemon import OptimusConfig, serve
 from control_plane.optimus.service import Optimus
 from control_plane.store.memory import MemoryStore
-from wire.errors import Conflict, Unprocessable
+from wire.errors import Conflict, InvalidInput, Unprocessable
 
 INDEX = Path(__file__).parents[4] / "vm_lab/elastic/index.toml"
 """Of `make demo-elastic`."""
@@ -41,7 +41,7 @@ class FrontEnd:
 
 
 def wish(name: str, tasks: int = 1, priority: int = 500, **changes) -> QueuedWish:
-    job = a_job(tasks, name=name, limits=WHOLE, probe=None, **changes)
+    job = a_job(tasks, name=name, entitlement="batch", limits=WHOLE, probe=None, **changes)
     return QueuedWish(job=job, priority=priority, attempts=2)
 
 
@@ -225,6 +225,16 @@ async def test_an_entitlement_with_machines_of_its_own_is_refused(world: World) 
         optimus = Optimus(world.runtime, FrontEnd(world), store, "front", {}, ahead=2)
         with pytest.raises(Unprocessable, match="'front' is not only for best-effort work"):
             await optimus.look()
+
+
+@scenario(elastic=APPLY)
+async def test_a_job_file_of_another_entitlement_is_refused(world: World) -> None:
+    """BUG-UX119: the file's entitlement was ignored, and the work ran in that of the queue."""
+    optimus = await an_optimus(world, MemoryStore())
+    other = QueuedWish(job=a_job(1, name="index", entitlement="front"))
+    with pytest.raises(InvalidInput, match=r"job\.entitlement: 'front' is not 'batch'"):
+        await optimus.submit("index", other, "ann")
+    assert optimus.queue().work == []
 
 
 def test_users_take_turns_by_their_shares_and_what_they_used() -> None:

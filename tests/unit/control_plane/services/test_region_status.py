@@ -5,7 +5,7 @@ from __future__ import annotations
 from control_plane.api.limits import LimitName, LimitView
 from control_plane.api.ownership import RoleProcess, ShardLoad
 from control_plane.api.region_status import ProcessStatus
-from control_plane.shards.status import away_status, troubles, with_lag
+from control_plane.shards.status import away_status, problems_of, with_lag
 from control_plane.store.write_times import WriteTimes
 
 CORE = ProcessStatus(role="core", revision=50)
@@ -29,14 +29,14 @@ def limit(reason: str) -> LimitView:
 
 
 def test_a_region_without_troubles_has_none() -> None:
-    assert troubles([CORE], SHARDS, {"up": 4, "down": 0}, [limit("")], 0) == []
+    assert problems_of([CORE], SHARDS, {"up": 4, "down": 0}, [limit("")], 0) == []
 
 
 def test_a_shard_that_is_away_is_named_first_and_one_that_was_drained_is_not() -> None:
     known = RoleProcess(role="shard-1", epoch=7, life="x", host="h1", since=3.0)
     away = [away_status(1, "no answer", known, SHARDS[1]), away_status(2, "gone", None, SHARDS[2])]
     assert (away[0].host, away[0].term, away[0].since) == ("h1", 7, 3.0)
-    told = troubles([CORE, *away], SHARDS, {"up": 4, "down": 2}, [limit("too fast")], 3)
+    told = problems_of([CORE, *away], SHARDS, {"up": 4, "down": 2}, [limit("too fast")], 3)
     assert told == [
         "shard-1: no answer",
         "2 machines are down",
@@ -47,7 +47,7 @@ def test_a_shard_that_is_away_is_named_first_and_one_that_was_drained_is_not() -
 
 def test_what_a_process_holds_back_and_a_slow_store_and_a_late_follower_are_named() -> None:
     slow = ProcessStatus(role="shard-1", detail="a store was put back", write_p50_s=0.7, lag=5000)
-    told = troubles([CORE, slow], [ShardLoad(shard=1, moving=["e1"])], {}, [], 0)
+    told = problems_of([CORE, slow], [ShardLoad(shard=1, moving=["e1"])], {}, [], 0)
     assert told == [
         "shard-1: a store was put back",
         "shard-1: the store takes 0.7 s for a write (P50)",

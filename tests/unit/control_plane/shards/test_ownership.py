@@ -44,8 +44,8 @@ async def test_a_request_says_whose_the_machine_is_at_that_moment() -> None:
         ownership = OwnershipMap(store)
         await ownership.load()
         ownership.find_machine = {"m1": free}.get
-        assert ownership.said("m1") == {}, "nobody owns a free machine"
+        assert ownership.headers("m1") == {}, "nobody owns a free machine"
         taken = replace(free, entitlement="web")
         ownership.find_machine = {"m1": taken}.get
-        assert ownership.said("m1") == {OWNER_HEADER: "web/1"}
-        assert ownership.said("gone") == {}
+        assert ownership.headers("m1") == {OWNER_HEADER: "web/1"}
+        assert ownership.headers("gone") == {}

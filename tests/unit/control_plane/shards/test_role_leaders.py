@@ -122,7 +122,7 @@ async def test_a_shard_that_never_led_is_away_and_another_ones_machine_is_not_co
             machine="m1", location=Location(), machine_type="small", entitlement="web"
         )
         ownership.find_machine = {"m1": machine}.get
-        assert ownership.said("m1") == {OWNER_HEADER: "web/0"}
+        assert ownership.headers("m1") == {OWNER_HEADER: "web/0"}
 
 
 async def test_a_withdrawn_move_cannot_be_released_any_more() -> None:

@@ -1,4 +1,4 @@
-"""The progress of an update in words, for its owner."""
+"""Describes the progress of an update to the owner of the job."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.task_versions import canaries, is_here
 
 
-def told(record: JobRecord, now: Moment) -> str:
-    """Return the progress or result of an update in words; empty: there is nothing to report."""
+def describe_progress(record: JobRecord, now: Moment) -> str:
+    """Describe the progress or result of an update; empty: there is nothing to report."""
     rollout = record.rollout
     if rollout is None or not is_of(rollout, record) or record.stopping:
         return ""
@@ -22,30 +22,30 @@ def told(record: JobRecord, now: Moment) -> str:
         return rollout.reason if rollout.reason else ""
     if rollout.done:
         return ""
-    words = [_canaries_told(record, rollout, now), _transfer_told(record, rollout)]
-    return "; ".join(filter(None, [*words, _share_told(record)]))
+    words = [_describe_canaries(record, rollout, now), _describe_transfer(record, rollout)]
+    return "; ".join(filter(None, [*words, _describe_share(record)]))
 
 
 def postponed(record: JobRecord) -> str:
-    """Return what a pause or a hold of the owner postpones, in words; empty: nothing."""
+    """Describe the change that a pause or a hold postpones; empty: it postpones none."""
     if record.paused and any(task.version != record.version for task in record.tasks):
         return f"the update to version {record.version} is paused"
     return waits_for_hold(record)
 
 
-def standing(record: JobRecord, now: Moment) -> str:
-    """Return what keeps an update until its owner does something, in words; empty: nothing does.
+def describe_blocked(record: JobRecord, now: Moment) -> str:
+    """Describe why an update waits for an action of its owner; empty: it does not.
 
-    The record alone says it, so an answer to a change has it before the job's next round.
+    This needs only the record, so the response to a change contains it before the job's next round.
     """
     paused, rollout = postponed(record), record.rollout
     if record.paused and paused:
         return paused
-    halted = told(record, now) if rollout is not None and rollout.halted else ""
+    halted = describe_progress(record, now) if rollout is not None and rollout.halted else ""
     return halted or paused
 
 
-def _share_told(record: JobRecord) -> str:
+def _describe_share(record: JobRecord) -> str:
     push = push_of(record)
     if push.is_whole or not stable_of(record):
         return ""
@@ -56,7 +56,7 @@ def _share_told(record: JobRecord) -> str:
     )
 
 
-def _transfer_told(record: JobRecord, rollout: Rollout) -> str:
+def _describe_transfer(record: JobRecord, rollout: Rollout) -> str:
     base = record.specs.get(rollout.base)
     if base is None or base.entitlement == record.spec.entitlement:
         return ""
@@ -67,7 +67,7 @@ def _transfer_told(record: JobRecord, rollout: Rollout) -> str:
     )
 
 
-def _canaries_told(record: JobRecord, rollout: Rollout, now: Moment) -> str:
+def _describe_canaries(record: JobRecord, rollout: Rollout, now: Moment) -> str:
     if not rollout.passed and record.spec.update.canary is not None:
         new = [task for task in record.tasks if is_new(task, record)]
         held_s = min((now.spent_s(task) if serves(task) else 0.0 for task in new), default=0.0)

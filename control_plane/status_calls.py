@@ -1,0 +1,98 @@
+"""The status of this process and of the region, and the conditions that stop voluntary moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent.api import Liveness
+from control_plane.api.limits import LimitName
+from control_plane.api.ownership import ShardLoad
+from control_plane.api.region_status import ProcessStatus, RegionStatus
+from control_plane.health.checker import HealthChecker
+from control_plane.health.service import HealthService
+from control_plane.portal.portal import Portal
+from control_plane.rebalancer.rebalancer import ReBalancer
+from control_plane.running_shards import RunningShards
+from control_plane.runtime.limits import FrontEndLimits
+from control_plane.runtime.loops import Loops
+from control_plane.runtime.runtime import Runtime
+from control_plane.scheduler.counters import Counters
+from control_plane.scheduler.restored import RestoredStore
+from control_plane.shards.processes import OwnRole, RoleLeaders
+from control_plane.shards.status import own_status, problems_of, with_lag
+from control_plane.store import Store
+
+NEEDS_ONE_PROCESS = (
+    "shards run in other processes, and ReBalancer and loans need all tasks in one process"
+)
+"""Why the ReBalancer and loans do nothing where shards are processes."""
+
+
+class StatusCalls:
+    """Answers about the state of the services; a part of `ControlPlane`."""
+
+    census: Counters
+    health: HealthService
+    limits: FrontEndLimits
+    processes: RoleLeaders | None
+    quarantined: list[str]
+    rebalancer: ReBalancer
+    restored: RestoredStore
+    role: OwnRole
+    shards: RunningShards
+    _checker: HealthChecker
+    _loops: Loops | None
+    _portal: Portal
+    _runtime: Runtime
+    _store: Store
+    _stores: list[Store]
+
+    async def ready(self) -> Liveness:
+        """Return whether everything is loaded and every loop runs."""
+        return self._state()
+
+    def _state(self) -> Liveness:
+        if self._loops is None:
+            return Liveness(ok=False, detail="the stores are not loaded yet")
+        for store in self._stores:
+            if failure := store.failure():
+                return Liveness(ok=False, detail=failure)
+        if trouble := self._loops.trouble():
+            return Liveness(ok=False, detail=trouble)
+        alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
+        details = [self.restored.words(), self._checker.restored.words(), self._checker.brake]
+        details += [alarm, self.rebalancer.alarm()]
+        return Liveness(ok=True, detail="; ".join(filter(None, details)))
+
+    def process_counts(self, loads: Sequence[ShardLoad] = ()) -> ProcessStatus:
+        """Return the status of this process; `loads` has its numbers of jobs and tasks."""
+        followed, state = self.health.followed(), self._state()
+        return own_status(self.role, state, self._store, self.processes, loads, followed)
+
+    def region_status(self, others: Sequence[ProcessStatus] = ()) -> RegionStatus:
+        """Return the status of the region; `others` are the statuses of other processes."""
+        loads = self.shards.loads()
+        own = self.process_counts(loads)
+        statuses = with_lag([own, *others], self._store.revision())
+        machines = {state.value: n for state, n in self.census.machines.items()}
+        limits = self.limits.views(self._runtime.now()).limits
+        found = problems_of(statuses, loads, machines, limits, self.health.count())
+        return RegionStatus(
+            ok=not found,
+            troubles=found,
+            machines=machines,
+            tasks={phase.value: n for phase, n in self.census.tasks.items()},
+            entitlements=len(self._portal.table),
+            processes=statuses,
+            shards=loads,
+        )
+
+    def _unwell(self) -> str:
+        """Return why voluntary moves of tasks must wait; empty: nothing prevents them."""
+        if self.shards.count > len(self.shards.all):
+            return NEEDS_ONE_PROCESS
+        held = (LimitName.STOPS, LimitName.CAPPED_MOVES, LimitName.CAPACITY, LimitName.MARK_DOWN)
+        limits = self.limits.views(self._runtime.now()).limits
+        reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)
+        states = (self.restored.words(), self._checker.restored.words(), self._checker.brake)
+        return next(filter(None, (*states, *reasons)), "")
