@@ -19,7 +19,7 @@ from agent.config import AgentConfig
 from agent.credentials.credentials import CredentialHolder
 from agent.host.core.pressure import Waits, starts_at_once
 from agent.host.facts import FactsReader
-from agent.host.gc import Ledger
+from agent.host.gc import HostInspector
 from agent.host.host_profile import HostProfile
 from agent.host.logs import Logs
 from agent.host.metrics import AgentMetrics
@@ -29,7 +29,7 @@ from agent.host.usage import UsageReader
 from agent.identity.clone_check import CloneCheck
 from agent.identity.identity import LAST_OWNERS, LAST_TERM, HostIdentity
 from agent.identity.task_identities import TaskIdentities
-from agent.images.core.retention import Room
+from agent.images.core.retention import RetentionLimits
 from agent.images.images import HostImages
 from agent.images.oci import Registries
 from agent.images.roots import FreshRoot, TaskRoots
@@ -258,8 +258,8 @@ class HostParts:
             self.machine.boottime_s,
         )
 
-    def _ledger(self) -> Ledger:
-        return Ledger(
+    def _ledger(self) -> HostInspector:
+        return HostInspector(
             (self.state, self.run),
             self.context,
             self.capacity,
@@ -267,7 +267,7 @@ class HostParts:
             self.images,
             self.tasks,
             self.machine,
-            Room(0, self.config.image_free_bytes, self.config.image_keep_s),
+            RetentionLimits(0, self.config.image_free_bytes, self.config.image_keep_s),
         )
 
     def _facts(self) -> Callable[[], Coroutine[Any, Any, api.MachineFacts]]:

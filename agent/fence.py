@@ -68,7 +68,7 @@ def kill_unit(unit: str, below: Path = SLICE) -> bool:
     return found
 
 
-def look(folder: Path, now_s: float, kill: Kill = kill_unit) -> None:
+def check(folder: Path, now_s: float, kill: Kill = kill_unit) -> None:
     """Kill overdue tasks, and write `.alive`, which shows the agent that the fence runs."""
     for task_id in overdue(folder, now_s):
         units = (unit_of(task_id), step_unit(task_id), inside_unit(task_id, "*"))
@@ -86,10 +86,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    look(folder, boottime_s())
+    check(folder, boottime_s())
     notify("READY=1")
     while not stop.wait(EVERY_S):
-        look(folder, boottime_s())
+        check(folder, boottime_s())
         notify("WATCHDOG=1")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent import api
 from agent.credentials.credentials import CredentialHolder
-from agent.host.gc import Ledger
+from agent.host.gc import HostInspector
 from agent.host.host_profile import HostProfile
 from agent.host.logs import Logs
 from agent.host.metrics import AgentMetrics
@@ -49,7 +49,7 @@ class AgentServices:
     usage: Callable[[], Awaitable[Usages]]
     pull: Callable[[api.ImagePull], Any]
     """Fetches an image from the control plane that this host has joined."""
-    accounts: Ledger
+    accounts: HostInspector
     volumes: VolumeService
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Runs a coroutine concurrently with the request, in the daemon's task group."""

@@ -67,7 +67,7 @@ class ControlPlaneClient(
         return answer_as(JobStatus, answer)
 
     async def plan_job(self, spec: JobSpec) -> JobPlan:
-        """Return what applying a job would do; changes nothing."""
+        """Return the effects of applying a job; changes nothing."""
         return answer_as(JobPlan, await self.call(_ROUTE["plan_job"], spec, job=spec.name))
 
     async def explain_job(self, job: str) -> JobExplanation:
@@ -98,7 +98,7 @@ class ControlPlaneClient(
         )
 
     async def task_story(self, job: str, index: int) -> TaskStory:
-        """Return what is being done to a task of a job, and what was done before."""
+        """Return the present operation of a task, and its earlier ones."""
         return answer_as(TaskStory, await self.call(_ROUTE["task_story"], job=job, index=index))
 
     def job_logs(

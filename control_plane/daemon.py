@@ -1,7 +1,7 @@
-"""`twine-control-plane`: builds everything, serves, and ends in order.
+"""`twine-control-plane`: starts the parts of the control plane in order, serves, and stops them.
 
 Start: stores (sole ownership), authority, sockets, images, control plane, front end. Shutdown is
-the reverse; it closes connections and files and touches no task.
+the reverse: it closes connections and files. Tasks continue to run.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     async with AsyncExitStack() as stack:
         make_folder(config.state_path, "state folder")
         role = _role_of(config)
-        for room in _ROOMS:  # so that a standby has them when it takes over
+        for room in _ROOMS:  # imported in advance, so that a standby takes over at once
             importlib.import_module(f"control_plane.{room}")
         opened = main_store(config, standing_by, role.lock, role.announced)
         opening = asyncio.ensure_future(stack.enter_async_context(opened))
@@ -106,7 +106,11 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
             stack, config, (store, role), broker_stores, (authority, identity), url, runtime
         )
         servers = serving(
-            app, tcp, identity.server_context(), local, is_void=lambda *who: identity.is_void(*who)
+            app,
+            tcp,
+            identity.server_context(),
+            local,
+            is_void=lambda *of: identity.is_void(*of),
         )
         await stack.enter_async_context(servers)
         log.info("serving", extra={"url": url, "socket": config.socket})
@@ -244,13 +248,13 @@ async def _build(
 
     rotation.issued = issued
 
-    async def who_answers(machine: str) -> Presence:
+    async def presence_of(machine: str) -> Presence:
         async with identity_client(machine) as client:
             return await client.get_presence()
 
     duplicates = registrar.duplicates
     await duplicates.load()
-    duplicates.ask, duplicates.audit = who_answers, trail.second_host
+    duplicates.ask, duplicates.audit = presence_of, trail.record_clone
     duplicates.disconnect, control_plane.duplicates = control_plane.disconnect, duplicates.known
     shard_tls = identity.agents_context() if processes is not None else None
     front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, ending, shard_tls)

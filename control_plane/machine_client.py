@@ -39,7 +39,7 @@ _CHUNK = 1 << 18
 
 
 class MachineClient(WireClient):
-    """Reads machines, and changes what is known and planned of them.
+    """Reads machines, and changes their records and planned work.
 
     Every method raises what the front end raised, or `Unreachable`.
     """
@@ -70,7 +70,7 @@ class MachineClient(WireClient):
     async def import_machines(
         self, data: bytes, format_: str = "csv", *, dry_run: bool = False, simulated: bool = False
     ) -> ImportResult:
-        """Bring the region's machines in line with a list, all of it or nothing."""
+        """Make the region's machines match a list, in one transaction."""
 
         async def chunks() -> AsyncIterator[bytes]:
             for start in range(0, len(data), _CHUNK):

@@ -1,4 +1,4 @@
-"""`twine-control-plane new-authority`: start again where the authority's key is lost for good."""
+"""`twine-control-plane new-authority`: replaces an authority whose key is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from control_plane.store.opening import stopped_store
 
 
 async def begin(config: Config) -> None:
-    """Have the next start make a new authority, and print what operators must do then."""
+    """Prepare a new authority for the next start, and print what operators must do then."""
     async with stopped_store(config) as store:
         hosts = await drop_authority(store, config.authority_path)
     click.echo(f"the next start makes a new authority; {len(hosts)} hosts have to join again:")

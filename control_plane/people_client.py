@@ -57,7 +57,7 @@ class PeopleClient(WireClient):
         await self.call(_ROUTE["revoke_operator"], who=who)
 
     async def grant_host_admin(self, who: str) -> Grant:
-        """Let `user:NAME` or `group:NAME` run tasks without a sandbox."""
+        """Permit `user:NAME` or `group:NAME` to run tasks without a sandbox."""
         return answer_as(Grant, await self.call(_ROUTE["grant_host_admin"], admin=who))
 
     async def revoke_host_admin(self, who: str) -> None:
@@ -94,7 +94,7 @@ class PeopleClient(WireClient):
         return answer_as(Duplicates, await self.call(_ROUTE["list_duplicates"]))
 
     async def forget_duplicate(self, machine: str) -> None:
-        """Have the hosts with a machine's identity checked again."""
+        """Check the hosts with a machine's identity again."""
         await self.call(_ROUTE["forget_duplicate"], machine=machine)
 
     async def show_restored(self) -> RestoredView:
@@ -102,11 +102,11 @@ class PeopleClient(WireClient):
         return answer_as(RestoredView, await self.call(_ROUTE["show_restored"]))
 
     async def release_restored(self) -> Restored:
-        """Have the restored store's wishes carried out from now on."""
+        """Release the restored store, so that the control plane acts on its records."""
         return answer_as(Restored, await self.call(_ROUTE["release_restored"]))
 
     async def let_task_go(self, machine: str, task: str) -> None:
-        """Have a task stopped that the restored store does not know."""
+        """Stop a task that the restored store does not contain."""
         await self.call(_ROUTE["let_task_go"], machine=machine, unknown=task)
 
     async def list_audit(self, **query: float | str | None) -> AuditPage:

@@ -58,8 +58,8 @@ def version() -> str:
 async def before(stopping: asyncio.Event, opening: asyncio.Future[Any], runtime: Runtime) -> bool:
     """Return whether `opening` ended before `stopping` was set; it is cancelled otherwise.
 
-    The clocks are watched meanwhile: a step that a standby did not notice would be its date once
-    it leads (BUG-CP60).
+    The clocks are watched meanwhile. Otherwise a standby would miss a step of the clock, and take
+    the wrong time for its date once it leads (BUG-CP60).
     """
     stopped = asyncio.ensure_future(stopping.wait())
     watching = asyncio.ensure_future(runtime.watch_clocks())

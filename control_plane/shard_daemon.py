@@ -44,7 +44,7 @@ async def serve_shard(
 ) -> None:
     """Run a shard until `stopping` is set; `started` is called with the URL it serves at.
 
-    Raises `Busy` if no core has led, `ConfigError` if something configured cannot be used.
+    Raises `Busy` if no core has led, `ConfigError` if a setting cannot be used.
     """
     async with AsyncExitStack() as stack:
         make_folder(config.state_path, "state folder")
@@ -120,7 +120,7 @@ class _Loading:
 
 
 class _Images:
-    """The core's image store, asked on demand."""
+    """A cached client of the core's image store."""
 
     def __init__(self, processes: RoleLeaders, tls: ssl.SSLContext, runtime: Runtime) -> None:
         self._processes, self._tls, self._runtime = processes, tls, runtime

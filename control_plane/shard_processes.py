@@ -1,10 +1,10 @@
 """The shards of a region in several processes: how an entitlement moves from one to another.
 
 All processes communicate through the store, which each follows (docs/adr/0153). The core announces
-a move. The process of the old shard ends what is under way and writes that. The core writes the new
-owner, which is the commit point. The process of the new shard reads the records and continues.
-From the announcement on no shard owns the entitlement. A process that ends at any step starts from
-the written state: the move is withdrawn, or completed.
+a move. The process of the old shard waits until its operations have ended, and writes a release.
+The core writes the new owner, which is the commit point. The process of the new shard reads the
+records and continues. From the announcement on, no shard owns the entitlement. A process that
+crashes at any step starts from the written state: the move is withdrawn, or completed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RETRY_S = 1.0
 _BEHIND_S = 5.0
 """How long held machines wait until this process has followed earlier holds of others."""
 _GONE_KEPT = 1_000
-"""Tasks without a job that are remembered; the store is asked again about older ones."""
+"""Tasks of unknown jobs that are cached; for older ones the store is read again."""
 
 
 class ShardProcesses(RunningShards):
@@ -52,15 +52,15 @@ class ShardProcesses(RunningShards):
         processes: RoleLeaders,
         look_at: Callable[[str], None],
     ) -> None:
-        """Run nothing yet; `look_at(machine)` begins to follow a machine or ends it."""
+        """`look_at(machine)` makes the health check follow a machine, or stop following it."""
         super().__init__(parts, ownership, allocators)
         self._processes, self._role = processes, processes.own
         self._look_at, self._runs = look_at, False
         self._runtime = parts.region.runtime
         self._gone: dict[Stop, bool] = {}
-        """Stop of a task whose job is unknown here → whether the store confirmed that since."""
+        """Stop of a task of an unknown job → whether the store confirmed that the job is gone."""
         self.ask_ready: Callable[[int], Awaitable[bool]] = self._is_led
-        """Returns whether the process of a shard takes requests."""
+        """Returns whether the process of a shard accepts requests."""
         ownership.table.listen(self._owner_changed)
         parts.jobs.listen(self._job_changed)
         for allocator in allocators.values():
@@ -78,7 +78,7 @@ class ShardProcesses(RunningShards):
             self.scopes.check_owners()
 
     async def is_ready(self, shard: int) -> bool:
-        """Return whether a shard takes requests; its process is asked."""
+        """Return whether a shard accepts requests; queries its process."""
         return await super().is_ready(shard) or await self.ask_ready(shard)
 
     async def _is_led(self, shard: int) -> bool:
@@ -229,7 +229,7 @@ class ShardProcesses(RunningShards):
                 self._look_at(machine)
 
     async def _release(self, pool: str) -> None:
-        """End what is under way in an entitlement of this process, and write that."""
+        """Wait for the work under way in an entitlement to end, and write its release."""
         source, jobs = self.of_pool(pool), list[str]()
         try:
             await self._until_written(pool)
@@ -246,7 +246,7 @@ class ShardProcesses(RunningShards):
             source.scheduler.forget(job)
 
     def _passed(self, pool: str, old: RunningShard | None, new: RunningShard | None) -> None:
-        """Forget an entitlement that got another owner, or take it over."""
+        """Drop the state of an entitlement that got another owner, or take it over."""
         for record in self._parts.region.broker.held(pool):
             self._look_at(record.machine)
         for job in self.jobs_in(pool):

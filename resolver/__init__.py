@@ -1,5 +1,5 @@
-"""The clients' side of service discovery, for programs that do not speak to the front end.
+"""The client side of service discovery, for programs that do not call the front end.
 
-It follows where jobs answer, tells it as DNS (`dns`) and as configuration of HAProxy and nginx
-(`proxy`), and goes on with what it knew last while the control plane is away.
+It follows the addresses of jobs, and publishes them as DNS (`dns`) and as configuration of HAProxy
+and nginx (`proxy`). While the control plane is unreachable it serves the last known addresses.
 """

@@ -1,4 +1,4 @@
-"""`twine-resolver`: where jobs answer, for programs that speak DNS or are proxies."""
+"""`twine-resolver`: publishes the addresses of jobs for DNS clients and proxies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wire.errors import Busy, InvalidInput, Unreachable
 from wire.written import WRITTEN
 
 Work = Callable[[ZoneFollower, asyncio.Event], Awaitable[None]]
-"""What is done with a follower and an event that is set with each news."""
+"""A function of a follower, and of an event that is set with each change."""
 MAX_TTL_S = 3600
 FIRST_ANSWER_S = 5.0
 
@@ -136,7 +136,7 @@ def _kept(
 
 
 def _printed(render: proxies.Render, wanted: Sequence[proxies.ProxiedService]) -> Work:
-    """Return the work that prints once what a file would have."""
+    """Return the work that prints the configuration once."""
 
     async def work(follower: ZoneFollower, _: asyncio.Event) -> None:
         try:
@@ -149,7 +149,7 @@ def _printed(render: proxies.Render, wanted: Sequence[proxies.ProxiedService]) -
 
 
 def _follow(target: Target, work: Work) -> None:
-    """Run `work` while a follower runs, until the work ends or SIGTERM comes."""
+    """Run `work` and a follower until the work ends or SIGTERM comes."""
 
     async def run() -> None:
         changed = asyncio.Event()

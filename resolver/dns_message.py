@@ -1,7 +1,7 @@
-"""One DNS message in, one out: what a question of the wire means, and how an answer is written.
+"""Decodes DNS questions and encodes answers.
 
 RFC 1035 for the messages, RFC 6891 for EDNS, RFC 2308 for "no such name" and "no such record",
-RFC 8482 for ANY. Parsing and packing is dnspython's.
+RFC 8482 for ANY. dnspython parses and packs the messages.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ import dns.rrset
 from resolver.zone import DnsAnswer, DnsRecord, ZoneOutcome, ZoneSubject, subject
 
 UDP_PAYLOAD = 1232
-"""Largest answer over UDP, as DNS Flag Day 2020 agreed on: it fits every path unfragmented."""
+"""Largest answer over UDP, from DNS Flag Day 2020: it is not fragmented on any path."""
 PLAIN_PAYLOAD = 512
 """Largest UDP answer to a client without EDNS (RFC 1035, 2.3.4)."""
 TCP_PAYLOAD = 65_535
 MAX_ANSWERS = 1000
-"""For a job with more tasks each answer has a different thousand; all would not fit TCP."""
+"""Most records of an answer. For a larger job each answer has a different random thousand, because
+all would not fit a TCP answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """The part of the name space that is answered for."""
+    """The zone for which this server answers."""
 
     name: dns.name.Name
     ttl_s: int
-    """How long an answer may be kept. No longer than a job's `update.drain_s`, or clients ask
+    """How long an answer may be cached. At most a job's `update.drain_s`; otherwise clients call
     tasks that are stopping."""
 
     def text(self) -> str:
@@ -52,22 +53,22 @@ class DnsQuestion:
     query: dns.message.Message
     name: dns.name.Name
     kind: str
-    """`A`, `SRV`, …; `TYPE65280` where the type has no name."""
+    """`A`, `SRV`, …; `TYPE65280` for a type without a name."""
 
     def about(self, zone: Zone) -> ZoneSubject | None:
-        """Return what is asked about; None if that can be no name of the zone."""
+        """Return the subject of the question; None if the name is not possible in the zone."""
         labels = self.name.relativize(zone.name).labels
         return subject([label.decode("ascii", "replace") for label in labels])
 
 
 def read(wire: bytes) -> DnsQuestion | dns.message.Message | None:
-    """Return the question; or the refusal to send; or None where nothing can be answered."""
+    """Return the question, or the refusal to send, or None if no answer must be sent."""
     try:
         query = dns.message.from_wire(wire)
     except dns.exception.DNSException:
         return _malformed(wire)
     if query.flags & dns.flags.QR:
-        return None  # an answer: to answer it would start a loop
+        return None  # an answer; replying to it could start a loop
     if query.opcode() != dns.opcode.QUERY:
         return _refusal(query, dns.rcode.NOTIMP)
     if len(query.question) != 1:
@@ -79,7 +80,7 @@ def read(wire: bytes) -> DnsQuestion | dns.message.Message | None:
 
 
 def _malformed(wire: bytes) -> dns.message.Message | None:
-    """Return FORMERR for what has a header and is no answer."""
+    """Return FORMERR for a query with a valid header, else None."""
     if len(wire) < 12 or wire[2] & 0x80:
         return None
     reply = dns.message.Message(id=int.from_bytes(wire[:2], "big"))
@@ -95,17 +96,17 @@ def _refusal(query: dns.message.Message, code: dns.rcode.Rcode) -> dns.message.M
 
 
 def outside(question: DnsQuestion) -> dns.message.Message:
-    """Return the reply to a question for a name outside our zone: we do not recurse."""
+    """Return the reply for a name outside the zone: this server does not recurse."""
     return _refusal(question.query, dns.rcode.REFUSED)
 
 
 def unknown(question: DnsQuestion) -> dns.message.Message:
-    """Return the reply while it is not known where a job answers."""
+    """Return the reply while the addresses of a job are unknown."""
     return _refusal(question.query, dns.rcode.SERVFAIL)
 
 
 def apex(question: DnsQuestion, zone: Zone) -> dns.message.Message:
-    """Return the reply to a question for the zone itself."""
+    """Return the reply for the zone itself."""
     reply = _authoritative(question)
     if question.kind in ("SOA", "ANY"):
         reply.answer.append(_soa(zone))
@@ -120,7 +121,7 @@ def apex(question: DnsQuestion, zone: Zone) -> dns.message.Message:
 def answered(
     question: DnsQuestion, zone: Zone, answer: DnsAnswer, random_: random.Random
 ) -> dns.message.Message:
-    """Return the reply with these records, in another order each time: clients take the first."""
+    """Return the reply with these records in random order, because clients take the first."""
     reply = _authoritative(question)
     if answer.outcome is ZoneOutcome.NO_SUCH_NAME:
         reply.set_rcode(dns.rcode.NXDOMAIN)
@@ -136,15 +137,15 @@ def answered(
 
 
 def no_such_name(question: DnsQuestion, zone: Zone) -> dns.message.Message:
-    """Return the reply to a question for a name of the zone that means nothing."""
+    """Return the reply for a name that is not possible in the zone."""
     return answered(question, zone, DnsAnswer(ZoneOutcome.NO_SUCH_NAME), random.Random(0))
 
 
 def write(reply: dns.message.Message, query: bytes, *, tcp: bool) -> bytes:
     """Return the reply as bytes.
 
-    What does not fit loses its additional records first; what still does not fit is marked
-    as truncated, and the client asks again over TCP.
+    A reply that does not fit loses its additional records. If it still does not fit it is marked
+    as truncated, and the client repeats the query over TCP.
     """
     room = TCP_PAYLOAD if tcp else _room(query)
     try:
@@ -160,7 +161,7 @@ def write(reply: dns.message.Message, query: bytes, *, tcp: bool) -> bytes:
 
 
 def _room(query: bytes) -> int:
-    """Return how long an answer over UDP may be: what the client takes, within our own limit."""
+    """Return the limit of an answer over UDP in bytes: the client's, within our own."""
     try:
         parsed = dns.message.from_wire(query)
     except dns.exception.DNSException:

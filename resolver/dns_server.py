@@ -24,19 +24,18 @@ Find = Callable[[str, float], Awaitable[Endpoints | None]]
 """`Follower.get`."""
 
 FIRST_ANSWER_S = 2.0
-"""For a job that was not asked for before; stub resolvers ask again after 5 s (resolv.conf(5))."""
+"""Longest wait for the first addresses of a job; stub resolvers wait 5 s (resolv.conf(5))."""
 MAX_PENDING = 1000
-"""Questions over UDP that wait for their first answer; more are dropped, clients ask again."""
+"""Most questions over UDP that wait for a first answer; more are dropped, and clients retry."""
 MAX_CONNECTIONS = 200
 IDLE_S = 10.0
-"""RFC 7766, 6.2.3 asks for an idle time in the order of seconds."""
+"""RFC 7766, 6.2.3 recommends an idle timeout of some seconds."""
 
 
 class DnsServer:
-    """Answers DNS queries with what `find` returns."""
+    """Answers DNS queries with the addresses that `find` returns."""
 
     def __init__(self, zone: Zone, find: Find, random_: random.Random | None = None) -> None:
-        """Listen nowhere yet."""
         self._zone = zone
         self._find = find
         self._random = random_ or random.Random()
@@ -45,7 +44,7 @@ class DnsServer:
         self.dropped = 0
 
     async def reply_to(self, wire: bytes, *, tcp: bool) -> bytes | None:
-        """Return the answer to a message; None where there is none to give."""
+        """Return the answer to a message; None if none must be sent."""
         question = dns_message.read(wire)
         if question is None:
             return None
@@ -70,7 +69,7 @@ class DnsServer:
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Listen on UDP and TCP until left; yields the port, for 0 a free one."""
+        """Listen on UDP and TCP until left; yields the port, a free one if `port` is 0."""
         server, transport = await self._open(host, port)
         try:
             async with server:
@@ -95,8 +94,8 @@ class DnsServer:
             ) from e
         return server, transport
 
-    def took(self, wire: bytes, send: Callable[[bytes], None]) -> None:
-        """Answer a datagram, unless too many wait already."""
+    def on_datagram(self, wire: bytes, send: Callable[[bytes], None]) -> None:
+        """Answer a datagram, unless too many wait."""
         if len(self._pending) >= MAX_PENDING:
             self.dropped += 1
             return
@@ -134,7 +133,7 @@ class DnsServer:
 
 
 class _Datagrams(asyncio.DatagramProtocol):
-    """Hands datagrams to the server."""
+    """Passes datagrams to the server."""
 
     def __init__(self, server: DnsServer) -> None:
         self._server = server
@@ -147,10 +146,10 @@ class _Datagrams(asyncio.DatagramProtocol):
             if not self._transport.is_closing():
                 self._transport.sendto(reply, addr)
 
-        self._server.took(data, send)
+        self._server.on_datagram(data, send)
 
     def error_received(self, exc: Exception) -> None:
-        """Ignore the error: a client was gone before its answer."""
+        """Ignore the error: the client left before its answer."""
 
 
 def _family(host: str) -> socket.AddressFamily:

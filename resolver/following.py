@@ -1,8 +1,8 @@
-"""Follows where jobs answer: one waiting call for all of them, and what was known last.
+"""Follows the addresses of jobs with one long-polling call, and keeps the last known ones.
 
-A job is followed from when it is first asked for until no client has asked for a while. While the
-control plane is away its last answer stays good: tasks outlive the control plane (P1), so what
-was listed mostly still serves.
+A job is followed from the first request of a client until `IDLE_S` after the last one. While the
+control plane is unreachable its last answer is used: tasks outlive the control plane (P1), so most
+of the listed tasks still serve.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ Watch = Callable[[Mapping[str, int | None], float], Awaitable[EndpointsNews]]
 
 WAIT_S = 30.0
 IDLE_S = 600.0
-"""Seconds without a request of a client after which a job is no longer followed."""
+"""Seconds without a client's request after which a job is no longer followed."""
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.2, 5.0
 
 
 @dataclass(slots=True)
 class _Followed:
-    """What is known of one job."""
+    """The known addresses of one job."""
 
     asked_at: float
     revision: int | None = None
-    """0: there is no such job; None: nothing is known yet."""
+    """0: there is no such job; None: unknown."""
     endpoints: Endpoints | None = None
     known: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ZoneFollower:
-    """Answers at once for what is followed; follows what is asked for."""
+    """Returns the addresses of followed jobs at once; a request begins to follow a job."""
 
     def __init__(self, watch: Watch, changed: Callable[[], None] = lambda: None) -> None:
-        """`changed` is called after each news."""
+        """`changed` is called after each change of addresses."""
         self._watch = watch
         self._changed = changed
         self._jobs: dict[str, _Followed] = {}
         self._news: asyncio.Task[EndpointsNews] | None = None
         self._asked = asyncio.Event()
         self.failing = ""
-        """Why the control plane does not answer; empty while it does."""
+        """Why the control plane does not answer; empty while it answers."""
 
     async def get(self, job: str, wait_s: float = 0.0) -> Endpoints | None:
-        """Return where a job answers, None if there is no such job.
+        """Return the addresses of a job, None if there is no such job.
 
-        Waits up to `wait_s` for the first answer, then raises `Busy`; so it does for more
-        jobs than one call can follow.
+        Waits up to `wait_s` for the first answer, then raises `Busy`. Also raises `Busy` if more
+        jobs are followed than one call allows.
         """
         found = self._follow(job)
         if not found.known.is_set():
@@ -90,7 +90,7 @@ class ZoneFollower:
             del self._jobs[job]
 
     async def run(self) -> None:
-        """Follow until cancelled; a control plane that is away is asked again, ever later."""
+        """Follow until cancelled; retry with growing pauses while the control plane fails."""
         retry_s = _RETRY_FIRST_S
         while True:
             if not self._jobs:

@@ -1,4 +1,4 @@
-"""Keeps a proxy's configuration in line with discovery: written whole, checked, reloaded."""
+"""Keeps a proxy's configuration up to date: writes the whole file, checks it, reloads the proxy."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from wire.errors import Busy, HostError, ProgramError, TwineError
 log = logging.getLogger(__name__)
 
 FILE = "{file}"
-"""In a command: the path of what is to be checked."""
+"""Placeholder in a command for the path of the file to check."""
 PROGRAM_S = 60.0
 SETTLE_S = 0.1
-"""News that come together are written together: a reload costs a proxy a new process. Far
-below a job's `update.drain_s`, within which what was unlisted must be out of the proxy."""
+"""Changes within this time are written together, because each reload starts a new process of the
+proxy. Much shorter than a job's `update.drain_s`, the limit for removing a task from the proxy."""
 _ASK_AGAIN_S = 60.0
 _RETRY_S = 2.0
 
 
 class ProxyFile:
-    """One file of a proxy, and the programs that check it and have it read."""
+    """One file of a proxy, with the commands that check it and reload the proxy."""
 
     def __init__(self, path: Path, check: Sequence[str], reload: Sequence[str]) -> None:
-        """An empty command is none."""
+        """An empty command means that there is none."""
         self.path = path
         self._check = check
         self._reload = reload
@@ -71,7 +71,7 @@ def _write(path: Path, text: str) -> None:
 async def known_of(
     follower: ZoneFollower, services: Sequence[ProxiedService], wait_s: float
 ) -> Known:
-    """Return where all the services answer; `Busy` while that is not known of each."""
+    """Return the addresses of all services; raises `Busy` while one is unknown."""
     jobs = sorted({s.job for s in services})
     found = await asyncio.gather(*(follower.get(job, wait_s) for job in jobs))
     return dict(zip(jobs, found, strict=True))
@@ -114,8 +114,8 @@ def _counts(known: Known) -> dict[str, object]:
 
 
 async def run(argv: Sequence[str]) -> None:
-    """Run a program to its end; `ProgramError` has the last line that it wrote."""
-    said = " ".join(argv)
+    """Run a program to its end. Raises `ProgramError` with the last line of its output."""
+    command = " ".join(argv)
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -131,8 +131,8 @@ async def run(argv: Sequence[str]) -> None:
     except TimeoutError as e:
         process.kill()
         await process.wait()
-        raise ProgramError(f"{said} did not end within {PROGRAM_S:g} s") from e
+        raise ProgramError(f"{command} did not end within {PROGRAM_S:g} s") from e
     if process.returncode:
         last = output.decode(errors="replace").strip().splitlines()[-1:]
         why = last[0] if last else "it printed nothing"
-        raise ProgramError(f"{said} failed with {process.returncode}: {why}")
+        raise ProgramError(f"{command} failed with {process.returncode}: {why}")

@@ -1,8 +1,8 @@
-"""Configuration of proxies, from where jobs answer: text, the same for the same endpoints.
+"""Renders configuration of proxies from the addresses of jobs, deterministically.
 
-Only the part that changes is written, to be read together with the operator's configuration:
-`haproxy -f own.cfg -f twine.cfg`, or `include twine.conf;` within nginx's `http`. The texts are
-jinja2 templates; an operator may bring one for another proxy.
+Only the variable part is rendered, to be read together with the operator's configuration:
+`haproxy -f own.cfg -f twine.cfg`, or `include twine.conf;` within nginx's `http`. The formats are
+jinja2 templates; an operator may provide one for another proxy.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _ACCEPTED = "write JOB:PORT or JOB:PORT=ADDRESS:NUMBER, such as web:http=:8080"
 
 @dataclass(frozen=True, slots=True)
 class ProxiedService:
-    """A named port of a job that a proxy forwards to, and where the proxy listens for it."""
+    """A named port of a job to which a proxy forwards, and the proxy's listen address."""
 
     job: str
     port: str
     listen: str = ""
-    """`host:port` as the proxy takes it; empty: the operator's own configuration listens."""
+    """`host:port` for the proxy; empty: the operator's own configuration listens."""
 
     @property
     def name(self) -> str:
-        """Return what backends and upstreams are called."""
+        """Return the name of its backend or upstream."""
         return f"{self.job}-{self.port}"
 
 
 def service(text: str) -> ProxiedService:
-    """Return what `web:http` or `web:http=:8080` means, or raise `InvalidInput`."""
+    """Return the service of `web:http` or `web:http=:8080`, or raise `InvalidInput`."""
     target, given, listen = text.partition("=")
     job, colon, port = target.partition(":")
     if not (colon and NAME.fullmatch(job) and NAME.fullmatch(port)):
@@ -55,9 +55,9 @@ def service(text: str) -> ProxiedService:
 
 
 def services(texts: Sequence[str]) -> list[ProxiedService]:
-    """Return what each of these means, once each; raise `InvalidInput` where two collide.
+    """Return the services of these texts without duplicates; raise `InvalidInput` on a conflict.
 
-    Two backends of one name, or two proxies at one address, are no valid configuration.
+    Two backends with one name, or two listeners at one address, are no valid configuration.
     """
     found = list(dict.fromkeys(service(text) for text in texts))
     named, listening = dict[str, ProxiedService](), dict[str, ProxiedService]()
@@ -77,19 +77,18 @@ def _written(one: ProxiedService) -> str:
 
 
 Known = Mapping[str, Endpoints | None]
-"""Job → where it answers; None if there is no such job."""
+"""Job → its addresses; None if there is no such job."""
 
 
 Render = Callable[[Sequence[ProxiedService], Known], str]
 
 
 def template(text: str, name: str) -> Render:
-    """Return what renders a jinja2 template; `name` is for errors.
+    """Return a function that renders a jinja2 template; `name` is for errors.
 
-    It has `head` (a comment), and `services`: each with `job`, `port`, `name`, `listen` and
-    `servers`, which have `task`, `host`, `port`, `weight` and `at` (`host:port`); `weighted` says
-    whether their weights differ. Raises `InvalidInput` where
-    it is no template.
+    The template gets `head` (a comment) and `services`. A service has `job`, `port`, `name`,
+    `listen`, `weighted` (whether weights differ) and `servers`. A server has `task`, `host`,
+    `port`, `weight` and `at` (`host:port`). Raises `InvalidInput` for an invalid template.
     """
     environment = ImmutableSandboxedEnvironment(
         undefined=jinja2.StrictUndefined,
@@ -103,16 +102,19 @@ def template(text: str, name: str) -> Render:
         raise InvalidInput(f"{name} is not a template: {e.message} (line {e.lineno})") from e
 
     def render(services: Sequence[ProxiedService], known: Known) -> str:
-        told = [
+        rendered = [
             {
-                **{"job": s.job, "port": s.port, "name": s.name, "listen": s.listen},
+                "job": s.job,
+                "port": s.port,
+                "name": s.name,
+                "listen": s.listen,
                 "servers": [_server(e, s.port) for e in _serving(s, known)],
                 "weighted": any(e.weight != USUAL_WEIGHT for e in _serving(s, known)),
             }
             for s in services
         ]
         try:
-            return compiled.render(head=_HEAD, services=told)
+            return compiled.render(head=_HEAD, services=rendered)
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as e:
             raise InvalidInput(f"{name} cannot be rendered: {e}") from e
 
@@ -120,19 +122,21 @@ def template(text: str, name: str) -> Render:
 
 
 def shipped(name: str) -> Render:
-    """Return what renders a template of ours, by its file."""
+    """Return a function that renders one of our templates, given its file name."""
     return template((_TEMPLATES / name).read_text(), name)
 
 
 FORMATS: Mapping[str, str] = {"haproxy": "haproxy.cfg.j2", "nginx": "nginx.conf.j2"}
-"""Supported proxies → our template. A backend without tasks is in it, too:
-HAProxy answers 503 for it, and nginx 502."""
+"""Supported proxies → our template. Backends without tasks are rendered, too: HAProxy answers 503
+for them, and nginx 502."""
 
 
 def _server(endpoint: Endpoint, port: str) -> dict[str, object]:
-    at = _at(endpoint, port)
     return {
-        **{"task": endpoint.task, "host": endpoint.host, "port": endpoint.ports[port], "at": at},
+        "task": endpoint.task,
+        "host": endpoint.host,
+        "port": endpoint.ports[port],
+        "at": _at(endpoint, port),
         "weight": endpoint.weight,
     }
 
@@ -145,8 +149,8 @@ def _serving(s: ProxiedService, known: Known) -> list[Endpoint]:
 def _at(endpoint: Endpoint, port: str) -> str:
     """Return `host:port`; a host is an address or a name of letters, digits, dots and dashes.
 
-    An address with a zone (`fe80::1%eth0`) is none: it means something on one machine alone, and
-    the zone may be any text.
+    An address with a zone (`fe80::1%eth0`) is refused: it is valid only on one machine, and the
+    zone may be any text.
     """
     host = endpoint.host
     try:

@@ -6,10 +6,9 @@ With the zone `twine.internal` and job `web` whose tasks have a port named `http
     web-3.web.twine.internal          A, AAAA   the address of task 3, CNAME if that is a name
     _http._tcp.web.twine.internal     SRV       port and name of each listed task (RFC 2782)
 
-Addresses of a name are all alike to a client: of weights DNS tells SRV records alone, and leaves
-out a task that is to get no requests.
-A job that is there and lists nothing has no records; one that is not there does not exist
-(RFC 2308 keeps the two apart).
+Only SRV records have weights; a client treats all addresses of a name alike. A task with weight 0
+gets no requests and is left out. A job without listed tasks has a name without records; an unknown
+job has no name (RFC 2308 distinguishes the two).
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from control_plane.api.jobs import Endpoint, Endpoints
 from control_plane.api.weights import USUAL_WEIGHT
 
 SRV_PRIORITY, SRV_WEIGHT = 0, 1
-"""All tasks have one priority, and one weight where discovery says no other (RFC 2782)."""
+"""Priority of all tasks, and their weight if discovery has no other (RFC 2782)."""
 PROTOCOLS = ("_tcp", "_udp")
 
 
 class ZoneOutcome(Enum):
-    """What a name of the zone is."""
+    """Whether a name of the zone exists."""
 
     FOUND = "found"
-    """The name exists; there may be no record of the type that was asked for."""
+    """The name exists; it may have no record of the requested type."""
     NO_SUCH_NAME = "no such name"
 
 
@@ -46,18 +45,18 @@ class DnsRecord:
 
 @dataclass(frozen=True, slots=True)
 class ZoneSubject:
-    """What a name asks about: a job, one of its tasks, or one of its ports."""
+    """The subject of a name: a job, one of its tasks, or one of its ports."""
 
     job: str
     task: str = ""
     port: str = ""
     protocol: str = ""
-    """`_tcp` or `_udp`: a port of a task is of either."""
+    """`_tcp` or `_udp`; a port of a task is valid for both."""
 
 
 @dataclass(frozen=True, slots=True)
 class DnsAnswer:
-    """The records that answer a question, and those that spare the next one."""
+    """The records that answer a question, and additional ones that make the next one needless."""
 
     outcome: ZoneOutcome
     answers: tuple[DnsRecord, ...] = ()
@@ -65,7 +64,7 @@ class DnsAnswer:
 
 
 def subject(labels: Sequence[str]) -> ZoneSubject | None:
-    """Return what the labels before the zone ask about, None if that can be no name of ours."""
+    """Return the subject of the labels before the zone, None if there is no such name."""
     match [label.lower() for label in labels]:
         case [job]:
             return ZoneSubject(job)
@@ -136,7 +135,7 @@ def _addresses(name: str, kind: str, hosts: Iterable[str]) -> tuple[DnsRecord, .
 
 
 def _version(host: str) -> int:
-    """Return 4 or 6, or 0 of a host that is known by a name."""
+    """Return 4 or 6 for an address, 0 for a host name."""
     try:
         return ipaddress.ip_address(host).version
     except ValueError:

@@ -1,8 +1,8 @@
-"""TaskControl on the wire: what the scheduler asks a job's controller, and the answer.
+"""The TaskControl API: requests of the scheduler to a job's controller, and responses.
 
 The names are those of the paper's Figure 8 (`jobHandle`, `allUnhealthyTasks`, `ack`, …). A request
-has the complete state: a controller without memory decides as well as one with memory. One that
-was away for an hour has missed nothing but `completed`.
+has the complete state, so a controller needs no memory. A controller that was down for an hour has
+missed only `completed`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import msgspec
 class _Sent(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False
 ):
-    """Base of what goes over the wire: a reader ignores fields that it does not know."""
+    """Base of types on the wire; unknown fields are ignored."""
 
 
 class TaskOperation(_Sent, frozen=True, kw_only=True):
-    """Something that the scheduler would like to do to a task, once it is acknowledged."""
+    """An operation on a task that the scheduler wants to begin, once it is acknowledged."""
 
     id: str
-    """Acknowledge this. It stays the same for as long as the operation is offered."""
+    """Id to acknowledge. It does not change while the operation is offered."""
     task: int
     """Index of the task in its job; `web-3` is 3."""
     kind: str
@@ -31,58 +31,59 @@ class TaskOperation(_Sent, frozen=True, kw_only=True):
     """`release`, `resize`, `failure`, `maintenance`, `loan`, `rebalance`, …"""
     reason: str = ""
     machine: str = ""
-    """Where the task is."""
+    """Machine of the task."""
     notice: str = ""
-    """The advance notice that it is asked for; empty: none."""
+    """Id of the advance notice that caused it; empty: none."""
     deadline: float | None = None
-    """When it is done without acknowledgement, in seconds since 1970; None: never."""
+    """When it begins without acknowledgement, in seconds since 1970; None: never."""
     instead: list[str] = []
-    """What it may be acknowledged as instead of its kind: `stop` (the task is stopped, stays
-    where it is, and starts again once the machine is back)."""
+    """Alternatives that may be acknowledged instead of its kind: `stop` (the task is stopped,
+    stays on its machine, and starts again once the machine is back)."""
 
 
 class CompletedOperation(_Sent, frozen=True, kw_only=True):
-    """An operation that ended since the last call that was answered."""
+    """An operation that ended since the last answered call."""
 
     id: str
     task: int
     kind: str
     cause: str
     outcome: str
-    """`done`, `failed`, or `withdrawn`: it became needless."""
+    """`done`, `failed`, or `withdrawn` (no longer needed)."""
     reason: str = ""
     machine: str = ""
-    """Where the task is now; empty: nowhere."""
+    """Present machine of the task; empty: none."""
 
 
 class AdvanceNotice(_Sent, frozen=True, kw_only=True):
-    """Something planned for a machine on which the job has tasks."""
+    """Planned work on a machine on which the job has tasks."""
 
     id: str
     kind: str
     """`maintenance`, `decommission`, `refresh`, `revoked` (its loan is called back)."""
     machine: str
     tasks: list[int]
-    """Those of the job that are there."""
+    """Tasks of the job on this machine."""
     start: float
-    """From when on operations are offered for it, in seconds since 1970."""
+    """When the scheduler begins to offer operations for it, in seconds since 1970."""
     deadline: float | None = None
-    """When it begins. What is still there then is stopped, unless `tasksSurvive`."""
+    """When the work begins. Remaining tasks are stopped then, unless `tasksSurvive`."""
     expected_duration_s: float | None = None
-    """From the deadline on."""
+    """Duration of the work, from the deadline."""
     tasks_survive: bool = False
-    """The machine cannot be reached for a while, but its tasks run on: a switch is replaced."""
+    """Whether tasks continue while the machine is unreachable, for instance when a switch is
+    replaced."""
     reason: str = ""
 
 
 class UnhealthyTask(_Sent, frozen=True, kw_only=True):
-    """A task that does not serve, or that an acknowledged operation may take down any moment."""
+    """A task that does not serve, or that an acknowledged operation may stop at any moment."""
 
     task: int
     reason: str = ""
     machine: str = ""
     operation: str = ""
-    """What was acknowledged or is being done to it; empty: nothing."""
+    """The acknowledged or running operation on it; empty: none."""
 
 
 class TaskControlRequest(_Sent, frozen=True, kw_only=True):
@@ -90,25 +91,23 @@ class TaskControlRequest(_Sent, frozen=True, kw_only=True):
 
     job_handle: str
     request: list[TaskOperation] = []
-    """Operations that wait to be acknowledged."""
+    """Operations that wait for acknowledgement."""
     completed: list[CompletedOperation] = []
     advance_notices: list[AdvanceNotice] = []
     all_unhealthy_tasks: list[UnhealthyTask] = []
-    """For any reason at all, operations that were acknowledged and have not ended included."""
+    """Tasks that are unhealthy for any reason, including acknowledged operations that have not
+    ended."""
     sequence_number: int
-    """Rises with each call of the job, across restarts of the control plane too."""
+    """Rises with each call for the job, also across restarts of the control plane."""
     tasks: int
-    """How many tasks the job has now, those that start or are being removed included."""
+    """Number of tasks of the job, including starting tasks and tasks that are being removed."""
     indexes: list[tuple[int, int]] = []
-    """Which those are: the first and the last of each run of indexes; empty: it is not said."""
+    """Indexes of the tasks, as first and last of each range; empty: not reported."""
     at: float
-    """When it was asked, in seconds since 1970."""
+    """When the request was made, in seconds since 1970."""
 
     def gone(self, tasks: Iterable[int]) -> frozenset[int]:
-        """Return those of `tasks` that the job does not have any more.
-
-        None, where it is not said which it has.
-        """
+        """Return those of `tasks` that the job no longer has; empty without `indexes`."""
         if not self.indexes:
             return frozenset()
         known = {index for first, last in self.indexes for index in range(first, last + 1)}
@@ -121,7 +120,7 @@ class TaskControlRequest(_Sent, frozen=True, kw_only=True):
 
 
 class Ack(_Sent, frozen=True, kw_only=True):
-    """An acknowledgement of something else than what was asked."""
+    """An acknowledgement of an alternative of an operation."""
 
     operation: str
     instead: str
@@ -129,7 +128,7 @@ class Ack(_Sent, frozen=True, kw_only=True):
 
 
 class TaskControlResponse(_Sent, frozen=True, kw_only=True):
-    """What may be done now: any of the operations asked, in any order."""
+    """The operations that may begin now, in any order."""
 
     ack: list[str | Ack] = []
-    """Ids of operations. What is not here is asked again; others have no effect."""
+    """Ids of operations. Other operations are offered again; unknown ids have no effect."""

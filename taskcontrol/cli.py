@@ -1,4 +1,4 @@
-"""`twine-taskcontroller`: a controller from a file, without a line of code."""
+"""`twine-taskcontroller`: serves a controller that is defined by a file."""
 
 from __future__ import annotations
 

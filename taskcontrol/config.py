@@ -1,4 +1,4 @@
-"""A controller that is written in a file: which kind, for which job, where it listens."""
+"""Configuration file of a controller: its kind, its job, its address."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ Url = Annotated[str, Meta(pattern=r"^https?://[^\s]+$", description="an http:// 
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+)):(\d{1,5})")
 
 
-class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what a person writes."""
+class _FileTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the tables of the file: unknown fields are refused."""
 
 
-class QuorumConfig(_Written, frozen=True, kw_only=True):
-    """An ensemble: followers first, the leader last, a majority always there."""
+class QuorumConfig(_FileTable, frozen=True, kw_only=True):
+    """An ensemble: followers first, the leader last, always with a majority."""
 
     members: Annotated[list[Url], Meta(min_length=1, max_length=99)]
-    """Where each member says whether it leads, by the index of its task."""
+    """URL at which each member reports whether it leads, in the order of task indexes."""
     speaks: Dialect = Dialect.PLAIN
     spare: Annotated[int, Meta(ge=0, le=49)] = 0
-    """Members that must be left beyond the majority."""
+    """Members that must stay in addition to the majority."""
 
 
-class ShardsConfig(_Written, frozen=True, kw_only=True):
-    """Shards with replicas: no shard loses one too many."""
+class ShardsConfig(_FileTable, frozen=True, kw_only=True):
+    """Shards with replicas: limits the unavailable replicas of each shard."""
 
     map: Annotated[str, Meta(min_length=1)]
     """File or URL of a JSON object: shard → indexes of the tasks that hold a replica."""
@@ -55,28 +55,28 @@ class ShardsConfig(_Written, frozen=True, kw_only=True):
     at_once: Annotated[int, Meta(ge=1)] | None = None
 
 
-class StatelessConfig(_Written, frozen=True, kw_only=True):
-    """Like tasks: as many at once as the rest can carry the load of."""
+class StatelessConfig(_FileTable, frozen=True, kw_only=True):
+    """Identical tasks: as many at once as the other tasks can carry the load of."""
 
     load_url: Url | None = None
-    """Answers with a number from 0 to 1, or with `{"load": 0.4}`."""
+    """URL that answers with a number from 0 to 1, or with `{"load": 0.4}`."""
     load: Share = 1.0
-    """How busy the tasks are where there is no `load_url`."""
+    """Load of the tasks if there is no `load_url`."""
     full_load: Annotated[float, Meta(gt=0, le=1)] = 0.8
     at_most: Share = 0.25
     at_least: Annotated[int, Meta(ge=0)] = 1
 
 
-class NeverConfig(_Written, frozen=True, kw_only=True):
-    """Hours in which nothing is done to a task that serves."""
+class NeverConfig(_FileTable, frozen=True, kw_only=True):
+    """Times in which no operation begins on a task that serves."""
 
     during: Annotated[list[str], Meta(min_length=1, max_length=100)]
-    """As `mon-fri 09:00-17:30`, `sat 22:00-06:00`, `12:00-13:00`."""
+    """For instance `mon-fri 09:00-17:30`, `sat 22:00-06:00`, `12:00-13:00`."""
     zone: str = "UTC"
 
 
-class ControllerConfig(_Written, frozen=True, kw_only=True):
-    """The whole file: exactly one kind, and `never` besides it if wanted."""
+class ControllerConfig(_FileTable, frozen=True, kw_only=True):
+    """The whole file: exactly one kind, and optionally `never`."""
 
     job: Annotated[str, Meta(min_length=1, max_length=56)]
     """Requests for other jobs are refused."""

@@ -1,7 +1,7 @@
-"""What controllers ask the application: its leader, which task holds which shard, how busy it is.
+"""Queries of controllers to the application: its leader, its shard map, its load.
 
-Everything here is bounded in time and size, and a question without an answer is a known state:
-no leader, the shards as they were last, a load of 1.
+All queries have limits of time and size. A failed query has a defined result: no leader, the last
+shard map, a load of 1.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import msgspec
 from wire.errors import ConfigError, TwineError, Unreachable
 
 ANSWER_MAX_BYTES = 16 << 20
-"""45,000 replicas of 15,000 shards are below 1 MiB."""
+"""Largest answer; 45,000 replicas of 15,000 shards take less than 1 MiB."""
 _TIMEOUT_S = 2.0
 
 
 class Dialect(StrEnum):
-    """How a member of an ensemble says that it leads."""
+    """How a member of an ensemble reports that it leads."""
 
     ETCD = "etcd"
     """`POST /v3/maintenance/status` of etcd's HTTP gateway."""
@@ -33,7 +33,7 @@ class Dialect(StrEnum):
 
 
 async def read(url: str, *, post: bool = False) -> Any:
-    """Return the JSON that an address answers with; `Unreachable` for anything else."""
+    """Return the JSON answer of an address. Raises `Unreachable` for any other answer."""
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     try:
         async with (
@@ -60,7 +60,7 @@ async def read(url: str, *, post: bool = False) -> Any:
 
 
 async def leader(members: Sequence[str], dialect: Dialect) -> int | None:
-    """Return the index of the one member that says it leads; None: none does, or several."""
+    """Return the index of the only member that reports to lead; None: no member or several."""
     found = await asyncio.gather(*(_leads(url.rstrip("/"), dialect) for url in members))
     leading = [index for index, leads in enumerate(found) if leads]
     return leading[0] if len(leading) == 1 else None
@@ -70,8 +70,9 @@ async def _leads(url: str, dialect: Dialect) -> bool:
     try:
         match dialect:
             case Dialect.ETCD:
-                said = await read(f"{url}/v3/maintenance/status", post=True)
-                return bool(said.get("leader")) and said["leader"] == said["header"]["member_id"]
+                status = await read(f"{url}/v3/maintenance/status", post=True)
+                member = status["header"]["member_id"]
+                return bool(status.get("leader")) and status["leader"] == member
             case Dialect.ZOOKEEPER:
                 return (await read(f"{url}/commands/leader")).get("is_leader") is True
             case Dialect.PLAIN:
@@ -81,16 +82,16 @@ async def _leads(url: str, dialect: Dialect) -> bool:
 
 
 async def load(url: str) -> float:
-    """Return how busy the application says it is, 0 to 1; 1 if it does not say."""
+    """Return the load that the application reports, 0 to 1; 1 without a valid report."""
     try:
-        said = await read(url)
-        return min(1.0, max(0.0, float(said["load"] if isinstance(said, dict) else said)))
+        answer = await read(url)
+        return min(1.0, max(0.0, float(answer["load"] if isinstance(answer, dict) else answer)))
     except (TwineError, KeyError, TypeError, ValueError):
         return 1.0
 
 
 def by_task(document: Any) -> Mapping[int, frozenset[str]]:
-    """Return the shards of each task from `{"shard": [tasks], …}`; `ConfigError` for others."""
+    """Return the shards of each task from `{"shard": [tasks], …}`. Raises `ConfigError`."""
     try:
         replicas = msgspec.convert(document, dict[str, list[int]])
     except msgspec.ValidationError as e:

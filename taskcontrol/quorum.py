@@ -1,7 +1,7 @@
-"""Ensembles that live as long as most of their members do: ZooKeeper, etcd, Consul.
+"""Controller of ensembles that need a majority of their members: ZooKeeper, etcd, Consul.
 
-One member at a time, while a majority stays without it; followers first and the leader last, so
-that a release costs one change of leader and not one for each member (paper §2.5).
+One member at a time, if a majority remains without it. Followers go first and the leader last, so
+that a release causes one change of leader instead of one for each member (paper §2.5).
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from taskcontrol.api import TaskControlRequest, TaskControlResponse, TaskOperati
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """Which operations an ensemble can stand."""
+    """Acknowledges operations that keep the ensemble's majority."""
 
     spare: int = 0
-    """Members that must be left beyond the majority."""
+    """Members that must stay in addition to the majority."""
 
     def answer(self, request: TaskControlRequest, leader: int | None) -> TaskControlResponse:
-        """Return what is acknowledged; `leader` is the index of the leader, None: not known.
+        """Return the acknowledgements; `leader` is the index of the leader, None: unknown.
 
-        Without a known leader no task goes: it may be the leader, or an election is under way.
+        Without a known leader no healthy task is stopped: it may be the leader, or an election
+        may be running.
         """
         down, majority = request.down, request.tasks // 2 + 1
         serving = request.tasks - len(down)
-        # one that moves leaves its data behind: only while a majority has them
+        # a task that moves loses its data, so a majority must have them
         ack = [
             o.id
             for o in request.request
@@ -34,14 +35,14 @@ class Quorum:
         ]
         healthy = [o for o in request.request if o.task not in down]
         is_enough = serving - 1 >= majority + self.spare
-        # of one or two none can be missed; an update must be possible all the same
+        # one or two members cannot keep a majority, but updates must be possible
         if healthy and leader is not None and (is_enough or (request.tasks < 3 and not down)):
             ack.append(_first(healthy, leader).id)
         return TaskControlResponse(ack=list(ack))
 
 
 def _first(operations: Sequence[TaskOperation], leader: int) -> TaskOperation:
-    """Return whose turn it is: followers by deadline, then by index; the leader last."""
+    """Return the first operation: followers by deadline, then by index; the leader last."""
 
     def turn(operation: TaskOperation) -> tuple[bool, float, int]:
         deadline = operation.deadline if operation.deadline is not None else float("inf")

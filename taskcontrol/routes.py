@@ -1,4 +1,4 @@
-"""The route table of a controller: what the scheduler calls."""
+"""The route table of a controller, which the scheduler calls."""
 
 from __future__ import annotations
 

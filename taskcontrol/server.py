@@ -1,4 +1,4 @@
-"""A controller over HTTP with mutual TLS: only this cluster's control plane may ask it."""
+"""Serves a controller over HTTP with mutual TLS, only for this cluster's control plane."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Process = Callable[[TaskControlRequest], Answer]
 """The controller: a function, or a coroutine function, of a request."""
 TITLE = "Twine TaskController"
 _LOOK_S = 30.0
-"""Seconds between two checks of the credential's file: a new one is used without a restart."""
+"""Seconds between two checks for a new credential file, which is used without a restart."""
 _http_log = http_log(__name__)
 
 
@@ -43,7 +43,7 @@ def openapi() -> dict[str, Any]:
 
 
 def app(process: Process) -> web.Application:
-    """Return the application that asks `process`; it is to be served over mutual TLS."""
+    """Return the application that calls `process`. It must be served over mutual TLS."""
 
     async def answer(call: Call) -> TaskControlResponse:
         found = process(call.body)
@@ -70,7 +70,7 @@ def _authorize(request: web.Request, _: Route) -> Peer:
 
 @asynccontextmanager
 async def serving(process: Process, credential: Path, host: str, port: int) -> AsyncIterator[int]:
-    """Serve until left; yields the port, which is a free one if 0 was asked for."""
+    """Serve until left; yields the port, a free one if `port` is 0."""
     held = tls.load(credential)
     context = tls.server_context(held, require_client=True)
     sock = _listening(host, port)
@@ -135,5 +135,5 @@ async def serve(
 
 
 def run(process: Process, credential: str | Path, host: str = "0.0.0.0", port: int = 7450) -> None:
-    """Serve a controller of one's own as the whole program."""
+    """Serve a custom controller; runs until SIGTERM or SIGINT."""
     asyncio.run(serve(process, Path(credential), host, port))

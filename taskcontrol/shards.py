@@ -1,7 +1,7 @@
-"""Data in shards, each with replicas on several tasks: no shard loses one too many.
+"""Controller of sharded data with replicas: limits the unavailable replicas of each shard.
 
-This is what fault domains alone cannot do: two tasks of different domains that hold the last two
-replicas of a shard must not be away together, whatever took the first of them (paper §1, Figure 2).
+Fault domains alone cannot do this. Two tasks of different domains that hold the last two replicas
+of a shard must not be unavailable together, for whatever reason (paper §1, Figure 2).
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from taskcontrol.api import (
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """Which operations the shards can stand."""
+    """Acknowledges operations that leave enough replicas of each shard."""
 
     most_down: int = 1
-    """Replicas of a shard that may be away at once."""
+    """Replicas of a shard that may be unavailable at once."""
     rebuild_s: float = 1800.0
-    """How long it takes to build a replica elsewhere: shorter outages are waited out."""
+    """Time to rebuild a replica elsewhere; tasks do not move because of shorter outages."""
     at_once: int | None = None
-    """Tasks that may be away at once, whatever their shards; None: as many as the shards allow."""
+    """Tasks that may be unavailable at once, for any shards; None: as many as the shards allow."""
 
     def answer(
         self, request: TaskControlRequest, shards: Mapping[int, Iterable[str]]
     ) -> TaskControlResponse:
-        """Return what is acknowledged; `shards` are those of each task.
+        """Return the acknowledgements; `shards` has the shards of each task.
 
-        A task that is not in `shards` holds none. One that is down already has lost its replicas:
-        to move or restart it costs nothing more. One that the job has not got any more has lost
-        them, too: it was given up while it did not serve, and `shards` say still that it has some.
+        A task that is not in `shards` holds none. The replicas of a task that is down are
+        unavailable already, so moving or restarting it costs nothing more. A removed task may
+        still be in `shards`; its replicas count as unavailable, too.
         """
         away = Counter[str]()
         for task in request.down | request.gone(shards):
@@ -62,7 +62,7 @@ class Sharded:
         return TaskControlResponse(ack=ack)
 
     def _way(self, operation: TaskOperation, notice: AdvanceNotice | None) -> str | Ack | None:
-        """Return how a maintenance is met: move, stop and start again after it, or sit it out."""
+        """Return the reaction to maintenance: move, stop until its end, or None (stay)."""
         if notice is None or notice.kind != "maintenance":
             return operation.id
         duration_s = notice.expected_duration_s

@@ -1,7 +1,7 @@
-"""Tasks that are all alike: as many at once as the rest can carry the load of.
+"""Controller of identical tasks: stops as many at once as the other tasks can carry the load of.
 
-While little is asked of the service a release is fast; at its peak it goes slowly, or waits, and
-no operator has to be there for it (paper §5.2, the web tier).
+At low load a release is fast; at peak load it is slow, or waits, without an operator (paper §5.2,
+the web tier).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from taskcontrol.api import TaskControlRequest, TaskControlResponse
 
 @dataclass(frozen=True, slots=True)
 class Stateless:
-    """Which operations a service of like tasks can stand."""
+    """Acknowledges operations by the load of the tasks."""
 
     full_load: float = 0.8
-    """How busy its tasks may be at most, between 0 and 1, while some of them are away."""
+    """Highest load of the tasks, between 0 and 1, while some of them are unavailable."""
     at_most: float = 0.25
-    """Share of the tasks that may be away at once, however little there is to do …"""
+    """Largest share of the tasks that may be unavailable at once, at any load."""
     at_least: int = 1
-    """… and how many may, however much there is to do; 0: at the peak everything waits."""
+    """Number of tasks that may always be unavailable, at any load; 0: at peak load all wait."""
 
     def answer(self, request: TaskControlRequest, load: float) -> TaskControlResponse:
-        """Return what is acknowledged; `load` is how busy the tasks are that serve now (0 to 1)."""
+        """Return the acknowledgements; `load` is the load of the tasks that serve now, 0 to 1."""
         down = request.down
         free = [o for o in request.request if o.task in down]
         rest = [o for o in request.request if o.task not in down]
@@ -35,9 +35,9 @@ class Stateless:
         return TaskControlResponse(ack=list(ack))
 
     def room(self, tasks: int, down: int, load: float) -> int:
-        """Return how many more may go away now.
+        """Return how many more tasks may become unavailable now.
 
-        `load * serving` is what there is to do; it needs `load * serving / full_load` tasks.
+        The total load is `load * serving`; it needs `load * serving / full_load` tasks.
         """
         serving = tasks - down
         load = min(max(load, 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""Hours in which nothing is done to a job that can wait: a launch, a match, the working day."""
+"""Time windows in which operations on a job wait: a launch, a match, working hours."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _WINDOW = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """Some hours of some days; one that ends before it begins ends on the next day."""
+    """Some hours of some days. If `end` is before `begin` it ends on the next day."""
 
     days: frozenset[int]
-    """Those on which it begins; Monday is 0."""
+    """Days on which it begins; Monday is 0."""
     begin: int
     """Minutes from midnight."""
     end: int
 
     def holds(self, day: int, minute: int) -> bool:
-        """Return whether a minute of a day is in it."""
+        """Return whether the window contains a minute of a day."""
         if self.begin < self.end:
             return day in self.days and self.begin <= minute < self.end
         before = (day - 1) % 7
@@ -60,14 +60,14 @@ def window(text: str) -> TimeWindow:
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """Holds back during its windows what takes down a task that serves."""
+    """Holds back operations on tasks that serve during its windows."""
 
     windows: tuple[TimeWindow, ...]
     zone: str = "UTC"
 
     @classmethod
     def of(cls, texts: Iterable[str], zone: str = "UTC") -> Never:
-        """Return it for windows as people write them; `InvalidInput` for a bad one."""
+        """Parse windows that people wrote. Raises `InvalidInput`."""
         try:
             ZoneInfo(zone)
         except (OSError, ValueError, KeyError) as e:
@@ -83,9 +83,9 @@ class Never:
         return any(window.holds(there.weekday(), minute) for window in self.windows)
 
     def left(self, request: TaskControlRequest) -> TaskControlRequest:
-        """Return the request with only those operations that may be thought about now.
+        """Return the request with only the operations that may begin now.
 
-        Operations on a task that is down anyway go on: a failed task is replaced at any hour.
+        Operations on tasks that are down are kept: a failed task is replaced at any time.
         """
         if not self.is_now(request.at):
             return request

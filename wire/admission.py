@@ -1,13 +1,15 @@
 """Admission of connections to an HTTP server: limits and deadlines before any request.
 
-A connection costs a descriptor and nothing else until its first byte came; TLS, which takes a
-third of a megabyte, begins then. Until TLS is established the connection is pending. When too many
-are pending the oldest one is closed, or the oldest of the new one's own address if that has its
-share. So a new caller always has its chance, and one address cannot keep out another. Established
-connections without a certificate have places of their own: they take none of a pending one that
-may show a certificate. Connections with a certificate are touched by none of this. Each step has a
-deadline. A sweep ends what is past one: once a second at most, and only while there is a deadline
-to come (docs/adr/0114).
+A connection costs only a descriptor until its first byte comes. TLS begins then and takes a third
+of a megabyte. Until TLS is established the connection is pending. When too many are pending, the
+oldest one is closed. If the address of the new connection has used up its share, the oldest one
+of that address is closed. So a new caller always gets a place, and one address cannot keep out
+another.
+
+Established connections without a certificate have places of their own, because a pending
+connection may still show a certificate. Connections with a certificate are not affected by
+these limits. Each step has a deadline. A sweep closes connections past their deadline: at most
+once a second, and only while there is a deadline (docs/adr/0114).
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ from wire.pending import PendingConnection, PendingConnections, first_byte, has_
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 32
-"""Connections that are accepted before the loop's other work has its turn (some 20 us each)."""
+"""Connections that are accepted before other work of the event loop (about 20 us each)."""
 _SWEEP_S = 1.0
-"""From an event of a connection to the next sweep, and between two of them at least."""
+"""Time from an event of a connection to the next sweep; the least time between two sweeps."""
 _CALM_S = 30.0
-"""Between two sweeps at most while a connection is open: a clock that was set moves the end of a
-certificate."""
+"""The longest time between two sweeps while a connection is open: setting the clock moves the end
+of a certificate."""
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -58,7 +60,6 @@ class ConnectionAdmission:
         logger: logging.Logger,
         is_void: IsVoid | None = None,
     ) -> None:
-        """Take over a listening socket; accept no connection yet."""
         self.limits = limits
         self._runner, self._listener, self._tls = runner, listener, tls
         self._logger, self._is_void = logger, is_void
@@ -67,16 +68,16 @@ class ConnectionAdmission:
         self._handshakes = Handshakes(self._pending, tls, limits, self.let_in, self._end)
         self._connections: dict[HttpConnection, None] = {}
         self._anonymous: ByNetwork[HttpConnection] = ByNetwork()
-        """Connections without a certificate. They take no place of a pending one, which may yet
-        prove an identity."""
+        """Connections without a certificate. They have places of their own, because a pending
+        connection may still prove an identity."""
         self._of_peer: Counter[str] = Counter()
         self._suspects = Suspects()
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        """Closed for a moment where no descriptor is left, to accept and close a connection."""
+        """Closed for a moment when no descriptor is left, to accept and close a connection."""
         self._ended: Counter[str] = Counter()
         self._sweeping: asyncio.TimerHandle | None = None
         self._is_soon = False
-        """Whether that is within a second anyway."""
+        """Whether the next sweep comes within a second."""
 
     def open(self) -> None:
         """Accept connections from now on."""
@@ -101,7 +102,7 @@ class ConnectionAdmission:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def count(self) -> tuple[int, int]:
-        """Return how many connections there are, and how many of them have proved no identity."""
+        """Return the number of connections, and how many of them proved no identity."""
         pending = len(self._pending)
         return pending + len(self._connections), pending + len(self._anonymous)
 
@@ -121,9 +122,9 @@ class ConnectionAdmission:
             self._welcome(sock, name)
 
     def _turn_away(self) -> None:
-        """Close a new connection without a free descriptor for it; close a pending one, too.
+        """Close a pending connection, or the new one, when no descriptor is free.
 
-        Otherwise the listening socket would stay readable: a loop at full speed.
+        Otherwise the listening socket stays readable and the event loop spins.
         """
         self._count("no descriptor is left")
         if not self._make_room(""):
@@ -159,10 +160,11 @@ class ConnectionAdmission:
             self._loop.add_reader(sock.fileno(), self._is_silent, pending)
 
     def _make_room(self, network: str) -> bool:
-        """Close the oldest pending one of a network; empty: of all, else an idle anonymous one.
+        """Close the oldest pending connection of a network, and return whether there was one.
 
-        Connections from a network that wasted a place before are closed first, then silent ones:
-        an honest client sends at once. Whether bytes have arrived is checked before closing.
+        With an empty `network`: the oldest of all, else an idle anonymous one. Networks that
+        wasted a place before go first, then silent connections: an honest client sends at once.
+        Whether bytes have arrived is checked before closing.
         """
         pending = self._pending
         if not network:
@@ -181,7 +183,9 @@ class ConnectionAdmission:
         return True
 
     def _is_silent(self, pending: PendingConnection) -> bool:
-        """Return whether a pending one sent nothing yet; one that did is taken on, or closed."""
+        """Return whether a pending connection sent no byte. If it did, begin its handshake; if
+        it ended, close it.
+        """
         byte = first_byte(pending.sock)
         if byte is None:
             return True
@@ -194,7 +198,7 @@ class ConnectionAdmission:
         return False
 
     def let_in(self, pending: PendingConnection, transport: asyncio.Transport) -> None:
-        """Admit a pending connection: TLS is established, or is not used here."""
+        """Admit a pending connection after its TLS handshake, or at once without TLS."""
         self._pending.remove(pending)
         certificate = transport.get_extra_info("peercert") or {}
         name = identity_in(certificate)
@@ -231,7 +235,7 @@ class ConnectionAdmission:
         return self._end_idle(known)
 
     def _end_idle(self, connections: Iterable[HttpConnection]) -> bool:
-        """Close the oldest of some connections that is not being answered, if there is one."""
+        """Close the oldest of some connections without a running request, if there is one."""
         idle = next((one for one in connections if not one.is_served), None)
         if idle is not None:
             self._end(idle, "there are too many")
@@ -290,9 +294,9 @@ class ConnectionAdmission:
             self._sweep_in(next_s)
 
     def sweep(self) -> float | None:
-        """End all connections that are past a deadline, and say once what was ended and why.
+        """Close all connections past a deadline, and log how many were closed by reason.
 
-        Returns after how many seconds to look again at the latest; None without connections.
+        Returns the seconds until the next sweep is due; None without connections.
         """
         now, wall, limits = self._loop.time(), time.time(), self.limits
         next_s = _CALM_S
@@ -331,8 +335,8 @@ async def open_admission(
 ) -> AsyncIterator[ConnectionAdmission]:
     """Serve the runner's application on a listening socket until left.
 
-    `is_void` returns whether a certificate was revoked, by its name and beginning. It is called
-    once a second. None: no certificate is revoked here.
+    `is_void` returns whether a certificate was revoked, by its name and the time it begins. It is
+    called once a second. None: no certificate can be revoked.
     """
     admission = ConnectionAdmission(runner, listener, tls, limits, logger, is_void)
     admission.open()

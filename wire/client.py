@@ -40,9 +40,9 @@ class Lane(Enum):
 
     COMMAND = "command"
     POLL = "poll"
-    """It may wait for news."""
+    """A call that may wait for news."""
     READER = "reader"
-    """It is read for as long as there is something: logs, images."""
+    """A stream, open until its end: logs, images."""
 
 
 _LIMITS = {Lane.COMMAND: 100, Lane.POLL: 16, Lane.READER: 100}
@@ -59,7 +59,7 @@ class WireClient:
     """A connection pool to one server: `https://host:port` or `unix:/path/to.sock`."""
 
     max_answer_bytes = 64 << 20
-    """Some 100,000 tasks; what is longer is not kept in memory."""
+    """Room for about 100,000 tasks; the client keeps no longer answer in memory."""
     limits: Mapping[Lane, int] = _LIMITS
     """Connections to the server, by kind of call."""
 
@@ -69,10 +69,10 @@ class WireClient:
         """Plain http is refused."""
         self.endpoint = endpoint
         self.expected = ""
-        """Who must answer, such as `/host/vm1`, if the context is for many peers."""
+        """Identity of the server, such as `/host/vm1`, where the context serves many peers."""
         self.headers: Callable[[], Mapping[str, str]] = dict
-        """What each request says besides what it asks for."""
-        self.hear: Callable[[Mapping[str, str]], None] = lambda _: None
+        """Returns headers that are added to each request."""
+        self.on_answer: Callable[[Mapping[str, str]], None] = lambda _: None
         """Called with the headers of each answer."""
         self._timeout_s = timeout_s
         self._tls = tls
@@ -98,7 +98,7 @@ class WireClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections, also those in use; none is opened any more."""
+        """Close all connections, also those in use. The client opens no more."""
         self._is_closed = True
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
@@ -120,8 +120,8 @@ class WireClient:
                 tls = self._tls if self._tls else True
                 connector = aiohttp.TCPConnector(ssl=tls, limit=limit)
             session = self._sessions[lane] = aiohttp.ClientSession(connector=connector)
-            # aiohttp sends PUT and DELETE again on a connection that broke, and says nothing of it:
-            # the first one may have been made, and another client may have written in between
+            # aiohttp silently repeats a PUT or DELETE on a connection that broke. The first one
+            # may have been carried out, and another client may have written in between.
             session._retry_connection = False
         return session
 
@@ -154,7 +154,7 @@ class WireClient:
                 headers=self.headers(),
             ) as response:
                 answer = await self._answer(route, response)
-                self.hear(response.headers)
+                self.on_answer(response.headers)
                 if response.status >= 300:
                     raise _refusal(route, response.status, answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
@@ -170,7 +170,7 @@ class WireClient:
             ) from e
 
     async def stream(self, route: Route, **parameters: object) -> AsyncIterator[bytes]:
-        """Yield the chunks of a `stream_out` route as they come, for as long as they come."""
+        """Yield the chunks of a `stream_out` route as they arrive, until its end."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s)
         url = self._url(route, parameters)
         try:
@@ -192,7 +192,7 @@ class WireClient:
     async def pass_on(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request as it is, with the rights of this client; yield the answer unread."""
+        """Send a request unchanged, with the rights of this client; yield the answer unread."""
         base = "http://local" if self.endpoint.startswith("unix:") else self.endpoint.rstrip("/")
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s)
         try:
@@ -222,13 +222,13 @@ class WireClient:
                 yield Socket(ws)
         except aiohttp.WSServerHandshakeError as e:
             ask: Any = self.call
-            await ask(route, **parameters)  # raises: only such an answer says why
+            await ask(route, **parameters)  # raises: a plain answer contains the reason
             raise ProtocolError(f"{self.endpoint} refused {route.name}: {e.message}") from e
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             raise self._unreachable(route.method, route.url(**parameters), e) from e
 
     async def _answer(self, route: Route, response: aiohttp.ClientResponse) -> bytes:
-        """Return the whole answer, or stop where it is longer than any true one."""
+        """Return the whole answer. Raises `ProtocolError` above `max_answer_bytes`."""
         answer = bytearray()
         async for chunk in response.content.iter_any():
             answer += chunk
@@ -254,7 +254,7 @@ class WireClient:
 
 
 def answer_as(kind: type[_T], answer: object) -> _T:
-    """Return the answer of `WireClient.call` as what its route declares, for the type checker."""
+    """Return the answer of `WireClient.call` with its declared type, for the type checker."""
     assert isinstance(answer, kind)
     return answer
 

@@ -20,7 +20,7 @@ from wire.limits import ConnectionLimits
 MAX_LINE_BYTES = 8190
 """Longest request line and header; a longer one is answered with 400."""
 _HALF_CLOSED_S = 2.0
-"""Seconds until a half-closed connection is closed while no request of it is being answered."""
+"""Seconds until a half-closed connection without a request is closed."""
 _CLOSING_S = 5.0
 SERVER = "Twine"
 """Value of the header `Server`, without versions."""
@@ -39,7 +39,7 @@ class HttpConnection(web.RequestHandler):
         "_blocked_at",
         "_closing_at",
         "_half_closed_at",
-        "_heard_at",
+        "_header_began_at",
         "_leaving",
         "_left",
         "_request",
@@ -78,30 +78,30 @@ class HttpConnection(web.RequestHandler):
         self.valid_from, self.not_after = 0.0, float("inf")
         """When its certificate begins and ends, in seconds since 1970."""
         self.peer: Any = None
-        """What the server remembers of the caller that its certificate names; None: nothing yet."""
+        """What the server has stored about the caller; None before its first request."""
         self._left = left
         self.stir: Callable[[], None] = _nothing
-        """Called where a deadline begins, which may be sooner than the one before."""
+        """Called when a deadline begins; it may be earlier than the present one."""
         self._leaving: list[Callable[[], object]] = []
         """Called when the connection is lost."""
         self._request: web.Request | None = None
         self._rested_at = loop.time()
-        """Since when it is not being served."""
-        self._heard_at: float | None = None
-        """When a request began whose header is not complete."""
+        """When its last request was answered, or the connection was made."""
+        self._header_began_at: float | None = None
+        """When the first byte of an incomplete header came."""
         self._blocked_at: float | None = None
         self._half_closed_at: float | None = None
         self._closing_at: float | None = None
 
     @property
     def is_served(self) -> bool:
-        """Return whether a request of it is being answered."""
+        """Return whether a request is being answered."""
         return self._request is not None
 
     def deadline(self, now: float, wall: float, limits: ConnectionLimits) -> tuple[float, str]:
-        """Return when the connection has to end if nothing changes, and why; infinity: it may stay.
+        """Return when the connection must end if nothing changes, and why; infinity: no limit.
 
-        Times are those of the event loop. What is served may go on, however long it takes.
+        Times are those of the event loop. A request that is being answered has no deadline.
         """
         known = [(now + self.not_after - wall, "the certificate has expired")]
         if self._blocked_at is not None:
@@ -115,8 +115,8 @@ class HttpConnection(web.RequestHandler):
             known.append((self._half_closed_at + most, "no further request was possible"))
         if self._request is not None:
             return min(known)
-        if self._heard_at is not None:
-            known.append((self._heard_at + limits.header_s, "a header was incomplete"))
+        if self._header_began_at is not None:
+            known.append((self._header_began_at + limits.header_s, "a header was incomplete"))
         else:
             most = limits.idle_s if self.name or not self.address else limits.header_s
             known.append((self._rested_at + most, "no request came"))
@@ -129,7 +129,7 @@ class HttpConnection(web.RequestHandler):
 
     def begin(self, request: web.Request) -> None:
         """Record that a request is being answered from now on."""
-        self._request, self._heard_at = request, None
+        self._request, self._header_began_at = request, None
         if self._half_closed_at is not None:
             self._no_more_body()
 
@@ -147,16 +147,16 @@ class HttpConnection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes, and record when a header began."""
-        if self._request is None and self._heard_at is None:
-            self._heard_at = self._loop.time()
+        if self._request is None and self._header_began_at is None:
+            self._header_began_at = self._loop.time()
             self.stir()
         super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep a connection open after the client ended its stream, until it is answered."""
         super().eof_received()
-        if self._request is None and self._heard_at is None:
-            return False  # it asked nothing
+        if self._request is None and self._header_began_at is None:
+            return False  # the client sent no request
         self._half_closed_at = self._loop.time()
         self.stir()
         if self._request is not None:
@@ -208,7 +208,7 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer broken HTTP with a problem document, like everything else."""
+        """Answer broken HTTP with a problem document."""
         super().handle_error(request, status, exc, message)
         detail = "this is not a valid HTTP request"
         code = "invalid_input" if status < 500 else "internal"
@@ -227,7 +227,7 @@ class HttpConnection(web.RequestHandler):
 
 @web.middleware
 async def attended(request: web.Request, handler: NextHandler) -> web.StreamResponse:
-    """Tell the connection when a request begins and ends being answered."""
+    """Report to the connection when its request begins and ends."""
     connection = request.protocol
     if not isinstance(connection, HttpConnection):
         return await handler(request)
@@ -245,7 +245,7 @@ def leaving(request: web.Request, call: Callable[[], object]) -> AbstractContext
 
 
 def has_left(request: web.Request) -> bool:
-    """Return whether the caller of a request can receive no answer any more."""
+    """Return whether the caller of a request can no longer receive an answer."""
     return request.transport is None or request.transport.is_closing()
 
 
@@ -262,7 +262,7 @@ IDENTITY = re.compile(
     r"spiffe://(?P<cluster>[a-z0-9][a-z0-9.-]{0,253})"
     r"/(?P<role>host|component|user|controller)/(?P<name>[a-z0-9][a-z0-9._-]{0,62})"
 )
-"""What identifies a caller of a front end; tasks have identities of another form."""
+"""The identity of a caller of a front end; tasks have identities of another form."""
 
 
 def identity_in(certificate: Mapping[str, Any]) -> str:

@@ -14,17 +14,17 @@ _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 
 
 class Core(msgspec.Struct, frozen=True):
-    """One core: the CPUs (hardware threads) of it that tasks may use, and its others."""
+    """One core: its CPUs (hardware threads) that tasks may use, and its other CPUs."""
 
     cpus: tuple[int, ...]
     node: int = 0
     """Its NUMA node."""
     others: tuple[int, ...] = ()
-    """Online, and kept from tasks by the host's profile or its boot line."""
+    """CPUs that are online, but reserved by the host profile or the kernel command line."""
 
     @property
     def whole(self) -> bool:
-        """Whether tasks may use all of it."""
+        """Whether tasks may use all its CPUs."""
         return not self.others
 
 

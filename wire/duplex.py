@@ -1,7 +1,7 @@
-"""A websocket between two programs: frames both ways, an end on either side, problems in words.
+"""A websocket between two programs: frames both ways, closed by either side.
 
-The opening request is checked like any other. Later errors are sent in the stream's last frame,
-because a client of a websocket sees no body of a refusal.
+The opening request is checked like any other. Later errors are sent in the last frame, because
+a websocket client cannot read the body of a refusal.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from aiohttp import web
 from wire.errors import InvalidInput
 
 Frame = bytes | str
-"""Bytes of a stream, or a word as JSON."""
+"""Bytes of a stream, or a control message as JSON."""
 MAX_FRAME_BYTES = 256 << 10
 HEARTBEAT_S = 20.0
-"""How often it is asked whether the other side is still there."""
+"""Time between two pings of the other side."""
 
 
 class Duplex(Protocol):
@@ -62,7 +62,7 @@ class Socket:
 
 
 async def serve(request: web.Request, talk: Talk) -> web.StreamResponse:
-    """Answer a request by a conversation."""
+    """Answer a request with a websocket; return when `talk` ends."""
     ws = web.WebSocketResponse(
         heartbeat=HEARTBEAT_S, max_msg_size=MAX_FRAME_BYTES, compress=False, timeout=2.0
     )

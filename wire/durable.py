@@ -1,4 +1,4 @@
-"""Small files that must survive a crash at any moment: whole and new, or whole and old."""
+"""Writes small files atomically: after a crash a file has its new or its old content."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def swap(path: Path, data: bytes, mode: int) -> None:
-    """Replace a file of a file system in memory at once; raises `OSError`.
+    """Replace a file on an in-memory file system in one step; raises `OSError`.
 
-    It is never seen half written, nor with another mode. Nothing is flushed.
+    Readers never see half a file or another mode. Nothing is flushed.
     """
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)

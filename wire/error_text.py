@@ -1,7 +1,7 @@
-"""Why a connection, a file or a document could not be used, in words for people.
+"""Explains to people why a connection, a file or a document could not be used.
 
-Libraries say it in their own way (`Cannot connect to host … ssl:default [Connect call failed
-…]`); here it is said once, from the kind of failure and its number.
+Messages of libraries are hard to read (`Cannot connect to host … ssl:default [Connect call failed
+…]`). Here the text follows from the kind of failure and its number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ERRNO = re.compile(r"\[Errno (\d{1,4})\]")
 
 
 def why(error: BaseException) -> str:
-    """Return why something failed, without the words of the library that noticed."""
+    """Return why something failed, without the wording of the library."""
     cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return _of_certificate(cause)
@@ -64,7 +64,7 @@ def why(error: BaseException) -> str:
 def _of_certificate(error: ssl.SSLCertVerificationError) -> str:
     code = getattr(error, "verify_code", None)
     if code is None and len(error.args) > 1:
-        return str(error.args[1])  # our own check of the identity, in our own words (tls.py)
+        return str(error.args[1])  # the text of our own identity check (tls.py)
     return _VERIFY_WORDS.get(code or 0, "its certificate is not issued by a trusted authority")
 
 

@@ -9,7 +9,7 @@ TwineError
 ├── TooSlow           the request did not come in time                  408
 ├── TooLarge          over a limit of size                              413
 ├── Unprocessable     well-formed, but cannot be carried out            422
-├── Busy              another request is at it; try again               503
+├── Busy              the object is in use or the server full; try again 503
 ├── Unreachable       the other side does not answer                    503
 │   └── Refused       its host does, but nothing listens there          503
 ├── HostError         the host refused: kernel, systemd, btrfs, programs
@@ -19,7 +19,7 @@ TwineError
 │   ├── StepFailed
 │   └── ProgramError
 ├── ConfigError       our own configuration cannot be used              500
-└── ProtocolError     the other side answered something else than it promised
+└── ProtocolError     the other side's answer violates its contract     502
 
 A message names what was attempted, on which object, with which value, and why it failed;
 `hint` says what to try. `code` is stable and part of the wire API; `status` is the HTTP
@@ -118,7 +118,7 @@ class NotFound(TwineError):
 
 
 class Conflict(TwineError):
-    """The request is older than what is in force, or the object is in use."""
+    """The request is older than the state in force, or the object is in use."""
 
     code = "conflict"
     status = 409
@@ -126,13 +126,13 @@ class Conflict(TwineError):
 
 
 class OlderStore(Conflict):
-    """The calling control plane's store is older than the one that the host heard of before."""
+    """The calling control plane's store is older than one that called this host before."""
 
     code = "older_store"
 
 
 class TooSlow(TwineError):
-    """The request did not come to its end in time."""
+    """The request was not complete in time."""
 
     code = "too_slow"
     status = 408
@@ -157,7 +157,7 @@ class Unprocessable(TwineError):
 
 
 class Busy(TwineError):
-    """Another request or program is at it; the same request may succeed later."""
+    """Another request or program uses the object; the same request may succeed later."""
 
     code = "busy"
     status = 503
@@ -181,7 +181,7 @@ class Refused(Unreachable):
 
 
 class HostError(TwineError):
-    """The host refused something we asked of it."""
+    """The host refused an operation: its kernel, systemd, file system or a program."""
 
     code = "host_error"
     status = 503
@@ -189,7 +189,7 @@ class HostError(TwineError):
 
 
 class KernelFileError(HostError):
-    """A file of the kernel's could not be read or written."""
+    """A file of the kernel (/proc, /sys) could not be read or written."""
 
     code = "kernel_file_error"
 
@@ -201,7 +201,7 @@ class SystemdError(HostError):
 
 
 class StepFailed(HostError):
-    """An init step of a task did not end well."""
+    """An init step of a task failed."""
 
     code = "step_failed"
 
@@ -213,7 +213,7 @@ class BtrfsError(HostError):
 
 
 class NotBtrfs(BtrfsError):
-    """A folder is on another file system, where nothing of this works."""
+    """A folder is not on btrfs, so subvolumes and quotas do not work there."""
 
     code = "not_btrfs"
 

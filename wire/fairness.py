@@ -66,11 +66,11 @@ def body_limit(route: Route, peer: Peer) -> int:
     return route.body_bytes or (ANYONE_BODY_BYTES if peer.role == ANYONE else USER_BODY_BYTES)
 
 
-class WaitingCall:
-    """Counts the requests that stay: followed logs, images, waits for news.
+class WaitingCalls:
+    """Counts the requests that stay open: followed logs, images, waits for news.
 
-    An account may have at most a share of the places that are still free, so whatever the others
-    took, one that has none finds one.
+    An account may hold at most a quarter of the places that are still free. So an account that
+    holds none always finds one.
     """
 
     def __init__(self, most: int = 512, reserve: int = 64) -> None:
@@ -100,12 +100,12 @@ class WaitingCall:
                 del self._of[account]
 
     def _has_room(self, peer: Peer, held: int, total: int) -> bool:
-        if peer.is_trusted:  # the rest of its connections stays free for its commands
+        if peer.is_trusted:  # its other connections stay free for commands
             return total < self._most and held < self._most // 4
         free = self._most - self._reserve - total
         if peer.role == ANYONE:
             free = min(free, self._most // 2 - self._anonymous)
-        return held < -(-free // 4)  # with one free place left, one that has none
+        return held < -(-free // 4)  # rounded up: the last place goes to an account without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ _MAX_ACCOUNTS = 4096
 
 
 class Computing:
-    """Charges accounts for computing time: those that took more than their share wait.
+    """Charges accounts for computing time; an account above its share waits.
 
     Each account has a debt, which falls with time at the rate of its share. A request begins only
     while the debt is within the burst.
@@ -158,13 +158,13 @@ class Computing:
         return max(0.0, *over) if over else 0.0
 
     def charge(self, peer: Peer, seconds: float) -> None:
-        """Add what a caller's request took."""
+        """Add the computing time of a request to the caller's debt."""
         for account, share in _charged(peer):
             debt = self._debt(account, share) + seconds
             self._debts.pop(account, None)
             self._debts[account] = debt, self._clock()
         while len(self._debts) > _MAX_ACCOUNTS:
-            del self._debts[next(iter(self._debts))]  # the one that took nothing for the longest
+            del self._debts[next(iter(self._debts))]  # the account charged longest ago
 
     def _debt(self, account: str, share: Share) -> float:
         debt, at = self._debts.get(account, (0.0, 0.0))
@@ -199,10 +199,9 @@ def _charged(peer: Peer) -> tuple[tuple[str, Share], ...]:
 
 
 class Turns:
-    """Lets one costly request of an account be answered at a time; its others wait."""
+    """Serializes the costly requests of each account."""
 
     def __init__(self) -> None:
-        """Start without locks."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, peer: Peer) -> asyncio.Lock:

@@ -1,7 +1,7 @@
-"""Flow control to a slow reader: at most a window beyond what it has read is under way.
+"""Flow control for a slow reader: at most one window of bytes is unacknowledged.
 
-Without it one blocked stream blocks the whole conversation: no signal gets through, no end is
-noticed, and the pings of `duplex` are not answered, so that the connection is closed.
+Without it one blocked stream blocks the whole websocket. Signals do not get through, the end is
+not noticed, and pings of `duplex` are not answered, which closes the connection.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import asyncio
 from collections import deque
 
 WINDOW_BYTES = 256 << 10
-"""Unacknowledged bytes that may be under way to a reader that counts."""
+"""Unacknowledged bytes that may be sent to a reader that acknowledges."""
 
 
 class Outflow:
     """Bytes sent to the other side of a stream, and bytes that it has acknowledged."""
 
     def __init__(self) -> None:
-        """Nothing was sent, and the reader has acknowledged nothing."""
         self._sent = 0
         self._taken: int | None = None
         self._news = asyncio.Event()
 
     @property
     def is_counted(self) -> bool:
-        """Whether the other side acknowledges what it takes."""
+        """Whether the other side acknowledges the bytes that it reads."""
         return self._taken is not None
 
     def taken(self, total: int) -> None:
@@ -33,7 +32,9 @@ class Outflow:
         self._news.set()
 
     async def room(self, size: int) -> None:
-        """Wait until `size` bytes may be sent, and count them; never waits for uncounting peers."""
+        """Wait until `size` bytes may be sent, and count them. A reader that never acknowledged
+        is not waited for.
+        """
         while self._taken is not None and self._sent - self._taken >= WINDOW_BYTES:
             self._news.clear()
             await self._news.wait()
@@ -41,7 +42,7 @@ class Outflow:
 
 
 class Inflow:
-    """What came in order and waits to be taken; None is the end of it."""
+    """Queue of received data that waits for its reader; None marks the end."""
 
     def __init__(self) -> None:
         self._held: deque[bytes | None] = deque()
@@ -49,8 +50,8 @@ class Inflow:
         self._news = asyncio.Event()
 
     async def put(self, data: bytes | None) -> None:
-        """Keep received data. Waits for room while two windows are held: a sender that sends more
-        unasked does not count, and is read no further.
+        """Append received data. Waits while two windows are held: a sender that exceeds them
+        ignores acknowledgements, and nothing more is read from it.
         """
         while self._size >= 2 * WINDOW_BYTES:
             self._news.clear()
@@ -60,7 +61,7 @@ class Inflow:
         self._news.set()
 
     async def get(self) -> bytes | None:
-        """Return what came first, once there is something."""
+        """Return the oldest data; wait until there is some."""
         while not self._held:
             self._news.clear()
             await self._news.wait()
@@ -70,6 +71,6 @@ class Inflow:
         return data
 
     def took(self, size: int) -> int:
-        """Return how many bytes were taken in all, with these."""
+        """Add `size` bytes that were read, and return the total."""
         self._taken += size
         return self._taken

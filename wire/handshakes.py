@@ -1,4 +1,4 @@
-"""Handshakes of pending connections: a few begin at a time, a few of one address run at once."""
+"""TLS handshakes of pending connections, limited in rate, and in number per address."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from wire.limits import ConnectionLimits
 from wire.pending import PendingConnection, PendingConnections, has_left
 
 _BEGUN_AT_ONCE = 4
-"""Handshakes that begin before the loop's other work has its turn (0.25 to 1 ms each): known
-clients go before unknown ones."""
+"""Handshakes that begin before other work of the event loop (0.25 to 1 ms each). Requests of
+known clients go first."""
 _BEGIN_S = 0.002
-"""From one handshake to the next, on average: they take half of the loop's time at most."""
+"""Average time between two handshakes, so that they take at most half of the event loop's time."""
 
 Admit = Callable[[PendingConnection, asyncio.Transport], None]
 
 
 class _Acceptor(asyncio.Protocol):
-    """Stands in for the connection until TLS is established: it makes none of the HTTP server's
-    objects, which refer to each other and would wait for the garbage collector.
+    """Placeholder protocol until TLS is established. The HTTP server's objects are not made
+    before: they refer to each other, so only the garbage collector would free them.
     """
 
     def __init__(self, admit: Admit, pending: PendingConnection) -> None:
@@ -33,7 +33,7 @@ class _Acceptor(asyncio.Protocol):
 
 
 class Handshakes:
-    """The handshakes of one listening socket; without TLS they are over as soon as they begin."""
+    """The handshakes of one listening socket. Without TLS a connection is admitted at once."""
 
     def __init__(
         self,
@@ -43,15 +43,16 @@ class Handshakes:
         admit: Admit,
         end: Callable[[PendingConnection, str], None],
     ) -> None:
-        """`admit` is called when TLS is established; `end` to close one, with the reason."""
+        """`admit` is called when TLS is established, `end` to close a connection with a reason."""
         self._pending, self._tls, self._limits = pending, tls, limits
         self._admit, self._end = admit, end
         self._loop = asyncio.get_running_loop()
         self._running: Counter[str] = Counter()
         """Handshakes by network."""
         self._spoke: deque[PendingConnection] = deque()
-        """Pending ones whose handshake is to begin, or to wait for a turn in `_turns`."""
+        """Connections that sent a byte and whose handshake has not begun."""
         self._turns: dict[str, deque[PendingConnection]] = {}
+        """By network: connections that wait until a handshake of their network ends."""
         self._begins_at = 0.0
         self._beginning: asyncio.TimerHandle | None = None
 
@@ -61,13 +62,13 @@ class Handshakes:
             self._beginning.cancel()
 
     def take_on(self, pending: PendingConnection) -> None:
-        """Begin the handshake of a connection that sent a byte, as soon as it has its turn."""
+        """Queue the handshake of a connection that sent a byte."""
         self._spoke.append(pending)
         if self._beginning is None:
             self._beginning = self._loop.call_at(self._begins_at, self._begin_some)
 
     def _begin_some(self) -> None:
-        """Begin a few handshakes; the others begin after known clients had their turn."""
+        """Begin a few handshakes; requests of known clients run before the others."""
         begun, self._beginning = 0, None
         while self._spoke and begun < _BEGUN_AT_ONCE:
             pending = self._spoke.popleft()
@@ -101,10 +102,10 @@ class Handshakes:
                 lambda: _Acceptor(self._admit, pending), pending.sock, ssl=self._tls, **timeouts
             )
         except (OSError, ssl.CertificateError) as e:
-            e.__traceback__ = None  # its frames hold the future that holds the error: a circle
+            e.__traceback__ = None  # breaks a cycle: its frames hold the future with the error
 
     def _shook(self, pending: PendingConnection) -> None:
-        """Go on after a handshake, however it ended, even before it began."""
+        """Clean up after a handshake, however it ended, and begin the next of its network."""
         network, pending.task = pending.network, None
         if pending in self._pending:
             self._end(pending, "the handshake failed")

@@ -6,36 +6,37 @@ import resource
 from dataclasses import dataclass, replace
 
 _SHARE = 4
-"""A server takes at most one in four of the process' descriptors."""
+"""A server takes at most a quarter of the process' descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How many connections there may be, and how long each step of theirs may take."""
+    """The largest number of connections, and how long each step of one may take."""
 
     connections: int = 4096
     pending: int = 1024
-    """Before TLS is established, which takes 0.3 MB of each."""
+    """Connections before TLS is established (0.3 MB each)."""
     anonymous: int = 1024
-    """Afterwards, without a certificate."""
+    """Established connections without a certificate."""
     unproved_per_address: int = 128
-    """Most of each of both, from one IPv4 address or IPv6 /64; on a unix socket: of one user."""
+    """Limit of `pending` and of `anonymous` for one IPv4 address or IPv6 /64; on a unix socket
+    for one user."""
     per_peer: int = 64
     """Connections of one certificate's name."""
     handshakes_per_address: int = 4
-    """At once; the others of that address wait their turn."""
+    """Handshakes that run at once; others of that address wait."""
     first_byte_s: float = 10.0
     handshake_s: float = 10.0
     header_s: float = 10.0
-    """From the first byte of a request to the end of its header; also how long a caller
-    without an identity may ask nothing."""
+    """From the first byte of a request to the end of its header; also the idle time allowed to
+    a caller without an identity."""
     idle_s: float = 75.0
-    """Between two requests of one whose identity is known."""
+    """Between two requests of a caller with an identity."""
     write_s: float = 30.0
-    """How long an answer may wait for a reader that takes nothing of it."""
+    """How long an answer waits for a client that reads nothing."""
 
     def within(self, descriptors: int) -> ConnectionLimits:
-        """Return these limits as far as a process with that many descriptors can keep them."""
+        """Return these limits, reduced to what a process with that many descriptors can serve."""
         most = max(16, descriptors // _SHARE)
         return replace(
             self,

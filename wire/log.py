@@ -2,7 +2,7 @@
 
 `configure` sends records to journald with native fields where journald listens, to stderr
 as JSON lines, and as plain text on a terminal. Where a person reads
-(a terminal, `journalctl -u`), the sentence contains the fields, see `spoken`.
+(a terminal, `journalctl -u`), the sentence contains the fields, see `one_line`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
     return {k: v for k, v in vars(record).items() if k not in _PLAIN_ATTRIBUTES}
 
 
-def spoken(record: logging.LogRecord) -> str:
+def one_line(record: logging.LogRecord) -> str:
     """Return a record as one line for a person: what happened, to what, why.
 
     Fields whose value the message already contains are left out.
     """
     message, fields = record.getMessage(), fields_of(record)
     why = [str(fields.pop(name)) for name in _WHY if name in fields]
-    said = [f"{k.replace('_', ' ')} {v}" for k, v in fields.items() if str(v) not in message]
-    about = f" ({', '.join(said)})" if said else ""
+    shown = [f"{k.replace('_', ' ')} {v}" for k, v in fields.items() if str(v) not in message]
+    about = f" ({', '.join(shown)})" if shown else ""
     return message + about + "".join(f": {w}" for w in why if w and w not in message)
 
 
@@ -47,14 +47,14 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        import json  # by then: most commands log nothing
+        import json  # here, because most commands log nothing
 
         return json.dumps(line, default=str)
 
 
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{record.levelname.lower():7} {spoken(record)}"
+        text = f"{record.levelname.lower():7} {one_line(record)}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -79,7 +79,7 @@ class _Journald(logging.Handler):
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = spoken(record)
+        message = one_line(record)
         if record.exc_info:
             message += "\n" + logging.Formatter().formatException(record.exc_info)
         fields = {
@@ -96,7 +96,7 @@ class _Journald(logging.Handler):
             self._socket.sendto(_journal_datagram(fields), str(_JOURNAL_SOCKET))
             self._lost = 0
         except BlockingIOError:
-            self._lost += 1  # a journald that hangs must not hang the event loop
+            self._lost += 1  # a journald that hangs must not block the event loop
         except OSError:
             self.handleError(record)
 

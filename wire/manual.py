@@ -1,7 +1,4 @@
-"""A program's manual page and its shell completion, from its own parser.
-
-What is said of a command is said once, where it is declared; this only sets it.
-"""
+"""Makes a program's manual page and its shell completion from its click commands."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ def manual(cli: click.Group, name: str, see_also: str) -> str:
 
 
 def completion(cli: click.Command, name: str, shell: str) -> str:
-    """Return the script that makes a shell complete the program's words."""
+    """Return the completion script of a program for a shell."""
     kind = get_completion_class(shell)
     assert kind is not None
     variable = f"_{name.replace('-', '_')}_COMPLETE".upper()
@@ -77,7 +74,7 @@ def _word(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a line of text in which roff reads no command."""
+    """Return a line of text escaped for roff."""
     safe = text.replace("\\", "\\e").replace("-", "\\-")
     safe = "".join(c if c.isascii() else f"\\[u{ord(c):04X}]" for c in safe)
     return "\\&" + safe if safe.startswith((".", "'")) else safe

@@ -1,4 +1,4 @@
-"""Where a connection comes from, and which network counts for what it does."""
+"""The address of a connection, and the network that is charged for it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PROVED_S = 600.0
 
 
 class Suspects:
-    """Networks that took a place of late and made no use of it.
+    """Networks that recently took a place and did not use it.
 
-    A flood is of these soon, also one from thousands of addresses; a newcomer is not, nor one
-    of a network where a caller proved an identity of late.
+    The networks of a flood are soon among these, even thousands of addresses. A new caller is
+    not, nor is a network from which a caller recently proved an identity.
     """
 
     def __init__(self) -> None:
@@ -48,24 +48,24 @@ class ByNetwork(Generic[T]):
         self._size = 0
 
     def __len__(self) -> int:
-        """How many all networks have."""
+        """Return the number of connections of all networks."""
         return self._size
 
     def of(self, network: str) -> Mapping[T, None]:
-        """Return those of a network."""
+        """Return the connections of a network."""
         return self._of.get(network, {})
 
     def largest(self) -> Mapping[T, None]:
-        """Return those of the network that has most."""
+        """Return the connections of the network that has most."""
         return max(self._of.values(), key=len, default={})
 
     def add(self, network: str, one: T) -> None:
-        """Add one as the youngest of its network."""
+        """Add a connection as the youngest of its network."""
         self._of.setdefault(network, {})[one] = None
         self._size += 1
 
     def remove(self, network: str, one: T) -> None:
-        """Forget one that was added."""
+        """Remove a connection."""
         known = self._of[network]
         del known[one]
         self._size -= 1

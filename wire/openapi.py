@@ -16,7 +16,8 @@ _PATTERNS = {
     "index": r"^[0-9]{1,6}$(?!\n)",
     "task_id": r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$(?!\n)",
 }
-"""Parameters by name, in both programs: what handlers refuse is refused here, too."""
+"""Patterns of parameters by name, in the agent's and the front end's API. They match the checks of
+the handlers."""
 QUERY_MAX = 10**15
 _REF = "#/components/schemas/{name}"
 
@@ -39,7 +40,7 @@ def document(title: str, version: str, routes: Sequence[Route]) -> dict[str, Any
 
 
 def _schema(name: str) -> dict[str, Any]:
-    """Return what a parameter of this name may be, in a path or in a query."""
+    """Return the schema of a path or query parameter with this name."""
     if name in _NUMBERS:
         return {"type": "number", "minimum": 0, "exclusiveMaximum": QUERY_MAX}
     if name in _PATTERNS:

@@ -1,4 +1,4 @@
-"""Sizes, durations and CPUs as options of command lines, and former names of commands."""
+"""Types of command line options (sizes, durations, CPUs, parts), and former command names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wire.units import CORES, DURATION, SIZE, Quantity
 
 
 class _Option(click.ParamType[float]):
-    """An option with a quantity: the error for a bad value lists what is accepted."""
+    """An option with a unit. The error for a bad value lists the accepted forms."""
 
     def __init__(self, quantity: Quantity, name: str) -> None:
         self._quantity = quantity
@@ -58,15 +58,16 @@ class _Name(click.ParamType[str]):
 
 
 def a_name() -> click.ParamType[str]:
-    """Return the type of an option that means something else when it is left out.
+    """Return the type of an optional name that must not be empty.
 
-    Its default is None: an empty one, as of an unset variable of a shell, is refused.
+    An empty value, for instance from an unset shell variable, is refused instead of being
+    taken as the default (None).
     """
     return _Name()
 
 
 class _Part(click.FloatRange):
-    """A part of a whole; `nan`, which is in no range and outside of none, is refused."""
+    """A part of a whole, from 0 to 1. `nan` is refused: comparisons with a range miss it."""
 
     name = "part"
 

@@ -1,9 +1,8 @@
 """Identifies the other side of a connection, as TLS or the kernel proved it.
 
-Of a certificate only the URI in the subject alternative name counts, in SPIFFE's form:
-`spiffe://<cluster>/host/<name>`, `/component/<name>`, `/user/<name>` or, of a TaskController,
-`/controller/<name>`. Its common name, its DNS names and its addresses say nothing about what the
-holder may do.
+Only the URI in the certificate's subject alternative name counts, in SPIFFE's form:
+`spiffe://<cluster>/host/<name>`, `/component/<name>`, `/user/<name>` or, for a TaskController,
+`/controller/<name>`. The common name, DNS names and addresses grant no rights.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _UCRED = struct.Struct("3i")
 def peer_of(certificate: Mapping[str, Any] | None, domain: str = "") -> Peer:
     """Return the holder of a verified certificate (as `getpeercert()` returns it).
 
-    Raises `Unauthenticated` where there is none, none of ours, one of another trust domain than
-    `domain` (empty: any), or one that has ended since the connection was made.
+    Raises `Unauthenticated` without a certificate, or if it has no identity of Twine, is of
+    another trust domain than `domain` (empty: any), or has expired since the connection was made.
     """
     if not certificate:
         raise Unauthenticated(
@@ -62,7 +61,7 @@ def principal(peer: Peer) -> str:
 def expect_peer(certificate: Mapping[str, Any] | None, path: str, domain: str = "") -> None:
     """Raise `Forbidden` unless the certificate is that of `path`, such as `/host/vm1`.
 
-    Of several, with `|` between them, it may be any.
+    `path` may list several identities, separated by `|`.
     """
     found = "/" + peer_of(certificate, domain).name.removeprefix("spiffe://").partition("/")[2]
     if found not in path.split("|"):
@@ -72,7 +71,7 @@ def expect_peer(certificate: Mapping[str, Any] | None, path: str, domain: str = 
 def tls_peer(transport: asyncio.BaseTransport | None, domain: str = "") -> Peer | None:
     """Return the peer that proved its identity over TLS; None on a connection without TLS.
 
-    Raises `Unauthenticated` where TLS is used and no certificate was shown.
+    Raises `Unauthenticated` if TLS is used and the client sent no certificate.
     """
     ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
     return None if ssl_object is None else peer_of(ssl_object.getpeercert(), domain)

@@ -1,4 +1,4 @@
-"""Connections that are accepted and not yet admitted: only their addresses are known."""
+"""Connections that are accepted and not yet admitted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wire.networks import ByNetwork, Suspects
 
 
 class PendingConnection:
-    """A connection; only its address is known."""
+    """An accepted connection; only its address is known."""
 
     __slots__ = ("address", "is_transports", "network", "since", "sock", "task")
 
@@ -68,7 +68,7 @@ class PendingConnections:
         self._silent.pop(one, None)
 
     def remove(self, one: PendingConnection) -> bool:
-        """Forget a connection, and return whether it was pending."""
+        """Remove a connection, and return whether it was pending."""
         if self._all.pop(one, self) is self:
             return False
         self._silent.pop(one, None)
@@ -76,7 +76,10 @@ class PendingConnections:
         return True
 
     def first_to_go(self, suspects: Suspects, now: float) -> PendingConnection | None:
-        """Return the oldest suspect, silent ones first, or the oldest of all in the same order."""
+        """Return the connection to close first: the oldest suspect, else the oldest of all.
+
+        In both cases silent connections go first.
+        """
         has = suspects.has
         for pending in chain(self._silent, self._all):
             if has(pending.network, now):
@@ -95,7 +98,7 @@ def first_byte(sock: socket.socket) -> bytes | None:
 
 
 def has_left(sock: socket.socket, *, tls: bool) -> bool:
-    """Return whether no client waits: with TLS, one that ended its side gets no answer."""
+    """Return whether the client has gone. With TLS this includes a client that ended its side."""
     return first_byte(sock) == b"" or (tls and _is_ended(sock))
 
 

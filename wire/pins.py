@@ -21,7 +21,7 @@ def ca_hashes(ca_pem: str) -> list[str]:
 
 
 def first_certificate(pem: str) -> str:
-    """Return only the first certificate of a PEM text; whatever follows it is dropped."""
+    """Return only the first certificate of a PEM text."""
     return ssl.DER_cert_to_PEM_cert(_first(pem))
 
 

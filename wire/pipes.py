@@ -1,4 +1,4 @@
-"""A program whose reader goes away."""
+"""Command groups that succeed when the reader of their output stops."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import click
 
 
 class PipedGroup(click.Group):
-    """Commands that succeed where their reader stops (`| head`): it has what it wanted.
+    """Commands that exit with 0 when their reader stops early (`| head`).
 
-    click itself exits with 1 there, before a caller can handle it.
+    click itself exits with 1 in this case, before a caller can handle it.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        if sys.stdout is None:  # closed by the caller (`>&-`): what is printed is not wanted
+        if sys.stdout is None:  # closed by the caller (`>&-`): discard the output
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 until the program ends
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
         except BrokenPipeError:
-            # what is left in the buffer is written at exit, and would fail once more
+            # the rest of the buffer is written at exit, and would fail again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(0)

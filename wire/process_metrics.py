@@ -1,4 +1,4 @@
-"""What every program with an HTTP face tells of its own process."""
+"""Metrics of the own process, for every program that serves HTTP."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
 
 class _Process(ProcessCollector):
-    """Needs of /proc the process alone: some units see nothing else there (ProcSubset=pid)."""
+    """Reads only this process' files in /proc: some units see no others (ProcSubset=pid)."""
 
     def _boot_time(self) -> float:
-        """Return when the host was booted, in seconds since 1970, as /proc/stat has it."""
+        """Return when the host was booted, in seconds since 1970 (elsewhere from /proc/stat)."""
         return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

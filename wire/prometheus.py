@@ -15,7 +15,7 @@ from wire.errors import Unreachable
 
 TIMEOUT_S = 10.0
 ANSWER_MAX = 4 << 20
-"""Bytes; a series of 11,000 points, the most that Prometheus returns, has 300 KB."""
+"""Largest answer in bytes. A series of 11,000 points, Prometheus' maximum, has 300 KB."""
 
 
 class PrometheusSeries(msgspec.Struct):
@@ -56,7 +56,7 @@ class _Answer(msgspec.Struct):
 
 
 class Prometheus:
-    """One server; its methods raise `Unreachable`, whose text is a clause about "it"."""
+    """One server. Its methods raise `Unreachable`; the text is a clause whose subject is "it"."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         """`url` is the address of its web interface; no connection is made yet."""
@@ -65,7 +65,7 @@ class Prometheus:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        """Connect with the first query."""
+        """Return itself; the first query connects."""
         return self
 
     async def __aexit__(
@@ -83,13 +83,13 @@ class Prometheus:
             await self._session.close()
 
     async def query(self, promql: str) -> PrometheusData:
-        """Return what a query is now."""
+        """Return the present value of a query."""
         return await self._ask("query", {"query": promql})
 
     async def query_range(
         self, promql: str, start: float, end: float, step_s: float
     ) -> PrometheusData:
-        """Return what a query was, in steps from `start` to `end` (seconds since 1970)."""
+        """Return the values of a query, in steps from `start` to `end` (seconds since 1970)."""
         times = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step_s:g}"}
         return await self._ask("query_range", {"query": promql, **times})
 

@@ -24,12 +24,12 @@ _STRING_OR_EXPONENT = re.compile(rb'"(?:[^"\\]|\\.)*+"|(?P<exponent>\d[eE])', re
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One call of an API: its name, address, and what goes in and out.
+    """One call of an API: its name, address, request and response.
 
-    `request` is decoded strictly from the body before the handler sees it; a `stream_in`
-    route hands the body over unread, a `stream_out` route answers in chunks of text.
-    `query` lists the optional parameters; others are refused. `roles` says which roles of
-    a certificate may call it (empty: the program's default), `needs` adds users.
+    `request` is decoded strictly from the body before the handler gets it. A `stream_in` route
+    passes the body on unread, a `stream_out` route answers in chunks. `query` lists the optional
+    parameters; others are refused. `roles` lists the certificate roles that may call it (empty:
+    the program's default), `needs` adds users.
     """
 
     name: str
@@ -41,21 +41,21 @@ class Route:
     stream_in: bool = False
     stream_out: bool = False
     duplex: bool = False
-    """A conversation over a websocket; its handler returns the `Talk` of it."""
+    """Whether it opens a websocket; its handler returns a `Talk`."""
     summary: str = ""
     roles: tuple[str, ...] = ()
     needs: str = ""
-    """What a user must be to call it, in the program's own words; empty: no user may."""
+    """The right that a user needs to call it, as the program defines it; empty: no user may."""
     changes: bool = True
-    """Whether a call that is no GET changes something; then its caller is recorded."""
+    """Whether a call other than GET changes something; then its caller is recorded."""
     body_bytes: int = 0
-    """The largest body; 0: as large as the class of the caller may send (`wire.fairness`)."""
+    """The largest body; 0: the limit of the caller's class (`wire.fairness`)."""
     is_costly: bool = False
-    """Whether it takes much computing: one of a caller is answered at a time."""
+    """Whether it takes much computing time: the server answers one per caller at a time."""
     waits: bool = False
-    """Whether a call that asks for it in its request may wait for news."""
+    """Whether its request can ask to wait for news."""
     relations: Relations | None = None
-    """Rules between the fields of the request that its types cannot say."""
+    """Rules between the fields of the request that its types cannot express."""
 
     @property
     def is_change(self) -> bool:
@@ -64,7 +64,7 @@ class Route:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether a call may stay for long: for news, or as a stream."""
+        """Return whether a call may stay open for long: to wait for news, or as a stream."""
         return self.stream_out or self.duplex or self.waits or "wait_s" in self.query
 
     @property
@@ -88,7 +88,7 @@ class Route:
 
 
 def decode_json(data: bytes, kind: Any, what: str, relations: Relations | None = None) -> Any:
-    """Return `data` as `kind`, or raise `InvalidInput` with everything that is wrong."""
+    """Return `data` as `kind`, or raise `InvalidInput` with every violation."""
     _refuse_slow_numbers(data, what)
     errors: list[FieldError] = []
     value = plain = None
@@ -117,7 +117,7 @@ def _refuse_slow_numbers(data: bytes, what: str) -> None:
 
 
 def invalid(errors: list[FieldError], what: str) -> InvalidInput:
-    """Return the error of a document that breaks these rules."""
+    """Return the error of a document with these violations."""
     first = errors[0] if errors else FieldError(field="(whole)", reason="not valid")
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return InvalidInput(

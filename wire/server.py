@@ -1,8 +1,8 @@
-"""From a route table and handlers to an aiohttp application.
+"""Makes an aiohttp application of a route table and handlers.
 
 A handler takes a `Call` and returns the route's response type (or, for `stream_out`, an
-async iterator of bytes). Every failure leaves as a problem document; nothing a client can
-send makes a 500.
+async iterator of bytes). Every failure is answered with a problem document. No input of a client
+causes a 500.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -21,9 +21,10 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from wire import duplex
-from wire.connection import attended, has_left, leaving, prepare
+from wire.connection import attended, prepare
 from wire.errors import InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
-from wire.fairness import MAX_BODY_BYTES, Computing, Peer, Turns, WaitingCall, body_limit
+from wire.fairness import MAX_BODY_BYTES, Computing, Peer, Turns, WaitingCalls, body_limit
+from wire.lasting import CallerLeft, answer_in_chunks, until_caller_leaves
 from wire.openapi import QUERY_MAX, document
 from wire.routes import Route, decode_json
 from wire.units import shown
@@ -31,14 +32,11 @@ from wire.units import shown
 log = logging.getLogger(__name__)
 
 BODY_PAUSE_S = 30.0
-"""How long one may wait for a body, all pauses together, …"""
+"""How long the server waits for a body, all pauses together."""
 BODY_BYTES_PER_S = 4096
-"""… and a second more for this many bytes."""
+"""Bytes of a body that add a second to `BODY_PAUSE_S`."""
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-READER_CHECK_S = 5.0
-"""How long a stream that has nothing to say (a quiet log) outlives its reader at most, where no
-admission tells that the reader left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +50,13 @@ class Call:
     query: Mapping[str, str] = field(default_factory=dict)
     stream: AsyncIterator[bytes] | None = None
     request_id: str = ""
-    """Made here for each request; the caller finds it in the header `X-Request-Id`."""
+    """Made by the server for each request; returned in the header `X-Request-Id`."""
     also: Sequence[Any] = ()
-    """What the handler stores in the transaction of its change: the record of its caller."""
+    """Records that the handler stores in the transaction of its change: the audit record."""
 
     def storing(self, also: Sequence[Any]) -> Call:
         """Return the same call, whose handler stores `also` with its change."""
-        told = self.route, self.peer, self.body, self.path, self.query, self.stream
-        return Call(*told, self.request_id, also)
+        return replace(self, also=also)
 
     def number(self, name: str, default: float | None = None) -> float | None:
         """Return a query parameter as a number that is finite and not negative."""
@@ -100,7 +97,7 @@ def make_app(
         client_max_size=MAX_BODY_BYTES, middlewares=[attended, _numbered, _problems]
     )
     app.on_response_prepare.extend([_name_request, prepare])
-    fairness = _Fairness(WaitingCall(), Computing(), Turns())
+    fairness = _Fairness(WaitingCalls(), Computing(), Turns())
     for route in routes:
         app.router.add_route(
             route.method,
@@ -131,9 +128,9 @@ def make_app(
 
 @dataclass(frozen=True, slots=True)
 class _Fairness:
-    """What callers have to share."""
+    """The limits that callers share."""
 
-    waiting: WaitingCall
+    waiting: WaitingCalls
     computing: Computing
     turns: Turns
 
@@ -174,12 +171,12 @@ def _endpoint(
         if route.duplex:
             return await duplex.serve(request, await handler(call))
         if route.stream_out:
-            return await _stream(request, await handler(call))
+            return await answer_in_chunks(request, await handler(call))
         try:
             result = await (
-                _while_there(request, handler(call)) if route.is_waiting else handler(call)
+                until_caller_leaves(request, handler(call)) if route.is_waiting else handler(call)
             )
-        except _Left:
+        except CallerLeft:
             return web.Response(status=499)  # goes nowhere; an error would be logged
         status = 202 if result is None else 200
         return web.Response(
@@ -187,24 +184,6 @@ def _endpoint(
         )
 
     return endpoint
-
-
-class _Left(Exception):
-    """The caller of a request has gone."""
-
-
-async def _while_there(request: web.Request, work: Awaitable[Any]) -> Any:
-    """Return what a wait for news leads to, or raise `_Left` once its caller has gone."""
-    task = asyncio.current_task()
-    assert task is not None
-    with leaving(request, task.cancel):
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if not has_left(request):
-                raise
-            task.uncancel()
-            raise _Left from None
 
 
 def _check_parameters(route: Route, request: web.Request) -> None:
@@ -234,7 +213,7 @@ def _decode(
 
 
 async def _body(request: web.Request, limit: int) -> bytes:
-    """Return the whole body; a small one mostly came with its header, and is there already."""
+    """Return the whole body. A small body has mostly arrived with its header."""
     content = request.content
     if not content.is_eof() or content.exception() is not None:
         return b"".join([chunk async for chunk in _received(request, limit)])
@@ -249,7 +228,7 @@ def _too_large(limit: int) -> TooLarge:
 
 
 async def _received(request: web.Request, limit: int | None = None) -> AsyncIterator[bytes]:
-    """Yield the body as it comes; one that breaks off is the caller's error, not ours."""
+    """Yield the body as it arrives. A body that breaks off is the caller's error."""
     size, clock = 0, asyncio.get_running_loop().time
     began, waited = clock(), 0.0
     chunks = request.content.iter_any().__aiter__()
@@ -275,61 +254,6 @@ async def _received(request: web.Request, limit: int | None = None) -> AsyncIter
         raise InvalidInput("the request body ended early") from e
 
 
-async def _stream(request: web.Request, chunks: AsyncIterator[bytes]) -> web.StreamResponse:
-    """Answer in chunks. What fails before the first one is a problem document like any other;
-    a stream that breaks later ends without its end mark, so that the reader can tell.
-    """
-    response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
-    try:
-        async for chunk in _while_connected(request, chunks):
-            if not response.prepared:
-                await response.prepare(request)
-            await response.write(chunk)
-        if not response.prepared:
-            await response.prepare(request)
-        await response.write_eof()
-    except ConnectionError:
-        log.debug("the reader of a stream left", extra={"path": request.path})
-    except Exception as e:
-        if not response.prepared:
-            raise
-        log.warning("a stream broke", extra={"path": request.path, "reason": str(e)})
-        if request.transport is not None:
-            request.transport.abort()
-    return response
-
-
-async def _while_connected(
-    request: web.Request, chunks: AsyncIterator[bytes]
-) -> AsyncIterator[bytes]:
-    """Yield the chunks until the last one, or until the client is gone."""
-    try:
-        while True:
-            waiting = asyncio.ensure_future(anext(chunks))
-            try:
-                with leaving(request, waiting.cancel):
-                    while not (await asyncio.wait({waiting}, timeout=READER_CHECK_S))[0]:
-                        if has_left(request):
-                            return
-                if waiting.cancelled() and has_left(request):
-                    return
-                yield waiting.result()
-            except StopAsyncIteration:
-                return
-            finally:
-                await _cancelled(waiting)
-    finally:
-        close = getattr(chunks, "aclose", None)
-        if close is not None:
-            await close()
-
-
-async def _cancelled(future: asyncio.Future[bytes]) -> None:
-    if not future.done():
-        future.cancel()
-        await asyncio.wait({future})
-
-
 def request_id() -> str:
     """Return the id of the request that is being answered; empty outside of one."""
     return _request_id.get()
@@ -337,13 +261,13 @@ def request_id() -> str:
 
 @web.middleware
 async def _numbered(request: web.Request, handler: NextHandler) -> web.StreamResponse:
-    """Give the request an id, by which answer, log and audit log can be brought together."""
+    """Give the request an id that its answer, the log and the audit log contain."""
     _request_id.set(secrets.token_hex(8))
     return await handler(request)
 
 
 async def _expected(request: web.Request) -> web.StreamResponse | None:
-    """Ask for the body, or refuse what else is expected, with a problem document (BUG-HT27)."""
+    """Request the body, or refuse another expectation with a problem document (BUG-HT27)."""
     wanted = request.headers.get("Expect", "")
     if request.version != HttpVersion11:
         return None
@@ -397,7 +321,7 @@ def _refused(problem: Problem) -> web.Response:
 
 
 class _OursOnly(logging.Filter):
-    """Keeps broken HTTP, which any client can send, from filling the log with tracebacks."""
+    """Drops tracebacks of broken HTTP, which any client can send."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None

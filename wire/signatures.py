@@ -1,7 +1,7 @@
-"""Ed25519 signatures of images (RFC 8032): what is signed, and by which key (docs/adr/0104).
+"""Ed25519 signatures of images (RFC 8032): keys, signing and checking (docs/adr/0104).
 
-The library is loaded only to make or to check a signature: an agent without a policy
-starts without it.
+The library is loaded only to make or check a signature. An agent without a policy does not
+load it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _HINT = "make one with `twinectl image key FILE --new`, or openssl genpkey -algo
 
 
 def statement(name: str, digest: str) -> bytes:
-    """Return what is signed of an image: these three lines and nothing else.
+    """Return the signed text of an image: these three lines and nothing else.
 
-    The first one keeps a signature that was made for something else from counting here, and the
-    other way round. Neither a name nor a digest can have a newline.
+    The first line separates image signatures from signatures for other purposes. Neither a name
+    nor a digest can contain a newline.
     """
     return f"twine image signature v1\nname {name}\ndigest {digest}\n".encode()
 
@@ -38,9 +38,9 @@ def new_key() -> bytes:
 
 
 def public_key(pem: bytes) -> str:
-    """Return the public key of a private or public one in PEM form, as `ed25519:<base64>`.
+    """Return the public key of a private or public key in PEM form, as `ed25519:<base64>`.
 
-    Raises `InvalidInput` for what is none.
+    Raises `InvalidInput` for other text.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
@@ -58,13 +58,13 @@ def public_key(pem: bytes) -> str:
 
 
 def sign(pem: bytes, name: str, digest: str) -> tuple[str, str]:
-    """Return the public key of a private one, and its signature of an image in base64."""
+    """Return the public key of a private key, and its signature of an image in base64."""
     text, signer = _own_key(pem)
     return text, base64.b64encode(signer(statement(name, digest))).decode()
 
 
 def is_signed(key: str, signature: str, name: str, digest: str) -> bool:
-    """Return whether this key signed this image under this name; False for what is malformed."""
+    """Return whether this key signed this image under this name; False if malformed."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 

@@ -1,8 +1,8 @@
 """Credentials on disk, and the TLS contexts made from them.
 
-A credential is one file with everything in it, so that it is replaced in one step and a key
-is never beside the wrong certificate. Contexts that are in use follow a renewal: connections that
-stand keep what they have, new ones use the new certificate and the authorities that came with it.
+A credential is one file with everything in it. So it is replaced in one step, and a key always
+matches its certificate. Contexts in use follow a renewal: open connections keep the old
+certificate, new connections use the new certificate and its authorities.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ CONTROL_PLANE = "/component/control-plane"
 """The identity that a host and a user expect behind the control plane's address."""
 FRONT_END = "/component/front-end"
 ENTRANCES = f"{CONTROL_PLANE}|{FRONT_END}"
-"""Whom a user's client may reach: a control plane, or a front end that speaks for users to one."""
+"""The servers that a user's client accepts: a control plane, or a front end that forwards to it."""
 READ_BYTES = 32 << 10
-"""What a TLS connection reads at once: two of the longest records (RFC 8446, 5.1). asyncio keeps a
-buffer of this size for each connection as long as it stands, 256 KiB if nothing else is said: an
-end of a connection took 279 KiB with that and 59 KiB with this, and 100 MiB 18 % more CPU."""
+"""Bytes that a TLS connection reads at once: two of the longest records (RFC 8446, 5.1). asyncio
+keeps a buffer of this size for each open connection; its default is 256 KiB. One end of a
+connection took 279 KiB with the default and takes 59 KiB with this. Transferring 100 MiB takes
+18 % more CPU."""
 asyncio.sslproto.SSLProtocol.max_size = READ_BYTES
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
-    """A key, its certificate, and where it is good for."""
+    """A key, its certificate, and the control plane that accepts it."""
 
     name: str
     """Name of the machine or user."""
@@ -44,7 +45,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
     key_pem: str
     certificate_pem: str
     ca_pem: str
-    """The authorities that are trusted: one, or two while one follows the other."""
+    """The trusted authorities: one, or two during a rotation."""
     issued_at: float
     """Seconds since 1970, by the clock of the holder."""
     not_after: float
@@ -57,7 +58,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save(credential: Credential, path: Path) -> None:
-    """Write the credential for its owner's eyes only (0600), in one step."""
+    """Write the credential in one step, readable only by its owner (0600)."""
     durable.write(path, msgspec.json.encode(credential))
 
 
@@ -75,17 +76,17 @@ def load(path: Path) -> Credential:
 
 
 EXPECTED: ContextVar[str] = ContextVar("expected peer", default="")
-"""Whom the present task calls, for contexts that serve many peers: `/host/vm1`. A context
-takes 30 KiB and is renewed in 2 ms, which is too much for one per machine."""
+"""Identity of the server that the current asyncio task calls, such as `/host/vm1`. For contexts
+that serve many peers: a context takes 30 KiB and 2 ms to renew, too much for one per machine."""
 
 
 Maker = Callable[[Credential], ssl.SSLContext]
 Judge = Callable[[Mapping[str, Any]], None]
-"""Looks at a verified certificate, and raises `TwineError` where it is not to be believed."""
+"""Checks a verified certificate, and raises `TwineError` to refuse it."""
 
 
 class _CheckedObject(ssl.SSLObject):
-    """Ends the handshake in an error if the other end is not the expected one."""
+    """Fails the handshake if the other end is not the expected server."""
 
     expected: str = ""
     domain: str = ""
@@ -114,10 +115,10 @@ class _Context(ssl.SSLContext):
 
 
 class Followers:
-    """Contexts of one identity: each new credential counts in all of them at once.
+    """Contexts of one identity, which all change to a new credential at once.
 
-    The library can put another certificate into a context, but take no authority out of it; so
-    each context is followed by another one. Connections that stand go on.
+    The library can replace the certificate of a context, but cannot remove an authority from it.
+    So each context gets a successor. Open connections continue.
     """
 
     def __init__(self) -> None:
@@ -131,19 +132,19 @@ class Followers:
         return context
 
     def take(self, credential: Credential) -> None:
-        """Use a credential from now on."""
+        """Change all contexts to a credential; new connections use it."""
         for context, make in self._made.items():
             context.successor = make(credential)
 
 
 class _ClientContext(_Context):
-    """Checks the URI of the server's certificate besides authority and address."""
+    """Checks the URI of the server's certificate, in addition to authority and address."""
 
     sslobject_class = _CheckedObject
     expected: str = ""
-    """Which identity must answer; empty: the one that `EXPECTED` of the task names, or none."""
+    """Identity of the server; empty: taken from `EXPECTED`."""
     domain: str = ""
-    """Trust domain of the server; empty: any of this authority's."""
+    """Trust domain of the server; empty: any trust domain of this authority."""
     judge: Judge | None = None
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
@@ -157,7 +158,7 @@ class _ClientContext(_Context):
 
 
 def unverified_context() -> ssl.SSLContext:
-    """Return a context that trusts any server: only to fetch what is then compared with a pin."""
+    """Return a context that trusts any server. Use it only to fetch data that a pin verifies."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -166,7 +167,7 @@ def unverified_context() -> ssl.SSLContext:
 
 
 def pinned_context(ca_pem: str, expected: str) -> ssl.SSLContext:
-    """Return a client context that trusts one authority, and there only `expected`.
+    """Return a client context that accepts only `expected`, certified by one authority.
 
     `expected` is the path of the server's identity, such as `/host/vm1`; the certificate
     must also be valid for the address that was called.
@@ -197,9 +198,9 @@ def client_context(
 def server_context(credential: Credential, *, require_client: bool) -> ssl.SSLContext:
     """Return a context to serve as the holder; only clients of the same authority get in.
 
-    With `require_client` false a client may come without a certificate (a host that joins
-    has none yet), but none that comes with a bad one. There are no tickets: each connection
-    proves the identity of its other end again, so that no session outlives an identity.
+    With `require_client` false a client may come without a certificate (a joining host has
+    none), but a bad certificate is refused. There are no session tickets: each connection proves
+    the client's identity again, so that no session outlives an identity.
     """
     context = _Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -222,8 +223,8 @@ def _trust(context: ssl.SSLContext, ca_pem: str) -> None:
 def install(context: ssl.SSLContext, credential: Credential) -> None:
     """Put key and certificate into a context, also into one that is in use.
 
-    The library reads them from a file only; they are handed over in one that has no name,
-    so that the key is on no second disk block. Raises `ConfigError` if they do not match.
+    The library reads them only from a file. They are passed in a memory file, so that the key is
+    not written to disk again. Raises `ConfigError` if they do not match.
     """
     fd = os.memfd_create("credential", os.MFD_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""What a type of the wire is made of: its constraints, its arms, its fields."""
+"""Inspects types of the wire: their constraints and the members of unions."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def arms(kind: Any) -> tuple[Any, ...]:
 
 
 def arm(value: Any, kind: Any) -> Any:
-    """Return the arm of a union that a container was meant for; other types unchanged.
+    """Return the member of a union that a container was meant for; other types unchanged.
 
-    Among tagged structs it is the one whose tag the value names.
+    Among tagged structs it is the one whose tag the value has.
     """
     bare = [strip(one)[0] for one in arms(kind)]
     fitting = [one for one in bare if _holds(value, one)]

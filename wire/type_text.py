@@ -1,4 +1,4 @@
-"""What a type accepts, in words: never in a regular expression, nor in those of a library."""
+"""Describes for people what a type accepts, without regular expressions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAST, _MOST = 1e-9, 1e18
 
 
 def refusal(value: Any, kind: Any, field: str) -> str:
-    """Return why a value is not accepted as this field, and what would be."""
+    """Return why a value is not accepted in this field, and what is expected."""
     quantity = quantity_of(field)
     if quantity is not None and isinstance(value, str):
         return _of_text(value, quantity)
@@ -42,7 +42,7 @@ def _is_amount(value: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def expected(kind: Any, quantity: Quantity | None = None) -> str:
-    """Return what a type accepts. A large type takes milliseconds the first time."""
+    """Return a description of what a type accepts. A large type takes milliseconds at first."""
     return _expected(inspect.type_info(kind), quantity)
 
 

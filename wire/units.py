@@ -1,7 +1,7 @@
-"""Sizes, durations and shares of CPUs as people write them, and as they are shown to people.
+"""Reads and writes sizes, durations and numbers of CPUs for people: `48MiB`, `30s`, `0.5`.
 
-`48MiB`, `30s`, `0.5`. In programs and on the wire they are numbers: bytes, seconds, CPUs. What
-these functions write they also read: `size(size_text(n)) == n`, and so for the others.
+In programs and on the wire they are numbers: bytes, seconds, CPUs. These functions read what they
+write: `size(size_text(n)) == n`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _PLACES = 3
 _MAX_CHARS = 1000
 _SHOWN_CHARS = 40
 _LONG_BITS = 128
-"""Python itself refuses to write numbers of many thousand digits."""
+"""Longer numbers are not printed: Python refuses those of many thousand digits."""
 
 
 def size(text: str) -> int:
-    """Return bytes; parts of a byte are rounded. `InvalidInput` says what is accepted."""
+    """Return bytes; parts of a byte are rounded. Raises `InvalidInput` with the accepted forms."""
     match = _SIZE.fullmatch(text.strip()) if len(text) <= _MAX_CHARS else None
     unit = match[2] if match else ""
     if match is None or (unit and unit not in _SIZES and unit not in _LETTERS):
@@ -55,7 +55,7 @@ def _accepted_size(unit: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """Return seconds of `30s`, `10m`, `1h30m`, `250ms`; a unit is needed, except by 0."""
+    """Return seconds of `30s`, `10m`, `1h30m`, `250ms`; only 0 needs no unit."""
     rest, total = text.strip(), Fraction(0)
     if len(text) > _MAX_CHARS or not rest:
         raise _no_duration(text)
@@ -93,7 +93,7 @@ def cores(text: str) -> float:
 def size_text(count: float) -> str:
     """Return a size exactly, in the largest unit that is short to write: `48MiB`, `1.5GiB`.
 
-    It may be one that is refused, and so no whole number, or one with a point (`1e15`).
+    The size may be a refused value: not a whole number, or a float (`1e15`).
     """
     exact = Fraction(count)
     for unit, shift in reversed(_SIZES.items()):
@@ -162,7 +162,7 @@ def _decimal(value: Fraction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One kind of quantity: how it is called, read and written."""
+    """One kind of quantity: its name, its reader and its writer."""
 
     name: str
     read: Callable[[str], float]
@@ -175,7 +175,7 @@ DURATION = Quantity("a duration", seconds, seconds_text, "30s, 10m or 8h")
 CORES = Quantity("a number of CPUs", cores, cores_text, "0.5, 2 or 500m")
 _BY_ENDING = {
     "_bytes_per_s": SIZE,
-    "_per_s": None,  # so many in a second are no duration
+    "_per_s": None,  # a rate is no duration
     "_bytes": SIZE,
     "_s": DURATION,
     "_cores": CORES,
@@ -184,5 +184,5 @@ _BY_ENDING = {
 
 
 def quantity_of(field: str) -> Quantity | None:
-    """Return the quantity of a field, by the ending of its name; None: it has none."""
+    """Return the quantity of a field, by the ending of its name; None for other fields."""
     return next((q for end, q in _BY_ENDING.items() if field.endswith(end)), None)

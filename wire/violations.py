@@ -1,11 +1,11 @@
-"""Everything that is wrong with a document at once, where a decoder stops at the first error.
+"""Finds all errors of a document, where a decoder stops at the first one.
 
-The decoder stays the only judge: a value is asked for as the type it should have, and only
-where it is refused are its parts asked for one by one. What no part explains is the error of
-the whole. So every constraint is written once, in the type.
+Only the decoder decides. A value is converted to its type; if that fails, its parts are converted
+one by one. If all parts are valid, the error is that of the whole. So every constraint is written
+once, in the type.
 
-A document may be hostile. The search ends at the last error that is listed, parts that are right
-are skipped many at a time, and a container is checked only up to the size its type allows.
+A document may be hostile. So the search ends at the last error that is listed, valid parts are
+skipped many at a time, and a container is checked only up to the size that its type allows.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from wire.type_text import refusal
 MAX_ERRORS = 100
 MAX_DEPTH = 32
 _AT_ONCE = 128
-"""Parts of a container that are asked for together."""
+"""Parts of a container that are checked together."""
 _MAX_GUESSES = 8
-"""Unknown names of a document for which a similar known name is searched."""
+"""Number of unknown names of a document for which a similar known name is searched."""
 _GUESSED_CHARS = 40
 _NAME_CHARS = 80
 """Characters of a name in a document that are repeated where it is reported."""
 
 
 def violations(value: Any, kind: Any) -> list[FieldError]:
-    """Return what keeps `value` (plain values, as JSON, TOML or YAML give) from being `kind`.
+    """Return why `value` (plain values from JSON, TOML or YAML) is no valid `kind`.
 
-    Returns at most `MAX_ERRORS`, and ends the search there.
+    Returns at most `MAX_ERRORS` errors.
     """
     return list(islice(_Search().found(value, kind, "", 0), MAX_ERRORS))
 
@@ -88,11 +88,11 @@ class _Search:
                 yield FieldError(field=_join(where, name), reason="missing")
 
     def _unknown(self, key: str, fields: Iterable[str]) -> str:
-        """Return that a name is unknown, with the one that was probably meant, else with all."""
+        """Return that a name is unknown, with a similar known name, else with all known names."""
         self._guesses += 1
         if self._guesses > _MAX_GUESSES:
             return "unknown"
-        import difflib  # rare, and an agent lives for months
+        import difflib  # here: rarely needed, and a long-running agent saves its memory
 
         near = len(key) <= _GUESSED_CHARS
         if near and (meant := difflib.get_close_matches(key, fields, n=1, cutoff=0.75)):
@@ -130,7 +130,7 @@ class _Search:
 
 
 def _most(constraints: list[Meta]) -> int | None:
-    """Return how many parts a container may have; None: there is no limit."""
+    """Return how many parts a container may have; None: no limit."""
     return min((c.max_length for c in constraints if c.max_length is not None), default=None)
 
 
@@ -153,7 +153,7 @@ def _is_refused(value: Any, kind: Any) -> bool:
 
 
 def _of_parts(value: Any, kind: Any) -> str:
-    """Return the error of a table as a whole (`__post_init__`) where each part alone is right."""
+    """Return the error of a table as a whole (`__post_init__`) if each part is valid."""
     if not isinstance(value, dict) or not is_struct(kind):
         return ""
     try:
@@ -164,7 +164,7 @@ def _of_parts(value: Any, kind: Any) -> str:
 
 
 def name_shown(key: Any) -> str:
-    """Return a name in a document as UTF-8 can say it, and not all of a long one."""
+    """Return a name of a document as valid UTF-8; a long one is shortened."""
     text = str(key)
     text = text if len(text) <= _NAME_CHARS else f"{text[:_NAME_CHARS]}…"
     return text.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair

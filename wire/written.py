@@ -1,7 +1,7 @@
-"""From what a person wrote to what programs exchange: `"48MiB"` in a file is 50331648 there.
+"""Converts quantities in files of people to numbers: `"48MiB"` becomes 50331648.
 
-Which fields are sizes, durations or CPUs is said by their names (`_bytes`, `_s`, `_cores`) and
-that they are numbers by their types. The wire itself carries plain numbers only.
+The ending of a field's name (`_bytes`, `_s`, `_cores`) shows whether it is a size, a duration or a
+number of CPUs. The field's type must be a number. The wire itself carries only plain numbers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ WRITTEN = "utf-8-sig"
 
 
 def plain(document: Any, kind: Any) -> Any:
-    """Return a document of `kind` with numbers where sizes were written in words.
+    """Return a document of `kind` with numbers for quantities that are written as text.
 
-    Text that is no size stays as it is: `violations` refuses it, and lists what is accepted.
+    Text that is no quantity stays unchanged: `violations` refuses it and lists what is accepted.
     """
     return _plain(document, kind, None, 0)
 
@@ -47,7 +47,7 @@ def _plain(value: Any, kind: Any, quantity: Quantity | None, depth: int) -> Any:
 
 
 def _field(value: Any, field: FieldInfo | None, depth: int) -> Any:
-    """Return one field; its name in our code gives its quantity, also where files use another."""
+    """Return one field. Its attribute name, not its encoded name, determines the quantity."""
     if field is None:
         return value
     return _plain(value, field.type, quantity_of(field.name), depth + 1)

@@ -1,7 +1,7 @@
-"""What crosses the agent's wire: machine facts, images, tasks, profile, events.
+"""Types of the agent's API: machine facts, images, tasks, profile, events.
 
-Written by people (`TaskSpec` in a file given to `twine-agent run`) means unknown fields are
-refused; machine to machine they are tolerated. Units are in the names; "no limit" is None.
+Types that people write (`TaskSpec` in a file given to `twine-agent run`) refuse unknown fields.
+Types between programs ignore them. Names of fields contain their units; None means "no limit".
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from agent.api.credentials import Configuration as Configuration
+from agent.api.images import ImageFormat as ImageFormat
+from agent.api.images import ImageInfo as ImageInfo
+from agent.api.images import ImagePull as ImagePull
+from agent.api.images import Images as Images
 from agent.api.life import Hook as Hook
 from agent.api.life import Life as Life
 from agent.api.life import Step as Step
@@ -25,7 +29,7 @@ from agent.api.oci import ImageUser as ImageUser
 from agent.api.oci import OciConfig as OciConfig
 from agent.api.oci import OciPull as OciPull
 from agent.api.oci import Reference as Reference
-from agent.api.oci import asked_for_as as asked_for_as
+from agent.api.oci import pull_event_text as pull_event_text
 from agent.api.presence import Liveness as Liveness
 from agent.api.probes import Probe as Probe
 from agent.api.probes import ProbeKind as ProbeKind
@@ -82,12 +86,12 @@ Digest = NewType("Digest", str)
 
 
 class Limits(Written, frozen=True, kw_only=True):
-    """What a task may use at most, and its share when there is not enough."""
+    """The most that a task may use, and its share when CPU time is short."""
 
     cpu_weight: CpuWeight = 100
-    """Share of CPU time against its neighbours; 100 is the kernel's default."""
+    """Share of CPU time relative to other tasks; 100 is the kernel's default."""
     cpu_max_cores: Annotated[float, Meta(ge=0.01, le=4096)] | None = None
-    """Hard limit in CPUs (1.5 = one and a half); None: as much as is idle."""
+    """Hard limit in CPUs (1.5 = one and a half); None: all idle CPU time."""
     memory_max_bytes: Annotated[int, Meta(ge=4 << 20, le=COUNT_MAX)] = 256 << 20
     """Hard limit; a task above it is killed (`oom-kill`). Swap is off for tasks."""
     tasks_max: Annotated[int, Meta(ge=1, le=4_194_304)] = 512
@@ -120,7 +124,7 @@ UMASK = "0022"
 
 
 class RestartWhen(StrEnum):
-    """After which ends a task is started again."""
+    """Which exits of a task lead to a restart."""
 
     ALWAYS = "always"
     ON_FAILURE = "on-failure"
@@ -132,41 +136,41 @@ class RestartPolicy(Written, frozen=True, kw_only=True):
 
     when: RestartWhen = RestartWhen.ALWAYS
     backoff_s: Seconds = 1.0
-    """Pause before the first restart; it doubles with each one …"""
+    """Pause before the first restart. It doubles with each restart."""
     backoff_max_s: Seconds = 300.0
-    """… up to this, and starts over once the task ran for ten minutes."""
+    """The longest pause. The first pause applies again once the task ran for ten minutes."""
 
 
 class DisconnectPolicy(StrEnum):
     """What happens to a task whose machine has lost contact with its control plane."""
 
     KEEP = "keep"
-    """It runs on; another copy may be started elsewhere meanwhile."""
+    """The task continues; another copy may be started elsewhere meanwhile."""
     STOP = "stop"
-    """Its host ends it, so that there is never a second copy."""
+    """The host ends the task, so that there is never a second copy."""
 
 
 class Disconnect(Written, frozen=True, kw_only=True):
-    """What a machine that is cut off from its control plane does to a task."""
+    """What a machine does with a task when it has lost contact with its control plane."""
 
     policy: DisconnectPolicy = DisconnectPolicy.KEEP
     after_s: Annotated[float, Meta(ge=5, le=86_400)] = msgspec.field(default=30.0, name="after")
-    """With `stop`: how long contact may be lost. At least as long as a few polls take."""
+    """With `stop`: how long contact may be lost. It should cover a few polls."""
 
 
 CLOCK_RATE_ERROR = 0.001
-"""Most by which two hosts' clocks run apart: twice the 500 ppm to which the kernel slews one
-(adjtimex(2)), one each way."""
+"""The largest relative difference in speed of two hosts' clocks: twice 500 ppm, by which the kernel
+slews one clock at most (adjtimex(2))."""
 CERTAIN_MARGIN_S = 10.0
-"""What a host may be late by: its fence looks twice a second, gives systemd two seconds, is
-restarted within three when it was killed; the rest is for a busy host (docs/adr/0024)."""
+"""The longest delay of a host. Its fence checks twice a second, allows systemd two seconds, and is
+restarted within three seconds if it was killed. The rest is for a busy host (docs/adr/0024)."""
 
 
 def certainly_ended_s(disconnect: Disconnect, stop_timeout_s: float) -> float | None:
     """Return how long after its agent's last answer a task has certainly ended.
 
-    In seconds on the caller's clock, suspend included. None: it is never certain (`keep`).
-    The last answer is one to `get_events`; other answers prolong nothing (docs/adr/0024).
+    In seconds on the caller's clock, including suspend. None: it is never certain (`keep`).
+    Only answers to `get_events` count as the last answer (docs/adr/0024).
     """
     if disconnect.policy is DisconnectPolicy.KEEP:
         return None
@@ -178,8 +182,8 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     """The desired state of one task."""
 
     generation: Annotated[int, Meta(ge=1, le=COUNT_MAX)] = 1
-    """Rises with each change; an older one is refused, and so is the same one with another
-    content. The same specification again changes nothing."""
+    """Rises with each change. An older generation is refused, and so is the same generation with
+    other content. Repeating a specification changes nothing."""
     epoch: Count = 0
     """Leadership term of the sender; 0 for a local operator."""
     image: DigestStr
@@ -187,7 +191,7 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     command: Annotated[list[Argument], Meta(max_length=4096)] = []
     """Empty: the command of an OCI image."""
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
-    """What the task finds in its environment."""
+    """Environment variables of the task."""
     entitlement: Name = "local"
     """The entitlement that it belongs to; it runs in the entitlement's slice."""
     job: Annotated[
@@ -197,22 +201,22 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     limits: Limits = Limits()
     restart: RestartPolicy = RestartPolicy()
     probe: Probe | None = None
-    """Whether it can serve. It decides about health alone; see `life` for what restarts a task."""
+    """Whether it can serve. It decides only about health; see `life` for what restarts a task."""
     life: Life = Life()
     """Steps before its start, a hook before its end, further probes, its longest run."""
     stop_timeout_s: Seconds = 10.0
-    """From SIGTERM to SIGKILL of everything the task left."""
+    """From SIGTERM to SIGKILL of the processes that remain."""
     offline_restart: bool = False
-    """After a host reboot, start again without a request; void where `disconnect` is `stop`."""
+    """After a host reboot, start again without a request. No effect if `disconnect` is `stop`."""
     disconnect: Disconnect = Disconnect()
     network: Network = Network()
     resources: Resources = Resources()
     volumes: VolumeMap = {}
     """Volumes in addition to its root, by name (docs/volumes.md)."""
     credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
-    """File of its `$CREDENTIALS_DIRECTORY` → credential of its entitlement."""
+    """File in its `$CREDENTIALS_DIRECTORY` → credential of its entitlement."""
     configuration: Configuration = {}
-    """Files of its `$CREDENTIALS_DIRECTORY` that are no secrets, with their texts."""
+    """Files in its `$CREDENTIALS_DIRECTORY` that are not secret, with their texts."""
     identity: bool = False
     """Whether it has a key and a certificate in `/run/twine-identity` (docs/credentials.md)."""
     image_trust: ImageTrust = ImageTrust()
@@ -223,13 +227,13 @@ class TaskSpec(Written, frozen=True, kw_only=True):
     umask: Umask = UMASK
     """Permission bits that its new files do not get, in octal."""
     oom: OomPolicy = OomPolicy.TASK
-    """What ends when it is above its memory limit."""
+    """What the kernel kills when the task is above its memory limit."""
     stdout: Stdout | None = None
-    """What it writes to; None: a pipe, unless it has an init of its own."""
+    """Where its output goes; None: a pipe, unless it has its own init."""
     root: RootMode | None = None
-    """Whether it may write to its root; None: an OCI image may (docs/images.md)."""
+    """Whether it may write to its root; None: only with an OCI image (docs/images.md)."""
     root_max_bytes: RootBytes = ROOT_MAX_BYTES
-    """What it may write there at most, where it may."""
+    """The most that it may write to a writable root."""
 
 
 class TaskState(StrEnum):
@@ -257,10 +261,10 @@ class Exit(Reported, frozen=True, kw_only=True, gc=False):
     """How the main process of a task ended."""
 
     result: Id
-    """systemd's word: success, exit-code, signal, oom-kill, timeout, …; `lost` after a
-    host reboot; `cut-off` where the host ended it because of `disconnect`; `evicted` where it
-    had to go because memory was short; `oomd-kill` where systemd-oomd killed it for that;
-    `start-timeout` where it was not up in time; `startup` and `liveness` where that probe failed
+    """systemd's result: success, exit-code, signal, oom-kill, timeout, …; `lost` after a host
+    reboot; `cut-off` if the host ended it because of `disconnect`; `evicted` if the host ended it
+    because memory was short; `oomd-kill` if systemd-oomd killed it for the same reason;
+    `start-timeout` if it did not start in time; `startup` or `liveness` if that probe failed
     for good."""
     code: Annotated[int, Meta(ge=-(1 << 31), le=1 << 32)] | None = None
     signal: Id | None = None
@@ -269,7 +273,7 @@ class Exit(Reported, frozen=True, kw_only=True, gc=False):
 
 
 def exit_text(last: Exit) -> str:
-    """Return in words how a task ended: `exit code 3`, `signal SIGSEGV`, `oom-kill`."""
+    """Describe how a task ended: `exit code 3`, `signal SIGSEGV`, `oom-kill`."""
     if last.signal is not None:
         how = f"signal {last.signal}"
     elif last.code is not None:
@@ -288,21 +292,21 @@ class TaskStatus(Reported, frozen=True, kw_only=True, gc=False):
     state: TaskState
     health: Health
     reason: Words = ""
-    """In words: why it failed, waits or is unhealthy."""
+    """Why it failed, waits or is unhealthy."""
     image: Id
     entitlement: Id = "local"
     job: Id = ""
     unit: Id = ""
     invocation_id: Id = ""
-    """Changes with each start of the unit, and only then (systemd.exec(5))."""
+    """Changes only with a start of the unit (systemd.exec(5))."""
     restarts: Count = 0
     started_at: Moment | None = None
     next_start_at: Moment | None = None
     last_exit: Exit | None = None
     addresses: Annotated[list[Id], Meta(max_length=16)] = []
-    """Addresses in its private network, IPv6 first; none while it is in the host's."""
+    """Addresses in its private network, IPv6 first; none in the host's network."""
     cpus: Annotated[list[Few], Meta(max_length=4096)] = []
-    """CPUs that it alone runs on, as read from the kernel; none where it shares them."""
+    """Its exclusive CPUs, as read from the kernel; none if it shares them."""
 
 
 class Tasks(Reported, frozen=True, kw_only=True):
@@ -311,65 +315,11 @@ class Tasks(Reported, frozen=True, kw_only=True):
     tasks: Annotated[list[TaskStatus], Meta(max_length=100_000)]
 
 
-class ImageFormat(StrEnum):
-    """How an image travels."""
-
-    TAR = "tar"
-    BTRFS = "btrfs"
-    """A stream of `btrfs send`, full or on top of an image that is here."""
-    OCI = "oci"
-    """An OCI layout as a tar (skopeo's `oci-archive:`)."""
-
-
-class ImageInfo(Reported, frozen=True, kw_only=True):
-    """One image that is complete and can be started from."""
-
-    digest: Id
-    """SHA-256 of the stream it came from."""
-    format: ImageFormat
-    stream_bytes: Bytes
-    created_at: Moment
-    tasks: Annotated[list[Id], Meta(max_length=100_000)] = []
-    """Ids of the tasks that run from it; while there are any it cannot be deleted."""
-    reference: Annotated[str, Meta(max_length=512)] = ""
-    """Where it was fetched from, for one from a registry."""
-    manifest: Id = ""
-    """Digest of the manifest of an OCI image."""
-    layers: Annotated[list[Id], Meta(max_length=1024)] = []
-    """Chain ids of an OCI image's layers, lowest first; images share them."""
-    signatures: Signatures = []
-    """Signatures of the image, in the image store only. On a host each task carries its own."""
-    owner: Id = ""
-    """User that pushed the image, in the image store only. It counts against this user's share."""
-    names: Annotated[list[Id], Meta(max_length=1000)] = []
-    """Names that refer to the image now, such as `redis:7.2`; in the image store only."""
-    config: OciConfig | None = None
-    """How an OCI image wants to be run; a task's specification overrides it."""
-
-
-class Images(Reported, frozen=True, kw_only=True):
-    """All images of a machine."""
-
-    images: Annotated[list[ImageInfo], Meta(max_length=100_000)]
-
-
-class ImagePull(Reported, frozen=True, kw_only=True):
-    """A request to fetch an image from the control plane's image store."""
-
-    digest: DigestStr
-    format: ImageFormat = ImageFormat.TAR
-    path: Id
-    """Where below the agent's own control plane, for instance `/v1/images/sha256:…`; never a
-    URL, so that no caller can make the agent call elsewhere."""
-    trust: ImageTrust = ImageTrust()
-    """Checked before a byte is fetched."""
-
-
 class MachineFacts(Reported, frozen=True, kw_only=True):
-    """What a machine has. Sizes in bytes."""
+    """Hardware, software and condition of a machine. Sizes in bytes."""
 
     machine_id: Id
-    """Name of the machine in the control plane, the host name until it has joined."""
+    """Name of the machine in the control plane; the host name until it has joined."""
     boot_id: Id
     kernel: Id
     cpu_model: Id
@@ -379,22 +329,22 @@ class MachineFacts(Reported, frozen=True, kw_only=True):
     numa_nodes: Few
     memory_bytes: Bytes
     hugepages_bytes: Bytes = 0
-    """Taken as huge pages, and so no memory that a task could be promised."""
+    """Memory reserved as huge pages; tasks cannot get it as ordinary memory."""
     disk_bytes: Bytes
     """Size of the file system that holds images and tasks."""
     disk_free_bytes: Bytes
     nics: Annotated[list[Id], Meta(max_length=4096)] = []
     agent_version: Id
     capabilities: Annotated[list[Id], Meta(max_length=1024)] = []
-    """What works here: `cgroup-v2`, `btrfs`, `systemd-257`, `private-pids`, …"""
+    """Features that work on this host: `cgroup-v2`, `btrfs`, `systemd-257`, `private-pids`, …"""
     problems: Annotated[list[Words], Meta(max_length=1024)] = []
-    """In words what is wrong with the host, such as a disk that is read-only."""
+    """Descriptions of defects of the host, such as a read-only disk."""
     log_lines_suppressed: Count = 0
-    """Lines of tasks since boot that were above the rate of 10,000 in 10 s, and are in no log."""
+    """Lines of tasks since boot that were dropped above the rate of 10,000 in 10 s."""
     log_lines_lost: Count = 0
-    """Lines of tasks since boot that the journal did not take, and are in no log."""
+    """Lines of tasks since boot that the journal did not accept."""
     leaving: bool = False
-    """It is about to go down: its tasks end, and none starts."""
+    """Whether the host is shutting down: its tasks end, and none starts."""
 
 
 class Running(Reported, frozen=True, kw_only=True):
@@ -424,15 +374,15 @@ class Events(Reported, frozen=True, kw_only=True):
     latest: Count
     """Sequence of the newest event there is; pass it as `after` next time."""
     lost: bool = False
-    """Events after the asked one are gone (too old, or the agent restarted): list all
-    tasks again, then go on from `latest`."""
+    """Events after `after` are gone (too old, or the agent restarted): list all tasks again,
+    then continue from `latest`."""
     boot_id: Id = ""
     answered: Id = ""
-    """Name of this answer. Sent with later requests (`heard`), it proves that it arrived."""
+    """Name of this answer. Later requests send it back, which proves that it arrived."""
 
 
 class Ack(Reported, frozen=True, kw_only=True):
-    """The request was taken."""
+    """The request was accepted."""
 
     detail: Words = "ok"
 

@@ -22,14 +22,14 @@ class Account(Reported, frozen=True, kw_only=True):
     why: Words = ""
     """Why it stays or goes."""
     bytes: Bytes | None = None
-    """What it alone takes on disk, where the file system counts it."""
+    """Its exclusive disk space, where the file system counts it."""
     wrong: bool = False
-    """It must not be there, or something that belongs to it is missing."""
+    """Whether it must not be there, or a part of it is missing."""
 
 
 class Accounts(Reported, frozen=True, kw_only=True):
-    """All of it, or a part."""
+    """All objects, or a part of them."""
 
     accounts: Annotated[list[Account], Meta(max_length=1_000_000)]
     done: Annotated[list[Words], Meta(max_length=1_000_000)] = []
-    """In words what was removed or mended."""
+    """Descriptions of what was removed or repaired."""

@@ -1,6 +1,6 @@
 """Credentials that an agent holds for tasks: their names and sizes, never their values.
 
-And the configuration of a task: texts in the same folder that are no secrets.
+Also the configuration of a task: files in the same folder that are not secret.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from msgspec import Meta
 from agent.api.ranges import NO_NUL, NO_NUL_WORDS, Bytes, Id, Moment, Reported
 
 CONFIGURATION = "configuration"
-"""Among the capabilities of a host whose agent can hand a configuration to tasks."""
+"""Capability of a host whose agent can pass a configuration to tasks."""
 CONFIGURATION_MAX = 64 << 10
-"""Bytes of all texts of a task together: each version of a job keeps its own."""
+"""Bytes of all texts of a task together. It is small because each version of a job keeps a copy."""
 FileName = Annotated[
     str,
     Meta(
@@ -37,7 +37,7 @@ Configuration = Annotated[
 
 
 class CredentialInfo(Reported, frozen=True, kw_only=True):
-    """That there is one. Its value leaves the agent towards systemd alone."""
+    """One credential without its value. The agent passes the value only to systemd."""
 
     entitlement: Id
     name: Id

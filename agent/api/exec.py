@@ -1,11 +1,12 @@
-"""A command inside a running task, over a websocket: what goes which way.
+"""Protocol of a command inside a running task, over a websocket.
 
-Bytes travel in binary frames whose first byte names the stream; everything else in
-text frames, as JSON.
+Binary frames carry the streams; the first byte of a frame names its stream. Text frames carry
+other messages as JSON.
 
-The caller may say how many bytes of output were taken so far, in frames of the stream `TAKEN`, the
-first of them at once; then the agent reports the same for input. The receiver of such a frame sends
-at most a window beyond it from then on (`wire/flow.py`). An older agent drops these frames.
+The caller may acknowledge bytes of output in frames of the stream `TAKEN`, and then must send the
+first one at once. The agent then acknowledges input in the same way. A side that receives such
+frames sends at most one window of unacknowledged bytes (`wire/flow.py`). An older agent drops
+these frames.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ class Window(Written, frozen=True, kw_only=True):
 
 
 class ExecWord(Written, frozen=True, kw_only=True):
-    """A message of the caller other than input; one of the three."""
+    """A message of the caller other than input; exactly one field is set."""
 
     window: Window | None = None
-    """The terminal has this size now."""
+    """The new size of the terminal."""
     end_of_input: bool = False
-    """There is nothing more to read for the command."""
+    """The input of the command has ended."""
     signal: SignalNumber | None = None
     """Send this signal to the command."""
 
 
 class ExecEnd(Reported, frozen=True, kw_only=True):
-    """The last word: how it ended."""
+    """The last message: how the command ended."""
 
     code: Annotated[int, Meta(ge=-(1 << 31), le=1 << 32)] | None = None
-    """Exit code of the command, where it ended by itself."""
+    """Exit code of the command, if it exited."""
     signal: Id | None = None
     """The signal that ended it."""
     problem: Problem | None = None
     """Why it could not be run, or had to end."""
     detail: Words = ""
-    """What an exit code of systemd's own means, in words; empty for any other."""
+    """Meaning of an exit code that systemd itself sets; empty for other exit codes."""

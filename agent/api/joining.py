@@ -1,4 +1,4 @@
-"""Joining a region and renewing its identity: all that a host asks of the control plane."""
+"""Requests of a host to the control plane: joining a region, and renewing its identity."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class JoinRequest(Reported, frozen=True, kw_only=True):
     """A host asks to become a machine of the region."""
 
     token: Id
-    """`twn1.<id>.<secret>`, made for this host, good for one use."""
+    """`twn1.<id>.<secret>`, made for this host and for one use."""
     machine: Name
     csr_pem: Pem
     """Certificate request; the key never leaves the host."""
     address: Address
-    """`host:port` where the control plane reaches the agent."""
+    """`host:port` at which the control plane reaches the agent."""
     location: Location = Location()
     machine_type: Name = "small"
     facts: MachineFacts
@@ -41,7 +41,7 @@ class RenewRequest(Reported, frozen=True, kw_only=True):
     trusts: Pins = []
     """Pins of the authorities that the host trusts now; empty from an earlier release."""
     boot_id: Id = ""
-    """Of the host that asks; empty from an earlier release."""
+    """Boot id of the host; empty from an earlier release."""
 
 
 class Authority(Reported, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What happens around a task's main process: before it, while it runs, before its end."""
+"""Steps before a task's main process, probes while it runs, and a hook before its end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LongSeconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 
 
 class Step(Written, frozen=True, kw_only=True):
-    """Something that has to end well before the main process starts."""
+    """A command that must succeed before the main process starts."""
 
     name: Name
     """Shown in its unit's description and in errors."""
     command: Command
     """Run inside the task's own sandbox."""
     timeout_s: Seconds = 60.0
-    """After this long it is ended, and the start has failed."""
+    """A step that runs longer is ended, and the start fails."""
 
 
 class Hook(Written, frozen=True, kw_only=True):
@@ -32,27 +32,27 @@ class Hook(Written, frozen=True, kw_only=True):
     command: Command
     """Run inside the running task."""
     timeout_s: Seconds = 10.0
-    """After this long it is ended; what it was run for happens all the same."""
+    """A hook that runs longer is ended; the stop of the task then continues."""
 
 
 class Life(Written, frozen=True, kw_only=True):
-    """The parts of a task's life that most tasks do without."""
+    """Optional parts of a task's life."""
 
     init: Annotated[list[Step], Meta(max_length=16)] = []
     """Run in this order before each start, with the task's rights, limits and volumes, each in
-    a unit of its own. One that fails is a failed start: the restart policy goes on from there."""
+    its own unit. If a step fails, the start has failed, and the restart policy applies."""
     pre_stop: Hook | None = None
     """Run inside the task before it gets SIGTERM; its time comes before `stop_timeout_s`."""
     max_run_s: LongSeconds | None = None
-    """A main process that runs for longer is ended; that is a failure (`timeout`)."""
+    """A main process that runs longer is ended; this counts as a failure (`timeout`)."""
     notice: NoticeWish | None = None
-    """Notices that its machine is going to be taken away, or that lent capacity is short."""
+    """Notices that its machine will be taken away, or that lent capacity is short."""
     startup: Probe | None = None
-    """Until it succeeds no other probe is asked and the task is not healthy; one that fails for
-    good restarts the task."""
+    """Until this probe succeeds, no other probe runs and the task is not healthy. If it fails for
+    good, the task is restarted."""
     liveness: Probe | None = None
-    """One that fails for good restarts the task, by its restart policy."""
+    """If this probe fails for good, the task is restarted by its restart policy."""
     health_gate_s: Seconds | None = None
-    """A new generation of a healthy task has to be healthy within this time and may not end
-    before; else the host brings the old one back by itself. One without a probe has to run for
+    """A new generation of a healthy task must become healthy within this time and must not end
+    before. Otherwise the host restores the old generation. A task without a probe must run for
     all of this time."""

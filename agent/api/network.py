@@ -15,9 +15,9 @@ class NetworkMode(StrEnum):
     """Which network a task uses."""
 
     HOST = "host"
-    """The host's: its ports are the machine's, and it may bind only those that it was given."""
+    """The host's network. The task may bind only the ports that it was given."""
     PRIVATE = "private"
-    """Its own: a namespace with addresses of its own, and every port is free."""
+    """A network namespace with its own addresses, in which every port is free."""
 
 
 DnsName = Annotated[
@@ -37,14 +37,14 @@ ResolverOption = Annotated[
 
 
 class Dns(Written, frozen=True, kw_only=True):
-    """How the programs of a task find names; what is empty is the host's."""
+    """Name resolution of a task; empty fields keep the host's settings."""
 
     servers: Annotated[list[IpAddress], Meta(max_length=3)] = []
-    """Name servers, the first to ask first."""
+    """Name servers, in the order of use."""
     search: Annotated[list[DnsName], Meta(max_length=32)] = []
     """Domains in which a short name is searched."""
     options: Annotated[list[ResolverOption], Meta(max_length=16)] = []
-    """Words of resolv.conf(5), for instance `ndots:2`."""
+    """Options of resolv.conf(5), for instance `ndots:2`."""
     hosts: Annotated[dict[DnsName, IpAddress], Meta(max_length=256)] = {}
     """Further entries of /etc/hosts: name → address."""
 
@@ -54,25 +54,25 @@ class Reach(Written, frozen=True, kw_only=True):
 
     mode: NetworkMode = NetworkMode.HOST
     egress_mbps: Annotated[float, Meta(ge=0.1, le=1_000_000)] | None = None
-    """Most it may send, in millions of bits a second; `private` only."""
+    """Most it may send, in millions of bits per second; `private` only."""
     allow_from: Annotated[list[Name], Meta(max_length=64)] = []
     """Tasks, or jobs with all their tasks, of the same entitlement that may open connections to
     it; `private` only. Tasks of other machines are recognised by address: see docs/network.md."""
     unix_sockets: bool = False
-    """Whether it may open sockets of the family AF_UNIX in `host` mode: with them it reaches the
-    abstract sockets of the whole host. A private network has its own, so there they are free."""
+    """Whether it may open sockets of the family AF_UNIX in `host` mode. They reach the abstract
+    sockets of the whole host. In a private network they are always allowed."""
     dns: Dns = Dns()
 
 
 class Network(Reach, frozen=True, kw_only=True):
-    """The network of one task: what its owner said, and the ports it was given."""
+    """The network of one task: its owner's settings, and the ports that it was given."""
 
     ports: Annotated[dict[Name, Port], Meta(max_length=64)] = {}
-    """By name; each is in the environment, too: `TWINE_PORT_HTTP`."""
+    """Port by name; each is also in the environment, for instance as `TWINE_PORT_HTTP`."""
 
 
 def contradiction(reach: Reach) -> str:
-    """Return which part of a network is not possible; empty where all fits together."""
+    """Return the first contradiction in the settings of a network; empty for none."""
     for address in (*reach.dns.servers, *reach.dns.hosts.values()):
         try:
             ipaddress.ip_address(address)

@@ -1,4 +1,4 @@
-"""Notices to tasks: their machine is going to be taken away, or lent capacity is short."""
+"""Notices to tasks: their machine will be taken away, or lent capacity is short."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CAPACITY_OF_MAX = 8
 
 
 class NoticeWish(Written, frozen=True, kw_only=True):
-    """The notices a task asks for; they are always in `/run/twine-notice/notice.json`."""
+    """How a task receives notices; they are always in `/run/twine-notice/notice.json`."""
 
     port: Port | None = None
     """The agent also sends the file by POST to this port of the task; None: it does not."""
@@ -33,11 +33,11 @@ class NoticeWish(Written, frozen=True, kw_only=True):
     timeout_s: Seconds = 5.0
     """The agent repeats a POST that is not answered within this time."""
     capacity_of: Annotated[list[Name], Meta(max_length=CAPACITY_OF_MAX)] = []
-    """The notices say whether these entitlements have the lent machines that they want."""
+    """Entitlements whose lent capacity the notices report."""
 
 
 class HostNotice(Reported, frozen=True, kw_only=True):
-    """Something planned for a machine that may make its tasks leave."""
+    """Planned work on a machine that may remove its tasks."""
 
     id: Id
     kind: Id
@@ -45,7 +45,7 @@ class HostNotice(Reported, frozen=True, kw_only=True):
     start: Moment
     """From when on tasks are moved away."""
     deadline: Moment | None = None
-    """What is still there then is stopped, unless `tasks_survive`; None: not said yet."""
+    """When remaining tasks are stopped, unless `tasks_survive`; None: not yet known."""
     tasks_survive: bool = False
     reason: Words = ""
 
@@ -58,9 +58,9 @@ class LentCapacity(Reported, frozen=True, kw_only=True):
     """`full`, `short`, or `absent`: there is none, and the application runs with less."""
     machines: Count = 0
     wanted: Count = 0
-    """In addition to those that it has."""
+    """Machines that it wants in addition to `machines`."""
     next_deadline: Moment | None = None
-    """When the next machine goes."""
+    """When the next machine is taken away."""
 
 
 class HostNotices(Reported, frozen=True, kw_only=True):

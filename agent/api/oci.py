@@ -1,4 +1,4 @@
-"""Images of the Open Container Initiative on the agent's wire: what is fetched, what is known."""
+"""Types of the agent's API for images of the Open Container Initiative (OCI)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ REFERENCE_PATTERN = (
     r"(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)+"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?" + END
 )
-"""REGISTRY[:PORT]/REPOSITORY[:TAG][@DIGEST]; repository and tag as the distribution
-specification has them. The registry is always named: there is no default one."""
+"""REGISTRY[:PORT]/REPOSITORY[:TAG][@DIGEST]; repository and tag follow the OCI distribution
+specification. The registry is required: there is no default."""
 Reference = Annotated[
     str,
     Meta(
@@ -25,8 +25,8 @@ Reference = Annotated[
 ]
 
 
-def asked_for_as(reference: str) -> str:
-    """Return the message of the first event of a pull: the name that was asked for."""
+def pull_event_text(reference: str) -> str:
+    """Return the message of the first event of a pull, which contains the reference."""
     return f"requested as {reference}"
 
 
@@ -37,31 +37,31 @@ class OciPull(Written, frozen=True, kw_only=True):
 
 
 class Arrival(Reported, frozen=True, kw_only=True):
-    """An image that is being taken in."""
+    """An image that is being received."""
 
     name: Annotated[str, Meta(max_length=512)]
-    """Its reference in a registry, or the digest of what is sent."""
+    """Its reference in a registry, or the digest of the stream that is sent."""
     began_at: Moment
 
 
 class Arrivals(Reported, frozen=True, kw_only=True):
-    """All images that are being taken in, the oldest first."""
+    """All images that are being received, the oldest first."""
 
     images: Annotated[list[Arrival], Meta(max_length=100_000)]
 
 
 class ArrivalName(Written, frozen=True, kw_only=True):
-    """A request to give up an image that is being taken in."""
+    """A request to cancel an image that is being received."""
 
     name: Annotated[str, Meta(max_length=512)]
-    """As `Arrival.name` has it."""
+    """`Arrival.name` of the image."""
 
 
 class ImageUser(Reported, frozen=True, kw_only=True):
-    """The user that an image is run as: what the image's own lists say of it."""
+    """The user that an image runs as, from the image's own lists of users and groups."""
 
     uid: Annotated[int, Meta(ge=0, lt=1 << 31)]
-    """The task owns the files of this user in the image; 0 in a writable root alone."""
+    """The task owns the files of this user in the image; 0 only in a writable root."""
     gid: Annotated[int, Meta(ge=0, lt=1 << 31)]
     name: Id = ""
     """Empty for a number that the image does not list."""
@@ -69,20 +69,20 @@ class ImageUser(Reported, frozen=True, kw_only=True):
     shell: Annotated[str, Meta(max_length=4096)] = ""
     group: Id = ""
     users: Annotated[str, Meta(max_length=4096)] = ""
-    """Where the list with the name is, below the image's top and without links."""
+    """Path of the file with the user, relative to the image and without links."""
     groups: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class OciConfig(Reported, frozen=True, kw_only=True):
-    """How an image wants to be run; a task's specification overrides it."""
+    """How an image is meant to be run; a task's specification overrides it."""
 
     entrypoint: Annotated[list[Argument], Meta(max_length=4096)] = []
     command: Annotated[list[Argument], Meta(max_length=4096)] = []
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
     user: Id = ""
-    """As the image has it. A task's processes have a user of their own all the same."""
+    """The user as the image names it. On the host a task's processes have their own user."""
     runs_as: ImageUser | None = None
-    """The user that `user` names; None for root. Its files appear as the task's own."""
+    """The user that `user` names; None for root. Its files appear as files of the task."""
     working_dir: Annotated[str, Meta(max_length=4096)] = ""
     stop_signal: Id = ""
-    """Its name, such as SIGQUIT; empty: SIGTERM."""
+    """Name of the signal, such as SIGQUIT; empty: SIGTERM."""

@@ -1,4 +1,4 @@
-"""What a task with an init of its own can be asked for (docs/agent.md, ADR 0106)."""
+"""Checks the specification of a task with its own init (docs/agent.md, ADR 0106)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from agent.api.relaxations import Relaxation
 from agent.api.resources import Resources
 
 CAPABILITY = "own-init"
-"""Among the capabilities of a host that can start such tasks: it has systemd-nspawn."""
+"""Capability of a host that can start such tasks: it has systemd-nspawn."""
 NESTED = "nested"
-"""Among the capabilities of a host whose machines can have containers inside; agents from before
-there were any tell only the other one."""
+"""Capability of a host whose tasks can run containers. Older agents report only `own-init`."""
 
 
 def contradictions(
@@ -21,7 +20,7 @@ def contradictions(
     network: Reach,
     resources: Resources,
 ) -> Iterator[tuple[str, str]]:
-    """Yield field and reason of everything that contradicts an init of its own."""
+    """Yield field and reason of each contradiction to `own-init` or `nested`."""
     if Relaxation.OWN_INIT not in relaxations:
         if Relaxation.NESTED in relaxations:
             yield (

@@ -1,4 +1,4 @@
-"""Whether an agent is alive, and the only one that has its identity (docs/adr/0107)."""
+"""Types that report whether an agent is alive, and whether its host is a clone (docs/adr/0107)."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from agent.api.ranges import Id, Reported, Words
 
 
 class Liveness(Reported, frozen=True, kw_only=True):
-    """Whether the agent is alive or ready, with a word on why not."""
+    """Whether the agent is alive or ready, and why not."""
 
     ok: bool
     detail: Words = ""
 
 
 class Presence(Reported, frozen=True, kw_only=True):
-    """One process of an agent, as it names itself."""
+    """One process of an agent."""
 
     mark: Id = ""
-    """A random word, made by this process for this round of asking and kept in its memory alone;
-    empty: it has not asked yet."""
+    """Random text that this process made for its current check and keeps only in memory; empty:
+    it has not checked yet."""
     boot_id: Id = ""
 
 
 class Verdict(StrEnum):
-    """What the control plane makes of a host that asks whether it is the only one."""
+    """Answer of the control plane to a host that checks whether it is a clone."""
 
     ALONE = "alone"
     """No other host with this identity is known."""
     AGAIN = "again"
-    """Another process answers at its address: a host that still runs must repeat its request."""
+    """Another process answers at the host's address. If the host still runs, it must repeat its
+    request."""
     SECOND = "second"
-    """Another host has this identity, and is the one that keeps it."""
+    """Another host has this identity and keeps it: the caller is the clone."""
 
 
 class PresenceAnswer(Reported, frozen=True, kw_only=True):
-    """The verdict, and a sentence on it."""
+    """The verdict and its reason."""
 
     verdict: Verdict
     detail: Words = ""

@@ -1,4 +1,4 @@
-"""How a task is asked whether it works."""
+"""Probes: checks of whether a task works."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ InARow = Annotated[int, Meta(ge=1, le=100)]
 
 
 class ProbeKind(StrEnum):
-    """How a task's health is asked for."""
+    """The condition for the success of a probe."""
 
     HTTP = "http"
-    """An answer from 200 to 399 on `path`."""
+    """A GET of `path` is answered with a status from 200 to 399."""
     TCP = "tcp"
-    """The port takes a connection."""
+    """The port accepts a connection."""
     EXEC = "exec"
-    """`command` ends with 0; it runs inside the task, with the task's rights and limits."""
+    """`command` exits with 0. It runs inside the task, with the task's rights and limits."""
 
 
 class Probe(Written, frozen=True, kw_only=True):
-    """How to tell a healthy task from an unhealthy one."""
+    """How the agent checks whether a task is healthy."""
 
     kind: ProbeKind = ProbeKind.HTTP
     port: Port | None = None
@@ -37,14 +37,14 @@ class Probe(Written, frozen=True, kw_only=True):
     interval_s: Seconds = 2.0
     """From one probe to the next."""
     timeout_s: Seconds = 2.0
-    """An answer that takes longer is a failure."""
+    """A probe that takes longer has failed."""
     successes: InARow = 1
-    """Answers in a row that make a task healthy."""
+    """Successes in a row that make a task healthy."""
     failures: InARow = 3
     """Failures in a row that make a task unhealthy."""
     start_period_s: StartPeriod = 30.0
-    """For how long after its start a task that was not healthy yet may fail its probe: it is
-    neither, and it is not reported as broken. The first success ends it."""
+    """Time after the start in which failures of a task that was never healthy do not count: its
+    health is unknown. The first success ends this time."""
 
     def __post_init__(self) -> None:
         """Refuse a probe without a target."""

@@ -1,4 +1,4 @@
-"""The host's profile: what is asked for, how the machine stands to it, what a switch took."""
+"""The host's profile: the wanted one, the state of the machine, and the result of a switch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agent.api.ranges import (
 
 
 class SettingOutcome(StrEnum):
-    """How one setting of a profile stands."""
+    """Result of one setting of a profile."""
 
     APPLIED = "applied"
     ALREADY = "already"
@@ -30,12 +30,12 @@ class SettingOutcome(StrEnum):
     FAILED = "failed"
     DRIFTED = "drifted"
     PARTIAL = "partial"
-    """As much of it as there was; the profile takes that."""
+    """Applied to a part of its targets; the profile allows that."""
     UNDONE = "undone"
 
 
 class SettingStatus(Reported, frozen=True, kw_only=True):
-    """One setting of the profile, as it was wanted and as it was read back."""
+    """One setting of the profile: its wanted value, and the value that was read back."""
 
     setting: Id
     outcome: SettingOutcome
@@ -46,7 +46,7 @@ class SettingStatus(Reported, frozen=True, kw_only=True):
 
 
 class ProfileState(StrEnum):
-    """How a machine stands to the profile it was last asked to run."""
+    """Whether a machine runs the profile that was last requested."""
 
     NONE = "none"
     APPLYING = "applying"
@@ -57,7 +57,7 @@ class ProfileState(StrEnum):
 
 
 class ProfileSpec(Written, frozen=True, kw_only=True):
-    """The profile a machine shall run."""
+    """The profile that a machine must run."""
 
     name: Name
     generation: Annotated[int, Meta(ge=1, le=COUNT_MAX)] = 1
@@ -65,12 +65,12 @@ class ProfileSpec(Written, frozen=True, kw_only=True):
     allow_reboot: bool = False
     """Whether the machine may be rebooted for settings that need it."""
     text: Annotated[str, Meta(max_length=65_536)] = ""
-    """The profile's text, if the host does not have it: it is kept under its name, which ends with
-    the beginning of its digest. Empty: the host has it."""
+    """The profile's text, if the host does not have it. The host stores it under its name, which
+    ends with the beginning of its digest. Empty: the host has it."""
 
 
 class SettingSwitch(Reported, frozen=True, kw_only=True):
-    """What one setting came to in a switch, and how long it took."""
+    """Result of one setting in a switch, and how long it took."""
 
     setting: Id
     outcome: SettingOutcome
@@ -78,7 +78,7 @@ class SettingSwitch(Reported, frozen=True, kw_only=True):
 
 
 class ProfileSwitch(Reported, frozen=True, kw_only=True):
-    """The last run of sidekick that wrote anything: what a fleet's switches are counted by."""
+    """The last run of sidekick that changed the host. Metrics of switches are made from it."""
 
     name: Id = ""
     generation: Count = 0
@@ -86,7 +86,7 @@ class ProfileSwitch(Reported, frozen=True, kw_only=True):
     command: Id = ""
     """apply, rollback, resume, try, revert or repair."""
     state: ProfileState = ProfileState.NONE
-    """What came of it."""
+    """State of the machine after it."""
     rolled_back: bool = False
     at: Moment = 0.0
     """When it ended, in seconds since 1970 by the machine's clock."""
@@ -107,6 +107,6 @@ class ProfileStatus(Reported, frozen=True, kw_only=True):
     boot_id: Id = ""
     """Boot of the host in which this was read back."""
     uptime_s: Moment = 0.0
-    """When in that boot it was read back; 0 where an earlier sidekick did not say."""
+    """Seconds since that boot at which it was read back; 0 from an earlier sidekick."""
     switched: ProfileSwitch | None = None
-    """The last switch; a mere check of the host keeps it. None before the first switch."""
+    """The last switch. A check of the host does not change it. None before the first switch."""

@@ -1,6 +1,6 @@
-"""The ranges that fields of the wire may have, and the bases of its types.
+"""Ranges of fields in the agent's API, and the base classes of its types.
 
-Each concept has a module in this package that builds on it; `agent.api` exports them all.
+Each subject has its own module in this package; `agent.api` exports them all.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Meta
 
 END = r"$(?!\n)"
-"""End of the text in ECMA's dialect (the OpenAPI document) and in Python's alike, where `$`
-alone lets one newline pass."""
+"""End of the text in regular expressions of ECMA (the OpenAPI document) and of Python. In Python
+`$` alone also matches before a final newline."""
 ID_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?" + END
-"""Ids become part of unit names and paths, so they are kept to a DNS label (RFC 1123)."""
+"""Ids become part of unit names and paths, so they are limited to a DNS label (RFC 1123)."""
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}" + END
 
 Name = Annotated[
@@ -36,7 +36,7 @@ Argument = Annotated[
     str,
     Meta(max_length=131_072, pattern=NO_NUL, description=NO_NUL_WORDS.format("131,072")),
 ]
-"""The kernel takes no longer argument (MAX_ARG_STRLEN, 32 pages), and none with a NUL."""
+"""The kernel accepts no longer argument (MAX_ARG_STRLEN, 32 pages), and none with a NUL."""
 EnvName = Annotated[
     str,
     Meta(
@@ -56,7 +56,7 @@ HttpPath = Annotated[
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 StartPeriod = Annotated[float, Meta(ge=0, le=86_400)]
 COUNT_MAX = 1 << 53
-"""Up to here every program that reads JSON has the same number (RFC 8259, section 6)."""
+"""The largest integer that all JSON parsers read exactly (RFC 8259, section 6)."""
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Bytes = Count
 """At most 8 PiB."""
@@ -67,9 +67,9 @@ Moment = Annotated[float, Meta(ge=0, le=1e11)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
 Id = Annotated[str, Meta(max_length=256)]
-"""A word that another program made up: an id, a version, a name."""
+"""A short text from another program: an id, a version, a name."""
 Words = Annotated[str, Meta(max_length=65_536)]
-"""A sentence of another program's: why, what happened."""
+"""A sentence from another program: a reason, an event."""
 Pem = Annotated[str, Meta(max_length=65_536)]
 Pins = Annotated[list[Id], Meta(max_length=8)]
 """`sha256:<hex>` of authorities."""
@@ -79,8 +79,8 @@ Address = Annotated[str, Meta(max_length=300, description="HOST:PORT, of at most
 class Written(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """Base of what a person writes."""
+    """Base of types that people write: unknown fields are refused."""
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what a program reports."""
+    """Base of types that programs exchange: unknown fields are ignored."""

@@ -1,4 +1,4 @@
-"""What a task has of its machine beyond `limits`: all of it can change while it runs."""
+"""Resources of a task in addition to `limits`; all can change while the task runs."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ Device = Annotated[
     ),
 ]
 DEVICES_MAX = 16
-"""Devices with a limit of one task."""
+"""The most devices for which a task can have limits."""
 Pages = Annotated[int, Meta(ge=0, le=1 << 24)]
 Rate = Annotated[int, Meta(ge=1, le=1 << 53)]
 
 
 class IoLimit(Written, frozen=True, kw_only=True):
-    """Most that a task may do with one disk; None: as much as the disk gives."""
+    """Limits of all processes of a task on one disk; None: no limit."""
 
     device: Device
-    """Of the machine."""
+    """A block device of the machine."""
     read_bytes_per_s: Rate | None = None
-    """At most; of all processes of the task."""
+    """Bytes read per second."""
     write_bytes_per_s: Rate | None = None
-    """The same of what it writes."""
+    """Bytes written per second."""
     read_ops_per_s: Rate | None = None
-    """Requests, however large."""
+    """Read requests per second, of any size."""
     write_ops_per_s: Rate | None = None
-    """The same of what it writes."""
+    """Write requests per second, of any size."""
 
 
 class Resources(Written, frozen=True, kw_only=True):
-    """Shares and bounds in the kernel's words (cgroup-v2.rst)."""
+    """Shares and limits, named as in the kernel (cgroup-v2.rst)."""
 
     memory_min_bytes: Bytes = 0
-    """Never taken from it, however short memory is; admission counts it."""
+    """Memory that is never reclaimed from the task; admission counts it."""
     memory_low_bytes: Bytes = 0
-    """Not taken from it as long as others have something to give."""
+    """Memory that is not reclaimed while other tasks have reclaimable memory."""
     memory_high_bytes: Annotated[int, Meta(ge=4 << 20, le=1 << 53)] | None = None
-    """From here on it is slowed down and made to give memory back, before `memory_max`."""
+    """Above this the task is throttled and its memory reclaimed, before `memory_max`."""
     swap_max_bytes: Bytes = 0
     """Swap space that it may use."""
     io_weight: CpuWeight = 100
-    """Share of the disks against its neighbours."""
+    """Share of the disks relative to other tasks."""
     io: Annotated[list[IoLimit], Meta(max_length=DEVICES_MAX)] = []
     cpus: Annotated[list[Few], Meta(max_length=4096)] = []
-    """The only CPUs that it runs on, by number; no other task can ask for these. Empty: all."""
+    """The only CPUs that it runs on, by number; no other task can request them. Empty: all."""
     exclusive_cpus: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """CPUs (hardware threads) that it alone runs on: whole cores that its machine chooses, of one
-    NUMA node where possible; other tasks are kept off them. 0: it shares with others."""
+    """Number of CPUs (hardware threads) that only this task uses. The machine chooses whole cores,
+    of one NUMA node where possible. 0: it shares CPUs with other tasks."""
     hugepages_2mib: Pages = 0
-    """Pages of 2 MiB that are kept for it, and the most that it gets; no other task gets them."""
+    """Pages of 2 MiB that are reserved for the task; it gets no more."""
     hugepages_1gib: Pages = 0
-    """The same of pages of 1 GiB."""
+    """Pages of 1 GiB that are reserved for the task; it gets no more."""
     numa_nodes: Annotated[list[Few], Meta(max_length=64)] = []
     """The only nodes that its memory comes from; empty: all."""
 
 
 def contradiction(resources: Resources, cpu_max_cores: float | None) -> tuple[str, str] | None:
-    """Return which fields of a task or job do not go together, and why; None where all do."""
+    """Return field and reason of the first contradiction in a task or job; None for none."""
     devices = [io.device for io in resources.io]
     if twice := sorted({d for d in devices if devices.count(d) > 1}):
         return "resources.io", f"{twice[0]} is named twice: put all its limits into one table"
@@ -87,7 +87,7 @@ def contradiction(resources: Resources, cpu_max_cores: float | None) -> tuple[st
 
 
 class Resize(Written, frozen=True, kw_only=True):
-    """A change of what a running task may use; what is None stays as it is."""
+    """A change of the resources of a running task; None keeps a value."""
 
     cpu_weight: CpuWeight | None = None
     cpu_max_cores: Annotated[float, Meta(ge=0.01, le=4096)] | None = None
@@ -99,14 +99,14 @@ class Resize(Written, frozen=True, kw_only=True):
     swap_max_bytes: Bytes | None = None
     io_weight: CpuWeight | None = None
     io: Annotated[list[IoLimit], Meta(max_length=DEVICES_MAX)] | None = None
-    """For each device named here all its limits from now on, as written in the specification; one
-    without any lifts what there is. Devices that are not named keep theirs."""
+    """New limits of the devices that are named; a device without a limit loses its limits. Other
+    devices keep theirs."""
     exclusive_cpus: Annotated[int, Meta(ge=1, le=4096)] | None = None
-    """More or fewer for a task that has some."""
+    """New number of exclusive CPUs, only for a task that has some."""
     hugepages_2mib: Pages | None = None
     hugepages_1gib: Pages | None = None
     generation: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
-    """Generation of the changed specification; None: one more than that in force."""
+    """Generation of the changed specification; None: one above the present generation."""
     epoch: Count | None = None
 
 
@@ -118,7 +118,7 @@ def changes(resize: Resize, of: type[msgspec.Struct]) -> dict[str, object]:
 
 
 def io_after(before: list[IoLimit], resize: Resize) -> list[IoLimit]:
-    """Return the limits of devices after a resize: what it lifts is gone, what it names is last."""
+    """Return the limits of devices after a resize; devices that it names come last."""
     asked = resize.io or []
     named = {io.device for io in asked}
     kept = [io for io in before if io.device not in named]

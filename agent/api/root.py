@@ -1,4 +1,4 @@
-"""What a task may do to its root, where its output goes, and what ends for want of memory."""
+"""Modes of a task: access to its root, destination of its output, and handling of out-of-memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from agent.api.ranges import COUNT_MAX
 
 
 class RootMode(StrEnum):
-    """What a task may do to the files of its root."""
+    """Access of a task to the files of its root."""
 
     READ_ONLY = "read-only"
     WRITABLE = "writable"
-    """What it writes there is bounded, and gone with its next start."""
+    """Its writes are limited in size, and discarded at its next start."""
 
 
 RootBytes = Annotated[int, Meta(ge=1 << 20, le=COUNT_MAX)]
@@ -23,18 +23,18 @@ ROOT_MAX_BYTES = 1 << 30
 
 
 class Stdout(StrEnum):
-    """What a task's output and errors are written to."""
+    """Destination of a task's standard output and standard error."""
 
     JOURNAL = "journal"
-    """A socket of the journal's: it cannot be opened by name, and journald drops empty lines."""
+    """A socket of the journal. It cannot be opened by name, and journald drops empty lines."""
     PIPE = "pipe"
     """A pipe that is copied to the journal byte for byte; the default (docs/logs.md)."""
 
 
 class OomPolicy(StrEnum):
-    """What ends when a task is above its memory limit."""
+    """What the kernel kills when a task is above its memory limit."""
 
     TASK = "task"
-    """All of it; its restart policy goes on from there."""
+    """All processes of the task; then its restart policy applies."""
     PROCESS = "process"
-    """The process that the kernel chooses; the task goes on unless it was its main one."""
+    """The process that the kernel chooses. The task continues unless this was its main process."""

@@ -1,4 +1,4 @@
-"""Signatures of images, and the keys whose signatures count (docs/security.md, docs/adr/0104)."""
+"""Signatures of images, and the keys that are trusted (docs/security.md, docs/adr/0104)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ImageSignature(Written, frozen=True, kw_only=True):
     """The signature of one key that a digest is an image of this name."""
 
     name: ImageName
-    """What the image is, in the signer's words; part of what is signed."""
+    """Name that the signer gave the image; part of the signed text."""
     key: PublicKey
     """The key that signed it."""
     signature: SignatureText
@@ -51,7 +51,7 @@ Signatures = Annotated[list[ImageSignature], Meta(max_length=MAX_SIGNATURES)]
 
 
 class NamedImage(Written, frozen=True, kw_only=True):
-    """A name of the image store, which means this image from now on."""
+    """A new name of an image in the image store."""
 
     name: ImageName
 
@@ -60,12 +60,12 @@ class ImageTrust(Written, frozen=True, kw_only=True):
     """The keys that may sign an image, and the signatures that it has."""
 
     keys: PublicKeys = []
-    """One of these must have signed the image; none: no signature is needed."""
+    """One of these keys must have signed the image; empty: no signature is needed."""
     signatures: Signatures = []
 
 
 def distrust(digest: str, trust: ImageTrust) -> str:
-    """Return why an image must not be used, empty where it may."""
+    """Return why an image must not be used; empty: it may be used."""
     if not trust.keys:
         return ""
     those = [s for s in trust.signatures if s.key in trust.keys]

@@ -1,4 +1,4 @@
-"""The identity of a task: what its host asks for, and what it gets (docs/adr/0105)."""
+"""The identity of a task: the request of its host, and the certificate (docs/adr/0105)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from agent.api.ranges import Moment, Pem, Reported
 
 
 class TaskIdentityRequest(Reported, frozen=True, kw_only=True):
-    """A host asks for the next certificate of a task that it was given."""
+    """A host requests the next certificate of one of its tasks."""
 
     csr_pem: Pem
-    """For a key that was made on the host and never leaves it; only its public half is taken."""
+    """Certificate request; only its public key is used. The private key stays on the host."""
 
 
 class TaskCertificate(Reported, frozen=True, kw_only=True):
     """A certificate that identifies its holder as one task."""
 
     identity: Annotated[str, Meta(max_length=1024)]
-    """`spiffe://CLUSTER/entitlement/ENTITLEMENT/job/JOB/task/TASK`, the only name in it."""
+    """`spiffe://CLUSTER/entitlement/ENTITLEMENT/job/JOB/task/TASK`, the certificate's only name."""
     certificate_pem: Pem
     """Leaf first, then the issuing authority."""
     not_after: Moment

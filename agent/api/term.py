@@ -22,37 +22,37 @@ class Term:
     """One life of a control plane, and how far its store has come."""
 
     name: str
-    """16 hexadecimal digits, by chance."""
+    """16 random hexadecimal digits."""
     began: int
     """Revision of the store when it was opened."""
     now: int
     """Newest revision that was known to be on disk."""
 
     def text(self) -> str:
-        """Return it as it crosses the wire, and as it lies on the host's disk."""
+        """Return its text form, for the wire and the host's disk."""
         return f"{self.name}/{self.began}/{self.now}"
 
 
 def read_term(text: str) -> Term | None:
-    """Return the term of such a text; None where it is none."""
+    """Return the term of a text form; None if it is malformed."""
     found = _TERM.fullmatch(text.strip())
     return Term(found[1], int(found[2]), int(found[3])) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerTerm:
-    """In which term the sender owns an entitlement."""
+    """An entitlement, and the term in which the sender owns it."""
 
     entitlement: str
     number: int
-    """Rises with each owner: with a move to another shard, and with a new leader of the shard."""
+    """Rises with each move to another shard, and with each new leader of the shard."""
 
     def text(self) -> str:
-        """Return it as it crosses the wire, and as it lies on the host's disk."""
+        """Return its text form, for the wire and the host's disk."""
         return f"{self.entitlement}/{self.number}"
 
 
 def read_owner(text: str) -> OwnerTerm | None:
-    """Return the term of such a text; None where it is none."""
+    """Return the term of a text form; None if it is malformed."""
     found = _OWNER.fullmatch(text.strip())
     return OwnerTerm(found[1], int(found[2])) if found else None

@@ -1,4 +1,4 @@
-"""A task's unit as it is asked of systemd, and as systemd has it."""
+"""Properties of a task's systemd unit: requested and in force."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from agent.api.ranges import Id, Reported, Words
 
 
 class UnitProperty(Reported, frozen=True, kw_only=True):
-    """One property; names are those of D-Bus (org.freedesktop.systemd1(5))."""
+    """One property, with its D-Bus name (org.freedesktop.systemd1(5))."""
 
     name: Id
     wanted: Words
-    """What the next start asks for, as JSON."""
+    """The value of the next start, as JSON."""
     in_force: Words = ""
-    """The value that systemd reports now; empty without a unit, or where it reports none."""
+    """The value that systemd reports now; empty if there is no unit or no value."""
 
 
 class UnitShown(Reported, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from wire.units import size_text
 
 _NAME = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 VOLUME_PATTERN = rf"^{_NAME}\.{_NAME}(?:@{_NAME})?" + END
-"""TASK.VOLUME, and of a snapshot TASK.VOLUME@LABEL."""
+"""TASK.VOLUME; a snapshot is TASK.VOLUME@LABEL."""
 MAX_VOLUMES = 16
 
 
@@ -23,11 +23,11 @@ class VolumeKind(StrEnum):
     SCRATCH = "scratch"
     """Belongs to the task, and is removed with it."""
     PERSISTENT = "persistent"
-    """Stays on the host until it is removed; the task finds it again."""
+    """Stays on the host until it is removed; later starts of the task use it again."""
     SHARED = "shared"
-    """A persistent volume of another task of the entitlement, to be read only."""
+    """A persistent volume of another task of the entitlement, mounted read-only."""
     TMPFS = "tmpfs"
-    """In memory, new with each start, and part of what the task may use of memory."""
+    """In memory, new with each start; it counts towards the task's memory limit."""
 
 
 MountPath = Annotated[
@@ -49,30 +49,30 @@ class Volume(Written, frozen=True, kw_only=True):
 
     kind: VolumeKind = VolumeKind.SCRATCH
     path: MountPath
-    """Where the task finds it; made in its root where it is not there."""
+    """Mount point in the task; created if the root does not have it."""
     max_bytes: Annotated[int, Meta(ge=1 << 20, le=COUNT_MAX)] | None = None
-    """Most that it holds; a write beyond fails (EDQUOT, in a tmpfs ENOSPC). None: no limit;
-    a tmpfs needs one."""
+    """Largest size; a write beyond it fails (EDQUOT, in a tmpfs ENOSPC). None: no limit. A tmpfs
+    needs a limit."""
     source: VolumeOf = ""
-    """The volume that a shared one shows, as TASK.VOLUME."""
+    """For a shared volume: the volume to mount, as TASK.VOLUME."""
 
 
 VolumeMap = Annotated[dict[Name, Volume], Meta(max_length=MAX_VOLUMES)]
 
 
 class VolumeInfo(Reported, frozen=True, kw_only=True):
-    """One volume, or snapshot of one, as it is on the host."""
+    """One volume or snapshot of a host."""
 
     entitlement: Id
     name: Id
-    """TASK.VOLUME, of a snapshot TASK.VOLUME@LABEL."""
+    """TASK.VOLUME; a snapshot is TASK.VOLUME@LABEL."""
     kind: Id
     """`persistent`, `scratch` or `snapshot`."""
     used_bytes: Bytes | None = None
-    """None: the file system does not count."""
+    """None: the file system does not count usage."""
     max_bytes: Bytes | None = None
     tasks: Annotated[list[Id], Meta(max_length=100_000)] = []
-    """Tasks that have it; while there are any it cannot be removed."""
+    """Tasks that use it; a volume with tasks cannot be removed."""
 
 
 class VolumeInfos(Reported, frozen=True, kw_only=True):
@@ -80,14 +80,14 @@ class VolumeInfos(Reported, frozen=True, kw_only=True):
 
     volumes: Annotated[list[VolumeInfo], Meta(max_length=1_000_000)]
     quota: Id = "off"
-    """How the file system counts: `simple`, `regular`, `off` (limits turn it on)."""
+    """How the file system counts usage: `simple`, `regular`, `off` (a limit turns it on)."""
 
 
 _RESERVED = ("/proc", "/sys", "/dev")
 
 
 def contradiction(volumes: Mapping[str, Volume], memory_max_bytes: int) -> tuple[str, str] | None:
-    """Return field and reason of the first contradiction; None: all fits together."""
+    """Return field and reason of the first contradiction; None for none."""
     taken: dict[str, str] = {}
     for name, volume in volumes.items():
         if why := _odd(volume, memory_max_bytes):

@@ -1,4 +1,4 @@
-"""Commands that account for what is on the host: gc and fsck."""
+"""Commands that inspect and clean up the objects on the host: gc and fsck."""
 
 from __future__ import annotations
 

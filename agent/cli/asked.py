@@ -1,4 +1,4 @@
-"""What `twine-agent run` is asked for: options and a file become one specification."""
+"""Combines the options and the file of `twine-agent run` to one specification."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wire.errors import InvalidInput
 from wire.written import WRITTEN, plain
 
 
-def asked_for(given: dict[str, Any]) -> dict[str, Any]:
+def combined(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options and the file as plain values; the file takes precedence."""
     limits = {"memory_max_bytes": int(given["memory"]), "cpu_max_cores": given["cores"]}
     wanted: dict[str, Any] = {
@@ -46,7 +46,7 @@ def asked_for(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _network(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the network that the options ask for, empty for none."""
+    """Return the network settings of the options; empty without any."""
     pairs = [word.partition("=") for word in given["listen"]]
     if wrong := [name for name, _, port in pairs if not port.isdigit()]:
         raise InvalidInput(f"--listen {wrong[0]!r} is not NAME=PORT", hint="--listen http=8080")
@@ -63,7 +63,7 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a file as plain values, with numbers where sizes and times were written in words."""
+    """Return a file as plain values, with numbers for sizes and times that are written as text."""
     try:
         document = tomllib.loads(path.read_text(WRITTEN))
     except (OSError, ValueError) as e:
@@ -74,7 +74,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def checked(document: dict[str, Any]) -> api.TaskSpec:
-    """Return the specification after the same checks that the server makes."""
+    """Return the specification after the same checks as in the server."""
     from wire.routes import decode_json
 
     spec = decode_json(msgspec.json.encode(document), api.TaskSpec, "the task")

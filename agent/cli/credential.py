@@ -1,4 +1,4 @@
-"""Credentials of tasks: given to the agent, listed, removed; never shown."""
+"""Commands that store, list and remove credentials of tasks; values are never shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where `twine-agent` begins."""
+"""Entry point of `twine-agent`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Serve, as systemd calls it, or run a command. Serving does not import the command line."""
+    """Run the agent (`serve`, called by systemd) or a command. `serve` imports no command line."""
     if sys.argv[1:] == ["serve"]:
         from agent.cli.serving import main as serve
 

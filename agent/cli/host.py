@@ -1,4 +1,4 @@
-"""Commands about the host: what it has, what happened on it, its profile."""
+"""Commands about the host: its facts, its events, its profile."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def events(config_path: Path | None, follow: bool, output: str) -> None:
 
     async def read(client: AgentClient) -> None:
         found = await client.get_events(await _oldest(client))
-        told: dict[str, str] = {}
+        printed: dict[str, str] = {}
         while True:
             for event in found.events:
-                _print_event(event, output, told)
+                _print_event(event, output, printed)
             if not follow:
                 return
             found = await client.get_events(found.latest, wait_s=30)
@@ -65,7 +65,7 @@ def events(config_path: Path | None, follow: bool, output: str) -> None:
 
 
 async def _oldest(client: AgentClient) -> int:
-    """Return the number before the first event that is kept."""
+    """Return the number before the first stored event."""
     latest = (await client.get_events(0)).latest
     low, high = 0, latest
     while low < high:
@@ -77,18 +77,18 @@ async def _oldest(client: AgentClient) -> int:
     return low
 
 
-def _print_event(event: api.Event, output: str, told: dict[str, str]) -> None:
-    """Print an event; as text, only if its message differs from the last in `told`.
+def _print_event(event: api.Event, output: str, printed: dict[str, str]) -> None:
+    """Print an event. As text it is skipped if `printed` has the same message for its object.
 
-    An event also comes for a change that its message does not mention.
+    Some events differ only in fields that the message does not contain.
     """
     what = f"{event.kind} {event.object}".rstrip()
     if output == "json":
         click.echo(msgspec.json.encode(event))
-    elif told.get(what) != event.message:
-        said = what + f": {event.message}".rstrip(": ")
-        click.echo(f"{show.when(event.at)}  {show.printable(said)}")
-    told[what] = event.message
+    elif printed.get(what) != event.message:
+        line = what + f": {event.message}".rstrip(": ")
+        click.echo(f"{show.when(event.at)}  {show.printable(line)}")
+    printed[what] = event.message
     sys.stdout.flush()
 
 

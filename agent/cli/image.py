@@ -1,4 +1,4 @@
-"""Commands about images: what there is, fetching, removing."""
+"""Commands about images: listing, fetching, removing."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def image_pull(
         raise InvalidInput("which image?", hint="image pull REGISTRY/REPOSITORY:TAG, or --list")
     if cancel:
         name = reference.removeprefix("oci:")
-        said = call(config_path, lambda client: client.cancel_arrival(name))
-        return click.echo(f"{name}: {said.detail}")
+        answer = call(config_path, lambda client: client.cancel_arrival(name))
+        return click.echo(f"{name}: {answer.detail}")
     info = call(config_path, lambda client: fetch(client, _reference(reference)))
     return show.json(info) if output == "json" else click.echo(info.digest)
 
@@ -120,8 +120,8 @@ def image_pull(
 @click.pass_obj
 def image_stage(config_path: Path | None, reference: str) -> None:
     """Have the agent fetch the image REFERENCE in the background; `events` shows the progress."""
-    said = call(config_path, lambda client: client.stage_image(_reference(reference)))
-    click.echo(said.detail)
+    answer = call(config_path, lambda client: client.stage_image(_reference(reference)))
+    click.echo(answer.detail)
 
 
 def _reference(text: str) -> str:
@@ -135,27 +135,27 @@ def _reference(text: str) -> str:
 
 
 async def fetch(client: AgentClient, reference: str) -> api.ImageInfo:
-    """Let the agent fetch an image from a registry, and print its progress."""
+    """Have the agent fetch an image from a registry, and print the progress."""
     progress = _Progress(client, (await client.get_events(0)).latest, reference)
     fetching = asyncio.create_task(client.fetch_oci_image(reference))
-    telling = asyncio.create_task(progress.follow())
+    following = asyncio.create_task(progress.follow())
     try:
         info = await fetching
     finally:
-        for task in (fetching, telling):
+        for task in (fetching, following):
             task.cancel()
-        await asyncio.gather(fetching, telling, return_exceptions=True)
-    with suppress(TwineError):  # the image is here, whatever becomes of the rest of its story
+        await asyncio.gather(fetching, following, return_exceptions=True)
+    with suppress(TwineError):  # the image is here; a failure to read its last events is harmless
         await progress.look(0.0)
     return info
 
 
 class _Progress:
-    """Tells of the image that a reference turns out to name, and of no other on its way."""
+    """Prints events of the image that a reference names, and skips other images in transfer."""
 
     def __init__(self, client: AgentClient, after: int, reference: str) -> None:
         self._client, self._after = client, after
-        self._first = api.asked_for_as(reference)
+        self._first = api.pull_event_text(reference)
         self._mine = set[str]()
 
     async def follow(self) -> None:
@@ -174,7 +174,7 @@ class _Progress:
 
 
 async def image_of(client: AgentClient, image: str) -> str:
-    """Return the digest of an image given in any of its forms, once it is on this machine."""
+    """Return the digest of an image, given in any form, once it is on this machine."""
     kind, _, rest = image.partition(":")
     if kind == "sha256":
         return image
@@ -189,7 +189,7 @@ async def image_of(client: AgentClient, image: str) -> str:
 
 
 def _suggested(image: str) -> str:
-    """Return what the user may have meant by a name that no image has."""
+    """Return a hint for a name that is no image."""
     if Path(image, "index.json").is_file():
         return f"name this layout as oci-layout:{image}"
     if image.startswith(("docker-archive:", "docker-daemon:", "containers-storage:", "dir:")):
@@ -204,13 +204,13 @@ def _suggested(image: str) -> str:
 
 
 async def _put(client: AgentClient, path: Path, format_: api.ImageFormat, asked: str) -> str:
-    """Send a file as the image that was asked for by this name; return its digest."""
+    """Send a file as the image `asked`; return its digest."""
     click.echo(f"reading {asked}", err=True)
     digest = await asyncio.to_thread(digest_of_file, path)
     try:
         info = await client.put_image(digest, format_, _chunks(path))
     except TwineError as e:
-        e.args = (f"{asked}: {e}",)  # a message about a digest alone names nothing that was asked
+        e.args = (f"{asked}: {e}",)  # the message itself has only the digest
         raise
     click.echo(f"image {info.digest}", err=True)
     return info.digest

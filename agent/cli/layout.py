@@ -1,4 +1,4 @@
-"""Images of an OCI layout, in a folder or an archive, as the archive that the agent takes."""
+"""Makes the archive that the agent accepts from an image in an OCI layout or archive."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agent.images.core.oci import TAG
 from wire.errors import InvalidInput
 
 _DOCUMENT_MAX_BYTES = 4 << 20
-"""As the agent has it of a manifest; a layer is not read as one."""
+"""The agent's limit for a manifest; protects against reading a layer as a manifest."""
 
 
 def split(text: str) -> tuple[Path, str]:
-    """Return the file or folder of PATH[:TAG], and the tag; a path that exists has none."""
+    """Return path and tag of PATH[:TAG]; an existing path has no tag."""
     path, colon, tag = text.rpartition(":")
     if Path(text).exists() or not colon or "/" in tag:
         return Path(text), ""
@@ -28,9 +28,9 @@ def split(text: str) -> tuple[Path, str]:
 
 @contextmanager
 def archived(kind: str, text: str) -> Iterator[Path]:
-    """Yield an archive of one image: of `oci-layout` FOLDER[:TAG] or `oci-archive` FILE[:TAG].
+    """Yield an archive of one image from `oci-layout` FOLDER[:TAG] or `oci-archive` FILE[:TAG].
 
-    The same image is the same bytes each time. Raises `InvalidInput`.
+    The same image always gives the same bytes. Raises `InvalidInput`.
     """
     path, tag = split(text)
     if kind == "oci-archive" and not path.is_file():
@@ -93,11 +93,11 @@ def _write(layout: Path, name: str, tag: str, archive: Path) -> None:
 
 
 def _reached(layout: Path, descriptor: dict[str, Any]) -> Iterator[Path]:
-    """Yield the blobs of an image, of an index all that it lists."""
+    """Yield the blobs of an image, or of all images of an index."""
     algorithm, _, digits = str(descriptor.get("digest", "")).partition(":")
     path = layout / "blobs" / algorithm / digits
     if not digits.isalnum() or not algorithm.isalnum() or not path.is_file():
-        return  # the agent reports what is missing
+        return  # the agent reports the missing blob
     yield path
     kind = str(descriptor.get("mediaType", ""))
     if "manifest" in kind or "index" in kind:

@@ -1,4 +1,4 @@
-"""How the program is called and how it ends: the local agent, exit codes."""
+"""Runs the command line, calls the local agent, and maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def run_program(cli: click.Command) -> None:
-    """Run the command line; every failure on purpose is one message and an exit code."""
+    """Run the command line; a `TwineError` becomes one message and an exit code."""
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort:
@@ -34,10 +34,10 @@ def run_program(cli: click.Command) -> None:
 
 
 def fail(error: TwineError) -> NoReturn:
-    """End the program: say what failed and what to try."""
+    """Print the error and its hint, and exit."""
     click.echo(f"twine-agent: {printable(str(error))}", err=True)
-    told = [printable(f"{one.field}: {one.reason}") for one in error.errors]
-    for line in told if any(line not in str(error) for line in told) else ():
+    lines = [printable(f"{one.field}: {one.reason}") for one in error.errors]
+    for line in lines if any(line not in str(error) for line in lines) else ():
         click.echo(f"  {line}", err=True)
     if error.hint:
         click.echo(f"  try: {printable(error.hint)}", err=True)
@@ -45,7 +45,7 @@ def fail(error: TwineError) -> NoReturn:
 
 
 def call(config_path: Path | None, ask: Callable[[AgentClient], Awaitable[T]]) -> T:
-    """Return what the agent of this host answers."""
+    """Return the answer of this host's agent to a request."""
     from agent.client import AgentClient
 
     async def run() -> T:

@@ -1,4 +1,4 @@
-"""The command that changes what a running task may use."""
+"""The command that changes the limits of a running task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wire import options
 
 
 class _Io(click.ParamType[api.IoLimit]):
-    """Limits of one device, by the names that they have in a file."""
+    """Limits of one device, with the same names as in a task file."""
 
     name = "limits"
 
@@ -27,29 +27,29 @@ class _Io(click.ParamType[api.IoLimit]):
             return value
         fields, found = api.IoLimit.__struct_fields__, dict[str, Any]()
         for part in value.split(","):
-            key, _, said = part.partition("=")
-            key, said = key.strip(), said.strip()
-            if key not in fields or not said:
+            key, _, text = part.partition("=")
+            key, text = key.strip(), text.strip()
+            if key not in fields or not text:
                 self.fail(
                     f"{part!r} is not one of {', '.join(f'{f}=…' for f in fields)}", param, ctx
                 )
             if key in found:
                 self.fail(f"{key} is given twice", param, ctx)
-            found[key] = said if key == "device" else self._rate(key, said, param, ctx)
+            found[key] = text if key == "device" else self._rate(key, text, param, ctx)
         try:
             return msgspec.convert(found, api.IoLimit)
         except msgspec.ValidationError as e:
             self.fail(f"{value!r}: {e}", param, ctx)
 
     def _rate(
-        self, key: str, said: str, param: click.Parameter | None, ctx: click.Context | None
+        self, key: str, text: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """Return a number as in a file, or a size where bytes are counted."""
+        """Return a number, which may be a size if the limit is in bytes."""
         with suppress(ValueError):
-            return int(said)
+            return int(text)
         if "_bytes_" in key:
-            return int(options.size().convert(said, param, ctx))
-        self.fail(f"{key}={said}: a whole number is required", param, ctx)
+            return int(options.size().convert(text, param, ctx))
+        self.fail(f"{key}={text}: a whole number is required", param, ctx)
 
 
 @click.command()

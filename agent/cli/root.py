@@ -29,20 +29,29 @@ def cli(context: click.Context, config: Path | None) -> None:
 
 
 _COMMANDS = (
-    *(tasks.run, tasks.ps, tasks.show_task, tasks.top, tasks.logs, tasks.restart, tasks.stop),
+    tasks.run,
+    tasks.ps,
+    tasks.show_task,
+    tasks.top,
+    tasks.logs,
+    tasks.restart,
+    tasks.stop,
     inside.exec_task,
     credential.credential,
     sizes.resize,
-    *(host.facts, images.image, host.events, host.profile),
-    *(accounts.gc, accounts.fsck, volumes.volume),
-    *(
-        service.serve,
-        service.leave,
-        service.join,
-        service.install,
-        service.uninstall,
-        service.config_group,
-    ),
+    host.facts,
+    images.image,
+    host.events,
+    host.profile,
+    accounts.gc,
+    accounts.fsck,
+    volumes.volume,
+    service.serve,
+    service.leave,
+    service.join,
+    service.install,
+    service.uninstall,
+    service.config_group,
 )
 for _command in _COMMANDS:
     cli.add_command(_command)

@@ -33,12 +33,12 @@ def leave(config_path: Path | None, once: bool) -> None:
 
     If it does not go down, they start again after 15 minutes.
     """
-    told: list[str] | None = None
+    printed: list[str] | None = None
     while True:
         running = call(config_path, lambda client: client.leave())
-        if running != told:
+        if running != printed:
             click.echo(f"still running: {', '.join(running)}" if running else "no task runs")
-        told = running
+        printed = running
         if once or not running:
             return
         time.sleep(1.0)
@@ -94,10 +94,10 @@ def join(config_path: Path | None, /, url: str, **options: str) -> None:
 @click.option("--now", is_flag=True, help="Also enable and start the service.")
 def install(root: Path, now: bool) -> None:
     """Put unit files, group and configuration in place."""
-    from agent.host.install import install as put
+    from agent.host.install import install as install_files
     from agent.machine.process import HostProcesses
 
-    for path in put(root):
+    for path in install_files(root):
         click.echo(path)
     if now:
         processes = HostProcesses()
@@ -120,12 +120,13 @@ def uninstall(config_path: Path | None, purge: bool) -> None:
     Restores the settings of a host profile. The program itself stays: remove it with the tool
     that installed it (apt, pip, rm).
     """
-    from agent.host.uninstall import uninstall as take_away
+    from agent.host.uninstall import uninstall as uninstall_files
     from agent.machine.real import real_machine
 
     config = load(config_path)
     state, run = Path(config.state_dir), Path(config.run_dir)
-    for path in take_away(Path("/"), state, run, real_machine(), config.sidekick, purge=purge):
+    gone = uninstall_files(Path("/"), state, run, real_machine(), config.sidekick, purge=purge)
+    for path in gone:
         click.echo(path)
 
 

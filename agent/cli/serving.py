@@ -1,7 +1,6 @@
-"""The running agent, without the command line: it is loaded once and stays for months.
+"""Runs the agent without loading the command line, which saves memory on every host.
 
-What is not loaded here no host has to hold (docs/adr/0114;
-`tests/integration/agent/test_what_an_agent_loads.py`).
+The agent runs for months (docs/adr/0114; `tests/integration/agent/test_what_an_agent_loads.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from wire.log import configure
 
 
 def main() -> None:
-    """Run the agent with the configuration of the host; every failure on purpose is one message."""
+    """Run the agent with the host's configuration; a `TwineError` becomes one message."""
     try:
         serve(None)
     except KeyboardInterrupt:
@@ -36,7 +35,7 @@ def serve(config_path: Path | None) -> None:
     with _no_authorities():
         from agent import daemon
     gc.collect()
-    gc.freeze()  # loaded modules stay: a collection need not visit them again
+    gc.freeze()  # loaded modules stay, so collections need not visit them
 
     config = load(config_path)
     configure("twine-agent", config.log_level)
@@ -51,10 +50,10 @@ def serve(config_path: Path | None) -> None:
 
 @contextmanager
 def _no_authorities() -> Iterator[None]:
-    """Keep aiohttp from reading the host's authorities as it is loaded, which takes 2.3 MB.
+    """Keep aiohttp from reading the host's authorities during import, which takes 2.3 MB.
 
-    aiohttp makes an SSL context of them for `https://` calls that name no context. The agent
-    always names its own (`wire.tls`), and a probe follows no redirect to another address.
+    aiohttp makes an SSL context of them for `https://` calls without a context. The agent always
+    passes its own (`wire.tls`), and a probe follows no redirect to another address.
     """
     before = os.environ.get("SSL_CERT_FILE")
     os.environ["SSL_CERT_FILE"] = os.devnull

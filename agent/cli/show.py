@@ -21,7 +21,7 @@ def json(value: Any) -> None:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print aligned rows below their names."""
+    """Print aligned rows below a head."""
     cells = [head, *(tuple(printable(c) for c in row) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     for row in cells:
@@ -30,7 +30,7 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
 
 
 def age(since: float | None) -> str:
-    """Return how long ago a moment was, in its largest unit; `-` where there is none."""
+    """Return the age of a moment in its largest unit; `-` for None."""
     if since is None:
         return "-"
     seconds = max(0, int(time.time() - since))
@@ -41,7 +41,7 @@ def age(since: float | None) -> str:
 
 
 def when(at: float) -> str:
-    """Return a moment as the host's clock shows it."""
+    """Return a moment in the host's time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 

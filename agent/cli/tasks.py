@@ -15,7 +15,7 @@ import click
 from agent import api
 from agent.api.unit import UnitShown
 from agent.cli import show
-from agent.cli.asked import asked_for, checked
+from agent.cli.asked import checked, combined
 from agent.cli.image import image_of
 from agent.cli.program import call
 from agent.cli.show import output_option
@@ -116,7 +116,7 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **give
 
     Without a command an OCI image runs its own.
     """
-    wait, asked = given["wait"], asked_for(given) | {"command": list(command)}
+    wait, asked = given["wait"], combined(given) | {"command": list(command)}
     asked["generation"] = time.time_ns() // 1_000_000
 
     async def start(client: AgentClient) -> tuple[api.TaskStatus, bool]:

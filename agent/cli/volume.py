@@ -1,4 +1,4 @@
-"""Commands about volumes: what there is, snapshots, removal."""
+"""Commands about volumes: listing, snapshots, removal."""
 
 from __future__ import annotations
 

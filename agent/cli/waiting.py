@@ -1,4 +1,4 @@
-"""Waiting for what becomes of a task, also while its agent restarts."""
+"""Waits for the outcome of an operation on a task, also across a restart of the agent."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
-"""How long an agent may be away in the midst of a wait: a restart takes seconds."""
+"""How long an agent may be unreachable during a wait; a restart takes seconds."""
 AGAIN_S = 0.5
 NEWS_S = 10.0
-"""How long one question for news stays open."""
+"""How long one request waits for a new event."""
 GO_BACK_S = 30.0
-"""After the time of a gate is over: until the host has begun to bring the old version back."""
+"""Time after a failed health gate until the host has begun to restore the old version."""
 _ENDED = (api.TaskState.FAILED, api.TaskState.STOPPED)
 
 
 class StatusWatch:
-    """Polls one agent about its tasks; tries again where the agent is unreachable.
+    """Polls one agent about its tasks; repeats requests while the agent is unreachable.
 
-    It only reads, so nothing is done twice.
+    All requests only read, so repeating them is safe.
     """
 
     def __init__(self, client: AgentClient) -> None:
-        """Follow events from the first request on."""
         self._client = client
         self._after = 0
 
@@ -41,7 +40,7 @@ class StatusWatch:
         return await _patiently(lambda: self._client.get_task(name))
 
     async def known(self, name: str) -> api.TaskStatus | None:
-        """Return how a task is, None where there is none; what happens from now on is news."""
+        """Return the state of a task, None without it; later events count as news."""
         self._after = (await self._client.get_events(0)).latest
         try:
             return await self.task(name)
@@ -49,12 +48,15 @@ class StatusWatch:
             return None
 
     async def news(self, wait_s: float = NEWS_S) -> None:
-        """Return once there is a new event, after `wait_s` at the latest."""
+        """Wait for a new event, at most `wait_s`."""
         asked = lambda: self._client.get_events(self._after, wait_s=wait_s)  # noqa: E731
         self._after = (await _patiently(asked)).latest
 
     async def verdict(self, name: str, before: api.TaskStatus | None = None) -> api.TaskStatus:
-        """Return a task once it runs and its health is known, or it ended; `before`: once more."""
+        """Return a task once it runs with known health, or has ended.
+
+        With `before`, the state before a restart: not before the task has been restarted.
+        """
         while True:
             status = await self.task(name)
             if before is None or not _is_as(status, before):
@@ -69,8 +71,8 @@ class StatusWatch:
     ) -> tuple[api.TaskStatus, bool]:
         """Return a task once its health gate is decided, and whether it passed.
 
-        Where it did not, its host has brought the old version back. A `first` version has none
-        behind it: what it is when the time is over is the verdict.
+        If it failed, the host has restored the old version. A `first` version has no older one, so
+        its state at the end of the time decides.
         """
         began = status.invocation_id
         until = time.monotonic() + (spec.life.health_gate_s or 0.0)
@@ -86,7 +88,7 @@ class StatusWatch:
         return await self.verdict(name), False
 
     async def gone(self, name: str, generation: int) -> str:
-        """Wait until nothing is left of a task that was stopped; return what became of it."""
+        """Wait until a stopped task is removed; return the outcome as text."""
         while True:
             try:
                 now = await self.task(name)
@@ -111,13 +113,13 @@ async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 def _is_as(status: api.TaskStatus, before: api.TaskStatus) -> bool:
-    """Return whether a restart that was asked for is still to come."""
+    """Return whether a requested restart has not begun."""
     same = status.invocation_id == before.invocation_id
     return same and status.state in (before.state, api.TaskState.STOPPING)
 
 
 def is_as_asked(status: api.TaskStatus) -> bool:
-    """Return whether a task runs and is not broken, or has done what it was to do once."""
+    """Return whether a task runs and is not unhealthy, or has ended with success."""
     if status.state is api.TaskState.STOPPED and status.last_exit is not None:
         return status.last_exit.result == "success"
     return status.state is api.TaskState.RUNNING and status.health is not api.Health.UNHEALTHY

@@ -1,4 +1,4 @@
-"""Which unit may read which credential, by the address that systemd asks from."""
+"""Decides which unit may read which credential, by the address of systemd's socket."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _INSIDE = re.compile(r"twine-in-([a-z0-9-]+)\..+\.service")
 _TASK = re.compile(r"twine-task-([a-z0-9-]+)\.service")
 
 
-def asked_for(address: bytes) -> tuple[str, str] | None:
-    """Return task and credential that are asked for from an address; None for one that no task has.
+def requested_credential(address: bytes) -> tuple[str, str] | None:
+    """Return the task and the credential that an address names; None if it names no task.
 
     The unit is the task's own, one of its init steps, or a command inside it.
     """
@@ -31,9 +31,9 @@ def asked_for(address: bytes) -> tuple[str, str] | None:
 
 
 def credential_properties(spec: TaskSpec, socket: str) -> dict[str, object]:
-    """Return what lets systemd fetch a task's credentials from the agent at each start.
+    """Return the properties by which systemd fetches a task's credentials at each start.
 
-    Its configuration is no secret and stands in the unit itself.
+    The configuration is not secret and is in the unit itself.
     """
     found: dict[str, object] = {}
     if spec.credentials:
@@ -51,7 +51,7 @@ def missing(spec: TaskSpec, held: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def why_missing(task_id: str, spec: TaskSpec, names: list[str]) -> str:
-    """Return in words why a task cannot be started without these."""
+    """Describe why a task cannot be started: credentials with these names are missing."""
     return (
         f"{unit_of(task_id)} is not started: this host holds no credential "
         f"{', '.join(names)} of entitlement {spec.entitlement}"

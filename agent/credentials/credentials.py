@@ -1,4 +1,4 @@
-"""Holds credentials in memory and hands them to systemd alone (docs/adr/0082)."""
+"""Holds credentials in memory and passes them only to systemd (docs/adr/0082)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 
 from agent.api import TaskSpec
 from agent.api.credentials import CredentialInfo
-from agent.credentials.core import asked_for, credential_properties, missing, why_missing
+from agent.credentials.core import credential_properties, missing, requested_credential, why_missing
 from agent.machine.memory_file import MemoryFile
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.stage import TaskStage
@@ -25,7 +25,7 @@ from wire.peers import local_user
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 10
-"""Largest credential; systemd takes up to 1 MiB for all of a unit (systemd.exec(5))."""
+"""Largest credential; systemd accepts 1 MiB for all credentials of a unit (systemd.exec(5))."""
 MOST = 1000
 
 
@@ -36,7 +36,7 @@ class _Held(msgspec.Struct, frozen=True, array_like=True):
     put_at: float
 
     def __repr__(self) -> str:
-        """Never the value: whatever is shown of us may end in a log."""
+        """Leave out the value, because the text may end in a log."""
         return f"_Held({self.entitlement}/{self.name})"
 
 
@@ -44,7 +44,7 @@ class CredentialHolder(TaskStage):
     """The credentials of this host, by entitlement and name."""
 
     def __init__(self, path: Path) -> None:
-        """Serve systemd at `path` once asked to; nothing is held yet."""
+        """`path` is the socket for systemd; `serving` opens it."""
         self._path = path
         self._file: MemoryFile | None = None
         self._held: dict[tuple[str, str], _Held] = {}
@@ -76,18 +76,18 @@ class CredentialHolder(TaskStage):
             self._file = None
 
     def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
-        """Return the unit with what lets systemd fetch the task's credentials."""
+        """Return the unit with the properties by which systemd fetches the task's credentials."""
         return unit | credential_properties(task.spec, str(self._path))
 
     def check(self, task: TaskRecord) -> None:
-        """Raise `HostError` where a credential of a task is not here: it starts when it is."""
+        """Raise `HostError` if a credential of a task is missing; the task starts once it comes."""
         if names := missing(task.spec, self._held):
             entitlement = task.spec.entitlement
             hint = f"twine-agent credential create {names[0]} --entitlement {entitlement} <FILE"
             raise HostError(why_missing(task.task_id, task.spec, names), hint=hint)
 
     def put(self, entitlement: str, name: str, value: bytes) -> CredentialInfo:
-        """Hold a credential; units that run keep what they have, the next start gets it."""
+        """Store a credential. Running units keep the old value; the next start gets the new one."""
         if not value or len(value) > MOST_BYTES:
             raise InvalidInput(f"credential {name} has {len(value)} bytes, not 1 to {MOST_BYTES}")
         held = self._held | {
@@ -110,7 +110,7 @@ class CredentialHolder(TaskStage):
         self._keep({key: held for key, held in self._held.items() if key != (entitlement, name)})
 
     def all(self) -> list[CredentialInfo]:
-        """Return what is held, sorted; no values."""
+        """Return all credentials without values, sorted."""
         return [_info(self._held[key]) for key in sorted(self._held)]
 
     def _keep(self, held: dict[tuple[str, str], _Held]) -> None:
@@ -121,11 +121,11 @@ class CredentialHolder(TaskStage):
     async def _answer(
         self, writer: asyncio.StreamWriter, spec_of: Callable[[str], TaskSpec | None]
     ) -> None:
-        """Send one credential to systemd, whose address names the unit."""
+        """Send one credential to systemd; the caller's address names the unit."""
         address = writer.get_extra_info("peername")
         user = local_user(writer.transport)
         try:
-            asked = asked_for(address if isinstance(address, bytes) else b"")
+            asked = requested_credential(address if isinstance(address, bytes) else b"")
             held = (
                 None if asked is None or user is None or user[0] != 0 else self._of(asked, spec_of)
             )

@@ -1,4 +1,4 @@
-"""Which callers the agent serves, and which may have a task without a sandbox."""
+"""Authorizes callers of the agent, and decides which may run a task without a sandbox."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _FOR_ROOT = {
 
 
 def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
-    """Raise `Forbidden` where a task is to run, or to be entered, that makes its user root.
+    """Raise `Forbidden` if a caller without root rights starts or enters a task that gives them.
 
-    Members of the socket's group are not root. The control plane has looked at its own callers
-    (docs/adr/0092); each use is in this host's journal, too.
+    Members of the socket's group are not root. The control plane checks its own callers
+    (docs/adr/0092). Each use is logged in this host's journal.
     """
     found = [name for name in _FOR_ROOT if name in spec.relaxations]
     if not found:
@@ -50,11 +50,11 @@ def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
 def check_given(
     peer: Peer, what: str, generation: int | None, epoch: int | None = None, term: int = 0
 ) -> None:
-    """Raise `InvalidInput` for numbers from which the control plane could not count on.
+    """Raise `InvalidInput` for numbers of a local caller that leave the control plane none.
 
-    It answers each generation that it did not give with a higher one, which has to be a number,
-    too (BUG-HT25): a caller on the socket may use half of them. Terms are the control plane's.
-    After a term above `term`, the latest that it has sent, all its requests would be refused.
+    The control plane answers an unknown generation with a higher one, so a local caller may use
+    only the lower half of the range (BUG-HT25). Epochs belong to the control plane. After an epoch
+    above `term`, the latest one that it sent, all its requests would be refused.
     """
     if peer.role != "local":
         return
@@ -77,7 +77,7 @@ def authorize_with(
     last_term: FencingTerm | None = None,
     last_owners: FencingOwners | None = None,
 ) -> Callable[[web.Request, Route], Peer]:
-    """Return the rule of the agent: local root and group, or a component of the cluster.
+    """Return the agent's authorization: local root and group, or a component of the cluster.
 
     On the unix socket the kernel reports the caller's user (SO_PEERCRED). On TCP only a certificate
     of the role `component` may call, never another host, a user or a front end (trust F-79).

@@ -1,4 +1,4 @@
-"""What this machine has, in the words of the API."""
+"""Reads the facts of this machine in the form of the API."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def agent_version() -> str:
 
 
 class FactsReader:
-    """The facts of one machine, as they are when asked for. Blocking: call it through a lane."""
+    """Reads the present facts of one machine. Blocking: call it through a lane."""
 
     def __init__(self, machine: HostAccess, state_dir: str, *, own_init: bool = False) -> None:
-        """`own_init`: tasks may have an init of their own, if the host can."""
+        """`own_init`: the agent's configuration allows tasks with their own init."""
         self._machine, self._state_dir, self._own_init = machine, state_dir, own_init
         self._systemd = 0
 
     def read(self, name: str) -> MachineFacts:
-        """Return the facts; `name` is the machine's in the control plane, else the host's is taken.
+        """Return the facts; `name` is the machine's name in the control plane, or empty.
 
-        systemd is asked for its version once: on a busy host it answers late, and a caller that
-        checks whether the agent answers must not wait for it.
+        systemd's version is read once. On a busy host systemd answers late, and a caller that
+        checks whether the agent lives must not wait for it.
         """
         self._systemd = self._systemd or self._machine.systemd.version()
         facts = machine_facts(self._machine, name, self._state_dir, self._systemd)

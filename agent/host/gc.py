@@ -19,7 +19,7 @@ from agent.images.core.retention import (
     ImageUse,
     LayerUse,
     RetentionFate,
-    Room,
+    RetentionLimits,
     decide_images,
     decide_layers,
 )
@@ -40,8 +40,8 @@ SECOND_LOOK_S = 2.0
 """Seconds until an error is checked again: a change under way has finished by then."""
 
 
-class Ledger:
-    """Inspects the host, and repairs it."""
+class HostInspector:
+    """Inspects the objects of the agent on the host, removes unused ones, and repairs errors."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Ledger:
         images: HostImages,
         tasks: TaskQueries,
         machine: HostAccess,
-        room: Room,
+        room: RetentionLimits,
     ) -> None:
-        """Account for what is in `folders`: state and run."""
+        """`folders` are the state folder and the run folder."""
         self._state, self._run = folders
         self._units, self._storage, self._lanes = host.units, host.storage, capacity.lanes
         self._kept = capacity.volumes
@@ -67,7 +67,7 @@ class Ledger:
         self._collecting = asyncio.Lock()
 
     async def look(self) -> list[Account]:
-        """Return an account of everything; what is wrong was so at two looks."""
+        """Return an account of each object; an error counts only if two inspections found it."""
         found = judge(await self._find())
         if not any(account.wrong for account in found):
             return found
@@ -82,13 +82,13 @@ class Ledger:
         observed = await self._lanes.run("files", self._machine.observe, self._state, self._run)
         fates = await self._lanes.run("btrfs", self._fates)
         ports = await self._lanes.run("ports", self._machine.network.gates)
-        # A task that came or went during the look is judged by the state it has by now.
+        # A task that was added or removed meanwhile counts with its latest state.
         return replace(
             seen,
             tasks={**tasks, **again},
             unreadable=unreadable,
             units={u.unit: u.active for u in units if u.active != "inactive" or u.control_group},
-            taking_in=self._images.taking_in,
+            is_receiving=self._images.is_receiving,
             cgroups=observed.cgroups,
             namespaces=observed.namespaces,
             veths=observed.veths,
@@ -106,10 +106,10 @@ class Ledger:
             for name in store.subvolumes:
                 sizes[kind, name] = btrfs.own_bytes(state / folder / name)
         files = [name for name in os.listdir(state) if not name.startswith(".fsck")]
-        volumes, scratch, strays = self._volumes()
+        volumes, scratch, others = self._volumes()
         sizes |= {("volume", n): btrfs.own_bytes(state / "volumes" / n) for n in volumes}
         sizes |= {("scratch", n): btrfs.own_bytes(state / "scratch" / n) for n in scratch}
-        files += strays
+        files += others
         files += [f"tasks/{name}" for name in os.listdir(state / "tasks") if name not in roots]
         for folder, store in (("images", images), ("layers", layers)):
             expected = {*store.subvolumes, *(f"{name}.json" for name in store.described)}
@@ -127,19 +127,19 @@ class Ledger:
         )
 
     def _volumes(self) -> tuple[list[str], list[str], list[str]]:
-        """Return the volumes that stay, the scratch ones, and what else lies in their folders."""
+        """Return the persistent volumes, the scratch volumes, and other files in their folders."""
         state, btrfs = self._state, self._machine.btrfs
         found: dict[str, list[str]] = {}
-        strays = []
+        others = []
         for folder in self._kept.folders():
             found[folder] = btrfs.children(state / folder)
-            others = set(os.listdir(state / folder)).difference(found[folder])
-            strays += [f"{folder}/{name}" for name in others]
+            names = set(os.listdir(state / folder)).difference(found[folder])
+            others += [f"{folder}/{name}" for name in names]
         top = state / "volumes"
-        strays += [f"volumes/{p.name}" for p in top.iterdir() if not p.is_dir()]
+        others += [f"volumes/{p.name}" for p in top.iterdir() if not p.is_dir()]
         scratch = found.pop("scratch")
         kept = [f"{f}/{n}".removeprefix("volumes/") for f, names in found.items() for n in names]
-        return kept, scratch, strays
+        return kept, scratch, others
 
     def _store(self, name: str) -> SubvolumeStore:
         folder = self._state / name
@@ -151,7 +151,7 @@ class Ledger:
         )
 
     def _fates(self) -> dict[tuple[str, str], RetentionFate]:
-        """Return what becomes of each image and layer by use, age and room."""
+        """Return the fate of each image and layer by use, age and free space."""
         _, free = self._machine.btrfs.free_bytes(self._state)
         uses = [
             ImageUse(
@@ -173,7 +173,7 @@ class Ledger:
         return found | {("layer", chain): fate for chain, fate in of_layers.items()}
 
     async def collect(self) -> list[str]:
-        """Remove the images and layers that may go; return in words what went."""
+        """Remove unused images and layers; return a description of each."""
         async with self._collecting:
             done = []
             for (kind, name), fate in (await self._goes()).items():
@@ -182,8 +182,8 @@ class Ledger:
                         await self._images.delete(name, self._tasks.using)
                         done.append(f"image {name} is removed: {fate.why}")
                         passed("gc.image-deleted")
-            # Again: layers that no image stands on any more go in the same round, and an image
-            # that began to arrive meanwhile keeps its own.
+            # Decided again: layers of the removed images are removed in the same round, but not
+            # layers of an image that began to arrive meanwhile.
             for (kind, name), fate in (await self._goes()).items():
                 if kind == "layer" and await self._images.layers.discard(name):
                     done.append(f"layer {name} is removed: {fate.why}")
@@ -197,20 +197,20 @@ class Ledger:
         return {key: fate for key, fate in fates.items() if not fate.stays}
 
     async def repair(self) -> Accounts:
-        """Mend what is wrong and return what was done, with what is still wrong after it."""
+        """Repair errors; return a description of each repair, and the remaining errors."""
         done = []
         for account in await self.look():
             if account.wrong:
                 try:
-                    if await self._mend(account):
+                    if await self._repair(account):
                         done.append(f"{account.kind} {account.name} is removed: {account.why}")
                 except (TwineError, OSError) as e:
-                    log.warning("cannot mend", extra={"what": account.name, "why": str(e)})
+                    log.warning("cannot repair", extra={"object": account.name, "why": str(e)})
         left = [account for account in await self.look() if account.wrong]
         return Accounts(accounts=left, done=done)
 
-    async def _mend(self, account: Account) -> bool:
-        """Remove what has no owner; False for what only its owner or a person can mend."""
+    async def _repair(self, account: Account) -> bool:
+        """Remove an object without an owner; return False if only a person can repair it."""
         state, name = self._state, account.name
         match account.kind:
             case "unit":

@@ -1,6 +1,6 @@
-"""Asks sidekick for another host profile, in a unit of its own that outlives the agent.
+"""Runs sidekick to apply a host profile, in its own unit that outlives the agent.
 
-Sidekick reports by file (docs/adr/0008): what it wrote last is what the agent shows.
+Sidekick writes a report file (docs/adr/0008); the agent shows the latest report.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ log = logging.getLogger(__name__)
 
 UNIT = "twine-sidekick.service"
 DELIVERED = "profiles"
-"""Folder in sidekick's state: profiles that were delivered with a request."""
+"""Folder in sidekick's state with profiles whose text came with a request."""
 SWITCH_TIMEOUT_S = 600.0
 """A switch with hugepages took 244 s at the 90th percentile (paper, Figure 17)."""
-BELIEVED_S = 600.0
-"""How long a report is taken for how the host is: `sidekick-verify.timer` looks every two
-minutes, and one that does not must not vouch for a host for ever (HP15)."""
+REPORT_VALID_S = 600.0
+"""How long a report counts. `sidekick-verify.timer` makes one every two minutes; if it stops, the
+last report must not count forever (HP15)."""
 WATCH_S = 10.0
-"""How often to check for another report: one stat of a small file.
-`sidekick-verify.timer` makes one every two minutes."""
+"""Pause between checks for another report, by one stat of a small file. `sidekick-verify.timer`
+makes one every two minutes."""
 _SETTLED_S = 2.0
-"""Age in s from which an unchanged mtime proves an unchanged file: mtimes have ticks."""
+"""Age in s from which an unchanged mtime proves an unchanged file: its resolution is coarse."""
 
 
 class HostProfile:
-    """The host's profile, as sidekick brings it about."""
+    """The profile of the host, which sidekick applies."""
 
     def __init__(
         self,
@@ -55,24 +55,24 @@ class HostProfile:
         """
         self._boot_id = boot_id
         self._uptime_s = uptime_s
-        self._told: tuple[str, int, str] | None = None
-        """What the last event said."""
+        self._last_event: tuple[str, int, str] | None = None
+        """Name, generation and state in the last event."""
         self._units = units
         self._events = events
         self._sidekick = sidekick
         self._state = state
         self._read: tuple[tuple[int, ...], ProfileStatus] | None = None
-        """The report as it was read last, and its file: inode, size, time."""
+        """The last report that was read, and its file: inode, size, time."""
         self._asked: ProfileSpec | None = None
         self._pending = False
-        """Whether what was asked for last has still to be given to sidekick."""
+        """Whether sidekick must still be started for the last request."""
         self._failure = ""
         self._running = True
-        """Whether a sidekick of ours is, or may be, at work; `adopt` looks."""
+        """Whether a sidekick of ours runs, or may run; `adopt` checks it."""
         self._lock = asyncio.Lock()
 
     def status(self) -> ProfileStatus:
-        """Return what the host runs; while a switch goes on, that it does."""
+        """Return the profile of the host; during a switch, the state `applying`."""
         reported = self._reported()
         asked = self._asked
         if asked is None or (asked.name, asked.generation) == (reported.name, reported.generation):
@@ -89,7 +89,7 @@ class HostProfile:
     def _reported(self) -> ProfileStatus:
         try:
             report = self._report(self._state / "status.json")
-            return _believable(report, self._boot_id, self._uptime_s(), running=self._running)
+            return _checked(report, self._boot_id, self._uptime_s(), running=self._running)
         except FileNotFoundError:
             return ProfileStatus()
         except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as e:
@@ -98,7 +98,7 @@ class HostProfile:
             )
 
     def _report(self, path: Path) -> ProfileStatus:
-        """Return the content of a report; it is not read again while its stat is the same."""
+        """Return the content of a report; it is read again only if its stat has changed."""
         at = path.stat()
         which = (at.st_ino, at.st_size, at.st_mtime_ns)
         if self._read is not None and self._read[0] == which:
@@ -108,14 +108,14 @@ class HostProfile:
         self._read = (which, report) if settled else None
         return report
 
-    def ask(self, spec: ProfileSpec, said: int | None = None) -> bool:
+    def ask(self, spec: ProfileSpec, latest_epoch: int | None = None) -> bool:
         """Accept a request; return whether there is anything to `apply`.
 
-        Raises `Conflict` for one that is too old. `said` is the latest epoch of a control plane;
-        a profile in force with a later epoch is replaced (BUG-HT25).
+        Raises `Conflict` for a request that is too old. `latest_epoch` is that of the control
+        plane; a profile in force with a later epoch is replaced (BUG-HT25).
         """
         current = self.status()
-        is_repair = said is not None and current.epoch > said
+        is_repair = latest_epoch is not None and current.epoch > latest_epoch
         is_old = (spec.epoch, spec.generation) < (current.epoch, current.generation)
         if is_old and not is_repair:
             raise Conflict(
@@ -130,7 +130,7 @@ class HostProfile:
         return True
 
     def _deliver(self, spec: ProfileSpec) -> None:
-        """Write the text of a profile to sidekick's folder for profiles without a package."""
+        """Write the text of a profile to sidekick's folder for delivered profiles."""
         path, data = self._state / DELIVERED / f"{spec.name}.toml", spec.text.encode()
         try:
             if path.is_file() and path.read_bytes() == data:
@@ -141,7 +141,7 @@ class HostProfile:
             raise HostError(f"profile {spec.name} cannot be kept: {e.strerror}") from e
 
     async def adopt(self) -> None:
-        """Wait for a sidekick that an earlier agent started; it outlives the agent."""
+        """Wait for a sidekick that an earlier agent started."""
         async with self._lock:
             self._running = await self._units.find(UNIT) is not None
             if self._running:
@@ -150,10 +150,10 @@ class HostProfile:
                 except TwineError as e:
                     log.warning("sidekick failed", extra={"why": str(e)})
                 self._running = False
-                self._tell()
+                self._add_event()
 
     async def apply(self) -> None:
-        """Run sidekick for the latest request; its report then tells what came of it."""
+        """Run sidekick for the latest request; its report has the outcome."""
         async with self._lock:
             spec = self._asked
             if spec is None or not self._pending:
@@ -171,21 +171,21 @@ class HostProfile:
                 self._running = False
             if self._asked is spec:
                 self._finish(failure)
-            self._tell()
+            self._add_event()
 
     async def watch(self) -> None:
-        """Add an event when the host is found to be otherwise than before.
+        """Add an event when the reported state changes without a request.
 
-        That was not asked for: a setting was changed by hand, or sidekick no longer checks.
+        Reasons are a setting that was changed by hand, or a sidekick that no longer checks.
         """
         while True:
-            if not self._running and self._key() != self._told:
-                self._tell()
+            if not self._running and self._key() != self._last_event:
+                self._add_event()
             await pause(WATCH_S)
 
-    def _tell(self) -> None:
+    def _add_event(self) -> None:
         status = self.status()
-        self._told = self._key()
+        self._last_event = self._key()
         self._events.add("profile", status.name, f"{status.state}: {status.detail}")
 
     def _key(self) -> tuple[str, int, str]:
@@ -209,7 +209,7 @@ class HostProfile:
             spec.name,
             f"--generation={spec.generation}",
             f"--epoch={spec.epoch}",
-            "--wait-s=60",  # the timer's `verify` holds the lock for an instant
+            "--wait-s=60",  # `verify` of the timer holds the lock for a moment
             "-o",
             "json",
         ]
@@ -229,7 +229,7 @@ class HostProfile:
 
 
 def _check_text(spec: ProfileSpec) -> None:
-    """Refuse a text whose name does not end with its digest: a name never means another text."""
+    """Refuse a text whose name does not end with its digest, so that a name has only one text."""
     digest = hashlib.sha256(spec.text.encode()).hexdigest()
     if spec.text and not spec.name.endswith(f"-{digest[:12]}"):
         raise Unprocessable(
@@ -239,7 +239,7 @@ def _check_text(spec: ProfileSpec) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Put a file in place whole, on the disk, or not at all."""
+    """Replace a file in one step and flush it to disk."""
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         file.write(data)
@@ -253,20 +253,19 @@ def _write(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def _believable(
+def _checked(
     report: ProfileStatus, boot_id: str, uptime_s: float, *, running: bool
 ) -> ProfileStatus:
-    """Return the report, unless it cannot be true any more.
+    """Return the report, with the state `drifted` if it can no longer be trusted.
 
-    What was verified in an earlier boot proves nothing in this one (`sidekick resume` reports
-    again at each boot; this is for when it did not), nor does what was not checked for
-    long; and a switch without a process was interrupted. All is drift: asking again brings
-    the host back.
+    A verification of an earlier boot does not count; `sidekick resume` should have reported again.
+    Neither does one older than `REPORT_VALID_S`. A switch without a process was interrupted. All
+    three count as drift: requesting the profile again repairs the host.
     """
     age_s = uptime_s - report.uptime_s
     if report.state is ProfileState.VERIFIED and report.boot_id not in ("", boot_id):
         detail = "last verified before this boot: did sidekick-resume.service run?"
-    elif report.state is ProfileState.VERIFIED and report.uptime_s and age_s > BELIEVED_S:
+    elif report.state is ProfileState.VERIFIED and report.uptime_s and age_s > REPORT_VALID_S:
         detail = f"not verified for {age_s:.0f} s: does sidekick-verify.timer run?"
     elif report.state is ProfileState.APPLYING and not running:
         detail = f"sidekick was interrupted: {report.detail}"

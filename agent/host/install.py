@@ -1,4 +1,4 @@
-"""Puts the agent's unit files, group and configuration in place on a host."""
+"""Installs the agent's unit files, group and configuration on a host."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from wire.errors import Conflict, Unprocessable
 _PREFIX = "/opt/twine"
 _UNITS = "etc/systemd/system"
 PACKAGED = "usr/lib/systemd/system/twine-agent.service"
-"""Where a Debian package has it (docs/adr/0091): units in /etc would hide the package's."""
+"""Unit file of the Debian package (docs/adr/0091): units in /etc would hide it."""
 _JOURNALS = (
     "systemd-journald@.socket",
     "systemd-journald-varlink@.socket",
     "systemd-journald-sync@.service",
 )
-"""What systemd has for a journal namespace (docs/adr/0081)."""
+"""systemd's units of a journal namespace (docs/adr/0081)."""
 _TARGETS = {
     ("agent", "twine-agent.service"): "etc/systemd/system/twine-agent.service",
     ("agent", "twine-fence.service"): "etc/systemd/system/twine-fence.service",
@@ -39,11 +39,11 @@ _TARGETS = {
     ("sidekick", "sidekick-verify.timer"): "etc/systemd/system/sidekick-verify.timer",
     ("sidekick", "twine-sidekick.rules"): "etc/udev/rules.d/90-twine-sidekick.rules",
 }
-"""File of a package → where it lies below the root."""
+"""File of a package → its path below the root."""
 
 
 def targets() -> list[tuple[str, str, str]]:
-    """Return package, file and place below the root of all that is put on a host."""
+    """Return package, file and path below the root of each installed file."""
     drop_ins = [
         ("agent", "journal-namespace.conf", f"{_UNITS}/{u}.d/twine.conf") for u in _JOURNALS
     ]
@@ -53,10 +53,10 @@ def targets() -> list[tuple[str, str, str]]:
 
 
 def install(root: Path) -> list[str]:
-    """Write all files below `root` (`/` on a host); return what was written, in order.
+    """Write all files below `root` (`/` on a host); return their paths in order.
 
-    Unit files name the folder this program runs from. An existing /etc/twine/agent.toml is
-    the operator's and stays. Raises `Conflict` where a package has put the units there.
+    Unit files contain the folder from which this program runs. An existing /etc/twine/agent.toml
+    stays. Raises `Conflict` if the agent was installed from a package.
     """
     if (root / PACKAGED).exists():
         raise Conflict(
@@ -87,7 +87,7 @@ def default_config() -> str:
     lines = ["# Configuration of the Twine agent. Each line shows a default.", ""]
     defaults = msgspec.to_builtins(AgentConfig(sidekick=f"{sys.prefix}/bin/sidekick"))
     for name, value in defaults.items():
-        shown = msgspec.json.encode(value).decode()  # TOML writes these as JSON does
+        shown = msgspec.json.encode(value).decode()  # TOML has the same syntax for these
         comment = "" if name == "sidekick" else "# "
         lines.append(f"{comment}{name} = {shown}")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What tasks wrote, from the host's journal."""
+"""Reads the output of tasks from the host's journal."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from agent.tasks.core.inside import inside_unit, step_unit
 from wire.errors import ProgramError
 
 _QUEUE_CHUNKS = 64
-"""Chunks in flight to a slow reader; then the program that reads the journal waits."""
+"""Chunks that wait for a slow reader; then the program that reads the journal waits, too."""
 
 
 COPIER = "twine-output.service"
-"""Writes the entries of what came through pipes, of the unit in `OBJECT_SYSTEMD_UNIT`."""
+"""Writes entries of output from pipes; the unit is in `OBJECT_SYSTEMD_UNIT`."""
 _DROPPED = ("_TRANSPORT=driver", "MESSAGE_ID=a596d6fe7bfa4994828e72309e95d61e")
-"""journald's own message where it dropped lines of a unit that wrote too fast
+"""journald's own message after it dropped lines of a unit that wrote too fast
 (sd-messages.h, SD_MESSAGE_JOURNAL_DROPPED). No task can write as the driver."""
 EVERYWHERE = "*"
-"""All journal namespaces: the owner of a task that is gone is not known."""
+"""All journal namespaces, because the entitlement of a removed task is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """Selects log lines: of a unit in a namespace of the journal, optionally of one run."""
+    """Selects log lines of a unit in a journal namespace, optionally of one run."""
 
     unit: str
     namespace: str = EVERYWHERE
     invocation: str = ""
-    """Empty: of all runs."""
+    """Empty: all runs."""
 
 
 def journal_command(
     run: LoggedRun, *, follow: bool = False, since: float | None = None, tail: int | None = None
 ) -> list[str]:
-    """Return the command that prints what a task's processes wrote, and nothing else.
+    """Return the command that prints the output of a task's processes, and nothing else.
 
-    Its init steps and its pre-stop hook are among them, unless one run of the task is asked for;
-    journalctl takes any of the units. What was written before the task had a namespace is in the
-    host's own journal, which is read, too (`+`).
+    This includes its init steps and its pre-stop hook, unless one run of the task is selected.
+    Output from before the task had a namespace is in the host's own journal, which is also read
+    (`+`).
 
-    With `--follow` alone journalctl wants the boot id from /proc/sys, which the agent's unit does
-    not show (`ProcSubset=pid`): it would end at once. With `--merge` it asks for no boot.
+    With `--follow` alone journalctl reads the boot id from /proc/sys, which the agent's unit does
+    not have (`ProcSubset=pid`), and ends at once. With `--merge` it does not need the boot id.
     """
     at = run.namespace if run.namespace == EVERYWHERE else f"+{run.namespace}"
     command = ["journalctl", "--no-pager", "--quiet", "--output=cat", f"--namespace={at}"]
@@ -64,15 +64,14 @@ def journal_command(
         of_run = f"OBJECT_SYSTEMD_INVOCATION_ID={run.invocation}"
         return [*command, f"_SYSTEMD_UNIT={run.unit}", one, *ours, of_run, *dropped, of_run]
     task = task_of(run.unit)
-    beside = (step_unit(task), inside_unit(task, "pre-stop"))
-    return [*command, *(f"_SYSTEMD_UNIT={name}" for name in (run.unit, *beside)), *ours, *dropped]
+    units = (run.unit, step_unit(task), inside_unit(task, "pre-stop"))
+    return [*command, *(f"_SYSTEMD_UNIT={name}" for name in units), *ours, *dropped]
 
 
 class Logs:
-    """Reads the journal through `journalctl`, one process a reader."""
+    """Reads the journal with `journalctl`, one process per reader."""
 
     def __init__(self, processes: Processes) -> None:
-        """Start nothing yet."""
         self._processes = processes
 
     async def read(
@@ -83,7 +82,7 @@ class Logs:
         since: float | None = None,
         tail: int | None = None,
     ) -> AsyncIterator[bytes]:
-        """Yield what was written; closing the iterator ends the program behind it."""
+        """Yield the lines; closing the iterator ends the journalctl process."""
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[bytes | ProgramError | None] = asyncio.Queue(_QUEUE_CHUNKS)
         room = threading.Semaphore(_QUEUE_CHUNKS)
@@ -116,12 +115,12 @@ class Logs:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_close)  # what is just being started has no reader
+            starting.add_done_callback(_close)  # the process that is being started has no reader
             raise
 
 
 def _to_the_end(lines: Lines) -> Iterator[bytes | ProgramError | None]:
-    """Yield the lines, how the program failed if it did, and None at last."""
+    """Yield the lines, then the error if the program failed, and None at last."""
     try:
         yield from lines
     except ProgramError as e:

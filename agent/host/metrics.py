@@ -1,7 +1,7 @@
-"""What a scrape of `/metrics` gets: the host, its tasks, and what the agent counted.
+"""Metrics of the agent (`/metrics`): the host, its tasks, and counters of the agent.
 
-Everything is read at the moment of the scrape, in the `usage` thread; nothing is kept between two
-scrapes. Labels name tasks of this host only, and are removed with the task.
+Values are read during the scrape, in the `usage` thread; nothing is kept between scrapes. Labels
+name only tasks of this host, and disappear with the task.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent.usage import TaskUsage, Usages
 from wire.process_metrics import of_process
 
 GROUPS = {"host": "", "tasks": "/workload.slice", "agent": "/hostcritical.slice"}
-"""Groups whose sums are shown, and their cgroups; the root's pressure is the host's (psi.rst)."""
+"""Groups with sums, and their cgroups. The pressure of the root cgroup is the host's (psi.rst)."""
 _NO_USAGE = Usages(at_boot_s=0.0, tasks=[])
 _TASK_COUNTERS: Mapping[str, tuple[str, Callable[[TaskUsage], float]]] = {
     "twine_task_cpu_seconds": ("CPU time since the start of its unit.", lambda u: u.cpu_s),
@@ -50,7 +50,7 @@ _TASK_GAUGES: Mapping[str, tuple[str, Callable[[TaskUsage], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SeenUsage:
-    """What one scrape found."""
+    """The values of one scrape."""
 
     tasks: Sequence[TaskStatus]
     specs: Mapping[str, TaskSpec]
@@ -61,7 +61,7 @@ class SeenUsage:
 
 
 class AgentMetrics:
-    """Answers scrapes; what a task uses is read from its cgroup then."""
+    """Answers scrapes; the usage of tasks is read from their cgroups."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ def _of_groups(groups: Mapping[str, Usage]) -> Iterator[Metric]:
     )
     for name, used in groups.items():
         cpu.add_metric([name], used.cpu_s)
-        if used.memory_bytes:  # the root's cgroup has no such file
+        if used.memory_bytes:  # the root cgroup does not have this file
             memory.add_metric([name], used.memory_bytes)
         for resource, share in _pressures(used):
             pressure.add_metric([name, resource], share)
@@ -180,13 +180,13 @@ def _of_tasks(seen: SeenUsage) -> Iterator[Metric]:
 def _of_usages(seen: SeenUsage) -> Iterator[Metric]:
     jobs = {task.task_id: task.job for task in seen.tasks}
     named = [([u.task_id, jobs.get(u.task_id, "")], u) for u in seen.usages.tasks]
-    for name, (says, value) in _TASK_COUNTERS.items():
-        counter = CounterMetricFamily(name, says, labels=["task", "job"])
+    for name, (text, value) in _TASK_COUNTERS.items():
+        counter = CounterMetricFamily(name, text, labels=["task", "job"])
         for names, used in named:
             counter.add_metric(names, value(used))
         yield counter
-    for name, (says, value) in _TASK_GAUGES.items():
-        gauge = GaugeMetricFamily(name, says, labels=["task", "job"])
+    for name, (text, value) in _TASK_GAUGES.items():
+        gauge = GaugeMetricFamily(name, text, labels=["task", "job"])
         for names, used in named:
             gauge.add_metric(names, value(used))
         yield gauge

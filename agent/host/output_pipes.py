@@ -18,11 +18,12 @@ from wire.errors import HostError
 log = logging.getLogger(__name__)
 
 _MODE = 0o622
-"""A task opens its own by name, as another user than root, to write; no task gets at the folder."""
+"""A task opens its pipe by name for writing, as a user other than root. No task can enter the
+folder."""
 
 
 def is_piped(spec: TaskSpec) -> bool:
-    """Return whether a task's output goes through a pipe: unless its owner wants the socket."""
+    """Return whether a task's output goes through a pipe, which is the default."""
     return spec.stdout is not Stdout.JOURNAL and not has_own_init(spec)
 
 
@@ -30,28 +31,28 @@ class OutputPipes(TaskStage):
     """Makes a pipe for each task before it starts."""
 
     def __init__(self, run_dir: Path, lanes: Lanes) -> None:
-        """Make them below the folder of what lasts until the next boot."""
+        """Pipes are below `run_dir`, which is cleared at each boot."""
         self._folder, self._lanes = run_dir / "output", lanes
 
     def lost(self) -> list[int]:
-        """Return how many lines of tasks were lost since boot: above the rate, not taken."""
+        """Return the lines of tasks lost since boot: above the rate, and refused by the journal."""
         return totals(self._folder)
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
-        """Make the pipe; without the service that reads it, the output stays a socket."""
+        """Make the pipe; without the service that reads it, the output goes to a socket."""
         if is_piped(task.spec):
             await self._lanes.run("files", self._make, task)
         return task
 
     def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
-        """Let the unit write to the pipe, if there is one."""
+        """Return the unit with its output set to the pipe, if there is one."""
         path = self._path(task)
         if not is_piped(task.spec) or not path.exists():
             return unit
         return {**unit, "StandardOutputFile": str(path), "StandardErrorFile": str(path)}
 
     async def ended(self, task_id: str) -> None:
-        """Remove the pipe; what is in it is read to its end."""
+        """Remove the pipe; the service still reads its remaining content."""
         await self._lanes.run("files", self._remove, task_id)
 
     async def release(self, task_id: str) -> None:

@@ -33,16 +33,16 @@ from wire.errors import TwineError
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""The kernel renews its averages every two seconds (psi.rst)."""
+"""Pause between checks: the kernel renews its averages every two seconds (psi.rst)."""
 CALM_S = 5.0
-"""From one look to the next on a host that is calm while no task starts: however bad it gets
-meanwhile, no look that finds memory short is missed (`host.core.pressure.CALM`)."""
+"""Pause between checks on a calm host while no task starts. It is short enough that no shortage of
+memory is missed (`host.core.pressure.CALM`)."""
 AGENT_SLICE = "/hostcritical.slice"
 TASKS_SLICE = "/workload.slice"
 
 
 class Pressure:
-    """Checks the host's pressure periodically; see `look`."""
+    """Checks the host's pressure periodically and acts on it; see `look`."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Pressure:
         self._watch = ShortageWatch()
         self._waits = Waits()
         self._full: dict[str, float] = {}
-        """Tasks that were at their own limits lately, and when."""
+        """Tasks that were recently at their own limits, and when."""
         self._own: list[str] = []
-        """Tasks that made all of the last shortage at their own limits."""
+        """Tasks that alone caused the last shortage, at their own limits."""
         self._rest = Rest()
         starts.asked = self._rest.end
 
@@ -76,16 +76,16 @@ class Pressure:
                 log.warning("cannot read the host's pressure", extra={"why": str(e)})
 
     async def _pause(self) -> None:
-        """Wait until the next look; a task that is to start ends the rest of a calm host."""
+        """Wait until the next check; on a calm host a starting task ends the longer pause."""
         if self._starts.under_way or not is_calm(self._waits):
             await asyncio.sleep(LOOK_S)
         else:
             await self._rest.until_round(CALM_S)
 
     async def look(self) -> None:
-        """Set how many tasks may start by the pressure; evict a task where memory stays short."""
-        # In the event loop: these are files of the kernel, none waits for a disk, and a switch to
-        # a thread and back costs more than reading them.
+        """Limit how many tasks may start by the pressure; evict a task if memory stays short."""
+        # Read in the event loop: files of the kernel do not wait for a disk, and switching to a
+        # thread costs more than reading them.
         waits = self._waits = self._read()
         self._starts.allow(starts_at_once(self._cpus, waits))
         now_s = self._boottime_s()

@@ -1,9 +1,9 @@
-"""The agent's port is its own, also while there is no agent (BUG-AG10).
+"""Reserves the agent's port while no agent runs (BUG-AG10).
 
-In addition to the listening socket there is one that is only bound. systemd keeps that one between
-two agents (its store of descriptors), so no other program can bind the port meanwhile. It does not
-listen: the kernel refuses callers at once, which shows the control plane that the host is alive
-(docs/adr/0040). A socket unit would make callers wait, and silence means a dead host.
+A second socket is bound to the port and does not listen. systemd keeps it between two runs of the
+agent (file descriptor store), so no other program can bind the port meanwhile. The kernel refuses
+callers at once, which shows the control plane that the host is alive (docs/adr/0040). A socket unit
+would make callers wait, and silence means a dead host.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NAME = "port"
 
 
 def listen(address: tuple[str, int], backlog: int) -> socket.socket:
-    """Return a socket that listens, after seeing to it that the port stays ours.
+    """Return a listening socket, after reserving its port.
 
-    Raises `ConfigError` where another program has it.
+    Raises `ConfigError` if another program has the port.
     """
     host, port = address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -38,7 +38,7 @@ def listen(address: tuple[str, int], backlog: int) -> socket.socket:
 
 
 def _hold(family: socket.AddressFamily, address: tuple[str, int]) -> None:
-    """Let systemd keep the port, unless it does; close one of an earlier configuration."""
+    """Store a socket for the port in systemd, unless there is one; drop one for another port."""
     held = kept(NAME)
     ours = [s for s in held if s.family == family and s.getsockname()[:2] == address]
     for s in held:
@@ -54,7 +54,7 @@ def _hold(family: socket.AddressFamily, address: tuple[str, int]) -> None:
 def _bound(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
     """Return a socket that shares its port with our own sockets only.
 
-    SO_REUSEPORT lets sockets of one user share a port, SO_REUSEADDR those of any user (socket(7)).
+    With SO_REUSEPORT sockets of one user share a port, with SO_REUSEADDR of any user (socket(7)).
     """
     found = socket.socket(family, socket.SOCK_STREAM)
     try:

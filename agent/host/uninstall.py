@@ -1,4 +1,4 @@
-"""Removes what `install` put on a host, and with `purge` all that the agent kept there."""
+"""Removes the installed files from a host, and with `purge` also the agent's data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from agent.runtime.core.records import TASK_UNITS
 from wire.errors import Conflict
 
 SERVICES = (
-    *("sidekick-verify.timer", "sidekick-verify.service", "sidekick-resume.service"),
-    *("twine-leave.service", "twine-agent.service", "twine-fence.service"),
-    *("twine-network.socket", "twine-network.service", "twine-output.service"),
+    "sidekick-verify.timer",
+    "sidekick-verify.service",
+    "sidekick-resume.service",
+    "twine-leave.service",
+    "twine-agent.service",
+    "twine-fence.service",
+    "twine-network.socket",
+    "twine-network.service",
+    "twine-output.service",
 )
 SLICES = ("workload.slice", "hostcritical.slice")
 JOURNALS = ("systemd-journald@twine-*", "systemd-journald-varlink@twine-*")
-"""Journals of entitlements, with their sockets: `disable` takes no globs, `stop` does."""
+"""Journals of entitlements, with their sockets: `stop` accepts globs, `disable` does not."""
 SUBVOLUMES = ("tasks", "staging", "images", "layers", "scratch", "volumes")
 _DROP_INS = (".scope.d", ".slice.d", ".socket.d", ".service.d", ".conf.d")
 STOP_S = 300.0
@@ -33,8 +39,8 @@ def uninstall(
 ) -> list[str]:
     """Remove units, group and firewall; with `purge` state, identity and configuration, too.
 
-    Settings of a host profile are given back before. Returns what is gone, in order. Raises
-    `Conflict` while tasks are here, before anything is changed.
+    Settings of a host profile are undone first. Returns the removed paths in order. Raises
+    `Conflict` while the host has tasks, before anything is changed.
     """
     processes = machine.processes
     if tasks := [u.unit for u in machine.systemd.units(TASK_UNITS)]:
@@ -42,7 +48,7 @@ def uninstall(
             f"{len(tasks)} tasks are on this host: {', '.join(tasks[:5])}",
             hint="drain the machine (twinectl machine drain), or `twine-agent stop NAME`",
         )
-    if (state / "sidekick" / "state.json").exists():  # what it holds is needed for this
+    if (state / "sidekick" / "state.json").exists():  # first, because the rollback needs it
         processes.run([sidekick, "rollback"], timeout_s=STOP_S)
     gone = []
     for unit in (*SERVICES, *SLICES):
@@ -76,7 +82,7 @@ def _purge(root: Path, state: Path, run: Path, machine: HostAccess) -> list[str]
 
 
 def _subvolumes(folder: Path, machine: HostAccess) -> list[str]:
-    """Delete the subvolumes below a folder, those in its folders included."""
+    """Delete the subvolumes below a folder, including those in its subfolders."""
     there, gone = machine.btrfs.children(folder), []
     for name in there:
         machine.btrfs.delete(folder / name)

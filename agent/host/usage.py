@@ -1,4 +1,4 @@
-"""What each task uses of the host, and what the host draws, as the kernel counts it."""
+"""Reads the resource use of each task, and the energy of the host, from the kernel."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from agent.usage import TaskUsage, Usages
 
 _LINKS, _ENERGY = "/sys/class/net", "/sys/class/powercap"
 _SOCKETS = 8
-"""Packages that are searched for (powercap.rst numbers zones from 0 on)."""
+"""The most processor packages that are read (powercap.rst numbers zones from 0)."""
 
 
 class UsageReader:
-    """Reads the cgroups of all tasks that run, in a lane of its own."""
+    """Reads the cgroups of all running tasks, in its own lane."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class UsageReader:
         self._boottime_s = boottime_s
 
     async def read(self) -> Usages:
-        """Return what all tasks use that have processes, sorted by id."""
+        """Return the use of all tasks that have processes, sorted by id."""
         specs = self._tasks.specs()
         wanted = [(s.task_id, specs[s.task_id]) for s in self._tasks.all() if s.task_id in specs]
         return await self._lanes.run("usage", self._read, wanted)
@@ -72,7 +72,7 @@ class UsageReader:
         return sum(map(int, read)) if all(read) else None
 
     def _energy_j(self) -> float | None:
-        """Return what all packages drew: their zones, without the parts of packages below them."""
+        """Return the energy of all packages: their zones, without the zones of their parts."""
         zones = [f"{_ENERGY}/intel-rapl:{number}" for number in range(_SOCKETS)]
         packages = [z for z in zones if self._host_text(f"{z}/name").startswith("package")]
         read = [self._host_text(f"{zone}/energy_uj") for zone in packages]

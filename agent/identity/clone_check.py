@@ -1,8 +1,8 @@
-"""Asks the control plane whether another host has the identity of this one (docs/adr/0107).
+"""Asks the control plane whether this host is a clone of another one (docs/adr/0107).
 
-A copied disk starts as the machine it was copied from: same key, same records. A host that gets the
-verdict "second" starts no task any more and ends none, until it joins under a name of its own or an
-operator declares it the right one.
+A host with a copied disk has the key and the records of the original machine. A host that gets the
+verdict "second" starts and ends no tasks, until it joins under another name or an operator declares
+it the right one.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from wire.errors import Conflict, TwineError
 log = logging.getLogger(__name__)
 
 EVERY_S = 600.0
-"""Between two rounds: 10,000 hosts are 17 a second."""
+"""Pause between two checks: 10,000 hosts make 17 checks a second."""
 SECOND_EVERY_S = 60.0
-"""Between two rounds of a host that is the second one: it waits for people."""
+"""Pause between two checks of a clone, which waits for people."""
 RETRY_S = 30.0
-"""After a control plane that did not answer."""
+"""Pause after a control plane that did not answer."""
 FIRST_S = 10.0
-"""How long starts of tasks wait for the first verdict at most: then they need no control plane."""
+"""How long starts of tasks wait for the first verdict; then they begin without one."""
 ROUNDS = 3
-"""Most requests with the same mark: two are proof."""
+"""Most requests with the same mark; two prove that no other process answered."""
 
 WAITS = "the agent first asks the control plane whether another host has this one's identity"
 HINT = "join under another name; to keep this host: twinectl machine forget-duplicate NAME"
 
 
 class Asker(Protocol):
-    """What this asks of the host's identity."""
+    """The part of the host's identity that `CloneCheck` needs."""
 
     def has_joined(self) -> bool:
         """Return whether there is a control plane to ask."""
         ...
 
     def read_second(self) -> str:
-        """Return why this host is the second one, as was noted; empty: it is not."""
+        """Return the stored reason why this host is a clone; empty: it is not."""
         ...
 
     def note_second(self, why: str) -> None:
-        """Keep over a restart why this host is the second one; empty: it is not."""
+        """Store why this host is a clone, for the next start; empty: it is not."""
         ...
 
     async def show_presence(self, presence: Presence) -> PresenceAnswer:
@@ -56,17 +56,17 @@ class Asker(Protocol):
 
 
 class CloneCheck:
-    """Whether this host is the only one with its identity, by the control plane's verdict."""
+    """Knows from the control plane's verdict whether this host is a clone."""
 
     def __init__(self, identity: Asker, boot_id: str, events: HostEvents) -> None:
-        """Read the verdict that an earlier agent got; ask for none yet."""
+        """Read the verdict that an earlier agent stored."""
         self._identity, self._events = identity, events
         self._shown = Presence(boot_id=boot_id)
         self.second = ""
-        """Why this host is the second one with its identity; empty: it is not."""
+        """Why this host is a clone; empty: it is not."""
         self._waits = False
         self.served = asyncio.Event()
-        """Set once the agent listens: to answer, the control plane connects to its address."""
+        """Set once the agent listens: before it answers, the control plane calls its address."""
         self.wake: Callable[[], None] = lambda: None
         """Wakes the loops of all tasks."""
         try:
@@ -76,11 +76,11 @@ class CloneCheck:
             log.warning("cannot read this host's identity", extra={"reason": str(e)})
 
     def presence(self) -> Presence:
-        """Return which process this is, for a caller at this host's address."""
+        """Return the identification of this process, for a caller at this host's address."""
         return self._shown
 
     def bars(self) -> str:
-        """Return why no task is started now; empty: they may be."""
+        """Return why no task may start now; empty: tasks may start."""
         return self.second or (WAITS if self._waits else "")
 
     def check(self, what: str) -> None:
@@ -89,7 +89,7 @@ class CloneCheck:
             raise Conflict(f"{what}: {self.second}", hint=HINT)
 
     async def watch(self) -> None:
-        """Ask periodically, for as long as the agent runs."""
+        """Check periodically until cancelled."""
         first = True
         while True:
             pause_s = await self._ask_once(FIRST_S if first else None)
@@ -100,7 +100,7 @@ class CloneCheck:
             await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
 
     async def _ask_once(self, patience_s: float | None) -> float:
-        """Ask for a verdict; return after how many seconds to ask again."""
+        """Check once; return the seconds until the next check."""
         try:
             async with asyncio.timeout(patience_s):
                 await self.served.wait()
@@ -119,7 +119,7 @@ class CloneCheck:
         return SECOND_EVERY_S if self.second else EVERY_S
 
     async def ask(self) -> PresenceAnswer:
-        """Make one round; the mark stays the same within it and was never used before."""
+        """Make one check with a new mark, of up to `ROUNDS` requests."""
         mark = secrets.token_hex(16)
         self._shown = Presence(mark=mark, boot_id=self._shown.boot_id)
         for _ in range(ROUNDS):

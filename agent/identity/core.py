@@ -1,4 +1,4 @@
-"""Which identity a task has, where it finds it, and when the next one is due (docs/adr/0105)."""
+"""Rules for identities of tasks: which fits, where to mount it, when to renew (docs/adr/0105)."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ import msgspec
 from agent.api import TaskSpec
 
 INSIDE = "/run/twine-identity"
-"""Where a task finds its identity; on a file system that is in memory alone."""
+"""Folder with the identity inside a task; on a file system in memory."""
 IDENTITY, BUNDLE = "identity.pem", "bundle.pem"
-"""Private key with its certificates, in one file so that they always match; and the authorities
-that peers are verified against."""
+"""File with the private key and its certificates, which therefore always match; and file with the
+trusted authorities."""
 RENEW_FROM, RENEW_TO = 0.10, 0.15
-"""Share of a certificate's life after which the next one is fetched: most of it is left for a
-control plane that is away."""
+"""Share of a certificate's life after which the next one is fetched. The rest covers an outage of
+the control plane."""
 USABLE_S = 600.0
 """Seconds for which an overdue identity must still be valid for a task to start with it."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent remembers of the identity of a task; no key."""
+class StoredIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about the identity of a task that the agent stores; no key."""
 
     entitlement: str
     job: str
     identity: str
     not_after: float
     renew_at: float
-    """In seconds since 1970, like `not_after`."""
+    """Seconds since 1970, like `not_after`."""
 
 
-def belongs(held: Held | None, spec: TaskSpec) -> bool:
-    """Return whether an identity is that of the task as it is specified."""
+def belongs(held: StoredIdentity | None, spec: TaskSpec) -> bool:
+    """Return whether an identity fits the specification of a task."""
     return held is not None and (held.entitlement, held.job) == (spec.entitlement, spec.job)
 
 
-def is_due(held: Held | None, spec: TaskSpec, now: float) -> bool:
+def is_due(held: StoredIdentity | None, spec: TaskSpec, now: float) -> bool:
     """Return whether a task needs its next identity."""
     return held is None or not belongs(held, spec) or now >= held.renew_at
 
 
-def is_usable(held: Held | None, spec: TaskSpec, now: float) -> bool:
-    """Return whether a task may be started with the identity that is there."""
+def is_usable(held: StoredIdentity | None, spec: TaskSpec, now: float) -> bool:
+    """Return whether a task may be started with this identity."""
     return held is not None and belongs(held, spec) and now + USABLE_S < held.not_after
 
 
 def identity_properties(task_id: str, spec: TaskSpec, folder: str) -> dict[str, object]:
-    """Return what a unit of a task needs to see the identity in `folder`/TASK.
+    """Return the unit properties that mount the identity in `folder`/TASK.
 
-    The folder is mounted, not the files: what is renamed into it later is seen at once.
+    The folder is mounted, not the files, so that the unit sees files that are replaced later.
     """
     if not spec.identity:
         return {}

@@ -1,7 +1,7 @@
 """The host's side of joining: its key, its certificate, and their renewal.
 
-Nothing secret leaves the host before the control plane proved to be the one whose pin the
-operator passed (docs/adr/0012-identity-and-join.md); the key never leaves it.
+The host sends no secret before the control plane has proved that its authority has the operator's
+pin (docs/adr/0012-identity-and-join.md). The key never leaves the host.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ log = logging.getLogger(__name__)
 LAST_TERM, LAST_OWNERS = "last-term", "last-owners"
 """Files in the identity's folder: the last control plane's term, and owners (`fencing`)."""
 LOCATION = Path("/etc/twine/location.toml")
-"""Where the machine stands, for host profiles (`sidekick facts`)."""
+"""File with the location of the machine, for host profiles (`sidekick facts`)."""
 DEFAULT_FOLDER = Path("/var/lib/twine/identity")
 RENEW_FROM, RENEW_TO = 0.5, 0.66
-"""Share of a certificate's life after which the next one is fetched, drawn at random so that
-hosts that joined together do not come back together."""
+"""Share of a certificate's life after which the next one is fetched. It is random, so that hosts
+that joined together do not renew together."""
 RENEW_EVERY_S = 86_400.0
 _RETRY_S = 30.0
 _LOOK_S = 60.0
-"""A clock that was set, or a host that slept, is noticed after this long."""
+"""Time after which a changed clock or a suspend of the host is noticed."""
 
 _ROUTE = {r.name: r for r in JOIN_ROUTES}
 _PIN = re.compile(api.DIGEST_PATTERN)
@@ -60,7 +60,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What `twinectl token create` prints for one host."""
+    """The output of `twinectl token create` for one host."""
 
     url: str
     """`https://host:port` of the control plane."""
@@ -71,18 +71,18 @@ class Invitation:
 
 @dataclass(frozen=True, slots=True)
 class CandidateIdentity:
-    """The host as it wants to be known."""
+    """The requested name, address and location of the host."""
 
     machine: str
     address: str
-    """`host:port` where the control plane reaches the agent; it must be dialled by this."""
+    """`host:port` at which the control plane reaches the agent; its certificate is for this."""
     facts: api.MachineFacts
     location: api.Location
     machine_type: str = "small"
 
 
 def write_location(candidate: CandidateIdentity, path: Path = LOCATION) -> None:
-    """Tell host profiles where the machine stands: all may read it. Raises `HostError`."""
+    """Write the machine's location for host profiles, readable by all. Raises `HostError`."""
     names = {**msgspec.structs.asdict(candidate.location), "machine_type": candidate.machine_type}
     lines = ["# Written by twine-agent join; profiles read it as location.* and machine.type.\n"]
     lines += [f'{name} = "{value}"\n' for name, value in names.items()]
@@ -96,7 +96,7 @@ class HostIdentity:
     def __init__(self, folder: Path = DEFAULT_FOLDER, clock: Callable[[], float] = time.time):
         self._path = folder / "identity.json"
         self._second = folder / "second-host"
-        self._spoke_last = folder / LAST_TERM, folder / LAST_OWNERS
+        self._last_senders = folder / LAST_TERM, folder / LAST_OWNERS
         self.boot_id = ""
         self._clock = clock
         self._domain: str | None = None
@@ -111,10 +111,10 @@ class HostIdentity:
         return Identity(held.name, held.url, held.not_after)
 
     async def join(self, invitation: Invitation, candidate: CandidateIdentity) -> Identity:
-        """Become a machine of the region; a host that has joined before becomes another.
+        """Become a machine of the region; a host that has joined before becomes another machine.
 
-        The token is sent only once the authority's certificate matches the pin, and only
-        over a connection that this very authority vouches for.
+        The token is sent only after the authority's certificate matches the pin, and only over a
+        connection that this authority certifies.
         """
         if not invitation.url.startswith("https://"):
             raise InvalidInput(f"cannot join {invitation.url!r}: not an https:// address")
@@ -146,13 +146,13 @@ class HostIdentity:
         )
         self._keep(held)
         self.note_second("")
-        for path in self._spoke_last:  # the new control plane is accepted, whatever was before
+        for path in self._last_senders:  # accept the new control plane independent of earlier ones
             path.unlink(missing_ok=True)
         log.info("joined", extra={"machine": held.name, "url": held.url})
         return Identity(held.name, held.url, held.not_after)
 
     def domain(self) -> str:
-        """Return the trust domain of this host; empty before it joined, or of an old file."""
+        """Return the trust domain of this host; empty before it joined, or with an old file."""
         if self._domain is None and self._path.exists():
             self._domain = tls.load(self._path).cluster
         return self._domain or ""
@@ -170,7 +170,7 @@ class HostIdentity:
         )
 
     async def renew(self) -> Identity:
-        """Fetch the next certificate, for a new key, with the one that is in force.
+        """Fetch the next certificate for a new key, using the present certificate.
 
         The answer also has the authorities to trust from now on (BUG-AG5). If they changed, one
         more renewal confirms to the control plane that they are in use.
@@ -181,7 +181,7 @@ class HostIdentity:
             return found if self._held().ca_pem == known else await self._renew_once()
 
     async def renew_when_asked(self) -> None:
-        """Renew now: the authority is about to change; where that fails, it is asked again."""
+        """Renew now, because the authority will change; log a failure, the caller asks again."""
         try:
             await self.renew()
         except TwineError as e:
@@ -223,7 +223,7 @@ class HostIdentity:
         return self._path.exists()
 
     def read_second(self) -> str:
-        """Return why this host is the second one with its identity; empty: it is not."""
+        """Return the stored reason why this host is a clone; empty: it is not."""
         try:
             return self._second.read_text(errors="replace")
         except FileNotFoundError:
@@ -232,14 +232,14 @@ class HostIdentity:
             raise ConfigError(f"cannot read {self._second}: {e.strerror}") from e
 
     def note_second(self, why: str) -> None:
-        """Store why this host is the second one; empty removes the note."""
+        """Store why this host is a clone; an empty reason removes the file."""
         if why:
             durable.write(self._second, why.encode())
         else:
             self._second.unlink(missing_ok=True)
 
     async def show_presence(self, presence: Presence) -> PresenceAnswer:
-        """Ask the control plane whether this host is the only one with its identity."""
+        """Ask the control plane whether this host is a clone."""
         held = self._held()
         async with WireClient(held.url, self.client_context()) as client:
             answer = await client.call(_ROUTE["show_presence"], presence)
@@ -247,7 +247,7 @@ class HostIdentity:
         return answer
 
     async def certify_task(self, task_id: str, csr_pem: str) -> TaskCertificate:
-        """Return a certificate for a task's key; only for a task that this host was given."""
+        """Return a certificate for a task's key, only for a task of this host."""
         held = self._held()
         async with WireClient(held.url, self.client_context()) as client:
             request = TaskIdentityRequest(csr_pem=csr_pem)
@@ -256,7 +256,7 @@ class HostIdentity:
         return answer
 
     async def renew_forever(self) -> None:
-        """Renew in time, for as long as the agent runs; a failure is tried again."""
+        """Renew the certificate in time until cancelled; repeat after a failure."""
         share = random.uniform(RENEW_FROM, RENEW_TO)
         while True:
             try:
@@ -274,7 +274,7 @@ class HostIdentity:
             left_s = when - self._clock()
 
     async def _fetch_authority(self, invitation: Invitation) -> str:
-        """Return the certificate that has the pin; whatever else came along is dropped."""
+        """Return the certificate that has the pin, without other certificates."""
         if not _PIN.fullmatch(invitation.ca_hash):
             raise InvalidInput(
                 f"{invitation.ca_hash!r} is not a pin of the form sha256:<64 hex digits>",
@@ -301,7 +301,7 @@ class HostIdentity:
         return tls.load(self._path)
 
     def _keep(self, credential: Credential) -> None:
-        """Prove that a credential works before it replaces the old one."""
+        """Check that a credential works, then replace the old one."""
         try:
             tls.server_context(credential, require_client=True)
         except ConfigError as e:
@@ -313,8 +313,8 @@ class HostIdentity:
 
 
 def renewal_time(issued_at: float, not_after: float, share: float) -> float:
-    """Return when to renew a certificate of this life: after this share of it, or of a day.
+    """Return when to renew a certificate: after a share of its life, or of a day if shorter.
 
-    So all the rest of its life is left for a control plane that is away (docs/adr/0037).
+    The rest of its life covers an outage of the control plane (docs/adr/0037).
     """
     return issued_at + min(not_after - issued_at, RENEW_EVERY_S) * share

@@ -1,7 +1,7 @@
-"""The host's key and what is sent to be signed.
+"""Makes keys and certificate requests.
 
-A module of its own so that the agent loads the library only when it joins or renews: the
-import takes a tenth of the time in which a restarted agent is back.
+This is a separate module so that the agent loads the library only to join or renew: the import
+takes a tenth of the agent's start time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def new_key() -> str:
 
 
 def signing_request(key_pem: str, machine: str) -> str:
-    """Return a certificate request for the key, as PEM; the name in it is a mere label."""
+    """Return a certificate request for the key as PEM; the control plane ignores its name."""
     key = serialization.load_pem_private_key(key_pem.encode(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, machine)])

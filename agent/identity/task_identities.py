@@ -1,11 +1,11 @@
-"""The identities of this host's tasks: made, renewed while they run, gone with them.
+"""The identities of this host's tasks: made before a start, renewed, and removed with the task.
 
     <run>/identities/<task>/identity.pem    key and certificates, replaced in one step
-    <run>/identities/<task>/bundle.pem      the authorities to trust
+    <run>/identities/<task>/bundle.pem      the trusted authorities
     <run>/identities/<task>.json            when the next one is due; no secret
 
-All of it is in memory (`/run`), below a folder that root alone may enter; the folder of a task is
-mounted into the units of that task, read only, and into no others (docs/adr/0105).
+All files are in memory (`/run`), below a folder that only root may enter. The folder of a task is
+mounted read-only into the units of that task only (docs/adr/0105).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from agent.identity.core import (
     IDENTITY,
     RENEW_FROM,
     RENEW_TO,
-    Held,
+    StoredIdentity,
     identity_properties,
     is_due,
     is_usable,
@@ -53,10 +53,10 @@ _LANE = "identities"
 
 
 class Certifier(Protocol):
-    """Where certificates come from: `agent.identity.identity.HostIdentity`."""
+    """The source of certificates: `agent.identity.identity.HostIdentity`."""
 
     async def certify_task(self, task_id: str, csr_pem: str) -> TaskCertificate:
-        """Return the certificate of a task that this host was given, or raise."""
+        """Return the certificate of a task of this host, or raise."""
         ...
 
     def trusted(self) -> str:
@@ -75,7 +75,7 @@ class TaskIdentities(TaskStage):
         events: HostEvents,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Keep identities below `folder`, which has to be in memory; touch nothing yet."""
+        """Identities are below `folder`, which must be in memory."""
         self._folder = folder
         self._certifier = certifier
         self._lanes = lanes
@@ -83,19 +83,19 @@ class TaskIdentities(TaskStage):
         self._clock = clock
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._not_before: dict[str, float] = {}
-        """Task → when a renewal that failed is tried again."""
+        """Task → when to repeat a failed renewal."""
         self._is_empty = False
-        """Whether nothing is in the folder, as was seen there; nothing else writes to it."""
+        """Whether the folder was found empty; no other component writes to it."""
         self._warned: set[str] = set()
 
     def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
-        """Return the unit with the folder of the task's identity, where it asks for one."""
+        """Return the unit with the folder of the task's identity, if it has one."""
         return unit | identity_properties(task.task_id, task.spec, str(self._folder))
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
-        """Give a task its identity before it starts.
+        """Make or renew the identity of a task before it starts.
 
-        Raises `HostError` where none can be obtained and none is good for a while.
+        Raises `HostError` if this fails and the present identity is not valid for `USABLE_S`.
         """
         if task.spec.identity:
             await self._ensure(task.task_id, task.spec)
@@ -135,7 +135,7 @@ class TaskIdentities(TaskStage):
                 log.warning("cannot maintain the identities of tasks", extra={"why": str(e)})
 
     async def look(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
-        """Do once what is to be done now. `wanted` returns the tasks that are to run."""
+        """Renew and remove identities once. `wanted` returns the tasks that must run."""
         if self._is_empty:
             return
         for task_id in await self._lanes.run(_LANE, self._known):
@@ -147,7 +147,7 @@ class TaskIdentities(TaskStage):
             async with self._lock(task_id):
                 held = await self._lanes.run(_LANE, self._find, task_id)
                 if held is None or not _has(wanted(), task_id):
-                    continue  # it was never started, or it has just ended
+                    continue  # never started, or just ended
                 await self._lanes.run(_LANE, self._refresh, task_id)
                 now = self._clock()
                 if not is_due(held, spec, now) or now < self._not_before.get(task_id, 0.0):
@@ -157,25 +157,25 @@ class TaskIdentities(TaskStage):
                 except TwineError as e:
                     self._failed(task_id, held, e)
                     if isinstance(e, Unreachable):
-                        return  # nor would it answer for the others
+                        return  # requests for other tasks would fail, too
 
-    def _failed(self, task_id: str, held: Held, error: TwineError) -> None:
-        """Record a failed renewal; an event of the task follows only when its time gets short."""
+    def _failed(self, task_id: str, held: StoredIdentity, error: TwineError) -> None:
+        """Record a failed renewal; add an event only if the identity ends soon."""
         now = self._clock()
         self._not_before[task_id] = now + _RETRY_S * random.uniform(0.5, 1.5)
         log.warning("task %s: its identity cannot be renewed yet: %s", task_id, error)
         left_s = held.not_after - now
         if left_s < now - held.renew_at and task_id not in self._warned:
             self._warned.add(task_id)
-            words = f"its identity ends in {max(0.0, left_s) / 3600:.1f} h and is not renewed"
-            self._events.add("agent", task_id, f"{words}: {error}")
+            event = f"its identity ends in {max(0.0, left_s) / 3600:.1f} h and is not renewed"
+            self._events.add("agent", task_id, f"{event}: {error}")
 
     async def _renew(self, task_id: str, spec: TaskSpec) -> None:
         key_pem, csr_pem = await self._lanes.run(_LANE, _new_key, task_id)
         answer = await self._certifier.certify_task(task_id, csr_pem)
         now = self._clock()
         share = random.uniform(RENEW_FROM, RENEW_TO)
-        held = Held(
+        held = StoredIdentity(
             entitlement=spec.entitlement,
             job=spec.job,
             identity=answer.identity,
@@ -198,15 +198,15 @@ class TaskIdentities(TaskStage):
         self._is_empty = not names
         return sorted(name for name in names if not name.startswith("."))
 
-    def _find(self, task_id: str) -> Held | None:
+    def _find(self, task_id: str) -> StoredIdentity | None:
         try:
             data = (self._folder / f"{task_id}.json").read_bytes()
-            held = msgspec.json.decode(data, type=Held)
+            held = msgspec.json.decode(data, type=StoredIdentity)
         except (OSError, msgspec.DecodeError):
             return None
         return held if (self._folder / task_id / IDENTITY).exists() else None
 
-    def _keep(self, task_id: str, pem: str, held: Held) -> None:
+    def _keep(self, task_id: str, pem: str, held: StoredIdentity) -> None:
         self._is_empty = False
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ class TaskIdentities(TaskStage):
             ) from e
 
     def _refresh(self, task_id: str) -> None:
-        """Give a task the authorities that its host trusts now. Raises `HostError`."""
+        """Write the authorities that the host trusts now for a task. Raises `HostError`."""
         path, text = self._folder / task_id / BUNDLE, self._certifier.trusted()
         try:
             with contextlib.suppress(FileNotFoundError):

@@ -1,15 +1,15 @@
-"""Images: streamed in, verified, unpacked in a sandbox, then published read-only.
+"""The image store: receives, verifies and unpacks images, and publishes them read-only.
 
-    staging/<digest>.stream     what has arrived so far
+    staging/<digest>.stream     the received part of the stream
     staging/<digest>/           the subvolume while it is being unpacked
-    staging/<digest>.tree/      the same of an OCI image, whose layers are applied to it (`layers`)
+    staging/<digest>.tree/      the same for an OCI image, to which layers are applied (`layers`)
     images/<digest>/            the read-only subvolume
     images/<digest>.json        written last: the image is complete
 
-Of an OCI image the subvolume shares all it has with its topmost layer: it costs nothing, and a
-task's root is made from it as from any other.
+The subvolume of an OCI image shares all its data with its topmost layer, so it takes no space.
+Roots of tasks are made from it as from any other image.
 
-What a crash leaves behind is removed at the next start; an image is never half visible.
+Leftovers of a crash are removed at the next start; an incomplete image is never visible.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec.structs import replace
 
-from agent.api import ImageFormat, ImageInfo, asked_for_as
+from agent.api import ImageFormat, ImageInfo, pull_event_text
 from agent.images.core.oci import place_of
 from agent.images.core.unpack import drop_setuid_properties, unpack_properties
 from agent.images.intakes import Intakes
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 20
 IDLE_S = 60.0
-"""Seconds without data after which a stream has ended; the sender can begin again."""
+"""Seconds without data after which a stream is given up; the sender can begin again."""
 
 
 class HostImages:
@@ -80,9 +80,9 @@ class HostImages:
         self.idle_s = IDLE_S
         self.arrivals = Intakes(events)
         self._quiet = asyncio.Lock()
-        """Held while things are tidied: no image begins to arrive meanwhile."""
+        """Held while leftovers are removed, so that no image begins to arrive."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """One at a time does something to an image; a lock lives while it is held or awaited."""
+        """By digest: serializes operations on an image. A lock exists while it is in use."""
         for folder in (self.folder, self._staging):
             folder.mkdir(parents=True, exist_ok=True)
         self._sandbox = Sandbox(self._staging, btrfs, units, processes, lanes)
@@ -92,9 +92,9 @@ class HostImages:
         )
 
     async def tidy(self) -> bool:
-        """Remove what interrupted transfers left behind; nothing may be under way.
+        """Remove leftovers of interrupted transfers; no transfer may run.
 
-        False where the disk did not say what there is: then it stays until later (F-35).
+        Returns False if the disk could not be read: then everything stays until later (F-35).
         """
         await self._sandbox.clear()
         try:
@@ -105,9 +105,9 @@ class HostImages:
         return True
 
     async def tidy_if_idle(self) -> bool:
-        """Tidy unless an image is being taken in; return whether it was done."""
+        """Call `tidy` unless an image is being received; return whether it succeeded."""
         async with self._quiet:
-            if self.taking_in:
+            if self.is_receiving:
                 return False
             return await self.tidy()
 
@@ -118,9 +118,9 @@ class HostImages:
         self._tidy_store(self.layers.folder, lambda name: self.layers.find(name) is not None)
 
     def _tidy_store(self, folder: Path, readable: Callable[[str], bool]) -> None:
-        """Keep the subvolumes that are described, and the descriptions of those there are.
+        """Keep subvolumes with a description, and descriptions with a subvolume; remove the rest.
 
-        What the disk does not let us read is not damaged for that: it raises, and all stays.
+        A file that cannot be read is not considered damaged: the error is raised, and all stays.
         """
         files, there = _listed(folder), set(self._btrfs.children(folder))
         for path in files:
@@ -128,7 +128,7 @@ class HostImages:
                 self._remove(path)
         described = {path for path in files if path.suffix == ".json" and path.name[0] != "."}
         damaged = {
-            path for path in described if path.stem not in there or not _says(path, readable)
+            path for path in described if path.stem not in there or not _is_valid(path, readable)
         }
         for path in damaged:
             log.error("a damaged image was removed", extra={"image": path.stem})
@@ -137,7 +137,7 @@ class HostImages:
             self._remove(folder / name)
 
     def _remove(self, path: Path) -> None:
-        """Remove what was left behind, of whatever kind; what cannot go stays until later."""
+        """Remove a leftover of any kind; after an error it stays until later."""
         try:
             if self._btrfs.find(path) is not None:
                 self._btrfs.delete(path)
@@ -151,7 +151,7 @@ class HostImages:
             log.warning("a leftover cannot be removed", extra={"path": str(path), "why": str(e)})
 
     def find(self, digest: str) -> ImageInfo | None:
-        """Return an image that is complete, None where there is none."""
+        """Return a complete image, None if there is none."""
         try:
             data = (self.folder / f"{_hex(digest)}.json").read_bytes()
             return msgspec.json.decode(data, type=ImageInfo)
@@ -166,7 +166,7 @@ class HostImages:
         return info
 
     def last_used(self, digest: str) -> float:
-        """Return when an image came, or a task was last made from it; 0 without it."""
+        """Return when an image was received or last used for a task; 0 if it is unknown."""
         try:
             return (self.folder / f"{_hex(digest)}.json").stat().st_mtime
         except OSError:
@@ -182,17 +182,17 @@ class HostImages:
         return self._locks.setdefault(digest, asyncio.Lock())
 
     @property
-    def taking_in(self) -> bool:
-        """Whether an image is being taken in right now."""
+    def is_receiving(self) -> bool:
+        """Whether an image is being received now."""
         return len(self.arrivals) > 0
 
     async def receive(
         self, digest: str, format_: ImageFormat, chunks: AsyncIterator[bytes]
     ) -> ImageInfo:
-        """Unpack and publish an image; return at once where it is here already.
+        """Unpack and publish an image; return at once if the host has it.
 
         Raises `Unprocessable` for a stream that has another digest, cannot be unpacked or
-        leaves too little space, `Unreachable` for one that stalls; then nothing of it stays.
+        leaves too little space, `Unreachable` for one that stalls. Then nothing of it stays.
         """
         async with self._intake(digest) as hold, self._lock(digest):
             if info := self.find(digest):
@@ -202,7 +202,7 @@ class HostImages:
                 size = await self._store(digest, stream, chunks)
                 passed("image.stored")
                 assembled = await self._unpack(digest, format_, stream, hold)
-                # What is gone before it is flushed need not be written at all.
+                # Removed early: data that is deleted before a flush is never written.
                 await self._lanes.run("btrfs", stream.unlink)
                 passed("image.unpacked")
                 return await self._complete(_info(digest, format_, size, assembled))
@@ -233,7 +233,7 @@ class HostImages:
         return size
 
     async def _timely(self, digest: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the chunks; a stream that stalls must not keep others from the image (F-29)."""
+        """Yield the chunks; give up a stalled stream, so that others can send the image (F-29)."""
         while True:
             try:
                 async with asyncio.timeout(self.idle_s):
@@ -263,11 +263,11 @@ class HostImages:
     async def _unpack(
         self, digest: str, format_: ImageFormat, stream: Path, hold: Hold
     ) -> Assembled | None:
-        """Turn the stream into a subvolume in staging; say what it is of, for an OCI image."""
+        """Turn the stream into a subvolume in staging; return the parts of an OCI image."""
         target, name = self._staging / _hex(digest), _hex(digest)[:12]
         make = os.mkdir if format_ is ImageFormat.BTRFS else self._btrfs.create
         await self._lanes.run("btrfs", make, target)
-        if format_ is not ImageFormat.BTRFS:  # of an archive that does not name its own top
+        if format_ is not ImageFormat.BTRFS:  # for an archive without an entry for its top
             await self._lanes.run("btrfs", os.chmod, target, 0o755)
         unit = f"twine-unpack-{name}.service"
         mount = str(await self._lanes.run("btrfs", self._btrfs.top, target.parent))
@@ -284,7 +284,7 @@ class HostImages:
         return assembled
 
     def _tree(self, digest: str) -> Path:
-        """Return where the layers of an OCI image are applied."""
+        """Return the subvolume to which the layers of an OCI image are applied."""
         return self._staging / f"{_hex(digest)}.tree"
 
     def _open_received(self, digest: str) -> str:
@@ -296,16 +296,16 @@ class HostImages:
         return str(staged / received[0])
 
     async def pull(self, reference: str) -> ImageInfo:
-        """Fetch an image from a registry; return at once where that very image is here.
+        """Fetch an image from a registry; return at once if the host has it.
 
-        Raises `Unprocessable` for one that cannot be fetched, does not fit or must not be used,
-        `Unreachable` for one whose stream went silent.
+        Raises `Unprocessable` for an image that cannot be fetched, does not fit or must not be
+        used, `Unreachable` if its stream stalls.
         """
         async with self._intake(reference) as hold, self._oci.lock(reference):
             if info := self.find(place_of(reference).digest):
                 return info
             place, data = await self._oci.resolve(reference)
-            self._events.add("image", place.digest, asked_for_as(reference))
+            self._events.add("image", place.digest, pull_event_text(reference))
             async with self._lock(place.digest):
                 if info := self.find(place.digest):
                     return info
@@ -323,16 +323,16 @@ class HostImages:
 
     @asynccontextmanager
     async def _intake(self, name: str) -> AsyncIterator[Hold]:
-        """List an image that is being taken in; yield what holds its layers until it is there."""
+        """List an image as being received; yield a function that keeps its layers until then."""
         async with self._quiet:
-            pass  # what is tidied now is over; nothing waits from here to the list
+            pass  # waits for a running `tidy`; there is no await before the image is listed
         with self.arrivals.listed(name), self.layers.holding() as hold:
             yield hold
 
     async def _complete(self, info: ImageInfo) -> ImageInfo:
-        """Publish what stands in staging, and tell."""
-        if info.format is not ImageFormat.OCI:  # whose files are on disk with its layers
-            # Else a power cut could leave a complete image whose files are empty.
+        """Publish the subvolume in staging, and add an event."""
+        if info.format is not ImageFormat.OCI:  # its files were flushed with its layers
+            # Otherwise a power cut could leave a complete image with empty files.
             await self._lanes.run("sync", self._btrfs.sync, self._staging)
         passed("image.synced")
         await self._lanes.run("btrfs", self._publish, info)
@@ -342,9 +342,9 @@ class HostImages:
         return info
 
     def _publish(self, info: ImageInfo) -> None:
-        """Move the subvolume into place, close it, then declare it complete.
+        """Move the subvolume into place, make it read-only, then declare it complete.
 
-        To close it commits whatever is not on disk yet of it and of its layers' descriptions.
+        Making it read-only commits its data and the descriptions of its layers to disk.
         """
         staged = self._staging / _hex(info.digest)
         if info.format is ImageFormat.OCI:
@@ -352,7 +352,7 @@ class HostImages:
         elif info.format is ImageFormat.BTRFS:
             staged = staged / self._btrfs.children(staged)[0]
         final = self.folder / _hex(info.digest)
-        self._btrfs.delete(final)  # one whose removal once failed half-way
+        self._btrfs.delete(final)  # a leftover of a removal that failed half-way
         os.rename(staged, final)
         self._btrfs.set_read_only(final, True)
         passed("image.moved")
@@ -373,7 +373,7 @@ class HostImages:
                     f"image {digest} is used by {len(tasks)} tasks: {', '.join(tasks[:5])}",
                     hint="stop them first",
                 )
-            # At once: from here on no new task can be made from it (trust F-40).
+            # Removed first, so that no new task can be made from it (trust F-40).
             (self.folder / f"{_hex(digest)}.json").unlink()
             passed("delete.undeclared")
             await self._lanes.run("btrfs", self._btrfs.delete, self.folder / _hex(digest))
@@ -382,15 +382,15 @@ class HostImages:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """Return what is in a folder; `HostError` where the disk does not say, unlike a glob."""
+    """Return the paths in a folder. Unlike a glob this raises `HostError` on a disk error."""
     try:
         return [folder / name for name in sorted(os.listdir(folder))]
     except OSError as e:
         raise HostError(f"cannot list {folder}: {e.strerror}") from e
 
 
-def _says(path: Path, readable: Callable[[str], bool]) -> bool:
-    """Return whether a description can be understood; `OSError` where it cannot be read."""
+def _is_valid(path: Path, readable: Callable[[str], bool]) -> bool:
+    """Return whether a description can be decoded. Raises `OSError` if it cannot be read."""
     path.read_bytes()
     return readable(f"sha256:{path.stem}")
 

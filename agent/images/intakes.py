@@ -1,7 +1,7 @@
-"""Images that are being taken in: which they are, since when, and how one is cancelled.
+"""Images that are being received: a list with start times, and how to cancel one.
 
-An intake goes on when its client leaves: others may wait for the same image, and layers that are
-here need not be fetched again. So it is listed, and an operator can end it.
+An intake continues after its client has left: other clients may wait for the same image, and a
+later fetch reuses its layers. So intakes are listed, and an operator can cancel one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Intakes:
         self._intakes: list[_Intake] = []
 
     def __len__(self) -> int:
-        """Return how many images are being taken in."""
+        """Return how many images are being received."""
         return len(self._intakes)
 
     @contextmanager
@@ -56,13 +56,13 @@ class Intakes:
             self._intakes.remove(intake)
 
     def all(self) -> list[Arrival]:
-        """Return what is being taken in."""
+        """Return the images that are being received."""
         return [Arrival(name=i.name, began_at=i.began_at) for i in self._intakes]
 
     def cancel(self, name: str) -> int:
-        """End the intakes of an image, by the name that `all` shows; return how many they were.
+        """End the intakes of an image, by the name that `all` shows; return their number.
 
-        What is complete of it stays. Raises `NotFound` where there are none.
+        Complete layers stay. Raises `NotFound` if there are none.
         """
         found = [i for i in self._intakes if i.name == name]
         if not found:

@@ -1,10 +1,10 @@
-"""Layers of OCI images: each a read-only subvolume, a snapshot of the one below with its changes.
+"""Layers of OCI images: each is a read-only subvolume, a snapshot of the layer below with changes.
 
-    staging/<image>.tree    the subvolume that the changes of an image's layers are applied to
+    staging/<image>.tree    the subvolume to which the layers of an image are applied
     layers/<chain>/         the read-only snapshot of it after this layer
     layers/<chain>.json     written last: the layer is complete
 
-Images on the same base share its layers; what a layer shares with those below is on disk once.
+Images on the same base share its layers. Data that layers share is on disk once.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from agent.runtime.offload import Lanes
 from wire.errors import Unprocessable
 
 Hold = Callable[[Iterable[str]], None]
-"""Keeps the layers of these chains, there or to come, for the image that is being taken in."""
+"""Keeps the layers of these chains, present or future, for the image that is being received."""
 
 
 class LayerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer that is complete."""
+    """A complete layer."""
 
     chain: str
     below: str
     diff_id: str
     blob: str
-    """Digest of the compressed layer that it came from."""
+    """Digest of the compressed layer."""
     blob_bytes: int
     created_at: float
 
 
 class Layers:
-    """The layers on this machine, one folder of them."""
+    """The layers on this machine."""
 
     def __init__(self, state: Path, btrfs: Btrfs, sandbox: Sandbox, lanes: Lanes) -> None:
         """Keep layers below `state`, a folder on btrfs."""
@@ -56,17 +56,17 @@ class Layers:
         self._lanes = lanes
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._fetching: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        """By the chain below and the packed layer: one image at a time fetches it."""
+        """By the chain below and the compressed layer: one image at a time fetches it."""
         self._held: Counter[str] = Counter()
-        """Chain ids that an image under way needs: they must not be removed."""
+        """Chain ids that an image in transfer needs: they must not be removed."""
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def holding(self) -> Iterator[Hold]:
         """Yield a function that keeps layers, present or future, from removal until the exit.
 
-        A pull holds the layers that are here before it fetches the rest, and releases them once
-        the image refers to them: until then nothing else would keep them.
+        A pull holds the present layers before it fetches the rest, and releases them once the
+        image refers to them. Until then no image keeps them.
         """
         mine: list[str] = []
 
@@ -81,15 +81,15 @@ class Layers:
             self._held -= Counter(mine)
 
     def is_held(self, chain: str) -> bool:
-        """Return whether an image under way needs this layer."""
+        """Return whether an image in transfer needs this layer."""
         return self._held[chain] > 0
 
     def path(self, chain: str) -> Path:
-        """Return where a layer is or would be."""
+        """Return the path of a layer, which need not exist."""
         return self.folder / chain.removeprefix("sha256:")
 
     def find(self, chain: str) -> LayerInfo | None:
-        """Return a layer that is complete, None where there is none."""
+        """Return a complete layer, None if there is none."""
         try:
             data = self.path(chain).with_suffix(".json").read_bytes()
             return msgspec.json.decode(data, type=LayerInfo)
@@ -102,7 +102,7 @@ class Layers:
         return sorted((f for f in found if f), key=lambda f: (f.created_at, f.chain))
 
     def known(self, blobs: Iterable[str]) -> list[str]:
-        """Return the chains of an image's compressed layers that are here, from the lowest."""
+        """Return the chains of an image's compressed layers that the host has, from the lowest."""
         chains = {(info.below, info.blob): info.chain for info in self.all()}
         below, found = "", []
         for blob in blobs:
@@ -116,11 +116,11 @@ class Layers:
     async def turn(
         self, blobs: Sequence[str], waits: Callable[[int], None]
     ) -> AsyncIterator[list[str]]:
-        """Wait until no other image fetches the lowest layer that is missing of this one.
+        """Wait until no other image fetches the lowest missing layer of this image.
 
-        Yields the chains that are here then. Of concurrent pulls of images on one base only the
-        first fetches it (docs/adr/0124). `waits` is called with the number of the layer that this
-        pull waits for.
+        Yields the chains that the host has then. If several images on one base are pulled at once,
+        only the first pull fetches it (docs/adr/0124). `waits` is called with the number of the
+        layer for which this pull waits.
         """
         while len(here := self.known(blobs)) < len(blobs):
             missing = (here[-1] if here else "", blobs[len(here)])
@@ -136,12 +136,11 @@ class Layers:
     async def stack(
         self, layers: Sequence[Layer], layout: Path, tree: Path, here: Callable[[int], None]
     ) -> None:
-        """Make sure that an image's layers are here, and that `tree` is what the topmost is.
+        """Make all layers of an image, and make `tree` equal to the topmost one.
 
-        Those that are missing have their blobs in a layout. All of them are applied to the one
-        tree, in order; each layer is a snapshot of it as it was then. A blob is removed once it
-        was applied: data removed before a flush need not be written at all. `here` is called with
-        the number of each applied layer.
+        `layout` has the blobs of missing layers. They are applied to the tree in order, and each
+        layer is a snapshot of the tree. A blob is removed once it was applied: data that is
+        removed before a flush is never written. `here` is called with the number of each layer.
         """
         at: str | None = None
         applying: _Applying | None = None
@@ -179,13 +178,13 @@ class Layers:
             os.chmod(tree, 0o755)
 
     def _publish(self, layer: Layer, tree: Path) -> None:
-        """Make a layer of what the tree is now; the snapshot is on disk with all its files.
+        """Make a layer from the tree; afterwards the snapshot and its files are on disk.
 
-        The kernel writes what is in memory of the tree, and of no other, before it makes the
-        snapshot, and commits it before it answers (`btrfs_mksnapshot`, fs/btrfs/ioctl.c).
+        The kernel flushes only this tree before it makes the snapshot, and commits the snapshot
+        before the call returns (`btrfs_mksnapshot`, fs/btrfs/ioctl.c).
         """
         final = self.path(layer.chain)
-        self._btrfs.delete(final)  # one whose removal once failed half-way
+        self._btrfs.delete(final)  # a leftover of a removal that failed half-way
         self._btrfs.snapshot(tree, final, read_only=True)
         passed("pull.layer-moved")
         info = LayerInfo(
@@ -199,7 +198,7 @@ class Layers:
         declare(final, msgspec.json.encode(info))
 
     async def discard(self, chain: str) -> bool:
-        """Remove a layer unless an image under way needs it; what is made from it stays whole."""
+        """Remove a layer unless an image in transfer needs it; its snapshots stay complete."""
         lock = self._locks.setdefault(chain, asyncio.Lock())
         async with lock:
             if self.is_held(chain):
@@ -211,22 +210,22 @@ class Layers:
 
 
 class _Applying:
-    """One process that applies layers to a tree, in order, and waits for a word before each."""
+    """One process that applies layers to a tree, in order, and waits for a request before each."""
 
     def __init__(self, sandbox: Sandbox, layers: Sequence[Layer], layout: Path, tree: Path) -> None:
-        """Start it; it applies the first at once."""
+        """Start the process; it applies the first layer at once."""
         self._layers, self._number = layers, 0
         self._pipes = [tree.with_name(f"{tree.name}.{name}") for name in ("in", "out")]
         self._ends: list[int] = []
         for path in self._pipes:
             path.unlink(missing_ok=True)
             os.mkfifo(path, 0o600)
-            # Opened to read and to write, so that no open waits for the other side. The process
-            # reads an end of file once this is closed.
+            # Opened for reading and writing, so that opening does not wait for the other side.
+            # Closing it gives the process an end of file.
             self._ends.append(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-        self._told = asyncio.Semaphore(0)
+        self._applied = asyncio.Semaphore(0)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._ends[1], self._hear)
+        self._loop.add_reader(self._ends[1], self._read_reports)
         names = str(self._pipes[0]), str(self._pipes[1])
         properties = layer_properties(sys.executable, str(layout), layers, str(tree), names)
         unit = f"twine-unpack-{layers[0].chain.removeprefix('sha256:')[:12]}.service"
@@ -238,25 +237,25 @@ class _Applying:
     def _refusal(self) -> str:
         return f"layer {self._layers[max(self._number - 1, 0)].blob.digest} is refused"
 
-    def _hear(self) -> None:
+    def _read_reports(self) -> None:
         for _ in range(os.read(self._ends[1], 4096).count(b"\n")):
-            self._told.release()
+            self._applied.release()
 
     async def next(self) -> None:
-        """Return once the next layer is applied; raises why it cannot be."""
+        """Apply the next layer and return when it is done. Raises the reason of a failure."""
         self._number += 1
         if self._number > 1:
-            os.write(self._ends[0], b"go on\n")
-        told = asyncio.ensure_future(self._told.acquire())
+            os.write(self._ends[0], b"next\n")
+        applied = asyncio.ensure_future(self._applied.acquire())
         try:
-            await asyncio.wait({told, self._running}, return_when=asyncio.FIRST_COMPLETED)
-            if not told.done():
+            await asyncio.wait({applied, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            if not applied.done():
                 await self._running
-                await asyncio.sleep(0)  # its last line may still be unread
-            if not told.done():
+                await asyncio.sleep(0)  # its last report may still be unread
+            if not applied.done():
                 raise Unprocessable(f"{self._refusal()}: its program ended before it")
         finally:
-            told.cancel()
+            applied.cancel()
 
     async def close(self) -> None:
         """Cancel the program if layers are left, wait for its end, and remove its pipes."""
@@ -283,7 +282,7 @@ def declare(subvolume: Path, description: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return once the names in a folder are on disk."""
+    """Flush the names in a folder to disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,10 +1,10 @@
-"""Images of the Open Container Initiative: fetched, checked, put together from shared layers.
+"""Fetches, checks and assembles images of the Open Container Initiative from shared layers.
 
     staging/oci-<key>/      a layout (`image-layout.md`): documents and compressed layers
-    staging/oci-<key>.json  the manifest as the registry gave it
+    staging/oci-<key>.json  the manifest from the registry
 
-skopeo fetches, in a sandbox that has a network and nothing else. Every digest is checked here
-or where a layer is applied: skopeo is not trusted.
+skopeo fetches, in a sandbox that has only a network. skopeo is not trusted: every digest is
+checked here or when a layer is applied.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from wire.units import about_size
 
 @dataclass(frozen=True, slots=True)
 class Registries:
-    """How images are fetched; the operator's choice, never that of the caller."""
+    """How images are fetched; configured by the operator, never by the caller."""
 
     tls_verify: bool = True
     credentials_file: str = ""
@@ -63,7 +63,7 @@ class Registries:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """An image whose layers are all here."""
+    """An image whose layers are all on the host."""
 
     manifest: Manifest
     layers: tuple[Layer, ...]
@@ -71,7 +71,7 @@ class Assembled:
 
 
 class Oci:
-    """Brings images' layers to this machine."""
+    """Brings the layers of images to this machine."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class Oci:
         self._processor = Processor(platform.machine(), read_x86_level(KernelFs()))
 
     def lock(self, reference: str) -> asyncio.Lock:
-        """Return the lock under which one at a time fetches this reference."""
+        """Return the lock that serializes fetches of this reference."""
         return self._locks.setdefault(reference, asyncio.Lock())
 
     async def resolve(self, reference: str) -> tuple[ImageLocation, bytes]:
-        """Return where an image is, digest included, and its manifest for this processor."""
+        """Return the location of an image, with its digest, and its manifest for this processor."""
         place = place_of(reference)
         data = await self._manifest(place.name, place.digest)
         if is_index(data):
@@ -113,26 +113,26 @@ class Oci:
     async def _manifest(self, name: str, digest: str) -> bytes:
         key = _key(name)
         stage, output = self._staging / f"oci-{key}", self._staging / f"oci-{key}.json"
-        await self._lanes.run("files", _anew, stage)
+        await self._lanes.run("files", _make_empty, stage)
         try:
-            words = ["inspect", "--raw", *self._options(""), name]
-            await self._skopeo(key, words, stage, f"cannot read {name}", str(output))
+            arguments = ["inspect", "--raw", *self._options(""), name]
+            await self._skopeo(key, arguments, stage, f"cannot read {name}", str(output))
             data = await self._lanes.run(
                 "files", read_file, str(self._staging), output.name, DOCUMENT_MAX_BYTES
             )
         except OSError as e:
             raise Unprocessable(f"the manifest of {name} cannot be read: {e.strerror}") from e
         finally:
-            await self._lanes.run("files", _gone, stage)
+            await self._lanes.run("files", _remove_folder, stage)
             await self._lanes.run("files", output.unlink, missing_ok=True)
         if digest and digest_of(data) != digest:
             raise Unprocessable(f"the manifest of {name} has digest {digest_of(data)}")
         return data
 
     async def fetch(self, place: ImageLocation, data: bytes, tree: Path, hold: Hold) -> Assembled:
-        """Fetch what is missing of an image, and make `tree` what it is of all its layers.
+        """Fetch the missing layers of an image, and make `tree` equal to its topmost layer.
 
-        What is here of it is held from before anything is fetched: it is not fetched.
+        Present layers are held before the fetch begins, and are not fetched.
         """
         manifest = read_manifest(data, place.digest)
 
@@ -150,25 +150,25 @@ class Oci:
     async def _fetch(
         self, name: str, manifest: Manifest, here: int, tree: Path, hold: Hold
     ) -> Assembled:
-        """Fetch an image whose lowest layers, so many, are here."""
+        """Fetch an image whose lowest `here` layers are on the host."""
         stage = self._staging / f"oci-{_key(name)}"
         missing = manifest.layers[here:]
         try:
             await self._lanes.run("files", self._admit, manifest, missing)
-            await self._lanes.run("files", _anew, stage)
-            await self._lanes.run("files", _stand_in, stage, manifest.layers[:here])
-            total = sum(blob.size for blob in missing)
-            said = f"fetching {len(missing)} of {len(manifest.layers)} layers, {about_size(total)}"
-            self._events.add("image", manifest.digest, said)
-            words = ["copy", "--preserve-digests", *self._options("src-"), name, f"oci:{stage}"]
-            await self._skopeo(_key(name), words, stage, f"cannot fetch {name}")
+            await self._lanes.run("files", _make_empty, stage)
+            await self._lanes.run("files", _make_placeholders, stage, manifest.layers[:here])
+            size = about_size(sum(blob.size for blob in missing))
+            event = f"fetching {len(missing)} of {len(manifest.layers)} layers, {size}"
+            self._events.add("image", manifest.digest, event)
+            arguments = ["copy", "--preserve-digests", *self._options("src-"), name, f"oci:{stage}"]
+            await self._skopeo(_key(name), arguments, stage, f"cannot fetch {name}")
             passed("pull.fetched")
             return await self._assemble(manifest, stage, tree, hold)
         finally:
-            await self._lanes.run("files", _gone, stage)
+            await self._lanes.run("files", _remove_folder, stage)
 
     async def assemble(self, layout: Path, tree: Path, hold: Hold) -> Assembled:
-        """Make `tree` what the one image of a filled layout is."""
+        """Make `tree` equal to the only image of a complete layout."""
         data = await self._lanes.run("files", _document, layout, "index.json")
         seen = 0
         while is_index(data):
@@ -187,8 +187,8 @@ class Oci:
         layers, config = read_config(data, manifest, self._processor)
 
         def here(number: int) -> None:
-            said = f"layer {number} of {len(layers)} is present"
-            self._events.add("image", manifest.digest, said)
+            event = f"layer {number} of {len(layers)} is present"
+            self._events.add("image", manifest.digest, event)
 
         hold(layer.chain for layer in layers)
         await self._layers.stack(layers, layout, tree, here)
@@ -198,7 +198,7 @@ class Oci:
         return Assembled(manifest, tuple(layers), config)
 
     def _admit(self, manifest: Manifest, missing: Sequence[Blob]) -> None:
-        """Refuse what cannot fit even compressed; unpacking is watched besides."""
+        """Refuse an image that cannot fit even compressed; free space is checked again later."""
         _, free = self._btrfs.free_bytes(self._staging)
         needed = sum(blob.size for blob in missing)
         if needed + FREE_RESERVE_BYTES > free:
@@ -210,15 +210,15 @@ class Oci:
             )
 
     async def _skopeo(
-        self, key: str, words: Sequence[str], stage: Path, what: str, output: str = ""
+        self, key: str, arguments: Sequence[str], stage: Path, what: str, output: str = ""
     ) -> None:
         secrets = [str(self._state / "identity"), str(self._state / "journal")]
-        properties = fetch_properties(words, str(stage), secrets, output)
+        properties = fetch_properties(arguments, str(stage), secrets, output)
 
-        def came() -> int:
+        def received() -> int:
             return _bytes_in(stage) + (_size(output) if output else 0)
 
-        await self._sandbox.run(f"twine-fetch-{key}.service", properties, what, came)
+        await self._sandbox.run(f"twine-fetch-{key}.service", properties, what, received)
 
     def _options(self, side: str) -> list[str]:
         found = [] if self._registries.tls_verify else [f"--{side}tls-verify=false"]
@@ -227,26 +227,26 @@ class Oci:
         return found
 
 
-def _anew(stage: Path) -> None:
-    """Make an empty folder: a subvolume would cost the disk more than the documents in it."""
-    _gone(stage)
+def _make_empty(stage: Path) -> None:
+    """Make an empty folder. A subvolume would cost more disk writes than the documents in it."""
+    _remove_folder(stage)
     stage.mkdir(mode=0o700)
 
 
-def _gone(stage: Path) -> None:
+def _remove_folder(stage: Path) -> None:
     if os.path.lexists(stage):
         shutil.rmtree(stage)
 
 
 def _bytes_in(stage: Path) -> int:
-    """Return how many bytes skopeo has put there, stand-ins included."""
+    """Return how many bytes skopeo has written to a folder, including placeholders."""
     return sum(_size(os.path.join(top, name)) for top, _, names in os.walk(stage) for name in names)
 
 
 def _size(path: str) -> int:
     try:
         return os.lstat(path).st_size
-    except OSError:  # it was moved to its name in between, or is not there yet
+    except OSError:  # it was renamed meanwhile, or does not exist yet
         return 0
 
 
@@ -254,11 +254,11 @@ def _key(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:12]
 
 
-def _stand_in(stage: Path, blobs: Sequence[Blob]) -> None:
-    """Put empty files of the right size where skopeo would put layers that are here already.
+def _make_placeholders(stage: Path, blobs: Sequence[Blob]) -> None:
+    """Make empty files of the right size in place of layers that the host has.
 
-    It looks whether a blob is there by its name and takes it as it is; they have holes for
-    content and are never read.
+    skopeo checks only the name of a blob, and then does not fetch it. The files consist of holes
+    and are never read.
     """
     (stage / "blobs" / "sha256").mkdir(parents=True)
     for blob in blobs:
@@ -267,7 +267,7 @@ def _stand_in(stage: Path, blobs: Sequence[Blob]) -> None:
 
 
 def _with_user(config: OciConfig, tree: Path) -> OciConfig:
-    """Return the configuration with its user resolved by the lists of an image that is here."""
+    """Return the configuration with its user resolved by the lists in the image's tree."""
     if not asks(config.user):
         return config
     users, groups = (_list(tree, place) for place in LISTS)
@@ -275,7 +275,7 @@ def _with_user(config: OciConfig, tree: Path) -> OciConfig:
 
 
 def _with_working_dir(config: OciConfig, tree: Path) -> None:
-    """Make the folder that the image is run in, if no layer has it, as container engines do."""
+    """Make the image's working directory if no layer has it, as container engines do."""
     try:
         ensure_folder(str(tree), config.working_dir)
     except OSError as e:

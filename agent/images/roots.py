@@ -20,9 +20,9 @@ from agent.runtime.stage import TaskStage
 from wire.errors import BtrfsError, HostError, NotFound
 
 INITS = ("usr/lib/systemd/systemd", "lib/systemd/systemd")
-"""Where an image has its init; other inits would need other ways to be stopped."""
+"""Paths of systemd in an image; other inits are stopped in other ways."""
 _USED_EVERY_S = 60.0
-"""How often the use of an image is written down: images go by days (images/core/retention.py)."""
+"""How often the use of an image is recorded; retention counts days (images/core/retention.py)."""
 
 
 class TaskRoots:
@@ -36,15 +36,15 @@ class TaskRoots:
         self.state = folder.parent
         self._configs: dict[str, OciConfig | None] = {}
         self._used: dict[str, float] = {}
-        """Image → when that was last written down; the snapshot that follows writes it to disk."""
+        """Image → when its use was last recorded; the next snapshot flushes that to disk."""
         self._unused: set[str] = set()
-        """Tasks whose root nothing was started from yet."""
+        """Tasks whose root was never started from."""
         self._can_bound: bool | None = None
         self._tops: dict[str, list[str]] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, task_id: str) -> Path:
-        """Return where the root of a task is or would be."""
+        """Return the path of a task's root, which need not exist."""
         return self._folder / task_id
 
     def _image(self, digest: str) -> Path:
@@ -55,9 +55,9 @@ class TaskRoots:
         return self._image(digest).with_suffix(".json").exists()
 
     def has_init(self, digest: str) -> bool:
-        """Return whether an image has an init that can be started as a machine's.
+        """Return whether an image has an init that can run as the init of a container.
 
-        No link is followed: an absolute one would lead out of the image.
+        No link is followed: an absolute link would lead out of the image.
         """
         image = self._image(digest)
         return any(
@@ -67,9 +67,9 @@ class TaskRoots:
         )
 
     def config(self, digest: str) -> OciConfig | None:
-        """Return how an image wants to be run, None for one without a configuration.
+        """Return the configuration of an OCI image, None if it has none.
 
-        Read once: what is under a digest never changes.
+        Cached: the content of a digest never changes.
         """
         if digest not in self._configs:
             try:
@@ -85,7 +85,7 @@ class TaskRoots:
         return is_writable(spec, self.config(spec.image), can_bound=self.can_bound())
 
     def can_bound(self) -> bool:
-        """Return whether this file system counts what is written; asked once."""
+        """Return whether this file system can limit written data; checked once."""
         if self._can_bound is None:
             try:
                 self._can_bound = self._btrfs.enable_quota(self.state) is not QuotaMode.OFF
@@ -113,9 +113,9 @@ class TaskRoots:
             return ""
 
     def renew(self, task_id: str, spec: TaskSpec) -> None:
-        """Give a task that writes to its root one without what it wrote, bounded; else nothing.
+        """Replace a writable root by a fresh one with a size limit; keep a read-only root.
 
-        Raises `HostError` where it cannot be bounded.
+        Raises `HostError` if the root cannot have a limit.
         """
         if not self.is_writable(spec):
             return
@@ -129,14 +129,14 @@ class TaskRoots:
                 f"{self.state} has no quotas, so the written data would have no limit",
                 hint='set root = "read-only", or put the state folder on btrfs with quotas',
             )
-        room = self._btrfs.room(path)  # regular quotas count what is shared with the image, too
+        room = self._btrfs.room(path)  # regular quotas also count data shared with the image
         shared = (
             0 if room is None or self._btrfs.quota(path) is QuotaMode.SIMPLE else room.used_bytes
         )
         self._btrfs.limit(path, shared + spec.root_max_bytes)
 
     def look(self, task_id: str, digest: str) -> tuple[bool, bool]:
-        """Return whether there is a root made from this image, and whether there is any."""
+        """Return whether the task has a root made from this image, and whether it has any root."""
         path = self.path(task_id)
         if not path.exists():
             return False, False
@@ -146,7 +146,7 @@ class TaskRoots:
         return fits, True
 
     def prepare(self, task_id: str, digest: str) -> None:
-        """Make the root of a task, in place of one from another image."""
+        """Make the root of a task; replace a root from another image."""
         image = self._image(digest)
         path = self.path(task_id)
         if path.exists():
@@ -165,7 +165,7 @@ class TaskRoots:
                 self._used[digest] = now_s
 
     def remove(self, task_id: str) -> None:
-        """Remove the root of a task; one that is not there is no error."""
+        """Remove the root of a task; does nothing if it has none."""
         self._unused.discard(task_id)
         self._btrfs.delete(self.path(task_id))
 
@@ -175,14 +175,13 @@ class TaskRoots:
 
 
 class FreshRoot(TaskStage):
-    """Gives a task that writes to its root one without what it wrote."""
+    """Replaces a writable root by a fresh one before each start."""
 
     def __init__(self, roots: TaskRoots, lanes: Lanes) -> None:
-        """Renew `roots`, in the lane of btrfs."""
         self._roots, self._lanes = roots, lanes
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
-        """Renew the root before a start; the loop itself makes and removes roots."""
+        """Renew the root before a start; the task's loop makes and removes roots."""
         await self._lanes.run("btrfs", self._roots.renew, task.task_id, task.spec)
         return task
 

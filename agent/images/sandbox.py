@@ -1,4 +1,4 @@
-"""Runs the sandboxed units that take images in, and keeps them from filling the disk."""
+"""Runs the sandboxed units that fetch and unpack images, and stops them if the disk fills up."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from agent.runtime.units import Units
 from wire.errors import SystemdError, TwineError, Unprocessable, Unreachable
 
 CLEAR_TIMEOUT_S = 30.0
-"""How long a unit from before may take to end once it was stopped."""
+"""How long a unit of an earlier agent may take to stop."""
 PATTERNS = ("twine-unpack-*.service", "twine-fetch-*.service")
 """The units that this module starts."""
 
 
 class Sandbox:
-    """Runs one unit to its end, or raises why it could not."""
+    """Runs a unit to its end, or raises the reason of its failure."""
 
     def __init__(
         self, folder: Path, btrfs: Btrfs, units: Units, processes: Processes, lanes: Lanes
     ) -> None:
-        """Watch the room on the file system of `folder`."""
+        """The free space of the file system of `folder` is watched."""
         self._folder = folder
         self._btrfs = btrfs
         self._units = units
@@ -34,7 +34,7 @@ class Sandbox:
         self.idle_s = FETCH_IDLE_S
 
     async def clear(self) -> None:
-        """End what an agent from before was about to do."""
+        """Stop all units of an earlier agent."""
         for pattern in PATTERNS:
             for unit in await self._units.all(pattern):
                 await self._units.clear(unit.unit, timeout_s=CLEAR_TIMEOUT_S)
@@ -44,23 +44,24 @@ class Sandbox:
         unit: str,
         properties: Mapping[str, object],
         what: str | Callable[[], str],
-        came: Callable[[], int] | None = None,
+        received: Callable[[], int] | None = None,
         *,
         timeout_s: float = UNPACK_TIMEOUT_S,
     ) -> None:
-        """Run a unit to its end. `what` begins the sentence about its failure, or returns it.
+        """Run a unit to its end. `what` is, or returns, the beginning of a failure message.
 
-        `came` returns the bytes received so far; the unit is given up when no more arrive. Raises
-        `Unprocessable` where it failed or left too little room, `Unreachable` where it was given
-        up, `SystemdError` where it could not be run. Cancelling stops the unit.
+        `received` returns the bytes received so far; the unit is stopped when no more arrive.
+        Raises `Unprocessable` if it failed or left too little space, `Unreachable` if it was
+        stopped because nothing arrived, `SystemdError` if it could not be run. Cancelling stops
+        the unit.
         """
-        # One from before would have worked on a folder that is gone by now.
+        # A unit of an earlier agent works on a folder that is gone.
         await self._units.clear(unit, timeout_s=CLEAR_TIMEOUT_S)
         short: list[int] = []
         idle: list[float] = []
         watches = [asyncio.create_task(self._watch_room(unit, short.append))]
-        if came is not None:
-            watches.append(asyncio.create_task(self._watch_arrival(unit, came, idle.append)))
+        if received is not None:
+            watches.append(asyncio.create_task(self._watch_arrival(unit, received, idle.append)))
         try:
             end = await self._units.run(unit, properties, timeout_s=timeout_s + 60)
         except asyncio.CancelledError:
@@ -86,47 +87,46 @@ class Sandbox:
                 hint="is the registry healthy? nothing was stored; try again",
             )
         if end.active == "failed" or end.exit_code:
-            why = await asyncio.to_thread(self._said, end)
+            why = await asyncio.to_thread(self._complaint, end)
             raise Unprocessable(f"{what}: {why}")
 
-    async def _watch_room(self, unit: str, tell: Callable[[int], None]) -> None:
-        """Stop an unpacking that fills the disk, and tell how many bytes it left.
+    async def _watch_room(self, unit: str, report: Callable[[int], None]) -> None:
+        """Stop a unit that fills the disk; call `report` with the free bytes.
 
-        A few bytes of a stream may become many; with no room left, not even a task could be
-        stopped.
+        A small stream may expand to many bytes. On a full disk not even a task could be stopped.
         """
         while True:
             _, free = await self._lanes.run("files", self._btrfs.free_bytes, self._folder)
             if free < FREE_RESERVE_BYTES:
-                tell(free)
+                report(free)
                 await self._units.stop(unit)
                 return
             await asyncio.sleep(until_next_look_s(free, FREE_RESERVE_BYTES))
 
     async def _watch_arrival(
-        self, unit: str, came: Callable[[], int], tell: Callable[[float], None]
+        self, unit: str, received: Callable[[], int], report: Callable[[float], None]
     ) -> None:
-        """Stop a unit that sends nothing, and say for how many seconds nothing came.
+        """Stop a unit that receives nothing; call `report` with the idle seconds.
 
-        What counts are looks and not the time between two: one that is late, because this host
-        stood still, is one look.
+        Checks are counted, not the time between them: after the host was suspended, a late check
+        counts once.
         """
         look_s = min(self.idle_s / 4, 5.0)
         quiet, before = 0.0, -1
         while quiet < self.idle_s:
             await asyncio.sleep(look_s)
-            now = await self._lanes.run("files", came)
+            now = await self._lanes.run("files", received)
             quiet = quiet + look_s if now == before else 0.0
             before = now
-        tell(self.idle_s)
+        report(self.idle_s)
         await self._units.stop(unit)
 
-    def _said(self, end: UnitState) -> str:
-        """Return the last words of a failed unit."""
+    def _complaint(self, end: UnitState) -> str:
+        """Return the last lines that a failed unit logged, or else its result."""
         invocation = f"_SYSTEMD_INVOCATION_ID={end.invocation_id}"
         command = ["journalctl", "--no-pager", "--quiet", "--output=cat", "--lines=3", invocation]
         try:
-            words = self._processes.run(command, timeout_s=10.0).stdout
+            lines = self._processes.run(command, timeout_s=10.0).stdout
         except TwineError:
-            words = ""
-        return "; ".join(map(complaint, words.strip().splitlines())) or end.result
+            lines = ""
+        return "; ".join(map(complaint, lines.strip().splitlines())) or end.result

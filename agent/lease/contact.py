@@ -151,7 +151,7 @@ class Contact:
         """Return the latest term of the control plane's requests and of the tasks' records."""
         return self._epoch
 
-    def recount(self, epochs: Iterable[int]) -> None:
+    def recompute_term(self, epochs: Iterable[int]) -> None:
         """Recompute the term from the requests and the remaining tasks.
 
         A term that came only from the record of a removed task no longer counts.
@@ -164,7 +164,7 @@ class Contact:
         """Make the files match the records; the file of an unreadable record does not change."""
         for record in replay.tasks.values():
             self.bind(record)
-        self.recount(record.spec.epoch for record in replay.tasks.values())
+        self.recompute_term(record.spec.epoch for record in replay.tasks.values())
         for task_id in set(self._bonds) - set(replay.tasks) - set(replay.unreadable):
             self.release(task_id)
 
@@ -192,7 +192,7 @@ class Contact:
         if self._bonds.pop(task_id, None) is not None:
             (self._folder / task_id).unlink(missing_ok=True)
 
-    def may_start(self, task_id: str) -> float:
+    def start_deadline_s(self, task_id: str) -> float:
         """Return until when a bound task may be started, in seconds since boot.
 
         Raises `HostError` unless the fence runs: it must end the task if the agent cannot.

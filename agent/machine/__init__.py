@@ -1,7 +1,7 @@
-"""Everything we ask of a host, as protocols. All calls block; `services` offload them.
+"""Protocols for everything that the agent uses of a host. All calls block; `services` offload them.
 
-The real ones live in `systemd`, `btrfs`, `process`, `kernelfs`, `hardware`; `fake` is a
-whole machine in memory that passes the same contract tests.
+`systemd`, `btrfs`, `process`, `kernelfs` and `hardware` implement them for a real host. `fake` is
+a whole machine in memory that passes the same contract tests.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class UnitState(msgspec.Struct, frozen=True):
     sub: str
     """running, exited, dead, failed, … (SubState)."""
     result: str = "success"
-    """success, exit-code, signal, core-dump, oom-kill, timeout, … (Result); `start-timeout` where
-    it was not up in time, which systemd calls `timeout`, too."""
+    """success, exit-code, signal, core-dump, oom-kill, timeout, … (Result). `start-timeout` if the
+    start took too long, which systemd also calls `timeout`."""
     invocation_id: str = ""
     main_pid: int = 0
-    """Of a running service only `units` fills it in."""
+    """For a running service only `units` fills it in."""
     exit_code: int | None = None
-    """Exit code of the main process, once it has ended by itself."""
+    """Exit code of the main process, once it has exited."""
     exit_signal: str | None = None
     """Name such as SIGKILL of the signal that ended the main process."""
     exited_at: float | None = None
@@ -45,8 +45,8 @@ class UnitState(msgspec.Struct, frozen=True):
     started_at: float | None = None
     description: str = ""
     control_group: str = ""
-    """Path below the cgroup root; empty when the unit has no processes. Of a running service only
-    `units` fills it in."""
+    """Path below the cgroup root; empty when the unit has no processes. For a running service
+    only `units` fills it in."""
 
 
 UnitListener = Callable[[str], None]
@@ -57,20 +57,20 @@ class Systemd(Protocol):
     """The service manager of the host."""
 
     def start_transient(self, unit: str, properties: Mapping[str, Property]) -> None:
-        """Queue the start of a transient unit; `find` and the listeners tell what came of it.
+        """Queue the start of a transient unit; `find` and the listeners report the outcome.
 
-        `ExecStart` is a list of argument lists. Raises `Conflict` where the unit exists,
-        `SystemdError` where a property is refused.
+        `ExecStart` is a list of argument lists. Raises `Conflict` if the unit exists,
+        `SystemdError` if a property is refused.
         """
 
     def stop(self, unit: str) -> None:
-        """Queue the stop of a unit; one that is not there is no error."""
+        """Queue the stop of a unit; does nothing for an unknown unit."""
 
     def kill(self, unit: str, signal: int) -> None:
-        """Signal every process of a unit; one that is not there is no error."""
+        """Signal every process of a unit; does nothing for an unknown unit."""
 
     def reset_failed(self, unit: str) -> None:
-        """Let systemd forget a failed unit; one that is not there is no error.
+        """Make systemd forget a failed unit; does nothing for an unknown unit.
 
         For a running unit this resets the count of its restarts.
         """
@@ -78,66 +78,66 @@ class Systemd(Protocol):
     def set_properties(self, unit: str, properties: Mapping[str, Property]) -> None:
         """Change properties of a running unit until the next boot.
 
-        A slice may be one that does not run yet: it begins with them. An empty list of CPUs is
-        taken and changes nothing that runs.
+        A slice that does not run starts with them later. An empty list of CPUs is accepted and
+        changes nothing for running processes.
         """
 
     def find(self, unit: str) -> UnitState | None:
-        """Return the state of a unit, None where systemd has none of that name.
+        """Return the state of a unit, None if systemd has no unit of that name.
 
-        Where it runs, main process and cgroup are left out: this is asked with each change.
+        For a running unit, main process and cgroup are left out: this is called for each change.
         """
 
     def units(self, pattern: str) -> list[UnitState]:
-        """Return all loaded units whose name matches a glob, with all that a state has."""
+        """Return all loaded units whose name matches a glob, with all fields of their states."""
 
     def glance(self, pattern: str) -> dict[str, tuple[str, str]]:
         """Return active and sub state of all loaded units whose name matches a glob.
 
-        One call, however many there are; `units` asks for each one's properties, too.
+        One D-Bus call for all; `units` also reads the properties of each.
         """
 
     def listen(self, listener: UnitListener) -> Callable[[], None]:
-        """Call `listener` on changes from now on; returns what ends it."""
+        """Call `listener` on changes from now on; returns a function that ends this."""
 
     def version(self) -> int:
         """Return systemd's major version."""
 
 
 class ServiceUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """One service as systemd has it after it has read the unit's files."""
+    """One service, after systemd has read the unit's files."""
 
     name: str
-    """Its own name, also where an alias was asked for."""
+    """Its own name, also if an alias was requested."""
     active: str
     sub: str
     kind: str = "simple"
     """Type=, such as simple, notify, oneshot."""
     result: str = "success"
     has_job: bool = False
-    """Whether a start or a stop is under way or waits."""
+    """Whether a start or a stop runs or waits."""
     invocation_id: str = ""
-    """Another one after each start, also after a restart by systemd itself."""
+    """Changes with each start, also with a restart by systemd itself."""
     control_group: str = ""
-    """Path below the cgroup root where its processes are, or would be."""
+    """Path below the cgroup root of its processes, also if it has none."""
     triggered: bool = False
     """Whether a socket, a timer or a path starts it."""
 
 
 class ServiceControl(Protocol):
-    """The services of the host, started and stopped by their names."""
+    """Controls services of the host by name."""
 
     def load(self, unit: str) -> ServiceUnit | None:
-        """Return a service, its files read if need be; None where there are none of that name."""
+        """Return a service, after reading its files if needed; None if it has no files."""
 
     def start(self, unit: str) -> None:
-        """Queue the start of a service. Raises `SystemdError` where systemd refuses it."""
+        """Queue the start of a service. Raises `SystemdError` if systemd refuses it."""
 
     def stop(self, unit: str) -> None:
-        """Queue the stop of a service; one that is not there is no error."""
+        """Queue the stop of a service; does nothing for an unknown service."""
 
     def reset_failed(self, unit: str) -> None:
-        """Let systemd forget that a service failed."""
+        """Make systemd forget that a service failed."""
 
 
 class Subvolume(msgspec.Struct, frozen=True):
@@ -152,17 +152,17 @@ class Subvolume(msgspec.Struct, frozen=True):
 
 
 class QuotaMode(StrEnum):
-    """How a file system counts what its subvolumes take."""
+    """How a file system counts the space of its subvolumes."""
 
     SIMPLE = "simple"
-    """The subvolume that wrote it has it; cheap (squota, Linux 6.7 and later)."""
+    """Data counts for the subvolume that wrote it; cheap (squota, Linux 6.7 and later)."""
     REGULAR = "regular"
     """Distinguishes shared from exclusive data; costs time with each snapshot."""
     OFF = "off"
 
 
-class Room(msgspec.Struct, frozen=True):
-    """What a subvolume holds, and what it may hold. Bytes."""
+class Space(msgspec.Struct, frozen=True):
+    """Used space and limit of a subvolume, in bytes."""
 
     used_bytes: int
     max_bytes: int | None = None
@@ -178,13 +178,13 @@ class Btrfs(Protocol):
         """Make `target` a copy-on-write child of `source`. Raises `Conflict` if it exists."""
 
     def delete(self, path: Path) -> None:
-        """Remove a subvolume and those nested in it; one that is not there is no error."""
+        """Remove a subvolume and those nested in it; does nothing if there is none."""
 
     def set_read_only(self, path: Path, read_only: bool) -> None:
         """Close or open a subvolume for writing."""
 
     def find(self, path: Path) -> Subvolume | None:
-        """Return what is at `path`, None where there is no subvolume."""
+        """Return the subvolume at `path`, None if there is none."""
 
     def children(self, path: Path) -> list[str]:
         """Return the names of the subvolumes directly below a folder, sorted."""
@@ -196,29 +196,29 @@ class Btrfs(Protocol):
         """Return the subvolume that a path lies in."""
 
     def own_bytes(self, path: Path) -> int | None:
-        """Return what a subvolume alone takes, None where the file system does not count it."""
+        """Return the exclusive bytes of a subvolume, None if the file system does not count."""
 
     def quota(self, path: Path) -> QuotaMode:
         """Return how the file system counts."""
 
     def enable_quota(self, path: Path) -> QuotaMode:
-        """Turn counting on, simple where the kernel can; raises `BtrfsError` where it cannot.
+        """Turn counting on, in simple mode if the kernel has it. Raises `BtrfsError`.
 
-        What is on stays as it is.
+        If counting is on, its mode does not change.
         """
 
     def limit(self, path: Path, max_bytes: int | None) -> None:
         """Limit the bytes in a subvolume; None: no limit. Quotas must be on."""
 
-    def room(self, path: Path) -> Room | None:
-        """Return what a subvolume holds and may hold, None where quotas are off."""
+    def room(self, path: Path) -> Space | None:
+        """Return used space and limit of a subvolume, None if quotas are off."""
 
     def sync(self, path: Path) -> None:
-        """Return once everything written to this file system, and no other, is on disk."""
+        """Flush this file system to disk, and no other one."""
 
 
 class Completed(msgspec.Struct, frozen=True):
-    """What a program left behind."""
+    """Exit code and output of a program."""
 
     code: int
     stdout: str
@@ -231,19 +231,19 @@ class Lines(Protocol):
     def __iter__(self) -> Iterator[bytes]:
         """Yield lines, each with its newline, until the program ends.
 
-        Raises `ProgramError` after the last one if the program failed by itself.
+        Raises `ProgramError` after the last one if the program failed without `close`.
         """
 
     def close(self) -> None:
-        """End the program; safe from any thread, the iteration then stops."""
+        """End the program and with it the iteration; safe from any thread."""
 
 
 class Processes(Protocol):
     """Programs of the host."""
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Completed:
-        """Run a program without a shell. Raises `ProgramError` on failure (if `check`),
-        when it is missing, or after `timeout_s`.
+        """Run a program without a shell. Raises `ProgramError` if it fails (with `check`), is
+        missing, or runs longer than `timeout_s`.
         """
 
     def lines(self, argv: Sequence[str]) -> Lines:
@@ -260,7 +260,7 @@ class Cpu(msgspec.Struct, frozen=True):
 
 
 class HostHardware(msgspec.Struct, frozen=True):
-    """What the host is made of. Sizes in bytes."""
+    """Hardware, kernel and names of the host. Sizes in bytes."""
 
     cpu: Cpu
     memory_bytes: int
@@ -274,11 +274,11 @@ class HostHardware(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the processes of a cgroup use. Seconds and bytes; counters since it was made."""
+    """Resource use of the processes of a cgroup. Seconds and bytes; counters since its creation."""
 
     cpu_s: float = 0.0
     throttled_s: float = 0.0
-    """For how long its CPU limit kept it from running."""
+    """Time in which its CPU limit stopped it."""
     memory_bytes: int = 0
     memory_peak_bytes: int = 0
     oom_kills: int = 0
@@ -287,7 +287,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 0
     """Processes and threads."""
     cpu_pressure: float = 0.0
-    """Share of the last 10 s in which some of it waited for CPU; likewise for the others."""
+    """Share of the last 10 s in which some process waited for CPU; likewise below."""
     memory_pressure: float = 0.0
     io_pressure: float = 0.0
 
@@ -296,27 +296,27 @@ class Cgroups(Protocol):
     """The cgroups of the host."""
 
     def read(self, group: str) -> Usage | None:
-        """Return what a cgroup (its path below the root) uses, None where there is none."""
+        """Return the use of a cgroup (path below the root), None if there is no such cgroup."""
 
     def pressure(self, group: str, resource: str, *, whole: bool) -> float:
-        """Return the share of the last 10 s in which some of a cgroup waited for `cpu`, `memory`
-        or `io`; `whole`: in which all of it did. 0 where the kernel does not say.
+        """Return the share of the last 10 s in which some process of a cgroup waited for `cpu`,
+        `memory` or `io`; with `whole`, in which all waited. 0 if the kernel does not report it.
         """
 
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
-        """Return what files of a cgroup say, of those that are there."""
+        """Return the contents of files of a cgroup by name; missing files are left out."""
 
     def children(self, group: str) -> list[str]:
-        """Return the names of the cgroups directly below one, sorted; none where it is not."""
+        """Return the sorted names of the cgroups directly below one; empty if it is missing."""
 
     def disks(self) -> dict[str, str]:
-        """Return the block devices whose use can be limited: each name below /dev, links such as
-        `disk/by-id/…` among them, and the kernel's for the same device.
+        """Return the block devices whose use can be limited: each name below /dev, including
+        links such as `disk/by-id/…`, with the kernel's name of the device.
         """
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """Kernel objects of ours other than units and subvolumes (`census`)."""
+    """Kernel objects of Twine other than units and subvolumes (`census`)."""
 
     cgroups: tuple[str, ...] = ()
     """Cgroups of units of tasks, below the root of the hierarchy."""
@@ -324,7 +324,7 @@ class Observed(msgspec.Struct, frozen=True):
     veths: Mapping[str, str] = {}
     """Host end → its alias, which is the task."""
     mounts: tuple[str, ...] = ()
-    """Mount points below the folders that were asked about, those themselves excepted."""
+    """Mount points below the given folders, without the folders themselves."""
 
 
 def _nothing(_state: Path, _run: Path) -> Observed:
@@ -332,23 +332,23 @@ def _nothing(_state: Path, _run: Path) -> Observed:
 
 
 class NetworkAccess(Protocol):
-    """The host's network, which another program changes for us."""
+    """The host's network, which a separate program with more rights changes."""
 
     def ask(self, ask: Ask) -> NetAnswer:
         """Send a request; return the networks after it. Raises `HostError`."""
 
     def has_gate(self, name: str) -> bool:
-        """Return whether a program of the kernel for ports is there, and whole."""
+        """Return whether a port gate exists with all its BPF programs (`port_gates`)."""
 
     def gates(self) -> set[str]:
-        """Return the names of the kernel's programs for ports that are there, and whole."""
+        """Return the names of the port gates that have all their BPF programs."""
 
     def address(self) -> str:
-        """Return the IPv4 address by which other hosts reach this one; empty where none do."""
+        """Return the IPv4 address by which other hosts reach this one; empty if it has none."""
 
 
 def boottime_s() -> float:
-    """Return seconds since boot, suspend included; no step of the clock moves them."""
+    """Return seconds since boot, including suspend; steps of the wall clock do not change it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -363,13 +363,13 @@ class HostAccess(msgspec.Struct, frozen=True, kw_only=True):
     network: NetworkAccess
     boottime_s: Callable[[], float] = boottime_s
     hugepages: Callable[[], Mapping[int, int]]
-    """The huge pages that exist now, by page size in bytes, with 0 for other sizes that the kernel
-    supports. The same pages that `HostHardware.hugepages_bytes` counts."""
+    """Returns the number of huge pages by page size in bytes, 0 for other sizes that the kernel
+    supports. `HostHardware.hugepages_bytes` counts the same pages."""
     cores: Callable[[], tuple[Core, ...]]
-    """The cores that are online now, with what of them tasks may use."""
+    """Returns the cores that are online, with the CPUs that tasks may use."""
     has_program: Callable[[str], bool]
-    """Whether a program of the host is there, given its path."""
+    """Returns whether the host has an executable program at a path."""
     host_text: Callable[[str], str]
-    """Returns a file of the host's configuration, empty where there is none."""
+    """Returns a file of the host's configuration, empty if there is none."""
     observe: Callable[[Path, Path], Observed] = _nothing
-    """Returns the kernel objects of ours, given the state folder and the run folder."""
+    """Returns the kernel objects of Twine, given the state folder and the run folder."""

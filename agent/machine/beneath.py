@@ -1,7 +1,7 @@
-"""Paths of an untrusted tree: whatever its links say, nothing outside is reached.
+"""Resolves paths inside an untrusted tree; its links cannot lead outside.
 
-openat2(2) resolves a path as if the tree were the root directory (RESOLVE_IN_ROOT). Python has
-no name for the call; its number is the same on all processors.
+openat2(2) resolves a path as if the tree were the root directory (RESOLVE_IN_ROOT). Python does
+not have this call; its number is the same on all processors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NO_XDEV, _NO_MAGICLINKS, _IN_ROOT = 0x01, 0x02, 0x10
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | _SAFE
 _LINKS_MAX = 40
-"""As many as the kernel follows (path_resolution(7))."""
+"""The kernel's limit (path_resolution(7))."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -38,7 +38,7 @@ def _openat2(root: int, path: str, flags: int, resolve: int) -> int:
         if fd >= 0:
             return fd
         number = ctypes.get_errno()
-        # Something was renamed meanwhile: the kernel could not be sure (openat2(2)).
+        # A concurrent rename makes the kernel return EAGAIN (openat2(2)).
         if number not in (errno.EAGAIN, errno.EINTR):
             raise OSError(number, os.strerror(number), path)
 
@@ -50,9 +50,9 @@ def open_folder(root: int, path: str) -> int:
 
 
 def read_file(folder: str, path: str, most_bytes: int) -> bytes:
-    """Return a file below a folder that others filled: no link is followed.
+    """Return the content of a file below an untrusted folder; no link is followed.
 
-    Raises `OSError` for what is no plain file there or is larger than `most_bytes`.
+    Raises `OSError` if it is not a plain file or larger than `most_bytes`.
     """
     fd = open_file(folder, path)
     with os.fdopen(fd, "rb") as file:
@@ -62,10 +62,10 @@ def read_file(folder: str, path: str, most_bytes: int) -> bytes:
 
 
 def find_place(folder: str, path: str) -> str:
-    """Return where a path of a tree leads by the tree's own links, as a path without any.
+    """Return the path without links to which a path of a tree resolves inside the tree.
 
-    The tree must not change meanwhile. No link leads above its top. Raises `OSError` where there
-    is nothing, or no end to the links.
+    The tree must not change meanwhile. No link leads above its top. Raises `OSError` if the target
+    is missing or there are too many links.
     """
     left, found, links = path.split("/")[::-1], list[str](), 0
     while left:
@@ -92,9 +92,9 @@ def find_place(folder: str, path: str) -> str:
 
 
 def ensure_folder(folder: str, path: str) -> None:
-    """Make a path of a tree a folder where there is nothing, by the tree's own links.
+    """Create a folder and its missing parents in a tree, resolving links inside the tree.
 
-    The tree must not change meanwhile. Raises `OSError` where something else is on the way.
+    The tree must not change meanwhile. Raises `OSError` if a part of the path is not a folder.
     """
     here = ""
     for part in path.split("/"):
@@ -102,7 +102,7 @@ def ensure_folder(folder: str, path: str) -> None:
             here = find_place(folder, f"{here}/{part}")
         except FileNotFoundError:
             made = "/".join([folder, here, part])
-            os.mkdir(made)  # not where a link leads to nothing: that is something
+            os.mkdir(made)  # fails on a dangling link
             os.chmod(made, 0o755)
             here = f"{here}/{part}"
     if not stat.S_ISDIR(os.lstat(f"{folder}/{here}").st_mode):
@@ -110,10 +110,10 @@ def ensure_folder(folder: str, path: str) -> None:
 
 
 def put_file(folder: str, path: str, data: bytes) -> bool:
-    """Make a file of a tree in place of what is there, by the tree's own links; False: it is so.
+    """Write a file of a tree, resolving links inside the tree; return False if it is unchanged.
 
     A link or file at the path itself is replaced. The tree must not change meanwhile. Raises
-    `OSError` where a folder is at the path, or something that is none is on the way.
+    `OSError` if the path is a folder, or a parent is not.
     """
     above, _, name = path.rpartition("/")
     ensure_folder(folder, above)
@@ -122,17 +122,17 @@ def put_file(folder: str, path: str, data: bytes) -> bool:
     try:
         fd = os.open(at, os.O_RDONLY | os.O_NONBLOCK | _SAFE)
         with os.fdopen(fd, "rb") as file:
-            is_so = stat.S_ISREG(os.fstat(fd).st_mode) and file.read(len(data) + 1) == data
+            is_same = stat.S_ISREG(os.fstat(fd).st_mode) and file.read(len(data) + 1) == data
     except OSError:
-        is_so = False
-    if is_so:
+        is_same = False
+    if is_same:
         return False
     new = f"{at}.twine-new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o644)
     with os.fdopen(fd, "wb") as file:
-        os.fchmod(fd, 0o644)  # whatever our umask is
+        os.fchmod(fd, 0o644)  # independent of our umask
         file.write(data)
     os.rename(new, at)
     return True
@@ -141,8 +141,8 @@ def put_file(folder: str, path: str, data: bytes) -> bool:
 def open_file(folder: str, path: str) -> int:
     """Open a plain file below a folder for reading; no link is followed.
 
-    Step by step and not by openat2(2), which is refused where set-uid bits may not be set (the
-    agent's unit has RestrictSUIDSGID=).
+    Opens each folder in turn instead of using openat2(2): the agent's unit has RestrictSUIDSGID=,
+    which forbids that call.
     """
     fd = os.open(folder, _FOLDER)
     parts = path.split("/")
@@ -150,7 +150,7 @@ def open_file(folder: str, path: str) -> int:
         if part in ("", ".", ".."):
             os.close(fd)
             raise OSError(errno.EINVAL, "not a path below it", path)
-        # A pipe must not make us wait for its other end.
+        # O_NONBLOCK: opening a pipe must not wait for its other end.
         flags = os.O_RDONLY | os.O_NONBLOCK | _SAFE if number == len(parts) else _FOLDER
         try:
             below = os.open(part, flags, dir_fd=fd)

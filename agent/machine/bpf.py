@@ -1,4 +1,7 @@
-"""The bpf(2) call: whose structures keep their first fields (Linux, include/uapi/linux/bpf.h)."""
+"""The bpf(2) system call. The first fields of its structures are stable across kernels.
+
+Source: Linux, include/uapi/linux/bpf.h.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _NUMBER = {"x86_64": 321, "aarch64": 280}
 
 
 class BpfCommand(IntEnum):
-    """What is asked for (enum bpf_cmd)."""
+    """Commands of the call (enum bpf_cmd)."""
 
     MAP_CREATE = 0
     MAP_LOOKUP = 1
@@ -28,9 +31,9 @@ class BpfCommand(IntEnum):
 
 
 def call(command: BpfCommand, attributes: bytes, *_alive: object) -> tuple[int, bytes]:
-    """Make the call; return its result, and the attributes as the kernel left them.
+    """Make the call; return its result, and the attributes that the kernel wrote.
 
-    `_alive` are the buffers that the attributes have addresses of. Raises `OSError`.
+    `_alive` keeps the buffers alive whose addresses are in the attributes. Raises `OSError`.
     """
     number = _NUMBER.get(os.uname().machine)
     if number is None:
@@ -46,13 +49,13 @@ def call(command: BpfCommand, attributes: bytes, *_alive: object) -> tuple[int, 
 
 
 def opened(path: str) -> int:
-    """Return a descriptor of what is pinned at a path. Raises `OSError`."""
+    """Return a descriptor of the object that is pinned at a path. Raises `OSError`."""
     name = ctypes.create_string_buffer(path.encode())
     return call(BpfCommand.OBJ_GET, struct.pack("=QII", ctypes.addressof(name), 0, 0), name)[0]
 
 
 def pin(fd: int, path: str) -> None:
-    """Keep an object at a path until that is removed, or the host restarts. Raises `OSError`."""
+    """Pin an object at a path until the path is removed or the host restarts. Raises `OSError`."""
     name = ctypes.create_string_buffer(path.encode())
     call(BpfCommand.OBJ_PIN, struct.pack("=QII", ctypes.addressof(name), fd, 0), name)
 

@@ -1,8 +1,8 @@
-"""Values in pinned BPF maps: what programs in the kernel are configured by.
+"""Reads and sets values in pinned BPF maps, which configure programs in the kernel.
 
-Of bpf_map_info these are type, id, key_size, value_size (`agent.machine.bpf`). Below another root
-than `/` a map is a file of lines `KEY VALUE` in `/run/recorded/bpf`, so that a recorded host has
-them and nothing reaches this one.
+The first fields of bpf_map_info are type, id, key_size, value_size (`agent.machine.bpf`). Below a
+root other than `/` a map is a file of lines `KEY VALUE` in `/run/recorded/bpf`. So a recorded host
+has maps, and nothing reaches the real one.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from wire.errors import KernelFileError
 RECORDED = "/run/recorded/bpf"
 ARRAY = 2
 """The type with one value for each key (BPF_MAP_TYPE_ARRAY)."""
-WORDS = (1, 2, 4, 8)
+NUMBER_SIZES = (1, 2, 4, 8)
 """Sizes of a value that is one number."""
 
 
 def find_value(fs: KernelFs, name: str, key: int) -> int | None:
-    """Return a number in an array map that is pinned below `/sys/fs/bpf`; None where there is no
+    """Return a number in an array map that is pinned below `/sys/fs/bpf`; None if there is no
     such map, key or number.
     """
     if fs.root != Path("/"):
         return _recorded(fs, name).get(key)
-    fs.noticed(name, 0, b"")  # no look can ask again
+    fs.noticed(name, 0, b"")  # marks the read as one that a recorded look cannot repeat
     try:
         fd = _opened(name)
     except OSError:
         return None
     try:
         kind, size, _ = _shape(fd)
-        if kind != ARRAY or size not in WORDS:
+        if kind != ARRAY or size not in NUMBER_SIZES:
             return None
         return int.from_bytes(_element(bpf.BpfCommand.MAP_LOOKUP, fd, key, bytes(size)), "little")
     except OSError:

@@ -1,7 +1,7 @@
 """The file system that holds images and task roots: subvolumes and snapshots.
 
-Uses the names of libbtrfsutil's Python binding that exist in every release, 6.10 to 7.3.
-Sending and receiving is left to the `btrfs` program: the library has neither.
+Uses only functions of libbtrfsutil's Python binding that exist in every release, 6.10 to 7.3.
+The `btrfs` program sends and receives: the library can do neither.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import btrfsutil
 
-from agent.machine import QuotaMode, Room, Subvolume, qgroups
+from agent.machine import QuotaMode, Space, Subvolume, qgroups
 from wire.errors import BtrfsError, Conflict, NotBtrfs
 
 SUBVOLUME_INODE = 256
@@ -26,7 +26,7 @@ _REASONS = {
     errno.ENOTTY: "it is not on a btrfs file system",
     errno.EINVAL: "it is not a subvolume",
 }
-"""What btrfs means by an errno whose own text is unclear."""
+"""Meaning for btrfs of an errno whose own text is unclear."""
 
 
 class HostBtrfs:
@@ -38,9 +38,9 @@ class HostBtrfs:
             btrfsutil.create_subvolume(path)
 
     def snapshot(self, source: Path, target: Path, *, read_only: bool = False) -> None:
-        """Make `target` a copy-on-write child of `source`, without what is nested in it.
+        """Make `target` a copy-on-write child of `source`, without its nested subvolumes.
 
-        Succeeds on a full disk too: it proves nothing about room to write.
+        Succeeds on a full disk too, so it does not prove that there is room to write.
         """
         with _translated(f"cannot snapshot {source} as {target}"):
             btrfsutil.create_snapshot(source, target, read_only=read_only)
@@ -70,7 +70,7 @@ class HostBtrfs:
             btrfsutil.set_subvolume_read_only(path, read_only)
 
     def find(self, path: Path) -> Subvolume | None:
-        """Return what is at `path`, None where there is no subvolume."""
+        """Return the subvolume at `path`, None if there is none."""
         with _translated(f"cannot read subvolume {path}"):
             if not _is_subvolume(path):
                 return None
@@ -102,9 +102,9 @@ class HostBtrfs:
         raise NotBtrfs(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
 
     def own_bytes(self, path: Path) -> int | None:
-        """Return what a subvolume alone takes, None where quotas are off.
+        """Return the exclusive bytes of a subvolume, None if quotas are off.
 
-        From the files of the quota groups (/sys/fs/btrfs/UUID/qgroups): nothing is walked.
+        Read from the quota groups (/sys/fs/btrfs/UUID/qgroups), without walking the files.
         """
         try:
             return qgroups.own_bytes(path, btrfsutil.subvolume_info(path).id)
@@ -117,7 +117,7 @@ class HostBtrfs:
             return qgroups.mode(path)
 
     def enable_quota(self, path: Path) -> QuotaMode:
-        """Turn counting on; what is on stays as it is."""
+        """Turn counting on; if it is on, its mode does not change."""
         with _translated(f"cannot turn quotas on at {path}"):
             return qgroups.enable(path)
 
@@ -126,16 +126,16 @@ class HostBtrfs:
         with _translated(f"cannot limit subvolume {path} to {max_bytes} bytes"):
             qgroups.limit(path, btrfsutil.subvolume_info(path).id, max_bytes)
 
-    def room(self, path: Path) -> Room | None:
-        """Return what a subvolume holds and may hold, None where quotas are off."""
+    def room(self, path: Path) -> Space | None:
+        """Return used space and limit of a subvolume, None if quotas are off."""
         with _translated(f"cannot read the quota of {path}"):
             return qgroups.room(path, btrfsutil.subvolume_info(path).id)
 
     def sync(self, path: Path) -> None:
-        """Return once everything written to this file system, and no other, is on disk.
+        """Flush this file system to disk, and no other one.
 
-        syncfs(2) by way of the C library: Python has no name for it, and libbtrfsutil has
-        different ones in different releases.
+        Calls syncfs(2) in the C library: Python does not have it, and libbtrfsutil names it
+        differently in different releases.
         """
         with _translated(f"cannot sync the file system of {path}"):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -167,14 +167,14 @@ def _is_on_btrfs(folder: Path) -> bool:
 
 def _is_subvolume(path: Path) -> bool:
     try:
-        # A symbolic link to a subvolume is none; most paths fail this cheap test.
+        # lstat: a symbolic link to a subvolume does not count. Most paths fail this cheap test.
         return os.lstat(path).st_ino == SUBVOLUME_INODE and btrfsutil.is_subvolume(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
 
 
 def _open_all(path: Path) -> None:
-    """Make a subvolume and all nested ones writable: else nested ones cannot be removed."""
+    """Make a subvolume and all nested ones writable, so that nested ones can be removed."""
     btrfsutil.set_subvolume_read_only(path, False)
     for name, _ in btrfsutil.SubvolumeIterator(path):
         btrfsutil.set_subvolume_read_only(path / name, False)

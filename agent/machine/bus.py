@@ -1,13 +1,12 @@
-"""The system bus, by libsystemd (sd-bus(3)): waiting for an answer stops no other thread.
+"""D-Bus client of the system bus (libsystemd, sd-bus(3)) that releases the GIL while it waits.
 
-pystemd speaks to the same library and keeps the interpreter's lock while it waits, so that one
-slow answer of PID 1 stops a whole program. Here that lock is released for as long as the library
-waits, and only then: what is done at once would let other threads in after each call
-(docs/adr/0116). The values of a message are put into it by one call, which says how they are nested
-(sd_bus_message_append(3)): a unit of a task has four hundred pieces.
+pystemd uses the same library but holds the interpreter's lock while it waits, so one slow answer
+of PID 1 blocks the whole program. Here the lock is released only in calls that wait. Other calls
+hold it, because releasing it would switch threads after each call (docs/adr/0116). One call puts
+all values into a message (sd_bus_message_append(3)): the unit of a task has four hundred pieces.
 
-Values are those of pystemd: text is bytes, an array is a list, a structure a tuple. Only an array
-of bytes is bytes.
+Values are represented as in pystemd: text is bytes, an array is a list, a structure a tuple. Only
+an array of bytes is bytes.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _NUMBERS: dict[int, Any] = {
     ord("h"): c_int,
 }
 _LONG = {ord("u"), ord("x"), ord("t"), ord("d")}
-"""What a C function without a list of its types would not take as it is."""
+"""Types that ctypes cannot pass as plain integers to a C function with variable arguments."""
 _MOST_VALUES = 1000
-"""In one call; ctypes passes 1024 arguments at most."""
+"""Values in one call; ctypes passes at most 1024 arguments."""
 _TEXTS = frozenset(b"sog")
 _PLAIN = _TEXTS | _NUMBERS.keys() - {ord("b")}
 
@@ -95,7 +94,7 @@ def open_bus() -> Bus:
 
 
 class Bus:
-    """A connection. One thread at a time may use it; others run on while it waits."""
+    """A connection. One thread at a time may use it; other threads run while it waits."""
 
     def __init__(self, bus: c_void_p) -> None:
         """Take ownership of the library's connection."""
@@ -108,12 +107,12 @@ class Bus:
         free.sd_bus_unref(self._bus)
 
     def get_fd(self) -> int:
-        """Return what becomes readable when there is something to `process`."""
+        """Return the descriptor that becomes readable when there is something to `process`."""
         return _check(_library().held.sd_bus_get_fd(self._bus), "the bus has no descriptor")
 
     def process(self) -> Message | None:
-        """Do one piece of what there is to do, and return the message that came with it, empty if
-        none did; None where there was nothing to do.
+        """Process one event of the bus and return its message, which may be empty; None if there
+        was no event.
         """
         message = Message()
         code = _library().held.sd_bus_process(self._bus, byref(message.pointer))
@@ -127,7 +126,7 @@ class Bus:
         method: bytes,
         args: Iterable[Token],
     ) -> Message:
-        """Return the answer to a call, read already. Raises `DBusBaseError`."""
+        """Return the decoded answer to a call. Raises `DBusBaseError`."""
         held, free = _library()
         call, answer, error = Message(), Message(), _Error()
         names = destination, path, interface, method
@@ -146,14 +145,14 @@ class Bus:
 
 
 class Message:
-    """What came from the bus; empty where nothing did."""
+    """A message from the bus; empty if there was none."""
 
     def __init__(self) -> None:
         self.pointer = c_void_p()
         self.body: Any = None
 
     def __del__(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         if self.pointer:
             _library().held.sd_bus_message_unref(self.pointer)
 
@@ -164,19 +163,19 @@ class Message:
         return bool(_library().held.sd_bus_message_is_signal(self.pointer, interface, member) > 0)
 
     def get_member(self) -> bytes:
-        """Return the name of the call or the signal that it is; empty for an answer."""
+        """Return the name of the call or signal; empty for an answer."""
         found: bytes | None = None
         if self.pointer:
             found = _library().held.sd_bus_message_get_member(self.pointer)
         return found or b""
 
     def get_path(self) -> bytes:
-        """Return the object it is about."""
+        """Return the path of the object that sent the signal."""
         found: bytes | None = _library().held.sd_bus_message_get_path(self.pointer)
         return found or b""
 
     def process_reply(self, with_headers: bool) -> None:
-        """Read it into `body`: its value, or a list of several, or None."""
+        """Decode the message into `body`: one value, a list of several, or None."""
         assert not with_headers, "no caller here uses them"
         values = _BusReader(self.pointer).values()
         self.body = values if len(values) > 1 else values[0] if values else None
@@ -231,7 +230,7 @@ class _BusReader:
         return ctypes.string_at(place, size.value) if size.value else b""
 
     def _rows(self, inside: bytes, fields: bytes) -> list[tuple[Any, ...]]:
-        """Return structures of plain values: a call for each, not two for each value."""
+        """Return structures of plain values, read with one call each instead of two per value."""
         places = [c_char_p() if kind in _TEXTS else _NUMBERS[kind]() for kind in fields]
         into = [byref(place) for place in places]
         read, found = self._held.sd_bus_message_read, list[tuple[Any, ...]]()
@@ -241,9 +240,9 @@ class _BusReader:
 
 
 def _append(held: Any, message: c_void_p, tokens: Iterable[Token]) -> None:
-    """Put values into a message: by one call, or by one for each piece where they are too many."""
+    """Put values into a message with one call, or one by one if there are too many."""
     tokens = list(tokens)
-    types, values = _said(tokens)
+    types, values = _signature_and_values(tokens)
     if len(values) > _MOST_VALUES:
         for kind, value in tokens:
             _append_piece(held, message, kind, value)
@@ -252,8 +251,8 @@ def _append(held: Any, message: c_void_p, tokens: Iterable[Token]) -> None:
     _check(code, f"cannot put {types!r} into a message")
 
 
-def _said(tokens: Iterable[Token]) -> tuple[bytes, list[Any]]:
-    """Return how values are nested and what they are, as sd_bus_message_append(3) takes both."""
+def _signature_and_values(tokens: Iterable[Token]) -> tuple[bytes, list[Any]]:
+    """Return the arguments of sd_bus_message_append(3): the type signature and the values."""
     types, values = bytearray(), list[Any]()
     inside: list[list[int] | None] = []
     """For each open container: the position of its number of elements, and the number so far;
@@ -301,7 +300,7 @@ def _append_piece(held: Any, message: c_void_p, kind: int, value: Any) -> None:
 
 
 def _check(code: int, what: str) -> int:
-    """Return what the library returned, or raise for a negative number of an error."""
+    """Return the result of a library call, or raise `DBusError` if it is negative."""
     if code < 0:
         raise DBusError(code, None, what)
     return code

@@ -1,4 +1,4 @@
-"""Kernel objects of ours other than units and subvolumes: cgroups, namespaces, links, mounts."""
+"""Lists kernel objects of Twine: cgroups, namespaces, links and mounts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLICE = "/sys/fs/cgroup/workload.slice"
 
 
 def observe(fs: KernelFs, state: Path, run: Path) -> Observed:
-    """Return what the kernel's files show; a missing file counts as empty. Blocking."""
+    """Return the objects that the kernel's files show; a missing file counts as empty. Blocking."""
     return Observed(
         cgroups=tuple(sorted(_cgroups(fs))),
         namespaces=tuple(fs.names(f"{run}/netns")),

@@ -1,4 +1,4 @@
-"""What the processes of a cgroup use, from the kernel's files (cgroup-v2.rst)."""
+"""Resource use of cgroups, read from the kernel's files (cgroup-v2.rst)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ class HostCgroups:
     """The unified hierarchy of the host. Blocking: call it through a lane."""
 
     def __init__(self, fs: KernelFs) -> None:
-        """Read below `fs`."""
         self._fs = fs
 
     def read(self, group: str) -> Usage | None:
-        """Return what a cgroup uses, None where it is gone; a controller that is off counts 0."""
+        """Return the use of a cgroup, None if it is gone; a disabled controller counts as 0."""
         folder = f"{ROOT}{group}"
         try:
             cpu = self._numbers(f"{folder}/cpu.stat")
@@ -43,7 +42,7 @@ class HostCgroups:
             )
         except KernelFileError as e:
             if isinstance(e.__cause__, OSError) and not self._fs.exists(folder):
-                return None  # it went while it was read: ENODEV
+                return None  # removed while it was read: ENODEV
             raise
 
     def pressure(self, group: str, resource: str, *, whole: bool) -> float:
@@ -51,7 +50,7 @@ class HostCgroups:
         return self._pressure(f"{ROOT}{group}/{resource}.pressure", "full" if whole else "some")
 
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
-        """Return what files of a cgroup say, of those that are there."""
+        """Return the contents of files of a cgroup by name; missing files are left out."""
         read = {name: self._fs.find(f"{ROOT}{group}/{name}") for name in names}
         return {name: text.strip() for name, text in read.items() if text is not None}
 
@@ -64,8 +63,8 @@ class HostCgroups:
         """Return the block devices whose use can be limited: names below /dev → the kernel's.
 
         The kernel's own names come first (`vda`), then udev's links (`disk/by-id/…`), each sorted.
-        Links are read from udev's database, as the agent's own /dev has none (`PrivateDevices=`);
-        of devices that claim the same one that with the greatest priority has it, as in udev.
+        Links are read from udev's database, because the agent's own /dev has none
+        (`PrivateDevices=`). If several devices claim a link, the highest priority wins, as in udev.
         """
         claims: dict[str, tuple[int, str]] = {}
         kernel = self._fs.names("/sys/class/block")
@@ -76,7 +75,7 @@ class HostCgroups:
             for link in (line[2:] for line in lines if line.startswith("S:")):
                 claims[link] = max(claims.get(link, (priority, name)), (priority, name))
         links = {link: name for link, (_, name) in sorted(claims.items())}
-        # In names of files the kernel writes ! for / (cciss!c0d0).
+        # The kernel writes ! for / in file names (cciss!c0d0).
         found = {name: name for name in kernel} | links
         return {at.replace("!", "/"): name.replace("!", "/") for at, name in found.items()}
 
@@ -100,7 +99,7 @@ class HostCgroups:
         return read, written
 
     def _pressure(self, path: str, wanted: str = "some") -> float:
-        """Return the share of the last 10 s in which some process, or all, waited (psi.rst)."""
+        """Return the share of the last 10 s in which some or all processes waited (psi.rst)."""
         for line in (self._fs.find(path) or "").splitlines():
             if line.startswith(wanted):
                 return float(line.partition("avg10=")[2].split(" ", 1)[0]) / 100

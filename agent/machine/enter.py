@@ -1,10 +1,12 @@
-"""Runs a command inside the machine that a task is: `python -m agent.machine.enter`.
+"""Runs a command inside a system container (a task with its own init).
+
+`python -m agent.machine.enter`:
 
     enter CGROUP NAME [VARIABLE=VALUE …] -- COMMAND …
 
-A program of the host's own. What it starts is in a cgroup NAME below the task's from before it
-enters the machine, is the machine's root there, and ends with this program, whatever it left
-behind. Sources: setns(2), user_namespaces(7), cgroups(7), signal(7).
+This program runs on the host. It moves the command into a cgroup NAME below the task's cgroup,
+before the command enters the container. There the command is root. When this program ends, all
+processes of the command are killed. Sources: setns(2), user_namespaces(7), cgroups(7), signal(7).
 """
 
 from __future__ import annotations
@@ -21,25 +23,31 @@ TOP = Path("/sys/fs/cgroup")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PIDS = 0x20000000
 NAMESPACES = 0x10000000 | 0x00020000 | 0x04000000 | 0x08000000 | 0x40000000 | 0x02000000
-"""CLONE_NEW{USER,NS,UTS,IPC,NET,CGROUP} (include/uapi/linux/sched.h); that of processes, which
-only children enter, is `_PIDS`."""
+"""CLONE_NEW{USER,NS,UTS,IPC,NET,CGROUP} (include/uapi/linux/sched.h). `_PIDS` is CLONE_NEWPID, a
+namespace that only children enter."""
 _DROP = 24
-"""PR_CAPBSET_DROP (prctl(2)): never regained, whatever is run."""
+"""PR_CAPBSET_DROP (prctl(2)): a dropped capability can never be regained."""
 GRACE_S = 1.0
-"""From a request to end to the end of all; systemd waits for twice as long."""
+"""From SIGTERM until all processes are killed; systemd waits for twice as long."""
 NOT_FOUND, NOT_ENTERED = 127, 126
-"""Exit codes of shells for a command that is not there, or cannot be run."""
-_HEARD = (
+"""Exit codes of shells for a command that is missing, or cannot be run."""
+_RECEIVED_SIGNALS = (
     signal.SIGCHLD,
-    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH),
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+    signal.SIGWINCH,
 )
 _SI_USER = 0
-"""From here on down a signal was sent by a process; a terminal's come from the kernel."""
+"""Signals from processes have a code up to this one; signals of a terminal come from the kernel."""
 
 
 def is_leader(status: str) -> bool:
-    """Return whether a process is the first of a namespace of processes (proc(5), NSpid)."""
+    """Return whether a process is the init of a PID namespace (proc(5), NSpid)."""
     for line in status.splitlines():
         word, _, rest = line.partition(":")
         numbers = rest.split()
@@ -49,13 +57,13 @@ def is_leader(status: str) -> bool:
 
 
 def rights_of(status: str) -> int:
-    """Return the capabilities that a process and its children can have at most, as bits."""
+    """Return the capability bounding set of a process as bits."""
     words = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return int(words["CapBnd"], 16)
 
 
 def find_leader(group: Path) -> int:
-    """Return the init of the machine in a task's cgroup, 0 where none runs."""
+    """Return the pid of the container's init in a task's cgroup, 0 if none runs."""
     for place in ("payload/init.scope", "payload"):
         try:
             pids = (group / place / "cgroup.procs").read_text().split()
@@ -74,12 +82,12 @@ def run(group: Path, name: str, variables: Sequence[str], command: Sequence[str]
     """Run a command to its end; return its exit code, or minus the signal that ended it."""
     leader = find_leader(group)
     machine = os.pidfd_open(leader) if leader else -1
-    if not leader or find_leader(group) != leader:  # the number could be another's by now
+    if not leader or find_leader(group) != leader:  # the pid could have been reused
         sys.stderr.write("the init of the task does not run\n")
         return NOT_ENTERED
     leaf = group / name
     leaf.mkdir(exist_ok=True)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _RECEIVED_SIGNALS)
     root = os.open(f"/proc/{leader}/root", os.O_PATH)
     rights = rights_of(Path(f"/proc/{leader}/status").read_text())
     _enter(machine, _PIDS)
@@ -108,7 +116,7 @@ def _become(
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # those that Python sets
+        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # changed by Python
             signal.signal(number, signal.SIG_DFL)
         environment = dict(variable.split("=", 1) for variable in variables)
         os.execvpe(command[0], list(command), environment)
@@ -129,44 +137,44 @@ def _enter(machine: int, namespaces: int) -> None:
 
 
 def _drop(rights: int) -> None:
-    """Give up every capability that the init of the machine cannot have."""
+    """Drop every capability that the init of the container cannot have."""
     for number in range(64):
         if not rights >> number & 1 and _LIBC.prctl(_DROP, number, 0, 0, 0):
-            break  # beyond the last one that the kernel knows
+            break  # beyond the kernel's last capability
 
 
 def _followed(child: int) -> int:
-    """Pass on what is sent to this program until the command has ended; return how it did."""
-    late_s, itself = None, os.pidfd_open(child)
+    """Forward signals to the command until it ends; return its wait status."""
+    kill_at, itself = None, os.pidfd_open(child)
     while True:
-        left_s = 3600.0 if late_s is None else max(0.0, late_s - time.monotonic())
-        heard = signal.sigtimedwait(_HEARD, left_s)
+        left_s = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
+        info = signal.sigtimedwait(_RECEIVED_SIGNALS, left_s)
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return status
-        if heard is None and late_s is not None:
+        if info is None and kill_at is not None:
             signal.pidfd_send_signal(itself, signal.SIGKILL)
-        elif heard is not None and heard.si_signo != signal.SIGCHLD and heard.si_code <= _SI_USER:
-            signal.pidfd_send_signal(itself, heard.si_signo)
-            if heard.si_signo == signal.SIGTERM and late_s is None:
-                late_s = time.monotonic() + GRACE_S
+        elif info is not None and info.si_signo != signal.SIGCHLD and info.si_code <= _SI_USER:
+            signal.pidfd_send_signal(itself, info.si_signo)
+            if info.si_signo == signal.SIGTERM and kill_at is None:
+                kill_at = time.monotonic() + GRACE_S
 
 
 def _clear(leaf: Path) -> None:
-    """End what the command left behind, and remove its cgroup."""
+    """Kill the remaining processes of the command, and remove its cgroup."""
     (leaf / "cgroup.kill").write_text("1")
     for _ in range(100):
         try:
             return leaf.rmdir()
         except FileNotFoundError:
             return None
-        except OSError:  # what was killed is not gone yet
+        except OSError:  # killed processes are still exiting
             time.sleep(0.01)
     return None
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run the command and end as it did."""
+    """Run the command, and exit with its exit code or by its signal."""
     cut = argv.index("--")
     group, name, *variables = argv[:cut]
     code = run(TOP / group.lstrip("/"), name, variables, argv[cut + 1 :])

@@ -1,9 +1,9 @@
-"""Network interfaces' own settings: rings, queues, coalescing, offloads.
+"""Settings of network interfaces: rings, queues, coalescing, offloads.
 
-The kernel's `SIOCETHTOOL` call with its oldest structures, all of 32-bit words, which every driver
-answers (Linux, include/uapi/linux/ethtool.h). Below another root than `/` the words come from
-`/run/recorded/ethtool/NIC`, a line `group word word …` for each structure, so that a recorded host
-has them and nothing reaches this one.
+Uses the kernel's `SIOCETHTOOL` call with its oldest structures, which consist of 32-bit numbers and
+which every driver supports (Linux, include/uapi/linux/ethtool.h). Below a root other than `/` the
+numbers come from `/run/recorded/ethtool/NIC`, a line `group number number …` for each structure.
+So a recorded host has settings, and nothing reaches the real one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RECORDED = "/run/recorded/ethtool"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """One structure of words: how it is got and set, and its length without the command."""
+class SettingGroup:
+    """One structure: the commands that read and set it, and its length without the command."""
 
     name: str
     get: int
@@ -33,20 +33,20 @@ class Group:
     words: int
 
 
-COALESCING = Group("coalescing", 0x0E, 0x0F, 22)
-RINGS = Group("rings", 0x10, 0x11, 8)
-CHANNELS = Group("channels", 0x3C, 0x3D, 8)
-RX_CHECKSUM = Group("rx_checksum", 0x14, 0x15, 1)
-TX_CHECKSUM = Group("tx_checksum", 0x16, 0x17, 1)
-SCATTER_GATHER = Group("scatter_gather", 0x18, 0x19, 1)
-TSO = Group("tso", 0x1E, 0x1F, 1)
-GSO = Group("gso", 0x23, 0x24, 1)
-GRO = Group("gro", 0x2B, 0x2C, 1)
-FLAGS = Group("flags", 0x25, 0x26, 1)
+COALESCING = SettingGroup("coalescing", 0x0E, 0x0F, 22)
+RINGS = SettingGroup("rings", 0x10, 0x11, 8)
+CHANNELS = SettingGroup("channels", 0x3C, 0x3D, 8)
+RX_CHECKSUM = SettingGroup("rx_checksum", 0x14, 0x15, 1)
+TX_CHECKSUM = SettingGroup("tx_checksum", 0x16, 0x17, 1)
+SCATTER_GATHER = SettingGroup("scatter_gather", 0x18, 0x19, 1)
+TSO = SettingGroup("tso", 0x1E, 0x1F, 1)
+GSO = SettingGroup("gso", 0x23, 0x24, 1)
+GRO = SettingGroup("gro", 0x2B, 0x2C, 1)
+FLAGS = SettingGroup("flags", 0x25, 0x26, 1)
 
 
-def find_words(fs: KernelFs, nic: str, group: Group) -> list[int] | None:
-    """Return a structure, None where the interface or its driver has none."""
+def find_words(fs: KernelFs, nic: str, group: SettingGroup) -> list[int] | None:
+    """Return a structure, None if the interface or its driver does not have it."""
     if fs.root != Path("/"):
         return _recorded(fs, nic).get(group.name)
     try:
@@ -60,8 +60,8 @@ def find_words(fs: KernelFs, nic: str, group: Group) -> list[int] | None:
     return found
 
 
-def set_words(fs: KernelFs, nic: str, group: Group, words: Sequence[int]) -> None:
-    """Set a structure as a whole, as the kernel takes it."""
+def set_words(fs: KernelFs, nic: str, group: SettingGroup, words: Sequence[int]) -> None:
+    """Set a whole structure."""
     if fs.root != Path("/"):
         known = _recorded(fs, nic) | {group.name: [*words]}
         lines = (f"{name} {' '.join(map(str, values))}\n" for name, values in known.items())
@@ -85,4 +85,4 @@ def _call(nic: str, command: int, words: Sequence[int]) -> list[int]:
 
 def _recorded(fs: KernelFs, nic: str) -> dict[str, list[int]]:
     lines = (line.split() for line in (fs.find(f"{RECORDED}/{nic}") or "").splitlines())
-    return {name: [int(word) for word in words] for name, *words in filter(None, lines)}
+    return {name: [int(number) for number in rest] for name, *rest in filter(None, lines)}

@@ -1,20 +1,15 @@
 """A whole machine in memory: for tests, and for simulating a fleet on one host.
 
-It passes the same contract tests as the real one (tests/contract). State lives in the
-`FakeMachine`, so a new agent on the same object finds what the old one left, as after a
-crash. Programs are Python functions (`fake_programs`); nothing is executed.
+It passes the same contract tests as the real one (tests/contract). `FakeMachine` holds the state,
+so a new agent on the same object finds the state of the old one, as after a crash. Programs are
+Python functions (`fake_programs`); nothing is executed.
 """
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
-import shutil
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -28,17 +23,15 @@ from agent.machine import (
     HostHardware,
     Observed,
     Property,
-    QuotaMode,
-    Room,
-    Subvolume,
     Usage,
     boottime_s,
 )
+from agent.machine.fake_btrfs import GIB, FakeBtrfs
 from agent.machine.fake_network import FakeNetwork
 from agent.machine.fake_programs import PROGRAMS, btrfs, ends_with
 from agent.machine.fake_systemd import Ended, FakeSystemd, Program
 from wire.cpus import Core, listed
-from wire.errors import BtrfsError, Conflict, NotBtrfs, ProgramError
+from wire.errors import ProgramError
 
 __all__ = [
     "HARDWARE",
@@ -51,7 +44,6 @@ __all__ = [
     "ends_with",
 ]
 
-GIB = 1 << 30
 HARDWARE = HostHardware(
     cpu=Cpu(model="Fake CPU", online=2, sockets=1, numa_nodes=1),
     memory_bytes=2 * GIB,
@@ -63,180 +55,11 @@ HARDWARE = HostHardware(
 )
 
 
-@dataclass(slots=True)
-class _FakeUnit:
-    uuid: str
-    parent_uuid: str = ""
-    received_uuid: str = ""
-    read_only: bool = False
-    max_bytes: int | None = None
-
-
-def _copy(source: str, target: str) -> None:
-    if stat.S_ISFIFO(os.lstat(source).st_mode):
-        os.mkfifo(target, 0o600)
-    else:
-        shutil.copy2(source, target, follow_symlinks=False)
-
-
-class FakeBtrfs:
-    """Subvolumes as plain folders below `root`; a registry by inode follows them on rename.
-
-    Nothing keeps a program from writing into a read-only one: only the calls here refuse.
-    """
-
-    def __init__(self, root: Path) -> None:
-        """`root` is the folder that stands for the file system."""
-        self.root = root
-        self.size_bytes = 8 * GIB
-        self.available_bytes = 6 * GIB
-        self.counts = QuotaMode.OFF
-        self.can_count = QuotaMode.SIMPLE
-        """What turning quotas on gives; `OFF`: the kernel refuses."""
-        self._records: dict[int, _FakeUnit] = {}
-        self._numbers = itertools.count(1)
-
-    def create(self, path: Path) -> None:
-        """Make an empty, writable subvolume."""
-        self._make(path, f"cannot create subvolume {path}")
-        self._register(path, _FakeUnit(self._uuid()))
-
-    def snapshot(self, source: Path, target: Path, *, read_only: bool = False) -> None:
-        """Copy `source` to `target`; what is nested in it stays behind as empty folders."""
-        attempt = f"cannot snapshot {source} as {target}"
-        origin = self._get(source, attempt)
-        self._make(target, attempt)
-
-        def nested(folder: str, names: list[str]) -> Iterable[str]:
-            return names if Path(folder) != source and self._find(Path(folder)) else ()
-
-        shutil.copytree(
-            source, target, symlinks=True, dirs_exist_ok=True, ignore=nested, copy_function=_copy
-        )
-        self._register(target, _FakeUnit(self._uuid(), origin.uuid, read_only=read_only))
-
-    def delete(self, path: Path) -> None:
-        """Remove a subvolume and those nested in it."""
-        if not os.path.lexists(path):
-            return
-        self._get(path, f"cannot delete subvolume {path}")
-        for folder, _, _ in os.walk(path):
-            self._records.pop(os.lstat(folder).st_ino, None)
-        shutil.rmtree(path)
-
-    def set_read_only(self, path: Path, read_only: bool) -> None:
-        """Close or open a subvolume for writing."""
-        word = "close" if read_only else "open"
-        self._get(path, f"cannot {word} subvolume {path} for writing").read_only = read_only
-
-    def find(self, path: Path) -> Subvolume | None:
-        """Return what is at `path`."""
-        found = self._find(path)
-        if found is None:
-            return None
-        return Subvolume(found.uuid, found.parent_uuid, found.received_uuid, found.read_only)
-
-    def children(self, path: Path) -> list[str]:
-        """Return the names of the subvolumes directly below a folder, sorted."""
-        try:
-            return sorted(name for name in os.listdir(path) if self._find(path / name))
-        except OSError as e:
-            raise BtrfsError(f"cannot list the subvolumes below {path}: {e.strerror}") from e
-
-    def free_bytes(self, path: Path) -> tuple[int, int]:
-        """Return what the attributes say."""
-        if not path.exists():
-            raise BtrfsError(f"cannot read the free space at {path}: {os.strerror(errno.ENOENT)}")
-        return self.size_bytes, self.available_bytes
-
-    def top(self, path: Path) -> Path:
-        """Return the subvolume that a path lies in; the file system's own folder is one."""
-        for folder in (path, *path.parents):
-            if folder == self.root or self._find(folder):
-                return folder
-        raise NotBtrfs(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
-
-    def own_bytes(self, path: Path) -> int | None:
-        """Return the size of a subvolume's own files."""
-        self._get(path, f"cannot measure {path}")
-        return sum(p.lstat().st_size for p in path.rglob("*") if p.is_file())
-
-    def quota(self, path: Path) -> QuotaMode:
-        """Return the attribute `counts`."""
-        del path
-        return self.counts
-
-    def enable_quota(self, path: Path) -> QuotaMode:
-        """Turn counting on, if it can be."""
-        if self.counts is QuotaMode.OFF:
-            if self.can_count is QuotaMode.OFF:
-                raise BtrfsError(f"cannot turn quotas on at {path}: {os.strerror(errno.ENOTTY)}")
-            self.counts = self.can_count
-        return self.counts
-
-    def limit(self, path: Path, max_bytes: int | None) -> None:
-        """Remember the limit; nothing holds a program to it."""
-        attempt = f"cannot limit subvolume {path} to {max_bytes} bytes"
-        record = self._get(path, attempt)
-        if self.counts is QuotaMode.OFF:
-            raise BtrfsError(f"{attempt}: {os.strerror(errno.ENOTCONN)}")
-        record.max_bytes = max_bytes
-
-    def room(self, path: Path) -> Room | None:
-        """Return the size of its files, and the limit."""
-        record = self._get(path, f"cannot read the quota of {path}")
-        if self.counts is QuotaMode.OFF:
-            return None
-        return Room(self.own_bytes(path) or 0, record.max_bytes)
-
-    def sync(self, path: Path) -> None:
-        """Do nothing, as there is nothing behind these folders."""
-        if not path.exists():
-            raise BtrfsError(f"cannot sync the file system of {path}: {os.strerror(errno.ENOENT)}")
-
-    def mark_received(self, path: Path, uuid: str) -> None:
-        """Mark a subvolume as finished by `btrfs receive`."""
-        record = self._get(path, f"cannot mark {path}")
-        record.received_uuid, record.read_only = uuid, True
-
-    def _uuid(self) -> str:
-        return f"{next(self._numbers):032x}"
-
-    def _find(self, path: Path) -> _FakeUnit | None:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            return self._records.get(os.lstat(path).st_ino)
-        return None
-
-    def _get(self, path: Path, attempt: str) -> _FakeUnit:
-        found = self._find(path)
-        if found is None:
-            reason = "it is not a subvolume" if path.exists() else os.strerror(errno.ENOENT)
-            raise BtrfsError(f"{attempt}: {reason}")
-        return found
-
-    def _make(self, path: Path, attempt: str) -> None:
-        if not path.parent.resolve().is_relative_to(self.root.resolve()):
-            raise BtrfsError(f"{attempt}: it is not on a btrfs file system")
-        for above in path.parents:
-            record = self._find(above)
-            if record and record.read_only:
-                raise BtrfsError(f"{attempt}: {os.strerror(errno.EROFS)}")
-        try:
-            path.mkdir()
-        except FileExistsError as e:
-            raise Conflict(f"{attempt}: {e.strerror}") from e
-        except OSError as e:
-            raise BtrfsError(f"{attempt}: {e.strerror}") from e
-
-    def _register(self, path: Path, record: _FakeUnit) -> None:
-        self._records[os.lstat(path).st_ino] = record
-
-
 Answer = Completed | Sequence[bytes]
 
 
 class FakeProcesses:
-    """Programs that answer as scripted, by the longest matching start of their arguments."""
+    """Programs with scripted output, by the longest matching prefix of their arguments."""
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, ...], Answer | ProgramError] = {}
@@ -284,7 +107,7 @@ class FakeLines:
     failure: str = ""
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the lines until closed; then fail, if that is how the program ended."""
+        """Yield the lines until closed; raise `ProgramError` if the program failed."""
         yield from itertools.takewhile(lambda _: not self.closed, self.scripted)
         if self.failure and not self.closed:
             raise ProgramError(self.failure)
@@ -296,38 +119,38 @@ class FakeLines:
 
 @dataclass(slots=True)
 class FakeCgroups:
-    """Usage by cgroup, as tests and the simulator set it."""
+    """Usage by cgroup, set by tests and the simulator."""
 
     usage: dict[str, Usage] = field(default_factory=dict)
     files: dict[str, dict[str, str]] = field(default_factory=dict)
     waits: dict[tuple[str, str], float] = field(default_factory=dict)
     """Pressure by cgroup and resource."""
     cpus: Callable[[str], Iterable[int]] = field(default=lambda _: ())
-    """Returns where the unit of a cgroup may run, nothing where it does not run."""
+    """Returns the CPUs that the unit of a cgroup may use; empty if it does not run."""
     slices: Callable[[], Iterable[str]] = field(default=tuple)
-    """Returns the slices of tasks that run."""
+    """Returns the running slices of tasks."""
     kept: Callable[[str], Mapping[str, str]] = field(default=lambda _: {})
-    """Returns what a slice that runs keeps of memory, by file."""
+    """Returns the memory protection of a running slice, by file."""
     devices: dict[str, str] = field(default_factory=lambda: {"vda": "vda"})
-    """Names of block devices below /dev → the kernel's; that of a small guest."""
+    """Names of block devices below /dev → the kernel's names; the default is a small guest's."""
     pages_used: dict[str, int] = field(default_factory=dict)
-    """Bytes of huge pages by cgroup: no limit can be set below."""
+    """Bytes of huge pages in use by cgroup: a lower limit is refused."""
 
     def read(self, group: str) -> Usage | None:
-        """Return what was set."""
+        """Return the usage that was set."""
         return self.usage.get(group)
 
     def disks(self) -> dict[str, str]:
-        """Return what was set."""
+        """Return the devices that were set."""
         return self.devices
 
     def pressure(self, group: str, resource: str, *, whole: bool) -> float:
-        """Return what was set."""
+        """Return the pressure that was set."""
         del whole
         return self.waits.get((group, resource), 0.0)
 
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
-        """Return what was set."""
+        """Return the files that were set, and those that follow from units."""
         unit, cpus = group.rpartition("/")[2], "cpuset.cpus.effective"
         allowed = listed(self.cpus(unit)) if cpus in names else ""
         there = ({cpus: allowed} if allowed else {}) | dict(self.kept(unit))
@@ -340,9 +163,9 @@ class FakeCgroups:
         found = {name for name in below if f"{group}/{name}" in self.files}
         return sorted(found | set(self.slices() if group == "/workload.slice" else ()))
 
-    def bound(self, group: str, words: Sequence[str]) -> bool:
-        """Write limits of huge pages, `file=value` each; False where more is in use."""
-        limits = dict(word.split("=", 1) for word in words)
+    def set_hugepage_limits(self, group: str, arguments: Sequence[str]) -> bool:
+        """Write limits of huge pages, `file=value` each; return False if more is in use."""
+        limits = dict(argument.split("=", 1) for argument in arguments)
         used = self.pages_used.get(group, 0)
         if any(value != "max" and int(value) < used for value in limits.values()):
             return False
@@ -366,14 +189,14 @@ class FakeMachine:
     """What `observe` returns, without the cgroups of running units."""
     network: FakeNetwork = field(default_factory=FakeNetwork)
     lacking: set[str] = field(default_factory=set)
-    """Paths of programs that it does not have."""
+    """Paths of programs that are missing."""
     texts: dict[str, str] = field(default_factory=dict)
-    """Files of its configuration."""
+    """Configuration files of the host by path."""
     cores: tuple[Core, ...] = ()
-    """Those that tasks may use; none: one with each CPU."""
+    """Cores that tasks may use; empty: one core for each CPU."""
 
     def __post_init__(self) -> None:
-        """Start with nothing running."""
+        """Make its parts, with no unit running."""
         self.btrfs = FakeBtrfs(self.root)
         receive = btrfs(self.btrfs.create, self.btrfs.mark_received)
         self.systemd = FakeSystemd({**PROGRAMS, "btrfs": receive}, self.clock)
@@ -387,15 +210,15 @@ class FakeMachine:
     def _before(self, unit: str, argv: Sequence[str]) -> None:
         found = self.systemd.units(unit)
         if found and list(argv[3:4]) == ["hugetlb"]:
-            self.cgroups.bound(argv[4] or found[0].control_group, argv[5:])
+            self.cgroups.set_hugepage_limits(argv[4] or found[0].control_group, argv[5:])
 
     def _shell(
         self, argv: list[str], properties: Mapping[str, Property]
     ) -> Ended | Callable[[], Ended] | None:
-        """Play the script that limits huge pages; a test may bring another shell."""
+        """Run the script that limits huge pages; for other scripts use the program `sh`."""
         if argv[3:4] == ["hugetlb"]:
             group = argv[4] or f"/workload.slice/{properties['Slice']}"
-            return Ended(code=0 if self.cgroups.bound(group, argv[5:]) else 1)
+            return Ended(code=0 if self.cgroups.set_hugepage_limits(group, argv[5:]) else 1)
         other = self.systemd.programs.get("sh")
         return other(argv, properties) if other else None
 
@@ -417,7 +240,7 @@ class FakeMachine:
 
     @property
     def machine(self) -> HostAccess:
-        """Return it as the agent takes it."""
+        """Return it in the form that the agent takes."""
         return HostAccess(
             systemd=self.systemd,
             btrfs=self.btrfs,
@@ -436,12 +259,14 @@ class FakeMachine:
     def _observe(self, _state: Path, _run: Path) -> Observed:
         units = self.systemd.units("twine-*.service")
         running = tuple(u.control_group for u in units if "/workload" in u.control_group)
-        strays = self.network.strays
+        unowned = self.network.unowned
+        links = {name: "" for name in unowned if name.startswith("tw")}
+        namespaces = [name for name in unowned if name not in links]
         return replace(
             self.observed,
             cgroups=running + self.observed.cgroups,
-            namespaces=(*self.observed.namespaces, *(s for s in strays if not s.startswith("tw"))),
-            veths={**self.observed.veths, **{s: "" for s in strays if s.startswith("tw")}},
+            namespaces=(*self.observed.namespaces, *namespaces),
+            veths={**self.observed.veths, **links},
         )
 
     def reboot(self) -> None:

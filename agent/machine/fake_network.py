@@ -7,33 +7,33 @@ from wire.errors import HostError
 
 
 class FakeNetwork:
-    """Networks and permissions, as they were asked for."""
+    """Networks and permissions, as requested."""
 
     def __init__(self) -> None:
         self.networks: dict[str, TaskNet] = {}
         self.allowed: list[TaskNet] | None = None
         """Networks in the firewall; None: it was never installed."""
         self.broken = ""
-        """Why every request fails, where it does."""
-        self.strays: list[str] = []
-        """Namespaces and links of no task, by name."""
+        """Reason for which every request fails; empty: requests succeed."""
+        self.unowned: list[str] = []
+        """Names of namespaces and links that belong to no task."""
         self.own = "10.77.0.11"
         self.ports: dict[str, list[int]] = {}
         """Programs for ports, by name."""
         self.cgroups: set[str] | None = None
-        """Those that can be held to ports; None: any."""
+        """Cgroups that can be restricted to ports; None: any."""
         self.held: dict[str, list[int]] = {}
-        """Cgroup → the ports that it is held to."""
+        """Cgroup → the ports that it is restricted to."""
 
     def ask(self, ask: Ask) -> NetAnswer:
-        """Do what is asked."""
+        """Carry out a request."""
         if self.broken:
             raise HostError(self.broken)
         if ask.gates is not None:
             return self._gated(ask.gates)
         for task_id in ask.remove:
             self.networks.pop(task_id, None)
-        self.strays = [s for s in self.strays if s not in (*ask.remove, *ask.unlink)]
+        self.unowned = [name for name in self.unowned if name not in (*ask.remove, *ask.unlink)]
         if ask.allowed is not None:
             self.allowed = list(ask.allowed)
         if ask.ensure is not None:
@@ -49,13 +49,13 @@ class FakeNetwork:
         return NetAnswer(held=sorted(there))
 
     def has_gate(self, name: str) -> bool:
-        """Return whether a program for ports is there."""
+        """Return whether a port gate exists."""
         return name in self.ports
 
     def gates(self) -> set[str]:
-        """Return the names of programs for ports."""
+        """Return the names of port gates."""
         return set(self.ports)
 
     def address(self) -> str:
-        """Return what tests set."""
+        """Return the attribute `own`."""
         return self.own

@@ -1,4 +1,4 @@
-"""What programs do on the machine in memory: those that Twine starts in units."""
+"""Behaviour of the programs that Twine starts in units, on the machine in memory."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def ends_with(code: int = 0, signal: str | None = None) -> Program:
 def tar(argv: list[str], properties: Mapping[str, Property]) -> Ended:
     """Unpack as `tar -x [-f FILE] [-C FOLDER] [--exclude=GLOB]` does, without devices.
 
-    The file may be standard input, and it and the folder may lie inside a sandbox.
+    The file may be standard input. File and folder may lie inside a sandbox.
     """
     archive, folder = str(properties.get("StandardInputFile", "")), "/"
     excluded = []
-    words = iter(argv[1:])
-    for word in words:
-        if word == "-C":
-            folder = next(words)
-        elif word.startswith("--exclude="):
-            excluded.append(word.partition("=")[2])
-        elif word.startswith("-") and not word.startswith("--") and word.endswith("f"):
-            name = next(words)
+    arguments = iter(argv[1:])
+    for argument in arguments:
+        if argument == "-C":
+            folder = next(arguments)
+        elif argument.startswith("--exclude="):
+            excluded.append(argument.partition("=")[2])
+        elif argument.startswith("-") and not argument.startswith("--") and argument.endswith("f"):
+            name = next(arguments)
             archive = archive if name == "-" else str(_host_path(name, properties))
     return Ended(code=0 if _unpack(archive, _host_path(folder, properties), excluded) else 2)
 
@@ -45,7 +45,7 @@ def tar(argv: list[str], properties: Mapping[str, Property]) -> Ended:
 def python(argv: list[str], properties: Mapping[str, Property]) -> Callable[[], Ended] | None:
     """Apply layers as `python -m agent.machine.layer` does; other modules run until stopped.
 
-    Without root everything belongs to the user that runs it.
+    Without root rights all files belong to the user that runs the tests.
     """
     if "agent.machine.layer" not in argv:
         return None
@@ -55,8 +55,9 @@ def python(argv: list[str], properties: Mapping[str, Property]) -> Callable[[], 
 
     def run() -> Ended:
         try:
-            with open(pipes[0], "rb") as ask, open(pipes[1], "wb") as tell:
-                return Ended(code=layer([*paths, *words], ask, tell, owners=os.geteuid() == 0))
+            with open(pipes[0], "rb") as requests, open(pipes[1], "wb") as reports:
+                owners = os.geteuid() == 0
+                return Ended(code=layer([*paths, *words], requests, reports, owners=owners))
         except OSError:  # the agent is gone, and the pipes with it
             return Ended(code=1)
 
@@ -64,14 +65,14 @@ def python(argv: list[str], properties: Mapping[str, Property]) -> Callable[[], 
 
 
 def shell(argv: list[str], _properties: Mapping[str, Property]) -> Ended | None:
-    """End what takes mounts away: there are none; other scripts run until stopped."""
+    """End scripts that unmount: there are no mounts. Other scripts run until stopped."""
     return Ended() if any("umount" in word for word in argv) else None
 
 
 def btrfs(create: Callable[[Path], None], finish: Callable[[Path, str], None]) -> Program:
-    """Return a `btrfs receive -f FILE FOLDER` whose stream is played by a tar archive.
+    """Return a `btrfs receive -f FILE FOLDER` whose stream is a tar archive.
 
-    What is no archive leaves an unfinished subvolume behind, as the real one does.
+    Other content leaves an unfinished subvolume, as the real program does.
     """
 
     def run(argv: list[str], properties: Mapping[str, Property]) -> Ended:
@@ -110,7 +111,7 @@ def _leads_out(member: tarfile.TarInfo) -> bool:
 
 
 def _host_path(path: str, properties: Mapping[str, Property]) -> Path:
-    """Return where a path inside a unit's sandbox lies outside of it."""
+    """Return the host's path of a path inside a unit's sandbox."""
     for name in ("BindPaths", "BindReadOnlyPaths"):
         mounts = properties.get(name, ())
         assert isinstance(mounts, Iterable)

@@ -31,11 +31,11 @@ class Ended:
     code: int | None = 0
     signal: str | None = None
     result: str = ""
-    """systemd's word where it does not follow from code and signal, such as `oom-kill`."""
+    """systemd's result if it does not follow from code and signal, such as `oom-kill`."""
 
     @property
     def verdict(self) -> str:
-        """Return systemd's `Result` of it."""
+        """Return systemd's `Result` for it."""
         if self.result:
             return self.result
         if self.signal:
@@ -44,8 +44,8 @@ class Ended:
 
 
 Program = Callable[[list[str], Mapping[str, Property]], Ended | Callable[[], Ended] | None]
-"""Gets its arguments and the unit's properties; None: it runs until it is stopped. What it returns
-to be called is run in another thread, and returns how it ended."""
+"""Takes its arguments and the unit's properties. Returns how it ended; None: it runs until it is
+stopped. A returned function runs in another thread and returns how the program ended."""
 
 
 @dataclass(slots=True)
@@ -63,24 +63,24 @@ class FakeSystemd:
         """`programs` maps path or base name to behaviour; others run until they are stopped."""
         self.programs: dict[str, Program] = dict(programs or {})
         self.ignores_term: set[str] = set()
-        """Units whose processes do not heed SIGTERM: stopping them ends in `timeout`."""
+        """Units whose processes ignore SIGTERM: stopping them ends in `timeout`."""
         self.never_up: set[str] = set()
-        """Units that are not up in time: their start ends in `start-timeout`."""
+        """Units that do not start in time: their start ends in `start-timeout`."""
         self.cannot_run: dict[str, Ended] = {}
-        """Glob of unit names → how such units end instead of running their command."""
+        """Glob of unit names → how matching units end instead of running their command."""
         self.slow: set[str] = set()
         """Units that are activating until `let_up`."""
         self.unkillable: set[str] = set()
-        """Units with a process in the kernel that nothing ends: when they are stopped they
-        stay loaded, inactive, with their cgroup; see `let_die`."""
+        """Units with a process that hangs in the kernel: when they are stopped they stay loaded,
+        inactive, with their cgroup; see `let_die`."""
         self.started: list[str] = []
         """Every unit that was ever started, in order."""
         self.before: Callable[[str, Sequence[str]], None] = lambda _unit, _argv: None
-        """Called with each command that a unit runs before its own."""
+        """Called with each ExecStartPre= command of a unit."""
         self._clock = clock
         self._units: dict[str, _Unit] = {}
         self._slices: dict[str, dict[str, Property]] = {}
-        """What was said of slices that did not run then."""
+        """Properties that were set on slices that did not run."""
         self._listeners: dict[int, UnitListener] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
@@ -90,7 +90,7 @@ class FakeSystemd:
     def start_transient(self, unit: str, properties: Mapping[str, Property]) -> None:
         """Start a unit; a program that ends at once has ended when this returns."""
         encode(properties)
-        self._judge(unit, properties)
+        self._check(unit, properties)
         with self._lock:
             if unit in self._units:
                 raise Conflict(
@@ -99,7 +99,7 @@ class FakeSystemd:
             self._load_slices(str(properties.get("Slice", "system.slice")))
             self._units[unit] = _Unit(self._fresh(unit, properties), dict(properties))
             self.started.append(unit)
-        self._tell(unit)
+        self._notify(unit)
         if not unit.endswith(".slice"):
             self._execute(unit)
 
@@ -120,7 +120,7 @@ class FakeSystemd:
             self._end(unit, Ended(code=None, signal="SIGTERM"), stopped=True)
 
     def kill(self, unit: str, signal: int) -> None:
-        """Signal a unit: it ends, unless the signal is harmless or not heeded."""
+        """Signal a unit: it ends, unless the signal is harmless or ignored."""
         with self._lock:
             found = self._units.get(unit)
             has_process = found is not None and found.state.main_pid
@@ -139,7 +139,7 @@ class FakeSystemd:
     def set_properties(self, unit: str, properties: Mapping[str, Property]) -> None:
         """Change properties of a unit."""
         encode(properties)
-        self._judge(unit, properties, change=True)
+        self._check(unit, properties, change=True)
         with self._lock:
             if unit.endswith(".slice") and unit not in self._units:
                 self._slices.setdefault(unit, {}).update(properties)
@@ -149,7 +149,7 @@ class FakeSystemd:
             self._units[unit].properties.update(properties)
 
     def find(self, unit: str) -> UnitState | None:
-        """Return the state of a unit; of a service that runs without main process and cgroup."""
+        """Return the state of a unit, for a running service without main process and cgroup."""
         with self._lock:
             found = self._units.get(unit)
             if found is None:
@@ -170,28 +170,28 @@ class FakeSystemd:
         return {state.unit: (state.active, state.sub) for state in self.units(pattern)}
 
     def listen(self, listener: UnitListener) -> Callable[[], None]:
-        """Call `listener` on changes from now on; returns what ends it."""
+        """Call `listener` on changes from now on; returns a function that ends this."""
         number = next(self._numbers)
         self._listeners[number] = listener
         return lambda: self._listeners.pop(number, None) and None
 
     def version(self) -> int:
-        """Return the version this behaves like."""
+        """Return the version whose behaviour this has."""
         return 257
 
-    # What tests and the simulator do to it.
+    # Calls of tests and the simulator.
 
     def properties(self, unit: str) -> dict[str, Property]:
-        """Return what a unit was started with, later changes included."""
+        """Return the properties of a unit, including later changes."""
         with self._lock:
             return dict(self._units[unit].properties)
 
     def exit(self, unit: str, code: int = 0) -> None:
-        """End a running program, as if it did so itself."""
+        """End a running program, as if it exited."""
         self._end(unit, Ended(code=code))
 
     def oom(self, unit: str) -> None:
-        """Let the kernel kill a running program for want of memory."""
+        """Kill a running program, as the kernel does when memory is short."""
         self._end(unit, Ended(code=None, signal="SIGKILL", result="oom-kill"))
 
     def let_die(self, unit: str) -> None:
@@ -200,24 +200,24 @@ class FakeSystemd:
         self._forget(unit)
 
     def let_up(self, unit: str) -> None:
-        """Let a slow unit become active."""
+        """Make a slow unit active."""
         self.slow.discard(unit)
         with self._lock:
             found = self._units[unit]
             found.state = replace(found.state, active="active", sub="running")
-        self._tell(unit)
+        self._notify(unit)
 
     def lose_bus(self) -> None:
-        """Behave as after a restart of the bus: anything may have changed."""
-        self._tell("")
+        """Notify listeners as after a restart of the bus: anything may have changed."""
+        self._notify("")
 
     def reboot(self) -> None:
-        """Forget every unit without a word, as a host that goes down does."""
+        """Forget every unit without notifying listeners, as in a host reboot."""
         with self._lock:
             self._units.clear()
             self._slices.clear()
 
-    def _judge(
+    def _check(
         self, unit: str, properties: Mapping[str, Property], *, change: bool = False
     ) -> None:
         verb = "change" if change else "start"
@@ -284,13 +284,13 @@ class FakeSystemd:
             if ended is None:
                 return
             if not isinstance(ended, Ended):
-                self._beside(unit, ended)
+                self._run_in_thread(unit, ended)
                 return
             if ended.verdict != "success" or argv is commands[-1]:
                 self._end(unit, ended)
                 return
 
-    def _beside(self, unit: str, run: Callable[[], Ended]) -> None:
+    def _run_in_thread(self, unit: str, run: Callable[[], Ended]) -> None:
         def to_the_end() -> None:
             self._end(unit, run())
 
@@ -318,7 +318,7 @@ class FakeSystemd:
                 exited_at=self._clock(),
             )
         if stays:
-            self._tell(unit)
+            self._notify(unit)
         else:
             self._forget(unit)
 
@@ -329,15 +329,15 @@ class FakeSystemd:
                 found.state = replace(found.state, active="inactive", sub="dead", main_pid=0)
             else:
                 self._units.pop(unit, None)
-        self._tell(unit)
+        self._notify(unit)
 
-    def _tell(self, unit: str) -> None:
+    def _notify(self, unit: str) -> None:
         for listener in list(self._listeners.values()):
             listener(unit)
 
 
 def _slices(name: str) -> list[str]:
-    """Return a slice and those it is in, outermost first (systemd.slice(5))."""
+    """Return a slice and its parent slices, outermost first (systemd.slice(5))."""
     if not name.endswith(".slice"):
         return [name]
     parts = name.removesuffix(".slice").split("-")
@@ -345,7 +345,7 @@ def _slices(name: str) -> list[str]:
 
 
 def _refusal(name: str, value: Property) -> str:
-    """Return why systemd refuses a value, empty where it takes it."""
+    """Return why systemd refuses a value; empty if it accepts it."""
     if name in ("CPUWeight", "IOWeight") and value not in (None, *range(10_001)):
         return f"Value specified in {name} is out of range"
     if name in ("TasksMax", "MemoryMax") and value == 0:

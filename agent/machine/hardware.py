@@ -1,4 +1,4 @@
-"""What the host is made of, read from /proc and /sys alone."""
+"""Hardware of the host, read only from /proc and /sys."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ NODES = "/sys/devices/system/node"
 TASKS_SLICE = "/workload.slice"
 HUGEPAGES = "/sys/kernel/mm/hugepages"
 KEPT = "/run/twine-kernel"
-"""Where the agent's unit has the files of /proc that it reads (units/twine-agent.service)."""
+"""Folder with the files of /proc that the agent reads (units/twine-agent.service)."""
 _MODEL_KEYS = ("model name", "Processor", "cpu model")
-"""Lines of /proc/cpuinfo that name the processor: x86, old Arm, MIPS; arm64 has none."""
+"""Keys of /proc/cpuinfo that name the processor: x86, old Arm, MIPS; arm64 has none."""
 
 
 def read_hardware(fs: KernelFs) -> HostHardware:
     """Return the processor, memory and interfaces of the host.
 
-    Raises `KernelFileError` where the kernel lacks a file that every Linux has.
+    Raises `KernelFileError` if a file is missing that every Linux has.
     """
     return HostHardware(
         cpu=_cpu(fs),
@@ -38,7 +38,7 @@ def read_hardware(fs: KernelFs) -> HostHardware:
 
 
 def _proc(fs: KernelFs, path: str) -> str:
-    """Return a file of /proc, also where the unit's has nothing but processes (ProcSubset=)."""
+    """Return a file of /proc, also in a unit whose /proc has only processes (ProcSubset=)."""
     found = fs.find(path)
     kept = fs.find(KEPT + path) if found is None else found
     return fs.read(path) if kept is None else kept
@@ -61,9 +61,9 @@ def _cpu(fs: KernelFs) -> Cpu:
 def read_cores(fs: KernelFs) -> tuple[Core, ...]:
     """Return the cores that are online, by their first CPU.
 
-    Excluded are CPUs outside `workload.slice` (sidekick's `[affinity]` keeps CPUs for interrupts
-    out of it) and those without load balancing by the kernel (`isolcpus=`). A task on several
-    isolated CPUs would stay where it was started, so they are only for tasks that name one.
+    CPUs outside `workload.slice` are excluded: sidekick's `[affinity]` reserves them for
+    interrupts. CPUs without load balancing (`isolcpus=`) are excluded, too: the kernel would not
+    move a task between them, so only tasks that name such a CPU use it.
     """
     online = numbers(fs.find(f"{CPUS}/online") or "0")
     tasks = fs.find(f"/sys/fs/cgroup{TASKS_SLICE}/cpuset.cpus.effective")
@@ -103,11 +103,11 @@ _X86_LEVELS = (
     "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave",
     "avx512bw avx512cd avx512dq avx512f avx512vl",
 )
-"""The kernel's words for what x86-64-v2, v3 and v4 have beyond the level below (x86-64 psABI)."""
+"""The kernel's names of the features that x86-64-v2, v3 and v4 add (x86-64 psABI)."""
 
 
 def read_x86_level(fs: KernelFs) -> int:
-    """Return the level of x86-64 that all programs may count on here: 1 to 4; 1 elsewhere, too."""
+    """Return the x86-64 level that the processor supports: 1 to 4; 1 for other processors."""
     found = re.search(r"^flags\s*:\s*(.+)$", _proc(fs, "/proc/cpuinfo"), re.MULTILINE)
     flags = set(found[1].split()) if found else set[str]()
     level = 1
@@ -126,7 +126,7 @@ def _memory_bytes(fs: KernelFs) -> int:
 
 
 def read_hugepages(fs: KernelFs) -> dict[int, int]:
-    """Return how many huge pages there are, by size in bytes (admin-guide/mm/hugetlbpage.rst)."""
+    """Return the number of huge pages by size in bytes (admin-guide/mm/hugetlbpage.rst)."""
     found: dict[int, int] = {}
     for name in fs.names(HUGEPAGES):
         size = re.fullmatch(r"hugepages-(\d+)kB", name)
@@ -137,10 +137,10 @@ def read_hugepages(fs: KernelFs) -> dict[int, int]:
 
 
 def hugepages_bytes(fs: KernelFs) -> int:
-    """Return how much memory is taken as huge pages."""
+    """Return how many bytes of memory are reserved as huge pages."""
     return sum(size * count for size, count in read_hugepages(fs).items())
 
 
 def _is_nic(fs: KernelFs, name: str) -> bool:
-    # /sys/class/net also holds the plain file `bonding_masters` where that module is loaded.
+    # With the bonding module, /sys/class/net also has the plain file `bonding_masters`.
     return name != "lo" and fs.exists(f"/sys/class/net/{name}/ifindex")

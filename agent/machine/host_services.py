@@ -8,7 +8,7 @@ from agent.machine.systemd_calls import SYSTEMD, refusing, words
 
 
 class HostServices(HostSystemd):
-    """Services started, stopped and looked at by any of their names. Needs root."""
+    """Starts, stops and reads services by any of their names. Needs root."""
 
     def start(self, unit: str) -> None:
         """Queue the start of a service."""
@@ -16,7 +16,7 @@ class HostServices(HostSystemd):
             self._manager("StartUnit", [*words("ss", unit, "replace")])
 
     def load(self, unit: str) -> ServiceUnit | None:
-        """Return a service, its files read if need be; None where there are none of that name."""
+        """Return a service, after reading its files if needed; None if it has no files."""
         about, service = SYSTEMD + b".Unit", SYSTEMD + b".Service"
         with refusing(f"cannot look at {unit}"):
             path = self._manager("LoadUnit", [*words("s", unit)])

@@ -1,4 +1,4 @@
-"""The kernel's text files: /proc/sys, /sys, cgroup attributes."""
+"""Reads and writes text files of the kernel: /proc/sys, /sys, cgroup attributes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from wire.errors import KernelFileError
 
 _MOST = 16_384
-"""Bytes of one read: nearly every file of the kernel's is whole with the first."""
+"""Bytes of one read: nearly every file of the kernel is smaller."""
 
 
 class KernelFs(msgspec.Struct, frozen=True):
@@ -19,12 +19,12 @@ class KernelFs(msgspec.Struct, frozen=True):
     root: Path = Path("/")
 
     def path(self, path: str) -> Path:
-        """Return where an absolute path of the host lies in this view."""
+        """Return the path in this view for an absolute path of the host."""
         return self.root / path.lstrip("/")
 
     def _place(self, path: str) -> str:
-        # `path` as text: a thousand of these files are read in a run, and a Path takes longer
-        # to make than a file of the kernel's to read.
+        # `path` as text: a run reads a thousand of these files, and making a Path takes longer
+        # than reading one.
         return os.path.join(self.root, path.lstrip("/"))
 
     def exists(self, path: str) -> bool:
@@ -46,7 +46,7 @@ class KernelFs(msgspec.Struct, frozen=True):
             raise KernelFileError(f"cannot read {path}: {e.strerror}") from e
 
     def find(self, path: str) -> str | None:
-        """Return the attribute, None where this kernel lacks it."""
+        """Return the attribute, None if this kernel does not have it."""
         try:
             return self.read(path)
         except KernelFileError as e:
@@ -55,10 +55,10 @@ class KernelFs(msgspec.Struct, frozen=True):
             raise
 
     def write(self, path: str, value: str) -> None:
-        """Set the attribute, in one write(2) since some accept nothing else.
+        """Set the attribute with one write(2): some attributes accept nothing else.
 
-        A value the kernel rejects (EINVAL) raises and leaves the old one in force. There is
-        no O_CREAT: a missing attribute must fail below `tmp_path` as it does on a kernel.
+        If the kernel rejects the value (EINVAL), this raises and the old value stays in force.
+        O_CREAT is not used: a missing attribute must fail in tests as it does in the kernel.
         """
         try:
             fd = os.open(self._place(path), os.O_WRONLY | os.O_TRUNC)
@@ -73,7 +73,7 @@ class KernelFs(msgspec.Struct, frozen=True):
             ) from e
 
     def find_bytes(self, path: str) -> bytes | None:
-        """Return a file as it is, with its white space; None where there is none."""
+        """Return a file unchanged, with its white space; None if there is none."""
         try:
             return self.path(path).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -82,7 +82,7 @@ class KernelFs(msgspec.Struct, frozen=True):
             raise KernelFileError(f"cannot read {path}: {e.strerror}") from e
 
     def find_at(self, path: str, offset: int, size: int) -> bytes | None:
-        """Return so many bytes at a place of a file that has no text, None where they are not."""
+        """Return `size` bytes at an offset of a binary file, None if they cannot be read."""
         try:
             fd = os.open(self._place(path), os.O_RDONLY)
             try:
@@ -94,10 +94,10 @@ class KernelFs(msgspec.Struct, frozen=True):
         return found if len(found) == size else None
 
     def noticed(self, interface: str, command: int, answer: bytes) -> None:
-        """Called with what a network interface answered (no file has it); subclasses keep it."""
+        """Called with an answer of the kernel that is in no file; subclasses record it."""
 
     def names(self, path: str) -> list[str]:
-        """Return the sorted names in a folder, none where it does not exist."""
+        """Return the sorted names in a folder; empty if it does not exist."""
         try:
             return sorted(os.listdir(self._place(path)))
         except (FileNotFoundError, NotADirectoryError):

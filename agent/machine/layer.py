@@ -4,12 +4,14 @@
 
 It reports each applied layer on its output, and continues with the next once it reads a line.
 
-A layer is a tar of what changed (`layer.md` of the OCI image specification): files replace what
-is there, `.wh.NAME` takes NAME of the layers below away, `.wh..wh..opq` everything of theirs in
-its folder. The archive is hostile input: its digest is checked before a byte of it is read as an
-archive, paths are resolved inside the tree by the kernel (`beneath`), nothing is ever written
-through a link or into a file that is there already. Set-uid bits and file capabilities are
-dropped; device nodes are left out below /dev and refused elsewhere. Blocks of zeros become holes.
+A layer is a tar of changes (`layer.md` of the OCI image specification). Its files replace existing
+ones. `.wh.NAME` removes NAME of the layers below; `.wh..wh..opq` removes everything of the layers
+below in its folder.
+
+The archive is hostile input. Its digest is checked before it is read as an archive. The kernel
+resolves paths inside the tree (`beneath`). Nothing is written through a link or into an existing
+file. Set-uid bits and file capabilities are dropped. Device nodes are left out below /dev and
+refused elsewhere. Blocks of zeros become holes.
 """
 
 from __future__ import annotations
@@ -23,36 +25,40 @@ import sys
 import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
 from agent.machine.beneath import open_file, open_folder
-from agent.machine.process import filtered
+from agent.machine.layer_stream import CHUNK, Hashing, uncompressed
 from wire.errors import TwineError, Unprocessable
 
 ENTRIES_MAX = 2_000_000
-"""Most entries of one layer; the largest known images have a tenth."""
+"""The most entries of one layer; the largest known images have a tenth of this."""
 DEPTH_MAX = 128
-_CHUNK = 1 << 20
 BLOCK = 4096
-"""Bytes that a hole has at least: a block of btrfs. `_CHUNK` is a multiple of it."""
+"""Smallest size of a hole in bytes: a block of btrfs. `CHUNK` is a multiple of it."""
 _ZEROS = bytes(BLOCK)
 _WHITEOUT, _META, _OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
 _ACLS = frozenset({"system.posix_acl_access", "system.posix_acl_default"})
 _XATTR = "SCHILY.xattr."
-"""Prefix of extended attributes among the PAX records (what GNU tar, Go and libarchive write)."""
+"""Prefix of extended attributes among the PAX records (written by GNU tar, Go and libarchive)."""
 
 
 _REFUSALS = (
-    *(TwineError, tarfile.TarError, zlib.error, OSError, EOFError, RecursionError),
-    *(ValueError, OverflowError),  # a number that no file can have, a name with a zero byte
+    TwineError,
+    tarfile.TarError,
+    zlib.error,
+    OSError,
+    EOFError,
+    RecursionError,
+    ValueError,  # for instance a name with a zero byte
+    OverflowError,  # a number that no file can have
 )
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedLayer:
-    """What a layer held."""
+    """Counts and digest of an applied layer."""
 
     entries: int
     file_bytes: int
@@ -61,28 +67,28 @@ class AppliedLayer:
 
 def main(
     argv: list[str],
-    ask: BinaryIO | None = None,
-    tell: BinaryIO | None = None,
+    requests: BinaryIO | None = None,
+    reports: BinaryIO | None = None,
     *,
     owners: bool = True,
 ) -> int:
     """Apply the layers in the arguments; write one line with the reason of a failure.
 
-    `ask` and `tell` are its input and output. It ends when its input ends before a layer.
+    `requests` and `reports` are its input and output. It ends when its input ends before a layer.
     """
     folder, tree, *words = argv
     layers = [words[n : n + 4] for n in range(0, len(words), 4)]
-    ask, tell = ask or sys.stdin.buffer, tell or sys.stdout.buffer
+    requests, reports = requests or sys.stdin.buffer, reports or sys.stdout.buffer
     try:
         for number, (blob, compression, digest, diff_id) in enumerate(layers):
-            if number and not ask.readline():
+            if number and not requests.readline():
                 return 0
             apply(folder, blob, compression, digest, diff_id, tree, owners=owners)
-            tell.write(b"applied\n")
-            tell.flush()
+            reports.write(b"applied\n")
+            reports.flush()
     except _REFUSALS as e:
         hint = f" ({e.hint})" if isinstance(e, TwineError) and e.hint else ""
-        sys.stderr.write(f"{e}{hint}\n")  # the journal has it, and the agent reads it there
+        sys.stderr.write(f"{e}{hint}\n")  # to the journal, where the agent reads it
         return 1
     return 0
 
@@ -99,9 +105,9 @@ def apply(
 ) -> AppliedLayer:
     """Apply the layer in `blob` below `folder` to the folder `tree`.
 
-    Without `owners` everything belongs to the caller: for tests without root. Raises
-    `Unprocessable`, `OSError` or tarfile's errors for what cannot or must not be applied; the
-    tree is then of no use.
+    Without `owners` all files belong to the caller: for tests without root. Raises
+    `Unprocessable`, `OSError` or tarfile's errors if the layer cannot or must not be applied. The
+    tree is then incomplete.
     """
     fd = open_file(folder, blob)
     with os.fdopen(fd, "rb") as file:
@@ -109,8 +115,8 @@ def apply(
         if found != digest:
             raise Unprocessable(f"the layer has digest {found}, not {digest}")
         file.seek(0)
-        with _uncompressed(file, compression) as plain:
-            hashing = _Hashing(plain)
+        with uncompressed(file, compression) as plain:
+            hashing = Hashing(plain)
             root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 applier = _Applier(root, owners=owners)
@@ -123,73 +129,6 @@ def apply(
     return AppliedLayer(applier.entries, applier.file_bytes, hashing.digest)
 
 
-@contextmanager
-def _uncompressed(file: BinaryIO, compression: str) -> Iterator[BinaryIO]:
-    if compression == "tar":
-        yield file
-    elif compression == "gzip":
-        yield cast(BinaryIO, _Gunzip(file))
-    elif compression == "zstd":
-        with filtered(["zstd", "-q", "-d", "-c"], file) as plain:
-            yield plain
-    else:
-        raise Unprocessable(f"compression {compression!r} is not supported")
-
-
-class _Gunzip:
-    """Reads gzip, several members in a row included, and insists on each one's checksum."""
-
-    def __init__(self, source: BinaryIO) -> None:
-        self._source = source
-        self._member = zlib.decompressobj(wbits=31)
-        self._input = b""
-        self._over = False
-
-    def read(self, size: int) -> bytes:
-        while not self._over:
-            if not self._input:
-                self._input = self._source.read(_CHUNK)
-                if not self._input:
-                    if not self._member.eof:
-                        raise EOFError("the layer ends within its compressed data")
-                    self._over = True
-                    break
-            if self._member.eof:
-                if not self._input.strip(b"\0"):  # padding, as gzip(1) takes it
-                    self._input = b""
-                    continue
-                self._member = zlib.decompressobj(wbits=31)
-            data = self._member.decompress(self._input, size)
-            self._input = self._member.unconsumed_tail or self._member.unused_data
-            if data:
-                return data
-        return b""
-
-
-class _Hashing:
-    """Passes a stream on, and has its digest once it was read to its end."""
-
-    def __init__(self, source: BinaryIO) -> None:
-        self._source = source
-        self._sha = hashlib.sha256()
-        self.bytes = 0
-
-    def read(self, size: int) -> bytes:
-        data = self._source.read(size)
-        self._sha.update(data)
-        self.bytes += len(data)
-        return data
-
-    def finish(self) -> None:
-        """Read what tar had no use for: it belongs to the layer, too."""
-        while self.read(_CHUNK):
-            pass
-
-    @property
-    def digest(self) -> str:
-        return "sha256:" + self._sha.hexdigest()
-
-
 @dataclass(slots=True)
 class _Applier:
     root: int
@@ -197,23 +136,23 @@ class _Applier:
     entries: int = 0
     file_bytes: int = 0
     _made: set[tuple[int, str]] = field(default_factory=set)
-    """Folder (its inode) and name of what this layer brought: its whiteouts leave that alone."""
+    """Folder (inode) and name of each entry that this layer made: its whiteouts keep these."""
     _times: dict[str, int] = field(default_factory=dict)
-    """Folder → time of its last change, set when nothing more is put into it."""
+    """Folder → its time of last change, which is set at the end."""
 
-    def run(self, stream: _Hashing) -> None:
+    def run(self, stream: Hashing) -> None:
         try:
-            with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|", bufsize=_CHUNK) as tar:
+            with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|", bufsize=CHUNK) as tar:
                 self._entries(tar)
         except tarfile.ReadError:
-            if stream.bytes:  # nothing at all is an archive of nothing, as others take it
+            if stream.bytes:  # an empty stream is an empty archive, as in other tools
                 raise
         for path, at in self._times.items():
             try:
                 fd = open_folder(self.root, path)
             except OSError as e:
                 if e.errno in (errno.ENOENT, errno.ENOTDIR):
-                    continue  # taken away again
+                    continue  # removed by a later entry
                 raise
             os.utime(fd, ns=(at, at))
             os.close(fd)
@@ -223,10 +162,10 @@ class _Applier:
             self.entries += 1
             if self.entries > ENTRIES_MAX:
                 raise Unprocessable(f"more than {ENTRIES_MAX:,} entries")
-            cast(Any, tar).members.clear()  # else it keeps them all
+            cast(Any, tar).members.clear()  # else tarfile keeps them all in memory
             try:
                 self._entry(tar, member)
-            except OSError as e:  # which names a part of the path, or a descriptor
+            except OSError as e:  # its own text has only a part of the path, or a descriptor
                 to = f", a link to {member.linkname[:200]!r}," if member.islnk() else ""
                 why = e.strerror or str(e)
                 raise Unprocessable(f"{member.name[:200]!r}{to} cannot be created: {why}") from e
@@ -252,7 +191,7 @@ class _Applier:
             for child in os.listdir(parent):
                 self._take_away(parent, child)
         elif name.startswith(_META):
-            pass  # what aufs keeps for itself
+            pass  # metadata of aufs
         elif name.startswith(_WHITEOUT):
             gone = name.removeprefix(_WHITEOUT)
             if gone in ("", ".", ".."):
@@ -265,7 +204,7 @@ class _Applier:
                 self._times["/".join(parts)] = _when(member)
 
     def _parent(self, parts: list[str]) -> int:
-        """Open the folder that an entry lies in; folders that no layer names are made."""
+        """Open the folder of an entry; create folders that no layer contains."""
         try:
             return open_folder(self.root, "/".join(parts))
         except FileNotFoundError:
@@ -278,7 +217,7 @@ class _Applier:
             os.close(above)
 
     def _take_away(self, parent: int, name: str) -> None:
-        """Remove what layers below have at a name; what this layer put there stays."""
+        """Remove the entry of lower layers at a name; entries of this layer stay."""
         try:
             there = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -299,7 +238,7 @@ class _Applier:
             os.rmdir(name, dir_fd=parent)
 
     def _clear(self, parent: int, name: str, *, keep_folder: bool) -> bool:
-        """Make room at a name; return whether there is a folder that may stay."""
+        """Remove the entry at a name; return whether a folder was kept."""
         try:
             there = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -350,8 +289,8 @@ class _Applier:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=parent)
         try:
             for at, left in pieces:
-                data.seek(at)  # else it makes up the zeros of each hole
-                while chunk := data.read(min(left, _CHUNK)):
+                data.seek(at)  # skips holes, which tarfile would fill with zeros
+                while chunk := data.read(min(left, CHUNK)):
                     _write(fd, chunk, at)
                     at, left = at + len(chunk), left - len(chunk)
             os.ftruncate(fd, member.size)
@@ -384,7 +323,7 @@ class _Applier:
         self._finish(fd, member)
 
     def _finish(self, fd: int, member: tarfile.TarInfo) -> None:
-        """Give what was made its owner, its attributes, its mode and its time, in this order."""
+        """Set owner, attributes, mode and time of an entry, in this order."""
         if self.owners:
             os.fchown(fd, member.uid, member.gid)
         for key, value in member.pax_headers.items():
@@ -401,9 +340,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | _SAFE
 
 
 def _pieces(member: tarfile.TarInfo) -> list[tuple[int, int]]:
-    """Return offset and length, in bytes, of what the archive holds of a file, in their order.
+    """Return offset and length in bytes of the pieces of a file that the archive contains.
 
-    The rest of the file is holes: those of the map that GNU tar writes, in any of its formats.
+    The rest of the file is holes, from GNU tar's map of holes in any of its formats.
     """
     held: list[tuple[int, int]] | None = cast(Any, member).sparse
     if held is None:
@@ -412,7 +351,7 @@ def _pieces(member: tarfile.TarInfo) -> list[tuple[int, int]]:
         raise Unprocessable(
             f"{member.name[:200]!r} has {member.size} bytes, which is impossible for a file"
         )
-    pieces = [(at, length) for at, length in held if length]  # an empty one tells the end
+    pieces = [(at, length) for at, length in held if length]  # an empty piece marks the end
     end = 0
     for at, length in pieces:
         if length < 0 or not end <= at <= member.size - length:
@@ -425,7 +364,7 @@ def _pieces(member: tarfile.TarInfo) -> list[tuple[int, int]]:
 
 
 def _write(fd: int, data: bytes, at: int) -> None:
-    """Write at an offset into a file that has nothing there; whole blocks of zeros stay holes."""
+    """Write at an empty offset of a file; whole blocks of zeros stay holes."""
     view = memoryview(data)
     for start, end in _runs(data):
         while start < end:
@@ -451,7 +390,7 @@ def _may_have(attribute: str) -> bool:
 
 
 def _parts(name: str) -> list[str]:
-    """Return the parts of a path inside the tree; refuse one that climbs or is too deep."""
+    """Return the parts of a path inside the tree; refuse `..` and paths that are too deep."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise Unprocessable(f"{name[:200]!r} points outside the image")
@@ -461,7 +400,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _when(member: tarfile.TarInfo) -> int:
-    """Return the time of the last change in nanoseconds, as exact as the archive has it."""
+    """Return the time of the last change in nanoseconds, with the precision of the archive."""
     whole, _, part = member.pax_headers.get("mtime", "").partition(".")
     if whole.lstrip("-").isdigit() and (not part or part.isdigit()):
         return int(whole) * 10**9 + int(part[:9].ljust(9, "0"))

@@ -1,7 +1,7 @@
-"""A file that is nowhere but in memory, and that systemd keeps between two agents.
+"""A file in memory that systemd keeps between two runs of the agent.
 
-It is a memfd in the store of descriptors of our unit: on no file system, gone with the boot. Two
-slots are written in turns, so a death in the middle of a write loses the new content only.
+It is a memfd in the file descriptor store of our unit: on no file system, and lost at reboot. Two
+slots are written in turns, so a crash in the middle of a write loses only the new content.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ SLOT_BYTES = 4 << 20
 
 
 class MemoryFile:
-    """Bytes that survive this process. Without systemd (tests) they do not."""
+    """Bytes that survive this process. Without systemd (in tests) they do not."""
 
     def __init__(self, name: str) -> None:
-        """Open the file that an earlier agent left under a name, or an empty one."""
+        """Open the file that an earlier agent stored under a name, or an empty one."""
         held = kept_descriptors(name)
         if held:
             self._fd, rest = held[0], held[1:]
@@ -31,11 +31,11 @@ class MemoryFile:
             keep_descriptor(name, self._fd)
 
     def close(self) -> None:
-        """Close it here; systemd has it still."""
+        """Close it in this process; systemd keeps it."""
         os.close(self._fd)
 
     def read(self) -> bytes:
-        """Return what was written last; empty where it is damaged or missing."""
+        """Return the last written content; empty if it is damaged or missing."""
         at = self._slot(os.pread(self._fd, 1, 0) == b"\1")
         head = os.pread(self._fd, 40, at)
         size = int.from_bytes(head[:8], "little")

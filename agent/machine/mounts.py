@@ -1,9 +1,9 @@
-"""Mounts of the host: what is mounted where, and changes of one of them alone.
+"""Mounts of the host: the mount table, and changes of a single mount.
 
-A mount is known by its id. mount_setattr(2) changes flags of one mount, and fsconfig(2) one option
-of one file system: what is not named stays, such as `ro`, which a plain remount would hand from a
-read-only bind mount to the whole file system. Python has no names for these calls; their numbers
-are the same on all processors. Source of the table: proc(5), /proc/pid/mountinfo.
+A mount is identified by its id. mount_setattr(2) changes flags of one mount, and fsconfig(2) one
+option of one file system. Other flags do not change. A plain remount would copy `ro` from a
+read-only bind mount to the whole file system. Python does not have these calls; their numbers are
+the same on all processors. Source of the table: proc(5), /proc/pid/mountinfo.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     device: str
-    """Device of the file system, as `major:minor`: the same for all mounts of it."""
+    """Device of the file system as `major:minor`, the same for all its mounts."""
     point: str
     options: tuple[str, ...]
-    """Options of this mount alone."""
+    """Options of this mount only."""
     kind: str
     """Type of the file system."""
     of_file_system: tuple[str, ...]
-    """Options that all mounts of it share."""
+    """Options of the file system, shared by all its mounts."""
 
 
 class Mounts(Protocol):
-    """What can be changed of a mount. Raises `KernelFileError` where the kernel refuses it."""
+    """Changes of a mount. Raises `KernelFileError` if the kernel refuses one."""
 
     def set_atime(self, mount: Mount, mode: str) -> None:
-        """Set whether reads update no access times (`noatime`), few, or all (`strictatime`)."""
+        """Set whether reads update no (`noatime`), some or all (`strictatime`) access times."""
 
     def set_option(self, mount: Mount, key: str, value: str | None) -> None:
-        """Set one option of the file system of a mount; None for one that has no value."""
+        """Set one option of the file system of a mount; None: the option has no value."""
 
 
 def read_mounts(fs: KernelFs) -> list[Mount]:
@@ -85,7 +85,7 @@ class HostMounts:
     """Mounts of this process's namespace. Needs root."""
 
     def set_atime(self, mount: Mount, mode: str) -> None:
-        """Change these flags of this mount alone."""
+        """Change the access time flags of this mount only."""
         attr = _MountAttr(attr_set=_ATIMES[mode], attr_clr=_ATIME_BITS)
         fd = _opened(mount)
         try:
@@ -96,7 +96,7 @@ class HostMounts:
             os.close(fd)
 
     def set_option(self, mount: Mount, key: str, value: str | None) -> None:
-        """Change one option of the file system; all others stay as they are."""
+        """Change one option of the file system; all others do not change."""
         shown = key if value is None else f"{key}={value}"
         what = f"set {shown} at {mount.point}"
         fd = _opened(mount)
@@ -114,7 +114,7 @@ class HostMounts:
 
 
 def _opened(mount: Mount) -> int:
-    """Open the root of a mount; refuse where its point now leads to another one."""
+    """Open the root of a mount; raise if its mount point now leads to another mount."""
     try:
         fd = os.open(mount.point, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as e:

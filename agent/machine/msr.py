@@ -1,7 +1,7 @@
 """Model-specific registers of x86 processors, through the kernel's `msr` driver.
 
-A register is eight bytes at its number in /dev/cpu/N/msr (Linux, msr(4)). Unlike other kernel files
-it has no text; a kernel that filters writes refuses some (`msr.allow_writes`).
+A register is the eight bytes at the offset of its number in the binary file /dev/cpu/N/msr (Linux,
+msr(4)). A kernel that filters writes refuses some (`msr.allow_writes`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from wire.errors import KernelFileError
 
 
 def find_msr(fs: KernelFs, cpu: int, register: int) -> int | None:
-    """Return a register of one processor, None where there is no driver or no such register."""
+    """Return a register of one processor, None without the driver or the register."""
     found = fs.find_at(_path(cpu), register, 8)
     return None if found is None else int.from_bytes(found, "little")
 

@@ -1,6 +1,6 @@
-"""Namespaces, links, addresses, routes and rates of tasks, by pyroute2's asynchronous classes.
+"""Sets up namespaces, links, addresses, routes and rate limits of tasks, with pyroute2.
 
-Every call looks first and does what is missing, so each may be repeated after a crash.
+Every call only creates missing objects, so it may be repeated after a crash.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from wire.errors import HostError
 
 INSIDE = "eth0"
 _NODAD = 2
-"""IFA_F_NODAD: no other host can have the address, so none need be asked."""
+"""IFA_F_NODAD: no duplicate address detection, because no other host can have the address."""
 _HOST_LINK_LOCAL = "fe80::1"
 _SYSCTLS = Path("/proc/sys/net")
 _LATENCY = "50ms"
-"""How long a packet may wait for its turn under a rate limit; later ones are dropped."""
+"""How long a packet may wait under a rate limit; then it is dropped."""
 
 
 async def ensure_host(host4: str, host6: str, prefix6: str) -> str:
     """Enable forwarding on the host, and make its tunnel to the tasks of other hosts.
 
-    Returns why there is no tunnel, empty where there is one: a kernel without `sit` has none.
+    Returns why there is no tunnel (for instance a kernel without `sit`); empty: there is one.
     """
     for path in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
         _write_sysctl(path, "1", accept_ra=path.startswith("ipv6"))
@@ -76,7 +76,7 @@ def _write_sysctl(path: str, value: str, *, accept_ra: bool) -> None:
 
 
 async def ensure(net: TaskNet, gateway4: str, alias: str) -> None:
-    """Make a task's private network, or what of it is missing."""
+    """Make a task's private network, or its missing parts."""
     path = Path(net.namespace)
     if not _is_namespace(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,10 +98,10 @@ async def ensure(net: TaskNet, gateway4: str, alias: str) -> None:
 
 
 def _open_low_ports(net: TaskNet) -> None:
-    """Let a task bind ports below 1024 in its own network (ip-sysctl.rst), as elsewhere: programs
-    of images listen on 80 and 53, and no task has CAP_NET_BIND_SERVICE.
+    """Allow a task to bind ports below 1024 in its own network (ip-sysctl.rst).
 
-    In a thread that ends with it: the namespace is the thread's, and so is /proc/sys/net.
+    Programs of images listen on 80 and 53, and no task has CAP_NET_BIND_SERVICE. This runs in a
+    thread of its own, because entering the namespace also changes the thread's /proc/sys/net.
     """
     failed: list[OSError] = []
 
@@ -136,17 +136,17 @@ async def _inside(net: TaskNet, gateway4: str) -> None:
 
 
 async def _shape(ipr: Any, index: int, bps: int | None) -> None:
-    """Limit what leaves by a link, or lift the limit; the same again changes nothing."""
+    """Limit the rate at which a link sends, or lift the limit. Idempotent."""
     found = [q async for q in await ipr.get_qdiscs(index=index) if q.get_attr("TCA_KIND") == "tbf"]
     if bps is not None:
-        burst = max(1600, bps // 8 // 100)  # what is sent in 10 ms, and a frame at least
+        burst = max(1600, bps // 8 // 100)  # bytes sent in 10 ms, at least one frame
         await ipr.tc("replace", "tbf", index, rate=f"{bps}bit", burst=burst, latency=_LATENCY)
     elif found:
         await ipr.tc("del", "tbf", index)
 
 
 async def remove(namespace: str, veth: str) -> None:
-    """Remove a task's private network; what is not there is no error."""
+    """Remove a task's private network; missing parts are ignored."""
     await unlink(veth)
     path = Path(namespace)
     try:
@@ -158,14 +158,14 @@ async def remove(namespace: str, veth: str) -> None:
 
 
 async def unlink(veth: str) -> None:
-    """Remove a link and its other end; one that is not there is no error."""
+    """Remove a link and its other end; does nothing if it is missing."""
     async with _netlink(f"cannot remove {veth}") as ipr:
         for index in await ipr.link_lookup(ifname=veth):
             await ipr.link("del", index=index)
 
 
 def _is_namespace(path: Path) -> bool:
-    """Return whether a namespace is mounted there, and not only the file that it is mounted on."""
+    """Return whether a namespace is mounted at a path; the mount point is a plain file."""
     try:
         return path.stat().st_dev != path.parent.stat().st_dev
     except FileNotFoundError:
@@ -173,7 +173,7 @@ def _is_namespace(path: Path) -> bool:
 
 
 async def links(read: Callable[[str, str], TaskNet | None]) -> list[TaskNet]:
-    """Return the networks that are whole, as `read` understands name and alias of their links."""
+    """Return the complete networks. `read` decodes name and alias of a link."""
     async with _netlink("cannot list links") as ipr:
         found = [
             read(link.get_attr("IFLA_IFNAME"), link.get_attr("IFLA_IFALIAS") or "")

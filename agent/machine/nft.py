@@ -1,4 +1,4 @@
-"""The kernel's packet filter: a whole table in one transaction, by pyroute2's netlink messages."""
+"""The kernel's packet filter: replaces a whole table in one transaction (pyroute2)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ADDRESSES = {
     "ip6 saddr": (6, 8),
     "ip6 daddr": (6, 24),
 }
-"""Version, and where in its header the address is."""
+"""IP version, and the offset of the address in the header."""
 _SOCKET_CGROUP = 3
 
 # pyroute2 0.9 lacks cgroups here (include/uapi/linux/netfilter/nf_tables.h, NFTA_SOCKET_LEVEL).
@@ -50,9 +50,9 @@ _SOCKET.socket_keys.ops = {**_SOCKET.socket_keys.ops, _SOCKET_CGROUP: "NFT_SOCKE
 
 
 async def replace_table(name: str, chains: Iterable[Chain]) -> int:
-    """Put a table in force in place of the one of that name; return how many rules it has now.
+    """Replace the table of that name; return the number of its rules.
 
-    Either all of it comes into force or nothing changes.
+    Either the whole table comes into force or nothing changes.
     """
     chains = list(chains)
     messages = [_edge(_BEGIN)]
@@ -159,7 +159,7 @@ def _verdict(verdict: str) -> list[Any]:
 
 
 def _name(name: str) -> bytes:
-    """Return a link's name as the kernel compares it; one that ends in `*` by its beginning."""
+    """Return a link's name in the form that the kernel compares; `*` at the end makes a prefix."""
     if name.endswith("*"):
         return name[:-1].encode()
     return name.encode().ljust(_NAME_SIZE, b"\0")

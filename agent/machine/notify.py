@@ -1,4 +1,4 @@
-"""Speaks with systemd as a service does (sd_notify(3)); a no-op elsewhere."""
+"""Notifies systemd as a service (sd_notify(3)), and stores descriptors there; a no-op elsewhere."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ import os
 import socket
 
 _FIRST_FD = 3
-"""Descriptors that systemd hands over begin here (sd_listen_fds(3))."""
+"""The first descriptor that systemd passes to a service (sd_listen_fds(3))."""
 
 
 def notify(*lines: str) -> None:
-    """Send `READY=1`, `STATUS=…`, `WATCHDOG=1` and the like to the service manager."""
+    """Send lines such as `READY=1`, `STATUS=…`, `WATCHDOG=1` to the service manager."""
     _send(lines, [])
 
 
 def keep(name: str, held: socket.socket) -> None:
-    """Let systemd keep a socket for the next start of this service."""
+    """Store a socket in systemd for the next start of this service."""
     keep_descriptor(name, held.fileno())
 
 
 def keep_descriptor(name: str, fd: int) -> None:
-    """Let systemd keep a descriptor for the next start of this service (FDSTORE=1).
+    """Store a descriptor in systemd for the next start of this service (FDSTORE=1).
 
-    Without `FDPOLL=0` it would close a socket that is only bound, and a pipe that no program
-    writes to: the kernel calls both hung up.
+    Without `FDPOLL=0` systemd would close a bound socket that does not listen, and a pipe without
+    a writer: the kernel reports both as hung up.
     """
     _send(("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0"), [fd])
 
 
 def let_go(name: str) -> None:
-    """Let systemd close what it keeps under a name."""
+    """Make systemd close the descriptors stored under a name."""
     _send(("FDSTOREREMOVE=1", f"FDNAME={name}"), [])
 
 
 def kept(name: str) -> list[socket.socket]:
-    """Return the sockets that systemd kept under a name, as new descriptors."""
+    """Return the sockets stored under a name, as new descriptors."""
     return [socket.socket(fileno=fd) for fd in kept_descriptors(name)]
 
 
 def kept_descriptors(name: str) -> list[int]:
-    """Return what systemd kept under a name, as new descriptors."""
+    """Return the descriptors stored under a name, as new descriptors."""
     return [os.dup(fd) for called, fd in all_kept() if called == name]
 
 
 def all_kept() -> list[tuple[str, int]]:
-    """Return name and descriptor of all that systemd handed over."""
+    """Return name and number of all descriptors that systemd passed to this process."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []
     names = os.environ.get("LISTEN_FDNAMES", "").split(":")

@@ -1,4 +1,4 @@
-"""systemd for callers that must not wait: an agent starts although D-Bus does not answer."""
+"""systemd client whose `listen` never blocks, so that an agent starts even if D-Bus hangs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from wire.errors import SystemdError
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""Until it is tried again to listen on a bus that did not answer."""
+"""Pause between attempts to listen on a bus that does not answer."""
 
 
 class PatientSystemd(HostSystemd):
     """Units of the host; `listen` does not wait."""
 
     def listen(self, listener: UnitListener) -> Callable[[], None]:
-        """Call `listener` on changes from soon on; returns what ends it.
+        """Call `listener` on changes as soon as possible; returns a function that ends this.
 
-        The first call is with "", once it listens: anything may have changed before.
+        The first call is with "", when listening begins: anything may have changed before.
         """
         over = threading.Event()
         ends = list[Callable[[], None]]()

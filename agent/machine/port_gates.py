@@ -1,11 +1,11 @@
-"""Programs in the kernel that say which ports the processes of a cgroup may bind (ADR 0112).
+"""BPF programs that restrict which ports the processes of a cgroup may bind (ADR 0112).
 
-A gate is for one set of ports: four programs of a few instructions, pinned in a folder of its own
-below `/sys/fs/bpf/twine-ports`. Two are for systemd, which attaches them as it starts a unit
-(`BPFProgram=`, systemd.resource-control(5)), and releases at `daemon-reload`. Two are attached to
-the cgroup by us, and stay as long as it does.
+A gate is for one set of ports. It has four programs of a few instructions, pinned in a folder of
+its own below `/sys/fs/bpf/twine-ports`. systemd attaches two of them when it starts a unit
+(`BPFProgram=`, systemd.resource-control(5)), and releases them at `daemon-reload`. We attach the
+other two to the cgroup, and they stay as long as the cgroup.
 
-`user_port` of bpf_sock_addr is at 24, in network order; 0 asks the kernel for any free port, which
+`user_port` of bpf_sock_addr is at offset 24, in network order. Port 0 requests any free port, which
 takes no port from another task. Types are those of Linux, include/uapi/linux/bpf.h:
 BPF_PROG_TYPE_CGROUP_SOCK_ADDR 18, BPF_CGROUP_INET4_BIND 8, BPF_CGROUP_INET6_BIND 9.
 """
@@ -31,16 +31,16 @@ _BY_SYSTEMD, _BY_US = "", "-held"
 _WHOLE = frozenset(f"{kind}{half}" for kind in BOUND for half in (_BY_SYSTEMD, _BY_US))
 _USER_PORT = 24
 _ALLOW_MULTI = 2
-"""Others may attach programs, too (BPF_F_ALLOW_MULTI): all of them have to allow."""
+"""Other programs may be attached, too (BPF_F_ALLOW_MULTI): all of them must allow a bind."""
 _MOST = 64
-"""Programs at one cgroup that are read (the kernel's own limit, BPF_CGROUP_MAX_PROGS)."""
+"""Most programs of one cgroup (the kernel's limit, BPF_CGROUP_MAX_PROGS)."""
 
 
 def program(ports: Collection[int]) -> bytes:
-    """Return the instructions: 1 for a port of these and for 0, else 0 (EPERM)."""
+    """Return the instructions of a program: 1 for one of the ports and for 0, else 0 (EPERM)."""
     known = [0, *ports]
     lines = [_line(0x61, to=2, of=1, at=_USER_PORT), _line(0xB7, to=0, value=1)]
-    for n, port in enumerate(known):  # equal: on to the end, past those that follow
+    for n, port in enumerate(known):  # if equal, jump to the end
         lines.append(_line(0x15, to=2, at=len(known) - n, value=socket.htons(port)))
     return b"".join([*lines, _line(0xB7, to=0, value=0), _line(0x95)])
 
@@ -50,7 +50,7 @@ def _line(code: int, *, to: int = 0, of: int = 0, at: int = 0, value: int = 0) -
 
 
 def is_whole(name: str, folder: Path = Path(GATES)) -> bool:
-    """Return whether a gate is there with all of its programs."""
+    """Return whether a gate exists with all its programs."""
     try:
         return set(os.listdir(folder / name)) >= _WHOLE
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def is_whole(name: str, folder: Path = Path(GATES)) -> bool:
 
 
 def gates(folder: Path = Path(GATES)) -> set[str]:
-    """Return the names of all gates that are whole."""
+    """Return the names of all gates that have all their programs."""
     try:
         return {name for name in os.listdir(folder) if is_whole(name, folder)}
     except FileNotFoundError:
@@ -104,19 +104,27 @@ def _loaded(kind: str, ports: Collection[int]) -> int:
         ctypes.create_string_buffer(text, len(text)),
         ctypes.create_string_buffer(b"GPL"),
     )
+    verifier_log = (0, 0, 0)  # none
     attributes = struct.pack(
         "=IIQQIIQII16sII",
-        *(_PROGRAM, len(text) // 8, ctypes.addressof(code), ctypes.addressof(license_)),
-        *(0, 0, 0),  # no log of the verifier
-        *(0, 0, b"twine_ports", 0, _ATTACH_TYPE[kind]),
+        _PROGRAM,
+        len(text) // 8,
+        ctypes.addressof(code),
+        ctypes.addressof(license_),
+        *verifier_log,
+        0,
+        0,
+        b"twine_ports",
+        0,
+        _ATTACH_TYPE[kind],
     )
     return bpf.call(BpfCommand.PROG_LOAD, attributes, code, license_)[0]
 
 
 def hold(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> bool:
-    """Attach a gate to a cgroup for as long as that is there; False where it is not.
+    """Attach an existing gate to a cgroup; return False if the cgroup is missing.
 
-    The gate has to be there. Again is no error. Raises `HostError`.
+    Idempotent. The gate stays as long as the cgroup. Raises `HostError`.
     """
     try:
         fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
@@ -144,7 +152,7 @@ def _attach(cgroup: int, kind: str, pinned: Path) -> None:
 
 
 def attached(cgroup: int, kind: str) -> list[int]:
-    """Return the numbers of the programs at a cgroup, by its descriptor. Raises `OSError`."""
+    """Return the ids of the programs at a cgroup, given its descriptor. Raises `OSError`."""
     numbers = (ctypes.c_uint32 * _MOST)()
     asked = struct.pack(
         "=4IQII", cgroup, _ATTACH_TYPE[kind], 0, 0, ctypes.addressof(numbers), _MOST, 0

@@ -1,4 +1,4 @@
-"""Asks the program that may change the network (agent/netd.py), by its socket."""
+"""Client of the program that may change the network (agent/netd.py), over its socket."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from wire.errors import HostError
 
 SOCKET = "/run/twine/network.sock"
 PATIENCE_S = 180.0
-"""It may have to be started first, on a host that is busy: a minute was seen, emulated."""
+"""Longest wait for an answer. systemd may have to start the program first: this took a minute on a
+busy emulated host."""
 _ELSEWHERE = ("192.0.2.1", 9)
-"""An address of no host (RFC 5737): the route to it tells the host's own. Nothing is sent."""
+"""An address of no host (RFC 5737). Its route gives the host's own address; nothing is sent."""
 _SIOCGIFADDR = 0x8915
 _LINKS = "/sys/class/net"
 _NOT_OURS = ("lo", "tw")
@@ -28,7 +29,6 @@ class HostNetwork:
     """The network of this host. Blocking: call it through a lane."""
 
     def __init__(self, path: str = SOCKET) -> None:
-        """`path` is the socket of the network program."""
         self._path = path
 
     def ask(self, ask: Ask) -> NetAnswer:
@@ -52,28 +52,28 @@ class HostNetwork:
         return answer
 
     def has_gate(self, name: str) -> bool:
-        """Return whether a program of the kernel for ports is there, and whole."""
+        """Return whether a port gate exists with all its BPF programs."""
         return port_gates.is_whole(name)
 
     def gates(self) -> set[str]:
-        """Return the names of the kernel's programs for ports that are there, and whole."""
+        """Return the names of the port gates that have all their BPF programs."""
         return port_gates.gates()
 
     def address(self) -> str:
-        """Return the IPv4 address by which other hosts reach this one; empty where none do."""
+        """Return the IPv4 address by which other hosts reach this one; empty if it has none."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
             try:
                 s.connect(_ELSEWHERE)
                 return str(s.getsockname()[0])
-            except OSError:  # no default route: then the first link that has one
-                # Not by if_nameindex: that asks by netlink, which the agent may not.
+            except OSError:  # no default route: use the first link with an address
+                # if_nameindex needs netlink, which the agent may not use.
                 links = sorted(os.listdir(_LINKS)) if os.path.isdir(_LINKS) else []
                 found = [_address_of(s, name) for name in links if not name.startswith(_NOT_OURS)]
         return next(filter(None, found), "")
 
 
 def _address_of(s: socket.socket, link: str) -> str:
-    """Return the IPv4 address of a link, empty where it has none (netdevice(7))."""
+    """Return the IPv4 address of a link, empty if it has none (netdevice(7))."""
     try:
         request = struct.pack("16s16x", link.encode())
         return socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFADDR, request)[20:24])

@@ -1,4 +1,4 @@
-"""Programs of the host: the only module that starts one."""
+"""Runs programs of the host; no other module starts one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wire.errors import ProgramError
 
 
 def has_program(path: str) -> bool:
-    """Return whether a program is there and can be run."""
+    """Return whether an executable program exists at a path."""
     return os.access(path, os.X_OK)
 
 
@@ -20,8 +20,8 @@ class HostProcesses:
     """Runs programs directly, never through a shell."""
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Completed:
-        """Run a program to its end and return what it wrote."""
-        import subprocess  # here and below: most runs of sidekick start no program
+        """Run a program to its end and return its output."""
+        import subprocess  # here and below, because most runs of sidekick start no program
 
         name = argv[0]
         try:
@@ -64,7 +64,7 @@ class ProgramLines:
         import subprocess
 
         self._argv, self._closed = argv, False
-        # A pipe without a reader may fill, and a file needs a disk that takes one.
+        # A memory file, because a pipe without a reader may fill and a disk may be full.
         self._errors = os.fdopen(os.memfd_create("errors", os.MFD_CLOEXEC), "w+b")
         try:
             self._child = subprocess.Popen(
@@ -78,15 +78,15 @@ class ProgramLines:
             raise ProgramError(f"cannot run {argv[0]}: {e.strerror}") from e
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines until the program ends; raise `ProgramError` if it failed by itself."""
+        """Yield lines until the program ends; raise `ProgramError` if it failed unclosed."""
         assert self._child.stdout is not None
         with self._errors, self._child.stdout as output:
             yield from output
             code = self._child.wait()
             if code and not self._closed:
                 self._errors.seek(0)
-                said = self._errors.read().decode(errors="replace").strip().splitlines()
-                why = said[-1] if said else "it did not print a reason"
+                errors = self._errors.read().decode(errors="replace").strip().splitlines()
+                why = errors[-1] if errors else "it did not print a reason"
                 raise ProgramError(f"{' '.join(self._argv)} failed with {code}: {why}")
 
     def close(self) -> None:
@@ -98,9 +98,9 @@ class ProgramLines:
 
 @contextmanager
 def filtered(argv: Sequence[str], source: BinaryIO) -> Iterator[BinaryIO]:
-    """Yield what a program makes of a file; raise `ProgramError` where it fails.
+    """Yield the output of a program that filters a file; raise `ProgramError` if it fails.
 
-    A failure is only known once all was read, so the block must read to the end.
+    A failure shows only at the end of the output, so the block must read all of it.
     """
     import subprocess
 
@@ -116,9 +116,9 @@ def filtered(argv: Sequence[str], source: BinaryIO) -> Iterator[BinaryIO]:
         assert child.stdout is not None
         assert child.stderr is not None
         yield cast(BinaryIO, child.stdout)
-        said = child.stderr.read().decode(errors="replace").strip()
+        errors = child.stderr.read().decode(errors="replace").strip()
         if child.wait():
-            raise ProgramError(f"{' '.join(argv)} failed with {child.returncode}: {said}")
+            raise ProgramError(f"{' '.join(argv)} failed with {child.returncode}: {errors}")
     finally:
         for pipe in (child.stdout, child.stderr):
             if pipe is not None:

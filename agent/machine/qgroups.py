@@ -1,9 +1,9 @@
-"""Quota groups of btrfs: by ioctl what is changed, from /sys what is read. Nothing is walked.
+"""Quota groups of btrfs: changed by ioctl, read from /sys, without walking files.
 
-A limited subvolume has a group of level 1 with its own number (`1/ID`) where quotas are simple:
-subvolumes that are made inside of it join that group by themselves, so the limit holds for
-all of it together. Regular quotas lack this; there the limit is on the subvolume's own
-group (`0/ID`). Numbers and layouts are those of include/uapi/linux/btrfs.h.
+With simple quotas a limited subvolume has a group of level 1 with its own number (`1/ID`).
+Subvolumes that are made inside it join that group automatically, so the limit applies to all of
+them together. Regular quotas lack this; there the limit is on the subvolume's own group (`0/ID`).
+Numbers and layouts are those of include/uapi/linux/btrfs.h.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from agent.machine import QuotaMode, Room
+from agent.machine import QuotaMode, Space
 
 _FS_INFO = 0x8400941F
 """BTRFS_IOC_FS_INFO; the file system's UUID is at byte 16."""
@@ -43,9 +43,9 @@ def mode(path: Path) -> QuotaMode:
 
 
 def enable(path: Path) -> QuotaMode:
-    """Turn quotas on, simple ones where the kernel has them; those that are on stay as they are.
+    """Turn quotas on, simple ones if the kernel has them; return their mode. Raises `OSError`.
 
-    Raises `OSError`.
+    If quotas are on, their mode does not change.
     """
     if (found := mode(path)) is not QuotaMode.OFF:
         return found
@@ -60,9 +60,9 @@ def enable(path: Path) -> QuotaMode:
 
 
 def limit(path: Path, subvolume: int, max_bytes: int | None) -> None:
-    """Limit the bytes in a subvolume with everything inside; raises `OSError`.
+    """Limit the bytes in a subvolume, including nested ones; raises `OSError`.
 
-    The call uses the folder above: the kernel refuses a change through a full subvolume.
+    The call uses the parent folder: the kernel refuses a change through a full subvolume.
     """
     simple = mode(path) is QuotaMode.SIMPLE
     group = _LEVEL | subvolume if simple else subvolume
@@ -77,8 +77,8 @@ def limit(path: Path, subvolume: int, max_bytes: int | None) -> None:
         fcntl.ioctl(fd, _LIMIT, asked)
 
 
-def room(path: Path, subvolume: int) -> Room | None:
-    """Return what a subvolume holds and may hold, None where quotas are off."""
+def room(path: Path, subvolume: int) -> Space | None:
+    """Return used space and limit of a subvolume, None if quotas are off."""
     for name in (f"1_{subvolume}", f"0_{subvolume}"):
         group = _folder(path) / name
         used = _word(group / "referenced")
@@ -86,26 +86,26 @@ def room(path: Path, subvolume: int) -> Room | None:
             continue
         flags, most = int(_word(group / "limit_flags") or 0), _word(group / "max_referenced")
         limited = flags & _MAX_REFERENCED and most and int(most) != _NO_LIMIT
-        return Room(int(used), int(most) if limited else None)
+        return Space(int(used), int(most) if limited else None)
     return None
 
 
 def own_bytes(path: Path, subvolume: int) -> int | None:
-    """Return what a subvolume shares with no other, None where quotas are off."""
+    """Return the exclusive bytes of a subvolume, None if quotas are off."""
     text = _word(_folder(path) / f"0_{subvolume}" / "exclusive")
     return int(text) if text else None
 
 
 def lift(path: Path, subvolume: int) -> None:
-    """Remove the limit: in a full subvolume nested subvolumes cannot be deleted."""
+    """Remove the limit, because nested subvolumes of a full subvolume cannot be deleted."""
     if (found := room(path, subvolume)) is not None and found.max_bytes is not None:
         limit(path, subvolume, None)
 
 
 def forget(path: Path, subvolume: int) -> None:
-    """Remove the group of a subvolume that was deleted, `path` being another of its file system.
+    """Remove the group of a deleted subvolume; `path` is any folder of its file system.
 
-    The kernel removes `0/ID` by itself once the space is free. What cannot go is a few bytes.
+    The kernel removes `0/ID` once the space is free. Errors are ignored: a group takes few bytes.
     """
     if not (_folder(path) / f"1_{subvolume}").exists():
         return

@@ -1,4 +1,4 @@
-"""The real host, put together from the modules that touch its kernel."""
+"""Composes the real host from the modules that access its kernel."""
 
 from __future__ import annotations
 

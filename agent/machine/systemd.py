@@ -1,7 +1,7 @@
-"""The service manager of the host, over D-Bus: units are started, stopped, changed and read.
+"""Starts, stops, changes and reads units of the host's systemd over D-Bus.
 
-Each instance has one connection for calls (`systemd_calls.py`), and one for signals, read by a
-thread of its own (`unit_watch.py`).
+Each instance has one connection for calls (`systemd_calls.py`), and one for signals, which a
+separate thread reads (`unit_watch.py`).
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ class HostSystemd(SystemdCalls):
     """Units of the host. Needs root. May be called from any thread."""
 
     def __init__(self, opener: Opener = open_bus) -> None:
-        """Connect on the first call, not before."""
         super().__init__(opener)
         self._watch: UnitWatch | None = None
 
     def start_transient(self, unit: str, properties: Mapping[str, Property]) -> None:
-        """Queue the start of a transient unit; `find` and the listeners tell what came of it.
+        """Queue the start of a transient unit; `find` and the listeners report the outcome.
 
-        A bus that dies in between leaves open whether systemd got the request: a unit that
-        then exists and is younger than the request is the one we asked for.
+        If the bus is lost meanwhile, systemd may or may not have received the request. A unit
+        that exists then and is younger than the request is the requested one.
         """
         args = [*words("s", unit), *words("s", "fail"), *encode(properties)]
         args += [(ord("a"), b"(sa(sv))"), CLOSE]
@@ -58,16 +57,16 @@ class HostSystemd(SystemdCalls):
             raise _refused(f"cannot start {unit}", e, properties) from e
 
     def stop(self, unit: str) -> None:
-        """Queue the stop of a unit; one that is not there is no error."""
+        """Queue the stop of a unit; does nothing for an unknown unit."""
         self._on_unit("stop", unit, "StopUnit", [*words("ss", unit, "replace")])
 
     def kill(self, unit: str, signal: int) -> None:
-        """Signal every process of a unit; one that is not there is no error."""
+        """Signal every process of a unit; does nothing for an unknown unit."""
         args = [*words("ss", unit, "all"), (ord("i"), signal)]
         self._on_unit(f"send signal {signal} to", unit, "KillUnit", args)
 
     def reset_failed(self, unit: str) -> None:
-        """Let systemd forget a failed unit; one that is not there is no error."""
+        """Make systemd forget a failed unit; does nothing for an unknown unit."""
         self._on_unit("reset", unit, "ResetFailedUnit", [*words("s", unit)])
 
     def set_properties(self, unit: str, properties: Mapping[str, Property]) -> None:
@@ -79,16 +78,16 @@ class HostSystemd(SystemdCalls):
             raise _refused(f"cannot change {unit}", e, properties) from e
 
     def find(self, unit: str) -> UnitState | None:
-        """Return the state of a unit, None where systemd has none of that name.
+        """Return the state of a unit, None if systemd has no unit of that name.
 
-        Where it runs, main process and cgroup are left out: this is asked with each change.
+        For a running unit, main process and cgroup are left out: this is called for each change.
         """
-        # Reading a property of an unknown unit would make systemd load it; listing does not.
+        # Listing, because reading a property of an unknown unit would make systemd load it.
         found = [state for state in self._states(_glob_of(unit), whole=False) if state.unit == unit]
         return found[0] if found else None
 
     def units(self, pattern: str) -> list[UnitState]:
-        """Return all loaded units whose name matches a glob, with all that a state has."""
+        """Return all loaded units whose name matches a glob, with all fields of their states."""
         return self._states(pattern, whole=True)
 
     def _states(self, pattern: str, *, whole: bool) -> list[UnitState]:
@@ -115,10 +114,10 @@ class HostSystemd(SystemdCalls):
         ]
 
     def listen(self, listener: UnitListener) -> Callable[[], None]:
-        """Call `listener` on changes from now on; returns what ends it.
+        """Call `listener` on changes from now on; returns a function that ends this.
 
-        After the bus was lost and found again the listener is called with "": anything may
-        have changed meanwhile.
+        After a reconnection to the bus the listener is called with "": anything may have changed
+        meanwhile.
         """
         with self._lock:
             if self._watch is None:
@@ -167,7 +166,7 @@ class HostSystemd(SystemdCalls):
             kind = SYSTEMD + b"." + unit.rpartition(".")[2].capitalize().encode()
             control_group = self._get(path, kind, "ControlGroup").decode()
         if is_service:
-            # One by one: the ten we want come three times faster than all three hundred.
+            # One by one: reading ten properties is three times faster than all three hundred.
             service = SYSTEMD + b".Service"
             started = self._get(path, service, "ExecMainStartTimestamp")
             main_pid = self._get(path, service, "MainPID") if asked else 0
@@ -220,7 +219,7 @@ def _refused(
 ) -> SystemdError | Conflict:
     """Return the error for a refused request, with the property that systemd names."""
     reason = reason_of(error)
-    # A transaction is destructive while the journal of the namespace ends with its last task.
+    # A transaction is destructive while the journal of a namespace stops after its last task.
     if re.search("UnitExists|TransactionIsDestructive", name_of(error)):
         return Conflict(f"{attempt}: {reason}")
     named = [name for name in properties if re.search(rf"\b{name}\b", reason)]

@@ -1,8 +1,8 @@
-"""Calls to systemd over D-Bus, made again where the bus was lost.
+"""Calls to systemd over D-Bus, which are repeated when the bus was lost.
 
-Works below pystemd's generated proxies: those introspect and build classes for each unit,
-which makes reading one unit cost as much as its start. The names that systemd has on the bus
-and the words of its errors are here, too.
+pystemd's generated proxies are not used. They introspect each unit and build classes for it, which
+makes reading a unit as slow as starting it. This module also has systemd's names on the bus, and
+the classification of its errors.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ _DEAD = frozenset(
     {errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN, errno.ECONNREFUSED}
 )
 _GONE = re.compile("Disconnected|NoReply|ServiceUnknown|NameHasNoOwner|NoServer")
-"""Errors of a bus that has just been restarted, or that systemd has not come back to."""
+"""Errors after a restart of the bus, and before systemd has connected to it again."""
 _PAUSES_S = (0.0, 0.1, 0.4, 1.0, 2.0)
-"""Between attempts on a dead bus. `systemctl restart dbus` is over in that time."""
+"""Pauses between attempts on a lost bus. `systemctl restart dbus` is faster than their sum."""
 
 Opener = Callable[[], Bus]
 
 
 class SystemdCalls:
-    """One connection for calls, behind a lock, that is made again when it is lost."""
+    """One connection for calls, behind a lock. It is opened with the first call and reopened when
+    it is lost.
+    """
 
     def __init__(self, opener: Opener) -> None:
         self._opener = opener
@@ -66,7 +68,7 @@ class SystemdCalls:
         args: Sequence[Token],
         on_loss: Callable[[], bool] | None = None,
     ) -> Any:
-        """Call systemd, again where the bus is lost, unless `on_loss` finds the work done."""
+        """Call systemd. Repeat the call if the bus is lost, unless `on_loss` finds it done."""
         for pause_s in itertools.chain(_PAUSES_S, (None,)):
             try:
                 with self._lock:
@@ -93,7 +95,7 @@ class SystemdCalls:
 
 @contextlib.contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Raise `SystemdError` where the bus or systemd refuses what is done inside."""
+    """Turn errors of the bus or of systemd inside the block into `SystemdError`."""
     try:
         yield
     except DBusBaseError as e:

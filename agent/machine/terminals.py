@@ -1,4 +1,4 @@
-"""Where the input and output of a command goes: a pseudo terminal, or three named pipes."""
+"""Input and output of a command: a pseudo terminal, or three named pipes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ _CHUNK = 64 << 10
 
 
 class Streams:
-    """Descriptors towards one command. Until `opened` our own ends keep the others waiting."""
+    """Descriptors connected to one command; made by `terminal` or `pipes`.
+
+    Until `opened` this process holds the command's ends open, so that readers wait for it.
+    """
 
     def __init__(self) -> None:
-        """See `terminal` and `pipes`."""
         self.path = ""
-        """Of the terminal; empty where there are pipes."""
+        """Path of the terminal; empty with pipes."""
         self.paths: tuple[str, str, str] | None = None
         self.outputs: dict[int, int] = {}
         """Descriptor to read from, by stream: 1 output, 2 error."""
@@ -38,7 +40,7 @@ class Streams:
 
     @classmethod
     def pipes(cls, folder: Path) -> Streams:
-        """Return the streams of three named pipes, made in a folder that goes with them."""
+        """Return the streams of three named pipes, made in a folder that `close` removes."""
         streams = cls()
         streams._folder = folder
         folder.mkdir(mode=0o700, parents=True)
@@ -49,19 +51,19 @@ class Streams:
         readers = [os.open(path, os.O_RDONLY | flags) for path in paths]
         writers = [os.open(path, os.O_WRONLY | flags) for path in paths]
         streams.outputs, streams._input = {1: readers[1], 2: readers[2]}, writers[0]
-        # Opening a pipe for reading blocks for ever once the pipe has lost its writer.
+        # Opening a pipe for reading blocks forever once the pipe has lost its writer.
         streams._held = [readers[0], *writers[1:], os.dup(writers[0])]
         streams.paths = (str(paths[0]), str(paths[1]), str(paths[2]))
         return streams
 
     def opened(self) -> None:
-        """The command has its ends, or never will: close those we held for it."""
+        """Close our copies of the command's ends: it has opened them, or never will."""
         for fd in self._held:
             os.close(fd)
         self._held = []
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell the terminal its size; pipes have none."""
+        """Set the size of the terminal; does nothing for pipes."""
         if self.path and self._input is not None:
             fcntl.ioctl(self._input, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 

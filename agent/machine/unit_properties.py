@@ -1,8 +1,8 @@
-"""Unit properties as systemd wants them on the wire, from plain Python values.
+"""Encodes unit properties from plain Python values for systemd's D-Bus interface.
 
-Names are those of systemd's D-Bus interface (org.freedesktop.systemd1(5)): times end in
-`USec` and are microseconds. pystemd's own table lacks a third of what a task needs, and
-has different names in different releases, so the whole table is here.
+Names are those of org.freedesktop.systemd1(5): times end in `USec` and are microseconds. pystemd's
+own table lacks a third of the properties of a task, and its names differ between releases. So the
+whole table is here.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TypeGuard
 from wire.errors import InvalidInput
 
 Token = tuple[int, object]
-"""A piece of a message as `bus.py` takes it: type code and value, -1 closes a container."""
+"""A piece of a message for `bus.py`: type code and value; -1 closes a container."""
 
 UNLIMITED = 2**64 - 1
-"""What systemd reads as "infinity" in a limit."""
+"""The value of "infinity" in a limit."""
 
 CLOSE: Token = (-1, None)
 
@@ -134,14 +134,14 @@ def encode(properties: Mapping[str, object]) -> list[Token]:
     """Return an array of name and variant, `a(sv)`, of these properties.
 
     Raises `InvalidInput` for a property that is not in the table and for a value that does
-    not fit its type; systemd itself judges the rest.
+    not fit its type; systemd checks the rest.
     """
     tokens: list[Token] = [(ord("a"), b"(sv)")]
     for name, value in properties.items():
-        # Most of a task's properties are the same in each start: those of its sandbox.
+        # Properties of the sandbox are the same in each start, so their encoding is cached.
         is_switch = value is None or isinstance(value, bool)
-        is_list = isinstance(value, tuple) and all(isinstance(word, str) for word in value)
-        tokens += _encoded_before(name, value) if is_switch or is_list else _encoded(name, value)
+        is_list = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+        tokens += _encoded_cached(name, value) if is_switch or is_list else _encoded(name, value)
     return [*tokens, CLOSE]
 
 
@@ -162,24 +162,24 @@ def _encoded(name: str, value: object) -> list[Token]:
     return tokens
 
 
-_encoded_before = lru_cache(maxsize=128)(_encoded)
+_encoded_cached = lru_cache(maxsize=128)(_encoded)
 
 
 def _wire_name(name: str) -> str:
-    """Return the name on the wire; only the extended form of commands takes flags."""
+    """Return the name on the wire; commands use the extended form, which has flags."""
     return f"{name}Ex" if SIGNATURES[name] == "a(sasas)" else name
 
 
 def _wire_values(name: str, kind: str, value: object) -> Iterator[object]:
     """Yield the values to assign in turn.
 
-    What a list allows, forbids (`~`) and allows again takes one assignment each, in order.
+    A list that allows, forbids (`~`) and allows again takes one assignment each, in order.
     """
     if kind == "(bas)":
-        words = _strings(value)
-        for denied, group in itertools.groupby(words, lambda word: word.startswith("~")):
-            yield not denied, [word.removeprefix("~") for word in group]
-        if not words:
+        items = _strings(value)
+        for denied, group in itertools.groupby(items, lambda item: item.startswith("~")):
+            yield not denied, [item.removeprefix("~") for item in group]
+        if not items:
             yield True, []
         return
     convert = _BY_NAME.get(name) or _BY_KIND.get(kind)
@@ -187,13 +187,13 @@ def _wire_values(name: str, kind: str, value: object) -> Iterator[object]:
 
 
 def _strings(value: object) -> list[str]:
-    """Return a list of strings as it is; a single string would be taken apart by letters."""
+    """Return a list of strings; refuse a single string, which would be split into letters."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError("a list of strings is required")
-    words = list(value)
-    if not all(isinstance(word, str) for word in words):
+    strings = list(value)
+    if not all(isinstance(item, str) for item in strings):
         raise TypeError("a list of strings is required")
-    return words
+    return strings
 
 
 def _is_number(value: object) -> TypeGuard[int]:
@@ -211,7 +211,7 @@ def _text(value: object) -> object:
 
 
 def _commands(value: object) -> object:
-    """Return commands whose arguments arrive as they are: systemd replaces no `$WORD`."""
+    """Return commands with literal arguments: systemd replaces no `$WORD` in them."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError("a list of argument lists is required")
     commands = [_strings(argv) for argv in value]
@@ -221,7 +221,7 @@ def _commands(value: object) -> object:
 
 
 def _conditions(value: object) -> object:
-    """Return commands that are the host's own: they run as root, outside of the sandbox."""
+    """Return commands of the host, which run as root outside the sandbox."""
     commands = _commands(value)
     assert isinstance(commands, list)
     return [(program, argv, [*flags, "privileged"]) for program, argv, flags in commands]
@@ -240,7 +240,7 @@ def _capabilities(value: object) -> object:
 
 
 def _namespaces(value: object) -> object:
-    """Return which namespaces may be made: none for True, all for False."""
+    """Return the mask of allowed namespaces: none for True, all for False."""
     if isinstance(value, bool):
         return 0 if value else _ALL_NAMESPACES
     return value
@@ -257,9 +257,9 @@ def _networks(value: object) -> object:
 
 
 def _ports(value: object) -> object:
-    """Return rules for both protocols of IP: a port each, `any` for all of them."""
-    words = _strings(value)
-    return [(0, 0, 0, 0) if word == "any" else (0, 0, 1, int(word)) for word in words]
+    """Return rules for both versions of IP, one for each port; `any` means all ports."""
+    ports = _strings(value)
+    return [(0, 0, 0, 0) if port == "any" else (0, 0, 1, int(port)) for port in ports]
 
 
 def _mask(value: object) -> object:
@@ -300,7 +300,7 @@ def _rates(value: object) -> object:
 
 
 def _binds(value: object) -> object:
-    """Return mounts from `source[:target]`; a leading `-` lets the source be missing."""
+    """Return mounts from `source[:target]`; with a leading `-` the source may be missing."""
     found = []
     for word in _strings(value):
         source, target = _split(word.removeprefix("-"), ":", "")
@@ -371,7 +371,7 @@ def _basic(kind: str, value: object) -> object:
     if kind == "s":
         if not isinstance(value, str):
             raise TypeError("a string is required")
-        # It is handed over as a C string: what follows a NUL would be lost without a word.
+        # It is passed as a C string: text after a NUL would silently be lost.
         if "\0" in value:
             raise ValueError("a NUL character is not allowed")
         return value.encode()

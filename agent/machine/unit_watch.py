@@ -1,4 +1,4 @@
-"""Signals of systemd: which units have changed, heard by a thread on a connection of its own."""
+"""Receives systemd's signals about changed units, in a thread with its own D-Bus connection."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _MATCHES = (
     "type='signal',sender='org.freedesktop.systemd1',"
     "interface='org.freedesktop.systemd1.Manager',member='UnitRemoved'",
 )
-"""The bus drops other signals before they are copied to us. A start changes a dozen slices, mounts
-and targets that the unit depends on. Only services have properties of `Service`, and systemd
-sends them just before those of `Unit` (bus_unit_send_change_signal of systemd 257)."""
+"""Match rules: the bus drops other signals before they are copied to us. A start also changes a
+dozen slices, mounts and targets. Only services have properties of `Service`, and systemd sends them
+just before those of `Unit` (bus_unit_send_change_signal of systemd 257)."""
 JOB_SETTLES_S = 0.05
-"""Time in s to wait after the end of a unit's job for the unit's own change, which follows at once:
-a listener that is called at the first of the two would read the unit twice."""
+"""Seconds to wait after the end of a unit's job for the unit's own change, which follows at once.
+Otherwise a listener would read the unit twice."""
 
 _SIGNALS = {
     b"PropertiesChanged": PROPERTIES,
@@ -55,11 +55,11 @@ _SIGNALS = {
     b"JobRemoved": MANAGER,
     b"UnitRemoved": MANAGER,
 }
-"""Signals we asked for, and the interface each is of."""
+"""Subscribed signals, with their interfaces."""
 
 
 class UnitWatch:
-    """Listens for units that change, on a connection and in a thread of its own."""
+    """Calls listeners when units change; has its own connection and thread."""
 
     def __init__(self, opener: Opener) -> None:
         self._opener = opener
@@ -67,7 +67,7 @@ class UnitWatch:
         self._numbers = itertools.count()
         self._busy: set[str] = set()
         self._due: dict[str, float] = {}
-        """Unit whose job is over without a change signal → when its end is reported without one."""
+        """Unit whose job ended without a change signal → when listeners are called anyway."""
         self._wake_read, self._wake_write = os.pipe()
         try:
             bus = self._subscribed()
@@ -117,13 +117,13 @@ class UnitWatch:
                 self._busy.clear()
                 self._due.clear()
                 log.info("connected to systemd again")
-                self._tell({""})
+                self._notify({""})
             bus.close()
         finally:
             self._close_pipe()
 
     def _reconnected(self) -> Bus | None:
-        """Return a new connection, None when asked to end meanwhile."""
+        """Return a new connection, None if `close` was called meanwhile."""
         pause_s = 0.1
         while True:
             try:
@@ -134,14 +134,14 @@ class UnitWatch:
                 pause_s = min(pause_s * 2, _BACKOFF_MAX_S)
 
     def _read(self, bus: Bus) -> bool:
-        """Pass signals on until asked to end (False) or the connection dies (True)."""
+        """Process signals until `close` (returns False) or a lost connection (True)."""
         fd = bus.get_fd()
         try:
             while True:
-                # Replies to our own calls may have pulled signals into the library's queue,
-                # so look there first; each `process` takes one message at most.
+                # The library's queue comes first: replies to our own calls may have brought
+                # signals into it. Each `process` takes at most one message.
                 changed = {unit for m in _drained(bus) if (unit := self._changed(*m))}
-                self._tell(changed | self._overdue())
+                self._notify(changed | self._overdue())
                 ready, _, _ = select.select([fd, self._wake_read], [], [], self._next_s())
                 if self._wake_read in ready:
                     return False
@@ -149,14 +149,14 @@ class UnitWatch:
             return True
 
     def _changed(self, member: bytes, message: Message) -> str:
-        """Return the unit that listeners should read, "" where nothing relevant changed.
+        """Return the unit that listeners should read, "" if nothing relevant changed.
 
-        While a unit starts or stops its properties change a dozen times; reading it each time
-        would take longer than the start. The end of the job covers them all, and the change that
-        follows belongs to it (job_uninstall of systemd 257).
+        While a unit starts or stops its properties change a dozen times. Reading it each time
+        would take longer than the start. So these changes are skipped, and the unit is reported
+        at the end of its job (job_uninstall of systemd 257).
         """
         if member == b"PropertiesChanged":
-            # Its body is of no use to us, and taking it apart would cost more than the rest.
+            # The body is not needed; decoding it would cost more than the rest.
             unit = path_decode(message.get_path(), UNITS).decode()
             self._due.pop(unit, None)
             return "" if unit in self._busy else unit
@@ -177,7 +177,7 @@ class UnitWatch:
         return ""
 
     def _overdue(self) -> set[str]:
-        """Return the units whose job is over for long enough, and forget them."""
+        """Return the units whose job ended `JOB_SETTLES_S` ago, and remove them from `_due`."""
         now = time.monotonic()
         found = {unit for unit, at in self._due.items() if at <= now}
         for unit in found:
@@ -185,21 +185,21 @@ class UnitWatch:
         return found
 
     def _next_s(self) -> float | None:
-        """Return in how many seconds the next unit is overdue, None without any."""
+        """Return the seconds until the next unit is due, None if no unit waits."""
         return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
 
-    def _tell(self, units: set[str]) -> None:
+    def _notify(self, units: set[str]) -> None:
         for unit in sorted(units):
             for listener in list(self._listeners.values()):
                 try:
                     listener(unit)
                 except Exception:
-                    # The thread serves all listeners: one that fails must not silence the rest.
+                    # The thread serves all listeners: a failing one must not stop the others.
                     log.exception("listener for systemd's signals failed", extra={"unit": unit})
 
 
 def _drained(bus: Bus) -> Iterator[tuple[bytes, Message]]:
-    """Yield the signals we asked for, each with its name, until there is nothing more to read."""
+    """Yield the received signals with their names, until the queue is empty."""
     while (message := bus.process()) is not None:
         member = message.get_member()
         if member in _SIGNALS and message.is_signal(_SIGNALS[member], member):

@@ -1,4 +1,4 @@
-"""Writes the files by which a task's programs find names into its root (core/resolver_files.py)."""
+"""Writes the files for name resolution into a task's root (core/resolver_files.py)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from wire.errors import HostError
 log = logging.getLogger(__name__)
 
 _UPSTREAM = "/run/systemd/resolve/resolv.conf"
-"""Where systemd-resolved lists the servers behind its stub (systemd-resolved.service(8))."""
+"""systemd-resolved's list of the servers behind its stub (systemd-resolved.service(8))."""
 
 
 class NameFiles(TaskStage):
-    """Written before each start: nothing runs in the root then."""
+    """Writes the files before each start, when nothing runs in the root."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class NameFiles(TaskStage):
         name: str,
     ) -> None:
         """`root_of` returns the folder of a task's root, `region` is from the agent's
-        configuration, `name` is the host's own.
+        configuration, `name` is the host's name.
         """
         self._root_of, self._machine, self._lanes = root_of, machine, lanes
         self._region, self._name = region, name
@@ -44,9 +44,9 @@ class NameFiles(TaskStage):
         return task
 
     def _write(self, task_id: str, spec: TaskSpec, addresses: Sequence[str]) -> None:
-        """Bring the files in a task's root to what holds now; raises `HostError`.
+        """Update the files in a task's root; raises `HostError`.
 
-        Nothing runs in the root at that moment, so no link changes meanwhile.
+        Nothing runs in the root now, so no link changes meanwhile.
         """
         host = self._host()
         if not resolver_of(spec, host, self._region).servers and host.resolv_conf:

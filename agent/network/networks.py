@@ -1,7 +1,7 @@
 """The private networks of this host's tasks, and the firewall of the host.
 
-The kernel is the record: existing networks are read back with every answer. A starting agent
-installs the firewall for the tasks it finds, and removes networks of unknown tasks.
+The agent stores no networks: they are read from the kernel with every answer. A starting agent
+installs the firewall for the tasks that it finds, and removes networks of unknown tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RETRY_S = 10.0
 
 
 def is_private(spec: TaskSpec) -> bool:
-    """Return whether a task has a network of its own."""
+    """Return whether a task has a private network."""
     return spec.network.mode is NetworkMode.PRIVATE
 
 
@@ -37,7 +37,7 @@ class Networks(TaskStage):
     """Makes and removes networks, one after the other."""
 
     def __init__(self, network: NetworkAccess, lanes: Lanes, site: Callable[[str], Site]) -> None:
-        """`site` makes the host's share of the plan from its address."""
+        """`site` makes the host's address plan from its address."""
         self._network, self._lanes, self._site = network, lanes, site
         self._wanted: dict[str, TaskNet] = {}
         self._known: dict[str, TaskNet] = {}
@@ -47,20 +47,20 @@ class Networks(TaskStage):
         self.gates = PortGates(network, lanes)
         """Gates for the ports of tasks in the host's network."""
         self.in_force = asyncio.Event()
-        """Set once the firewall is."""
+        """Set once the firewall is in force."""
         self.problem = ""
         """Why the firewall is not in force, or what the host lacks."""
 
     def expect(self, specs: Mapping[str, TaskSpec], unreadable: Iterable[str]) -> None:
-        """Set the tasks that are on the host, before any of them starts.
+        """Set the tasks of the host, before any of them starts.
 
-        What belongs to `unreadable` tasks, whose records cannot be read, stays as it is.
+        Records of `unreadable` tasks cannot be read; their networks stay unchanged.
         """
         self._expected, self._unreadable = dict(specs), set(unreadable)
         self.gates.expect(specs, self._unreadable)
 
     async def adopt(self) -> None:
-        """Put the firewall in force, and keep at it until it is; leftovers go."""
+        """Put the firewall in force and remove leftovers; repeat until this succeeds."""
         while True:
             try:
                 async with self._turn:
@@ -71,7 +71,10 @@ class Networks(TaskStage):
             await asyncio.sleep(RETRY_S)
 
     async def _take_over(self) -> None:
-        """Before anything else is changed: no task may lose a permission because others start."""
+        """Put the firewall in force once, before any other change.
+
+        So no task loses a permission because another task starts.
+        """
         if self.in_force.is_set():
             return
         site = await self._our_site()
@@ -79,20 +82,20 @@ class Networks(TaskStage):
         for task_id, spec in self._expected.items():
             if is_private(spec) and task_id in self._known:
                 self._wanted[task_id] = plan(site, task_id, spec, self._known.values())
-        strays = [
+        unknown = [
             net.task_id
             for net in there.networks
             if net.task_id not in self._wanted and net.task_id not in self._unreadable
         ]
-        for task_id in strays:
+        for task_id in unknown:
             log.warning("removing a network without a task", extra={"task": task_id})
-        await self._ask(Ask(site=site, remove=strays, allowed=list(self._wanted.values())))
+        await self._ask(Ask(site=site, remove=unknown, allowed=list(self._wanted.values())))
         self.in_force.set()
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
-        """Give a task the network that it asks for, and none that it does not.
+        """Make the private network of a task, or remove one that it no longer wants.
 
-        Returns it with its addresses, IPv6 first; none in the host's network.
+        Returns the task with its addresses, IPv6 first; without addresses in the host's network.
         """
         if is_private(task.spec):
             return replace(task, addresses=await self._connect(task.task_id, task.spec))
@@ -107,7 +110,7 @@ class Networks(TaskStage):
             net = plan(site, task_id, spec, self._known.values())
             others = {t: n for t, n in self._wanted.items() if t != task_id}
             allowed = [*others.values(), net]
-            # The rules come first: no packet passes before they are in force.
+            # The request installs the rules first: no packet passes before.
             await self._ask(Ask(site=site, ensure=net, allowed=allowed))
             if task_id not in self._known:
                 raise HostError(f"the network of task {task_id} was created but does not exist")
@@ -115,11 +118,11 @@ class Networks(TaskStage):
             return [net.address6, net.address4]
 
     def changed(self, task: TaskRecord) -> None:
-        """Hold a task that has come up to its ports."""
+        """Restrict a task that has started to its ports."""
         self.gates.changed(task)
 
     async def release(self, task_id: str) -> None:
-        """Remove the network of a task; one that is not there is no error."""
+        """Remove the network of a task; does nothing if it has none."""
         self.gates.forget(task_id)
         async with self._turn:
             if task_id not in self._wanted and task_id not in self._known:
@@ -130,7 +133,7 @@ class Networks(TaskStage):
             self._wanted.pop(task_id, None)
 
     async def clear(self, *, namespace: str = "", veth: str = "") -> None:
-        """Remove a namespace, or a link, that belongs to no task; raises `HostError`."""
+        """Remove a namespace or link that belongs to no task; raises `HostError`."""
         async with self._turn:
             if namespace in self._wanted or namespace in self._unreadable:
                 return
@@ -153,7 +156,7 @@ class Networks(TaskStage):
 def site_with(
     prefix6: str, prefix4: str, own_address: str, agent_port: int
 ) -> Callable[[str], Site]:
-    """Return what makes the site of this host, given the address that was found for it."""
+    """Return a function that makes the site of this host from its detected address."""
     site = Site(prefix6=prefix6, prefix4=prefix4, host4="127.0.0.1", agent_port=agent_port)
 
     def made(found: str) -> Site:

@@ -1,7 +1,7 @@
-"""Which ports each task in the host's network may bind: a program of the kernel for each set.
+"""Restricts tasks in the host's network to their ports, by a BPF gate for each set of ports.
 
-The program has to be there before a unit that names it starts: systemd goes on without one that is
-not (ADR 0112). What runs is held to it once more, since `daemon-reload` takes systemd's away.
+A gate must exist before a unit that names it starts, because systemd ignores a missing one (ADR
+0112). Running tasks get the gate a second time, because `daemon-reload` removes systemd's.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ RETRY_S = 10.0
 
 
 class PortGates:
-    """Keeps the programs for the ports of this host's tasks, and the tasks to theirs."""
+    """Makes the gates of this host's tasks, and attaches them to running tasks."""
 
     def __init__(self, network: NetworkAccess, lanes: Lanes) -> None:
         self._network, self._lanes = network, lanes
         self._specs: dict[str, TaskSpec] = {}
         self._up: dict[str, str] = {}
-        """Task → the run of it that is to be held, or is."""
+        """Task → invocation id of the run that has, or will get, its gate."""
         self._open: set[str] = set()
         self._unreadable = False
         self._wake = asyncio.Event()
@@ -42,7 +42,7 @@ class PortGates:
     def expect(self, specs: Mapping[str, TaskSpec], unreadable: Iterable[str]) -> None:
         """Set the tasks on the host, before any of them starts; running ones get their gates again.
 
-        The gates of `unreadable` tasks are unknown: while there are any, no gate is removed.
+        The gates of `unreadable` tasks are unknown, so while there are any, no gate is removed.
         """
         self._unreadable = bool(list(unreadable))
         self._specs = {t: spec for t, spec in specs.items() if _is_held(spec)}
@@ -54,14 +54,14 @@ class PortGates:
         """Make the gate that a task's unit names. Raises `HostError`."""
         self._specs[task_id] = spec
         name = gate_for(spec)
-        if self._network.has_gate(name):  # a file system in memory: it answers at once
+        if self._network.has_gate(name):  # reads a file system in memory, so does not block
             return
         await self._ask({})
         if not self._network.has_gate(name):
             raise HostError(f"the port program of task {task_id} was created but does not exist")
 
     def changed(self, task: TaskRecord) -> None:
-        """Record a changed task state: a task that has started is to get its gate."""
+        """Record a changed task state: a task that has started will get its gate."""
         if task.state is not TaskState.RUNNING or not _is_held(task.spec):
             return
         if self._up.get(task.task_id) != task.invocation_id:
@@ -71,7 +71,7 @@ class PortGates:
             self._wake.set()
 
     def forget(self, task_id: str) -> None:
-        """Forget a task that is gone; the next request removes its program."""
+        """Forget a removed task; the next request removes its gate."""
         for known in (self._specs, self._up):
             known.pop(task_id, None)
         self._open.discard(task_id)

@@ -32,7 +32,7 @@ from wire.errors import Conflict, HostError
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
+CHECK_S = 5.0
 """A task gets its notices at most this long after its start; a change is sent at once."""
 _LANE = "notices"
 _HOST = ".host.json"
@@ -98,17 +98,17 @@ class TaskNotices(TaskStage):
         try:
             while True:
                 try:
-                    await self.look(tasks())
+                    await self.update(tasks())
                 except HostError as e:
                     log.warning("notices cannot be written", extra={"why": str(e)})
-                await self._rest.until_round(LOOK_S)
+                await self._rest.until_round(CHECK_S)
         finally:
             for task_id in [*self._calls]:
                 self._give_up(task_id)
             if self._session is not None:
                 await self._session.close()
 
-    async def look(self, tasks: Mapping[str, TaskRecord]) -> None:
+    async def update(self, tasks: Mapping[str, TaskRecord]) -> None:
         """Update the files of all tasks once, and call the hooks that have new notices."""
         for task_id in [name for name in self._calls if name not in tasks]:
             self._give_up(task_id)

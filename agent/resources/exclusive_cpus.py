@@ -46,7 +46,7 @@ class ExclusiveCpus(TaskStage):
         cores: Callable[[], tuple[Core, ...]],
         mark: Path,
     ) -> None:
-        """Start without tasks; see `adopt` and `look`.
+        """Start without tasks; see `adopt` and `refresh`.
 
         `mark` is a file in memory. It exists if an agent has changed slices since the boot.
         """
@@ -75,14 +75,14 @@ class ExclusiveCpus(TaskStage):
         self._claims |= given
         self._held |= given
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read the cores that tasks may use now; the host profile can change them."""
         self._cores = await self._lanes.run("usage", self._read_cores)
 
-    async def look_for(self, spec: TaskSpec) -> None:
+    async def refresh_for(self, spec: TaskSpec) -> None:
         """Read the cores if the admission of a task needs them, because some CPUs are exclusive."""
         if not self._cores or self._claims or spec.resources.exclusive_cpus:
-            await self.look()
+            await self.refresh()
 
     def refusal(
         self, task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], cpuset: bool
@@ -146,11 +146,11 @@ class ExclusiveCpus(TaskStage):
         if is_shared_slice(name) and task_id not in self._claims and settled:
             return []
         async with self._lock:
-            await self.look()
+            await self.refresh()
             if not spec.resources.exclusive_cpus:
                 self._claims.pop(task_id, None)
                 self._held.pop(task_id, None)
-                await self._settle()
+                await self._apply()
                 if not shared(self._cores, self._all_held()):
                     raise HostError("it waits for a CPU: all are still exclusive to other tasks")
                 return []
@@ -162,7 +162,7 @@ class ExclusiveCpus(TaskStage):
                 if other != task_id and set(own) & set(cpus):
                     raise HostError(f"task {other} has not released CPUs {listed(own)} yet")
             self._held[task_id] = tuple(sorted({*own, *self._held.get(task_id, ())}))
-            await self._settle()
+            await self._apply()
             return list(own)
 
     async def confirm(self, task_id: str) -> None:
@@ -171,13 +171,13 @@ class ExclusiveCpus(TaskStage):
             own = self._claims.get(task_id, ())
             if self._held.get(task_id, own) != own:
                 self._held[task_id] = own
-                await self._settle()
+                await self._apply()
 
     async def ended(self, task_id: str) -> None:
         """Allow other tasks on the CPUs of an ended task; the claim on them stays."""
         async with self._lock:
             if self._held.pop(task_id, None) is not None:
-                await self._settle()
+                await self._apply()
 
     def holds(self, task_id: str) -> bool:
         """Return whether other tasks are kept off CPUs for this task."""
@@ -187,14 +187,14 @@ class ExclusiveCpus(TaskStage):
         """Drop the claim of a removed task."""
         self._claims.pop(task_id, None)
 
-    def everything(self) -> tuple[int, ...]:
-        """Return all CPUs of the machine at the last `look`."""
+    def all_cpus(self) -> tuple[int, ...]:
+        """Return all CPUs of the machine at the last `refresh`."""
         return tuple(sorted(online(self._cores)))
 
     def _all_held(self) -> frozenset[int]:
         return frozenset(cpu for cpus in self._held.values() for cpu in cpus)
 
-    async def _settle(self) -> None:
+    async def _apply(self) -> None:
         """Keep the slices of tasks that share CPUs off held CPUs, and allow them the rest.
 
         A list of all CPUs removes the limit; an empty list is accepted by systemd but has no

@@ -49,7 +49,7 @@ class HugePages(TaskStage):
         self._units, self._cgroups, self._lanes = units, cgroups, lanes
         self._read_pools, self._controller = pools, controller
         self._pools: Mapping[int, int] = {}
-        self._quiet = not controller
+        self._has_no_limits = not controller
         """Whether no slice has a limit, as far as this agent knows."""
         self._wanted: Callable[[], dict[str, TaskSpec]] = dict
         self._is_over: Callable[[str], bool] = lambda _: False
@@ -71,7 +71,7 @@ class HugePages(TaskStage):
             has_huge_pages(spec) and not self._is_over(t) for t, spec in self._wanted().items()
         )
 
-    def look(self) -> int:
+    def refresh(self) -> int:
         """Read the pools, which the host profile can change; return their size in bytes."""
         # Not in a lane: reading these kernel files costs less than a call in another thread.
         self._pools = self._read_pools()
@@ -98,20 +98,20 @@ class HugePages(TaskStage):
         Raises `HostError` if the machine no longer has enough pages, for instance after a boot, or
         if other tasks cannot be limited, for instance because they use some.
         """
-        if not self._quiet or self._is_requested():
+        if not self._has_no_limits or self._is_requested():
             async with self._lock:
-                await self._bound_others(task.task_id, task.spec)
+                await self._limit_others(task.task_id, task.spec)
         return task
 
-    async def _bound_others(self, task_id: str, spec: TaskSpec) -> None:
+    async def _limit_others(self, task_id: str, spec: TaskSpec) -> None:
         if not self._is_requested():
-            return await self._lift()
-        self.look()
+            return await self._remove_limits()
+        self.refresh()
         wanted = self._wanted()
         others = {t: other for t, other in self._in_use().items() if t != task_id}
         if why := self.refusal(spec, others):
             raise HostError(why)
-        self._quiet = False
+        self._has_no_limits = False
         values = none_of(self._sizes())
         slices = await self._slices()
         soon = {slice_for(s) for s in (spec, *wanted.values())} - slices.keys()
@@ -134,17 +134,17 @@ class HugePages(TaskStage):
 
     async def ended(self, task_id: str) -> None:  # noqa: ARG002
         """Remove the limits of all slices once no task requests pages."""
-        if not self._quiet and not self._is_requested():
+        if not self._has_no_limits and not self._is_requested():
             async with self._lock:
-                await self._lift()
+                await self._remove_limits()
 
-    async def _lift(self) -> None:
-        self.look()
+    async def _remove_limits(self) -> None:
+        self.refresh()
         values = lifted(self._sizes())
         for name, read in (await self._slices()).items():
             if read and read != values:
                 await self._write(command(f"{TASKS_SLICE}/{name}", values))
-        self._quiet = not self._is_requested()
+        self._has_no_limits = not self._is_requested()
 
     async def _write(self, argv: list[str], of_slice: str = "") -> None:
         """Run a command that writes limits; with `of_slice` inside that slice, which may be new."""

@@ -41,8 +41,8 @@ class TaskLimits(TaskStage):
         spec = task.spec
         disks = await self._lanes.run("usage", self._cgroups.disks)
         properties = on_devices(live_properties(spec, task.resources), disks)
-        everything = self._cpus.everything()
-        properties |= allowed_cpus(task.own_cpus, task.resources, spec, everything)
+        all_cpus = self._cpus.all_cpus()
+        properties |= allowed_cpus(task.own_cpus, task.resources, spec, all_cpus)
         await self._units.limit(unit_of(task.task_id), properties)
         await self._pages.limit(task.task_id, spec)
         proved = own_values(task.own_cpus) | self._pages.values(spec)

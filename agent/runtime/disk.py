@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 FREE_RESERVE_BYTES = 128 << 20
 """Space that an arriving image must leave free. On a full disk tasks cannot write, and the agent
 cannot record a stop."""
-LOOK_S = 10.0
+CHECK_S = 10.0
 """Seconds between two checks of the disk; a write that fails in between raises its own error."""
-_LOOKS_TO_FILL = 60
+_CHECKS_TO_FILL = 60
 """The reserve is filled again after this many checks, even if it counts as held: another program
 may have removed it."""
 
@@ -37,7 +37,7 @@ class StateDisk:
         self.problem = ""
         """Text that describes the problem of the disk; empty if there is none."""
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check the disk, and report a problem that appeared, changed or ended."""
         before, self.problem = self.problem, _problem(self._state)
         if self.problem == before:
@@ -50,15 +50,15 @@ class StateDisk:
 
     async def watch(self) -> None:
         """Check the disk periodically, and keep the reserve filled."""
-        for looks in itertools.count():
-            self.look()
-            due = not self._reserve.is_held or looks % _LOOKS_TO_FILL == 0
+        for checks in itertools.count():
+            self.check()
+            due = not self._reserve.is_held or checks % _CHECKS_TO_FILL == 0
             if due and not self.problem:
                 try:
                     await self._lanes.run("journal", self._reserve.fill)
                 except OSError as e:
                     log.warning("cannot reserve space for records", extra={"why": str(e)})
-            await pause(LOOK_S)
+            await pause(CHECK_S)
 
 
 def _problem(state: Path) -> str:

@@ -29,7 +29,7 @@ TOTALS = ".lost"
 JOURNAL = "/run/systemd/journal.twine-{}/socket"
 INVOCATION = Path("/run/systemd/units")
 """Folder with systemd's links from unit names to invocation ids; journald reads it, too."""
-LOOK_S = 10.0
+SCAN_S = 10.0
 """Seconds between two scans of the folder, if no byte arrived."""
 PATIENCE_S = 10.0
 """How long a journal may accept nothing before its lines are dropped."""
@@ -209,7 +209,7 @@ class OutputCopier:
         self._held: list[OutputPipe] = []
         """Pipes that are not read at present because their journal is full."""
         self._poll = select.poll()
-        self._next_look = self._next_report = 0.0
+        self._next_scan = self._next_report = 0.0
         self._unreported = False
         self.totals = totals(folder)
         (folder / WAKE).unlink(missing_ok=True)
@@ -232,8 +232,8 @@ class OutputCopier:
         for fd in full:
             self._poll.unregister(fd)
         now = time.monotonic()
-        if self._wake.fileno() in ready or now >= self._next_look:
-            self._look(now)
+        if self._wake.fileno() in ready or now >= self._next_scan:
+            self._scan(now)
         for fd in ready & self._pipes.keys():
             self._read(self._pipes[fd], now)
         self._resume(now)
@@ -257,15 +257,15 @@ class OutputCopier:
     def _wait_s(self, now: float) -> float:
         if self._held or any(journal.is_full() for journal in self._journals.values()):
             return RETRY_S
-        until = min(self._next_look, self._next_report if self._unreported else self._next_look)
+        until = min(self._next_scan, self._next_report if self._unreported else self._next_scan)
         return max(0.0, until - now)
 
-    def _look(self, now: float) -> None:
+    def _scan(self, now: float) -> None:
         """Open new pipes, and close removed pipes whose output was read completely."""
         with contextlib.suppress(BlockingIOError):
             while self._wake.recv(16):
                 pass
-        self._next_look = now + LOOK_S
+        self._next_scan = now + SCAN_S
         have = {pipe.inode for pipe in self._pipes.values()}
         for path in self._folder.glob("*/*"):
             with contextlib.suppress(OSError):
@@ -299,7 +299,7 @@ class OutputCopier:
             self._pipes[pipe.fd] = pipe
             self._poll.register(pipe.fd, select.POLLIN)
             return
-        self._count(pipe, now + LOOK_S)
+        self._count(pipe, now + SCAN_S)
         os.close(pipe.fd)
         let_go(pipe.name)
 

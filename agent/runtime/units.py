@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LANE = "systemd"
-LOOK_S = 30.0
+READ_S = 30.0
 """Seconds between two reads of all units' states, in case a change sent no signal."""
 _GONE = ("", "")
 
@@ -73,7 +73,7 @@ class Units:
         `pattern` is a glob of units. One call reads the states of all units.
         """
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(READ_S)
             try:
                 seen = await self._lanes.run(_LANE, self._systemd.glance, pattern)
             except SystemdError as e:

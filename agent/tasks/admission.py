@@ -25,7 +25,7 @@ _LESS = "stop a task, or request less"
 
 
 class TaskAdmission:
-    """Checks whether one more task fits on this host. Call `look` first: `check` reads nothing."""
+    """Checks whether one more task fits on this host. Call `read_host` before `check`."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class TaskAdmission:
         self._cpus, self._nodes = hardware.cpu.online, hardware.cpu.numa_nodes
         self._cpuset = "cpuset" in hardware.cgroup_controllers
         self._taken_bytes = 0
-        """Memory in huge pages at the last `look`; it changes with the profile."""
+        """Memory in huge pages at the last `read_host`; it changes with the profile."""
         self._disk_bytes = 0
-        """Size of the disk at the last `look`."""
+        """Size of the disk at the last `read_host`."""
         self._disks: dict[str, str] = {}
-        """Block device → the kernel's name for it, at the last `look`."""
+        """Block device → the kernel's name for it, at the last `read_host`."""
 
-    async def look(self, spec: TaskSpec) -> None:
+    async def read_host(self, spec: TaskSpec) -> None:
         """Read how much this host has of the resources that a task requests."""
         has = self._capacity
-        self._taken_bytes = has.pages.look()
+        self._taken_bytes = has.pages.refresh()
         if spec.resources.io:
             self._disks = await has.lanes.run("usage", has.cgroups.disks)
         if spec.volumes:

@@ -36,7 +36,7 @@ class Inside:
         self._units = units
         self._whole = whole
 
-    async def init(self, task: TaskRecord, guard: dict[str, object]) -> None:
+    async def run_init_steps(self, task: TaskRecord, guard: dict[str, object]) -> None:
         """Run the init steps of a task in their order; raises `StepFailed` for the first failure.
 
         `guard` are unit properties that prevent a start which is no longer allowed.
@@ -56,7 +56,7 @@ class Inside:
         """Stop a running init step; succeeds if there is none."""
         await self._units.clear(step_unit(task_id), timeout_s=_GRACE_S)
 
-    async def forget(self, task_id: str) -> None:
+    async def remove_leftovers(self, task_id: str) -> None:
         """Remove leftover units of commands inside a task after the task ended.
 
         They are ordered after the task's unit. So systemd keeps the task's unit loaded while a

@@ -31,14 +31,14 @@ class TaskObserver:
         self.bars = clones.bars
         """Returns why this host, perhaps a clone, must start no task now; empty if it may."""
 
-    async def look(self, task: TaskRecord) -> SeenTask:
+    async def observe(self, task: TaskRecord) -> SeenTask:
         """Return what exists of a task. Its root is read only while its unit is not active."""
         unit = await self._units.find(unit_of(task.task_id))
         if unit is not None and unit.active == "inactive" and not unit.control_group:
             unit = None  # it has ended; systemd has not unloaded it yet
         if unit is not None and unit.active == "active":
             return self.active(unit)
-        root, leftover = await self._storage.look_at_root(task)
+        root, leftover = await self._storage.find_root(task)
         seen = await self._oomd.seen(unit, task.ended_invocation) if unit is not None else None
         return SeenTask(seen, root=root, leftover=leftover, boot_id=self._boot_id)
 

@@ -18,7 +18,7 @@ class TaskQueries:
     def __init__(self) -> None:
         self._loops: dict[str, TaskLoop] = {}
         self._unreadable: dict[str, str] = {}
-        self._coming: dict[str, TaskSpec] = {}
+        self._being_created: dict[str, TaskSpec] = {}
         """Tasks whose record is being written now; they already count."""
 
     def get(self, task_id: str) -> TaskStatus:
@@ -74,7 +74,9 @@ class TaskQueries:
         records = [loop.record for loop in self._loops.values()]
         over = (TaskState.STOPPED, TaskState.FAILED)
         wanted = {r.task_id: r for r in records if r.wanted is Wanted.RUN}
-        return dict(self._coming) | {t: r.spec for t, r in wanted.items() if r.state not in over}
+        return dict(self._being_created) | {
+            t: r.spec for t, r in wanted.items() if r.state not in over
+        }
 
     def records(self) -> dict[str, TaskRecord]:
         """Return the records of all tasks, except unreadable ones."""
@@ -83,7 +85,7 @@ class TaskQueries:
     def specs(self) -> dict[str, TaskSpec]:
         """Return the specification of every task, also of tasks that are being created."""
         loops = list(self._loops.items())  # one atomic copy: other threads call this, too
-        return dict(self._coming) | {t: loop.record.spec for t, loop in loops}
+        return dict(self._being_created) | {t: loop.record.spec for t, loop in loops}
 
     def known(self) -> tuple[dict[str, KnownTask], list[str]]:
         """Return the facts about each task for `reconcile`, and the ids of unreadable records."""
@@ -107,7 +109,7 @@ class TaskQueries:
 
     def using(self, digest: str) -> list[str]:
         """Return the ids of the tasks that run from an image, sorted."""
-        specs = [(t, spec.image) for t, spec in self._coming.items()]
+        specs = [(t, spec.image) for t, spec in self._being_created.items()]
         for task_id, loop in self._loops.items():
             old = loop.record.previous
             specs += [(task_id, loop.record.spec.image)]
@@ -116,7 +118,7 @@ class TaskQueries:
 
     def wanted(self) -> dict[str, TaskSpec]:
         """Return the specifications of all wanted tasks, also of tasks that are being created."""
-        found = dict(self._coming)
+        found = dict(self._being_created)
         for task_id, loop in self._loops.items():
             record = loop.record
             if record.wanted is Wanted.RUN:

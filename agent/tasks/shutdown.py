@@ -15,7 +15,7 @@ from agent.runtime.units import Units
 EXPIRES_S = 900.0
 """A host that still runs this long after the last call of `begin` starts its tasks again. logind
 waits for at most 600 s (units/logind.conf)."""
-_LOOK_S = 5.0
+_CHECK_S = 5.0
 
 
 class HostShutdown:
@@ -38,7 +38,7 @@ class HostShutdown:
             self._announced = True
             self._events.add("leaving", "host", "the host is going down: its tasks end")
             self._units.wake_all()
-            self._look_later()
+            self._check_later()
         found = await self._units.all(TASK_UNITS)
         return sorted(
             task_of(state.unit)
@@ -46,13 +46,13 @@ class HostShutdown:
             if state.active in ("active", "activating", "deactivating", "reloading")
         )
 
-    def _look_later(self) -> None:
-        asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+    def _check_later(self) -> None:
+        asyncio.get_running_loop().call_later(_CHECK_S, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Report a host that did not go down; its tasks start again."""
         if self.now():
-            self._look_later()
+            self._check_later()
             return
         self._announced = False
         self._events.add("leaving", "host", "the host did not go down: its tasks start again")

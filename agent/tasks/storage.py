@@ -66,7 +66,7 @@ class TaskStorage:
             extra = {"task": record.task_id, "why": str(e)}
             log.warning("a rebuilt record exists only in memory", extra=extra)
 
-    async def look_at_root(self, task: TaskRecord) -> tuple[bool, bool]:
+    async def find_root(self, task: TaskRecord) -> tuple[bool, bool]:
         """Return whether the task has a root made from its image, and whether it has any root."""
         return await self._lanes.run("btrfs", self._roots.look, task.task_id, task.spec.image)
 

@@ -77,13 +77,13 @@ class TaskLoop:
         self._waker = asyncio.Event()
         self._lock = asyncio.Lock()
         self._reported = status_of(record)
-        self._over = False
+        self._is_removed = False
         self._on_disk = must_last(record)
         self._fresh = fresh
         self._known: SeenTask | None = None
-        self._hooked = ""
+        self._hook_ran_in = ""
         self._group = asyncio.TaskGroup()
-        self._probing = Probing(host.prober, self._group, self._judge)
+        self._probing = Probing(host.prober, self._group, self._record_verdict)
 
     async def change(self, make: Callable[[TaskRecord], TaskRecord]) -> TaskRecord:
         """Replace the record with the one that `make` returns; returns once it is on disk.
@@ -93,7 +93,7 @@ class TaskLoop:
         be saved.
         """
         async with self._lock:
-            if self._over:
+            if self._is_removed:
                 raise NotFound(f"task {self.record.task_id} was just removed")
             before = self.record
             record = make(before)
@@ -143,11 +143,11 @@ class TaskLoop:
             self._known = None  # the host may have changed since
         self._waker.clear()
         before = self.record
-        seen = await self._look()
+        seen = await self._observe()
         moment = self._host.contact.moment(before.task_id)
         leaving, barred = self._host.observer.is_leaving(), self._host.observer.bars()
         decision = decide(before, seen, moment, leaving=leaving, barred=barred)
-        if not await self._keep(before, decision.task):
+        if not await self._store(before, decision.task):
             return True
         passed(f"{decision.action}.decided")
         self.settled.set()
@@ -160,16 +160,16 @@ class TaskLoop:
         await self._act(decision, seen)
         return True
 
-    async def _look(self) -> SeenTask:
+    async def _observe(self) -> SeenTask:
         known, self._known = self._known, None
         if known is not None:
             return known
         if self._fresh:
             self._fresh = False
             return self._host.observer.new()
-        return await self._host.observer.look(self.record)
+        return await self._host.observer.observe(self.record)
 
-    async def _keep(self, before: TaskRecord, task: TaskRecord) -> bool:
+    async def _store(self, before: TaskRecord, task: TaskRecord) -> bool:
         """Store a decision; False if the record has changed and the decision must be made again.
 
         Only facts that cannot be observed again on the host are written to disk.
@@ -198,7 +198,7 @@ class TaskLoop:
             await self._removed(task)
             passed("forget.done")
             self._host.contact.release(task.task_id)
-            self._over = True
+            self._is_removed = True
         return True
 
     def _report(self, task: TaskRecord) -> None:
@@ -217,7 +217,7 @@ class TaskLoop:
             await self._do(decision, seen)
             passed(f"{decision.action}.done")
         except Conflict:  # a leftover command inside an earlier run may keep the unit loaded
-            await self._host.inside.forget(task.task_id)
+            await self._host.inside.remove_leftovers(task.task_id)
             await woken(self._waker, CONFLICT_S)
         except TwineError as e:
             log.warning(
@@ -228,7 +228,7 @@ class TaskLoop:
                 once = isinstance(e, StepFailed) and task.spec.restart.when is RestartWhen.NEVER
                 retry = isinstance(e, HostError) and not once
                 now = self._host.contact.moment(task.task_id)
-                await self._keep(task, after_failure(task, str(e), now, retry=retry))
+                await self._store(task, after_failure(task, str(e), now, retry=retry))
             else:
                 await asyncio.sleep(RETRY_S)
 
@@ -246,9 +246,9 @@ class TaskLoop:
                     stage.check(task)
                 guard: dict[str, object] = {}
                 if is_bound(task.spec):
-                    guard = not_after(host.contact.may_start(task.task_id))
-                task = await self._through(task, lambda stage, task: stage.ensure(task))
-                if await self._initialised(task, guard):
+                    guard = not_after(host.contact.start_deadline_s(task.task_id))
+                task = await self._run_stages(task, lambda stage, task: stage.ensure(task))
+                if await self._run_init_steps(task, guard):
                     await self._start(task, guard)
             case Action.LIMIT:
                 await self._limit(task)
@@ -260,7 +260,7 @@ class TaskLoop:
             case Action.REMOVE_ROOT:
                 if task.spec.life.init:
                     await host.inside.end_steps(task.task_id)
-                await host.inside.forget(task.task_id)
+                await host.inside.remove_leftovers(task.task_id)
                 await host.inside.unstage(task)
                 for stage in host.unit.stages:
                     await stage.release(task.task_id)
@@ -278,7 +278,7 @@ class TaskLoop:
             if not self._is_to_start(task):
                 return
             if task.invocation_id:
-                await host.inside.forget(task.task_id)
+                await host.inside.remove_leftovers(task.task_id)
             await host.units.start(self._unit, host.unit(task) | guard)
             await self._until_up(task)
 
@@ -321,14 +321,14 @@ class TaskLoop:
 
     async def _limit(self, task: TaskRecord) -> None:
         """Apply the limits to the running unit, then record them."""
-        await self._through(task, lambda stage, task: stage.resize(task))
+        await self._run_stages(task, lambda stage, task: stage.resize(task))
         spec = task.spec
         kept = replace(self.record, limits=spec.limits, volumes=spec.volumes)
         kept = replace(kept, resources=spec.resources)
         if self.record.spec == spec:
-            await self._keep(self.record, kept)
+            await self._store(self.record, kept)
 
-    async def _through(
+    async def _run_stages(
         self, task: TaskRecord, step: Callable[[TaskStage, TaskRecord], Awaitable[TaskRecord]]
     ) -> TaskRecord:
         """Call `step` for each stage in turn; record at once what a stage chose for the task."""
@@ -336,16 +336,16 @@ class TaskLoop:
             made = await step(stage, task)
             chosen = {f: getattr(made, f) for f in _CHOSEN if getattr(made, f) != getattr(task, f)}
             if chosen:
-                await self._keep(self.record, replace(self.record, **chosen))
+                await self._store(self.record, replace(self.record, **chosen))
             task = made
         return task
 
-    async def _initialised(self, task: TaskRecord, guard: dict[str, object]) -> bool:
+    async def _run_init_steps(self, task: TaskRecord, guard: dict[str, object]) -> bool:
         """Run the init steps; False if the request changes or contact is lost before they end."""
         if not task.spec.life.init:
             return True
         host, wanted = self._host, self.record
-        steps = asyncio.ensure_future(host.inside.init(task, guard))
+        steps = asyncio.ensure_future(host.inside.run_init_steps(task, guard))
         try:
             while not steps.done() and self.record is wanted:
                 if is_cut_off(task.spec, host.contact.moment(task.task_id)):
@@ -364,10 +364,10 @@ class TaskLoop:
 
     async def _before_stop(self, task: TaskRecord, unit: SeenUnit) -> None:
         """Run the pre-stop hook once per run; the stop follows even if the hook fails."""
-        if unit.active != "active" or unit.ended or unit.invocation_id == self._hooked:
+        if unit.active != "active" or unit.ended or unit.invocation_id == self._hook_ran_in:
             return
         problem = await self._host.inside.before_stop(task)
-        self._hooked = unit.invocation_id
+        self._hook_ran_in = unit.invocation_id
         if problem:
             log.warning("task %s: its pre-stop hook failed: %s", task.task_id, problem)
             message = f"its pre-stop hook failed: {problem}"
@@ -378,7 +378,7 @@ class TaskLoop:
         asked = InsideCommand(tuple(command), timeout_s, quiet=True)
         return await self._host.inside.run(self.record, name, asked)
 
-    async def _judge(self, verdict: ProbeVerdict) -> None:
+    async def _record_verdict(self, verdict: ProbeVerdict) -> None:
         """Record a probe's verdict on disk, so that it survives a restart of the agent.
 
         This does not wait for systemd, so a hanging systemd hides no verdict.

@@ -69,7 +69,7 @@ class HostTasks(TaskQueries):
             capacity, hardware, reserve_bytes, self._others, self._is_over
         )
         self._tombstones: dict[str, Tombstone] = {}
-        self._door = asyncio.Lock()
+        self._creating = asyncio.Lock()
         """Held while a task is created, so that tasks are created one after the other."""
         capacity.cpus.follow(self.wanted)
         capacity.pages.follow(self.wanted, self._is_over)
@@ -113,7 +113,7 @@ class HostTasks(TaskQueries):
         self._tombstones[record.task_id] = stone
         self._capacity.cpus.forget(record.task_id)
         del self._loops[record.task_id]
-        self._host.contact.recount(loop.record.spec.epoch for loop in self._loops.values())
+        self._host.contact.recompute_term(loop.record.spec.epoch for loop in self._loops.values())
         await self._capacity.memory.ended(record.task_id)
         self._host.events.add("task-removed", record.task_id, "stopped and removed")
         extra = {"task": record.task_id}
@@ -129,13 +129,13 @@ class HostTasks(TaskQueries):
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         """Store the desired state of a task; once this returns, it survives any crash."""
         self._capacity.clones.check(f"task {task_id} is not changed")
-        await self._capacity.cpus.look_for(spec)
+        await self._capacity.cpus.refresh_for(spec)
         if spec.volumes:
             await self._capacity.lanes.run("btrfs", self._capacity.volumes.admit, task_id, spec)
-        await self._admission.look(spec)
+        await self._admission.read_host(spec)
         loop = self._loops.get(task_id)
         if loop is None:
-            async with self._door:
+            async with self._creating:
                 if task_id not in self._loops:
                     self._check(task_id, spec, self._tombstones.get(task_id))
                     self._admission.check(task_id, spec)
@@ -190,7 +190,7 @@ class HostTasks(TaskQueries):
     async def _create(self, record: TaskRecord, *, fresh: bool = False) -> TaskStatus:
         """Write the record of a new task to disk, then start its loop."""
         task_id, host = record.task_id, self._host
-        self._coming[task_id] = record.spec
+        self._being_created[task_id] = record.spec
         try:
             host.contact.bind(record, renewed=True)
             if task_id in self._unreadable:
@@ -206,7 +206,7 @@ class HostTasks(TaskQueries):
             self._capacity.cpus.forget(task_id)
             raise
         finally:
-            del self._coming[task_id]
+            del self._being_created[task_id]
         return status_of(record)
 
     async def delete(
@@ -225,7 +225,7 @@ class HostTasks(TaskQueries):
         """
         loop = self._loops.get(task_id)
         if loop is None and task_id in self._unreadable:
-            async with self._door:
+            async with self._creating:
                 if task_id in self._unreadable:
                     return await self._create(_to_remove(task_id, generation, epoch))
             return await self.delete(
@@ -254,7 +254,7 @@ class HostTasks(TaskQueries):
         if generation is None or stale(generation, epoch or 0, known):
             return
         stone = Tombstone(task_id=task_id, generation=generation, epoch=epoch or 0, at=time.time())
-        async with self._door:
+        async with self._creating:
             if task_id not in self._loops:
                 self._tombstones[task_id] = stone
                 await self._host.storage.save(stone)
@@ -267,7 +267,7 @@ class HostTasks(TaskQueries):
             raise self._unknown(task_id)
 
         if is_over(loop.record):
-            await self._admission.look(loop.record.spec)
+            await self._admission.read_host(loop.record.spec)
 
         def again(record: TaskRecord) -> TaskRecord:
             self._current(record, generation, epoch)
@@ -292,8 +292,8 @@ class HostTasks(TaskQueries):
         loop = self._loops.get(task_id)
         if loop is None:
             raise self._unknown(task_id)
-        await self._capacity.cpus.look()
-        await self._admission.look(resized(loop.record.spec, resize))
+        await self._capacity.cpus.refresh()
+        await self._admission.read_host(resized(loop.record.spec, resize))
 
         def changed(record: TaskRecord) -> TaskRecord:
             spec = resized(record.spec, resize)

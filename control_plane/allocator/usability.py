@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.api import ProfileState
-from control_plane.agents.core.commands import strays
+from control_plane.agents.core.commands import unknown_tasks
 from control_plane.agents.core.restored import is_of_before
 from control_plane.agents.observations import Observation
 from control_plane.agents.region import Region
@@ -74,7 +74,8 @@ class Usability:
             tasks = {name: status for name, status in tasks.items() if status.job not in aside}
         known, observations = self._directory.tasks(machine).keys(), self._observations
         released: set[str] = observations.let_go.get(machine, set())
-        return [s.task for s in strays(machine, tasks, known, observations.restored, released)]
+        stops = unknown_tasks(machine, tasks, known, observations.restored, released)
+        return [stop.task for stop in stops]
 
     def unclaimed(self, machine: str) -> set[str]:
         """Return the pools of tasks on a machine that are missing only in the restored store."""

@@ -1,4 +1,4 @@
-"""What the allocator stores: one record per job, never one per task."""
+"""The stored records of the allocator: one per job, not one per task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from control_plane.api.policy import Neighbour, Property
 
 
 class StoredDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What each of some tasks claims of its machine."""
+    """The claim of each task of a group on its machine."""
 
     memory_bytes: int = 0
     cpus: float = 0.0
@@ -19,7 +19,7 @@ class StoredDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ports: tuple[str, ...] = ()
     requires: tuple[tuple[Property, tuple[str, ...]], ...] = ()
     where: tuple[str, ...] = ()
-    """What else is required, as `api.requirements` writes it."""
+    """Further requirements, as `api.requirements` writes them."""
 
 
 class AllocationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -30,13 +30,13 @@ class AllocationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     pool: str
     """The entitlement whose machines they are."""
     machines: list[str]
-    """By task; empty: it has none."""
+    """Machine of each task; empty: the task has none."""
     demands: list[StoredDemand]
     demand_of: list[int] = []
-    """By task, the position in `demands`; left out if there is only one."""
+    """For each task, its position in `demands`; left out if there is only one demand."""
     ports: dict[int, dict[str, int]] = {}
     apart_from: tuple[Neighbour, ...] = ()
-    """What the job says of others, where there is no job record: programs without a scheduler."""
+    """The job's neighbour rules, for programs without a scheduler, which have no job record."""
     together_with: tuple[Neighbour, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""The certificate authority, as it is shown, and what operators do to it."""
+"""The certificate authority as it is shown, and the steps by which operators replace its root."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Step(enum.StrEnum):
     """A step of the exchange of one root for another."""
 
     PREPARE = "prepare"
-    """A new root is made and trusted; it issues nothing yet."""
+    """A new root is made and trusted; it does not issue certificates yet."""
     ACTIVATE = "activate"
-    """It issues; the one before is still trusted."""
+    """The new root issues certificates; the former one is still trusted."""
     RETIRE = "retire"
-    """The one before is no longer trusted."""
+    """The former root is no longer trusted."""
     ABANDON = "abandon"
-    """The new root is dropped before it issued anything."""
+    """The new root is removed before it issued anything."""
 
 
 class RootState(enum.StrEnum):
@@ -35,7 +35,7 @@ class RotationStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     step: Step
     force: bool = False
-    """Also if it locks hosts or users out."""
+    """Take the step even if it locks out hosts or users."""
 
 
 class HostTrust(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""How a job follows its load: what owners write in `[autoscale]`, and what sets a size."""
+"""The `[autoscale]` table of a job file: how the size of a job follows its load."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Date = Annotated[
 
 
 class _AutoscalePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what a person writes."""
+    """Base of the types that users write."""
 
 
 class AutoscaleMode(StrEnum):
     """What the autoscaler does with its recommendation."""
 
     RECOMMEND = "recommend"
-    """It is shown by `twinectl autoscale status`, and nothing is changed."""
+    """`twinectl autoscale status` shows it; nothing is changed."""
     APPLY = "apply"
     """It becomes the size of the job. `tasks` counts only when the job is created."""
 
@@ -56,12 +56,12 @@ class LoadSignal(StrEnum):
 
 
 class Headroom(StrEnum):
-    """Which loss the size allows for."""
+    """The loss of tasks that the size compensates for."""
 
     NONE = "none"
-    """None: after a loss the remaining tasks exceed their target."""
+    """No loss: after a loss the remaining tasks exceed their target."""
     MSB = "msb"
-    """That of the MSB with most of the tasks: the others carry the load at `ceiling`."""
+    """The loss of the MSB with most tasks: the other tasks carry the load at `ceiling`."""
 
 
 class Weekday(StrEnum):
@@ -86,32 +86,32 @@ class SpeedLimit(_AutoscalePart, frozen=True, kw_only=True):
 
 
 class ScheduledBounds(_AutoscalePart, frozen=True, kw_only=True):
-    """Other bounds at some times of the week, for load that the history cannot know of."""
+    """Other bounds at some times of the week, for load that the history does not contain."""
 
     days: Annotated[list[Weekday], Meta(max_length=7)] = []
-    """On which days it begins, in UTC; empty: on all, or on `dates` alone."""
+    """Days on which it begins, in UTC; empty: all days, or only `dates`."""
     dates: Annotated[list[Date], Meta(max_length=100)] = []
-    """On these, too: holidays, which no week explains."""
+    """Further days, such as holidays."""
     start: TimeOfDay
     """From this time, in UTC …"""
     end: TimeOfDay
     """… to this one; if that is earlier, on the next day."""
     minimum: Tasks | None = None
-    """In place of the policy's, if larger."""
+    """Replaces the minimum of the policy, if larger."""
     maximum: Tasks | None = None
-    """In place of the policy's, if smaller."""
+    """Replaces the maximum of the policy, if smaller."""
 
 
 class LatencyTarget(_AutoscalePart, frozen=True, kw_only=True):
-    """A size by latency: the load of a task at which it reaches the limit is learnt."""
+    """Sizes a job by latency: the load of a task at which latency reaches the limit is learnt."""
 
     query: Annotated[str, Meta(min_length=1, max_length=4096)]
     """PromQL that returns one series: the latency of the whole job in seconds, as
     `histogram_quantile(0.95, sum by (le) (rate(request_seconds_bucket[2m])))`."""
     limit_s: Annotated[float, Meta(gt=0, le=600)]
-    """Latency that is not to be exceeded, in seconds."""
+    """Maximum latency, in seconds."""
     share: Annotated[float, Meta(ge=0.1, le=1)] = 0.8
-    """Of the learnt load that a task is to have; after the loss of an MSB it may have all of it."""
+    """Share of the learnt load that a task should have; all of it after the loss of an MSB."""
 
 
 class Autoscale(_AutoscalePart, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ class Autoscale(_AutoscalePart, frozen=True, kw_only=True):
     as 0.6; for `network` in bytes a second, for `query` in the unit of the query. Needed, except
     with `latency`: there it counts until the load is learnt."""
     latency: LatencyTarget | None = None
-    """With signal `query`: the load of one task that the size aims at is learnt from latency."""
+    """With signal `query`: the target load of one task is learnt from latency."""
     mode: AutoscaleMode = AutoscaleMode.RECOMMEND
     signal: LoadSignal = LoadSignal.CPU
     query: Annotated[str, Meta(max_length=4096)] = ""
@@ -139,11 +139,11 @@ class Autoscale(_AutoscalePart, frozen=True, kw_only=True):
     """Share of the forecasts that the load does not exceed. 0.8 cost least on real loads where a
     missing task costs as much as ten idle ones (docs/adr/0160)."""
     horizon_s: Annotated[float, Meta(ge=60, le=7200)] | None = None
-    """How far ahead the size looks; None: the measured time that new tasks take to be healthy."""
+    """Seconds that the forecast covers; None: the measured time until new tasks are healthy."""
     up: SpeedLimit = SpeedLimit(share=1.0, per_s=300.0)
-    """How fast it may grow."""
+    """Speed limit of growth."""
     down: SpeedLimit = SpeedLimit(share=0.1, per_s=600.0)
-    """How fast it may shrink."""
+    """Speed limit of shrinking."""
     schedule: Annotated[list[ScheduledBounds], Meta(max_length=32)] = []
     """Bounds at certain times; if several apply, the largest minimum and the smallest maximum
     count, and a minimum wins over a maximum."""
@@ -193,7 +193,7 @@ def autoscale_errors(document: Any) -> Iterator[FieldError]:
 
 
 def _is_date(text: str) -> bool:
-    """Return whether there is such a day, in the form of `Date`; 02-29 is one of some years."""
+    """Return whether a `Date` exists in the calendar; 02-29 exists in some years."""
     try:
         datetime.date.fromisoformat(text if len(text) > 5 else f"2000-{text}")
     except ValueError:
@@ -244,7 +244,7 @@ def _schedule_errors(listed: Any) -> Iterator[FieldError]:
 
 
 def limit_errors(document: Any) -> Iterator[FieldError]:
-    """Yield what an `[autoscale]` table lacks in the job around it, given as plain values."""
+    """Yield the fields that an `[autoscale]` table needs elsewhere in its job, as errors."""
     policy = document.get("autoscale")
     if not isinstance(policy, dict):
         return

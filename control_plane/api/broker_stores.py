@@ -6,16 +6,16 @@ import msgspec
 
 
 class BrokerStoreNote(msgspec.Struct, frozen=True, kw_only=True):
-    """In the main store: where the machines of a data center are, if elsewhere."""
+    """A record in the main store: the separate store of a data center's machines."""
 
     schema: int = 1
     datacenter: str
     folder: str
-    """As it was configured last; for messages."""
+    """The last configured folder; for messages."""
 
 
 class BrokerStoreOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """In a store of its own: the region that its machines belong to."""
+    """A record in a separate store: the region that its machines belong to."""
 
     schema: int = 1
     datacenter: str

@@ -24,9 +24,9 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     per_type: Annotated[
         dict[Name, Annotated[int, Meta(ge=1, le=1_000_000)]], Meta(max_length=1000)
     ] = {}
-    """Quota by type: "2,000 Skylake machines" (MO6); other types are not held."""
+    """Quota by machine type, such as 2,000 Skylake machines (MO6); other types are not held."""
     rru: Annotated[float, Meta(gt=0, le=1e9)] | None = None
-    """Quota in relative resource units; every quota that is given holds."""
+    """Quota in relative resource units; all given quotas apply together."""
     machine_types: Annotated[list[Name], Meta(max_length=1000)] = []
     """Hardware types it may hold; empty: any."""
     datacenter: Name | None = None
@@ -35,8 +35,8 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Pins its machines and jobs to one region, so that a regional shard may own it; None: it is
     global. `datacenter` holds in addition."""
     requires: Annotated[list[Expression], Meta(max_length=16)] = []
-    """Hard requirements of all its jobs, besides their own (docs/requirements-grammar.md). What
-    the quota promises is counted by type, region and data center, whatever is required here."""
+    """Hard requirements of all its jobs, in addition to their own (docs/requirements-grammar.md).
+    They do not change how the quota is counted: by type, region and data center."""
     preferences: Annotated[list[Preference], Meta(max_length=16)] | None = None
     """Spread policy of its jobs, unless they have their own; None: the region's default."""
     overcommit: Overcommit = Overcommit()
@@ -48,17 +48,17 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Limit of extra tasks (`update.surge`) that run at once in all jobs of the entitlement
     together (docs/updates.md); None: each job has its own room for them."""
     host_profile: Name = "base"
-    """Every machine of the entitlement runs it (HP1, MO11)."""
+    """Every machine of the entitlement has this host profile (HP1, MO11)."""
     image_keys: PublicKeys = []
-    """One of these must have signed each image that its jobs run (docs/security.md); none: no
-    signature is asked for."""
+    """One of these keys must have signed each image of its jobs (docs/security.md); empty: no
+    signature is required."""
     relaxations: Relaxations = []
     """Relaxations of the sandbox that its jobs may have though not every job may: `own-init`,
     `nested`. Only a user who may decide requests can allow more of these (docs/security.md)."""
     business_unit: Annotated[str, Meta(max_length=256)] = ""
     """A path in the accounting hierarchy: `ads/ranking`."""
     owners: Annotated[list[Principal], Meta(max_length=100)] = []
-    """They may deploy into it and change it, as operators may: `user:ann`, `group:web`."""
+    """Users and groups that may deploy into it and change it: `user:ann`, `group:web`."""
     priority: Annotated[int, Meta(ge=0, le=1000)] = 500
     """Order in which entitlements get free machines when there are too few; higher first (CP6)."""
     elastic: Elastic | None = None
@@ -66,7 +66,7 @@ class EntitlementSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def borrows(self) -> int:
-        """Return the most machines that it has on loan."""
+        """Return the maximum number of machines that it may borrow."""
         return self.elastic.borrow if self.elastic is not None else 0
 
 
@@ -103,7 +103,7 @@ class RequestState(StrEnum):
     PENDING = "pending"
     """It waits for a user who may decide."""
     APPROVED = "approved"
-    """It is in force, and was when this was stored."""
+    """It is in force."""
     DENIED = "denied"
     WITHDRAWN = "withdrawn"
     """The requester withdrew it."""
@@ -120,7 +120,7 @@ class EntitlementWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     reason: Note = ""
     """Shown to the users who decide."""
     queue: bool = False
-    """Leave it to another user even if it would be granted at once, or does not fit yet."""
+    """Let another user decide, even if it would be granted at once or does not fit yet."""
     dry_run: bool = False
     """Only report the outcome: nothing is stored."""
 
@@ -148,7 +148,7 @@ class EntitlementRequest(msgspec.Struct, frozen=True, kw_only=True):
     why_pending: str = ""
     """Why it was not granted at once."""
     decided_by: str = ""
-    """Empty where the rules granted it, or while it is undecided."""
+    """Empty if the rules granted it, or while it is undecided."""
     decided_at: float | None = None
     note: str = ""
     warnings: list[str] = []

@@ -1,4 +1,4 @@
-"""The capacity report: what each entitlement is granted, holds and uses, and what is left."""
+"""The capacity report: granted, held, used and free capacity of the region."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
-    """Machines, and what they are made of."""
+    """Machines and their total resources."""
 
     machines: int = 0
     rru: float = 0.0
@@ -24,11 +24,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     granted_rru: float = 0.0
     """Quotas in RRU."""
     all: Amount = Amount()
-    """Every machine there is; only for types, data centers and MSBs."""
+    """All machines; only for types, data centers and MSBs."""
     held: Amount = Amount()
     """Machines assigned to entitlements."""
     used: Amount = Amount()
-    """What tasks were promised on them; machines: the ones with tasks."""
+    """Resources that tasks claim there; `machines` counts those with tasks."""
     free: Amount = Amount()
     """Machines of the free pool; only for types, data centers and MSBs."""
 
@@ -53,7 +53,7 @@ class StackProposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
-    """How much capacity is cut into pieces that are hard to use (CP8)."""
+    """Capacity in pieces that are hard to use (CP8)."""
 
     entitlements: int = 0
     small: int = 0
@@ -68,14 +68,14 @@ class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
     idle: int = 0
     """Machines of these without any task."""
     stranded_rru: float = 0.0
-    """Free, on held machines without free memory."""
+    """Free RRU on held machines without free memory."""
     stranded_memory_bytes: int = 0
-    """Free, on held machines without free RRU."""
+    """Free memory on held machines without free RRU."""
     largest: list[LargestTask] = []
     stacks: list[StackProposal] = []
     """Stacks that would save machines, the largest saving first."""
     stacks_save: int = 0
-    """Machines that all of them together would save."""
+    """Machines that all these stacks would save."""
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,17 +87,17 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     all: Amount = Amount()
     guaranteed: Amount = Amount()
-    """Held against a quota, with tasks."""
+    """Machines held under a quota, with tasks."""
     lent: Amount = Amount()
-    """In use as loans already."""
+    """Machines on loan."""
     idle: Amount = Amount()
-    """Held against a quota, without tasks: freed by a job that shrank."""
+    """Machines held under a quota, without tasks, for instance after a job shrank."""
     unused_quota: Amount = Amount()
-    """Free, but promised to entitlements that hold less than they may."""
+    """Free machines that are promised to entitlements below their quota."""
     buffer: Amount = Amount()
-    """Free and not promised."""
+    """Free machines that are not promised."""
     unusable: Amount = Amount()
-    """Down, or about to leave."""
+    """Machines that are down, or will be unavailable soon."""
     opportunistic_share: float = 0.0
     """Of all usable machines, by RRU."""
     guaranteed_share: float = 0.0
@@ -110,7 +110,7 @@ class PowerBudget(msgspec.Struct, frozen=True, kw_only=True):
     """Data center, MSB, row or rack, as a path."""
     budget_w: int
     limit_w: int
-    """With its overcommit factor: beyond this no further machine gets its first task."""
+    """The budget times its overcommit factor; above it no further machine gets its first task."""
     used_w: int
     """Nominal draw of the machines there that have tasks."""
 
@@ -121,7 +121,7 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     entitlements: list[Line] = []
     units: list[Line] = []
-    """Each node of the hierarchy with all below it; the first, without a name, is the whole."""
+    """Each node of the hierarchy with its children; the first, without a name, is the root."""
     types: list[Line] = []
     datacenters: list[Line] = []
     msbs: list[Line] = []

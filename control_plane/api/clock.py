@@ -15,6 +15,6 @@ class ClockAnchor(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = 1
     boot_id: Id
-    """Of the kernel: another one after each boot."""
+    """The kernel's boot id, which changes with each boot."""
     booted_at: Annotated[float, Meta(ge=-1e11, le=1e11)]
-    """Seconds since 1970; before that, if the clock was never set."""
+    """Seconds since 1970; negative if the clock was never set."""

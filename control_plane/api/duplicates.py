@@ -11,11 +11,11 @@ class Duplicate(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = 1
     machine: str
     boot_id: str
-    """Of the clone."""
+    """Boot id of the clone."""
     address: str
-    """Where the clone called from, or where it answers."""
+    """Address from which the clone called, or at which it answers."""
     other_boot_id: str
-    """Of the host that keeps the identity."""
+    """Boot id of the host that keeps the identity."""
     at: float
     """When it was found, in seconds since 1970."""
 

@@ -32,7 +32,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lend: bool = True
     """Whether its machines without tasks are lent."""
     promise: Promise = Promise.USUAL
-    """What it lends is back within this time of its need; so is a free machine that it needs."""
+    """Time in which it gets back a lent machine that it needs, its own or one of the free pool."""
     lend_after_s: Annotated[float, Meta(ge=60, le=604_800)] = 600.0
     """A machine is lent once it had no task for this long, and the entitlement's history predicts
     no need before it could be back."""
@@ -61,17 +61,17 @@ class ElasticSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     mode: ElasticMode = ElasticMode.OFF
     """Loans need borrowers: without an entitlement with `elastic.borrow` nothing is lent."""
     every_s: Annotated[float, Meta(gt=0)] = 180.0
-    """Between two matchings of idle machines with borrowers."""
+    """Seconds between two matchings of idle machines with borrowers."""
     look_s: Annotated[float, Meta(gt=0)] = 5.0
-    """Between two looks whether an owner waits for a machine that is lent."""
+    """Seconds between two checks whether an owner waits for a machine that is lent."""
     promise: Promise = Promise.USUAL
-    """Of machines of the free pool, unless an entitlement was promised a shorter time."""
+    """Promise of machines of the free pool, unless an entitlement was promised a shorter time."""
     free_idle_s: Annotated[float, Meta(ge=0)] = 300.0
     """A free machine is lent once it was free for this long."""
     keep_free: Annotated[int, Meta(ge=0)] = 0
     """Free machines that are never lent, in addition to those that the history predicts."""
     most_calls: Annotated[int, Meta(ge=1)] = 500
-    """Machines that are called back at one look; an MSB of the paper has as many."""
+    """Machines that one check may call back: the size of an MSB in the paper."""
 
 
 class LoanView(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class LoanView(msgspec.Struct, frozen=True, kw_only=True):
     borrower: str
     since: float
     promise_s: float
-    """Time in which it is back once it is wanted; 0: it was lent by hand, without a promise."""
+    """Seconds in which it is back once it is wanted; 0: lent by hand, without a promise."""
     until: float | None = None
     revoked_at: float | None = None
     return_by: float | None = None
@@ -103,9 +103,9 @@ class PromiseReport(msgspec.Struct, frozen=True, kw_only=True):
     promise_s: float
     ended: int = 0
     revoked: int = 0
-    """Called back before their agreed end."""
+    """Loans that were called back before their agreed end."""
     forced: int = 0
-    """Still had tasks at the deadline."""
+    """Loans whose machine still had tasks at the deadline."""
     interrupted: int = 0
     """Tasks that ran when their machine was called back."""
     broken: int = 0
@@ -113,13 +113,13 @@ class PromiseReport(msgspec.Struct, frozen=True, kw_only=True):
     is never reset."""
     samples: int = 0
     mean_notice_s: float = 0.0
-    """From the revocation to the deadline of the tasks."""
+    """Seconds from the revocation to the deadline of the tasks."""
     return_p50_s: float = 0.0
     return_p99_s: float = 0.0
-    """From the revocation until the machine was back."""
+    """Seconds from the revocation until the machine was back."""
     return_max_s: float = 0.0
     machine_hours: float = 0.0
-    """On loan, of the loans that ended."""
+    """Machine-hours of the loans that ended."""
 
 
 class PoolElasticity(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,21 +129,21 @@ class PoolElasticity(msgspec.Struct, frozen=True, kw_only=True):
     used: int
     """Machines of its own with tasks."""
     expected: int
-    """The most that its history says it uses before a loan could be back."""
+    """Most machines that it uses before a loan could be back, predicted from its history."""
     lent: int = 0
     borrowed: int = 0
     wanted: int = 0
     """Machines that it would borrow, in addition to its present ones."""
     short: int = 0
-    """Machines of its own right that it waits for."""
+    """Machines that its quota gives it and that it waits for."""
     short_for_s: float = 0.0
-    """Since when it waits, in seconds; 0: it does not."""
+    """Seconds for which it has waited; 0: it does not wait."""
     availability: float | None = None
     """Of a borrower: the share of its wanted machine time in which it had a machine."""
     left: int = 0
-    """Free machines, lent ones included, that it gave back last: other entitlements use them."""
+    """Free machines, including lent ones, that it gave back last; others may use them."""
     freed_machine_hours: float = 0.0
-    """Below its own peak of the last 8 days, since they are counted (AS6)."""
+    """Machine-hours below its own peak of the last 8 days, since the count began (AS6)."""
 
 
 class JobFreed(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +152,7 @@ class JobFreed(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     entitlement: str
     machine_hours: float
-    """Its tasks below its peak since they are counted, as shares of machines."""
+    """Machine-hours of its tasks below its peak, in shares of machines, since the count began."""
 
 
 class ElasticReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +173,7 @@ class ElasticReport(msgspec.Struct, frozen=True, kw_only=True):
     proposed: int = 0
     """Machines that the last matching lent, or would have."""
     holding: str = ""
-    """Why nothing is lent now; empty: nothing prevents it, or nothing is to be lent."""
+    """Why nothing is lent now; empty: nothing prevents it, or there is nothing to lend."""
 
 
 class ElasticCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +193,7 @@ class ElasticCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapacityState(StrEnum):
-    """Whether a borrower has what it wants."""
+    """Whether a borrower has the machines that it wants."""
 
     FULL = "full"
     SHORT = "short"
@@ -208,11 +208,11 @@ class CapacitySignal(msgspec.Struct, frozen=True, kw_only=True):
     machines: int
     """Machines on loan, and not called back."""
     wanted: int
-    """In addition to these."""
+    """Machines that it wants in addition to these."""
     leaving: int = 0
-    """Called back, and not gone yet."""
+    """Machines that are called back and not returned yet."""
     next_deadline: float | None = None
-    """When the first of them goes, in seconds since 1970."""
+    """When the first of them must be returned, in seconds since 1970."""
 
 
 class Buffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +251,7 @@ class UseHistory(msgspec.Struct, frozen=True, kw_only=True):
     freed_h: float = 0.0
     wanted_s: float = 0.0
     had_s: float = 0.0
-    """Machine seconds that it wanted from others, and had."""
+    """Machine-seconds that it wanted from others, and machine-seconds that it had."""
 
 
 class PromiseCounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,7 +73,7 @@ def _quota_errors(document: dict[Any, Any]) -> list[FieldError]:
 
 
 def _borrow_errors(document: dict[Any, Any]) -> list[FieldError]:
-    """Without a quota there must be loans, and own machines besides them."""
+    """Return errors of a quota of 0 without loans, and of loans of a reservation."""
     elastic = document.get("elastic")
     borrow = elastic.get("borrow", 0) if isinstance(elastic, dict) else 0
     if document.get("machines") == 0 and borrow == 0:

@@ -20,7 +20,7 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
     silent_s: float
     reason: str
     left_s: float
-    """Until something is concluded, if nothing changes."""
+    """Seconds until the state is decided, if nothing changes."""
     part: str = ""
     """The rack, MSB, data center or region that looks cut off; empty: the machine alone."""
 
@@ -32,7 +32,7 @@ class HeldBackMachines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfirmDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An operator knows that silent machines are down: no delay applies any longer."""
+    """An operator's confirmation that silent machines are down; no delay applies then."""
 
     machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None

@@ -1,4 +1,4 @@
-"""An import of machines, as it is stored until all of it is written."""
+"""An import of machines, as it is stored until it is completely written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ImportDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Accepts a list of machines: it is valid from this write on."""
 
     simulated: bool
-    """Its new machines have no agents, and count as up at once."""
+    """Its new machines have no agents and count as up at once."""
     time: float
-    """Of the decision, in seconds since 1970."""
+    """Time of the decision, in seconds since 1970."""
     schema: int = 1

@@ -26,7 +26,7 @@ class IntentWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     expect: Count | None = None
     """The version that this write replaces; `Conflict` if it is no longer current. None: any."""
     take_over: bool = False
-    """Write it although another user is its writer; the caller is its writer from then on."""
+    """Write it even if another user is its writer; the caller becomes its writer."""
 
 
 class PushWish(IntentWish, frozen=True, kw_only=True):
@@ -37,13 +37,13 @@ class PushWish(IntentWish, frozen=True, kw_only=True):
     `configuration` if given."""
     image: DigestStr | None = None
     configuration: Configuration | None = None
-    """Instead of the specification's, all files together; None: as it is there."""
+    """All files, in place of those of the specification; None: unchanged."""
     share: Part = 1.0
     """This share of the tasks runs it; the rest runs what the job had before the push."""
     tasks: Number | None = None
     """This number of tasks runs it at every size, instead of a share."""
     gives_back: bool = False
-    """The writer does not stay the owner of the dimension: the next writer needs no `take_over`."""
+    """The writer gives up the ownership of the dimension: the next writer needs no `take_over`."""
 
 
 class SizeWish(IntentWish, frozen=True, kw_only=True):
@@ -82,20 +82,20 @@ class CanaryWish(IntentWish, frozen=True, kw_only=True):
     image: DigestStr | None = None
     command: Annotated[list[Argument], Meta(max_length=4096)] | None = None
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
-    """Set over the job's; other variables stay."""
+    """Variables that replace those of the job; its other variables stay."""
     configuration: Configuration = {}
-    """Files that are put over the job's; other files stay."""
+    """Files that replace those of the job; its other files stay."""
     machine_type: Name | None = None
-    """Only tasks on machines of this type, for as long as they are there."""
+    """Only tasks on machines of this type run it."""
     traffic: Part | None = None
-    """The part of the requests that its tasks get together, by weights of endpoints; None: as much
-    as other tasks. The job must have a port."""
+    """The share of the requests that its tasks get together, by weights of endpoints; None: as many
+    per task as other tasks. The job must have a port."""
     lasts_s: Annotated[float, Meta(gt=0, le=30 * DAY_S)]
     """Seconds after which the canary ends."""
 
 
 class HoldWish(IntentWish, frozen=True, kw_only=True):
-    """Nothing that an intent asks for begins for a while."""
+    """A request to begin no change that an intent asks for, for a limited time."""
 
     lasts_s: Annotated[float, Meta(gt=0, le=90 * DAY_S)]
     """Seconds after which the hold ends."""
@@ -115,11 +115,11 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
     effect: str
     """Its effect on the job now."""
     waits_for: str = ""
-    """Why it does not, or not yet, have its whole effect."""
+    """Why it does not have its full effect now."""
 
 
 class TaskCount(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tasks are to run a version, how many do, and why."""
+    """The wanted and the present number of tasks of a version, and the reason."""
 
     version: int
     wanted: int
@@ -128,7 +128,7 @@ class TaskCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobIntents(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is wanted of a job, and its effect."""
+    """All intents of a job, and their effect."""
 
     job: str
     intents: list[IntentView]

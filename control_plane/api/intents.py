@@ -1,4 +1,4 @@
-"""Intents: what each writer wants of a job, one dimension at a time (docs/intents.md)."""
+"""Intents: the wish of each writer for one dimension of a job (docs/intents.md)."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ INSTEAD_OF_OVERRIDES = {
     "hold": "a job file cannot have it: twinectl job hold",
     "size": "the size is `tasks`; of a running job also `twinectl job scale`",
 }
-"""Keys of a job file that an intent replaces → where that is written (table 1 of the article: JC4,
-FE9)."""
+"""Keys that a job file cannot have → the command or key to use instead (table 1 of the article:
+JC4, FE9)."""
 
 
 class Dimension(StrEnum):
-    """What can be wanted of a job independently of all else, the strongest first."""
+    """The independent aspects of a job that writers set, in descending order of priority."""
 
     HOLD = "hold"
-    """Nothing that an intent asks for is begun until then."""
+    """No change that an intent asks for begins until the hold ends."""
     CANARY = "canary"
     """Some tasks run a variant for a limited time."""
     PUSH = "push"
-    """Which specification the tasks run, and on which part of them."""
+    """Which specification runs on which part of the tasks."""
     SIZE = "size"
-    """How many tasks there are."""
+    """The number of tasks."""
     INFRASTRUCTURE = "infrastructure"
-    """Which runtime the operators want the next push to start with."""
+    """The runtime with which the next push starts; operators set it."""
 
 
 class PushIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A push as it is stored."""
 
     version: Count
-    """Of the job's specification."""
+    """Version of the job's specification."""
     share: Part = 1.0
     tasks: Number | None = None
     """A fixed number of tasks instead of a share."""
@@ -99,7 +99,7 @@ class CanaryIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """A canary as it is stored."""
 
     version: Count
-    """Of the job's specification, with the changes in it."""
+    """Version of the job's specification that has the canary's changes."""
     tasks: Number = 1
     share: float | None = None
     machine_type: str = ""
@@ -107,7 +107,7 @@ class CanaryIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class InfrastructureIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the operators roll out."""
+    """The runtime that the operators roll out."""
 
     runtime: str = ""
 
@@ -117,9 +117,9 @@ class HoldIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StoredIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One dimension of what is wanted of a job, with its writer.
+    """The stored intent for one dimension of a job, with its writer.
 
-    Dimensions that this release does not know are kept and shown as they are (JC16).
+    Dimensions of other releases are kept and shown unchanged (JC16).
     """
 
     writer: Words = ""
@@ -129,9 +129,9 @@ class StoredIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     since: float = 0.0
     """When it was written, in seconds since 1970."""
     expires_at: float | None = None
-    """When it is withdrawn by itself; None: never."""
+    """When it ends automatically, in seconds since 1970; None: never."""
     is_owned: bool = False
-    """It was written by its own route: other writers must take it over, `job apply` included."""
+    """It was written by its own route: other writers, including `job apply`, must take it over."""
     value: dict[str, Any] | None = None
     """The wanted value; None: it was withdrawn."""
     traffic: float | None = None

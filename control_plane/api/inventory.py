@@ -16,7 +16,7 @@ Seconds = Annotated[float, Meta(ge=0, le=400 * 86_400)]
 
 
 class MachineScope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Machines by what they are and where: all that is given must hold (MO2, MO21)."""
+    """A selection of machines by type, place and state; all given fields must match (MO2, MO21)."""
 
     region: Id | None = None
     datacenter: Id | None = None
@@ -30,9 +30,9 @@ class MachineScope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The historic cluster that they were bought for."""
     state: MachineState | None = None
     unavailable: bool | None = None
-    """Whether an event keeps it from use, or will soon."""
+    """Whether an event makes it unusable, now or soon."""
     where: Expression | None = None
-    """A requirement that it meets (docs/requirements-grammar.md)."""
+    """A requirement that the machine meets (docs/requirements-grammar.md)."""
 
 
 class MachineChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class MachineChange(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     record: MachineRecord | None
-    """None: it is no longer this broker's."""
+    """None: it no longer belongs to this broker."""
     revision: int
     """Pass the last one as `after` to get the changes that follow."""
 
@@ -56,10 +56,10 @@ class BrokerMachines(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     machines: list[MachineRecord] = []
     next: str = ""
-    """Pass it as `name_after` for the page that follows; empty: this was the last."""
+    """Pass it as `name_after` for the next page; empty: this is the last page."""
     changes: list[MachineChange] = []
     lost: bool = False
-    """Changes after the asked revision are gone: list again."""
+    """The changes after the requested revision are no longer available: list again."""
 
 
 class BrokerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,31 +84,31 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Machines are going to be unavailable on purpose: named ones, or all of a scope."""
+    """An announcement that machines will be unavailable: named ones, or all of a scope."""
 
     machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None
     kind: EventKind = EventKind.MAINTENANCE
     reason: Text
     start_in_s: Seconds = 0.0
-    """When tasks begin to move away, from now."""
+    """Seconds from now until tasks begin to move away."""
     deadline_s: Seconds | None = None
-    """When the work begins even if tasks still run there, after the start."""
+    """Seconds after the start at which the work begins even if tasks still run there."""
     duration_s: Seconds | None = None
-    """How long it takes, from the deadline on."""
+    """Seconds that the work takes, from the deadline on."""
     tasks_survive: bool = False
     """Tasks run on meanwhile, but cannot be reached: a switch is replaced."""
 
 
 class Undrain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The work on these machines is over or cancelled."""
+    """An announcement that the work on machines is over or cancelled."""
 
     machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None
 
 
 class Relabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Machines get labels, or lose some: named ones, or all of a scope."""
+    """A request to set and remove labels of machines: named ones, or all of a scope."""
 
     machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None
@@ -117,7 +117,7 @@ class Relabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Lend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole, empty machine goes to another entitlement for a while (EL3)."""
+    """A request to lend a whole, empty machine to another entitlement (EL3)."""
 
     machine: Name
     borrower: Name
@@ -126,7 +126,7 @@ class Lend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Revoke(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Lent machines are called back."""
+    """A request to call lent machines back."""
 
     machines: Annotated[list[Name], Meta(min_length=1, max_length=10_000)]
     return_within_s: Seconds = 300.0
@@ -153,5 +153,5 @@ class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     unchanged: int = 0
     dry_run: bool = False
     pending: bool = False
-    """The list is accepted, and not yet written completely. That continues by itself, also after a
-    restart. Until then no machine is moved, removed or imported."""
+    """The list is accepted and not yet completely written. The import continues automatically, also
+    after a restart. Until then no machine is moved, removed or imported."""

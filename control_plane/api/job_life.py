@@ -1,4 +1,4 @@
-"""A job's probes and what happens around its tasks: as on an agent, but with ports by name."""
+"""A job's probes, hooks and notices: like those of an agent, but with ports by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent.api.probes import InARow, ProbeCommand, check_probe
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what a person writes."""
+    """Base of the types that users write."""
 
 
 class JobProbe(_Written, frozen=True, kw_only=True):
@@ -22,11 +22,11 @@ class JobProbe(_Written, frozen=True, kw_only=True):
 
     kind: ProbeKind = ProbeKind.HTTP
     port: Name | None = None
-    """One of the job's `ports`; of `http` and `tcp`."""
+    """One of the job's `ports`; for `http` and `tcp`."""
     path: HttpPath = "/"
-    """Of `http`."""
+    """The path to request, for `http`."""
     command: ProbeCommand = []
-    """Of `exec`: run inside the task; healthy if it ends with 0."""
+    """For `exec`: run inside the task, which is healthy if it ends with 0."""
     interval_s: Seconds = 2.0
     """Time between two probes."""
     timeout_s: Seconds = 2.0
@@ -36,7 +36,7 @@ class JobProbe(_Written, frozen=True, kw_only=True):
     failures: InARow = 3
     """Failures in a row that make it unhealthy."""
     start_period_s: StartPeriod = 30.0
-    """For how long after its start bad answers do not count yet."""
+    """Seconds after its start in which failures do not count."""
 
     def __post_init__(self) -> None:
         """Refuse a probe without a target."""
@@ -54,7 +54,7 @@ class JobNotice(_Written, frozen=True, kw_only=True):
     """One of the job's `ports`: the agent also sends a notice to it by POST, until the
     task answers with 2xx."""
     path: HttpPath = "/"
-    """Of the POST."""
+    """Path of the POST."""
     timeout_s: Seconds = 5.0
     """A later answer is ignored."""
     capacity_of: Annotated[list[Name], Meta(max_length=CAPACITY_OF_MAX)] = []

@@ -1,4 +1,4 @@
-"""Jobs: what an owner writes, what is stored, what is shown."""
+"""Jobs: the specification that an owner writes, the stored record, and the shown status."""
 
 from __future__ import annotations
 
@@ -68,78 +68,81 @@ class ControllerRef(_Written, frozen=True, kw_only=True):
             description="https://HOST:PORT, without a path",
         ),
     ]
-    """Where it is asked."""
+    """Where the scheduler calls it."""
     name: Name
     """Its certificate must be that of `/controller/<name>`."""
     failure_wait_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 300.0
-    """A task whose machine failed is started elsewhere after this long, acknowledged or not."""
+    """Seconds after which a task of a failed machine starts elsewhere without acknowledgement."""
 
 
 class JobSpec(_Written, frozen=True, kw_only=True):
-    """What an owner wants to run: the file given to `twinectl job apply`."""
+    """The specification of a job: the file given to `twinectl job apply`."""
 
     MOVED: ClassVar[dict[str, str]] = INSTEAD_OF_OVERRIDES
     name: JobName
-    """Of the job, unique in the region."""
+    """Name of the job, unique in the region."""
     entitlement: Name
-    """Whose machines its tasks run on."""
+    """The entitlement on whose machines its tasks run."""
     tasks: Annotated[int, Meta(ge=0, le=15_000)]
-    """How many identical tasks; the paper's largest job has 15,000 (§6.1)."""
+    """Number of identical tasks; the paper's largest job has 15,000 (§6.1)."""
     image: DigestStr
-    """Of the image store: `twinectl image push` prints its digest. A file may have a name of an
-    image instead, such as `redis:7.2`; twinectl sends the digest that the name means then
+    """Digest of an image in the image store; `twinectl image push` prints it. A file may name an
+    image instead, such as `redis:7.2`; twinectl replaces it by the digest that it means then
     (docs/operating.md)."""
     command: Annotated[list[Argument], Meta(max_length=4096)] = []
-    """What is run; a job with the relaxation `own-init` has none, any other needs one.
-    `${port:NAME}`, `${task}` and `${machine}` are replaced in arguments and environment."""
+    """The program and its arguments; required, except with the relaxation `own-init`, which
+    excludes it. `${port:NAME}`, `${task}` and `${machine}` are replaced in arguments and in the
+    environment."""
     environment: Annotated[dict[EnvName, Argument], Meta(max_length=4096)] = {}
-    """What its tasks find in their environment."""
+    """Environment variables of its tasks."""
     ports: Annotated[list[Name], Meta(max_length=16)] = []
-    """Each gets a free port of the machine per task: `${port:http}`, `TWINE_PORT_HTTP`."""
+    """Names of ports. For each name, a task gets a free port of its machine, as `${port:http}` and
+    `TWINE_PORT_HTTP`."""
     limits: Limits = Limits()
     resources: Resources = Resources()
-    """What its tasks have beyond that: memory that stays, disks, CPUs (docs/resources.md)."""
+    """Further resources of its tasks: protected memory, disks, own CPUs (docs/resources.md)."""
     volumes: VolumeMap = {}
     """Storage that each of its tasks has in addition to its root, by name (docs/volumes.md)."""
     restart: RestartPolicy = RestartPolicy()
     probe: JobProbe | None = None
     life: JobLife = JobLife()
-    """Init steps, a hook before the end, startup and liveness probes, the longest run."""
+    """Init steps, a hook before the end, startup and liveness probes, the maximum run time."""
     stop_timeout_s: Seconds = 10.0
-    """From SIGTERM to SIGKILL of everything a task left."""
+    """Seconds between SIGTERM and SIGKILL of the processes of a task that are left."""
     machine_types: Annotated[list[Name], Meta(max_length=1000)] = []
-    """Hard requirement: only machines of these types; empty: whatever the entitlement holds."""
+    """Hard requirement: only machines of these types; empty: all types of the entitlement."""
     requires: Annotated[list[Expression | Requirement], Meta(max_length=16)] = []
-    """Further hard requirements; all must hold: texts such as `gpus >= 4 or label.fast exists`
-    (docs/requirements-grammar.md), or tables with a property and its values."""
+    """Further hard requirements; all must hold. Each is a text such as
+    `gpus >= 4 or label.fast exists` (docs/requirements-grammar.md), or a table with a property and
+    its values."""
     preferences: Annotated[list[Preference], Meta(max_length=16)] | None = None
     """Soft preferences, most important first; None: those of the entitlement. The default spread
     over MSBs comes behind them, unless they name another or the list is empty."""
     fit: Fit = Fit.EVEN
-    """Which machine is best among those that the preferences find equal."""
+    """Which machine is best among those that the preferences rank equal."""
     apart_from: Annotated[list[Neighbour], Meta(max_length=16)] = []
-    """Jobs of the entitlement near which no task of this one is placed, nor theirs near its."""
+    """Jobs of the entitlement that are kept apart from this job, in both directions."""
     together_with: Annotated[list[Neighbour], Meta(max_length=16)] = []
-    """Jobs of the entitlement near which alone tasks of this one are placed."""
+    """Jobs of the entitlement; tasks of this job are placed only near their tasks."""
     admission: Admission = Admission.PARTIAL
     overcommit: Overcommit = Overcommit()
     """Opt in to less than the limits per task; the entitlement must allow it (AL21)."""
     cpus: Annotated[float, Meta(ge=0.001, le=4096)] | None = None
-    """Cores that a task claims, where it may use more than that; None: those that it is limited
-    to, and of a job without a limit what the settings say (`default_cpu_cores`)."""
+    """CPU cores that a task claims, if it may use more than its claim. None: its CPU limit; without
+    a limit the setting `default_cpu_cores`."""
     rru: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """Computing power per task where `limits.cpu_max_cores` would depend on the machine."""
     gpus: Annotated[float, Meta(ge=0, le=64, multiple_of=0.125)] = 0
     """A whole number, or 1/2, 1/4 or 1/8 of one that tasks of the entitlement share; these parts
     always add up to whole ones. `requires` selects the kind of GPU."""
     network_mbps: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
-    """What a task claims of its machine's network."""
+    """Network bandwidth that a task claims, in Mbit/s."""
     disk_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
-    """What a task keeps on its machine's own disk: claimed, and not enforced."""
+    """Disk space that a task claims on its machine's own disk, in bytes; not enforced."""
     update: UpdatePolicy = UpdatePolicy()
     disconnect: Disconnect = Disconnect()
-    """What a machine does to a task when it is cut off from the control plane. With `stop` the
-    task is placed elsewhere only once it has certainly ended: never more than one copy."""
+    """What a machine does with a task when it is cut off from the control plane. With `stop` the
+    task is placed elsewhere only once it has certainly ended, so there is never a second copy."""
     credentials: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
     """Files of its tasks' `$CREDENTIALS_DIRECTORY` and the credentials of the entitlement that
     are in them; the machines must hold these (docs/credentials.md)."""
@@ -150,34 +153,34 @@ class JobSpec(_Written, frozen=True, kw_only=True):
     """Whether each task has a key and a certificate of its own to prove to others which task it
     is, renewed while it runs (docs/credentials.md)."""
     runtime: Annotated[str, Meta(max_length=63)] = ""
-    """Which runtime its push started with; tasks find it in `TWINE_RUNTIME`. Operators choose it
-    (docs/intents.md): a file may only say what the job has."""
+    """The runtime that its push started with; tasks find it in `TWINE_RUNTIME`. Operators choose it
+    (docs/intents.md); a file may only repeat the present value."""
     network: Reach = Reach()
     """The network mode of its tasks, and the callers that may reach them; `ports` has the ports."""
     relaxations: Relaxations = []
-    """What its tasks may do beyond their sandbox, by name; `twinectl job plan` shows how exposed
-    they are with it (docs/security.md)."""
+    """Named exceptions from the sandbox of its tasks; `twinectl job plan` shows the resulting
+    exposure (docs/security.md)."""
     ulimits: Ulimits = Ulimits()
     umask: Umask = UMASK
     """Permission bits that new files of its tasks do not get, in octal."""
     oom: OomPolicy = OomPolicy.TASK
-    """What ends when a task is above its memory limit."""
+    """Which processes end when a task exceeds its memory limit."""
     stdout: Stdout | None = None
-    """What its tasks write their output to; None: a pipe, unless they have an init of their own."""
+    """Where its tasks write their output; None: a pipe, unless they have an init of their own."""
     root: RootMode | None = None
     """Whether its tasks may write to their roots; None: an OCI image may, any other may not
     (docs/images.md)."""
     root_max_bytes: RootBytes = ROOT_MAX_BYTES
-    """What each may write there at most, where it may."""
+    """Maximum number of bytes that a task may write to its root, if it may write there."""
     controller: ControllerRef | None = None
-    """Without one, `update` alone says what may be done when."""
+    """The TaskController of the job; None: only `update` limits operations."""
     autoscale: Autoscale | None = None
-    """How its size follows its load; with mode `apply`, `tasks` counts only when the job is
-    created (docs/autoscaling.md)."""
+    """How its size follows its load. With mode `apply`, `tasks` counts only when the job is created
+    (docs/autoscaling.md)."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where one task was placed."""
+    """The machine and ports of one task."""
 
     machine: str
     ports: dict[str, int] = {}
@@ -187,7 +190,7 @@ class TaskPhase(StrEnum):
     """What the scheduler is doing with a task."""
 
     PENDING = "pending"
-    """Not placed: the reason says why."""
+    """Not placed; `reason` says why."""
     STARTING = "starting"
     RUNNING = "running"
     DRAINING = "draining"
@@ -200,9 +203,9 @@ class TaskPhase(StrEnum):
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One task of a job as the scheduler knows it: what is stored, and what its agent says.
+    """One task of a job: its stored state, and the last report of its agent.
 
-    What the agent says is not stored: after a start it is asked again.
+    The report is not stored: after a start the control plane reads it again.
     """
 
     index: int
@@ -216,18 +219,19 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     listed: bool = False
     """Whether discovery shows it."""
     since: float = 0.0
-    """When the phase last changed, in seconds since 1970: for people."""
+    """When the phase last changed, in seconds since 1970; only for display."""
     attempts: int = 0
     """Starts in a row that failed; the pause before the next one grows with them."""
     avoid: str = ""
     """A machine that kept refusing the task, or that the task must leave. The allocator places it
     there only for lack of another machine."""
     operation: Operation | None = None
-    """What is being done to it; None: nothing."""
+    """The present operation on it; None: there is none."""
     extra: bool = False
-    """It runs besides the wanted ones for as long as an update or a maintenance takes (`surge`)."""
+    """An extra task: it runs in addition to the wanted ones during an update or maintenance
+    (`surge`)."""
     address: str = ""
-    """Of its private network, where it answers; empty: at its machine's address."""
+    """Its address in its private network; empty: it uses its machine's address."""
     # -- in memory only
     reason: str = ""
     health: Health = Health.UNKNOWN
@@ -237,17 +241,17 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     restarts: int = 0
     last_exit: Exit | None = None
     wants: int = 0
-    """The version that it is to run, where not all tasks are to run the newest (`compose`)."""
+    """The version that it should run, if not all tasks should run the newest one (`compose`)."""
     begun: float | None = None
-    """When the phase last changed on the clock of durations; None: before this process began,
-    so that what is counted from it starts again."""
+    """When the phase last changed, on the monotonic clock. None: before this process began, so that
+    durations from it start again."""
     retry_at: float = 0.0
-    """When a task that failed to start is tried again, on the clock of durations; 0: it did
-    not fail."""
+    """When a task that failed to start is tried again, on the monotonic clock; 0: it did not
+    fail."""
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A job and all its tasks, as they stand together in memory.
+    """A job and all its tasks, as one object in memory.
 
     Stored as a small intent and chunks of tasks (`api/stored_jobs.py`), never as one value.
     """
@@ -263,28 +267,28 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     """No task is taken down for a newer version."""
     rollout: Rollout | None = None
-    """How far its newest version is; None: it never had another."""
+    """The progress of its newest version; None: it never had another version."""
     tasks: list[TaskRecord] = []
     """By index, rising."""
     created_at: float = 0.0
     generation: int = 0
     """The highest generation given to any task of the job; the next one is above it."""
     operations: int = 0
-    """How many there have been so far; their ids are counted with it."""
+    """Number of operations so far; ids of operations come from it."""
     leaving: dict[str, list[str]] = {}
     """Machine → agent task ids that must be gone there (moved away while it was down)."""
     lasting: dict[str, list[str]] = {}
     """The part of `leaving` that was started with `disconnect = keep`: it may run until its
     machine answers again."""
     asked: int = 0
-    """Numbers of calls of its controller that may have been used are not above this."""
+    """Upper bound of the numbers of controller calls that may have been used."""
     numbered: int = 0
-    """Numbers of calls that an earlier job of this name may have used are not above this."""
+    """The same for an earlier job of this name."""
     told: int = 0
-    """Events of its log that its controller knows of are up to this number, or further."""
+    """The controller has received the events of the job's log at least up to this number."""
     intents: dict[str, StoredIntent] = {}
-    """Dimension → what its writer wants. Of a job that an earlier release stored there are none:
-    then `version` is pushed to all tasks, and `spec.tasks` is the size."""
+    """Dimension → the intent of its writer. A job that an earlier release stored has none: then
+    `version` is pushed to all tasks, and `spec.tasks` is the size."""
     trials: tuple[int, ...] = ()
     """Versions of canaries; kept for as long as a task runs one."""
     highest: int = 0
@@ -295,7 +299,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobPhase(StrEnum):
-    """A job in one word."""
+    """The state of a job as one word."""
 
     STABLE = "stable"
     PROGRESSING = "progressing"
@@ -316,7 +320,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tasks that run the newest version."""
     detail: str = ""
     update: str = ""
-    """How the update goes, or went, in a sentence; empty: as it should."""
+    """The state of the update in a sentence; empty: no problem."""
 
 
 class Jobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,19 +330,19 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobBrief(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program that follows many jobs reads of each: the rest only where it changed."""
+    """A short form of a job, for programs that follow many jobs and read details after a change."""
 
     name: str
     entitlement: str
     tasks: int
-    """That there are to be."""
+    """The wanted number."""
     healthy: int
     intents: dict[str, int] = {}
     """Dimension → its version."""
     autoscale: AutoscaleMode | None = None
     """None: its file has no `[autoscale]`, or the job is being stopped."""
     revision: int = 0
-    """Another one whenever something is stored of the job or of its tasks."""
+    """Changes with every write about the job or its tasks."""
 
 
 class JobBriefs(msgspec.Struct, frozen=True, kw_only=True):
@@ -348,7 +352,7 @@ class JobBriefs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one healthy task of a job answers."""
+    """The address of one healthy task of a job."""
 
     task: str
     machine: str
@@ -375,7 +379,7 @@ def task_id(job: str, index: int) -> str:
 
 
 def is_untouched(before: JobRecord | None, after: JobRecord | None) -> bool:
-    """Return whether a write of intents at most lies between two records of a job.
+    """Return whether two records of a job differ at most by a write of intents.
 
     Tasks and specifications are the same objects; an autoscaler writes most sizes to confirm them.
     """
@@ -391,13 +395,13 @@ def is_untouched(before: JobRecord | None, after: JobRecord | None) -> bool:
 
 
 TaskChange = tuple[TaskRecord | None, TaskRecord | None]
-"""A task as it was (None: it is new) and as it is (None: it is gone)."""
+"""A task before the change (None: it is new) and after it (None: it is gone)."""
 
 
 def task_changes(before: JobRecord | None, after: JobRecord | None) -> list[TaskChange]:
     """Return the tasks that are not the same objects in two records of a job.
 
-    Most rounds of a job change few of its tasks, and what follows jobs looks at those only.
+    Most rounds of a job change few of its tasks, and followers of jobs look only at those.
     """
     old = before.tasks if before is not None else []
     new = after.tasks if after is not None else []
@@ -416,8 +420,8 @@ def task_changes(before: JobRecord | None, after: JobRecord | None) -> list[Task
 
 
 def bound_to(record: JobRecord) -> set[str]:
-    """Return the entitlements that a job needs: that it is in, that its tasks are in, and that an
-    update which is not done goes back to.
+    """Return the entitlements that a job needs: its own, those of its tasks, and the one that an
+    unfinished update may go back to.
     """
     found = {record.spec.entitlement}
     if all(spec.entitlement in found for spec in record.specs.values()):

@@ -15,36 +15,36 @@ Query = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class LoadTestWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an owner asks for. In queries `$task` is the name of the task, such as `web-0`."""
+    """The request of an owner. In queries `$task` is the name of the task, such as `web-0`."""
 
     load: Query
     """PromQL: the load of the task, such as its requests in a second."""
     latency: Query
-    """PromQL: how long its answers take, in seconds."""
+    """PromQL: latency of its answers, in seconds."""
     latency_max_s: Annotated[float, Meta(gt=0, le=3600)]
-    """Beyond this the test ends."""
+    """Latency in seconds above which the test ends."""
     errors: str = ""
     """PromQL: the share of its answers that are errors; empty: not checked."""
     errors_max: Annotated[float, Meta(ge=0, le=1)] = 0.01
     task: Annotated[int, Meta(ge=0)] = 0
     most: Annotated[float, Meta(gt=1, le=50)] = 8.0
-    """The most that is sent to the task, as a multiple of what it gets usually."""
+    """Most requests that are sent to the task, as a multiple of its usual share."""
     step_s: Annotated[float, Meta(ge=5, le=300)] = 60.0
-    """How long each step lasts; latency is read five times meanwhile."""
+    """Seconds of each step; latency is read five times per step."""
 
 
 class LoadTestState(StrEnum):
-    """How far a load test is."""
+    """The state of a load test."""
 
     RUNNING = "running"
     DONE = "done"
-    """A limit was reached, or the most was sent; its `reason` says which."""
+    """A limit or the maximum of requests was reached; `reason` says which."""
     FAILED = "failed"
-    """It shows nothing about the task: another part failed."""
+    """It has no result for the task, because another part failed."""
 
 
 class LoadTestStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured at one multiple of the usual requests."""
+    """The measurements at one multiple of the usual requests."""
 
     multiple: float
     load: float
@@ -62,7 +62,7 @@ class LoadTest(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[LoadTestStep] = []
     """The steps within the limits."""
     capacity: float | None = None
-    """The largest load of a step within the limits; None: there was none."""
+    """The largest load of a step within the limits; None: no step was."""
     reason: str = ""
 
 

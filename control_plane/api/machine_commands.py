@@ -1,7 +1,7 @@
-"""Commands to a broker about one machine, which cross processes or the disk.
+"""Commands to a broker about one machine, sent between processes or stored.
 
-Each holds all that the broker needs, so the sender may run in another process than the broker. What
-a command does to a record is `broker/core/commands.py`.
+Each contains everything that the broker needs, so the sender may run in another process.
+`broker/core/commands.py` applies a command to a record.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from control_plane.api.machines import EventKind, UnavailabilityEvent
 
 
 class _NamedCommand(msgspec.Struct, frozen=True, kw_only=True, tag_field="command"):
-    """Its name is in the field `command`."""
+    """Base of the commands; the field `command` has the name."""
 
 
 class MarkDown(_NamedCommand, frozen=True, kw_only=True, tag="mark-down"):
-    """Record a failure (RB3); nothing if the machine is down already."""
+    """Record a failure (RB3); no effect if the machine is down already."""
 
     reason: str
     until: float | None = None
-    """Seconds since 1970 after which it is not carried out: the machine may be up by then."""
+    """Seconds since 1970 after which the command is void: the machine may be up by then."""
 
 
 class MarkUp(_NamedCommand, frozen=True, kw_only=True, tag="mark-up"):
@@ -31,7 +31,7 @@ class MarkUp(_NamedCommand, frozen=True, kw_only=True, tag="mark-up"):
 class QuarantineMachine(_NamedCommand, frozen=True, kw_only=True, tag="quarantine"):
     """Free a machine that cannot reach its profile, and keep it from that profile.
 
-    A lent machine goes to the free pool, too: its donor cannot use it.
+    A lent machine also goes to the free pool: its donor cannot use it.
     """
 
     reason: str
@@ -40,7 +40,7 @@ class QuarantineMachine(_NamedCommand, frozen=True, kw_only=True, tag="quarantin
 
 
 class RaiseGeneration(_NamedCommand, frozen=True, kw_only=True, tag="raise-generation"):
-    """Ask the machine for its profile once more, as a new request."""
+    """Send the machine its profile again, as a new request."""
 
     above: int
 
@@ -53,7 +53,7 @@ class WantProfile(_NamedCommand, frozen=True, kw_only=True, tag="want-profile"):
 
 
 class NoteProfile(_NamedCommand, frozen=True, kw_only=True, tag="note-profile"):
-    """Record what the agent proved about its profile; ends an expected reboot."""
+    """Record the agent's verified profile; ends an expected reboot."""
 
     seen: ProfileStatus
 
@@ -65,7 +65,7 @@ class NoteFacts(_NamedCommand, frozen=True, kw_only=True, tag="note-facts"):
 
 
 class ExpectReboot(_NamedCommand, frozen=True, kw_only=True, tag="expect-reboot"):
-    """Record that the machine will be away on purpose until a deadline at most."""
+    """Record a planned reboot, with a deadline."""
 
     reason: str
     deadline: float

@@ -20,7 +20,7 @@ class MachineState(StrEnum):
 
 
 class EventKind(StrEnum):
-    """Why a machine is not usable, or will not be."""
+    """Why a machine is not usable now or in the future."""
 
     FAILURE = "failure"
     PLANNED = "planned"
@@ -34,13 +34,13 @@ class EventKind(StrEnum):
     REVOKED = "revoked"
     """Its loan is called back; tasks of the borrower move away before `deadline`."""
     PROFILE = "profile"
-    """It gets another host profile, which cannot be done while its tasks run."""
+    """It gets another host profile, which is impossible while its tasks run."""
     POWER_CAP = "power-cap"
-    """Its power is capped: it runs slower, tasks move away, and it keeps its entitlement."""
+    """Its power is capped: it is slower, tasks move away, and it stays in its entitlement."""
 
 
 class UnavailabilityEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Why and since (or from) when a machine is not usable (paper §2.2)."""
+    """Why a machine is not usable, and from when on (paper §2.2)."""
 
     event_id: str
     kind: EventKind
@@ -50,9 +50,9 @@ class UnavailabilityEvent(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     """When the work begins even if tasks still run there (planned kinds), or ends at the latest."""
     expected_duration_s: float | None = None
-    """From the deadline on."""
+    """Seconds that the work takes, from the deadline on."""
     tasks_survive: bool = False
-    """Tasks run on meanwhile, but cannot be reached: a switch is replaced. They are not stopped at
+    """Tasks continue to run, but cannot be reached: a switch is replaced. They are not stopped at
     the deadline, and silence during the expected duration moves none of them."""
     plan: str = ""
     """The plan of the ops planner that it belongs to; empty: none."""
@@ -62,13 +62,13 @@ class UnavailabilityEvent(msgspec.Struct, frozen=True, kw_only=True):
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Hardware of machines of one type, from the inventory.
 
-    One object is shared by all machines that are alike. Zero: none, or unknown.
+    All machines of the same hardware share one object. Zero means none or unknown.
     """
 
     generation: Id = ""
-    """Of the processor: `skylake`."""
+    """Processor generation: `skylake`."""
     sku: Id = ""
-    """What was bought: `web-1s-64g`."""
+    """Purchased configuration: `web-1s-64g`."""
     rru: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     """Relative resource units: computing power against a reference machine (paper §2.2)."""
     cpus: Few = 0
@@ -77,24 +77,24 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gpu_type: Id = ""
     network_mbps: Count = 0
     disk_bytes: Bytes = 0
-    """Of the file system that holds images and tasks."""
+    """Size of the file system that holds images and tasks."""
     power_w: Count = 0
-    """Nominal draw, for which its row and MSB are provisioned."""
+    """Nominal power draw; row and MSB are provisioned for it."""
 
 
 class Loan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A whole machine lent for a while (EL3); `MachineRecord.entitlement` is the borrower."""
+    """The loan of a whole machine (EL3); `MachineRecord.entitlement` is the borrower."""
 
     donor: str
     """The entitlement that gets it back; empty: the free pool."""
     since: float
     revoked_at: float | None = None
     return_by: float | None = None
-    """Given back by force at this time, once revoked."""
+    """Once revoked, the machine is returned by force at this time."""
     promise_s: float = 0.0
-    """Returned within this time once it is wanted; 0: it was lent by hand, without a promise."""
+    """Seconds in which it is back once it is wanted; 0: lent by hand, without a promise."""
     until: float | None = None
-    """When it ends by itself; None: never."""
+    """When it ends automatically; None: never."""
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -107,7 +107,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One machine: what it is, where it is, which entitlement it is assigned to, and its state."""
+    """One machine: hardware, place, entitlement and state."""
 
     schema: int = 1
     machine: str
@@ -116,11 +116,11 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     address: str = ""
     """`host:port` of its agent; empty until it has joined."""
     facts: MachineFacts | None = None
-    """From its agent; None: it was imported and has not joined yet."""
+    """Facts from its agent; None: the machine was imported and has not joined yet."""
     hardware: Hardware | None = None
-    """From the inventory; what its agent says about memory and CPUs wins."""
+    """Hardware from the inventory; the agent's report of memory and CPUs takes precedence."""
     cluster: str = ""
-    """Label of the historic cluster, the scope of decommissions and refreshes (MO21)."""
+    """Its historic cluster, which is the scope of decommissions and refreshes (MO21)."""
     labels: dict[str, str] | None = None
     """Labels set by operators: `zone` → `a`; None: none."""
     state: MachineState = MachineState.UP
@@ -128,7 +128,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     entitlement: str = ""
     """The entitlement it is assigned to; empty: in the region's free pool."""
     assignment_generation: int = 0
-    """Rises with each assignment; the generation of the profile that the agent is sent."""
+    """Rises with each assignment; sent to the agent as the generation of the profile."""
     profile_wanted: str = ""
     profile: str = ""
     """The profile that the machine last proved to run."""
@@ -143,7 +143,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     hold: Hold | None = None
     loan: Loan | None = None
     left_by: str = ""
-    """The entitlement that last gave it to the free pool: its unused quota serves others (AS6)."""
+    """The entitlement that last gave it back: its unused quota serves others (AS6)."""
 
 
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,13 +153,13 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[str] = []
     """Ids of the tasks that are placed on it."""
     ready: bool = False
-    """Up, and its agent answered lately."""
+    """Up, and its agent answered recently."""
     last_seen_s: float | None = None
     """Seconds since its agent last answered; None: never since this process started."""
     health: str = ""
-    """Why its silence has no effect yet, or why it is not trusted again although it answers."""
+    """Why its silence has no effect yet, or why it is not up again although it answers."""
     identity_not_after: float | None = None
-    """When the certificate that its agent showed last ends, in seconds since 1970."""
+    """When the last certificate of its agent expires, in seconds since 1970."""
     duplicate: str = ""
     """The clone that has its identity, and the host that keeps it; empty: there is none."""
 
@@ -169,7 +169,7 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
 
     machines: list[MachineView]
     next: str = ""
-    """Pass it as `after` for those that follow; empty: these were the last."""
+    """Pass it as `after` for the next page; empty: this is the last page."""
 
 
 class MachineCell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -183,7 +183,7 @@ class MachineCell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RackMap(msgspec.Struct, frozen=True, kw_only=True):
-    """The machines of one rack, counted by what the map shows."""
+    """The machines of one rack, counted by their value on the map."""
 
     datacenter: str
     msb: str
@@ -195,7 +195,7 @@ class RackMap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that takes a machine away, now or later."""
+    """An unavailability event and its machine."""
 
     machine: str
     event: UnavailabilityEvent
@@ -212,7 +212,7 @@ class RegionMap(msgspec.Struct, frozen=True, kw_only=True):
     meanings: list[str] = []
     """All meanings, in the order of a legend."""
     events: list[MachineEvent] = []
-    """Events that did not end; 50 of them at most."""
+    """Events that have not ended; at most 50."""
     open_events: Count = 0
 
 
@@ -220,7 +220,7 @@ TOKEN_LIFE_MIN_S, TOKEN_LIFE_MAX_S = 1.0, 7 * 86_400.0
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A wish for a one-time join token, bound to one host name."""
+    """A request for a one-time join token, bound to one host name."""
 
     machine: Name
     ttl_s: Annotated[float, Meta(ge=TOKEN_LIFE_MIN_S, le=TOKEN_LIFE_MAX_S)] = 600.0

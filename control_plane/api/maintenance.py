@@ -13,9 +13,9 @@ from control_plane.api.inventory import MachineScope, Seconds, Text
 from control_plane.api.machines import EventKind
 
 MACHINES_MAX = 200_000
-"""Of one plan: more than any data center of the paper has."""
+"""Machines of one plan; more than any data center of the paper has."""
 PART_MAX = 1000
-"""Machines that are stored together, and in a wave at most."""
+"""Machines of one stored record, and the maximum of a wave."""
 WaveSize = Annotated[int, Meta(ge=0, le=PART_MAX)]
 Watts = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
@@ -27,10 +27,10 @@ class Work(StrEnum):
     KERNEL = "kernel"
     FIRMWARE = "firmware"
     SWITCH = "switch"
-    """Of a rack: its machines cannot be reached for a few minutes."""
+    """A rack switch: its machines cannot be reached for a few minutes."""
     POWER_DEVICE = "power-device"
     POWER_CAP = "power-cap"
-    """There is less power for a while: the least important tasks leave first."""
+    """Less power is available for a while; the least important tasks leave first."""
     REFRESH = "refresh"
     """Other machines take their place."""
     DECOMMISSION = "decommission"
@@ -41,24 +41,24 @@ KIND = {
     Work.DECOMMISSION: EventKind.DECOMMISSION,
     Work.POWER_CAP: EventKind.POWER_CAP,
 }
-"""The event of the machines; for all other work `MAINTENANCE`."""
+"""The kind of event for this work; all other work has `MAINTENANCE`."""
 
 
 class Ends(StrEnum):
     """When the work on a machine is over."""
 
     REBOOT = "reboot"
-    """It has booted again since its wave began, and answers."""
+    """When it has booted since its wave began, and answers."""
     TIME = "time"
-    """Deadline and duration have passed, and it answers."""
+    """When deadline and duration have passed, and it answers."""
     EMPTY = "empty"
-    """No task is left on it: it is not coming back, or only its power was wanted."""
+    """When no task is left on it: it does not come back, or only its power was needed."""
     REPORTED = "reported"
-    """An operator says so, and it answers."""
+    """When an operator reports it, and the machine answers."""
 
 
 class Within(StrEnum):
-    """Machines of a wave share this, so that two such places are never touched at once."""
+    """The place that all machines of a wave share, so that work is in one such place at a time."""
 
     RACK = "rack"
     ROW = "row"
@@ -67,30 +67,30 @@ class Within(StrEnum):
 
 
 class MaintenanceWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Work that an operator wants to do on machines: named ones, or all of a scope (HC4)."""
+    """A request for work on machines: named ones, or all of a scope (HC4)."""
 
     machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None
     work: Work = Work.REPAIR
     reason: Text
     start_in_s: Seconds = 0.0
-    """When the tasks of the first wave begin to leave, from now."""
+    """Seconds from now until the tasks of the first wave begin to leave."""
     deadline_s: Seconds | None = None
-    """When the work on a wave begins even if tasks still run there, from its start."""
+    """Seconds after a wave's start at which work begins even if tasks still run there."""
     duration_s: Seconds | None = None
-    """How long it takes, from the deadline on."""
+    """Seconds that the work takes, from the deadline on."""
     tasks_survive: bool = False
-    """Tasks run on meanwhile, but cannot be reached."""
+    """Tasks continue to run, but cannot be reached."""
     wave_size: WaveSize = 0
-    """Machines of a wave at most; 0: all of a part, or all that there are."""
+    """Maximum number of machines in a wave; 0: all machines of a place, or all machines."""
     within: Within | None = None
-    """A wave never goes beyond one of these; None: it may."""
+    """All machines of a wave are within one such place; None: no restriction."""
     return_within_s: Seconds = 3600.0
-    """The machines of a wave must be back this soon after its time, or the whole plan pauses."""
+    """Seconds after its planned end in which a wave must be back; otherwise the plan pauses."""
     ends: Ends | None = None
-    """None: by the kind of work."""
+    """When the work on a machine is over; None: by the kind of work."""
     shed_w: Watts = 0
-    """With `power-cap`: enough once machines that draw this much are empty; 0: all of them."""
+    """With `power-cap`: stop once machines that draw this power are empty; 0: all machines."""
     despite: bool = False
     """The operator accepts what the preview warns of."""
 
@@ -106,7 +106,7 @@ class WaveState(StrEnum):
 
 
 class WaveRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Machines of a plan that are worked on together, as they are stored."""
+    """The stored record of machines of a plan that are worked on together."""
 
     schema: int = 1
     plan: str
@@ -116,9 +116,9 @@ class WaveRecord(msgspec.Struct, frozen=True, kw_only=True):
     start: float = 0.0
     """When it was announced to begin, in seconds since 1970."""
     boots: dict[str, str] = {}
-    """Machine → its boot when its wave was announced."""
+    """Machine → its boot id when its wave was announced."""
     left_out: list[str] = []
-    """Machines that did not come back; an operator let the plan continue without them."""
+    """Machines that did not come back; an operator continued the plan without them."""
     done: int = 0
     """Machines whose work was over when the wave was cancelled."""
     ended: float | None = None
@@ -134,12 +134,12 @@ class PlanState(StrEnum):
 
 
 class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan as it was accepted, and how far it is."""
+    """An accepted plan, and its progress."""
 
     schema: int = 1
     name: str
     wish: MaintenanceWish
-    """Without the names of its machines: these are in its waves."""
+    """The request, without the names of machines, which are in the waves."""
     ends: Ends
     by: str
     at: float
@@ -147,7 +147,7 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
     waves: int
     state: PlanState = PlanState.RUNNING
     detail: str = ""
-    """Why it does not continue."""
+    """Why it is paused."""
     ended: float | None = None
 
 
@@ -160,7 +160,7 @@ class WaveView(msgspec.Struct, frozen=True, kw_only=True):
     done: int
     left_out: int = 0
     waiting: dict[str, int] = {}
-    """What its machines wait for → how many do."""
+    """What machines wait for → number of machines."""
     ready: list[str] = []
     """Machines whose work may begin: no task runs there, or the rest may stay."""
     start: float | None = None
@@ -174,7 +174,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     done: int
     """Machines whose work is over."""
     waves: list[WaveView] = []
-    """Waves that are under way; all of them if one plan is asked for."""
+    """Active waves; all waves if only one plan is requested."""
     conflicts: list[str] = []
 
 
@@ -196,14 +196,14 @@ class JobImpact(msgspec.Struct, frozen=True, kw_only=True):
     down: int
     """Tasks that already do not serve, for any reason."""
     budget: int
-    """How many may be away."""
+    """Number of tasks that may be unavailable."""
     most_in_a_wave: int
     rounds: int
     """Number of times that tasks must leave one after another, in the wave with most of them."""
     controller: str = ""
-    """The controller that is asked; empty: no controller is."""
+    """The controller that must approve; empty: none."""
     stay: bool = False
-    """Its tasks may stay, if its controller acknowledges nothing."""
+    """Its tasks may stay if its controller acknowledges no operation."""
     unplaced: int = 0
     """Tasks that have no other place now …"""
     reasons: list[str] = []
@@ -218,7 +218,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan would do, judged as everything stands now."""
+    """The effect that a plan would have now."""
 
     name: str
     machines: int
@@ -226,7 +226,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     """Machines of each wave."""
     ends: Ends
     tasks: int
-    """On all its machines."""
+    """Tasks on all its machines."""
     jobs: list[JobImpact]
     """Jobs with most of a budget at stake first; at most 200 …"""
     more_jobs: int = 0
@@ -236,7 +236,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     held: list[Held] = []
     """The other machines, 100 at most, and the jobs they wait for until the deadline, if any."""
     share: float = 0.0
-    """Of the region's machines that are up."""
+    """Share of the region's machines that are up."""
     conflicts: list[str] = []
     """Other plans and events for the same machines, jobs or parts."""
     warnings: list[str] = []
@@ -245,25 +245,25 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Work on some machines of a plan is over."""
+    """A report that work on some machines of a plan is over."""
 
     machines: Annotated[list[Name], Meta(min_length=1, max_length=10_000)]
 
 
 class GoOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A paused plan continues."""
+    """A request to continue a paused plan."""
 
     without: bool = False
-    """Without the machines that are not back: they are left as they are."""
+    """Continue without the machines that are not back."""
 
 
 class PlacesWish(msgspec.Struct, frozen=True, kw_only=True):
-    """The core's question to the process of a shard: where tasks of leaving machines would go."""
+    """A request of the core to a shard's process: find places for tasks of leaving machines."""
 
     tasks: dict[str, list[int]]
     """Job → its tasks that have to leave."""
     leave: list[str]
-    """Machines that take none of them."""
+    """Machines that may not take the tasks."""
 
 
 class JobPlaces(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,6 +274,6 @@ class JobPlaces(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacesFound(msgspec.Struct, frozen=True, kw_only=True):
-    """By job; jobs of other processes are missing."""
+    """Places by job; jobs of other processes are missing."""
 
     jobs: dict[str, JobPlaces] = {}

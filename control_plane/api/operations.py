@@ -1,4 +1,4 @@
-"""Operations: what is done to a task, why, and its progress; and what is kept of it afterwards."""
+"""Operations on tasks: kind, cause and progress, and the events that are kept afterwards."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from agent.api import Exit, Name
 
 
 class OperationKind(StrEnum):
-    """What is done to a task."""
+    """The kind of an operation."""
 
     START = "start"
     RESTART = "restart"
-    """Again on its present machine."""
+    """Stop it and start it again on its present machine."""
     UPDATE = "update"
-    """It comes back as the newest version."""
+    """Restart it with the newest version."""
     MOVE = "move"
     REMOVE = "remove"
     ROLLOUT = "rollout"
-    """Of no single task: the progress of the job's newest version."""
+    """Concerns the whole job: the progress of its newest version."""
 
 
 class Cause(StrEnum):
-    """Why it is done."""
+    """Why an operation is done."""
 
     RESIZE = "resize"
     RELEASE = "release"
     CANARY = "canary"
-    """A release that only a few tasks get at first."""
+    """A release that at first only a few tasks get."""
     ROLLBACK = "rollback"
     """Back from a version that failed, or is no longer wanted."""
     SURGE = "surge"
@@ -46,13 +46,13 @@ class Cause(StrEnum):
     LOAN = "loan"
     """Its machine was lent and is called back."""
     PROFILE = "profile"
-    """Its machine gets another host profile, which cannot be done while tasks run."""
+    """Its machine gets another host profile, which is impossible while tasks run."""
     POWER = "power"
     """The power of its machine is capped."""
     TRANSFER = "transfer"
     """The job moves to another entitlement."""
     OWNER = "owner"
-    """Its owner wants it elsewhere, or restarted."""
+    """The job's owner requested a move or a restart."""
     REBALANCE = "rebalance"
     """The job is spread more evenly afterwards."""
 
@@ -61,11 +61,11 @@ class OperationState(StrEnum):
     """How far an operation is."""
 
     PROPOSED = "proposed"
-    """Wanted, and waiting: for a place, an image, the availability budget."""
+    """Planned; it waits for a place, an image or the availability budget."""
     OFFERED = "offered"
-    """Ready, and waiting for the task controller, which may object."""
+    """Ready; it waits for the approval of the TaskController."""
     ACKNOWLEDGED = "acknowledged"
-    """It is approved; it begins as soon as the budget allows."""
+    """Approved; it begins as soon as the budget allows."""
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
@@ -74,15 +74,15 @@ class OperationState(StrEnum):
 
 
 WAITING = (OperationState.PROPOSED, OperationState.OFFERED, OperationState.ACKNOWLEDGED)
-"""It has not begun: the task is as it was."""
+"""States before an operation begins; the task is unchanged."""
 MUST_LEAVE = (Cause.MAINTENANCE, Cause.LOAN, Cause.POWER, Cause.PROFILE)
-"""The machine is wanted for something else: tasks leave it by a deadline."""
+"""Causes for which tasks must leave their machine by a deadline."""
 STOP = "stop"
-"""Instead of a move: the task stops, and starts again where it is after the maintenance."""
+"""Value of `instead`: the task stops, and starts on the same machine after the maintenance."""
 DEADLINE = "deadline"
-"""No controller approved it: its deadline came."""
+"""Value of `approved`: the deadline passed without an approval."""
 REASON_MAX = 160
-"""Letters of a stored reason, so that a chunk of tasks has a bound."""
+"""Characters of a stored reason; bounds the size of a chunk of tasks."""
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -96,7 +96,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     reason: str = ""
     state: OperationState = OperationState.PROPOSED
     deadline: float | None = None
-    """When it begins in any case, in seconds since 1970; None: never."""
+    """When it begins even without approval, in seconds since 1970; None: never."""
     from_machine: str = ""
     to_machine: str = ""
     began: float = 0.0
@@ -104,45 +104,45 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     since: float = 0.0
     """When its state last changed."""
     instead: str = ""
-    """What is done in place of its kind; empty: its kind."""
+    """What is done instead of its kind; empty: its kind."""
     ran: int = 0
     """The version that the task ran when it was proposed; 0: none."""
     was_down: bool = False
     """The task did not serve when it was acknowledged; the approval ends when it serves again."""
     approved: str = ""
-    """What approved it, where it needs approval: `zk 17` (the controller zk, in its call 17), or
+    """What approved it, if it needs approval: `zk 17` (call 17 of the controller zk), or
     `deadline`."""
 
 
 class MoveWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task that is to run elsewhere."""
+    """A request to move a task."""
 
     to: Annotated[str, Meta(max_length=256)] = ""
-    """The machine; empty: whichever is best of the others."""
+    """The target machine; empty: the best other machine."""
     reason: Annotated[str, Meta(min_length=1, max_length=REASON_MAX)]
 
 
 class JobMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job that is to run in another entitlement."""
+    """A request to move a job to another entitlement."""
 
     entitlement: Name
 
 
 class RestartWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task that is to restart where it is."""
+    """A request to restart a task on its machine."""
 
     reason: Annotated[str, Meta(max_length=REASON_MAX)] = ""
     now: bool = False
-    """At once: neither the budget of its job nor its controller is asked. It takes a reason."""
+    """Restart at once, without the job's budget and controller; requires a reason."""
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An operation that ended, as the job's log keeps it."""
+    """An ended operation in the job's log."""
 
     seq: int = 0
     """Rises by one with each event of the job."""
     task: int | None
-    """None: it is about the job as a whole."""
+    """None: it concerns the whole job."""
     operation: str
     kind: OperationKind
     cause: Cause
@@ -160,7 +160,7 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Some events in a row, as they are stored."""
+    """The stored form of consecutive events."""
 
     schema: int = 1
     events: list[JobEvent]
@@ -188,7 +188,7 @@ class JobEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskStory(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one task of a job: its present operation, and the ended ones."""
+    """One task of a job with its present and its ended operations."""
 
     job: str
     task: int
@@ -197,7 +197,7 @@ class TaskStory(msgspec.Struct, frozen=True, kw_only=True):
     machine: str = ""
     reason: str = ""
     restarts: int = 0
-    """How often its agent started it again, in this run."""
+    """Number of restarts by its agent in this run."""
     last_exit: Exit | None = None
     """Its last exit; None: it has not exited yet."""
     now: Operation | None = None

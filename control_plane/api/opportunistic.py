@@ -22,15 +22,15 @@ class QueuedState(StrEnum):
     """Its job is in the region; some of its tasks may wait for machines."""
     DONE = "done"
     FAILED = "failed"
-    """It failed as often as it may; its reason says how."""
+    """It failed as often as allowed; `reason` has the last failure."""
 
 
 class QueuedWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A piece of work as its user submits it."""
 
     job: JobSpec
-    """What is run: tasks that end. Its entitlement is the scheduler's, its restart policy `never`;
-    `life.pre_stop` is the hook in which tasks save their progress (a checkpoint)."""
+    """The job to run, whose tasks end. Its entitlement is the scheduler's and its restart policy
+    `never`; `life.pre_stop` is the hook in which tasks save their progress (a checkpoint)."""
     priority: Annotated[int, Meta(ge=0, le=1000)] = 500
     """Higher first; running work of lower priority makes room."""
     attempts: Annotated[int, Meta(ge=1, le=100)] = 3
@@ -48,11 +48,11 @@ class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):
     state: QueuedState = QueuedState.WAITING
     failures: int = 0
     retry_at: float = 0.0
-    """After a failure it waits until then, in seconds since 1970."""
+    """When it may start again after a failure, in seconds since 1970."""
     moves: int = 0
-    """Tasks that went to another machine, because theirs was called back or failed."""
+    """Number of tasks that moved because their machine was called back or failed."""
     machine_s: float = 0.0
-    """Task seconds that it ran; what its user is charged for."""
+    """Task-seconds that it ran, for charging its user."""
     ended_at: float | None = None
     reason: str = ""
 

@@ -14,14 +14,14 @@ class EntitlementOwner(msgspec.Struct, frozen=True, kw_only=True):
     entitlement: Name
     shard: Count = 0
     moved: Count = 0
-    """Moves of the region up to the last one of this entitlement, that one included; 0: it never
-    moved. Kept after the entitlement is gone: hosts have it."""
+    """Number of the region's move that was the last one of this entitlement; 0: it never moved.
+    Kept after the entitlement is removed, because hosts remember it."""
     moving_to: Count | None = None
-    """The shard that is going to get it from the process of this one; no shard owns it then."""
+    """The shard to which it is being moved; meanwhile no shard owns it."""
 
 
 class EntitlementRelease(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard's process reports that it does nothing more in an entitlement that is moving."""
+    """A shard's process has stopped all work for an entitlement that is being moved."""
 
     schema: int = 1
     entitlement: Name
@@ -34,13 +34,13 @@ class RoleProcess(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     """`all`, `core`, or `shard-N`."""
     epoch: Count
-    """Of all roles together: it rises with each election."""
+    """Election number, counted over all roles."""
     life: str
-    """16 random hexadecimal digits of this start of the process."""
+    """16 random hexadecimal digits that identify this run of the process."""
     url: str = ""
-    """Where the process of a shard takes requests."""
+    """URL at which a shard's process accepts requests."""
     shards: Count = 1
-    """Of a core or a whole control plane: shards of the region."""
+    """Number of the region's shards; only for roles `core` and `all`."""
     host: str = ""
     since: float = 0.0
     """Seconds since 1970."""
@@ -60,9 +60,9 @@ class ShardLoad(msgspec.Struct, frozen=True, kw_only=True):
     moving: list[str] = []
     """Entitlements that are being moved to it."""
     region: str = ""
-    """It is regional: it owns only entitlements that are pinned to this region. Empty: global."""
+    """Region of a regional shard, which owns only entitlements pinned to it. Empty: global."""
     pinned: dict[str, str] = {}
-    """Those of its entitlements that are pinned to a region → the region."""
+    """Its entitlements that are pinned to a region → the region."""
     load: int = 0
     """Sum over its entitlements of the larger of held machines and quota in machines. The shard
     with the least gets a new entitlement. Unused entitlements have no shard and do not count."""
@@ -95,4 +95,4 @@ class ShardMoved(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[str]
     machines: int
     done: bool
-    """False: it was planned only, or the entitlement was there already."""
+    """False: it was only planned, or the entitlement was already there."""

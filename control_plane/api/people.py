@@ -1,4 +1,4 @@
-"""People: their names, their rights, and the audit log's entries about their changes."""
+"""Users: their names, rights and credentials, and the entries of the audit log."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Needs(StrEnum):
     VIEWER = "viewer"
     """Every user with a credential."""
     OWNER = "owner"
-    """An owner of every entitlement that the call is about: its job's, or the one it names."""
+    """An owner of every entitlement that the call concerns: that of its job, or the named one."""
     ASKER = "asker"
-    """Like `owner`; every user if there is no such entitlement yet, because the request waits."""
+    """Like `owner`; for a new entitlement every user, because the request waits for approval."""
     ANY_OWNER = "any-owner"
     """An owner of some entitlement."""
     APPROVER = "approver"
@@ -39,11 +39,11 @@ class Role(StrEnum):
     OPERATOR = "operator"
     """May do everything, except what needs a host admin."""
     HOST_ADMIN = "host-admin"
-    """In addition to other rights: jobs whose tasks have no sandbox (`raw`)."""
+    """May have jobs whose tasks have no sandbox (`raw`), in addition to other rights."""
     OWNER = "owner"
     """May change the jobs of entitlements that name this user, or one of the user's groups."""
     VIEWER = "viewer"
-    """May see everything but logs, and ask for an entitlement."""
+    """May see everything except logs, and request an entitlement."""
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,11 +78,11 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grants(msgspec.Struct, frozen=True, kw_only=True):
-    """The operators and host admins, besides users who may open the local socket."""
+    """The operators and host admins, apart from users of the local socket."""
 
     granted: list[Grant]
     configured: list[str]
-    """Named in the configuration: `operators`."""
+    """Users of the configuration key `operators`."""
 
 
 class Revocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +105,7 @@ class IssuedCredential(msgspec.Struct, frozen=True, kw_only=True):
     issued_at: float
     not_after: float
     issuer: str = ""
-    """Pin of the root that issued it; empty: noted by an earlier release."""
+    """Pin of the root that issued it; empty: recorded by an earlier release."""
     trusts: list[str] = []
     """Pins of the roots that its holder trusts."""
 
@@ -115,7 +115,7 @@ class UserView(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     issued_at: float | None = None
-    """When the newest credential was written; None: none that has not ended."""
+    """When the newest credential was written; None: none is valid."""
     not_after: float | None = None
     """When the last of the user's credentials expires."""
     revoked_at: float | None = None
@@ -166,7 +166,7 @@ class Outcome(StrEnum):
     """The outcome of an attempt to change something."""
 
     BEGUN = "begun"
-    """It is being carried out, or the process ended meanwhile: read the object."""
+    """In progress, or the process ended before the outcome was recorded: read the object."""
     DONE = "done"
     FAILED = "failed"
     REFUSED = "refused"
@@ -198,7 +198,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     object: str
     """The object of the attempt, such as `job/web`."""
     also: list[str] = []
-    """Further objects that it changed: the machines of a drain, at most a hundred."""
+    """Further objects that it changed, such as the machines of a drain; at most 100."""
     detail: str = ""
     """A short form of the request; never the environment of a task."""
     outcome: Outcome = Outcome.BEGUN

@@ -1,4 +1,4 @@
-"""What an allocation would do, and why tasks wait: answers to owners, never stored."""
+"""The effect that an allocation would have, and why tasks wait; never stored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class PlannedTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a task would go."""
+    """The machine that a task would get."""
 
     task: int
     machine: str
@@ -15,7 +15,7 @@ class PlannedTask(msgspec.Struct, frozen=True, kw_only=True):
     taken: bool = False
     """The machine would be taken from the free pool."""
     moved_from: str = ""
-    """The machine that it has now, if it would leave it."""
+    """Its present machine, if it would leave that."""
 
 
 class SpreadBin(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,16 +27,16 @@ class SpreadBin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of applying a job file, once all of it is done."""
+    """The expected final result of applying a job file."""
 
     job: str
     wanted: int
     new_version: bool = False
-    """What tasks run changes: all existing tasks restart, within the update's budget."""
+    """The specification of tasks changes: all tasks restart, within the update's budget."""
     staying: int = 0
     """Tasks that keep their machine."""
     placed: list[PlannedTask] = []
-    """Tasks that get one, or another one."""
+    """Tasks that get a machine, or another machine."""
     stopped: list[int] = []
     """Tasks that are no longer wanted."""
     taken: list[str] = []
@@ -44,41 +44,41 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     unplaced: list[int] = []
     reasons: list[str] = []
     spread: list[SpreadBin] = []
-    """After it."""
+    """Tasks per MSB afterwards."""
     relaxations: list[str] = []
-    """What its tasks may do beyond their sandbox."""
+    """Relaxations of its tasks."""
     exposure: float = 0.0
-    """Of its tasks, by `systemd-analyze security`: from 0 to 10, 10 is worst."""
+    """Exposure of its tasks by `systemd-analyze security`, from 0 to 10; 10 is worst."""
     exposure_default: float = 0.0
     """The same without relaxations."""
 
 
 class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a job, and everything that keeps its tasks from having a machine."""
+    """The state of a job, and every reason why tasks have no machine."""
 
     job: str
     wanted: int
     placed: int
     waiting: list[int] = []
     summary: str = ""
-    """In one sentence."""
+    """The state in one sentence."""
     reasons: list[str] = []
-    """All of them, each for a group of machines, a quota or a limit."""
+    """All reasons, each about a group of machines, a quota or a limit."""
     fitting_held: int = 0
     """Machines of the entitlement that could take one more task now."""
     fitting_free: int = 0
-    """Machines of the free pool that could, and that the entitlement may take."""
+    """Machines of the free pool that could, and which the entitlement may take."""
     spread: list[SpreadBin] = []
     uneven: str = ""
-    """Where the job has two tasks more than elsewhere, and why they stay; empty: nowhere."""
+    """Where the spread is uneven by two tasks or more, and why it stays; empty: nowhere."""
     update: str = ""
     """The state of its update, and what a pause or a hold postpones; empty: as it should be."""
     controller: str = ""
     """The state of the connection to the job's controller; empty: it has none."""
     operations: list[str] = []
-    """What waits to be done to which task, what it waits for, and since when."""
+    """Waiting operations: task, what they wait for, and since when."""
     volumes: list[str] = []
-    """The machines of its tasks' volumes, and what follows from that."""
+    """The machines of its tasks' volumes, and the consequences for placement."""
     image: str = ""
     """Why no task is started from its image, though it has a machine; empty: no problem."""
     second_copies: list[str] = []
@@ -86,4 +86,4 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     relaxations: list[str] = []
     exposure: float = 0.0
     exposure_default: float = 0.0
-    """These three as in a plan."""
+    """These three fields are those of `JobPlan`."""

@@ -16,7 +16,7 @@ from msgspec import Meta
 from agent.api import ID_PATTERN
 
 Value = Annotated[str, Meta(min_length=1, max_length=255)]
-"""A bin: `skylake`, `msb3`, or a place as a path from any level on: `dc1/msb3`."""
+"""A bin: `skylake`, `msb3`, or a place as a path that begins at any level: `dc1/msb3`."""
 
 
 JobName = Annotated[
@@ -32,7 +32,7 @@ JobName = Annotated[
 LABEL_NAME = r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
 LABEL_VALUE = r"[A-Za-z0-9]([A-Za-z0-9._:+-]{0,61}[A-Za-z0-9])?"
 MAX_LABELS = 32
-"""On one machine."""
+"""Labels of one machine."""
 LabelName = Annotated[
     str,
     Meta(
@@ -75,7 +75,7 @@ PropertyName = Annotated[
         description="a property of machines such as `msb`, `memory` or `label.NAME`",
     ),
 ]
-"""What requirements can test, preferences can order by (docs/requirements-grammar.md)."""
+"""A property that requirements test and preferences order by (docs/requirements-grammar.md)."""
 Weights = Annotated[dict[Value, Annotated[int, Meta(ge=1, le=1000)]], Meta(max_length=1000)]
 
 
@@ -111,33 +111,33 @@ class Fit(StrEnum):
     """Which machine is best among the ones that the preferences rank equal."""
 
     EVEN = "even"
-    """The one with the fewest tasks of the job, then with most room: load is even."""
+    """The machine with the fewest tasks of the job, then the one with most room: load is even."""
     TIGHT = "tight"
-    """The one with the least room that suffices: few machines are used."""
+    """The machine with the least room that suffices: few machines are used."""
 
 
 class Preference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One soft preference; the first in a list matters most."""
 
     property: PropertyName
-    """Of machines: a word, a number of whole machines, or a label. The rest is one bin."""
+    """A property of machines: a word, a number, or a label. Machines without it are one bin."""
     strategy: Strategy = Strategy.EVEN
     values: Annotated[list[Value], Meta(max_length=1000)] = []
     """For `prefer` and `avoid`."""
     weights: Weights = {}
-    """For `even`: tasks go to bins in proportion to these; one that is not named has 1."""
+    """For `even`: tasks go to bins in proportion to these weights; other bins have weight 1."""
     at_most: Annotated[int, Meta(ge=1, le=15_000)] | None = None
     """The hard part: no bin gets more tasks of the job than this."""
     max_skew: Annotated[int, Meta(ge=1, le=15_000)] | None = None
-    """Hard, too, with `even`: no bin gets more than this many tasks more than the emptiest one in
-    which machines could run them. Otherwise tasks wait."""
+    """Also hard, with `even`: the largest difference in tasks between a bin and the emptiest bin
+    with suitable machines. Tasks that would exceed it wait."""
 
 
 class Requirement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One hard requirement: the property has one of these values."""
 
     property: Property
-    """Of machines."""
+    """A property of machines."""
     values: Annotated[list[Value], Meta(min_length=1, max_length=1000)]
     """One of them must be the machine's."""
 
@@ -148,7 +148,7 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     job: JobName
     """The other job."""
     property: Property = Property.MACHINE
-    """Near is: the same machine, rack, MSB, …"""
+    """Near means: the same machine, rack, MSB, …"""
 
 
 Factor = Annotated[float, Meta(ge=1, le=10)]
@@ -157,8 +157,8 @@ Factor = Annotated[float, Meta(ge=1, le=10)]
 class Overcommit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How far limits may exceed what a machine has; 1: not at all (AL21).
 
-    Power is not here: it is overcommitted by default, since few tasks draw their most at the
-    same time, and is watched instead (AL22).
+    Power is separate: it is overcommitted by default, since few tasks draw their maximum at the
+    same time, and its use is checked (AL22).
     """
 
     cpu: Factor = 1.0

@@ -15,17 +15,17 @@ class MoveState(StrEnum):
 
     PLANNED = "planned"
     WAITING = "waiting"
-    """An operation of its job: it waits for budget, controller, image or room."""
+    """It is an operation of its job, which waits for budget, controller, image or room."""
     MOVING = "moving"
     DONE = "done"
     WITHDRAWN = "withdrawn"
-    """When its turn came, it was no longer needed or possible."""
+    """It was no longer needed or possible when it was to begin."""
     FAILED = "failed"
-    """The task went elsewhere, or did not serve there."""
+    """The task got another machine, or was not healthy there."""
 
 
 class GoalChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One goal before a plan and after it; less is better."""
+    """The value of one goal before and after a plan; less is better."""
 
     goal: str
     before: float
@@ -42,11 +42,11 @@ class MoveView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     from_machine: str
     to_machine: str
     wave: int = 0
-    """It begins once all moves of earlier waves ended."""
+    """It begins when all moves of earlier waves have ended."""
     gain: float = 0.0
-    """By how much the sum of the goals falls with it."""
+    """Reduction of the sum of the goals."""
     power_gain: float = 0.0
-    """The part of it that is about power budgets."""
+    """The part of `gain` that concerns power budgets."""
     price: float = 0.0
     why: str = ""
     state: MoveState = MoveState.PLANNED
@@ -63,12 +63,12 @@ class SwapState(StrEnum):
     DRAINING = "draining"
     """Both machines have an event: their tasks leave them."""
     HANDING_OVER = "handing-over"
-    """Both are empty and free, and are taken for the other entitlement."""
+    """Both are empty and free, and are being assigned to the other entitlement."""
     DONE = "done"
     WITHDRAWN = "withdrawn"
     """Both machines stay in, or return to, their entitlements."""
     FAILED = "failed"
-    """They were given back, and the other entitlement could not take one."""
+    """Both were given back, but the other entitlement could not take one of them."""
 
 
 class SwapView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,7 +79,7 @@ class SwapView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     one: str
     two: str
     pool_one: str = ""
-    """The entitlement that has `one` at first, and gets `two`; known once it begins."""
+    """The entitlement that has `one` at first and gets `two`; known when it begins."""
     pool_two: str = ""
     gain: float = 0.0
     price: float = 0.0
@@ -102,16 +102,16 @@ class PlaceUse(msgspec.Struct, frozen=True, kw_only=True):
     """By dimension: cpu, memory, network."""
     after: dict[str, float]
     hottest_before: float
-    """The greatest share of any of its machines, in any dimension."""
+    """The largest share of one of its machines, in any dimension."""
     hottest_after: float
 
 
 class PowerUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What one place with a power budget draws before a plan and after it, in watts."""
+    """Power draw of one place with a power budget before and after a plan, in watts."""
 
     place: str
     limit_w: float
-    """Draw above this costs: a share of the budget, or less while power is capped there."""
+    """Draw above this value has a cost: a share of the budget, or less while power is capped."""
     before_w: float
     after_w: float
 
@@ -122,14 +122,14 @@ class StackView(msgspec.Struct, frozen=True, kw_only=True):
     on: str
     entitlements: list[str]
     machines: int
-    """Machines that they hold now, and that would be free then."""
+    """Machines that they hold now and that would become free."""
 
 
 class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The moves that are planned or under way, and their gain."""
 
     number: int
-    """0: made only to be shown."""
+    """0: the plan is only shown."""
     made_at: float
     took_s: float
     goals: list[GoalChange]
@@ -140,7 +140,7 @@ class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
     hot_before: int
     hot_after: int
     is_complete: bool
-    """The search ended; False: it ran out of time."""
+    """The search was complete; False: it reached its time limit."""
     machines: int
     tasks: int
     movable: int
@@ -149,15 +149,15 @@ class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
     moves: list[MoveView]
     swaps: list[SwapView] = []
     stacks: list[StackView] = []
-    """Proposals only: owners decide which machines their jobs use."""
+    """Only proposals: owners decide which machines their jobs use."""
     oldest_load_s: float | None = None
     """Age of the oldest measurement in use; None: nothing is measured."""
     watts_measured: int = 0
-    """Machines whose power was measured; that of others is modelled by type and use."""
+    """Machines whose power was measured; the power of others is modelled by type and use."""
     only: list[str] = []
     """Entitlements that were examined; empty: all."""
     limits: dict[str, list[float]] = {}
-    """Entitlement → use of each dimension above which a machine costs."""
+    """Entitlement → use of each dimension above which a machine has a cost."""
     used: dict[str, dict[str, float]] = {}
     """Entitlement → dimension → share of its machines in use now: measured where possible."""
     places: list[PlaceUse] = []
@@ -167,20 +167,20 @@ class RebalancePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RebalanceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ReBalancer does now."""
+    """The present state of the ReBalancer."""
 
     mode: RebalanceMode
     paused: bool
     paused_by: str = ""
     paused_why: str = ""
     holding: str = ""
-    """Why no move begins now; empty: none is held."""
+    """Why no move begins now; empty: moves may begin."""
     error: str = ""
-    """Why there is no plan; empty: the last one was made."""
+    """Why the last plan failed; empty: it succeeded."""
     next_plan_s: float | None = None
     """None: no plan is due."""
     plan: RebalancePlan | None = None
-    """The last one that it made on its own schedule."""
+    """The last plan that was made on schedule."""
     gap: float | None = None
     """Share of the best possible gain that the last plan does not reach; None: unknown."""
     measured: int = 0
@@ -188,7 +188,7 @@ class RebalanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     swaps: list[SwapView] = []
     """Exchanges of machines that are under way."""
     done: int = 0
-    """Of all moves that are remembered."""
+    """Number of remembered moves that were done."""
     withdrawn: int = 0
     failed: int = 0
 
@@ -208,28 +208,28 @@ class MoveExplanation(msgspec.Struct, frozen=True, kw_only=True):
     swap: SwapView | None = None
     lines: list[str]
     model: str = ""
-    """The whole model in TOML, where that was asked for instead of a move."""
+    """The whole model in TOML, if it was requested instead of a move."""
 
 
 class PauseWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An operator stops the ReBalancer from beginning more moves."""
+    """A request to begin no more moves."""
 
     reason: Text
 
 
 class RebalanceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The stored state of the ReBalancer: `state` of all, and when tasks of a job moved."""
+    """The stored state of the ReBalancer: one record for all, and one for the moves of each job."""
 
     schema: int = 1
     paused_by: str = ""
     paused_why: str = ""
     plans: int = 0
-    """Plans so far; they are numbered with it."""
+    """Number of plans so far; it numbers them."""
     history: list[MoveView] = []
-    """The newest last."""
+    """Ended moves; the newest is the last."""
     swaps: list[SwapView] = []
     """Exchanges of machines: under way, and the newest that ended."""
     plan: RebalancePlan | None = None
-    """The plan that was under way, as it was made."""
+    """The plan in progress, as it was made."""
     moved: dict[int, float] = {}
-    """Of one job: task → when it moved last, in seconds since 1970."""
+    """In the record of a job: task → its last move, in seconds since 1970."""

@@ -1,4 +1,4 @@
-"""The state of a region's processes, and its troubles."""
+"""The state of a region's processes, and its problems."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     """`all`, `core`, or `shard-N`."""
     ok: bool = True
-    """Whether it is ready; false also where it does not answer."""
+    """Whether it is ready; false also if it does not answer."""
     detail: str = ""
     """Why it is not ready, or what it holds back."""
     host: str = ""
     since: float | None = None
     """Since when it leads its role, in seconds since 1970; None: it never led."""
     term: int = 0
-    """Epoch of its election."""
+    """Number of its election (epoch)."""
     revision: int = 0
-    """Revision of the store up to which it has read everything."""
+    """Revision of the store up to which it has read all changes."""
     lag: int = 0
-    """Revisions of other writers that this process had not read yet, when it was asked."""
+    """Revisions of other writers that it had not read at the time of the request."""
     writes: int = 0
-    """Transactions that the store answered since it started."""
+    """Transactions of the store since its start."""
     write_p50_s: float = 0.0
-    """Of the last 1,000 transactions: median time until the store had it on disk."""
+    """Median time until a transaction was on disk, over the last 1,000."""
     write_p99_s: float = 0.0
     cpu_s: float = 0.0
-    """CPU time since it started."""
+    """CPU time since its start."""
     memory_bytes: int = 0
     """Resident memory (proc(5))."""
     machines: int = 0
-    """Machines that it follows; free ones are the core's."""
+    """Machines that it follows; the core follows free machines."""
     jobs: int = 0
     """Jobs of its shards."""
     tasks: int = 0
-    """Tasks that the records of these jobs have."""
+    """Tasks in the records of these jobs."""
 
 
 class RegionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The region on one page."""
+    """A summary of the region."""
 
     ok: bool
-    """Nothing is in `troubles`."""
+    """Whether `troubles` is empty."""
     troubles: list[str] = []
     """Problems, the most important first."""
     machines: dict[str, int] = {}

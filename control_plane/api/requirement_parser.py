@@ -89,7 +89,7 @@ class _Token(NamedTuple):
     """`quoted`, `sign`, `bare`, or `end`."""
     text: str
     at: int
-    """Which character of the text it begins with, from 1."""
+    """Position of its first character, from 1."""
 
 
 class _Wrong(Exception):
@@ -97,7 +97,7 @@ class _Wrong(Exception):
 
 
 class _Enough(Exception):
-    """As many mistakes were found as are listed."""
+    """The maximum number of listed mistakes was found."""
 
 
 class _Reader:
@@ -330,7 +330,7 @@ class _Reader:
 
 
 def why_unknown(name: str, known: frozenset[str] = FOR_JOBS, shown: str = "") -> str:
-    """Return why a word is no allowed property, with a suggestion; empty: it is one."""
+    """Return why a word is not an allowed property, with a suggestion; empty: it is allowed."""
     if name in known:
         return ""
     named = shown or repr(name if len(name) <= 2 * _GUESSED_CHARS else f"{name[:40]}…")

@@ -17,8 +17,8 @@ from wire.units import cores_text, size_text
 LABEL = "label."
 """Prefix of names of labels."""
 CAPABILITY = "capability."
-"""Prefix of names of capabilities: what works on a host, as its agent reports. A capability exists
-or not; it has no value."""
+"""Prefix of names of capabilities, the features of a host that its agent reports. A capability
+exists or not; it has no value."""
 
 TEXTS: dict[str, str] = {
     "region": "the region",
@@ -32,7 +32,7 @@ TEXTS: dict[str, str] = {
     "sku": "the purchased hardware configuration",
     "gpu_type": "the kind of GPU",
 }
-"""Properties that are words."""
+"""Properties whose values are words."""
 NUMBERS: dict[str, str] = {
     "rru": "relative resource units of the whole machine",
     "cpus": "hardware threads",
@@ -49,10 +49,10 @@ OF_RECORDS: dict[str, str] = {
     "cluster": "the historic cluster",
     "profile": "the host profile that it last proved to run",
 }
-"""Words that change while tasks run: only lists of machines may test them."""
+"""Properties that change while tasks run; only lists of machines may test them."""
 SIZES = ("memory", "disk")
 KEYWORDS = frozenset({"and", "or", "not", "in", "exists", "because"})
-"""Of the grammar: as values they need quotation marks."""
+"""Words of the grammar; as values they need quotation marks."""
 _BARE = re.compile(r"[A-Za-z0-9_./:+-]+")
 FOR_JOBS = frozenset({*TEXTS, *NUMBERS})
 FOR_LISTS = frozenset({*FOR_JOBS, *OF_RECORDS})
@@ -67,7 +67,7 @@ class In(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """The property is a number, and compares like this. Other values do not match."""
+    """The property is a number for which the comparison holds."""
 
     property: str
     operator: str

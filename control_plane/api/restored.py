@@ -1,4 +1,4 @@
-"""A store that was restored from a copy: the stored state of that, and its view for operators."""
+"""A store that was restored from a copy: the stored record, and the view for operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     copied_at: float
     """When the copy was made; 0: unknown."""
     epoch: int
-    """Tasks that were commanded in this term or an earlier one predate the restore."""
+    """Commands with this or an earlier epoch were sent before the restore."""
     released_at: float = 0.0
     """When an operator released the store's commands; 0: not yet."""
     released_by: str = ""
@@ -28,13 +28,13 @@ class Difference(StrEnum):
     """How the tasks on machines differ from the copy."""
 
     UNKNOWN_JOB = "unknown-job"
-    """It runs, and the copy has no such job: deployed since, or already deleted there."""
+    """It runs, but the copy has no such job: deployed later, or deleted before the copy."""
     NOT_PLACED = "not-placed"
-    """It runs, and the copy has the job, but not the task there: moved or added since."""
+    """It runs, but the copy has the task elsewhere or not at all: moved or added later."""
     CHANGED = "changed"
-    """It runs where the copy has it, and was changed since."""
+    """It runs where the copy has it, but was changed later."""
     MISSING = "missing"
-    """The copy has it there, and it is not: removed, moved or ended since."""
+    """The copy has it there, but it does not run: removed, moved or ended later."""
 
 
 class FoundTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +52,10 @@ class FoundTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestoredView(msgspec.Struct, frozen=True, kw_only=True):
-    """What operators look at before the restored store is obeyed."""
+    """The differences that operators review before they release the restored store."""
 
     restored: Restored | None
     """None: the store was never restored."""
     tasks: list[FoundTask]
     unheard: list[str]
-    """Machines without a report yet: their tasks are unknown."""
+    """Machines without a report so far: their tasks are unknown."""

@@ -34,16 +34,16 @@ class PowerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The power budgets of places, and how far they are overcommitted (AL22)."""
 
     budgets_w: dict[PlacePath, Annotated[int, Meta(ge=1, le=10**9)]] = {}
-    """Data center, MSB, row or rack, each as a path from the data center on → watts. A place that
-    is not named has no budget."""
+    """Data center, MSB, row or rack, each as a path from the data center → watts. Other places have
+    no budget."""
     overcommit: Annotated[float, Meta(ge=1, le=3)] = 1.25
-    """How far the nominal draw of the machines in use may exceed a budget; 1: not at all. A whole
-    data center with a mix of jobs never drew more than 72 % of its machines' peaks together (Fan,
-    Weber, Barroso, ISCA 2007), which would leave 1.39; this is more careful."""
+    """Factor by which the nominal draw of the machines in use may exceed a budget; 1: not at all. A
+    whole data center with a mix of jobs never drew more than 72 % of its machines' peaks together
+    (Fan, Weber, Barroso, ISCA 2007), which permits 1.39; the default is more careful."""
 
 
 class RebalanceMode(StrEnum):
-    """What the ReBalancer does on its own. A plan can be requested in each mode."""
+    """What the ReBalancer does automatically. A plan can be requested in each mode."""
 
     OFF = "off"
     RECOMMEND = "recommend"
@@ -58,9 +58,9 @@ class RebalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     mode: RebalanceMode = RebalanceMode.OFF
     """A move restarts a task, so by default nothing moves before an operator has seen a plan."""
     every_s: Positive = 600.0
-    """Between two plans. Loads of services change over hours; a plan is checked as it is done."""
+    """Time between two plans. Loads change over hours, and each move is checked when it begins."""
     solve_s: Positive = 20.0
-    """For the search, in a process of its own with low priority."""
+    """Time for the search, which is a separate process with low priority."""
     memory_mib: Annotated[int, Meta(ge=256)] = 4096
     """Address space of that process: a million tasks take about 800 MiB."""
     rest_s: Positive = 14_400.0
@@ -71,7 +71,7 @@ class RebalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """A move that did not begin for this long is withdrawn: a budget, an image or a controller
     prevented it."""
     moves_at_once: Annotated[int, Meta(ge=1)] = 5
-    """Moves that run together, over the region."""
+    """Moves that run at the same time in the region."""
     moves_per_s: Positive = 0.1
     """Moves that may begin per second …"""
     moves_burst: Annotated[int, Meta(ge=1)] = 5
@@ -85,18 +85,18 @@ class RebalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     move_price: Annotated[float, Meta(gt=0)] = 0.02
     """The least gain of a move: use above those levels, as a share of one machine."""
     measure_s: Positive = 120.0
-    """Between two readings of what the tasks of a machine use. At most 100 agents per second are
-    read, so a round of 50,000 machines takes longer than this."""
+    """Time between two readings of the use of a machine's tasks. At most 100 agents per second are
+    read, so a round of 50,000 machines takes longer."""
     smooth_s: Positive = 600.0
-    """After this long a new level of load has 63 % of the weight: a plan is for hours."""
+    """Time constant of the average load: after it a new level has 63 % of the weight."""
     power_from: Annotated[float, Meta(gt=0, le=1)] = 0.95
     """Share of a power budget above which the draw costs. Dynamo caps at 99 % and goes down to 95 %
-    (Wu et al., ISCA 2016): this begins to move tasks before it."""
+    (Wu et al., ISCA 2016): tasks begin to move before that."""
     gap_alarm: Annotated[float, Meta(gt=0, le=1)] = 0.3
     """Share of the possible gain that three plans in a row may miss before an alarm."""
     swaps_per_plan: Annotated[int, Meta(ge=0, le=100)] = 0
     """Exchanges of machines between entitlements in one plan: all tasks of both machines restart,
-    and both switch profiles, so an operator says that it is wanted."""
+    and both switch profiles, so an operator must enable it."""
     swap_patience_s: Positive = 3_600.0
     """An exchange whose machines are not empty after this long is cancelled."""
     free_machines: Annotated[int, Meta(ge=0)] = 20
@@ -104,44 +104,44 @@ class RebalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast changes are noticed and how much may happen at once. Times in seconds."""
+    """How fast the control plane reacts, and how much it does at once. Times in seconds."""
 
     down_after_s: Positive = 10.0
     """A machine that did not answer for this long is down and its tasks move."""
     agent_grace_s: Positive = 600.0
-    """A machine whose host refuses connections is alive, and its tasks most likely run. Its agent
-    has this long to return before they are started elsewhere, a second time."""
+    """A host that refuses connections is alive, and its tasks most likely run. If its agent does
+    not answer again within this time, its tasks are started elsewhere, a second time."""
     join_grace_s: Annotated[float, Meta(ge=0)] = 60.0
-    """A machine that has just joined is not marked down before: its agent is still starting."""
+    """A machine that joined less than this ago is not marked down: its agent is still starting."""
     poll_wait_s: Positive = 3.0
-    """How long an agent may hold a request for events; below `down_after_s`, because the
-    answer is also the sign of life."""
+    """How long an agent may hold a request for events. It is below `down_after_s`, because the
+    answer also shows that the agent is alive."""
     poll_retry_s: Positive = 1.0
     """Pause after a poll that failed."""
     call_timeout_s: Positive = 10.0
-    """For one call to an agent, except image pulls."""
+    """Time limit of one call to an agent, except image pulls."""
     brake_share: Annotated[float, Meta(gt=0, le=1)] = 0.4
-    """More machines of a rack, MSB, data center or region than this share (and more than one) are
-    silent at once: it or this process may be cut off. So nothing of it moves …"""
+    """If more than this share of a rack, MSB, data center or region (and more than one machine)
+    is silent at once, it or this process may be cut off. Then no task there moves …"""
     domain_grace_s: Positive = 30.0
-    """… until its machines were silent for this long, for a rack or an MSB: these do lose power,
-    and their tasks must run again …"""
+    """… until its machines were silent for this time, if it is a rack or an MSB. The time is short:
+    these lose power, and their tasks must run again …"""
     partition_grace_s: Positive = 300.0
-    """… and for this long for a data center or the region, which are more often cut off."""
+    """… or for this time, if it is a data center or the region, which are more often cut off."""
     brake_window_s: Positive = 60.0
     """Losses this close to each other count as simultaneous."""
     flap_trust_s: Positive = 15.0
-    """A machine that was down for the second time is up again once it answered for this long;
-    twice as long after each further time …"""
+    """A machine that was down for the second time is up again once it answered for this time, which
+    doubles with each further failure …"""
     flap_trust_max_s: Positive = 600.0
-    """… up to this."""
+    """… up to this time."""
     flap_forget_s: Positive = 3600.0
-    """One time is forgotten for each time that this passes without another."""
+    """One failure stops to count each time that this time passes without a new failure."""
     reboot_grace_s: Positive = 300.0
-    """A machine that reboots for its profile may be silent this long."""
+    """A machine that reboots for its profile may be silent for this time."""
     resync_s: Positive = 30.0
-    """Every job is checked this often even if nothing happened; an idle job gets a whole round at
-    each tenth of these checks."""
+    """Every job is checked at this interval even without a change; every tenth check of an idle job
+    is a full round."""
     repair_after_s: Annotated[float, Meta(ge=0)] = 60.0
     """Tasks move for an even spread once nothing else happened to their job for this time, so that
     a short failure moves none."""
@@ -150,7 +150,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     give_back_after_s: Annotated[float, Meta(ge=0)] = 60.0
     """A machine that is empty and not needed goes back to the free pool after this long."""
     quarantine_s: Positive = 600.0
-    """A machine that failed to reach a profile is not tried for it again before this."""
+    """A machine that failed to reach a profile is not assigned for it again within this time."""
     destructive_per_s: Positive = 10.0
     """Stops and restarts that may be sent per second, over all machines …"""
     destructive_burst: Annotated[int, Meta(ge=1)] = 20
@@ -160,10 +160,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     capped_moves_burst: Annotated[int, Meta(ge=1)] = 10
     """… after at most this many at once: the machines that take their tasks need power, too."""
     capacity_loss_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
-    """More than this share of a data center's tasks do not serve, or run on machines with capped
-    power: operations that can wait take down no tasks there …"""
+    """If more than this share of a data center's tasks are not healthy, or run on machines with
+    capped power, operations that can wait take down no tasks there …"""
     capacity_loss_tasks: Annotated[int, Meta(ge=1)] = 100
-    """… if it is at least this number of tasks."""
+    """… provided that this number of tasks is affected."""
     take_away_per_s: Positive = 20.0
     """Machines that may be taken from entitlements per second …"""
     take_away_burst: Annotated[int, Meta(ge=1)] = 200
@@ -173,20 +173,20 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     mark_down_burst: Annotated[int, Meta(ge=1)] = 500
     """… after at most this many at once: an MSB of the paper."""
     profile_switches_per_s: Positive = 5.0
-    """Machines that may be asked for another profile per second …"""
+    """Machines that may switch to another profile per second …"""
     profile_switches_burst: Annotated[int, Meta(ge=1)] = 200
     """… after at most this many at once."""
     default_cpu_cores: Annotated[float, Meta(ge=0.001, le=4096)] = 0.25
-    """The CPU claim of a task whose job does not set one: four such tasks a core."""
+    """The CPU claim of a task whose job does not set one: four such tasks per core."""
     rebalance: RebalanceSettings = RebalanceSettings()
     """How the ReBalancer improves where tasks are."""
     elastic: ElasticSettings = ElasticSettings()
     """How idle machines are lent."""
     shards: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Schedulers with an allocator each, in this process; each has its own entitlements."""
+    """Number of schedulers with an allocator, each with its own entitlements."""
     shard_regions: dict[ShardNumber, Name] = {}
-    """Shard → its region: it owns only entitlements that are pinned to that region. Others are
-    global. With shards as processes, the core's setting counts."""
+    """Shard → its region. Such a shard owns only entitlements that are pinned to that region; other
+    shards are global. With shards as processes, the core's setting counts."""
     power: PowerSettings = PowerSettings()
     """The power budgets of racks, rows and MSBs."""
     concurrent_calls: Annotated[int, Meta(ge=1)] = 64
@@ -201,16 +201,16 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class Approval(StrEnum):
-    """Which requests for more capacity are granted without a person's decision."""
+    """Which requests for more capacity are granted without a user's decision."""
 
     FITS = "fits"
-    """Requests for which there are machines that are not promised to others."""
+    """Requests that fit on machines which are not promised to others."""
     ALWAYS = "always"
     """None: every one waits in the queue. Giving capacity back is always granted."""
 
 
 class Raise(StrEnum):
-    """What a change can raise in an entitlement; giving it back needs no approver."""
+    """What a change can raise in an entitlement; a reduction needs no approver."""
 
     CAPACITY = "capacity"
     """More machines or RRU, or other ones: types, data center, overcommit, business unit."""
@@ -225,11 +225,11 @@ class Overgrant(StrEnum):
 
     REFUSE = "refuse"
     ALLOW = "allow"
-    """The first requester gets machines: for regions that never use all quotas at once."""
+    """Granted, for regions that never use all quotas at once; the first user gets the machines."""
 
 
 def owners_settings() -> dict[str, list[str]]:
-    """Return what owners may change of the profiles that come with Twine."""
+    """Return the settings of the shipped profiles that owners may change."""
     return {"web": ["sysctl.net.*", "sysctl.vm.swappiness", "hugepages.*"]}
 
 
@@ -239,8 +239,8 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     approval: Approval = Approval.FITS
     overgrant: Overgrant = Overgrant.REFUSE
     owners_raise: list[Raise] = msgspec.field(default_factory=lambda: [Raise.CAPACITY])
-    """What owners may raise of their own entitlements: capacity as `approval` says. Every other
-    raise waits for an approver. Operators and approvers may raise everything."""
+    """What owners may raise in their own entitlements; for capacity `approval` also applies. Every
+    other raise waits for an approver. Operators and approvers may raise everything."""
     profile_keys: dict[str, list[Annotated[str, Meta(min_length=1, max_length=200)]]] = (
         msgspec.field(default_factory=owners_settings)
     )

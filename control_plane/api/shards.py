@@ -1,4 +1,4 @@
-"""Which task serves which shard: written by the job's owner, read by its clients (SD3)."""
+"""The map of an application's shards to tasks: owners write it, clients read it (SD3)."""
 
 from __future__ import annotations
 

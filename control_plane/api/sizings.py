@@ -1,4 +1,4 @@
-"""The autoscaler's recommendations, their reasons, the cost of other policies; the routes."""
+"""The autoscaler's recommendations with reasons, the cost of other policies, and the routes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
     load: float
     expected: float
-    """Without the margin."""
+    """The forecast without the margin."""
     by: dict[str, float] = {}
-    """Each predictor's share in it."""
+    """Predictor → its share of the forecast."""
     horizon_s: float = 0.0
 
 
@@ -27,13 +27,13 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     was: int
     reason: str
     wanted: int = 0
-    """Before bounds and limits; 0: not computed, because data is missing."""
+    """Size before bounds and limits; 0: not computed, because data is missing."""
     held: str = ""
     """Why the size is kept or not reduced although the load differs."""
     load: float | None = None
     forecast: Forecast | None = None
     capacity: float = 1.0
-    """Of one task at target 1."""
+    """Load of one task at target 1."""
 
 
 class ReplayCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class ReplayCost(msgspec.Struct, frozen=True, kw_only=True):
     idle: float = 0.0
     """Task-minutes that were too many."""
     cost: float = 0.0
-    """Both, with the penalty of missing ones."""
+    """Missing (with its penalty) and idle task-minutes together."""
     short_minutes: int = 0
     """Minutes in which a task was missing."""
     changes: int = 0
@@ -65,9 +65,9 @@ class SizingView(msgspec.Struct, frozen=True, kw_only=True):
     recommendation: Recommendation | None = None
     """None: it was not evaluated yet."""
     written: str = ""
-    """The outcome of the last change that was written; empty: there was none."""
+    """The outcome of the last written change; empty: there was none."""
     start_s: float | None = None
-    """How long the slowest of the last increases took until its tasks were healthy."""
+    """Seconds that the slowest of the last increases took until its tasks were healthy."""
     forecasts_held: float | None = None
     """Share of the forecasts that the load did not exceed."""
     history_from: float | None = None
@@ -93,13 +93,13 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     days: float
-    """How much of its history was replayed."""
+    """Days of its history that were replayed."""
     start_s: float
     """Time after which a new task counts as healthy."""
     own: ReplayCost
     other: ReplayCost
     fixed: ReplayCost
-    """With constantly as many tasks as its peak needs."""
+    """Cost with a constant size, as its peak needs."""
 
 
 AUTOSCALER_ROUTES: tuple[Route, ...] = (

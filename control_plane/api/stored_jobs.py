@@ -1,7 +1,7 @@
 """How a job is stored: a small intent, and its tasks in chunks.
 
-So that a value stays below 256 KiB and a change of one task writes one chunk, however many
-tasks the job has. What agents say is stored nowhere: after a start they are asked again.
+Chunks keep a value below 256 KiB, and a change of one task writes one chunk, whatever the size of
+the job. Reports of agents are not stored: after a start the control plane reads them again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ CHUNK = 256
 
 
 class StoredTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One task, without what its agent says."""
+    """One task, without its agent's report."""
 
     index: int
     version: int
     generation: int
     phase: TaskPhase = TaskPhase.PENDING
     machine: str = ""
-    """Empty: it has none."""
+    """Its machine; empty: it has none."""
     ports: list[tuple[int, int]] = []
-    """Which of the chunk's `port_names`, and its number on the machine."""
+    """Pairs of an index of the chunk's `port_names`, and the port on the machine."""
     listed: bool = False
     since: float = 0.0
     attempts: int = 0
@@ -49,12 +49,12 @@ class StoredTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class TaskChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Tasks `number * CHUNK` to the next multiple."""
+    """Tasks with the indexes from `number * CHUNK` to the next multiple of `CHUNK`."""
 
     schema: int = 1
     number: int
     port_names: list[str] = []
-    """Each name once: with 16 long ones a task would be larger than all else that it says."""
+    """Names of ports, each once: 16 long names would be most of a task's size."""
     tasks: list[StoredTask] = []
     leaving: dict[str, list[int]] = {}
     """Machine → indexes of tasks that must be gone there."""
@@ -64,7 +64,7 @@ class TaskChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobIntent(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wanted of a job."""
+    """The stored record of a job, without its tasks."""
 
     schema: int = 2
     name: str
@@ -86,14 +86,14 @@ class JobIntent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetiredJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What must be known of a job that is gone, should a job of its name be made again."""
+    """Facts about a removed job that a later job of the same name needs."""
 
     generation: int = 0
     """The highest generation given to any of its tasks."""
     asked: int = 0
-    """Numbers of calls of its controller are not above this."""
+    """Upper bound of the numbers of its controller calls."""
     leaving: dict[str, list[str]] = {}
-    """Machine → task ids that may still run there: it was cut off when the job went."""
+    """Machine → task ids that may still run there: it was cut off when the job was removed."""
     lasting: dict[str, list[str]] = {}
     """Those of them that may run until their machine answers. A new job of the same name waits for
     them (BUG-CP30)."""
@@ -104,7 +104,7 @@ LEAVING_MAX = 1_000
 
 
 def retired_of(record: JobRecord) -> RetiredJob:
-    """Return what stays of a job that goes."""
+    """Return the facts to keep about a job that is removed."""
     tasks = sum(len(ids) for ids in record.leaving.values())
     leaving = record.leaving if tasks <= LEAVING_MAX else {}
     both = {
@@ -120,7 +120,7 @@ def retired_of(record: JobRecord) -> RetiredJob:
 
 
 def read_retired(value: bytes) -> RetiredJob:
-    """Return what is stored of a job that is gone; earlier releases stored its generation alone."""
+    """Return the stored facts about a removed job; earlier releases stored only its generation."""
     if value.isdigit():
         return RetiredJob(generation=int(value))
     return msgspec.json.decode(value, type=RetiredJob)
@@ -170,7 +170,7 @@ def same_intent(one: JobRecord, other: JobRecord) -> bool:
 
 
 def same_stored(one: TaskRecord, other: TaskRecord) -> bool:
-    """Return whether two states of a task are stored alike: its agent's words do not count."""
+    """Return whether two records of a task are stored the same; agents' reports do not count."""
     return one is other or (
         one.phase is other.phase
         and one.generation == other.generation

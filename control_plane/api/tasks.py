@@ -1,4 +1,4 @@
-"""What an agent reports of one task, and of its host."""
+"""An agent's report of one task, and of its host."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ class HostDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     machine: str
     profile: ProfileStatus
-    """Each setting as it was wanted and as it was read."""
+    """Each setting with its wanted and its read value."""
     usage: Usages

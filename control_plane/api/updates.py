@@ -18,7 +18,7 @@ class OnFailure(StrEnum):
     """What happens to an update whose new tasks fail."""
 
     CONTINUE = "continue"
-    """It continues as far as the budget allows; the failed tasks count against it."""
+    """The update continues within the budget; the failed tasks count against the budget."""
     PAUSE = "pause"
     """No further task is updated until the owner resumes it."""
     ROLLBACK = "rollback"
@@ -29,9 +29,9 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A few tasks that run the newest version for a while before any other does."""
 
     tasks: Annotated[int, Meta(ge=1, le=15_000)] = 1
-    """How many, at least …"""
+    """Least number of canaries …"""
     share: Annotated[float, Meta(gt=0, le=1)] | None = None
-    """… and which part of all tasks, rounded up."""
+    """… and their share of all tasks, rounded up."""
     hold_s: Annotated[float, Meta(ge=0, le=7 * DAY_S)] = 600.0
     """Seconds for which all canaries must be healthy without a break."""
 
@@ -54,7 +54,7 @@ class UpdatePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     canary: Canary | None = None
     on_failure: OnFailure = OnFailure.CONTINUE
     failures: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    """New tasks that have to fail for `on_failure`."""
+    """Number of new tasks that must fail before `on_failure` takes effect."""
     surge: Annotated[int, Meta(ge=0, le=SURGE_MAX)] = 0
     """Tasks that may run in addition to the wanted ones while some are updated or must leave their
     machine: they are started first, as far as the entitlement has room (SC21)."""
@@ -66,11 +66,11 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: Count
     """The version that this is about."""
     base: Count = 0
-    """The newest one before it that the job had on all its tasks, to go back to; 0: none."""
+    """The newest earlier version that all tasks ran; a rollback returns to it. 0: none."""
     passed: bool = False
-    """The canaries held, or there were none."""
+    """The canaries succeeded, or there were none."""
     halted: bool = False
-    """Too many new tasks failed: no further one is updated."""
+    """Too many new tasks failed; no further task is updated."""
     done: bool = False
     """All tasks run it and passed the gate."""
     failed: tuple[Few, ...] = ()
@@ -80,4 +80,4 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     returns_from: Count = 0
     """The failed or unwanted version that this one replaces; 0: none."""
     reason: Words = ""
-    """Why it was halted, or is there to go back."""
+    """Why it was halted, or why it is a rollback."""

@@ -33,18 +33,18 @@ MAX_JOB_FILE_BYTES = 256 << 10
 _PLACEHOLDER = re.compile(r"\$\{([^}$]*)\}")
 """Without `$` inside, so that no text restarts the match again and again (`${${${…`)."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-"""Half of a surrogate pair, as JSON and YAML can write it; it is not valid in UTF-8."""
+"""Half of a surrogate pair, which JSON and YAML can contain but UTF-8 cannot."""
 _UNREADABLE = (msgspec.ValidationError, RecursionError, UnicodeError)
 """The errors of a value that its field does not accept."""
 MAX_LISTED = 16
 MAX_TEXTS = 4096
-"""In a command and in an environment; the types of both refuse more."""
+"""Texts of a command or an environment that are checked; the types of both refuse more."""
 GPU_PARTS = (0.125, 0.25, 0.5)
-"""Of each a whole number makes the next one, so parts on one machine waste nothing."""
+"""Allowed parts of a GPU: each divides the next one, so parts on one machine waste nothing."""
 
 
 def job_errors(document: Any) -> list[FieldError]:
-    """Return everything that keeps a document (plain values) from being a job."""
+    """Return all errors of a document (plain values) as a job."""
     return [*violations(document, JobSpec), *job_relations(document)][:MAX_ERRORS]
 
 
@@ -126,7 +126,7 @@ def _network_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
 
 
 def _text_errors(document: dict[Any, Any], ports: list[str]) -> Iterator[FieldError]:
-    """Yield the texts that cannot be passed to a program, or would change their meaning."""
+    """Yield errors of texts that a program cannot receive, or would receive changed."""
     known = frozenset(ports)
     for field, text in _texts(document):
         if _SURROGATE.search(text):
@@ -150,7 +150,7 @@ def _volume_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
 
 
 def _init_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
-    """Yield what an own init excludes, and that a job without one has no command."""
+    """Yield errors of keys that an own init excludes, and of a missing command without one."""
     try:
         relaxations = msgspec.convert(document.get("relaxations", []), Relaxations)
         resources = msgspec.convert(document.get("resources", {}), Resources)
@@ -168,7 +168,7 @@ def _init_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
 
 
 def _own_cpu_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
-    """Yield what exclusive CPUs exclude: all that would claim more or fewer."""
+    """Yield errors of keys that exclusive CPUs exclude: those that would claim more or fewer."""
     try:
         resources = msgspec.convert(document.get("resources", {}), Resources)
         limits = msgspec.convert(document.get("limits", {}), Limits)
@@ -257,7 +257,7 @@ def _probes(document: dict[Any, Any]) -> list[tuple[str, dict[Any, Any]]]:
 
 
 def _commands(document: dict[Any, Any]) -> list[tuple[str, Any]]:
-    """Return every command of a job, with where it is."""
+    """Return every command of a job, with its field."""
     life = document.get("life")
     of_life = life if isinstance(life, dict) else {}
     steps, hook = of_life.get("init"), of_life.get("pre_stop")
@@ -272,7 +272,7 @@ def _commands(document: dict[Any, Any]) -> list[tuple[str, Any]]:
 
 
 def _texts(document: dict[Any, Any]) -> Iterator[tuple[str, str]]:
-    """Yield every text in which placeholders are replaced, with where it is."""
+    """Yield every text in which placeholders are replaced, with its field."""
     environment = document.get("environment")
     for field, command in _commands(document):
         if isinstance(command, list):

@@ -75,14 +75,14 @@ def capacity_signal(target: Target, entitlement: str, output: str) -> None:
         ("on loan", found.machines),
         ("also wanted", found.wanted),
         ("called back", found.leaving),
-        ("the next goes", _goes(found.next_deadline)),
+        ("next to return", _until(found.next_deadline)),
     ]
     show.emit(
         output, found, lambda: show.table(("what", "value"), [("entitlement", entitlement), *rows])
     )
 
 
-def _goes(deadline: float | None) -> str:
+def _until(deadline: float | None) -> str:
     return "-" if deadline is None else f"in {show.duration(max(0.0, deadline - time.time()))}"
 
 

@@ -27,7 +27,7 @@ LINE_MAX = 300
 LOOP = 3
 """Restarts of one run of a task during a wait that count as a crash loop."""
 LOOP_JUDGED = 6
-"""The same for an update that judges its tasks itself: it may halt or go back first."""
+"""The same for an update with its own failure policy, which may halt or roll back first."""
 
 
 class NotReached(TwineError):
@@ -38,7 +38,7 @@ class NotReached(TwineError):
     """The task whose log has the reason."""
 
     def of(self, task: int) -> NotReached:
-        """Return itself, about a task."""
+        """Return this error, with the index of the task that it concerns."""
         self.task = task
         return self
 
@@ -53,7 +53,7 @@ def arrived(status: JobStatus) -> bool:
 
 
 def went_back(status: JobStatus, first: int) -> NotReached | None:
-    """Return the failure of the version `first` that was waited for, if it failed."""
+    """Return the failure of version `first`, for which a command waits, if it failed."""
     rollout = status.record.rollout
     if rollout is None or not (rollout.halted or rollout.returns_from == first):
         return None
@@ -65,7 +65,7 @@ def went_back(status: JobStatus, first: int) -> NotReached | None:
 
 
 def _failed_last(status: JobStatus) -> int:
-    """Return the task that failed last in an update; the first one if that is unknown."""
+    """Return the index of the task that failed last in an update; 0 if that is unknown."""
     rollout = status.record.rollout
     if rollout is None:
         return 0
@@ -79,7 +79,6 @@ class CrashLoops:
     """Finds tasks of the newest version that crash again and again while a command waits."""
 
     def __init__(self) -> None:
-        """No task was checked yet."""
         self._first: dict[tuple[int, int], int] = {}
         """Index and generation of a task → its restarts at its first check."""
 
@@ -95,7 +94,7 @@ class CrashLoops:
 
 
 def _is_judged(status: JobStatus) -> bool:
-    """Return whether an update is under way that halts or goes back if its tasks fail."""
+    """Return whether a running update halts or rolls back if its tasks fail."""
     rollout = status.record.rollout
     if rollout is None or rollout.done or rollout.returns_from:
         return False

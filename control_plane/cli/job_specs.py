@@ -100,7 +100,7 @@ class ChangedField(msgspec.Struct, frozen=True, kw_only=True):
 
     field: str
     before: Any
-    """None: it is not set."""
+    """None: the field is not set."""
     after: Any
 
 

@@ -1,4 +1,4 @@
-"""Reads a job file: TOML, YAML or JSON by its suffix, with `--set` put over it.
+"""Reads a job file: TOML, YAML or JSON by its suffix; `--set` overrides its fields.
 
 All its errors are reported at once, here and again by the front end.
 """
@@ -23,7 +23,7 @@ from wire.written import WRITTEN, plain
 
 MAX_DEPTH = 32
 NO_IMAGE = "sha256:" + "0" * 64
-"""In place of an image's name where no image store is asked."""
+"""Replaces the name of an image if the image store is not used."""
 
 
 def read_job(
@@ -93,7 +93,7 @@ def digest_of(image: str, names: Callable[[], Mapping[str, str]]) -> str:
 
 
 def read_document(path: Path) -> Any:
-    """Return what a file holds as plain values."""
+    """Return the content of a file as plain values."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_JOB_FILE_BYTES + 1)
@@ -131,7 +131,7 @@ def _parse(path: Path, text: str) -> Any:
 
 
 def json_with_single_keys(text: str) -> Any:
-    """Return what a JSON text holds; `ValueError` if a key is in one of its objects twice."""
+    """Return a JSON document as plain values; `ValueError` if an object has a key twice."""
     return json.loads(text, object_pairs_hook=_without_double_keys)
 
 
@@ -176,7 +176,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 def put(document: Any, setting: str) -> None:
-    """Put one `key.path=value` into a document.
+    """Set one `key.path=value` in a document.
 
     The value is read as TOML where it is a number, a truth value, a list or in quotes, and is
     text otherwise; what goes into `environment` is always text.

@@ -227,7 +227,7 @@ def _head(status: JobStatus, called: Mapping[str, list[str]] | None = None) -> l
 
 
 def _given(spec: JobSpec) -> list[str]:
-    """Return what each task has besides its image: volumes, and names of credentials."""
+    """Return the volumes, credentials and identity of each task, as lines."""
     volumes = [
         f"{name} ({v.kind.value}{' of ' + v.source if v.source else ''}) at {v.path}"
         + (f", at most {size_text(v.max_bytes)}" if v.max_bytes is not None else "")

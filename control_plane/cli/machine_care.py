@@ -8,7 +8,8 @@ from control_plane.api.duplicates import Duplicates
 from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
 from control_plane.api.inventory import Records, Relabel
 from control_plane.cli import show
-from control_plane.cli.machines import chosen, labels_text, scope_option
+from control_plane.cli.machine_text import labels_text
+from control_plane.cli.machines import chosen, scope_option
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import InvalidInput

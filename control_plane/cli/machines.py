@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import click
 
-from agent.api import MachineFacts
 from control_plane.api.inventory import (
     Drain,
     ImportResult,
@@ -22,25 +20,27 @@ from control_plane.api.inventory import (
 )
 from control_plane.api.machines import (
     EventKind,
-    Hardware,
     MachineRecord,
     MachineState,
     MachineView,
     Token,
     TokenRequest,
-    UnavailabilityEvent,
 )
 from control_plane.cli import show
+from control_plane.cli.machine_text import (
+    LEVELS,
+    at_text,
+    identity_warning,
+    open_events,
+    print_machine,
+)
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from wire.errors import InvalidInput
 from wire.options import a_name, also, seconds
-from wire.units import about_size
 
 _KINDS = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
-_LEVELS = ("region", "datacenter", "msb", "row", "rack")
-_SOON_S = 7 * 86_400.0
-_SCOPE = (*_LEVELS, "machine_type", "entitlement", "cluster", "where")
+_SCOPE = (*LEVELS, "machine_type", "entitlement", "cluster", "where")
 
 
 @click.group()
@@ -51,10 +51,7 @@ def machine() -> None:
 def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that choose machines."""
     options = [
-        *(
-            click.option(f"--{level}", metavar="NAME", help=f"In this {level}.")
-            for level in _LEVELS
-        ),
+        *(click.option(f"--{level}", metavar="NAME", help=f"In this {level}.") for level in LEVELS),
         click.option("--type", "machine_type", metavar="T", help="Of this machine type."),
         click.option("--cluster", metavar="NAME", help="Of this historic cluster."),
         click.option("--entitlement", metavar="E", help="Assigned to this entitlement."),
@@ -100,7 +97,9 @@ def machine_list(
     rows = [
         (
             view.record.machine,
-            view.record.state.value + (", held back" if view.health else "") + _identity(view),
+            view.record.state.value
+            + (", held back" if view.health else "")
+            + identity_warning(view),
             "yes" if view.ready else "no",
             view.record.machine_type,
             view.record.location.datacenter,
@@ -109,7 +108,7 @@ def machine_list(
             view.record.profile or "-",
             len(view.tasks),
             show.duration(view.last_seen_s),
-            ",".join(event.kind.value for event in _open(view.record)) or "-",
+            ",".join(event.kind.value for event in open_events(view.record)) or "-",
         )
         for view in found.machines
     ]
@@ -130,16 +129,6 @@ def _summary(records: Sequence[MachineRecord]) -> str:
     return f"{len(records)} machine(s): {', '.join(parts)}"
 
 
-def _identity(view: MachineView) -> str:
-    """Return a warning if the certificate of a host is not renewed."""
-    ends = view.identity_not_after
-    left_s = float("inf") if ends is None else ends - time.time()
-    second = ", a clone has its identity" if view.duplicate else ""
-    if left_s < _SOON_S:
-        return f"{second}, identity ends in {max(0.0, left_s) / 86_400:.1f} d"
-    return second
-
-
 @machine.command("show")
 @click.argument("name")
 @output_option
@@ -147,104 +136,7 @@ def _identity(view: MachineView) -> str:
 def machine_show(target: Target, name: str, output: str) -> None:
     """Show one machine: hardware, place, tasks, and past events."""
     found: MachineView = target.ask(lambda client: client.get_machine(name))
-    show.emit(output, found, lambda: _print_machine(found))
-
-
-def _print_machine(view: MachineView) -> None:
-    record, facts, place = view.record, view.record.facts, view.record.location
-    levels = [getattr(place, level) for level in _LEVELS]
-    rows: list[tuple[str, object]] = [
-        ("machine", record.machine),
-        ("state", record.state.value + ("" if view.ready else ", not ready")),
-        *([("health", view.health)] if view.health else []),
-        *([("identity", view.duplicate)] if view.duplicate else []),
-        ("last seen", show.duration(view.last_seen_s) + " ago"),
-        ("address", record.address or "-"),
-        ("type", record.machine_type),
-        ("place", "/".join([*levels, record.machine])),
-        *([("cluster", record.cluster)] if record.cluster else []),
-        *([("labels", labels_text(record))] if record.labels else []),
-        *_hardware(record.hardware),
-        *(_facts(facts) if facts else [("agent", "has not joined yet")]),
-        ("entitlement", record.entitlement or "(free pool)"),
-        *_promises(record),
-        ("profile", f"{record.profile or '-'} ({record.profile_state.value})"),
-        ("profile wanted", record.profile_wanted or "-"),
-        ("tasks", ", ".join(view.tasks) or "-"),
-        *(("event", _event(event)) for event in record.unavailability),
-    ]
-    show.table(("what", "value"), rows)
-
-
-def labels_text(record: MachineRecord) -> str:
-    """Return the labels of a machine as they are written, `-` for none."""
-    return " ".join(f"{name}={text}" for name, text in sorted((record.labels or {}).items())) or "-"
-
-
-def _hardware(hardware: Hardware | None) -> list[tuple[str, object]]:
-    if hardware is None:
-        return []
-    parts = [
-        (hardware.generation, ""),
-        (hardware.sku, "SKU "),
-        (f"{hardware.rru:g}" if hardware.rru else "", "RRU "),
-        (str(hardware.cpus or ""), "CPUs "),
-        (about_size(hardware.memory_bytes) if hardware.memory_bytes else "", "memory "),
-        (f"{hardware.gpus} x {hardware.gpu_type}" if hardware.gpus else "", "GPUs "),
-        (f"{hardware.network_mbps} Mbit/s" if hardware.network_mbps else "", ""),
-        (about_size(hardware.disk_bytes) if hardware.disk_bytes else "", "disk "),
-        (f"{hardware.power_w} W" if hardware.power_w else "", ""),
-    ]
-    return [("hardware", ", ".join(f"{word}{value}" for value, word in parts if value) or "-")]
-
-
-def _facts(facts: MachineFacts) -> list[tuple[str, object]]:
-    return [
-        ("cpus", f"{facts.cpus} ({facts.sockets} socket(s), {facts.cpu_model})"),
-        ("memory", about_size(facts.memory_bytes)),
-        ("disk", f"{about_size(facts.disk_bytes)}, {about_size(facts.disk_free_bytes)} free"),
-        ("kernel", facts.kernel),
-        ("agent", facts.agent_version),
-        ("capabilities", ", ".join(facts.capabilities) or "-"),
-    ]
-
-
-def _promises(record: MachineRecord) -> list[tuple[str, object]]:
-    """Return what the assignment depends on: a loan, or a hold."""
-    rows: list[tuple[str, object]] = []
-    if record.loan is not None:
-        owner = record.loan.donor or "the free pool"
-        back = "" if record.loan.return_by is None else f", back by {_at(record.loan.return_by)}"
-        rows.append(("on loan", f"from {owner} since {_at(record.loan.since)}{back}"))
-    if record.hold is not None:
-        hold = record.hold
-        text = f"for {hold.entitlement} by transaction {hold.transaction} since {_at(hold.since)}"
-        rows.append(("held", text))
-    return rows
-
-
-def _event(event: UnavailabilityEvent) -> str:
-    text = f"{event.kind.value}: {event.reason}; from {_at(event.start)}"
-    if event.end is not None:
-        return f"{text}, ended {_at(event.end)}"
-    if event.deadline is not None:
-        text += f", deadline {_at(event.deadline)}"
-    if event.expected_duration_s is not None:
-        text += f", takes {show.duration(event.expected_duration_s)}"
-    if event.tasks_survive:
-        text += ", tasks run on"
-    return text
-
-
-def _at(moment: float) -> str:
-    """Return a moment as text: UTC, and how far away it is."""
-    text = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(moment))
-    away = moment - time.time()
-    return f"{text} (in {show.duration(away)})" if away > 0 else f"{text} ({show.ago(moment)} ago)"
-
-
-def _open(record: MachineRecord) -> list[UnavailabilityEvent]:
-    return [event for event in record.unavailability if event.end is None]
+    show.emit(output, found, lambda: print_machine(found))
 
 
 scope_option = click.option(
@@ -283,12 +175,12 @@ def _print_plans(records: Iterable[MachineRecord]) -> None:
             record.machine,
             record.entitlement or "(free)",
             event.kind.value if event else "-",
-            _at(event.start) if event else "-",
-            _at(event.deadline) if event and event.deadline is not None else "-",
+            at_text(event.start) if event else "-",
+            at_text(event.deadline) if event and event.deadline is not None else "-",
             event.reason if event else "-",
         )
         for record in records
-        for event in (_open(record) or (None,))
+        for event in (open_events(record) or (None,))
     ]
     show.table(("machine", "entitlement", "event", "from", "deadline", "reason"), rows)
 

@@ -30,7 +30,7 @@ def principal_of(who: str) -> str:
 
 _ADMIN = Role.HOST_ADMIN.value
 _ROLES = {Role.OPERATOR.value: "an operator", _ADMIN: "a host admin"}
-"""Roles that can be granted, as messages name them."""
+"""Roles that can be granted → their names in messages."""
 
 
 @click.group()

@@ -71,7 +71,7 @@ class Target:
 class Program(PipedGroup):
     """A group of commands that ends with the exit codes of docs/operating.md.
 
-    2 is never an error here: it is kept for "changes pending".
+    2 is not used for errors: it means "changes pending".
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

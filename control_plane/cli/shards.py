@@ -173,7 +173,7 @@ def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
 async def _given(
     client: ControlPlaneClient, entitlement: str, order: list[int], *, plan: bool
 ) -> ShardMoved:
-    """Move an entitlement to the first shard; to the last one if the others may not have it yet."""
+    """Move an entitlement to the first shard of a list that accepts it."""
     for to in order[:-1]:
         with suppress(Conflict):  # it still has machines of another region
             return await client.move_entitlement(entitlement, to, dry_run=plan)

@@ -99,7 +99,7 @@ def rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Any:
     from rich.text import Text
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in columns:  # each may wrap: a last column that does not takes the width of all others
+    for name in columns:  # each may wrap; otherwise the last column takes the width of the others
         drawn.add_column(name.upper(), overflow="fold")
     for row in cells:
         drawn.add_row(*(Text(cell, style=_COLOUR_OF.get(cell, "")) for cell in row))
@@ -128,7 +128,7 @@ def progress(text: str) -> None:
 
 
 def share(part: float, whole: float) -> str:
-    """Return a part in per cent; `-` of nothing."""
+    """Return a part in per cent; `-` if the whole is 0."""
     return f"{part / whole:.0%}" if whole else "-"
 
 

@@ -29,9 +29,9 @@ _COLUMNS = (
 @output_option
 @click.pass_context
 def status(context: click.Context, output: str) -> None:
-    """Show the state of the region: processes, shards, machines, tasks, and troubles.
+    """Show the state of the region: processes, shards, machines, tasks, and problems.
 
-    The exit code is 1 while there are troubles.
+    The exit code is 1 while there are problems.
     """
     target: Target = context.obj
     found: RegionStatus = target.ask(lambda client: client.region_status())

@@ -39,7 +39,7 @@ sends one every few minutes."""
 
 
 class Gate:
-    """Lets one browser in: a one-time link, then a cookie that only this process knows."""
+    """Admits one browser, by a one-time link and then by a cookie that only this process knows."""
 
     def __init__(self, port: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._made, self.asked_at = clock, clock(), clock()
@@ -62,7 +62,7 @@ class Gate:
         return self._cookie
 
     def is_over(self) -> str:
-        """Return why the console ends by itself; empty: it continues."""
+        """Return why the console ends without a command; empty: it continues."""
         if self.ended.is_set():
             return "its session was ended"
         if self._link and self._clock() - self._made > LINK_S:
@@ -72,7 +72,7 @@ class Gate:
         return ""
 
     def refusal(self, host: str, cookie: str) -> str:
-        """Return why a request is refused; empty: it is let in.
+        """Return why a request is refused; empty: it is accepted.
 
         The name in `Host` is checked, so that no other site's name can be pointed at this port.
         """

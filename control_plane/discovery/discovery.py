@@ -47,7 +47,7 @@ class DiscoveryMachines(Protocol):
 
 
 class Discovery:
-    """Serves endpoints and wakes the callers that wait for them to change."""
+    """Serves endpoints, and wakes the callers that wait for a change."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Discovery:
         jobs_on: Callable[[str], Collection[str]],
         shards: ShardMaps,
     ) -> None:
-        """List nothing until jobs are loaded; `jobs_on` returns the jobs on a machine."""
+        """`jobs_on` returns the jobs that have tasks on a machine."""
         self._shards = shards
         self._jobs = jobs
         self._broker = broker
@@ -64,7 +64,7 @@ class Discovery:
         self._revisions: dict[str, int] = {}
         """Rises with each change of a job's list."""
         self._endpoints: dict[str, Endpoints] = {}
-        """Answers, cached until the job's list changes."""
+        """Job → its endpoints, cached until they change."""
         self._weights: dict[str, tuple[Mapping[int, int], asyncio.TimerHandle]] = {}
         """Job → weights of its tasks by index, and the timer that ends them."""
         self._bells: dict[str, set[asyncio.Event]] = {}
@@ -97,13 +97,13 @@ class Discovery:
         before = self._shards.view(job)
         after = await self._shards.put(job, shards)
         if after != before and job in self._revisions:
-            self._rises(job)
+            self._raise_revision(job)
         return after
 
     def put_weights(self, job: str, weights: EndpointWeights) -> Endpoints:
-        """List tasks with these weights for a while, then with the usual ones.
+        """List tasks with these weights for a limited time, then with the usual ones.
 
-        Raises `NotFound`, and `Conflict` while a canary has a share of the requests, which stays.
+        Raises `NotFound`, and `Conflict` while a canary has a share of the requests.
         """
         self._revision(job)
         if weights.weights and (traffic := traffic_of(self._jobs.get(job))) is not None:
@@ -118,13 +118,13 @@ class Discovery:
             loop = asyncio.get_running_loop()
             ends = loop.call_later(weights.for_s, self.restore_weights, job)
             self._weights[job] = dict(weights.weights), ends
-        self._rises(job)
+        self._raise_revision(job)
         return self._now(job)
 
     def restore_weights(self, job: str) -> None:
-        """List the tasks of a job with the usual weights, if the job is still there."""
+        """List the tasks of a job with the usual weights again, if the job still exists."""
         if self._weights.pop(job, None) is not None and job in self._revisions:
-            self._rises(job)
+            self._raise_revision(job)
 
     def shards(self, job: str) -> ShardMapView:
         """Return the shard map of a job."""
@@ -188,7 +188,7 @@ class Discovery:
             self._revisions.pop(name, None)
             self._wake_waiting(name)
         elif before is None or name not in self._revisions or _differ(before, after):
-            self._rises(name)
+            self._raise_revision(name)
 
     def _machine_changed(
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
@@ -197,10 +197,10 @@ class Discovery:
         if before is None or after is None or before.address != after.address:
             for job in sorted(self._jobs_on(name)):
                 if job in self._revisions:
-                    self._rises(job)
+                    self._raise_revision(job)
 
-    def _rises(self, job: str) -> None:
-        """Count a change, from the record's revision on, so that it rises over restarts too."""
+    def _raise_revision(self, job: str) -> None:
+        """Raise the revision of a job; it is at least the record's, so restarts do not lower it."""
         self._revisions[job] = max(self._jobs.revision(job), self._revisions.get(job, 0) + 1)
         self._wake_waiting(job)
 
@@ -232,7 +232,7 @@ class Discovery:
 
 
 def _differ(before: JobRecord, after: JobRecord) -> bool:
-    """Return whether clients would get another answer; most tasks are the same object."""
+    """Return whether the endpoints differ; most tasks are the same object, which is fast."""
     is_written = before.intents is not after.intents or before.trials != after.trials
     if is_written and traffic_of(before) != traffic_of(after):
         return True

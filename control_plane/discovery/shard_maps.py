@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class ShardMaps:
-    """Stores maps, answers from them, and deletes the maps of deleted jobs."""
+    """Stores and returns maps, and deletes the maps of deleted jobs."""
 
     def __init__(self, store: Store, jobs: Readable[JobRecord], checkpoint: Checkpoint) -> None:
         self._jobs = jobs

@@ -1,4 +1,4 @@
-"""Identifies callers of the front end, and refuses calls that no row of the route table allows."""
+"""Identifies callers of the front end, and refuses calls that the route table does not allow."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from wire.tls import FRONT_END
 
 ANYONE = "anyone"
 ROLES = (ANYONE, "host", "user", "component", "local")
-"""Every role there is; `anyone` is a TLS client without a certificate."""
+"""All roles; `anyone` is a TLS client without a certificate."""
 USERS = frozenset(("user", "local"))
-"""Roles that a row lets in by `needs`, and never by `roles`."""
+"""Roles that a route admits by `needs`, never by `roles`."""
 _FRONT_END = FRONT_END.rpartition("/")[2]
 _SINCE = re.compile(r"\d{1,12}(\.\d{1,9})?")
 OPERATIONAL = ("openapi", "metrics")
-"""Pages of the application that are not rows of the table."""
+"""Routes of the application that are not in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Access:
     owner_uid: int
     socket_group: str = ""
     domain: str = ""
-    """Trust domain of allowed callers; empty: any of our authority's."""
+    """Trust domain of allowed callers; empty: all domains of the authority."""
 
     def __call__(self, request: web.Request, route: Route) -> Peer:
         """Return the caller, or raise `Unauthenticated` or `Forbidden`."""
@@ -60,7 +60,7 @@ class Access:
             peer = connection.peer = self._proved(request)
         else:
             peer = connection.peer
-        return self._spoken_for(peer, request.headers.get(CALLER_HEADER, ""))
+        return self._forwarded_caller(peer, request.headers.get(CALLER_HEADER, ""))
 
     def _proved(self, request: web.Request) -> Peer:
         """Return the peer that proved an identity when the connection was made."""
@@ -73,8 +73,8 @@ class Access:
             return Peer(name=ANYONE, role=ANYONE, address=address)
         return dataclasses.replace(peer_of(certificate, self.domain), address=address)
 
-    def _spoken_for(self, peer: Peer, caller: str) -> Peer:
-        """Return the user whose request a front end forwards; every other peer acts for itself.
+    def _forwarded_caller(self, peer: Peer, caller: str) -> Peer:
+        """Return the user whose request a front end forwards; any other peer is its own caller.
 
         A front end may name a user, or a caller without a certificate, and nothing else. So a
         stolen credential of a front end cannot act as a host, a component or a local user.
@@ -100,12 +100,12 @@ class Access:
 
 
 def caller_header(peer: Peer) -> str:
-    """Return how a front end names its caller to the core: see `Access`."""
+    """Return the header by which a front end names its caller to the core; see `Access`."""
     return peer.name if peer.role == ANYONE else f"{peer.name} {peer.valid_from!r}"
 
 
 def check_role(peer: Peer, route: Route) -> None:
-    """Raise unless the route's rule lets this role in; a route without a rule admits no role."""
+    """Raise unless the route admits this role; a route without `roles` and `needs` admits none."""
     allowed = set(route.roles) - USERS
     if route.needs or route.name in OPERATIONAL:
         allowed |= USERS
@@ -123,7 +123,7 @@ def check_role(peer: Peer, route: Route) -> None:
 
 
 def _is_member(uid: int, group: str) -> bool:
-    """Return whether a user belongs to a group, as the system's databases have it now."""
+    """Return whether a user belongs to a group now, by the system's databases."""
     if not group:
         return False
     try:

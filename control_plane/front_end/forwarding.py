@@ -1,8 +1,8 @@
 """Sends requests about jobs to the process of their shard, and merges lists over shards.
 
-If a shard does not answer, requests about its jobs fail with one error, which may be tried again;
-lists then have the stored state of its jobs. After an answer the core waits until it has followed
-what the shard had written, so a client reads what it wrote.
+If a shard does not answer, requests about its jobs fail with one error and may be tried again;
+lists contain the stored state of its jobs. After each answer the core waits until it has read what
+the shard had written, so that a client reads its own writes.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ from wire.server import Call, Handler
 
 log = logging.getLogger(__name__)
 _ROUTES = {route.name: route for route in SHARD_ROUTES}
-_ALONE = frozenset(("plan_rebalance", "resume_rebalance"))
-"""Rows that are disabled while shards run in other processes (docs/adr/0200)."""
+_ONE_PROCESS_ONLY = frozenset(("plan_rebalance", "resume_rebalance"))
+"""Routes that are disabled while shards run in other processes (docs/adr/0200)."""
 _CALL_S = 10.0
-"""For one request: a process that does not answer in this time counts as away."""
+"""Time limit of one request; a process that exceeds it counts as away."""
 _BEHIND_S = 2.0
 _READY_S = 2.0
-"""For the check whether a shard may get an entitlement: otherwise another one gets it."""
+"""Time limit of the check whether a shard is ready to get an entitlement."""
 _CALLER: ContextVar[str] = ContextVar("caller", default="component:control-plane")
-"""The caller for which the present task calls a shard."""
+"""The caller whose request the present asyncio task forwards."""
 
 
 class CoreState(NamedTuple):
     """What a core states about itself in each request to a shard."""
 
     life: str
-    """Of its process."""
+    """Identifier of the run of its process."""
     written: int
     """The newest revision that it has written."""
 
     def headers(self) -> dict[str, str]:
-        """Return it as it crosses the wire."""
+        """Return the state as HTTP headers."""
         return {CORE_HEADER: self.life, REVISION_HEADER: str(self.written)}
 
 
@@ -79,13 +79,13 @@ class ShardClient(WireClient):
     def __init__(
         self, url: str, shard: int, core: Callable[[], CoreState], tls: ssl.SSLContext | None
     ) -> None:
-        """Open nothing yet; `core` returns what each request states about the core."""
+        """`core` returns what each request states about the core. No connection is opened yet."""
         super().__init__(url, tls, timeout_s=_CALL_S)
         self.headers = lambda: {CALLER_HEADER: _CALLER.get(), **core().headers()}
         self.expected, self.shard = f"/component/shard-{shard}", shard
         self.revision = 0
         """Newest revision that the shard had written at its last answer."""
-        self.hear = self._note
+        self.on_answer = self._note
 
     def _note(self, headers: Mapping[str, str]) -> None:
         revision = headers.get(REVISION_HEADER, "")
@@ -98,10 +98,10 @@ Connect = Callable[[str, int, Callable[[], CoreState]], ShardClient]
 
 
 class Forwarding:
-    """Wraps the handlers of a core; with all roles in one process it does nothing."""
+    """Wraps the handlers of a core; returns them unchanged if all roles run in one process."""
 
     def __init__(self, control_plane: ControlPlane, connect: Connect | None) -> None:
-        """Call shards with clients of `connect`; None: no other process runs any."""
+        """`connect` makes clients of shards; None: no other process runs a shard."""
         self._plane, self._connect = control_plane, connect
         self._clients: dict[int, ShardClient] = {}
         if connect is not None:
@@ -124,12 +124,12 @@ class Forwarding:
             "region_status": self._region_status,
             "shard_metrics": self._shard_metrics,
         }
-        if route.name in _ALONE:
-            return partial(self._alone, handler)
+        if route.name in _ONE_PROCESS_ONLY:
+            return partial(self._refuse_with_shards, handler)
         found = merging.get(route.name)
         return handler if found is None else partial(found, handler)
 
-    async def _alone(self, handler: Handler, call: Call) -> Any:
+    async def _refuse_with_shards(self, handler: Handler, call: Call) -> Any:
         """Refuse calls that are disabled while shards run in other processes."""
         shards = self._plane.shards
         if shards.count > len(shards.all):
@@ -159,7 +159,7 @@ class Forwarding:
         return await self._called(client, route, call)
 
     async def _number_of(self, call: Call) -> int | None:
-        """Return the shard that answers a call; None: its object does not exist."""
+        """Return the number of the shard that answers a call; None: its object does not exist."""
         shards, name = self._plane.shards, call.route.name
         if (name == "apply_job" and not call.flag("dry_run")) or name == "move_job":
             await shards.give(call.body.entitlement)
@@ -257,9 +257,9 @@ class Forwarding:
     # -- all shards
 
     async def _everywhere(self, call: Call, name: str = "") -> dict[int, Any]:
-        """Return the answer of each shard of another process; an error for one that is away.
+        """Return the answer of each shard of another process, or the error if it is away.
 
-        Uses the row of the call, or the named one.
+        It calls the route of the call, or the named one.
         """
         shards = self._plane.shards
         others = [n for n in range(shards.count) if not self._plane.role.runs(n)]

@@ -105,13 +105,19 @@ class FrontEnd(
         self._trail, self._shard_tls = trail, shard_tls
         JobHandlers.__init__(self, control_plane)
         CapacityHandlers.__init__(
-            *(self, control_plane.capacity, control_plane.elastic, self._guard),
+            self,
+            control_plane.capacity,
+            control_plane.elastic,
+            self._guard,
             control_plane.shards,
         )
         PeopleHandlers.__init__(self, self._guard, trail, issued)
         MachineHandlers.__init__(self, control_plane.inventory)
         SafetyHandlers.__init__(
-            *(self, control_plane.health, control_plane.limits, control_plane.restored),
+            self,
+            control_plane.health,
+            control_plane.limits,
+            control_plane.restored,
             control_plane.clock,
         )
         TaskHandlers.__init__(self, control_plane.task_service)
@@ -160,7 +166,7 @@ class FrontEnd(
         return app
 
     def authorize(self, request: web.Request, route: Route) -> Peer:
-        """Return the caller, or raise if the route's rule refuses it whatever the call contains."""
+        """Return the caller, or raise if the route's rule refuses it independently of the body."""
         peer = self._access(request, route)
         self._guard.people.check(peer)
         self._guard.check_early(peer, route)
@@ -173,7 +179,7 @@ class FrontEnd(
         await self._recorder.note_refusal(request, self._access, route, path, error)
 
     def check(self, call: Call) -> None:
-        """Raise `Forbidden` if the caller may not make this very call, without making it."""
+        """Raise `Forbidden` if the caller may not make this call."""
         self._guard.check(call)
 
     def _guarded(self, route: Route, handler: Handler, recorder: Recorder) -> Handler:
@@ -258,7 +264,7 @@ class FrontEnd(
         return await self._images.sign(call.path["digest"], call.body)
 
     async def name_image(self, call: Call) -> ImageInfo:
-        """Let a name mean an image."""
+        """Give an image a name."""
         by = "" if self._guard.caller(call.peer).is_operator else principal(call.peer)
         return await self._images.name(call.path["digest"], call.body.name, by)
 
@@ -309,7 +315,7 @@ class FrontEnd(
         return one_chunk(self._metrics.text())
 
     async def healthz(self, _: Call) -> Liveness:
-        """Answer at all."""
+        """Answer that this process is alive."""
         return Liveness(ok=True)
 
     async def readyz(self, _: Call) -> Liveness:

@@ -1,8 +1,7 @@
-"""Runs before every handler: may this caller make this very call?
+"""Checks before every handler whether the caller may make this call.
 
-The rule is in the call's row of the route table. The names of its parameters identify the object: a
-row with `{job}`, `{task}` or `{entitlement}` in its path needs no code here. A row without a rule
-admits no user.
+The rule is in the route table. The path parameters identify the object: a route with `{job}`,
+`{task}` or `{entitlement}` in its path needs no code here. A route without a rule admits no user.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from wire.server import Call
 
 NAMED = frozenset(("job", "task", "entitlement"))
 """Path parameters that determine the entitlement."""
-TAMES = frozenset(("stop_job", "pause_job", "put_hold"))
-"""What each owner may do to a job, even if its tasks have no sandbox."""
+WITHOUT_HOST_ADMIN = frozenset(("stop_job", "pause_job", "put_hold"))
+"""Routes that owners may use on a job without a sandbox, without the role of host admin."""
 
 
 class Ownership(Protocol):
@@ -62,9 +61,9 @@ class Guard:
         self._ownership = ownership
 
     def caller(self, peer: Peer) -> Caller:
-        """Return a user, or the peer at the local socket, with what they may do."""
+        """Return the caller with its rights: a user, or a peer at the local socket."""
         if peer.role == "local":
-            root = peer.name == "local:0"  # others that may open the socket need a grant
+            root = peer.name == "local:0"  # other users of the socket need a grant
             return Caller(peer.name, is_operator=True, is_approver=True, is_host_admin=root)
         return self.people.user(principal(peer))
 
@@ -75,12 +74,12 @@ class Guard:
         return peer.is_trusted
 
     def check_early(self, peer: Peer, route: Route) -> None:
-        """Refuse, before the body is read, calls that can be refused without it."""
+        """Refuse calls before their body is read, if the rule does not depend on the body."""
         if peer.role == "user" and route.needs not in ("", Needs.OWNER, Needs.ASKER):
             self._check(peer, route, {})
 
     def check(self, call: Call) -> None:
-        """Raise `Forbidden` unless the caller may make this very call."""
+        """Raise `Forbidden` unless the caller may make this call."""
         if call.peer.role in ("user", "local") and call.route.needs:
             about = {name: self._ownership.owners_of(name) for name in self._about(call)}
             self._check(call.peer, call.route, about)
@@ -101,16 +100,17 @@ class Guard:
             raise Forbidden(f"{name} may not call {what}: {found.reason}", hint=found.hint)
 
     def _raw_job(self, call: Call) -> str:
-        """Return the job whose tasks a call would run, or enter, without a sandbox; empty: none.
+        """Return the job whose tasks without a sandbox a call would run or enter; empty: none.
 
-        Owners may apply a job whose file no longer asks for it.
+        Owners may apply a job whose new file has a sandbox again.
         """
         job = _job_of(call)
         spec = _spec_in(call)
         if spec is not None:
             return spec.name if Relaxation.RAW in spec.relaxations else ""
-        held = bool(job) and call.route.name not in TAMES and self._ownership.is_raw(job)
-        return job if held else ""
+        if not job or call.route.name in WITHOUT_HOST_ADMIN:
+            return ""
+        return job if self._ownership.is_raw(job) else ""
 
     def owners_of(self, entitlement: str) -> Sequence[str] | None:
         """Return the owners of an entitlement, if there is such an entitlement."""
@@ -135,7 +135,7 @@ class Guard:
         return [name for name in names if caller.is_among(owners_of(name) or ())]
 
     def _about(self, call: Call) -> set[str]:
-        """Return the entitlements that a call is about; of a job also the one it moves to."""
+        """Return the entitlements that a call concerns, including the target of a move."""
         names = set()
         job = _job_of(call)
         if job and (entitlement := self._ownership.entitlement_of(job)) is not None:

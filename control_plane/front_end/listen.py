@@ -21,7 +21,7 @@ from wire.server import http_log
 BACKLOG = 4096
 """A full queue makes clients wait a second before they try again; the kernel may take less."""
 SHUTDOWN_S = 3.0
-"""Requests that still run at the end get this long; followed logs use it up."""
+"""Time that running requests get at the end; followed logs use all of it."""
 
 
 _http_log = http_log(__name__)
@@ -36,9 +36,9 @@ async def serving(
     limits: ConnectionLimits | None = None,
     is_void: IsVoid | None = None,
 ) -> AsyncIterator[list[ConnectionAdmission]]:
-    """Serve an application on a TCP socket with TLS and on a unix socket, until left.
+    """Serve an application on a TCP socket with TLS and on a unix socket, within the context.
 
-    The unix socket has an admission of its own: callers on the network cannot block an operator.
+    The unix socket has separate connection limits: callers on the network cannot block an operator.
     """
     limits = limits or ConnectionLimits().within(raise_descriptor_limit())
     runner = web.AppRunner(app, handle_signals=False, logger=_http_log, shutdown_timeout=SHUTDOWN_S)
@@ -80,7 +80,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
 def unix_socket(path: Path, group: str = "") -> socket.socket:
     """Return a listening unix socket that only its owner (and `group`) can open.
 
-    The socket of a dead process is replaced; one that answers, or any other file, is not.
+    It replaces the socket of an ended process, but not a socket that answers or any other file.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

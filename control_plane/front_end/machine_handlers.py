@@ -23,7 +23,7 @@ from wire.violations import violations
 
 MAX_WAIT_S = 60.0
 MAX_INVENTORY_BYTES = 512 << 20
-"""A million machines are some 150 MB."""
+"""Maximum size of a list; a million machines take about 150 MB."""
 FORMATS = ("csv", "json")
 
 
@@ -49,7 +49,7 @@ class MachineHandlers:
         return self._inventory.get(call.path["machine"])
 
     async def remove_machine(self, call: Call) -> Ack:
-        """Forget a machine."""
+        """Remove a machine."""
         await self._inventory.remove(call.path["machine"])
         return Ack()
 
@@ -69,7 +69,7 @@ class MachineHandlers:
         )
 
     async def drain_machines(self, call: Call) -> Records:
-        """Announce that machines will be away."""
+        """Announce that machines will be unavailable."""
         return await self._inventory.drain(call.body)
 
     async def undrain_machines(self, call: Call) -> Records:
@@ -85,7 +85,7 @@ class MachineHandlers:
         return await self._inventory.lend(call.body)
 
     async def revoke_machines(self, call: Call) -> Records:
-        """Call machines back."""
+        """Revoke loans."""
         return await self._inventory.revoke(call.body)
 
     async def list_brokers(self, _: Call) -> BrokerViews:

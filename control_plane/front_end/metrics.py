@@ -112,7 +112,7 @@ async def one_chunk(text: bytes) -> AsyncIterator[bytes]:
 
 
 class _RoleMetrics(Collector):
-    """The role that this process leads, since when, how far it follows; the store's state."""
+    """The role that this process leads and since when, its lag, and the state of the store."""
 
     def __init__(self, process: Callable[[], ProcessStatus]) -> None:
         self._process = process
@@ -162,7 +162,7 @@ class _CensusMetrics(Collector):
 
 
 class _HealthMetrics(Collector):
-    """Machines whose silence has no effect yet: an alarm while it is not 0."""
+    """Machines whose silence has no effect yet; alarm while the number is not 0."""
 
     def __init__(self, health: HealthService) -> None:
         self._health = health
@@ -176,7 +176,7 @@ class _HealthMetrics(Collector):
 
 
 class _LimitMetrics(Collector):
-    """What limits let pass and hold back: an alarm while anything is held back."""
+    """Operations that limits let pass and hold back; alarm while a limit holds any back."""
 
     def __init__(self, limits: Callable[[], LimitViews]) -> None:
         self._limits = limits
@@ -284,7 +284,7 @@ class _AllocatorMetrics(Collector):
 
 
 class _ElasticMetrics(Collector):
-    """Loans, and whether their promises are kept: an alarm while a machine is late."""
+    """Loans, and whether their promises are kept; alarm while a machine is late."""
 
     def __init__(self, counts: Callable[[], ElasticCounts]) -> None:
         self._counts = counts

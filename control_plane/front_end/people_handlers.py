@@ -1,4 +1,4 @@
-"""The front end's handlers about people, and about the audit log."""
+"""The front end's handlers about users, roles and groups, and about the audit log."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PeopleHandlers:
         return Ack()
 
     async def grant_host_admin(self, call: Call) -> Grant:
-        """Let a user run tasks without a sandbox."""
+        """Make a user a host admin."""
         people, by = self._known.people, principal(call.peer)
         return await people.grant(call.path["admin"], by, Role.HOST_ADMIN)
 

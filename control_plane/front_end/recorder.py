@@ -1,7 +1,7 @@
-"""Records every change in the audit log, around the handler that makes it; refusals too.
+"""Records every change and every refused change in the audit log, around the handlers.
 
-The recorded fields of a request are listed one by one: the environment of a task, for example, may
-hold a secret and is never recorded.
+The recorded fields of a request are an explicit list, because other fields may hold secrets: for
+example the environment of a task.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wire.routes import Route
 from wire.server import Call, Handler, NextHandler, request_id
 
 _AT_ONCE = frozenset(("put_size",))
-"""Rows whose change is one transaction: their handlers store `Call.also` in it."""
+"""Routes whose change is one transaction; their handlers store `Call.also` in it."""
 _RECORDED = (
     *("entitlement", "tasks", "image", "machines", "rru", "per_type", "owners", "members"),
     *("kind", "reason", "note", "donor", "borrower", "scope", "queue", "priority", "controller"),
@@ -32,7 +32,7 @@ _RECORDED = (
     *("relaxations", "share", "minimum", "maximum", "lasts_s", "machine_type", "runtime"),
     *("expect", "take_over", "traffic"),
 )
-"""Fields of a request that the audit log repeats; none of them may hold a secret."""
+"""Fields of a request that the audit log contains; none of them may hold a secret."""
 
 
 class Revisions(Protocol):
@@ -44,7 +44,7 @@ class Revisions(Protocol):
 
 
 class Recorder:
-    """Runs between the guard and the handlers of all rows that change something."""
+    """Runs between the guard and the handlers of all routes that change something."""
 
     def __init__(
         self,
@@ -53,19 +53,16 @@ class Recorder:
         routes: Sequence[Route],
         is_here: Callable[[Call], bool] = lambda _: True,
     ) -> None:
-        """Take the audit log to write to, and the source of revisions.
-
-        `is_here` says whether this process makes the change of a call, not that of a shard.
-        """
+        """`is_here` returns whether this process makes the change, not the process of a shard."""
         self._is_here = is_here
         self._trail = trail
         self._revisions = revisions
         self._routes = {(r.method, r.path): r for r in routes}
         self._begun: set[str] = set()
-        """Requests that have an entry; their refusals are in it."""
+        """Ids of requests that have an entry, which also records their refusal."""
 
     async def carry_out(self, call: Call, handler: Handler) -> Any:
-        """Make a change, with its entry before and its outcome after."""
+        """Write an entry, make the change, and complete the entry with the outcome."""
         entry = _entry(call.peer, call.route, call.request_id, call.path, call.body)
         if call.route.duplex:  # its whole request is in the parameters
             detail = f"task {call.path.get('index', '')}: {call.query.get('command', '')}"
@@ -149,7 +146,7 @@ class Recorder:
         path: Mapping[str, str],
         error: TwineError,
     ) -> None:
-        """Record that a change was refused, unless its own entry has that."""
+        """Record that a change was refused, unless its entry already has the outcome."""
         if not route.is_change or request_id() in self._begun:
             return
         try:
@@ -161,7 +158,7 @@ class Recorder:
 
 
 def caller_of(peer: Peer) -> str:
-    """Return the name of a caller, as the audit log has it: `user:ann`, `local:0`."""
+    """Return the name of a caller in the audit log: `user:ann`, `local:0`."""
     named = peer.role in ("user", "host", "component")
     return f"{peer.role}:{principal(peer)}" if named else peer.name
 
@@ -201,7 +198,7 @@ def _changed(result: Any) -> list[str]:
 
 
 def _detail(body: Any) -> str:
-    """Return the recordable fields of a request, in short."""
+    """Return the recordable fields of a request as short text."""
     if not isinstance(body, msgspec.Struct):
         return ""
     recorded: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""A front end as a process of its own: it authenticates callers, and passes calls to the core.
+"""A front end as a separate process: it authenticates callers and forwards their calls to the core.
 
-It keeps no state and decides only which callers are refused at once, so any number of them may run.
-The core believes a front end's word about the calling user, and nothing else (`access`).
+It keeps no state and refuses only unauthenticated callers, so any number of front ends may run. The
+core trusts a front end only for the name of the calling user (`access`).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from wire.server import Call, make_app
 
 log = logging.getLogger(__name__)
 _OF_HOSTS = frozenset(("join",))
-"""Rows that hosts call without a certificate: the core has to see the hosts' addresses."""
+"""Routes that hosts call without a certificate; the core needs the addresses of the hosts."""
 RELAYED: tuple[Route, ...] = tuple(
     route
     for route in ROUTES
     if (route.needs or ANYONE in route.roles) and route.name not in _OF_HOSTS
 )
-"""The rows that users and unauthenticated callers may call."""
+"""The routes that users and unauthenticated callers may call."""
 _CALL_S, _WAIT_S, _PUSH_S = 30.0, 90.0, 3600.0
 """Timeouts of a usual call, of one that waits for changes, and of a large transfer."""
 _PROBE_S, _PROBE_PATIENCE_S = 0.5, 2.0
 _FOR: ContextVar[Peer] = ContextVar("caller")
-"""The caller for which the present task calls the core."""
+"""The caller whose request the present asyncio task forwards."""
 _HEALTH = next(route for route in ROUTES if route.name == "healthz")
 
 
@@ -51,10 +51,9 @@ class CoreClient(WireClient):
 
     max_answer_bytes = 2 << 30
     limits: Mapping[Lane, int] = dict.fromkeys(Lane, 4096)
-    """Connections for the callers of this front end; each caller waits for news on its own."""
+    """Connections of all callers of this front end; each caller waits for changes separately."""
 
     def __init__(self, url: str, tls: ssl.SSLContext) -> None:
-        """Open nothing yet."""
         super().__init__(url, tls, timeout_s=_CALL_S)
         self.headers = lambda: {CALLER_HEADER: caller_header(_FOR.get())}
 
@@ -63,7 +62,7 @@ class FrontEndRelay:
     """A handler for each of `RELAYED`, which calls the leading core."""
 
     def __init__(self, cores: Sequence[str], tls: ssl.SSLContext, domain: str) -> None:
-        """Open no connection; of several cores one leads, and only that one listens."""
+        """Of several cores only the leader listens. No connection is opened yet."""
         self._cores = [CoreClient(url, tls) for url in cores]
         self._core, self._access = self._cores[0], Access(owner_uid=-1, domain=domain)
         self._registry = of_process(CollectorRegistry())
@@ -81,7 +80,7 @@ class FrontEndRelay:
         )
 
     def authorize(self, request: web.Request, route: Route) -> Peer:
-        """Return the calling user, or raise: other components call the core."""
+        """Return the calling user, or raise; hosts and components must call the core."""
         peer = self._access(request, route)
         if peer.role not in ("user", ANYONE):
             raise Forbidden(
@@ -91,7 +90,7 @@ class FrontEndRelay:
         return peer
 
     async def follow_core(self) -> None:
-        """Call the core that leads, for as long as the process runs."""
+        """Switch to the core that leads, as long as the process runs."""
         _FOR.set(Peer(name=ANYONE, role=ANYONE))
         while True:
             if not await self._answers(self._core):
@@ -108,7 +107,7 @@ class FrontEndRelay:
             await core.close()
 
     async def healthz(self, _: Call) -> Liveness:
-        """Answer at all; `readyz` is the core's."""
+        """Answer that this process is alive; `readyz` is that of the core."""
         return Liveness(ok=True)
 
     async def _answers(self, core: CoreClient) -> bool:

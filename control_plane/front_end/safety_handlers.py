@@ -22,8 +22,8 @@ from wire.server import Call
 
 log = logging.getLogger(__name__)
 DELETES_PER_S, DELETES_BURST = 0.5, 30
-"""Deletions by one user. A program that deletes everything by mistake is stopped before a user can
-notice (AV5). Manual deletions are far below."""
+"""Limits on deletions by one user. They stop a program that deletes everything by mistake before a
+user can notice (AV5); manual deletions are far below them."""
 _PEOPLE_MAX = 1000
 
 
@@ -37,7 +37,7 @@ class SafetyHandlers:
         restored: RestoredStore,
         now: Callable[[], float],
     ) -> None:
-        """`now` is the clock that is never set."""
+        """`now` is a monotonic clock."""
         self._health, self._limits, self._restored, self._now = health, limits, restored, now
         self._deletes = limits.of(LimitName.DELETES, DELETES_PER_S, DELETES_BURST)
         self._of: OrderedDict[str, TokenBucket] = OrderedDict()

@@ -1,4 +1,4 @@
-"""The server of a shard's process: requests that the core sends for users, and no others.
+"""The server of a shard's process: it accepts only requests that the core forwards.
 
 The core checks the caller's rights. The shard trusts the caller's name in the request, because only
 the core may call here.
@@ -39,14 +39,14 @@ from wire.tls import CONTROL_PLANE
 BEHIND_S = 2.0
 """How long a request waits until this process has read what the core had written."""
 _CORE: ContextVar[str] = ContextVar("core", default="")
-"""The life of the core that sent the request; empty: a core of an earlier release sent it."""
+"""Identifier of the core process that sent the request; empty: a core of an earlier release."""
 
 
 class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
     """A handler for each of `SHARD_ROUTES`."""
 
     def __init__(self, control_plane: ControlPlane, store: Store, domain: str) -> None:
-        """Take the services that the handlers call, and the trust domain of the core."""
+        """`domain` is the trust domain of the core."""
         JobHandlers.__init__(self, control_plane)
         IntentHandlers.__init__(self, control_plane)
         TaskHandlers.__init__(self, control_plane.task_service)
@@ -117,7 +117,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         return handler if route.name in of_process else checked
 
     def _check_core(self) -> None:
-        """Raise if another core leads by now than the one that sent the request (BUG-CP57).
+        """Raise if the core that sent the request no longer leads (BUG-CP57).
 
         A core that was paused may forward a request that its client has sent again meanwhile.
         """
@@ -175,7 +175,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         return await self._control_plane.maintenance.find_places(call.body)
 
     async def healthz(self, _: Call) -> Liveness:
-        """Answer at all."""
+        """Answer that this process is alive."""
         return Liveness(ok=True)
 
     async def readyz(self, _: Call) -> Liveness:

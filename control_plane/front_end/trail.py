@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 AUDIT = "audit/"
 HEAD = "audit-head"
-"""Sequence of an entry that is about `_HEAD_EVERY` older than the newest one at most: `load` looks
-for the newest from there on."""
+"""Key of a recent sequence number, at most about `_HEAD_EVERY` behind the newest one: `load`
+searches for the newest entry from there."""
 _HEAD_EVERY = 500
 _GAP = 1000
 _DROPPED = 100
@@ -37,7 +37,7 @@ KEEP = 100_000
 PAGE, MAX_PAGE, MAX_SCAN = 200, 1000, 20_000
 """Entries of an answer: usual, most; and entries that one request reads at most."""
 REFUSALS_PER_MINUTE, REFUSALS_IN_ALL = 10, 200
-"""Recorded refusals, by caller and together, so that no caller can fill the log."""
+"""Recorded refusals per minute, of one caller and of all, so that no caller can fill the log."""
 _MAX_CALLERS = 1000
 _MAX_TEXT = 500
 _MAX_ALSO = 100
@@ -48,7 +48,7 @@ class Query:
     """A selection of entries; all given conditions must hold."""
 
     before: int = 0
-    """Only older ones; 0: from the newest on."""
+    """Only entries older than this sequence; 0: from the newest."""
     limit: int = PAGE
     since: float = 0.0
     who: str = ""
@@ -71,7 +71,7 @@ class _Minute:
 
 
 class Trail:
-    """The only writer of the audit log. `load` comes before everything else."""
+    """Writes the audit log; no other code does. Call `load` first."""
 
     def __init__(self, store: Store, runtime: Runtime, keep: int = KEEP) -> None:
         self._store = store
@@ -110,8 +110,8 @@ class Trail:
     def prepared(self, entry: AuditEntry) -> tuple[AuditEntry, list[Operation]]:
         """Return the next entry of the log, and the operations that write it.
 
-        In the transaction of its change it exists exactly if the change does. Then it is `done`,
-        and the revision of that transaction is its `after`.
+        If the change's own transaction contains them, the entry exists exactly if the change does.
+        Its outcome is then `done`, and its `after` is the revision of that transaction.
         """
         self._last += 1
         entry = _bounded(replace(entry, sequence=self._last, at=self._runtime.wall()))
@@ -145,7 +145,7 @@ class Trail:
             log.warning("the outcome of a change is not in the audit log", extra=fields)
 
     async def refused(self, entry: AuditEntry) -> None:
-        """Record a refused or failed attempt, unless there were too many lately."""
+        """Record a refused or failed attempt, unless there were too many recently."""
         key = entry.caller if entry.caller != "anyone" else entry.address
         mine = self._minute(key)
         now = self._runtime.now()
@@ -163,8 +163,8 @@ class Trail:
             fields = {"action": entry.action, "caller": entry.caller, "reason": str(e)}
             log.warning("a refused attempt is not in the audit log", extra=fields)
 
-    async def second_host(self, found: Duplicate) -> None:
-        """Record that a host has the identity of another one; the finding stands if that fails."""
+    async def record_clone(self, found: Duplicate) -> None:
+        """Record a clone; a failure is only logged."""
         entry = AuditEntry(
             sequence=0,
             at=0.0,

@@ -1,1 +1,1 @@
-"""Job control: what each writer wants of a job, composed into what the scheduler carries out."""
+"""Job control: composes the intents of all writers into the state that the scheduler realizes."""

@@ -17,7 +17,7 @@ from control_plane.task_control.core.talk import ControllerAnswer
 
 _NO_ANSWER = ControllerAnswer()
 _UNKNOWN_S = 30.0
-"""Time after a start in which a task is not reported as down while its machine was not asked."""
+"""Time after a start in which a task on a machine that has not answered is not reported as down."""
 
 
 class Approvals:

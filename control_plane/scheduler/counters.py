@@ -1,7 +1,7 @@
-"""How many machines are in which state and tasks in which phase, counted as records change.
+"""Counts machines by state and tasks by phase, updated with each record.
 
-Callers get the counts at once: to go through a million machines and their tasks would
-hold up everything else for seconds.
+Reading the counts takes no time. A scan of a million machines and their tasks would block the
+process for seconds.
 """
 
 from __future__ import annotations

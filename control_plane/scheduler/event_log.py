@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 ROW = 64
 """Events of one row: 50 KiB with the longest reasons."""
 ROWS = 16
-"""Rows that a job keeps, with its newest 961 to 1,024 events. If all of them are replaced in the
-transaction that writes the largest job whole, that has 94 operations of the 100 it may have."""
+"""Rows that a job keeps, with its newest 961 to 1,024 events. A transaction that replaces all rows
+and writes the largest job has 94 operations; the limit is 100."""
 PAGE_MAX = 500
 GONE_MAX = 1_000
 """Deleted jobs whose logs are kept: up to 1 GB if all of these logs are full."""
@@ -52,17 +52,14 @@ class EventLog:
     """Appends to the logs of jobs, and reads them."""
 
     def __init__(self, store: Store, checkpoint: Checkpoint = ignore_turns) -> None:
-        """Of a job's log only the last row is kept in memory, once needed.
-
-        `checkpoint` is the runtime's.
-        """
+        """`checkpoint` is the runtime's."""
         self._store, self._checkpoint = store, checkpoint
         self._last: dict[str, list[JobEvent]] = {}
-        """Job → the events of its last row; none: nothing was ever logged."""
+        """Job → the events of the last row of its log, once needed; the only row in memory."""
         self._has_listed = False
-        """Whether it is known which jobs are gone that no release listed."""
+        """Whether deleted jobs that earlier releases did not list were looked up."""
         self._ending = asyncio.Lock()
-        """One job at a time is added to those that are gone."""
+        """Held while a deleted job is added to the list."""
 
     async def commit(
         self,
@@ -96,7 +93,7 @@ class EventLog:
         also: Sequence[Operation],
         compare: Mapping[str, int] | None = None,
     ) -> Sequence[JobEvent]:
-        """Store a job; with `compare` it is gone, if the list of such jobs is as it was."""
+        """Store a job; with `compare`, delete it, if the list of deleted jobs is unchanged."""
         is_gone = compare is not None
         name, rows, numbered = record.name, list[Operation](), list[JobEvent]()
         last = self._last.get(name, [])
@@ -105,7 +102,7 @@ class EventLog:
         try:
             await jobs.commit(name, None if is_gone else record, compare, [*rows, *also])
         except BaseException:
-            self._last.pop(name, None)  # perhaps they are stored: read again
+            self._last.pop(name, None)  # they may be stored: the next call reads them
             raise
         if is_gone:
             self._last.pop(name, None)
@@ -114,13 +111,13 @@ class EventLog:
         return numbered
 
     def forget(self, job: str) -> None:
-        """Forget a job's last row: another process may have written since."""
+        """Drop the cached last row of a job: another process may have written since."""
         self._last.pop(job, None)
 
     async def _gone(self) -> tuple[GoneJobs, Mapping[str, int]]:
-        """Return the jobs that are gone, and what holds as long as that list stays as it is.
+        """Return the list of deleted jobs, and a comparison that holds while the list is unchanged.
 
-        Those that earlier releases did not list went first. Other processes may write the list.
+        Jobs that earlier releases did not list come first. Other processes may write the list.
         """
         gone, revision = await _gone_jobs(self._store)
         if not self._has_listed:
@@ -131,18 +128,20 @@ class EventLog:
         return gone, {GONE_JOBS: revision}
 
     async def _forget_surplus(self, jobs: JobTable, gone: GoneJobs) -> None:
-        """Delete what is kept of those that went first, each in a transaction of its own.
+        """Delete the logs of the jobs that were deleted first, one transaction per job.
 
-        Later jobs of their names begin above the highest numbers of all of them. What fails is
-        done after the next job that goes: all that are kept are listed.
+        A later job of such a name begins above the highest numbers of all these jobs. A failed
+        deletion is retried when the next job is deleted, because the list still has the job.
         """
         while len(gone.names) > GONE_MAX:
-            gone, revision = await _gone_jobs(self._store)  # another process may be at it
+            gone, revision = await _gone_jobs(self._store)  # another process may write it
             if len(gone.names) <= GONE_MAX:
                 return
             first, names = gone.names[0], gone.names[1:]
             listing = await self._store.list_prefix(event_rows(first))
-            rows = () if jobs.find(first) is not None else listing.entries  # it is there again
+            rows = (
+                () if jobs.find(first) is not None else listing.entries
+            )  # a new job has this name
             entry = await self._store.get(retired_key(first))
             last = RetiredJob() if entry is None else read_retired(entry.value)
             rows = rows if entry is None else (*rows, entry)
@@ -169,9 +168,9 @@ class EventLog:
         return JobEvents(job=job, events=events[:limit], more=len(events) > limit)
 
     async def story(self, jobs: JobTable, job: str, index: int) -> TaskStory:
-        """Return what is known of one task; `NotFound` if nothing is.
+        """Return the state and the events of one task, or raise `NotFound`.
 
-        Updates of the job that failed are part of it: because of them the task went back.
+        Failed updates of the job are included, because they caused the task's rollback.
         """
         known = [event for row in await self._rows(jobs, job) for event in row.events]
         is_known = any(event.task == index for event in known)
@@ -198,7 +197,7 @@ class EventLog:
     async def _rows(
         self, jobs: JobTable, job: str, after: int = 0, most: int = ROW * ROWS
     ) -> list[EventRow]:
-        """Return the rows with the first `most` events after a number, and one more if there is."""
+        """Return the rows with the first `most` events after a number, and one more event."""
         first = max(0, after) // ROW
         begin = event_row_key(job, first - 1) if first else ""
         entries = (await self._store.list_prefix(event_rows(job), begin)).entries
@@ -218,7 +217,7 @@ class EventLog:
     async def _appended(
         self, job: str, events: Sequence[JobEvent]
     ) -> tuple[list[Operation], list[JobEvent], list[JobEvent]]:
-        """Return what is written for more events, the last row as it is then, and the events.
+        """Return the writes for new events, the new last row, and the numbered events.
 
         A decision with more events than a log keeps leaves a gap in their numbers.
         """
@@ -249,9 +248,10 @@ def _is_failed_update(event: JobEvent) -> bool:
 
 
 async def retired_job(store: Store, name: str) -> RetiredJob:
-    """Return what a new job must know of earlier ones of its name.
+    """Return the numbers that a new job continues from earlier jobs of its name.
 
-    Its own entry is read first: once that is deleted, the numbers of all that are gone hold.
+    The entry of the name is read first. Once it is deleted, the highest numbers of all deleted
+    jobs apply.
     """
     entry = await store.get(retired_key(name))
     if entry is not None:
@@ -261,7 +261,7 @@ async def retired_job(store: Store, name: str) -> RetiredJob:
 
 
 async def _gone_jobs(store: Store) -> tuple[GoneJobs, int]:
-    """Return the list of jobs that are gone, and its revision."""
+    """Return the list of deleted jobs, and its revision."""
     entry = await store.get(GONE_JOBS)
     if entry is None:
         return GoneJobs(), 0

@@ -34,7 +34,7 @@ from control_plane.store import Operation
 from wire.errors import InvalidInput
 
 _TO_CHANGE = "its tasks are to change"
-"""Why tasks run a version that no intent asks for any more."""
+"""Why tasks run a version that no intent requests any more."""
 
 
 class IntentService:
@@ -96,12 +96,12 @@ class IntentService:
         return await self._control.write(change, also=also)
 
     async def canary(self, name: str, wish: CanaryWish, writer: str) -> JobIntents:
-        """Have some tasks run a variant for a while."""
+        """Run a variant of the job on some tasks for a limited time."""
         change = trying(name, wish, writer, self._runtime.date())
         return self._shown(await self._control.write(change))
 
     async def hold(self, name: str, wish: HoldWish, writer: str) -> JobIntents:
-        """Hold a job: begin nothing that an intent asks for, for a while."""
+        """Hold a job: postpone all changes that intents request, for a limited time."""
         hold = HoldIntent()
         record = await self._control.note(
             name, Dimension.HOLD, hold, wish, writer, lasts_s=wish.lasts_s

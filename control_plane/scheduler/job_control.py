@@ -59,7 +59,7 @@ STAYING = (VolumeKind.PERSISTENT, VolumeKind.SHARED)
 
 
 class JobControl:
-    """The only writer of what is wanted of jobs; the scheduler writes their state."""
+    """The only writer of the desired state of jobs; the scheduler writes their present state."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class JobControl:
         index: RegionIndex,
         default_cpus: float = SchedulerSettings().default_cpu_cores,
     ) -> None:
-        """`default_cpus` is claimed where a job says nothing about CPU."""
+        """`default_cpus` is the CPU claim of a job that specifies none."""
         self._default_cpus = default_cpus
         self._jobs, self._portal = jobs, portal
         self._index = index
@@ -87,10 +87,10 @@ class JobControl:
     async def apply(
         self, spec: JobSpec, *, dry_run: bool, writer: str = "", is_new: bool = False
     ) -> JobRecord:
-        """Create the job or change what is wanted of it: writes its push and its size.
+        """Create the job or change it: writes its push and its size.
 
-        Raises all errors at once. With `dry_run` it returns the record without storing it; with
-        `is_new` a job that exists is a `Conflict`.
+        Raises one error that lists all faults. With `dry_run` it returns the record without storing
+        it. With `is_new` an existing job is a `Conflict`.
         """
         change = applied(spec, writer, self._runtime.date(), is_new=is_new)
         return await self.write(change, dry_run=dry_run)
@@ -98,9 +98,9 @@ class JobControl:
     async def write(
         self, change: JobChange, *, dry_run: bool = False, also: Sequence[Operation] = ()
     ) -> JobRecord:
-        """Store what a write makes of a job, checked under the lock of the job.
+        """Check a change under the lock of its job, and store the resulting record.
 
-        `also` is written in the same transaction, also if the record stays as it was.
+        `also` is written in the same transaction, even if the record does not change.
         """
         name = change.job
         if name in self._jobs.set_aside:
@@ -186,7 +186,7 @@ class JobControl:
             if record.spec.entitlement == spec.entitlement and record.name != spec.name
         ]
         if known is not None and known.spec.entitlement != spec.entitlement:
-            known = None  # its present claims are of another quota
+            known = None  # its present claims count against another quota
         errors = check_share(spec, known, others, specs, self._index.kinds())
         if errors:
             listed = "; ".join(error.reason for error in errors)
@@ -211,13 +211,13 @@ class JobControl:
         )
 
     async def stop(self, name: str) -> JobRecord:
-        """Have all tasks of a job stopped, and then the job deleted."""
+        """Mark a job as stopping: its tasks are stopped, and then it is deleted."""
         record = await self._jobs.update(name, lambda r: replace(r, stopping=True))
         log.info("job stopping", extra={"job": name})
         return record
 
     async def pause(self, name: str, *, held_back: bool) -> JobRecord:
-        """Hold back operations that stop tasks for a newer version, or resume them."""
+        """Pause operations that stop tasks for a newer version, or resume them."""
         record = await self._jobs.update(name, lambda r: paused(r, held_back=held_back))
         log.info("job paused" if held_back else "job resumed", extra={"job": name})
         return record
@@ -247,7 +247,7 @@ class JobControl:
         return record
 
     async def move_task(self, name: str, index: int, to: str, reason: str) -> JobRecord:
-        """Have a task moved, within the budget of its job like any operation."""
+        """Add the move of a task to its operations; the job's budget applies."""
         machine = self._index.machines.get(to) if to else None
         record = going_on(self._jobs.get(name))
         if to and machine is None:
@@ -290,7 +290,7 @@ class JobControl:
         return await self.write(moving(name, entitlement, writer, self._runtime.date()))
 
     async def restart_task(self, name: str, index: int, reason: str) -> JobRecord:
-        """Restart a task where it is, within the budget of its job like any operation."""
+        """Add a restart of a task on its machine; the job's budget applies."""
         now = Moment(self._runtime.date(), self._runtime.now())
         record = await self._jobs.update(
             name, lambda r: with_restart(going_on(r), index, reason, now)

@@ -30,11 +30,11 @@ from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.scheduler import Scheduler
 
 _LOOK = 50
-"""Machines that are looked at before it is asked whether others are to have their turn."""
+"""Machines that are examined between two checkpoints."""
 
 
 class JobPlanner:
-    """Plans and judges on the allocator's index; changes nothing."""
+    """Plans changes of jobs and explains waiting tasks; changes nothing."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class JobPlanner:
         self._control = control
 
     async def plan(self, spec: JobSpec, writer: str = "") -> JobPlan:
-        """Return what applying a job would lead to; refuses what applying refuses.
+        """Return the effects of applying a job; raises the errors that applying would raise.
 
-        Without a writer it asks for no writer's rights, and keeps a size that a writer owns.
+        Without a writer it checks no writer's rights, and keeps a size that a writer owns.
         """
         known = self._jobs.find(spec.name)
         record = await self._control.apply(spec, dry_run=True, writer=writer)
@@ -143,7 +143,7 @@ class JobPlanner:
         return await self._placements.plan_final(record, tasks)
 
     def _update_note(self, record: JobRecord) -> str:
-        """Return how a job's update goes, and what a pause or a hold postpones."""
+        """Describe the progress of a job's update, and what a pause or a hold postpones."""
         return "; ".join(filter(None, (self._scheduler.update_note(record), postponed(record))))
 
     async def _image_note(self, record: JobRecord) -> str:
@@ -152,7 +152,7 @@ class JobPlanner:
         return why and f"no task is started, and running tasks stay: {why}"
 
     async def _uneven(self, record: JobRecord) -> str:
-        """Return where a job has too many tasks, and why they stay; empty: nowhere."""
+        """Describe where a job has too many tasks, and why they stay; empty: its spread is even."""
         over, claims = self._placements.evened(record), self._index.claims.get(record.name)
         if over is None or claims is None:
             return ""
@@ -163,7 +163,7 @@ class JobPlanner:
             if number % _LOOK == 0:
                 await self._runtime.checkpoint()
             bins.add(bin_of(over.property, machine))
-        bins |= {repair.to_bin for repair in repairs}  # perhaps on a machine that is free yet
+        bins |= {repair.to_bin for repair in repairs}  # such a bin may have only free machines
         await self._runtime.checkpoint()
         copied = claims.copy()  # a thread reads it
         found = await self._runtime.offload(unevenness, copied, over, sorted(bins))
@@ -241,7 +241,7 @@ def _waiting(record: JobRecord, now: float) -> list[str]:
 
 
 def _is_limit(reason: str) -> bool:
-    """Return whether a reason is none of the machines' own: a limit of the job, or of all."""
+    """Return whether a reason is a limit of the job or the region, not of the machines."""
     return " would get " in reason or "machine" not in reason.partition(":")[0]
 
 
@@ -269,7 +269,7 @@ class _Exposure(TypedDict):
 
 
 def _exposure(spec: JobSpec) -> _Exposure:
-    """Return what an answer says of the sandbox of a job's tasks."""
+    """Return the relaxations and the exposure of a job's tasks."""
     return _Exposure(
         relaxations=sorted({*spec.relaxations}),
         exposure=exposure_of(spec.relaxations),

@@ -45,7 +45,7 @@ class Losses:
         jobs.listen(self._job_changed)
 
     def held(self, record: JobRecord) -> Mapping[str, str]:
-        """Return the machines of a job where nothing is done that can wait, each with why."""
+        """Return the machines of a job on which voluntary operations must wait, with reasons."""
         dcs = {dc for dc in self._tasks if self._is_over(dc)} if self._any() else None
         now = self._runtime.now()
         if not dcs or self._limit.is_lifted(now):
@@ -59,11 +59,11 @@ class Losses:
         return found
 
     def note(self, why: str) -> None:
-        """Note that operations wait because of that."""
+        """Report in the limit that operations wait for this reason."""
         self._limit.hold_back(self._runtime.now(), why, for_s=60.0)
 
     def why(self, dc: str) -> str:
-        """Return how much of a data center is lost."""
+        """Describe how much of a data center is lost."""
         lost, capped = self._lost[dc], self._capped_tasks[dc]
         return (
             f"{lost + capped} of {self._tasks[dc]} tasks in {dc} do not serve or have too little "
@@ -77,7 +77,7 @@ class Losses:
         gone = self._lost[dc] + self._capped_tasks[dc]
         return gone >= self._least and gone > self._share * self._tasks[dc]
 
-    # -- what changes
+    # -- listeners
 
     def _machine_changed(
         self, name: str, _: MachineRecord | None, after: MachineRecord | None

@@ -21,7 +21,7 @@ _KEPT_S = 900.0
 
 
 class PreparedMachines:
-    """Takes free machines ahead of the tasks that are to move there."""
+    """Takes free machines in advance for tasks that will move there."""
 
     def __init__(self, region: Region, places: Places) -> None:
         self._broker, self._observations, self._runtime = (
@@ -40,7 +40,7 @@ class PreparedMachines:
         return record is not None and not target.is_taken and self._observations.ready(record)
 
     def keeps(self, machine: str) -> bool:
-        """Return whether an empty machine stays with its pool for a task that is to move there."""
+        """Return whether an empty machine stays in its pool for a task that will move there."""
         until = self._until.get(machine)
         if until is not None and until <= self._runtime.now():
             del self._until[machine]

@@ -23,7 +23,7 @@ class RebalanceOperations:
         self._jobs, self._runtime = jobs, runtime
 
     async def begin(self, job: str, index: int, to: str, reason: str) -> bool:
-        """Have a task move within its job's budget; return whether the move was recorded."""
+        """Record the move of a task; the job's budget applies. Return whether it was recorded."""
         if self._jobs.find(job) is None:
             return False
         now = Moment(self._runtime.date(), self._runtime.now())

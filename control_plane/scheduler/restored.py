@@ -45,7 +45,7 @@ class RestoredStore:
         """Starts the loops that send commands; the owner of the loops sets it."""
 
     async def load(self) -> None:
-        """Read the note, before any agent is asked."""
+        """Read the note of the restore, before any agent is queried."""
         entry = await self._store.get(RESTORED)
         if entry is not None:
             self._noted, self._revision = decode(entry.value, Restored, RESTORED), entry.revision
@@ -58,7 +58,7 @@ class RestoredStore:
 
     @property
     def waits(self) -> bool:
-        """Return whether an operator has yet to release the store."""
+        """Return whether an operator still has to release the store."""
         return self._noted is not None and not self._noted.released_at
 
     def words(self) -> str:
@@ -102,7 +102,7 @@ class RestoredStore:
         return view
 
     async def release(self, by: str) -> Restored:
-        """Begin to carry out what the store wants; `Conflict` where nothing waits for a release."""
+        """Begin to act on the restored records; `Conflict` if no store waits for a release."""
         async with self._lock:
             if self._noted is None or not self.waits:
                 raise Conflict("no restored store waits for a release")
@@ -117,7 +117,7 @@ class RestoredStore:
             return noted
 
     def let_go(self, machine: str, task: str) -> None:
-        """Have a task stopped that the copy does not know.
+        """Stop a task that the copy of the store does not contain.
 
         The release is in memory only: after a restart a task that still runs is shown as before.
         """

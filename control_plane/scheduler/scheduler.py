@@ -20,7 +20,6 @@ from control_plane.agents.core.commands import Start, Stop
 from control_plane.agents.core.seen import View
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.region import Region
-from control_plane.allocator.core.request import Allocation, Request
 from control_plane.allocator.core.spread import Repair
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobStatus
@@ -30,6 +29,7 @@ from control_plane.api.operations import Cause
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
+from control_plane.scheduler.allocation_requests import OVERTAKEN_S, AllocationRequests
 from control_plane.scheduler.approvals import Approvals
 from control_plane.scheduler.basis import Basis, machines_of
 from control_plane.scheduler.core import release
@@ -38,9 +38,10 @@ from control_plane.scheduler.core.copies import second_copies
 from control_plane.scheduler.core.decide import decide, go_on, settle
 from control_plane.scheduler.core.decision import Decision, Found, Seen
 from control_plane.scheduler.core.operations import waits
-from control_plane.scheduler.core.reconcile import command_about, commands, next_look
+from control_plane.scheduler.core.reconcile import next_look
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.scheduler.core.rollout_progress import describe_progress
+from control_plane.scheduler.core.task_commands import command_about, commands
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.idle_jobs import IdleJobs
 from control_plane.scheduler.losses import Losses
@@ -50,15 +51,13 @@ from control_plane.scheduler.startup_barrier import ARRIVING_S, StartupBarrier
 from control_plane.scheduler.surge_buffer import SurgeBuffer
 from control_plane.scheduler.unknown_copies import UnknownCopies
 from control_plane.task_control.controllers import Controllers
-from wire.errors import Conflict, TwineError
+from wire.errors import Conflict
 
 log = logging.getLogger(__name__)
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
 """Pause after each round of a job, so that a burst of reports causes few rounds."""
 _PAUSE_TASK_S = 0.0005
 """Pause per task of the job: ten times the computing time of a round per task."""
-_OVERTAKEN_S = 0.1
-"""Time to the next round after another writer changed the record first."""
 _LIMITED_S = 2.0
 """Time to the next round of a job while a limit holds operations back."""
 _GATHER_S = 0.05
@@ -93,9 +92,9 @@ class Scheduler:
         self._details: dict[str, str] = {}
         self._awaited: dict[str, set[str]] = defaultdict(set)
         """Machine → jobs that wait until it has their image or its host profile."""
-        self._answers: dict[str, tuple[Request, Allocation]] = {}
-        """Job → the last request and the allocator's answer, for the next round."""
-        self.asking: set[str] = set()
+        self._requests = AllocationRequests(region, placing.allocator, self._workers)
+        self._requests.answered = self.wake
+        self.asking = self._requests.asking
         """Jobs for which machines are being allocated."""
         self._startup_barrier = StartupBarrier(region.observations, jobs)
         self._idle_jobs = IdleJobs(region.observations, region.runtime, region.settings.resync_s)
@@ -235,12 +234,12 @@ class Scheduler:
             return await self._round(name)
         except Conflict as e:
             log.info("decision was overtaken", extra={"job": name, "reason": str(e)})
-            return _OVERTAKEN_S
+            return OVERTAKEN_S
 
     async def _rests_s(self, name: str) -> float | None:
         """Return for how many seconds rounds of an idle job may be skipped; None: it needs one."""
         record = self._jobs.find(name)
-        if record is None or name in self._answers or name in self.asking:
+        if record is None or self._requests.is_pending(name):
             return None
         home = self._placements.home_of(record)
         standing = self._basis.standing(record)
@@ -271,7 +270,7 @@ class Scheduler:
                     self._capped.take(now.steady)
             is_asked = name in self.asking
             request = None if is_asked else self._placements.request(made.record, view)
-            answer = self._answer(name, request)
+            answer = self._requests.take_answer(name, request)
             if not (made.record.tasks or request or is_asked) and made.record.stopping:
                 await self._retire(made)
                 return 0.0
@@ -284,7 +283,7 @@ class Scheduler:
                 self._approvals.stored(made.record, before, events)
             self._details[name] = made.detail
         if answer is None and request is not None:
-            self._ask(name, request)
+            self._requests.ask(name, request, self._group)
         elif answer is not None and self._allocator.waiting.is_outdated(name, answer.gain):
             self.wake(name)
         self._wake_waiting()
@@ -354,8 +353,8 @@ class Scheduler:
         self._allocator.waiting.drop(name)
         self._placements.forget(name)
         self._basis.forget(name)
-        for known in (self._details, self._answers):
-            known.pop(name, None)
+        self._requests.forget(name)
+        self._details.pop(name, None)
 
     async def _found(self, made: Decision, repairs: Sequence[Repair]) -> Found:
         """Return which of the chosen tasks have a place now, and their image on that machine.
@@ -397,44 +396,6 @@ class Scheduler:
 
     # -- machines
 
-    def _answer(self, name: str, request: Request | None) -> Allocation | None:
-        """Return the allocator's answer to exactly this request, if there is one."""
-        answered = self._answers.pop(name, None)
-        if request is None:
-            return None
-        if answered is not None and answered[0] == request:
-            return answered[1]
-        return self._allocator.known(request) if request.groups else None
-
-    def _ask(self, name: str, request: Request) -> None:
-        """Allocate machines concurrently with the rounds of the job.
-
-        A failing store delays an allocation until it recovers. All other work on the job, and
-        changes by its owner, must not wait for that (BUG-CP5).
-        """
-        if self._group is not None and name not in self.asking:
-            self.asking.add(name)
-            self.runtime.spawn_in(self._group, "scheduler", self._allocate(name, request))
-
-    async def _allocate(self, name: str, request: Request) -> None:
-        try:
-            if request.groups:
-                allocation = await self._allocator.allocate(request)
-                self._answers[name] = (request, allocation)
-            else:
-                await self._allocator.forget(name)
-        except TwineError as e:
-            log.warning("no machines", extra={"job": name, "reason": str(e)})
-            pause_s = _OVERTAKEN_S if isinstance(e, Conflict) else self._settings.retry_s
-            self._workers.wake_at(name, self.runtime.now() + pause_s)
-        except Exception:
-            log.exception("no machines", extra={"job": name})
-            self._workers.wake_at(name, self.runtime.now() + self._settings.retry_s)
-        else:
-            self.wake(name)
-        finally:
-            self.asking.discard(name)
-
     async def _retire(self, made: Decision) -> None:
         """Delete a job without tasks and claims; the log keeps its numbers for a later job.
 
@@ -467,5 +428,5 @@ class Scheduler:
             return None
         if observation.stopped.get(task, 0) >= status.generation:
             return None
-        is_unknown = task in self._allocator.unexpected_tasks(machine)
-        return Stop(machine, task, status.generation, urgent=True) if is_unknown else None
+        is_unexpected = task in self._allocator.unexpected_tasks(machine)
+        return Stop(machine, task, status.generation, urgent=True) if is_unexpected else None

@@ -62,7 +62,7 @@ class TaskService:
         return TaskSubject(spec.entitlement, job, task)
 
     async def describe(self, job: str, index: int) -> TaskDescription:
-        """Return what is known of a task here and on its machine."""
+        """Return the state of a task in its record and on its machine."""
         task, machine = self._placed(job, index)
         name = task_id(job, index)
         agent = await self._agents.agent(machine)
@@ -102,13 +102,13 @@ class TaskService:
             yield chunk
 
     async def restart(self, job: str, index: int) -> TaskStatus:
-        """Have the agent restart a task on its machine; its generation stays."""
+        """Restart a task through its agent; its generation stays the same."""
         task, machine = self._placed(job, index)
         agent = await self._agents.agent(machine)
         return await agent.restart_task(task_id(job, index), task.generation, None)
 
     async def inside(self, job: str, index: int, asked: Mapping[str, str]) -> Talk:
-        """Return the conversation with a command inside a task; `asked` as the route takes it."""
+        """Open a connection to a command inside a task; `asked` has the arguments of the route."""
         _, machine = self._placed(job, index)
         agent = await self._agents.agent(machine)
         opened = agent.open_exec(task_id(job, index), dict(asked))

@@ -1,4 +1,4 @@
-"""Machines with running tasks that the store's copy did not know: none starts a second time."""
+"""Running tasks that the restored copy of the store lacks: none of them starts a second time."""
 
 from __future__ import annotations
 

@@ -25,10 +25,9 @@ SHARDS_MAX = 64
 
 
 class OwnershipMap:
-    """Which shard owns each entitlement. The front end writes it; all shards read it."""
+    """The shard that owns each entitlement; the front end writes the map, all shards read it."""
 
     def __init__(self, store: Store) -> None:
-        """Load nothing yet."""
         self.table: Table[EntitlementOwner] = Table(
             store, OWNERSHIPS, EntitlementOwner, "ownership"
         )
@@ -129,7 +128,7 @@ class OwnershipMap:
         return await self._store.get(RELEASES + entitlement) is not None
 
     def number(self) -> int:
-        """Return the number of the term of this process's ownerships."""
+        """Return the number of the term under which this process owns entitlements."""
         return self.epoch() + self._moves
 
     def headers(self, machine: str) -> Mapping[str, str]:

@@ -30,7 +30,7 @@ _FIRST = "control-plane"
 
 
 class OwnRole(msgspec.Struct, frozen=True, kw_only=True):
-    """The role of this process."""
+    """The role of a process."""
 
     name: str = ALL
     """`all`, `core`, or `shard-N`."""
@@ -42,21 +42,21 @@ class OwnRole(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_core(self) -> bool:
-        """Return whether it has the roles that exist once in a region."""
+        """Return whether the process has the roles that exist once in a region."""
         return self.shard is None
 
     @property
     def lock(self) -> str:
-        """Return the name of its leadership; `all` and `core` exclude each other."""
+        """Return the name of the role's leader lock; `all` and `core` share one."""
         return "" if self.is_core else self.name
 
     @property
     def writer(self) -> str:
-        """Return the name under which it writes to tables of several processes."""
+        """Return the name of this process as a writer of tables that several processes write."""
         return self.lock
 
     def runs(self, shard: int) -> bool:
-        """Return whether it runs a shard."""
+        """Return whether the process runs a shard."""
         if self.name == ALL:
             return True
         return shard == (self.shard or 0)
@@ -79,7 +79,6 @@ class RoleLeaders:
     """The leader of each role, as written by the elections."""
 
     def __init__(self, store: Store, own: OwnRole) -> None:
-        """Read nothing yet."""
         self.own, self._store = own, store
         self.table: Table[RoleProcess] = Table(store, PROCESSES, RoleProcess, "process")
         self.following: Following | None = None
@@ -123,7 +122,7 @@ class RoleLeaders:
         return record if record is not None and record.life == self.own.life else None
 
     def core_life(self) -> str:
-        """Return the life of the process that led the core last; empty: none has led."""
+        """Return the `life` of the process that led the core last; empty: none has led."""
         core = self.table.find(_FIRST)
         return "" if core is None else core.life
 

@@ -1,7 +1,7 @@
-"""Conversations with the controllers of all jobs: one call at a time for each of them.
+"""Calls the TaskControllers of all jobs, one call at a time per job.
 
-Nothing here decides what may be done: the scheduler supplies the questions and reads the
-answers. State in memory may be lost: then the controller is asked again.
+This module decides nothing: the scheduler supplies the questions and evaluates the answers. All
+state is in memory; after a restart, the controllers are called again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Controllers:
         self._workers = Workers(runtime, "task control", self._work, pace)
 
     def listen(self, answered: Callable[[str], None]) -> None:
-        """Call `answered(job)` when there is an answer."""
+        """Call `answered(job)` after each answer."""
         self._listeners.append(answered)
 
     async def run(self) -> None:
@@ -94,7 +94,7 @@ class Controllers:
         return talk.answer if talk is not None else ControllerAnswer()
 
     def knows(self, job: str) -> bool:
-        """Return whether a conversation has begun, so that ended operations are collected."""
+        """Return whether a conversation with the job's controller has begun."""
         return job in self._talks
 
     def begin(
@@ -134,9 +134,9 @@ class Controllers:
             talk.completed = [*talk.completed, *events][-_REPORTED_MAX:]
 
     def ask(self, job: str, ref: ControllerRef, question: Question) -> None:
-        """Set the question to a controller; calls it if there is news or a request waits."""
+        """Set the question to a controller; calls it if the question is new or a request waits."""
         talk = self._talks[job]
-        if talk.ref != ref:  # another controller: the former one's answers do not count
+        if talk.ref != ref:  # another controller: answers of the former one do not count
             talk.ref, talk.answer, talk.answered_question = ref, ControllerAnswer(), Question()
             talk.failures, talk.trouble = 0, ""
         talk.question = question
@@ -266,7 +266,7 @@ def _request(
                 machine=event.to_machine,
             )
             for event in completed
-            if event.task is not None and event.operation  # a crash was no operation
+            if event.task is not None and event.operation  # a crash is not an operation
         ],
         advance_notices=list(question.notices),
         all_unhealthy_tasks=list(question.unhealthy),

@@ -18,9 +18,10 @@ from wire.routes import Route
 from wire.server import Call, Handler, request_id
 
 FRESH_S, STALE_S, SHARED_MAX = 2.0, 10.0, 64
-"""Shared answers: fresh for this long; usable while the next is computed; number kept."""
+"""Shared answers: seconds for which they are fresh, seconds for which they are usable while the
+next one is computed, and the number that is kept."""
 COST_SHARE, FRESH_MAX_S = 0.05, 30.0
-"""A slow answer is fresh for longer: computing it takes at most 5 % of a core."""
+"""A slow answer is fresh for longer, so that computing it takes at most 5 % of a core."""
 SOON_S = 0.1
 """How long a page waits for an optional part."""
 LATER_S = 0.5
@@ -31,12 +32,12 @@ class Handlers(Protocol):
     """What the console needs of the front end."""
 
     handlers: dict[str, Handler]
-    """By route, behind the guard and the audit log."""
+    """Route → handler, behind the guard and the audit log."""
     sessions: BrowserSessions
     """Browsers that have the console open."""
 
     def authorize(self, request: web.Request, route: Route) -> Peer:
-        """Return the caller, or raise if the route's rule refuses them."""
+        """Return the caller, or raise if the route's rule refuses it."""
         ...
 
     def check(self, call: Call) -> None:
@@ -85,7 +86,7 @@ class RouteCalls:
 
 
 class SharedAnswers:
-    """Answers that viewers share: those about a whole region are computed once, not per browser.
+    """Answers about a whole region that all viewers share; they are computed once, not per browser.
 
     While a new answer is computed, the old one is returned for some seconds more: the page shows
     its age ("as of"), and a viewer never waits for 50,000 machines.

@@ -1,13 +1,12 @@
-"""A row for each page: its path, its template, and which answers it shows."""
+"""The pages of the console: the path and template of each, and the API answers that it shows."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from control_plane.api.capacity import RequestState
 from control_plane.api.jobs import JobPhase, JobStatus
@@ -18,19 +17,20 @@ from control_plane.broker.core.region_map import CELLS_MAX, MAP_FACTS, open_even
 from control_plane.web.core.gantt import chart, packed
 from control_plane.web.core.region import grid, power_bars, split_bar
 from control_plane.web.core.spans import setting_chart, wave_chart
-from control_plane.web.core.usage import UsageHistory, usage_charts
+from control_plane.web.core.usage import usage_charts
 from control_plane.web.core.versions import changes, compared, versions_of
 from control_plane.web.forms import ACTIONS
-from wire.errors import InvalidInput, TwineError
+from control_plane.web.page_request import Api, Page, PageRequest
+from wire.errors import TwineError
 from wire.units import about_size
 
 EVENTS_A_PAGE = 1000
 PROFILES_A_PAGE, PLANS_A_PAGE = 200, 20
 ROWS_A_PAGE, TASKS_A_PAGE = 200, 200
 HOST_S = 2.0
-"""How long a page waits for the agent of a machine before it is shown without its answer."""
+"""Seconds that a page waits for the agent of a machine; then it is shown without the answer."""
 WATCH_S = 5
-"""Seconds after which a page about one machine is loaded again: no store has its usage."""
+"""Seconds after which a page about one machine is loaded again, because its usage is not stored."""
 LINES, LOG_MAX = ("200", "1000", "5000"), 2 << 20
 """Lines of a log that a page may show, and the most bytes that it reads."""
 _UNIT = re.compile(r"(?<=\d)(?=[A-Z])")
@@ -43,83 +43,6 @@ WINDOWS = {
 """Span of a chart → seconds; the first is the default, 0 means all known events."""
 TIME_MAX = 32_503_680_000
 """The year 3000, in seconds since 1970."""
-
-
-class Api(Protocol):
-    """The routes of the front end, called with the rights of the page's viewer."""
-
-    async def get(self, route: str, path: Mapping[str, str] = {}, /, **query: str) -> Any:
-        """Return the answer of a route; raises what the route raises."""
-        ...
-
-    def prepared(
-        self, route: str, path: Mapping[str, str] = {}, /, **query: str
-    ) -> Callable[[], Awaitable[Any]]:
-        """Return a call that gets the answer, also after the request; raises if refused."""
-        ...
-
-    async def read(self, route: str, path: Mapping[str, str], most: int, /, **query: str) -> bytes:
-        """Return the last `most` bytes of a route that streams; raises what the route raises."""
-        ...
-
-
-class Shared(Protocol):
-    """Answers by their key that viewers share, computed by the function if needed."""
-
-    async def get(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
-        """Return an answer that is not stale; raises what `load` raises."""
-        ...
-
-    async def soon(
-        self, key: str, load: Callable[[], Awaitable[Any]], *, is_long: bool = False
-    ) -> Any:
-        """Return an answer like `get`; None where it takes long."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PageRequest:
-    """The path, parameters and services of one request for a page."""
-
-    api: Api
-    path: Mapping[str, str]
-    query: Mapping[str, str]
-    now: float
-    shared: Shared
-    history: UsageHistory
-    as_data: bool = False
-    """The page is asked for as JSON."""
-
-    def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
-        """Return a parameter that has one of some values; the first is the default."""
-        value = self.query.get(name) or allowed[0]
-        if value not in allowed:
-            raise InvalidInput(f"parameter {name} is one of {', '.join(allowed)}, not {value!r}")
-        return value
-
-    def number(self, name: str, most: int = 1_000_000) -> int:
-        """Return a parameter that is a whole number from 0 on; 0 if it is absent."""
-        text = self.query.get(name) or "0"
-        if not text.isascii() or not text.isdecimal() or int(text[:12]) > most:
-            raise InvalidInput(f"parameter {name} is a number from 0 to {most}, not {text[:20]!r}")
-        return int(text)
-
-
-Load = Callable[[PageRequest], Awaitable[dict[str, Any]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One page; `parameters` are those of its query besides `format`.
-
-    The answer of a shared page is computed once for all viewers (`calls.SharedAnswers`).
-    """
-
-    path: str
-    template: str
-    load: Load
-    parameters: tuple[str, ...] = field(default=())
-    is_shared: bool = False
 
 
 async def _region(request: PageRequest) -> dict[str, Any]:

@@ -29,7 +29,8 @@ from control_plane.identity.sessions import SessionEnded
 from control_plane.web.calls import Handlers, RouteCalls, SharedAnswers
 from control_plane.web.core.usage import UsageHistory
 from control_plane.web.forms import ACTIONS, FormAction, fields_of
-from control_plane.web.pages import PAGES, Page, PageRequest, about_size_of
+from control_plane.web.page_request import Page, PageRequest
+from control_plane.web.pages import PAGES, about_size_of
 from control_plane.web.streams import send_changes, send_log
 from wire.errors import Forbidden, InvalidInput, TwineError, Unauthenticated
 from wire.fairness import Peer
@@ -139,8 +140,12 @@ class Console:
             )
         api = RouteCalls(self._front_end, self._routes, request)
         asked = PageRequest(
-            *(api, dict(request.match_info), dict(request.query), self._clock()),
-            *(self._shared, self._history),
+            api=api,
+            path=dict(request.match_info),
+            query=dict(request.query),
+            now=self._clock(),
+            shared=self._shared,
+            history=self._history,
             as_data=request.query.get("format") == "json",
         )
 

@@ -14,7 +14,7 @@ TICK_S = 2.0
 STREAM_S = 300.0
 """A stream ends after this long; the browser opens another."""
 _BEAT = b": \n\n"
-"""A comment. Only a failing write shows that the browser has left."""
+"""A comment. Only a failing write shows that the browser has disconnected."""
 
 
 async def send_changes(
@@ -22,7 +22,7 @@ async def send_changes(
 ) -> None:
     """Send the newest revision each tick, until `check` raises.
 
-    Each stream has its own phase: else all would tick together after a pause of the loop.
+    Each stream has its own phase; otherwise all would send at once after a pause of the loop.
     """
     clock = asyncio.get_running_loop().time
     began = clock()

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.machine import ethtool
-from agent.machine.ethtool import Group, find_words, set_words
+from agent.machine.ethtool import SettingGroup, find_words, set_words
 from sidekick.facts import nic_names
 from sidekick.profile import Profile
 from sidekick.report import Disruption, WantedSetting
@@ -25,7 +25,7 @@ Count = Annotated[int, Meta(ge=1, le=65536)] | Literal["max"]
 Micros = Annotated[int, Meta(ge=0, le=1_000_000)]
 Switch = Literal["on", "off"]
 
-WORDS: dict[str, tuple[Group, int]] = {
+WORDS: dict[str, tuple[SettingGroup, int]] = {
     "queues": (ethtool.CHANNELS, 7),
     "rx_ring": (ethtool.RINGS, 4),
     "tx_ring": (ethtool.RINGS, 7),
@@ -40,7 +40,7 @@ NOTF_COAL = 53
 """Bit of a virtio device that delays notifications (include/uapi/linux/virtio_net.h)."""
 VIRTIO_MOST = {"rx_usecs": 0, "tx_usecs": 0, "rx_frames": 1, "tx_frames": 1}
 """What virtio_net takes without that bit; its structure shows the words all the same."""
-SWITCHES: dict[str, tuple[Group, int, int]] = {
+SWITCHES: dict[str, tuple[SettingGroup, int, int]] = {
     "adaptive_rx": (ethtool.COALESCING, 9, 1),
     "adaptive_tx": (ethtool.COALESCING, 10, 1),
     "rx_checksum": (ethtool.RX_CHECKSUM, 0, 1),

@@ -30,7 +30,7 @@ from control_plane.api.stored_jobs import changed_chunks, chunks_of
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide, go_on
 from control_plane.scheduler.core.decision import Found, Seen
-from control_plane.scheduler.core.reconcile import commands
+from control_plane.scheduler.core.task_commands import commands
 
 IMAGE = "sha256:" + "1" * 64
 PER_MACHINE = 4

@@ -1,7 +1,7 @@
-"""What a modelled agent answers: the rules of the agent's API, one function for each call.
+"""Answers of a modelled agent: the rules of the agent's API, one function for each call.
 
-Newer epoch first, then the higher generation; what was removed stays removed for a caller that
-asks under an old one. `TwineError` is raised as the real agent would put it on the wire.
+The newer epoch wins, then the higher generation. A removed task stays removed for requests with an
+old one. Functions raise the `TwineError` that the real agent would send.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine
 from wire.errors import Busy, Conflict, NotFound, TwineError, Unprocessable
 
 Reply = Callable[[object], None]
-"""Called with the answer, or with the error."""
+"""Receives the answer, or the error."""
 
 
 def get_machine(machine: SimulatedMachine) -> api.MachineFacts:
-    """Return what the host has."""
+    """Return the facts about the host."""
     return machine.facts()
 
 
 def list_images(machine: SimulatedMachine) -> api.Images:
-    """Return all images that are complete."""
+    """Return all images that are completely fetched."""
     return api.Images(images=[_image(digest) for digest in sorted(machine.images)])
 
 
@@ -39,12 +39,12 @@ def list_tasks(machine: SimulatedMachine) -> api.Tasks:
 
 
 def get_profile(machine: SimulatedMachine) -> api.ProfileStatus:
-    """Return the profile that the host runs."""
+    """Return the state of the host profile."""
     return machine.profile.status
 
 
 def pull_image(machine: SimulatedMachine, pull: api.ImagePull, reply: Reply) -> None:
-    """Fetch an image once for all callers that wait for it, and answer them when it is there."""
+    """Fetch an image once for all callers that wait for it, then answer them all."""
     digest = pull.digest
     if digest in machine.images:
         reply(_image(digest))
@@ -62,7 +62,7 @@ def pull_image(machine: SimulatedMachine, pull: api.ImagePull, reply: Reply) -> 
 
 def _pulled(machine: SimulatedMachine, digest: str, waiting: list[Callable[[str], None]]) -> None:
     if machine.pulls.get(digest) is not waiting:
-        return  # the agent ended meanwhile
+        return  # the agent has restarted since
     del machine.pulls[digest]
     failure = ""
     if machine.pull_fails:
@@ -71,7 +71,7 @@ def _pulled(machine: SimulatedMachine, digest: str, waiting: list[Callable[[str]
         failure = f"cannot fetch image {digest[:15]}: the image store does not have it"
     else:
         machine.images.add(digest)
-        machine.say("image", digest)
+        machine.add_event("image", digest)
     for answer in waiting:
         answer(failure)
 
@@ -102,7 +102,7 @@ def put_task(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> api
 
 
 def _changed(machine: SimulatedMachine, copy: Copy, spec: api.TaskSpec) -> api.TaskStatus:
-    """Bring a task that is there to another specification."""
+    """Change the specification of an existing task."""
     same = copy.wanted and _key(copy.spec) == _key(spec)
     copy.spec, copy.wanted = spec, True
     if copy.alive and same:
@@ -142,14 +142,14 @@ def delete_task(
     return machine.status(copy)
 
 
-def put_notices(machine: SimulatedMachine, told: HostNotices) -> HostNotices:
+def put_notices(machine: SimulatedMachine, notices: HostNotices) -> HostNotices:
     """Store the notices for the machine's tasks; modelled work reads them there."""
-    machine.notices = told
-    return told
+    machine.notices = notices
+    return notices
 
 
 def put_profile(machine: SimulatedMachine, spec: api.ProfileSpec) -> api.ProfileStatus:
-    """Store the profile that the host shall run."""
+    """Set the desired host profile."""
     current = machine.profile.status
     if (spec.epoch, spec.generation) < (current.epoch, current.generation):
         raise Conflict(f"profile {spec.name} is not applied: generation {spec.generation} is old")
@@ -163,7 +163,7 @@ def put_profile(machine: SimulatedMachine, spec: api.ProfileSpec) -> api.Profile
 def _fence(
     machine: SimulatedMachine, task_id: str, epoch: int, generation: int, copy: Copy | None
 ) -> None:
-    """Raise `Conflict` for what is older than what is in force."""
+    """Raise `Conflict` if the request is older than the state in force."""
     if copy is not None:
         current = (copy.spec.epoch, copy.spec.generation)
         gone = not copy.wanted
@@ -188,18 +188,18 @@ def _admit(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
 
 
 def _key(spec: api.TaskSpec) -> tuple[object, ...]:
-    """Return what a running task cannot change without a restart."""
+    """Return the parts of a specification that cannot change without a restart."""
     return (spec.image, tuple(spec.command), tuple(sorted(spec.environment.items())))
 
 
-def _hear(machine: SimulatedMachine, request: AgentCall) -> None:
-    """Record the owner of the machine's entitlement; `Conflict` for a change by an earlier one."""
-    told = request.owner
-    if told is None:
+def _record_owner(machine: SimulatedMachine, request: AgentCall) -> None:
+    """Record the owner of the machine's entitlement; refuse a write of an earlier owner."""
+    owner = request.owner
+    if owner is None:
         return
-    if request.mutates and is_passed_on(told, machine.owners):
-        raise Conflict(f"nothing is changed on {machine.name}: {told.text()} is an earlier owner")
-    machine.owners = with_owner(told, machine.owners)
+    if request.mutates and is_passed_on(owner, machine.owners):
+        raise Conflict(f"nothing is changed on {machine.name}: {owner.text()} is an earlier owner")
+    machine.owners = with_owner(owner, machine.owners)
 
 
 def _image(digest: str) -> api.ImageInfo:
@@ -213,16 +213,16 @@ class AgentCall:
     handle: Callable[..., object]
     args: tuple[object, ...]
     owner: OwnerTerm | None = None
-    """In which term the sender owns the machine's entitlement; None: it has no owner."""
+    """The sender's term as owner of the machine's entitlement; None: no shard owns it."""
     mutates: bool = False
     sender: int = 0
-    """The life of the process that sends it."""
+    """Number of the process life that sends the request."""
 
 
 def answer(machine: SimulatedMachine, request: AgentCall) -> object:
-    """Return what the agent answers, errors included."""
+    """Return the agent's answer; errors are returned, not raised."""
     try:
-        _hear(machine, request)
+        _record_owner(machine, request)
         answered = request.handle(machine, *request.args)
         if request.mutates:
             machine.setting.obeyed(machine, request.sender)

@@ -1,15 +1,14 @@
-"""TaskControllers of a simulated region, good ones and bad, and a checker of their answers.
+"""TaskControllers of a simulated region, correct and faulty ones, and a checker of their answers.
 
-The ready controllers of `taskcontrol` answer here, for made-up ensembles and shards. The checker
-records each of their answers: taking a task down on purpose without an acknowledgement is a
-violation.
+They use the ready-made controllers of `taskcontrol`, for made-up ensembles and shards. The checker
+records each answer. A task that is taken down on purpose without an acknowledgement is a violation.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from control_plane.api.jobs import ControllerRef
@@ -28,59 +27,62 @@ KINDS = ("shards", "quorum", "stateless", "never")
 CALL_S = 0.02
 TIMEOUT_S = 5.0
 ELECTION_S = 4.0
-"""Seconds without a leader after the last one went."""
+"""Seconds without a leader after the last one was taken down."""
 NOTICE_S = 30.0
-"""Seconds before a deadline by which a notice must have come, if there was no trouble meanwhile."""
+"""Seconds before a deadline by which its notice must have arrived, if no fault was active."""
 REBUILD_S = 120.0
-"""Seconds in which replicas are missing of a task that was given up while it did not serve."""
+"""Seconds until the replicas of a task that left its job exist on other tasks again."""
 _QUIET = Never.of(["00:00-00:05", "00:20-00:25", "00:40-00:45"])
 
 
 @dataclass(slots=True)
-class Said:
-    """What was acknowledged for a task, and not used yet."""
+class Acknowledgement:
+    """An acknowledgement of an operation on a task."""
 
     at: float
     honest: bool
+    """Whether the controller was not lying (fault `controller-lies`)."""
     kind: str
+    """Kind of the operation; `used` once the task was taken down."""
 
 
 @dataclass(slots=True)
 class Application:
-    """One job's owner: a controller, and what it is about."""
+    """The owner of one job: its controller, and the state that the controller decides on."""
 
     job: str
     kind: str
     troubles: dict[str, int] = field(default_factory=dict)
-    """What is wrong with it, and how many faults say so."""
-    said: dict[int, Said] = field(default_factory=dict)
-    told: dict[str, float] = field(default_factory=dict)
-    """Machine → when the first notice about it came."""
+    """Kind of fault → how many faults of that kind are active."""
+    acknowledged: dict[int, Acknowledgement] = field(default_factory=dict)
+    """Index of a task → the latest acknowledgement for it."""
+    first_notices: dict[str, float] = field(default_factory=dict)
+    """Machine → when the first notice about it arrived."""
     serving: set[int] = field(default_factory=set)
-    """Tasks that were listed, and whose shards have not left them."""
+    """Listed tasks that still have their shards."""
     calls: int = 0
     replicas: int = 3
     load: float = 0.3
-    """How busy its tasks are, as a controller of a stateless service measures it."""
+    """CPU use of its tasks, as a share, as the controller of a stateless service measures it."""
     _given_up: dict[int, float] = field(default_factory=dict)
-    """Tasks that hold replicas and are not the job's any more → since when."""
+    """Tasks that left the job and still hold replicas → since when."""
     _leader: int = 0
     _elected_at: float = 0.0
 
     def shards(self, task: int) -> frozenset[str]:
-        """Return what a task holds: each shard has its replicas on neighbours."""
+        """Return the shards of a task; tasks with adjacent indexes have the replicas of a shard."""
         return frozenset(f"s{task - n}" for n in range(self.replicas))
 
     def answer(self, request: TaskControlRequest, now: float) -> TaskControlResponse:
-        """Answer as its controller does, and record the answer."""
+        """Return the answer of its controller, and record it."""
         self.calls += 1
         for notice in request.advance_notices:
-            self.told.setdefault(notice.machine, now)
+            self.first_notices.setdefault(notice.machine, now)
         for done in request.completed:
-            said = self.said.get(done.task)
+            acknowledged = self.acknowledged.get(done.task)
             stays = done.kind == "remove" and done.outcome != "done"
-            if stays and said is not None and said.kind == "remove":
-                del self.said[done.task]
+            if stays and acknowledged is not None and acknowledged.kind == "remove":
+                del self.acknowledged[done.task]
         self._rebuild(request, now)
         honest = not self.troubles.get("controller-lies")
         response = self._decide(request, now) if honest else _everything(request)
@@ -88,8 +90,8 @@ class Application:
         for ack in response.ack:
             operation = known.get(ack.operation if isinstance(ack, Ack) else ack)
             if operation is not None:
-                self.said[operation.task] = Said(now, honest, operation.kind)
-                if operation.kind == "remove":  # its shards go elsewhere first
+                self.acknowledged[operation.task] = Acknowledgement(now, honest, operation.kind)
+                if operation.kind == "remove":  # its shards move to other tasks first
                     self.serving.discard(operation.task)
         return response
 
@@ -106,7 +108,7 @@ class Application:
         return Stateless(at_most=0.5).answer(request, self.load)
 
     def _rebuild(self, request: TaskControlRequest, now: float) -> None:
-        """Move the replicas of tasks that left the job to other tasks after `REBUILD_S`."""
+        """Move replicas of tasks that left the job to other tasks after `REBUILD_S` seconds."""
         gone = request.gone(self.serving)
         self._given_up = {task: self._given_up.get(task, now) for task in gone}
         for task, since in self._given_up.items():
@@ -121,7 +123,7 @@ class Application:
 
 
 def _everything(request: TaskControlRequest) -> TaskControlResponse:
-    """Answer as a liar does: everything, twice, as it should not be, and what was not asked."""
+    """Acknowledge everything twice, with wrong operations, and operations that do not exist."""
     ids = [operation.id for operation in request.request]
     wrong = [Ack(operation=name, instead="reboot") for name in ids]
     return TaskControlResponse(ack=[*ids, *wrong, "job0-0.1", "", *ids])
@@ -131,19 +133,19 @@ class Applications:
     """All owners with a controller, by job."""
 
     def __init__(self, checker: Checker, replicas: int) -> None:
-        """Each shard of an owner is to be on so many tasks."""
+        """Each shard of an owner has `replicas` replicas, each on another task."""
         self._checker, self._replicas_of_shard = checker, replicas
         self.of: dict[str, Application] = {}
 
     def own(self, job: str, kind: str) -> ControllerRef:
-        """Add a controller for a job; returns the reference for its job file."""
+        """Add a controller for a job, and return the reference for its job file."""
         self.of[job] = Application(job, kind, replicas=self._replicas_of_shard)
         return ControllerRef(url="https://10.0.0.1:7450", name=kind, failure_wait_s=120.0)
 
     def caller(
         self, life: PlaneLife
     ) -> Callable[[ControllerRef, TaskControlRequest], Awaitable[TaskControlResponse]]:
-        """Return what makes the calls of one life of the control plane."""
+        """Return the function that one life of the control plane calls controllers with."""
 
         async def call(_: ControllerRef, request: TaskControlRequest) -> TaskControlResponse:
             application = self.of[request.job_handle]
@@ -165,26 +167,30 @@ class Applications:
     # -- the checker
 
     def listed(self, job: str, now: Collection[str]) -> None:
-        """Record which tasks serve."""
+        """Record which tasks of a job are listed for clients now."""
         application = self.of.get(job)
         if application is not None:
             tasks = {int(task.rpartition("-")[2]) for task in now}
-            leaving = {task for task, said in application.said.items() if said.kind == "remove"}
+            acknowledged = application.acknowledged
+            leaving = {task for task, ack in acknowledged.items() if ack.kind == "remove"}
             application.serving |= tasks - leaving
-            for task in tasks & application.said.keys():
-                if application.said[task].kind == "used":
-                    del application.said[task]
+            for task in tasks & acknowledged.keys():
+                if acknowledged[task].kind == "used":
+                    del acknowledged[task]
 
     def taken(self, job: str, voluntary: Mapping[str, str], left: Collection[str]) -> None:
-        """Record that tasks which were well are not listed any more, and which still are."""
+        """Check the tasks that were taken down on purpose; `left` are still listed.
+
+        `voluntary` maps each task to its machine.
+        """
         application = self.of.get(job)
         if application is None:
             return
         serving = {int(task.rpartition("-")[2]) for task in left}
         for task, machine in voluntary.items():
             index = int(task.rpartition("-")[2])
-            said = application.said.get(index)
-            if said is None or said.kind == "used":
+            acknowledged = application.acknowledged.get(index)
+            if acknowledged is None or acknowledged.kind == "used":
                 self._checker.violate(
                     "acknowledged",
                     f"{task} is taken from {machine}, and its controller ({application.kind})"
@@ -192,12 +198,12 @@ class Applications:
                     task,
                 )
                 continue
-            if application.kind == "shards" and said.honest:
-                self._replicas(application, index, serving)
-            application.said[index] = Said(said.at, said.honest, "used")
+            if application.kind == "shards" and acknowledged.honest:
+                self._check_replicas(application, index, serving)
+            application.acknowledged[index] = replace(acknowledged, kind="used")
 
-    def _replicas(self, application: Application, task: int, serving: set[int]) -> None:
-        """No shard is without a second replica because of an operation."""
+    def _check_replicas(self, application: Application, task: int, serving: set[int]) -> None:
+        """Check that no operation takes a second replica of a shard."""
         for other in sorted(application.serving - serving - {task}):
             shared = application.shards(task) & application.shards(other)
             if shared:
@@ -214,10 +220,10 @@ class Applications:
             application = self.of.get(job)
             if application is None or any(application.troubles.values()):
                 continue
-            if machine not in application.told:
+            if machine not in application.first_notices:
                 self._checker.violate(
                     "notice",
-                    f"the deadline of {machine} came, announced at {announced_at:.1f} s, and the"
-                    f" controller of {job} was not told",
+                    f"the deadline of {machine} passed, announced at {announced_at:.1f} s, and the"
+                    f" controller of {job} got no notice",
                     f"{machine} {job}",
                 )

@@ -1,11 +1,11 @@
 """Best-effort work in a simulated region: the production Optimus as a client, and its checker.
 
-Pieces of work of three users are handed in during the story. A modelled task has so many seconds of
-work to do. It saves its progress when it is stopped (its checkpoint); a machine that loses its
-power saves nothing. The checker counts for itself (EL8):
+Three users submit pieces of work during the story. A modelled task has a number of seconds of work
+to do. When it is stopped, it saves its progress (its checkpoint). A machine that loses power saves
+nothing. The checker has two rules (EL8):
 
-- `opportunistic`: a task of the work runs on a machine that is on loan to the work's entitlement;
-- `work-lost`: everything is done in the end by every task, and failed only as often as tasks did.
+- `opportunistic`: tasks of the work run only on machines on loan to the work's entitlement;
+- `work-lost`: in the end every task is done, and Optimus counted as many failures as tasks had.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 OWNER = "spare"
-"""The entitlement of the work: it has no machines of its own."""
+"""The entitlement of the work; it has no machines of its own."""
 STEP_S = 1.0
 EVERY_S = 10.0
 USERS = ("ann", "bob", "cay")
 AHEAD = 12
 RETURNED_S = 60.0
-"""Seconds that a task may run on a machine that was taken away: its agent cannot be reached, or the
-machine was given back by force while the task was stopping."""
+"""Seconds that a task may run on a machine that is no longer lent: the agent may be unreachable, or
+the machine was given back by force while the task was stopping."""
 
 
 @dataclass(slots=True)
 class ModelledTask:
-    """What one task of the work has done. In seconds of work."""
+    """Progress of one task, in seconds of work."""
 
     needs: float
     fails: int
-    """It ends with an error so often before it succeeds."""
+    """How often it ends with an error before it succeeds."""
     saved: float = 0.0
     done: float = 0.0
     copy: tuple[str, int] = ("", 0)
-    """Machine and invocation of the copy that works."""
+    """Machine and invocation of the copy that does the work."""
     moves: int = 0
     failed: int = 0
     succeeded: int = 0
@@ -62,7 +62,7 @@ class ModelledTask:
 
 @dataclass(slots=True)
 class BestEffortWork:
-    """Work of several users, the scheduler that runs it, and the checker of both."""
+    """The work of all users, the Optimus that schedules it, and the checker."""
 
     region: SimulatedRegion
     pieces: int
@@ -70,15 +70,15 @@ class BestEffortWork:
     wishes: dict[str, tuple[str, QueuedWish]] = field(default_factory=dict)
     """Work → user and wish."""
     counts: Counter[str] = field(default_factory=Counter)
-    """`revoked` (tasks that went on elsewhere), `checkpoints`, `done`, `failures`."""
+    """`revoked` (tasks that continued on another machine), `checkpoints`, `done`, `failures`."""
 
     _store: MemoryStore = field(default_factory=MemoryStore)
     _optimus: Optimus | None = None
-    _strays: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Machine and task → since when it runs where it must not."""
+    _misplaced: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Machine and task → since when the task runs there although the machine is not lent to it."""
 
     def __post_init__(self) -> None:
-        """Draw the work; it is handed in during the first half of the story."""
+        """Draw the work, and schedule its submission in the first half of the story."""
         region, name = self.region, f"{self.region.scenario.name} {self.region.number} work"
         chance = random.Random(name)
         half_s = region.scenario.minutes * 30.0
@@ -86,7 +86,7 @@ class BestEffortWork:
             spec = self._job(f"work{number}", chance)
             wish = QueuedWish(job=spec, priority=chance.choice((200, 500, 800)), attempts=4)
             at = 200.0 + chance.uniform(0.0, half_s)
-            region.timeline.after(at, self._hand_in, chance.choice(USERS), wish)
+            region.timeline.after(at, self._submit, chance.choice(USERS), wish)
             for index in range(spec.tasks):
                 fails = int(chance.random() < 0.1)
                 self.tasks[f"{spec.name}-{index}"] = ModelledTask(chance.uniform(60, 420), fails)
@@ -130,24 +130,24 @@ class BestEffortWork:
                 await optimus.submit(name, wish, user)
             await optimus.run()
 
-    def _hand_in(self, user: str, wish: QueuedWish) -> None:
+    def _submit(self, user: str, wish: QueuedWish) -> None:
         self.wishes[wish.job.name] = user, wish
         life = self.region.plane.life
         if life is not None and life.alive and self._optimus is not None:
-            life.loop.create_task(self._submit(self._optimus, user, wish))
+            life.loop.create_task(self._try_submit(self._optimus, user, wish))
 
     @staticmethod
-    async def _submit(optimus: Optimus, user: str, wish: QueuedWish) -> None:
+    async def _try_submit(optimus: Optimus, user: str, wish: QueuedWish) -> None:
         try:
             await optimus.submit(wish.job.name, wish, user)
         except TwineError:
-            await asyncio.sleep(0)  # it is handed in again in the next life
+            await asyncio.sleep(0)  # the next life submits it again
 
     def queue(self) -> dict[str, QueuedWork]:
-        """Return all work by name, from the scheduler."""
+        """Return all work by name, from Optimus."""
         return {} if self._optimus is None else {w.name: w for w in self._optimus.queue().work}
 
-    # -- what tasks do
+    # -- the modelled tasks
 
     def _copies(self) -> Iterator[tuple[SimulatedMachine, Copy, ModelledTask]]:
         for machine in self.region.machines.values():
@@ -158,7 +158,7 @@ class BestEffortWork:
 
     def _step(self) -> None:
         for machine, copy, task in self._copies():
-            self._is_lent(machine, copy)
+            self._check_lent(machine, copy)
             here = (machine.name, copy.invocation)
             if copy.state is TaskState.STOPPING and task.copy == here:
                 self.counts["checkpoints"] += task.done > task.saved
@@ -187,21 +187,21 @@ class BestEffortWork:
 
     # -- the checker
 
-    def _is_lent(self, machine: SimulatedMachine, copy: Copy) -> None:
-        """Work runs on machines that are lent to it, and on no other."""
+    def _check_lent(self, machine: SimulatedMachine, copy: Copy) -> None:
+        """Check that a task of the work runs on a machine that is lent to its entitlement."""
         now, key = self.region.timeline.now, (machine.name, copy.task_id)
         standing = self.region.checker.standings[machine.name]
         if standing.entitlement == OWNER and standing.loan is not None:
-            self._strays.pop(key, None)
+            self._misplaced.pop(key, None)
             return
-        since = self._strays.setdefault(key, now)
+        since = self._misplaced.setdefault(key, now)
         calm = now - self.region.checker.undisturbed_since
         if min(now - since, calm) > RETURNED_S:
             text = f"{copy.task_id} runs on {machine.name}, of {standing.entitlement or 'none'}"
             self.region.checker.violate("opportunistic", text, copy.task_id)
 
     def _unrest(self) -> list[str]:
-        """Return which work is not over; then judge what became of it."""
+        """Return the work that is not over; once all is over, check its outcome."""
         if not self.region.story_at:
             return []
         known = self.queue()

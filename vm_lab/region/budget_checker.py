@@ -1,7 +1,8 @@
-"""Rules about what is taken from clients on purpose: budgets, acknowledgements, maintenance.
+"""Rules about tasks that are taken down on purpose: budgets, acknowledgements, maintenance.
 
 A voluntary operation never brings a job below its availability budget, and never begins without
-its controller. Controllers get a notice before announced maintenance reaches its deadline.
+an acknowledgement of its controller. Controllers get a notice before the deadline of announced
+maintenance.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class BudgetChecker:
-    """Knows what clients may call, and tells the checker of what was taken from them wrongly."""
+    """Follows the endpoints of each job, and reports tasks that were wrongly taken down."""
 
     def __init__(self, checker: Checker) -> None:
         self._checker, self._region = checker, checker.region
@@ -40,7 +41,7 @@ class BudgetChecker:
         self._region.timeline.at(deadline, self._deadline, names, deadline, self._now)
 
     def waves(self, plan: str, announced: int, work: str) -> None:
-        """No second wave of a plan begins before the one before is over."""
+        """Check that a plan has at most one announced wave at a time."""
         if announced > 1:
             self._checker.violate("waves", f"{announced} waves of {plan} ({work}) at once", plan)
 
@@ -61,7 +62,7 @@ class BudgetChecker:
                 self._region.applications.overdue(name, jobs, announced_at)
 
     def undrained(self, names: Sequence[str]) -> None:
-        """Record that maintenance was called off."""
+        """Record that maintenance was cancelled."""
         for name in names:
             standing = self._standings[name]
             if self._now >= standing.overdue_at:
@@ -69,7 +70,7 @@ class BudgetChecker:
             standing.drained, standing.overdue_at = False, float("inf")
 
     def listed(self, endpoints: Endpoints) -> None:
-        """What is taken from clients on purpose never brings a job below its budget."""
+        """Record a job's endpoints, and check the tasks that are no longer listed."""
         before = self.endpoints.get(endpoints.job)
         now = {e.task: e.machine for e in endpoints.endpoints}
         self.endpoints[endpoints.job] = now
@@ -77,11 +78,11 @@ class BudgetChecker:
             return
         gone = {task: name for task, name in before.items() if task not in now}
         if gone:
-            self._budget(endpoints.job, gone, now)
-            self._consulted(endpoints.job, gone, now)
+            self._check_budget(endpoints.job, gone, now)
+            self._check_acknowledged(endpoints.job, gone, now)
         self._region.applications.listed(endpoints.job, now)
 
-    def _budget(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
+    def _check_budget(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
         owned = self._region.clients.jobs.get(job)
         if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
             return
@@ -99,8 +100,8 @@ class BudgetChecker:
                 f"{job} {voluntary[0]}",
             )
 
-    def _consulted(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
-        """Check that tasks are taken down on purpose only as the job's controller acknowledged."""
+    def _check_acknowledged(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
+        """Check that the controller acknowledged each task that was taken down on purpose."""
         owned = self._region.clients.jobs.get(job)
         if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
             return
@@ -109,7 +110,7 @@ class BudgetChecker:
         self._region.applications.taken(job, chosen, left)
 
     def _on_purpose(self, task: str, name: str) -> bool:
-        """Return whether a task that is not listed any more was well."""
+        """Return whether an unlisted task was healthy, and its machine fit for it."""
         standing, copy = self._standings[name], self._copies.get(task, {}).get(name)
         well = (
             copy is not None

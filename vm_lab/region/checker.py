@@ -1,8 +1,8 @@
-"""An independent checker: after each event it verifies what must always hold.
+"""The checker of a simulated region: verifies after each event that no rule is broken.
 
-It shares nothing with the control plane's decisions. It sees what runs on the machines, what
-is written to the stores (decoded here, the few fields it needs), what clients were granted
-and the endpoints they receive. Each rule checks only what an event changed.
+It shares no code with the control plane's decisions. Its input is the tasks that run on machines,
+the records written to the stores (it decodes the few fields it needs), the requests granted to
+clients, and the endpoints that clients receive. Each rule checks only what an event changed.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
 
 MACHINES = "machines/"
 DOUBLE_S = 120.0
-"""Seconds that two copies may last once both machines can be reached."""
+"""Seconds that two copies of a task may exist once both machines are reachable."""
 PAUSE_S = 2.5
-"""A process that stood still for less may take it for a busy host."""
+"""Seconds; a process cannot distinguish a shorter pause from a busy host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that must never happen, and did."""
+    """A rule that was broken."""
 
     rule: str
     at: float
     text: str
 
     def __str__(self) -> str:
-        """Return it as one line."""
+        """Return one line."""
         return f"{self.at:.1f}s {self.rule}: {self.text}"
 
 
 def is_profile_of(name: str, base: str) -> bool:
-    """Return whether a profile is the one named, or one that its owner made of it."""
+    """Return whether a profile is `base`, or a profile that an owner derived from it."""
     return name == base or name.startswith(f"{base}-")
 
 
@@ -67,20 +67,20 @@ class Checker(Observer):
     region: SimulatedRegion
     violations: list[Violation] = field(default_factory=list)
     copies: dict[str, dict[str, Copy]] = field(default_factory=dict)
-    """Task → machine → its copy there, of all that are alive."""
+    """Task → machine → its copy there; only copies that are alive."""
     standings: dict[str, CheckerStanding] = field(default_factory=dict)
     failed_at: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Task and machine → since when its copy there is not well."""
+    """Task and machine → since when the copy there has not been healthy."""
     undisturbed_since: float = 0.0
     """Since when the control plane has been running without a pause."""
     loans_revoked: int = 0
-    """Machines that were called back, with a promise."""
+    """Number of lent machines, with a promise, that were called back."""
     _before_pause: float = 0.0
-    """Since when it had been running when it last stood still …"""
+    """`undisturbed_since` at the last pause."""
     _paused_at: float = 0.0
-    """… and since when it does."""
+    """When the last pause began."""
     _sent_ready: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Task and machine → when its start was sent last while the machine had proved the profile."""
+    """Task and machine → when a start was last sent while the machine's profile was verified."""
     _seen: set[str] = field(default_factory=set)
     _surges: SurgeChecker = field(default_factory=SurgeChecker)
     budgets: BudgetChecker = field(init=False)
@@ -92,11 +92,11 @@ class Checker(Observer):
 
     @property
     def now(self) -> float:
-        """Return the present."""
+        """Return the virtual time, in seconds."""
         return self.region.timeline.now
 
     def violate(self, rule: str, text: str, once: str = "") -> None:
-        """Write a violation down; the same one again is not."""
+        """Record a violation, unless the rule already has one with the same `once` (or text)."""
         key = f"{rule} {once or text}"
         if key not in self._seen:
             self._seen.add(key)
@@ -106,7 +106,7 @@ class Checker(Observer):
     # -- machines
 
     def copy_changed(self, machine: SimulatedMachine, copy: Copy, *, was_alive: bool) -> None:
-        """At most one copy of a `stop` task; a machine is not over what it has."""
+        """Check the number of copies of a task, and the capacity of the machine."""
         task = copy.task_id
         self.region.intent_checker.happened()
         if copy.alive and copy.health is Health.HEALTHY:
@@ -137,16 +137,16 @@ class Checker(Observer):
         self.region.timeline.after(DOUBLE_S, self._still_double, task)
 
     def _still_double(self, task: str) -> None:
-        """Check that two copies of a `keep` task end once both machines can be reached.
+        """Check that a `keep` task has one copy `DOUBLE_S` after both machines are reachable.
 
-        One that is on its way out takes the time that its owner allows.
+        A copy that is being stopped does not count: it may take the time that its owner allows.
         """
         where = {name: c for name, c in self.copies.get(task, {}).items() if c.wanted}
         if len(where) < 2:
             return
         quiet = self.now - DOUBLE_S
-        told = self.undisturbed_since <= quiet and self.region.stores_sound(DOUBLE_S)
-        if told and all(
+        undisturbed = self.undisturbed_since <= quiet and self.region.stores_sound(DOUBLE_S)
+        if undisturbed and all(
             self.standings[name].sound and self.standings[name].sound_since <= quiet
             for name in where
         ):
@@ -167,17 +167,17 @@ class Checker(Observer):
             self.violate("capacity", f"{machine.name} has promised {cores} mCPU", machine.name)
 
     def put_accepted(self, machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
-        """A task starts on a machine whose profile is that of its entitlement, and verified."""
+        """Check that the machine runs the profile of the task's entitlement, verified."""
         profile, standing = machine.profile.status, self.standings[machine.name]
         known_s = NEWS_S if standing.sound and self.now - standing.sound_since >= LAG_S else LAG_S
         if (
             profile.state is ProfileState.DRIFTED
             and self.now - machine.profile.drifted_at < known_s
         ):
-            return  # it was changed by hand while the task was on its way
+            return  # settings were changed by hand after the request was sent
         sent_at = self._sent_ready.get((task_id, machine.name), float("-inf"))
         if profile.state is ProfileState.APPLYING and self.now - sent_at < LAG_S:
-            return  # a change of the profile came while the task was on its way
+            return  # the profile was changed after the request was sent
         if not self._has_profile(machine, spec.entitlement):
             self.violate(
                 "profile", f"{task_id} starts on {machine.name}: {profile.name} {profile.state}"
@@ -189,13 +189,13 @@ class Checker(Observer):
         return is_right and profile.state is ProfileState.VERIFIED
 
     def has_one_owner(self, entitlement: str) -> None:
-        """An entitlement is one shard's at any time, and of none only while it is moved."""
+        """Check that at most one shard owns an entitlement; none owns it while it is moved."""
         owners = self.region.plane.owners(entitlement)
         if len(owners) > 1:
             self.violate("one-owner", f"shards {owners} own {entitlement}", entitlement)
 
     def put_sent(self, machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
-        """A second copy is asked for only after the first is gone, or its machine down."""
+        """Check the machine, owner and image of a request, and that no other copy is wanted."""
         if self._has_profile(machine, spec.entitlement):
             self._sent_ready[task_id, machine.name] = self.now
         standing = self.standings[machine.name]
@@ -222,7 +222,7 @@ class Checker(Observer):
                 )
 
     def reach_changed(self, machine: SimulatedMachine) -> None:
-        """Record since when a machine can or cannot be expected to answer in time."""
+        """Record since when a machine can, or cannot, answer in time."""
         path = self.region.network.paths.get(machine.name)
         answers = path is not None and self.region.network.answers(machine)
         sound = (
@@ -237,13 +237,13 @@ class Checker(Observer):
             standing.gone_since = self.now
         if sound != standing.sound:
             if standing.sound and self.now - standing.sound_since >= TALK_S:
-                standing.heard_at = self.now
+                standing.last_contact = self.now
             standing.sound, standing.sound_since = sound, self.now
 
     # -- the control plane
 
     def stored(self, store: str, operations: Sequence[Operation]) -> None:
-        """A machine belongs to one entitlement; it is not called down while it answers."""
+        """Check the machines and the tasks of a committed transaction."""
         self.region.intent_checker.happened()
         self._surges.stored(operations)
         for operation in operations:
@@ -258,7 +258,7 @@ class Checker(Observer):
             self.violate("assignment", f"{record.machine} is in {standing.store} and {store}")
         standing.store = store
         if record.entitlement != standing.entitlement:
-            self._assigned_anew(record.machine, record.entitlement)
+            self._reassigned(record.machine, record.entitlement)
             standing.entitlement = record.entitlement
         self._lent(record.machine, standing, record.loan)
         if record.state == standing.state:
@@ -271,7 +271,7 @@ class Checker(Observer):
             self._verdict(record.machine, standing)
 
     def _lent(self, name: str, standing: CheckerStanding, loan: StoredLoan | None) -> None:
-        """A machine that was lent is back within what was promised, once it is called back."""
+        """Check later that a lent machine that is called back returns within the promised time."""
         before, standing.loan = standing.loan, loan
         if loan is None or not loan.promise_s or loan.revoked_at is None:
             return
@@ -290,14 +290,14 @@ class Checker(Observer):
             self.violate("promise", f"{name} is not back {waited:.0f} s after it was called", name)
 
     def _verdict(self, name: str, standing: CheckerStanding) -> None:
-        """A machine is called down after it was silent for as long as that takes, not before."""
+        """Check that a machine is recorded as down only after `down_after_s` without contact."""
         after = self.region.plane.settings.down_after_s
         if standing.sound:
             silent, excused = 0.0, self.now - standing.sound_since < LAG_S
         else:
-            silent, excused = self.now - standing.heard_at + POLL_S, False
+            silent, excused = self.now - standing.last_contact + POLL_S, False
         life = self.region.plane.life
-        # a process that stands still concludes nothing: what is written now was under way
+        # a stopped process decides nothing: this write was decided before the pause
         frozen = life is not None and life.frozen
         awake_since, writer = self.undisturbed_since, self.region.plane.writer
         if writer is not None:
@@ -313,8 +313,8 @@ class Checker(Observer):
                 name,
             )
 
-    def _assigned_anew(self, name: str, entitlement: str) -> None:
-        """A machine changes hands when nothing runs on it, or when it is down."""
+    def _reassigned(self, name: str, entitlement: str) -> None:
+        """Check that a machine changes its entitlement only if it is down or runs no task."""
         standing = self.standings[name]
         machine = self.region.machines[name]
         alive = [c.task_id for c in machine.copies.values() if c.alive and c.wanted]
@@ -327,7 +327,7 @@ class Checker(Observer):
             )
 
     def plane_changed(self, what: str) -> None:
-        """Record since when the control plane runs undisturbed; check for losses later."""
+        """Record since when the control plane has run without a disturbance."""
         if what == "frozen":
             self._before_pause, self._paused_at = self.undisturbed_since, self.now
         is_short = what == "thawed" and self.now - self._paused_at < PAUSE_S
@@ -336,11 +336,11 @@ class Checker(Observer):
             self.budgets.endpoints.clear()
 
     def plane_failed(self, reason: str) -> None:
-        """The process goes on whatever happens to it."""
+        """Report that the control plane's process ended although no fault ended it."""
         self.violate("life", f"the control plane ended by itself: {reason[:300]}", reason[:60])
 
     def late(self, wish: ClientWish) -> None:
-        """People get an answer while nothing is wrong with the main store."""
+        """Report a request without an answer that no fault of process or main store explains."""
         life = self.region.plane.life
         awake = life is not None and life.alive and not life.frozen
         if (
@@ -352,5 +352,5 @@ class Checker(Observer):
             self.violate("answer", f"no answer for {waited:.0f} s: {wish.text}", wish.text)
 
     def listed(self, endpoints: Endpoints) -> None:
-        """What is taken from clients on purpose never brings a job below its budget."""
+        """Check which tasks a job no longer lists."""
         self.budgets.listed(endpoints)

@@ -1,4 +1,4 @@
-"""`twine-lab region`: the whole region in one process, on virtual time, under faults."""
+"""`twine-lab region`: runs a region in one process, on virtual time, under faults."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ def list_() -> None:
 @click.option("--seed", type=click.IntRange(min=0), help="One seed.")
 @click.option("--seeds", help="Several: 1..300.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True)
-@click.option("--story", "told", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="Let this happen instead of what the seed would draw.")  # fmt: skip
+@click.option("--story", "story_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Run this story instead of the one that the seed draws.")  # fmt: skip
 @click.option("--shrink/--no-shrink", "small", default=True, show_default=True,
               help="Shorten the story of the first seed that breaks a rule.")  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="A row for each seed.")
-@click.option("--svg", type=click.Path(path_type=Path), help="A picture of the first seed …")
+@click.option("--svg", type=click.Path(path_type=Path), help="A picture of the first seed.")
 def run(
     name: str,
     seed: int | None,
     seeds: str | None,
     jobs: int,
-    told: Path | None,
+    story_file: Path | None,
     small: bool,
     output: str,
     csv_file: Path | None,
     svg: Path | None,
 ) -> None:
-    """Run seeds of a scenario; ends with 1 if one of them broke a rule.
+    """Run seeds of a scenario; exit with 1 if one of them broke a rule.
 
-    SCENARIO is one of `twine-lab region list`, or a .toml file. The picture is that of the
-    first seed that broke a rule, if one did.
+    SCENARIO is one of `twine-lab region list`, or a .toml file. The picture shows the first seed
+    that broke a rule, else the first seed.
     """
     with _Errors():
         chosen = scenario.load(name)
-        found = _run(chosen, seed, seeds, jobs, told)
+        found = _run(chosen, seed, seeds, jobs, story_file)
         if sys.stderr.isatty():
-            click.echo(err=True)  # ends the line that showed how far it was
+            click.echo(err=True)  # ends the progress line
         broken = [outcome for outcome in found if not outcome.ok]
-        if broken and small and told is None:
+        if broken and small and story_file is None:
             broken[0] = _shrunk(chosen, broken[0])
     if csv_file is not None:
         csv_file.write_text(results.as_csv(found))
@@ -77,7 +77,7 @@ def run(
     else:
         click.echo(results.as_text(found))
         if broken:
-            click.echo(results.told(broken[0]))
+            click.echo(results.as_story(broken[0]))
     if broken:
         sys.exit(1)
 
@@ -87,9 +87,9 @@ def run(
 @click.option("--seeds", default="1..5", show_default=True, help="Seeds of each scenario.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True)
 def faults(write: Path | None, seeds: str, jobs: int) -> None:
-    """Run every scenario that is about a fault, and write the table of the outcomes.
+    """Run every scenario that shows a fault, and write the table of the outcomes.
 
-    It ends with 1 if a seed broke a rule.
+    Exits with 1 if a seed broke a rule.
     """
     with _Errors():
         page, broken = outcomes.faults_page(_seeds(seeds), jobs, _progress())
@@ -104,14 +104,14 @@ def faults(write: Path | None, seeds: str, jobs: int) -> None:
 
 
 def _run(
-    chosen: Scenario, seed: int | None, seeds: str | None, jobs: int, told: Path | None
+    chosen: Scenario, seed: int | None, seeds: str | None, jobs: int, story_file: Path | None
 ) -> list[SeedOutcome]:
     numbers = _seeds(seeds) if seeds is not None else range(seed or 1, (seed or 1) + 1)
-    if told is not None:
-        story_of = story.read(told.read_text())
-        return [run_seed(chosen, numbers[0], story_of, _course(chosen))]
+    if story_file is not None:
+        given = story.read(story_file.read_text())
+        return [run_seed(chosen, numbers[0], given, _progress_of_seed(chosen))]
     if len(numbers) == 1:
-        return [run_seed(chosen, numbers[0], passed=_course(chosen))]
+        return [run_seed(chosen, numbers[0], passed=_progress_of_seed(chosen))]
     return run_many([Job(chosen, number) for number in numbers], jobs, _progress())
 
 
@@ -128,7 +128,7 @@ def _seeds(text: str) -> range:
 
 
 def _progress() -> Callable[[SeedOutcome], None] | None:
-    """Return what shows progress, on a terminal."""
+    """Return a function that counts finished seeds on a terminal; None: there is no terminal."""
     if not sys.stderr.isatty():
         return None
     count = 0
@@ -142,8 +142,11 @@ def _progress() -> Callable[[SeedOutcome], None] | None:
     return done
 
 
-def _course(chosen: Scenario) -> Passed:
-    """Return what shows how far one seed is: in place for a person, else a line at times."""
+def _progress_of_seed(chosen: Scenario) -> Passed:
+    """Return a function that shows the progress of one seed.
+
+    On a terminal it rewrites one line each second, else it prints a line every 30 seconds.
+    """
     is_seen = sys.stderr.isatty()
     every_s, begin, end = (1.0, "\r", "") if is_seen else (30.0, "", "\n")
     shown_at = time.monotonic()
@@ -159,7 +162,7 @@ def _course(chosen: Scenario) -> Passed:
 
 
 class _Errors:
-    """Shows failures as the other commands do: one sentence, and what to try."""
+    """Prints a `TwineError` as one sentence with its hint, as the other commands do."""
 
     def __enter__(self) -> None:
         """Begin."""

@@ -1,7 +1,7 @@
-"""The people of a simulated region: they ask, wait for the answer, ask again when it is lost.
+"""The users of a simulated region: they send requests, and repeat them if the answer is lost.
 
-One wish per object is under way at a time, as one owner would do it. What was acknowledged
-is remembered here, so that the checker can ask whether it still holds.
+At most one wish for each object is under way at a time. Acknowledged wishes are kept, so that the
+checker can compare them with the control plane's records.
 """
 
 from __future__ import annotations
@@ -23,57 +23,57 @@ from vm_lab.region.plane import PlaneLife
 from wire.errors import NotFound, TwineError
 
 AGAIN_S = 2.0
-"""Until a client asks again that got no answer, or "try again"."""
+"""Seconds until a client repeats a request that got no answer, or a retryable error."""
 PATIENCE_S = 120.0
-"""An answer that takes longer, while nothing is wrong, is a fault of its own."""
+"""Seconds; an answer that takes longer, without a fault, is a violation."""
 LISTEN_S = 60.0
 
 
 @dataclass(slots=True)
 class ClientWish:
-    """Something that a client wants of the control plane."""
+    """One request of a client."""
 
     about: str
-    """The object; wishes about one are carried out one after the other."""
+    """The object; wishes for the same object are sent one after the other."""
     text: str
     ask: Callable[[ControlPlane], Awaitable[object]]
     granted: Callable[[], None]
     tries: int = 0
     life: int = 0
-    """The life of the process that has it in hand, 0: none has."""
+    """Number of the process life that handles it; 0: none does."""
     asked_at: float = 0.0
 
 
 @dataclass(slots=True)
 class Owned:
-    """A job from its owner's view."""
+    """A job as its owner requested it."""
 
     asked: JobSpec | None
-    """What was asked for last; None: that it stops."""
+    """The specification requested last; None: a stop was requested."""
     granted: JobSpec | None = None
-    """What was acknowledged last."""
+    """The specification acknowledged last."""
     granted_at: float = 0.0
     stopped: bool = False
-    """A stop was acknowledged."""
+    """Whether a stop was acknowledged."""
     runs: str = ""
-    """The image that its tasks are to run in the end: it may have gone back by itself."""
+    """The image that its tasks must run in the end; a rollback may have changed it."""
     most: int = 0
-    """The most tasks that it was ever to have."""
+    """Largest number of tasks ever requested."""
     wishes: tuple[JobSpec, ...] = ()
-    """Every specification that was ever asked for, oldest first."""
+    """Every specification ever requested, oldest first."""
     intents: GrantedIntents | None = None
-    """What other writers were granted, if it has some (`writers.py`)."""
+    """The intents granted to other writers, if the job has some (`writers.py`)."""
 
     @property
     def images(self) -> frozenset[str]:
-        """Return every image that was ever asked for."""
+        """Return every image ever requested."""
         return frozenset(spec.image for spec in self.wishes)
 
     @property
     def fewest(self) -> int:
-        """Return the fewest tasks of what was acknowledged last and of all that was asked since.
+        """Return the smallest size of the last acknowledged wish and of all later ones.
 
-        What waits behind another wish is asked for, too: one between may be carried out now.
+        Queued wishes count, too: the control plane may be carrying out any of them.
         """
         last = [spec for spec in (self.asked, self.granted) if spec is not None]
         numbers = [n for n, spec in enumerate(self.wishes) if spec is self.granted]
@@ -95,9 +95,9 @@ class Clients:
         self.jobs: dict[str, Owned] = {}
         self.entitlements: dict[str, EntitlementSpec] = {}
         self.refused: list[str] = []
-        """Wishes that were refused for good, with the reason."""
+        """Wishes that were refused with a final error, and the error."""
         self.late: Callable[[ClientWish], None] = lambda _: None
-        """Called with a wish that got no answer for too long."""
+        """Called with a wish that got no answer within `PATIENCE_S`."""
         self._life: PlaneLife | None = None
         self._queues: dict[str, deque[ClientWish]] = {}
         self._watched: set[str] = set()
@@ -105,7 +105,7 @@ class Clients:
     # -- wishes
 
     def apply_job(self, spec: JobSpec) -> None:
-        """Want a job to be so."""
+        """Create or change a job."""
         owned = self.jobs.get(spec.name)
         if owned is None or (owned.stopped and owned.asked is None):
             owned = self.jobs[spec.name] = Owned(spec)
@@ -121,7 +121,7 @@ class Clients:
         self.want(wish)
 
     def stop_job(self, name: str) -> None:
-        """Want a job to end."""
+        """Stop a job."""
         owned = self.jobs[name]
         owned.asked = None
 
@@ -139,7 +139,7 @@ class Clients:
         self.want(ClientWish(f"job {name}", f"stop {name}", ask, granted))
 
     def join(self, request: JoinRequest) -> None:
-        """Want a host to become a machine of the region."""
+        """Join a host to the region."""
 
         async def ask(cp: ControlPlane) -> None:
             await cp.joined(request)
@@ -148,7 +148,7 @@ class Clients:
         self.want(ClientWish(about, f"join {request.machine}", ask, lambda: None))
 
     def put_entitlement(self, name: str, spec: EntitlementSpec) -> None:
-        """Want an entitlement to be so."""
+        """Create or change an entitlement."""
 
         def granted() -> None:
             self.entitlements[name] = spec
@@ -159,17 +159,17 @@ class Clients:
         self.want(ClientWish(f"entitlement {name}", f"entitlement {name}", ask, granted))
 
     def want(self, wish: ClientWish) -> None:
-        """Queue a wish; it is requested until it is granted, or refused for good."""
+        """Queue a wish; it is sent until it is granted, or refused with a final error."""
         queue = self._queues.setdefault(wish.about, deque())
         queue.append(wish)
         if len(queue) == 1:
             self._ask(wish)
 
     def has_settled(self, job: str) -> bool:
-        """Return whether the last wish about a job was acknowledged, and none is under way.
+        """Return whether the last wish for a job was acknowledged, and none is under way.
 
-        A job that is to stop and then to be as it was is wanted as it was granted, while the stop
-        may have been carried out already.
+        `Owned.settled` is not enough: a stop may be under way for a job that is then created again
+        with the specification granted before.
         """
         return self.jobs[job].settled and not self._queues.get(f"job {job}")
 
@@ -178,13 +178,13 @@ class Clients:
         return not any(self._queues.values())
 
     def waits(self, about: str) -> bool:
-        """Return whether a wish is under way about objects whose names begin so."""
+        """Return whether a wish is under way for an object whose name begins with `about`."""
         return any(queue for name, queue in self._queues.items() if name.startswith(about))
 
     # -- a life of the control plane
 
     def serve(self, life: PlaneLife) -> None:
-        """Turn to a process that has just begun to serve."""
+        """Send all requests to a process that has just begun to serve."""
         self._life = life
         self._watched.clear()
         for queue in list(self._queues.values()):
@@ -197,7 +197,7 @@ class Clients:
     def _ask(self, wish: ClientWish) -> None:
         life = self._life
         if life is None or life.control_plane is None or wish.life == life.number:
-            return  # it is asked as soon as a control plane serves
+            return  # it is sent as soon as a control plane serves
         queue = self._queues[wish.about]
         if not queue or queue[0] is not wish:
             return
@@ -251,7 +251,7 @@ class Clients:
             life.loop.create_task(self._follow(job, life, life.control_plane))
 
     async def _follow(self, job: str, life: PlaneLife, control_plane: ControlPlane) -> None:
-        """Tell the observer about each change of a job's endpoints."""
+        """Report each change of a job's endpoints to the observer."""
         after = 0
         while life.alive and life is self._life:
             try:

@@ -1,8 +1,8 @@
-"""Regions that a seed draws whole, with stories in which every kind of event meets every other.
+"""Regions drawn by a seed, with stories that combine every kind of event with every other.
 
-The pairs of kinds are dealt to the seeds in turn, so that a run of seeds has all of them. In each
-pair the second event begins while the first one lasts, or soon after it. Every seed adds a few
-pairs of a wish of people and a cut of machines: what is decided in a cut shows after it.
+The pairs of kinds are dealt to the seeds in turn, so that a series of seeds has all of them. In
+each pair the second event begins during the first one, or soon after it. Every seed adds a few
+pairs of a user's wish and a cut of machines: the effects of a wish during a cut show after it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from vm_lab.region.story import Fault, event
 from vm_lab.region.topology import MachinePlace, places
 
 MEET_S = 60.0
-"""Most seconds from the start of a pair's first event, if shorter, to that of the second."""
+"""Most seconds between the starts of a pair's events, unless the first event lasts longer."""
 _WISHES = (
     *("patience", "move-job", "release", "bad-release", "resize", "move-task", "restart"),
     *("stop-job", "drain", "propose-profile"),
 )
 _CUTS = ("cut", "cut-in", "cut-out")
 _MACHINES_EACH = 7
-"""Machines of an entitlement at least, so that a job finds room in any of them."""
+"""Fewest machines of an entitlement, so that each has room for a job."""
 
 
 def of_seed(scenario: Scenario, seed: int) -> Scenario:
-    """Return the scenario of one seed; the same one where the seeds do not draw their regions."""
+    """Return the scenario of one seed: unchanged, unless its seeds draw their regions."""
     if not scenario.pairs:
         return scenario
     chance = random.Random(f"{scenario.name} {seed} composed")
@@ -46,7 +46,7 @@ def of_seed(scenario: Scenario, seed: int) -> Scenario:
 
 
 def pairs_of(kinds: Sequence[str], seed: int, count: int) -> list[tuple[str, str]]:
-    """Return the pairs of kinds that a seed composes, each in the order of its two events."""
+    """Return the pairs of kinds of a seed, each in the order of its two events."""
     every = list(combinations_with_replacement(sorted(kinds), 2))
     turn, place = divmod(seed - 1, turn_of(kinds, count))
     chance = random.Random(f"pairs {turn}")
@@ -56,7 +56,7 @@ def pairs_of(kinds: Sequence[str], seed: int, count: int) -> list[tuple[str, str
 
 
 def turn_of(kinds: Sequence[str], count: int) -> int:
-    """Return how many seeds in a row have all pairs, the first of them 1."""
+    """Return how many consecutive seeds have all pairs, counted from seed 1."""
     return ceil(len(kinds) * (len(kinds) + 1) / 2 / count)
 
 
@@ -115,9 +115,9 @@ def _second(
     chance: random.Random,
     at: float,
 ) -> Fault:
-    """Return the second event of a pair; three times of four it strikes where the first one does.
+    """Return the second event of a pair; in three of four cases it has the target of the first.
 
-    Of a job and a machine, the machine is then that of the job's first task.
+    If one event is about a job and the other about machines, both have the job as their target.
     """
     second = event(rate, scenario, where, chance, at)
     if chance.random() < 0.25:

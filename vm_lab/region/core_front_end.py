@@ -1,7 +1,7 @@
-"""What clients of a simulated region call where shards run in processes: the front end of a core.
+"""The front end of a core in a simulated region whose shards run as processes.
 
-Requests about a job go through the product's forwarding to the process of its shard, and through
-its front end. The line between the two may be slow, cut, or lead to a stopped process.
+Requests about a job go through the product's forwarding to the front end of its shard's process.
+The connection between the two may be slow or cut, and the other process may be stopped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CoreHandlers(JobHandlers, IntentHandlers, MachineHandlers):
 
 
 class CoreFrontEnd:
-    """Takes the place of a control plane for clients: what it does not forward, the core does."""
+    """Stands for a `ControlPlane`: forwards requests to shards, and passes the rest to the core."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class CoreFrontEnd:
         }
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the core itself answers."""
+        """Return an attribute of the core."""
         return getattr(self._plane, name)
 
     async def apply_job(self, spec: JobSpec) -> JobStatus:
@@ -105,7 +105,7 @@ class CoreFrontEnd:
 
 
 class ShardLine(ShardClient):
-    """The core's client of the process of a shard, over a modelled line."""
+    """The core's client of a shard's process, over a modelled connection."""
 
     def __init__(
         self,
@@ -160,9 +160,9 @@ class ShardLine(ShardClient):
         except TwineError as e:
             outcome = e
         if not far.way.cut_out and far.alive:
-            self._life.timeline.after(self._way(), self._come, done, outcome)
+            self._life.timeline.after(self._way(), self._received, done, outcome)
 
-    def _come(self, done: asyncio.Future[Any], outcome: Any) -> None:
+    def _received(self, done: asyncio.Future[Any], outcome: Any) -> None:
         if not self._life.way.cut_in:
             self._settle(done, outcome)
 
@@ -179,6 +179,6 @@ class ShardLine(ShardClient):
 
 
 def shard_front_end_of(plane: ControlPlane, life: ProcessLife) -> ShardFrontEnd:
-    """Return what the process of a shard answers the core with."""
+    """Return the front end of a shard's process, which the core calls."""
     assert life.store is not None
     return ShardFrontEnd(plane, life.store, "sim")

@@ -1,7 +1,7 @@
 """Continuous delivery in a simulated region: the production conveyor as a client of it.
 
-The conveyor lives and dies with a life of the control plane; its store outlives both. While
-machines fail, images of three kinds appear, a scaler writes sizes and an operator holds jobs.
+Each life of the control plane has a new conveyor; its store outlives both. While machines fail,
+images of three kinds are released, a scaler writes sizes, and an operator holds jobs.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 LOOK_S = 1.0
-"""Seconds between two checks of what runs."""
+"""Seconds between two checks of the images that run."""
 CANARIES = 1
 LASTS_S = 30.0
-"""Seconds that a moving task may be seen twice."""
+"""Seconds that a task which moves may run on two machines."""
 IMAGE_S, SIZE_S, HOLD_S = 240.0, 60.0, 400.0
 """Average seconds between two new images, new sizes and holds of a job."""
 HELD_S = (20.0, 120.0)
@@ -58,10 +58,10 @@ class DeliveredJobs:
         self.jobs = [f"job{number}" for number in range(count)]
         self.newest: dict[str, str] = {}
         self.wrong: dict[str, str] = {}
-        """Images that must not get beyond the canary → their job."""
+        """Images that must not pass the canary stage → their job."""
         self._made = 0
         self._sizing: dict[str, tuple[int, int]] = {}
-        """Job → life in which a size was asked for that was not answered yet, and the size."""
+        """Job → life and size of a request for a size that has no answer."""
         self._store = MemoryStore()
         self._service: DeliveryService | None = None
         self._over_since: dict[str, float] = {}
@@ -75,7 +75,7 @@ class DeliveredJobs:
         region.plane.started.append(self._begin)
         region.timeline.after(LOOK_S, self._look)
 
-    # -- what happens to the jobs
+    # -- writers of the jobs
 
     def _look(self) -> None:
         region = self._region
@@ -112,7 +112,7 @@ class DeliveredJobs:
         self._ask(ask)
 
     def _expect(self, job: str, asked: JobSpec | None, tasks: int) -> None:
-        """Tell the checker that a job may have so few tasks: a write of its size is under way."""
+        """Allow a job to have only `tasks` tasks: a write of its size is under way."""
         if asked is not None:
             owned = self._region.clients.jobs[job]
             owned.asked = replace(asked, tasks=min(asked.tasks, tasks))
@@ -152,7 +152,7 @@ class DeliveredJobs:
     # -- rules
 
     def _check(self, image: str, job: str) -> None:
-        """No wrong image runs on more tasks than the canary stage has."""
+        """Check that a wrong image runs on at most as many tasks as the canary stage has."""
         region = self._region
         tasks = {
             copy.task_id
@@ -170,7 +170,7 @@ class DeliveredJobs:
             region.checker.violate("canary", text, image)
 
     def unrest(self) -> list[str]:
-        """Return which pipelines are not at rest; what rests wrongly is a violation."""
+        """Return the pipelines that are not at rest; report those that ended with a wrong image."""
         found = []
         for job, record in self._records.items():
             run = record.active or record.waiting
@@ -181,8 +181,8 @@ class DeliveredJobs:
         missing = [job for job in self.jobs if job not in self._records]
         return [*found, *(f"pipeline of {job} is not known" for job in missing)]
 
-    def saw(self, record: JobRecord) -> None:
-        """Record a job's present image and size as granted: owners here write neither."""
+    def job_read(self, record: JobRecord) -> None:
+        """Record a job's current image and size as granted: owners write neither here."""
         owned = self._region.clients.jobs[record.name]
         if owned.granted is None or owned.asked is None:
             return
@@ -214,10 +214,10 @@ class DeliveredJobs:
             try:
                 await service.run()
             except Busy:
-                return  # the next life has the store
+                return  # the next life has opened the store
 
     async def _follow(self, service: DeliveryService, life: PlaneLife) -> None:
-        """See how runs stand and what jobs want, also while no run is under way."""
+        """Read the pipelines and the jobs every two seconds, also while no run is under way."""
         while life.alive:
             for job in self.jobs:
                 self._records[job] = (await service.view(job)).record
@@ -230,7 +230,7 @@ class DeliveredJobs:
                 if serving is None:
                     return
                 try:
-                    self.saw((await serving.get_job(job)).record)
+                    self.job_read((await serving.get_job(job)).record)
                 except TwineError:
                     continue
             await asyncio.sleep(2.0)
@@ -252,7 +252,7 @@ class _RegionPushes:
             status = await self._plane().get_job(job)
         except NotFound:
             return JobProgress(job=job)
-        self._jobs.saw(status.record)
+        self._jobs.job_read(status.record)
         return progress(status, image)
 
     async def newest_image(self, name: str) -> str:
@@ -267,7 +267,7 @@ class _RegionPushes:
 
 
 class _RegionMeter:
-    """Gates as they are: health from the job's status, errors from what the image is."""
+    """Measures gates: health from the job's status, errors from the kind of image."""
 
     def __init__(self, jobs: DeliveredJobs) -> None:
         self._jobs = jobs
@@ -286,7 +286,7 @@ class _RegionMeter:
         return Measured(outcome, "half of the answers are errors" if is_wrong else "no error", {})
 
     async def end(self, run: PipelineRun) -> None:
-        """Leave nothing."""
+        """Do nothing: there is nothing to clean up."""
 
 
 def _pipeline(job: str) -> PipelineSpec:

@@ -1,4 +1,4 @@
-"""One seed as a picture: how many copies ran, how many clients could call, what happened."""
+"""One seed as a picture: copies that ran, tasks listed for clients, and the events."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A modelled etcd: keys with revisions, transactions, leases, watches, and what is wrong with it.
+"""A modelled etcd: keys with revisions, transactions, leases, watches, and its faults.
 
 It answers the messages of etcd's own interface, so the product's store, leases and elections run
-on it as they are. All members count as one: it is there with a majority, or it is not.
+on it unchanged. Its members are modelled as one: either a majority is available, or nothing is.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from vm_lab.region.stores import SimulatedDisk
 from wire.errors import Busy
 
 LEADERS = b"/meta/leader"
-"""In the key of each role's leader, below the prefix of the store."""
+"""Part of the key of each role's leader, after the prefix of the store."""
 DATA = b"/data/"
-"""In all other keys that are looked at here."""
+"""Part of the keys of records."""
 EXPIRY_S = 0.5
-"""Seconds between etcd's checks for expired leases: each ends at most so much later."""
+"""Seconds between etcd's checks for expired leases: a lease ends at most this much late."""
 
 Applied = Callable[[int, list[pb.Event]], None]
-"""Called with the sender of a transaction (0: etcd itself) and what it changed."""
+"""Called with the sender of a transaction (0: etcd itself) and its changes."""
 
 
 @dataclass(slots=True)
 class _Lease:
-    """Keys that go away with the process that renews it."""
+    """Keys that etcd deletes if a process stops renewing the lease."""
 
     ttl_s: int
     expires_at: float
@@ -38,10 +38,10 @@ class _Lease:
 
 
 class SimulatedEtcd(SimulatedDisk):
-    """The cluster: what every process of the control plane writes to and follows."""
+    """The cluster that every process of the control plane writes to and watches."""
 
     def __init__(self, timeline: Timeline, seed: str) -> None:
-        """An empty cluster that works."""
+        """Start as an empty cluster without faults."""
         super().__init__("main", seed)
         self.timeline = timeline
         self.revision, self.compacted = 1, 0
@@ -52,21 +52,21 @@ class SimulatedEtcd(SimulatedDisk):
         """Called after each change."""
         self._now: dict[bytes, pb.KeyValue] = {}
         self._past: dict[bytes, list[tuple[int, pb.KeyValue | None]]] = {}
-        """Key → its revisions since the compaction, and what it was then; None: it was gone."""
+        """Key → its revisions since the compaction, with the entry; None: it was deleted."""
         self._order: list[bytes] | None = None
         self._leases: dict[int, _Lease] = {}
         self._granted = 0
 
-    # -- calls, each at one moment
+    # -- calls
 
     def call(self, name: str, request: Any, sender: int) -> Any:
-        """Return the answer of a call, or raise what the client makes of a definite refusal."""
+        """Return the answer of a call, or raise the error that the real client raises."""
         if self.trouble.full and name in ("KV/Txn", "Lease/LeaseGrant"):
             raise Busy("etcd takes no writes: mvcc: database space exceeded")
         return _CALLS[name](self, request, sender)
 
     def range(self, request: pb.RangeRequest, _: int = 0) -> pb.RangeResponse:
-        """Return the entries of a range, as they are or were at a revision."""
+        """Return the entries of a range, now or at an earlier revision."""
         at = request.revision or self.revision
         if at < self.compacted:
             raise Compacted(f"etcd has compacted what is asked for: {at}", hint="list again")
@@ -83,7 +83,7 @@ class SimulatedEtcd(SimulatedDisk):
         return answer
 
     def txn(self, request: pb.TxnRequest, sender: int) -> pb.TxnResponse:
-        """Carry out a transaction: all of it, or what is said for a comparison that fails."""
+        """Carry out a transaction; if a comparison fails, its `failure` operations."""
         holds = all(map(self._holds, request.compare))
         answer = pb.TxnResponse(succeeded=holds)
         events = list[pb.Event]()
@@ -110,7 +110,7 @@ class SimulatedEtcd(SimulatedDisk):
         return self.log[first:]
 
     def value(self, key: bytes) -> bytes | None:
-        """Return what is below a key now."""
+        """Return the value of a key."""
         found = self._now.get(key)
         return None if found is None else found.value
 
@@ -213,7 +213,7 @@ class SimulatedEtcd(SimulatedDisk):
         return self._order
 
     def _as_of(self, revision: int) -> dict[bytes, pb.KeyValue]:
-        """Return all entries as they were at a revision that is not compacted."""
+        """Return all entries at a revision that is not compacted."""
         found = dict[bytes, pb.KeyValue]()
         for key, versions in self._past.items():
             entry = next((kv for at, kv in reversed(versions) if at <= revision), None)

@@ -1,7 +1,7 @@
-"""The line of one process to etcd: its calls take time, arrive or not, and are answered or not.
+"""The connection of one process to etcd: calls take time, and calls or answers may be lost.
 
-It is what `EtcdStore` uses as its client. What is on its way when its process is stopped or killed
-arrives all the same, so writes of a leader that is gone reach etcd after its successor's.
+`EtcdStore` uses it as its client. A request that was sent arrives even if its process is stopped
+or killed, so writes of a former leader can reach etcd after those of its successor.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 TRIES = 6
 """Attempts of a read: two for each of three members, as in the client."""
 WAY_S = (0.0002, 0.001)
-"""From a process to etcd, or back."""
+"""Seconds from a process to etcd, or back."""
 RESUME_S = 2.0
-"""A watch that broke is resumed within this time."""
+"""Seconds within which a broken watch is resumed."""
 
 
 class EtcdLine:
-    """Implements what the store uses of `EtcdClient`, for one life of a process."""
+    """Implements the methods of `EtcdClient` that the store uses, for one life of a process."""
 
     def __init__(self, etcd: SimulatedEtcd, life: ProcessLife) -> None:
         self._etcd, self._life = etcd, life
@@ -43,7 +43,7 @@ class EtcdLine:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close; what was sent is on its way."""
+        """Close; requests that were sent still arrive."""
         self._life.lines.remove(self)
 
     async def read(self, call: str, request: Any) -> Any:
@@ -61,7 +61,7 @@ class EtcdLine:
         return answer
 
     async def keep_alive(self, lease: int, timeout_s: float) -> int:
-        """Renew a lease once; return the seconds it is good for, 0 if etcd has ended it."""
+        """Renew a lease once; return its seconds to live, 0 if etcd has ended it."""
         request = pb.LeaseKeepAliveRequest(ID=lease)
         answer = await self._exchange("Lease/LeaseKeepAlive", request, timeout_s)
         if answer is None:
@@ -84,7 +84,7 @@ class EtcdLine:
             self._watches.remove(watch)
 
     def ways_changed(self) -> None:
-        """Resume watches where they ended, if the line is restored."""
+        """Resume watches where they ended, if the connection works again."""
         for watch in self._watches:
             watch.resume()
 
@@ -130,7 +130,7 @@ class EtcdLine:
         etcd.timeline.after(self._way(), self._answered, done, outcome)
 
     def _perhaps(self, request: Any) -> None:
-        """Make a write whose answer is lost now, later, or never."""
+        """Carry out a write whose answer is lost: now, later, or never."""
         etcd = self._etcd
         fate = etcd.random.random()
         if fate < 0.6:
@@ -144,12 +144,12 @@ class EtcdLine:
             return e
 
     def _answered(self, done: asyncio.Future[Any], outcome: Any) -> None:
-        if self._life.hears:
+        if self._life.receives:
             _settle(self._life, done, outcome)
 
 
 class _EtcdWatch:
-    """One watch: what etcd has for it, and what has come of that."""
+    """One watch: the responses that have arrived."""
 
     def __init__(
         self, etcd: SimulatedEtcd, life: ProcessLife, wanted: tuple[bytes, bytes], after: int
@@ -157,23 +157,23 @@ class _EtcdWatch:
         self._etcd, self._life = etcd, life
         self._key, self._end = wanted
         self._at = after
-        """Everything up to this revision has come."""
+        """Everything up to this revision has arrived."""
         self._coming = False
         self._waiter: asyncio.Future[None] | None = None
-        self._come: deque[pb.WatchResponse | Compacted] = deque()
+        self._arrived: deque[pb.WatchResponse | Compacted] = deque()
 
     async def next(self) -> pb.WatchResponse:
-        """Return what comes next, or raise that its history is gone."""
-        while not self._come:
+        """Return the next response, or raise `Compacted`."""
+        while not self._arrived:
             self._waiter = self._life.loop.create_future()
             await self._waiter
-        found = self._come.popleft()
+        found = self._arrived.popleft()
         if isinstance(found, Compacted):
             raise found
         return found
 
     def changed(self) -> None:
-        """Send what is new; what was sent before comes first."""
+        """Send new events, unless an earlier response has not arrived."""
         if self._etcd.trouble.failing:
             self._etcd.timeline.after(RESUME_S, self.changed)
         elif self._works() and not self._coming and self._etcd.revision > self._at:
@@ -183,12 +183,12 @@ class _EtcdWatch:
             self._etcd.timeline.after(takes + late, self._deliver)
 
     def resume(self) -> None:
-        """Go on after the line broke."""
+        """Continue after the connection broke."""
         self._etcd.timeline.after(self._etcd.random.uniform(0.1, RESUME_S), self.changed)
 
     def _works(self) -> bool:
         life = self._life
-        return life.alive and life.sends and life.hears and not self._etcd.trouble.failing
+        return life.alive and life.sends and life.receives and not self._etcd.trouble.failing
 
     def _deliver(self) -> None:
         self._coming = False
@@ -196,16 +196,16 @@ class _EtcdWatch:
             return
         etcd = self._etcd
         if self._at < etcd.compacted:
-            self._come.append(Compacted(f"etcd has compacted revision {self._at}"))
+            self._arrived.append(Compacted(f"etcd has compacted revision {self._at}"))
             self._at = etcd.revision
         else:
             news = etcd.since(self._at)
             for _, events in news:
                 wanted = [event for event in events if self._is_wanted(event.kv.key)]
                 if wanted:
-                    self._come.append(pb.WatchResponse(events=wanted))
+                    self._arrived.append(pb.WatchResponse(events=wanted))
             self._at = etcd.revision
-        if self._come and self._waiter is not None and not self._waiter.done():
+        if self._arrived and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _is_wanted(self, key: bytes) -> bool:
@@ -213,7 +213,7 @@ class _EtcdWatch:
 
 
 def _settle(life: ProcessLife, done: asyncio.Future[Any], outcome: Any) -> None:
-    """Hand an answer over; a process that is gone takes none."""
+    """Hand over an answer, unless the process has ended."""
     if done.done() or not life.alive:
         return
     if isinstance(outcome, TwineError):

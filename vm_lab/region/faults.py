@@ -1,4 +1,4 @@
-"""Carries out the events of a story: each kind is one small function on the simulated region."""
+"""Carries out the events of a story: one function for each kind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Strike = Callable[["SimulatedRegion", Fault, int], None]
 
 
 def strike(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Carry out one event now; `number` distinguishes it from others of its kind."""
+    """Carry out one event now; `number` is its index in the story."""
     region.history.note(f"fault {fault}")
     _STRIKES[fault.kind](region, fault, number)
 
@@ -41,7 +41,7 @@ def _machines(region: SimulatedRegion, fault: Fault) -> list[SimulatedMachine]:
 
 
 def _of_first_task(region: SimulatedRegion, job: str) -> list[SimulatedMachine]:
-    """Return the machine where the task of a job with the lowest index runs; none if none does."""
+    """Return the machine of the running task with the lowest index of a job, if there is one."""
     tasks = [t for t, there in region.checker.copies.items() if t.startswith(f"{job}-") and there]
     if not tasks:
         return []
@@ -52,7 +52,7 @@ def _of_first_task(region: SimulatedRegion, job: str) -> list[SimulatedMachine]:
 def _for_a_while(
     begin: Callable[[SimulatedMachine, Fault], None], end: Callable[[SimulatedMachine], None]
 ) -> Strike:
-    """Return what does something to machines and undoes it; overlapping ones end together."""
+    """Return a strike that changes machines for a while; overlapping faults end with the last."""
 
     def strikes(region: SimulatedRegion, fault: Fault, _: int) -> None:
         for machine in _machines(region, fault):
@@ -90,7 +90,7 @@ def _hang(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def _set(**changes: object) -> Callable[[SimulatedMachine, Fault], None]:
-    """Return what sets attributes of a machine; `"value"` stands for the fault's value."""
+    """Return a function that sets attributes of a machine; `"value"` means the fault's value."""
 
     def begin(machine: SimulatedMachine, fault: Fault) -> None:
         for name, value in changes.items():
@@ -171,7 +171,7 @@ def _lose(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def _on_the_way(condition: Callable[[Fault], Condition]) -> Strike:
-    """Return what a fault does to the network between its start and its end."""
+    """Return a strike that imposes a condition on the paths to machines for a while."""
 
     def strikes(region: SimulatedRegion, fault: Fault, number: int) -> None:
         for machine in _machines(region, fault):
@@ -189,7 +189,7 @@ def _flap(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def _store(trouble: Callable[[Fault], Trouble]) -> Strike:
-    """Return what is the matter with a store for a while; the last fault counts."""
+    """Return a strike that gives a store a fault for a while; the newest fault counts."""
 
     def strikes(region: SimulatedRegion, fault: Fault, number: int) -> None:
         disk = region.disks.get(fault.target.partition(":")[2], region.disks["main"])
@@ -287,7 +287,7 @@ def _job(fault: Fault) -> str:
 
 
 def _drain(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Announce maintenance of machines with a deadline, and call it off at the end."""
+    """Announce maintenance of machines with a deadline, and cancel it at the end."""
     names = [machine.name for machine in _machines(region, fault)]
     about = f"maintenance {number}"
     deadline = max(5.0, fault.value or fault.seconds / 2)
@@ -303,7 +303,7 @@ def _drain(region: SimulatedRegion, fault: Fault, number: int) -> None:
         await cp.inventory.undrain(Undrain(machines=names))
 
     def announced() -> None:
-        # counted from when it was asked: the answer takes its time
+        # from the time of the request: the answer arrives later
         region.checker.budgets.drained(names, asked_at + deadline)
 
     def ended() -> None:

@@ -27,7 +27,7 @@ REGIONS = (
     *("prn", "ftw", "atn", "lla", "cln", "frc", "rva", "snc", "pnb", "odn", "nao", "vll"),
     *("eag", "ldc", "ash", "nha", "hnt", "gal", "dkl", "cco", "mzo", "sgp", "kcm", "tpl"),
 )
-"""Codes of regions; PRN is the one the paper and the talks name."""
+"""Codes of regions; the paper and the talks name PRN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class HardwareType:
     name: str
     share: float
     first: float
-    """Age of the youngest MSB that has it, 1 being the oldest …"""
+    """Age of the youngest MSB with it; 1 is the oldest."""
     last: float
-    """… and of the oldest."""
+    """Age of the oldest MSB with it."""
     hardware: Hardware
 
 
@@ -85,7 +85,7 @@ _RACKS_OF_ROW = 24
 
 @dataclass(frozen=True, slots=True)
 class Rack:
-    """Machines that are alike and stand together."""
+    """A rack: machines of one type at one location."""
 
     location: Location
     kind: HardwareType
@@ -109,7 +109,7 @@ def make_racks(
         dc, msb = divmod(number, msbs_per_datacenter)
         datacenter = f"{region}{dc + 1}"
         name = f"{datacenter}-m{msb + 1:02}"
-        age = ages[dc] - 0.3 * msb / msbs_per_datacenter  # built one after the other
+        age = ages[dc] - 0.3 * msb / msbs_per_datacenter  # its MSBs were built one after the other
         kinds = [kind for kind in TYPES if kind.first <= age <= kind.last]
         # small regions have small racks, or an MSB would hold two types in all
         full = min(_RACK, max(4, math.isqrt(size)))

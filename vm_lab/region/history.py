@@ -1,4 +1,4 @@
-"""What happened in a simulated region, line by line: the same for the same seed, byte for byte."""
+"""The event log of a simulated region: the same seed gives the same bytes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from vm_lab.region.loop import Timeline
 
 
 class History:
-    """The event log of one run. Lines hold nothing that depends on the process it runs in."""
+    """The event log of one run. Its lines do not depend on the process that runs it."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._lines: list[tuple[float, str]] = []
 
     def note(self, text: str) -> None:
-        """Add one line at the present time."""
+        """Add one line at the current virtual time."""
         self._lines.append((self._timeline.now, text))
 
     def __len__(self) -> int:
@@ -30,7 +30,7 @@ class History:
                 yield f"{at:12.6f} {text}"
 
     def digest(self) -> str:
-        """Return a short name for exactly this log."""
+        """Return a digest of the log, of 16 hexadecimal digits."""
         hashed = hashlib.sha256()
         for line in self.lines():
             hashed.update(line.encode())

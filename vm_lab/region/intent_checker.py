@@ -1,7 +1,8 @@
-"""The checker of intents in a simulated region: what writers were granted, and what is so.
+"""The checker of intents in a simulated region.
 
-After every event it compares what the writers of a job were granted with what its tasks are to
-run: it must be exact, or an operation is under way. It counts for itself (docs/intents.md).
+After every event it compares the intents granted to a job's writers with the versions that its
+tasks are to run. They must match exactly, unless an operation is under way. It has its own
+arithmetic for that (docs/intents.md).
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 ENDS_S = 10.0
-"""Tolerance in s around the end of an intent that ends by itself."""
+"""Tolerance in seconds around the end of an intent that has a time limit."""
 
 
 @dataclass(slots=True)
 class GrantedIntents:
-    """What the writers of one job were granted last."""
+    """The intents granted last to the writers of one job."""
 
     size: int
     image: str
-    """That is pushed."""
+    """The pushed image."""
     stable: frozenset[str]
-    """Images that the other tasks may run: any that was pushed before."""
+    """Images that the other tasks may run: all that were pushed earlier."""
     share: float = 1.0
     canaries: int = 0
     canaries_end: float = 0.0
@@ -43,25 +44,25 @@ class GrantedIntents:
     in_force: int = 0
     """The size while the job is held."""
     owned: set[str] = field(default_factory=set)
-    """Dimensions that were written."""
+    """Dimensions that have been written."""
     versions: dict[int, int] = field(default_factory=dict)
     """Index of a task under the hold → its version."""
     runtimes: dict[int, str] = field(default_factory=dict)
-    """Version → the runtime that it began with."""
+    """Version → its first runtime."""
 
     def counts(self) -> tuple[int, int]:
-        """Return how many tasks are to run what is pushed, and how many are canaries."""
+        """Return how many tasks must run the pushed image, and how many are canaries."""
         trial = min(self.canaries, self.size)
         return min(half_up(self.share, self.size), self.size - trial), trial
 
 
 def half_up(share: float, size: int) -> int:
-    """Return how many of `size` tasks a share is: the rule of the page, written once more."""
+    """Return how many of `size` tasks a share is, by the rule in docs/intents.md."""
     return int(Fraction(f"{share:.6f}") * size + Fraction(1, 2))
 
 
 def in_force(owned: Owned, now: float) -> None:
-    """Make the checker's rules use the size that is in force."""
+    """Make the size in force the one that the other checkers expect."""
     intents, asked, granted = owned.intents, owned.asked, owned.granted
     if intents is None or asked is None or granted is None:
         return
@@ -77,10 +78,10 @@ class IntentChecker:
         self._region = region
         self._due: set[str] = set()
         self.looks: Counter[str] = Counter()
-        """How often all was exact, and how often an operation explained a difference."""
+        """Counts of checks: `exact`, `under way` (an operation explains a difference), `failed`."""
 
     def happened(self) -> None:
-        """Check all jobs with writers as soon as the present event is over."""
+        """Check all jobs with writers as soon as the current event is over."""
         life = self._region.plane.life
         if life is None or life.control_plane is None or life.frozen:
             return
@@ -101,7 +102,7 @@ class IntentChecker:
             return
         status = await cp.get_job(name)
         if self._region.clients.waits(f"job {name} "):
-            return  # what was written is not known before the answer
+            return  # the outcome of the write is unknown until its answer arrives
         if now >= intents.canaries_end:
             intents.canaries = 0
         for rule, text in self._found(intents, status, now):
@@ -133,9 +134,9 @@ class IntentChecker:
         return found
 
     def _planned(self, intents: GrantedIntents, record: JobRecord) -> list[str]:
-        """Return where what tasks are to run differs, unless it was not composed yet.
+        """Return how the planned versions differ from the intents, once all intents are composed.
 
-        Fewer canaries are excused where a task has to leave its machine.
+        Differences are excused while a task has to leave its machine.
         """
         staying = _staying(record)
         writes = sum(intent.version for intent in record.intents.values())
@@ -160,13 +161,13 @@ def _in_record(record: JobRecord) -> frozenset[str]:
 
 
 def unwritten(intents: GrantedIntents, record: JobRecord, now: float) -> list[str]:
-    """Return which last write of a dimension is not there."""
-    said = {d: intent.value or {} for d, intent in record.intents.items()}
+    """Return the dimensions whose record differs from the last granted write."""
+    recorded = {d: intent.value or {} for d, intent in record.intents.items()}
     there, found = _in_record(record), list[str]()
-    if "size" in intents.owned and said["size"].get("tasks") != intents.size:
-        found.append(f"a size of {intents.size} was granted, and there is {said['size']}")
+    if "size" in intents.owned and recorded["size"].get("tasks") != intents.size:
+        found.append(f"a size of {intents.size} was granted, and there is {recorded['size']}")
     if "push" in intents.owned:
-        share = said["push"].get("share", 1.0)
+        share = recorded["push"].get("share", 1.0)
         if (share, record.spec.image) != (intents.share, intents.image):
             found.append(f"{intents.share} of {intents.image[7:15]} was granted, not {share}")
     ends = {"canary": intents.canaries_end, "hold": intents.held_until}
@@ -178,7 +179,7 @@ def unwritten(intents: GrantedIntents, record: JobRecord, now: float) -> list[st
 
 
 def inexact(intents: GrantedIntents, record: JobRecord, *, is_plan: bool) -> list[str]:
-    """Return how the versions that tasks run, or are to run, differ from what is wanted."""
+    """Return how the versions that tasks run, or are planned to run, differ from the intents."""
     staying = _staying(record)
     versions = [(t.wants or t.version) if is_plan else t.version for t in staying]
     pushed = sum(1 for version in versions if version == record.version)
@@ -194,7 +195,7 @@ def inexact(intents: GrantedIntents, record: JobRecord, *, is_plan: bool) -> lis
 
 
 def _runtimes(intents: GrantedIntents, record: JobRecord) -> list[str]:
-    """Return which version changed its runtime in the middle of its push."""
+    """Return the versions whose runtime changed during their push."""
     found = []
     for version, spec in record.specs.items():
         first = intents.runtimes.setdefault(version, spec.runtime)
@@ -204,7 +205,7 @@ def _runtimes(intents: GrantedIntents, record: JobRecord) -> list[str]:
 
 
 def _held(intents: GrantedIntents, record: JobRecord) -> list[str]:
-    """Return which tasks changed under the hold; what had begun before goes on."""
+    """Return the tasks that changed under the hold; updates that began before it may continue."""
     still = {t.index: t.version for t in _staying(record) if not _is_changing(t)}
     for index in intents.versions.keys() & still.keys():
         if intents.versions[index] != still[index]:
@@ -215,7 +216,7 @@ def _held(intents: GrantedIntents, record: JobRecord) -> list[str]:
 
 
 def _staying(record: JobRecord) -> list[TaskRecord]:
-    """Return the tasks that count: none that is on its way out, or stands in for others."""
+    """Return the tasks that count: no extra task, and none that is being removed."""
     return [
         t
         for t in record.tasks
@@ -234,12 +235,12 @@ def _is_changing(task: TaskRecord) -> bool:
 
 
 def at_rest(owned: Owned, status: JobStatus, running: Counter[str], now: float) -> list[str]:
-    """Return what is not as granted once all is over; `running`: image → copies on machines."""
+    """Return differences from the granted intents at rest; `running`: image → copies that run."""
     intents, record = owned.intents, status.record
     if intents is None:
         return []
     if now < max(intents.canaries_end, intents.held_until) + ENDS_S:
-        return [f"a canary or a hold of job {record.name} goes on"]
+        return [f"a canary or a hold of job {record.name} is still active"]
     intents.canaries = 0  # its time is over
     found = unwritten(intents, record, float("inf")) + inexact(intents, record, is_plan=False)
     pushed, _ = intents.counts()
@@ -251,7 +252,7 @@ def at_rest(owned: Owned, status: JobStatus, running: Counter[str], now: float) 
 
 
 def granted_spec(owned: Owned, record: JobRecord) -> JobSpec | None:
-    """Return what an owner finds whose job has other writers: what is not theirs, and the size."""
+    """Return the specification that an owner expects if other programs write some dimensions."""
     if owned.granted is None:
         return None
     size = record.spec.tasks

@@ -1,89 +1,89 @@
-"""The kinds of events that can befall a simulated region."""
+"""The kinds of events that a story of a simulated region can have."""
 
 from __future__ import annotations
 
 KINDS: dict[str, str] = {
     "power-off": "machines lose power, and get it back",
-    "reboot": "machines reboot by themselves",
+    "reboot": "machines reboot without a command",
     "agent-restart": "agents are restarted; their hosts refuse connections meanwhile",
-    "agent-hang": "agents stop answering and go on later",
+    "agent-hang": "agents stop answering, and resume later",
     "slow-agent": "answers take `value` seconds longer",
     "garbled": "answers cannot be understood",
-    "task-crash": "a task of a machine ends by itself",
+    "task-crash": "a task of a machine crashes",
     "task-sick": "a task of a machine is unhealthy for a while",
-    "task-lost": "a task is removed behind everybody's back",
+    "task-lost": "a task is removed without a command of the control plane",
     "start-fails": "no task starts there",
-    "pull-fails": "no image arrives there",
-    "slow-pull": "images take `value` times as long",
+    "pull-fails": "no image can be fetched there",
+    "slow-pull": "fetching an image takes `value` times as long",
     "drift": "a host's settings are changed by hand",
-    "cut": "nothing gets through, either way",
-    "cut-in": "nothing reaches the machines",
-    "cut-out": "nothing comes back from the machines",
-    "delay": "each way takes up to `value` seconds longer, so messages overtake each other",
+    "cut": "no message arrives, in either direction",
+    "cut-in": "no message reaches the machines",
+    "cut-out": "no message of the machines arrives",
+    "delay": "messages take up to `value` seconds longer, so they overtake each other",
     "loss": "a share `value` of the connections breaks, before or after the request was done",
     "duplicate": "a share `value` of the requests arrives twice",
-    "flap": "machines come and go, every `value` seconds",
+    "flap": "machines become unreachable and reachable again, every `value` seconds",
     "store-slow": "each operation takes up to `value` seconds longer",
-    "store-full": "nothing can be written",
-    "store-failing": "nothing can be written or read",
-    "store-unknown": "a share `value` of the writes ends without an answer, made or not",
-    "plane-pause": "the control plane's process is stopped and goes on later",
+    "store-full": "the store cannot be written",
+    "store-failing": "the store can be neither written nor read",
+    "store-unknown": "a share `value` of the writes gets no answer, carried out or not",
+    "plane-pause": "the control plane's process is stopped, and resumes later",
     "plane-kill": "the control plane's process is killed, and started again",
     "plane-kill-at-step": "… before one of its next `value` steps",
     "plane-kill-at-write": "… before one of its next `value` transactions",
-    "plane-kill-after-write": "… after one of them, before any client hears of it",
-    "plane-restart": "the control plane is restarted in good order",
+    "plane-kill-after-write": "… after one of them, before any client gets its answer",
+    "plane-restart": "the control plane is restarted regularly",
     "plane-clock": "the clock of its host steps by `value` seconds",
-    "role-pause": "the process that leads a role is stopped and goes on later",
+    "role-pause": "the process that leads a role is stopped, and resumes later",
     "role-kill": "… is killed, and started again",
     "role-kill-at-step": "… before one of its next `value` steps",
     "role-kill-at-write": "… before one of its next `value` transactions",
-    "role-kill-after-write": "… after one of them, before it hears of it",
-    "role-pause-at-write": "… is stopped as one of its next `value` transactions is on its way",
-    "role-pause-after-write": "… as the answer of one of them is",
+    "role-kill-after-write": "… after one of them, before the process gets the answer",
+    "role-pause-at-write": "… is stopped while one of its next `value` transactions is in transfer",
+    "role-pause-after-write": "… while the answer of one of them is in transfer",
     "role-clock": "the clock of its host steps by `value` seconds",
-    "role-cut": "nothing gets to it or from it, either way",
-    "role-cut-in": "nothing reaches it",
-    "role-cut-out": "nothing that it sends arrives",
-    "etcd-cut": "nothing gets through between it and etcd; agents hear it",
-    "etcd-cut-in": "nothing of etcd reaches it",
-    "etcd-cut-out": "nothing that it sends to etcd arrives",
-    "etcd-late": "what it sends to etcd arrives up to `value` seconds later, and back",
-    "crash-in-move": "operators give an entitlement to another shard, and one of the processes is"
+    "role-cut": "no message of it or to it arrives",
+    "role-cut-in": "no message reaches it",
+    "role-cut-out": "no message that it sends arrives",
+    "etcd-cut": "no message between it and etcd arrives; agents remain reachable",
+    "etcd-cut-in": "no message of etcd reaches it",
+    "etcd-cut-out": "no message that it sends to etcd arrives",
+    "etcd-late": "messages between it and etcd arrive up to `value` seconds later",
+    "crash-in-move": "operators move an entitlement to another shard, and one of the processes is"
     " killed before one of its next `value` transactions",
     "host-clock": "the clocks of hosts step by `value` seconds",
     "resize": "a job gets another size",
     "release": "a job gets a new image",
-    "bad-release": "a job that goes back by itself gets a version that never is healthy",
-    "patience": "an owner changes how long tasks of a job may take to stop, and what a machine that"
-    " is cut off does to them; by `value`",
-    "move-task": "an owner has a task run elsewhere",
-    "restart": "an owner has all tasks of a job restarted where they are",
-    "move-job": "an owner has a job run in another entitlement",
-    "move-entitlement": "operators give an entitlement to another shard",
-    "propose-profile": "an owner proposes a host profile; one in three cannot be reached",
+    "bad-release": "a job with automatic rollback gets a version that never becomes healthy",
+    "patience": "an owner changes how long tasks of a job may take to stop, and whether a cut-off"
+    " machine stops them; by `value`",
+    "move-task": "an owner moves a task",
+    "restart": "an owner restarts all tasks of a job in place",
+    "move-job": "an owner moves a job to another entitlement",
+    "move-entitlement": "operators move an entitlement to another shard",
+    "propose-profile": "an owner proposes a host profile; one in three cannot be applied",
     "stop-job": "a job is stopped, and created again after a while",
     "controller-down": "the controller of a job does not answer",
-    "controller-slow": "… answers just before it is given up",
-    "controller-garbage": "… answers with something that is no answer",
-    "controller-lies": "… acknowledges everything, twice, and what it was not asked",
-    "drain": "machines are announced to go away, with a deadline, and come back",
+    "controller-slow": "… answers just before its timeout",
+    "controller-garbage": "… answers with a malformed answer",
+    "controller-lies": "… acknowledges everything twice, and operations that were not requested",
+    "drain": "maintenance of machines is announced with a deadline, and cancelled later",
     "upgrade": "machines are planned to reboot for a kernel, wave by wave, and operators do it;"
-    " with a `value` all at once, with a deadline after so many seconds",
+    " with a `value` all at once, with a deadline after that many seconds",
     "switch": "the switch of machines is replaced: after a notice they are unreachable for a while",
     "power-cap": "machines have less power, wave by wave, or with a `value` all at once;"
-    " tasks leave what matters least first",
-    "twice": "an owner sends the last request again",
+    " the least important tasks leave first",
+    "twice": "an owner repeats the last request",
     "push": "a conveyor pushes a new image to a share `value` of a job's tasks",
-    "stage": "… pushes what is pushed to another share",
+    "stage": "… changes the share of the pushed image",
     "size": "an autoscaler writes another size",
-    "stale-size": "… on top of one that was replaced meanwhile",
-    "canary": "a tester has a canary, or ends it; by `value`",
-    "hold": "operators hold a job, or end it; by `value`",
-    "runtime": "operators want another runtime",
-    "old-file": "an owner applies the file of before, whose dimensions have other writers by now",
+    "stale-size": "… expecting a version that was replaced meanwhile",
+    "canary": "a tester starts a canary, or ends it; by `value`",
+    "hold": "operators hold a job, or end the hold; by `value`",
+    "runtime": "operators write another runtime",
+    "old-file": "an owner applies an old job file, whose dimensions have other writers by now",
 }
-"""Every kind of event, and what it is."""
+"""Kind of event → its effect."""
 
 ON_JOBS = frozenset(
     {
@@ -93,7 +93,7 @@ ON_JOBS = frozenset(
         *("controller-down", "controller-slow", "controller-garbage", "controller-lies"),
     }
 )
-"""Those that are about a job."""
+"""Kinds with a job as their target."""
 
 ON_MACHINES = frozenset(
     {
@@ -103,10 +103,10 @@ ON_MACHINES = frozenset(
         *("flap", "drain"),
     }
 )
-"""Those that strike machines, which may be named as that of a job's first task: `job:job2`."""
+"""Kinds with machines as their target; `job:job2` is the machine of the job's first task."""
 
 ON_ROLES = tuple(kind for kind in KINDS if kind.startswith(("role-", "etcd-")))
-"""Those that strike the process of a role, the one that leads or a standby."""
+"""Kinds with the process of a role as their target: its leader or a standby."""
 
 INSTANT = frozenset(
     {
@@ -119,4 +119,4 @@ INSTANT = frozenset(
         *("plane-kill-at-write", "plane-kill-after-write"),
     }
 )
-"""Those that take no time; how long the others last is drawn."""
+"""Kinds without a duration; that of the others is drawn."""

@@ -1,4 +1,4 @@
-"""The control plane's end of the line to one agent: its calls, and the events it follows."""
+"""The control plane's client of one modelled agent: its calls, and the events it follows."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from wire.errors import NotFound, Refused, TwineError, Unreachable
 if TYPE_CHECKING:
     from vm_lab.region.plane import PlaneLife
 
-Said = Callable[[str], Mapping[str, str]]
+OwnerHeaders = Callable[[str], Mapping[str, str]]
+"""Returns the ownership headers of requests to a machine."""
 POLL_S = 3.0
-"""How long an agent holds a request for events (`SchedulerSettings.poll_wait_s`)."""
+"""Seconds that an agent holds a request for events (`SchedulerSettings.poll_wait_s`)."""
 GIVE_UP_S = 5.5
-"""When a request for events that is not answered is given up."""
+"""Timeout of a request for events, in seconds."""
 
 
 class AgentLink:
     """Implements the control plane's `AgentApi` for one modelled machine.
 
-    Whatever belongs to a process that was killed is severed: its calls do not arrive.
+    Calls of a killed process do not arrive.
     """
 
     def __init__(
@@ -39,11 +40,10 @@ class AgentLink:
         network: SimulatedNetwork,
         life: PlaneLife,
         machine: SimulatedMachine,
-        said: Said = lambda _: {},
+        owner_headers: OwnerHeaders = lambda _: {},
     ) -> None:
-        """Connect to nothing yet; `said` is `OwnershipMap.headers`."""
         self._network, self._life, self._machine = network, life, machine
-        self._said = said
+        self._owner_headers = owner_headers
 
     async def _call(
         self,
@@ -54,22 +54,22 @@ class AgentLink:
     ) -> Any:
         if not self._life.alive:
             raise asyncio.CancelledError
-        said = self._said(self._machine.name).get(OWNER_HEADER, "")
-        request = agents.AgentCall(handle, args, read_owner(said), mutates, self._life.number)
+        owner = read_owner(self._owner_headers(self._machine.name).get(OWNER_HEADER, ""))
+        request = agents.AgentCall(handle, args, owner, mutates, self._life.number)
         exchange = Exchange(self._network, self._life, self._machine, request)
         exchange.send(deferred=deferred)
         return await exchange.future
 
     async def get_machine(self) -> api.MachineFacts:
-        """Return what the machine has."""
+        """Return the facts about the machine."""
         return await self._call(agents.get_machine)  # type: ignore[no-any-return]
 
     async def list_images(self) -> api.Images:
-        """Return all images that are complete."""
+        """Return all images that are completely fetched."""
         return await self._call(agents.list_images)  # type: ignore[no-any-return]
 
     async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
-        """Let the agent fetch an image."""
+        """Have the agent fetch an image."""
         found = await self._call(agents.pull_image, pull, deferred=True)
         return found  # type: ignore[no-any-return]
 
@@ -79,7 +79,7 @@ class AgentLink:
 
     async def put_task(self, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
         """Set the desired state of a task."""
-        if self._life.leads:  # of one that was deposed only what is obeyed counts
+        if self._life.leads:  # for a deposed process, only commands that agents obey are checked
             self._life.observer.put_sent(self._machine, task_id, spec)
         found = await self._call(agents.put_task, task_id, spec, mutates=True)
         return found  # type: ignore[no-any-return]
@@ -119,35 +119,35 @@ class AgentLink:
     async def restart_task(
         self, task_id: str, generation: int | None = None, epoch: int | None = None
     ) -> api.TaskStatus:
-        """Refuse: modelled tasks are restarted by faults alone."""
+        """Raise `NotFound`: only faults restart modelled tasks."""
         asked = f"generation {generation}, epoch {epoch}"
         raise NotFound(f"task {task_id} is a model and is not restarted by hand ({asked})")
 
     async def get_usage(self) -> Usages:
-        """Return what the modelled tasks use: nothing, unless the region has load."""
+        """Return the usage of the modelled tasks; zero unless the region has load."""
         await self._call(agents.list_tasks)
         tasks = self._network.usage(self._machine)
         return Usages(at_boot_s=self._network.timeline.now, tasks=tasks)
 
     def open_exec(self, task_id: str, asked: dict[str, str]) -> AbstractAsyncContextManager[Duplex]:
-        """Refuse: there is nothing inside a modelled task."""
+        """Raise `NotFound`: a modelled task has no processes."""
         raise NotFound(f"task {task_id} is a model: {asked.get('command')} cannot be run in it")
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
-        """Ask for a host profile."""
+        """Set the desired host profile."""
         found = await self._call(agents.put_profile, spec, mutates=True)
         return found  # type: ignore[no-any-return]
 
-    async def put_notices(self, told: HostNotices) -> HostNotices:
+    async def put_notices(self, notices: HostNotices) -> HostNotices:
         """Send the notices for the tasks of the machine."""
-        return await self._call(agents.put_notices, told, mutates=True)  # type: ignore[no-any-return]
+        return await self._call(agents.put_notices, notices, mutates=True)  # type: ignore[no-any-return]
 
     async def get_profile(self) -> api.ProfileStatus:
         """Return the profile the machine runs."""
         return await self._call(agents.get_profile)  # type: ignore[no-any-return]
 
     async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
-        """Return events after a sequence number; one that waits is followed for so long."""
+        """Return events after a sequence number; wait up to `wait_s` for the first one."""
         if wait_s <= 0:
             return await self._call(_events, after)  # type: ignore[no-any-return]
         stream = self.follow(after)
@@ -168,7 +168,7 @@ class AgentLink:
 
 
 class FollowedEvents:
-    """Implements the control plane's `EventStream`: long polls that are not made.
+    """Implements the control plane's `EventStream` without making its long polls.
 
     The time of the last contact with the agent is computed when it is read, so an idle machine
     costs nothing.
@@ -181,7 +181,7 @@ class FollowedEvents:
         self._network, self._life, self._machine = network, life, machine
         self._after, self._boot = after, machine.boot_id()
         self._anchor = network.timeline.now
-        """When the last answer came, or the first question was asked."""
+        """When the last answer arrived, or else the first request was sent."""
         self._broken_at: float | None = None
         self._failure: TwineError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -189,23 +189,23 @@ class FollowedEvents:
         machine.streams.append(self)
         life.streams.append(self)
         self.path_changed()
-        self.said()
+        self.event_added()
 
-    # -- what the control plane uses
+    # -- used by the control plane
 
     @property
     def heard_at(self) -> float:
-        """Return when the agent gave its last sign of life, on the loop's clock."""
+        """Return when the agent last answered, on the loop's clock."""
         at = self._broken_at
         return self._life.seen(self._last_answer(self._network.timeline.now) if at is None else at)
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the process that listens was not killed."""
+        """Return whether the process that follows the events is alive."""
         return self._life.alive
 
     async def next(self) -> api.Events:
-        """Return once there is news, or raise why the line was given up."""
+        """Return the next events, or raise the error that ended the stream."""
         if not self._life.alive:
             raise asyncio.CancelledError
         while not self._has_news() or self._broken_at is not None:
@@ -218,21 +218,21 @@ class FollowedEvents:
         return events
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop following."""
         self.sever()
 
-    # -- what the world does
+    # -- called by the model
 
     def sever(self) -> None:
-        """Forget the line."""
+        """Remove the stream from its machine and its process."""
         if not self._closed:
             self._closed = True
             self._machine.streams.remove(self)
             self._life.streams.remove(self)
             self._life.contact_changed(self._machine)
 
-    def said(self) -> None:
-        """Record that the agent has something to tell."""
+    def event_added(self) -> None:
+        """Deliver the agent's new events, if there are any."""
         if self._coming or self._broken_at is not None or not self._has_news():
             return
         self._coming = True
@@ -241,15 +241,15 @@ class FollowedEvents:
         self._network.timeline.after(takes, self._deliver)
 
     def path_changed(self) -> None:
-        """Record that the way to the agent, or the agent itself, is not what it was."""
+        """Handle a change of the path to the agent, or of the agent itself."""
         now, machine = self._network.timeline.now, self._machine
-        # an answer that takes longer than the patience for it is none
+        # an answer after the timeout counts as no answer
         works = self._network.answers(machine) and machine.slow_s < GIVE_UP_S - POLL_S
         works = works and self._life.way.open
         if works and not machine.garbled:
             if self._broken_at is not None and self._failure is None:
                 self._broken_at, self._anchor = None, now
-                self.said()
+                self.event_added()
         elif self._broken_at is None:
             self._broken_at = self._last_answer(now)
             path = self._network.paths[machine.name]
@@ -258,10 +258,10 @@ class FollowedEvents:
             self._network.timeline.after(wait, self._give_up, self._broken_at)
         self._life.contact_changed(machine)
 
-    def heard_by_agent(self) -> float | None:
-        """Return when contact with the agent was last certain; None: there is contact now.
+    def contact_lost_at(self) -> float | None:
+        """Return when the agent last had certain contact; None: it has contact now.
 
-        It counts from the last answer that a later request confirmed.
+        An answer counts as contact once a later request confirms it.
         """
         if self._broken_at is None and not self._life.frozen:
             return None
@@ -299,7 +299,7 @@ class FollowedEvents:
 
 
 def _events(machine: SimulatedMachine, after: int, boot: str = "") -> api.Events:
-    """Return the events after a sequence number, as the agent answers."""
+    """Return the agent's answer to a request for events."""
     first = machine.events[0].sequence if machine.events else machine.sequence + 1
     lost = after > machine.sequence or after < first - 1
     return api.Events(

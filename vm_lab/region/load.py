@@ -1,7 +1,7 @@
-"""Load on jobs of a simulated region, and the autoscaler as a client that follows it.
+"""Load on jobs of a simulated region, and the production autoscaler as a client.
 
-The load of a job is spread evenly over its healthy copies, and uses CPU there. The autoscaler is
-the production one: it lives and dies with a life of the control plane, and its store outlives both.
+The load of a job is spread evenly over its healthy copies, and uses CPU there. Each life of the
+control plane has a new autoscaler; its store outlives both.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 STEP_S = 30.0
-"""CPU time is added up so often."""
+"""Seconds between two updates of the used CPU time."""
 EVERY_S = 120.0
-"""From one evaluation of the autoscaler to the next: half of what production does."""
+"""Seconds between two evaluations of the autoscaler: half of the production value."""
 Load = Callable[[float], float]
-"""Cores that a job needs, by the time of the region."""
+"""Returns the cores that a job needs at a virtual time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """How an autoscaled job stood at a time."""
+    """The state of an autoscaled job at a time."""
 
     at: float
     load: float
     recommended: int
-    """What the load needs, before limits."""
+    """Tasks that the load needs, before limits."""
     wanted: int
     serving: int
-    """Copies that are healthy."""
+    """Healthy copies."""
     cpu: float
-    """Share of their CPUs that the serving copies use."""
+    """Share of their CPU limits that the serving copies use."""
     machines: int
     """Machines with a copy."""
     old: int
@@ -61,15 +61,15 @@ class LoadSample:
 
 
 class LoadedJobs:
-    """Loads of jobs, what their copies use, and the autoscaler that follows them."""
+    """Loads of jobs, the usage of their copies, and the autoscaler."""
 
     def __init__(
         self, region: SimulatedRegion, policies: dict[str, Autoscale], loads: dict[str, Load]
     ) -> None:
-        """Start with the region; `policies` are put into the jobs' files."""
+        """Start with the region; `policies` become part of the job files."""
         self._region, self.policies, self._loads = region, policies, loads
         self._cpu_s: dict[tuple[str, int], float] = defaultdict(float)
-        """By task and invocation."""
+        """Task and invocation → used CPU time."""
         self._store = MemoryStore()
         self.autoscaler: Autoscaler | None = None
         self.samples: list[LoadSample] = []
@@ -152,7 +152,7 @@ class LoadedJobs:
             await self.autoscaler.run()
 
     async def resize(self, life: PlaneLife, size: NewSize) -> str:
-        """Resize a job as its owner's friend; the checker judges by what owners were granted."""
+        """Resize a job, and record the size as granted to its owner, which the checker reads."""
         record, tasks = size.status.record, size.tasks
         name, was = record.name, record.spec.tasks
         owned = self._region.clients.jobs[name]
@@ -171,7 +171,7 @@ class LoadedJobs:
         return ""
 
     def release(self, job: str, digest: str, tasks: int) -> None:
-        """Apply the job's file with a new image as its owner does: its `tasks` never changed."""
+        """Apply the job file with a new image, and with the `tasks` of the owner's file."""
         asked = self._region.clients.jobs[job].asked
         if asked is not None:
             self._region.plane.images.add(digest)
@@ -179,7 +179,7 @@ class LoadedJobs:
             self._region.clients.apply_job(replace(asked, image=digest, tasks=tasks))
 
     def observe(self, job: str, tasks: int) -> None:
-        """Record the size that a job has now, also if the answer to its resize was lost."""
+        """Record the current size of a job, also if the answer to its resize was lost."""
         owned = self._region.clients.jobs.get(job)
         if owned is None or owned.asked is None or owned.granted is None:
             return

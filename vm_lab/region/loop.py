@@ -1,9 +1,9 @@
-"""Virtual time: what happens outside the control plane, and an event loop that jumps along.
+"""Virtual time: a timeline of events, and an asyncio loop that jumps along it.
 
-The machines, their agents, the network and the faults are no asyncio program: they are
-events on a `Timeline`, so one that is idle costs nothing. Only the control plane runs on the
-`VirtualLoop`, whose selector, instead of waiting, lets the timeline go on until something of
-the control plane's is due. Nothing here reads a real clock.
+Machines, agents, network and faults are events on a `Timeline`, not asyncio tasks, so an idle one
+costs nothing. Only the control plane runs on a `VirtualLoop`. Instead of waiting, the loop's
+selector runs the timeline's events until a callback of the loop is due. No code here reads a real
+clock.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
 
 BUSY_MAX = 2_000_000
-"""Turns of the loop without a moment of virtual time: more is a livelock."""
+"""Turns of the loop at one virtual time; more is a livelock."""
 
 RESOLUTION_S = 1e-9
-"""Two moments that are nearer are one: sums of the same durations differ in their last bits."""
+"""Times that differ by less are equal: sums of the same durations differ in their last bits."""
 
 
 class Killed(BaseException):
-    """The process of the control plane ends here, without a word to any of its tasks."""
+    """The process of the control plane ends now; its tasks are not notified."""
 
 
 class Stuck(RuntimeError):
@@ -36,26 +36,26 @@ class Stuck(RuntimeError):
 
 
 class Timeline:
-    """Events in the order of time, then in the order in which they were announced."""
+    """Events in the order of time, then in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         """Start at 0 without events."""
         self.now = 0.0
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         self.events = 0
         """Events that have happened."""
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
-        self._announced = 0
+        self._scheduled = 0
 
     def at(self, when: float, call: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Schedule a call at a time; a past time means at once."""
-        self._announced += 1
-        heapq.heappush(self._heap, (max(when, self.now), self._announced, call, args))
+        """Schedule a call at a time; a past time means now."""
+        self._scheduled += 1
+        heapq.heappush(self._heap, (max(when, self.now), self._scheduled, call, args))
 
     def after(self, delay_s: float, call: Callable[[*Ts], object], *args: *Ts) -> None:
         """Schedule a call after `delay_s`."""
-        self._announced += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._announced, call, args))
+        self._scheduled += 1
+        heapq.heappush(self._heap, (self.now + delay_s, self._scheduled, call, args))
 
     def next_at(self) -> float:
         """Return when the next event is due; infinity: none is."""
@@ -76,23 +76,23 @@ class Timeline:
 
 
 class _Selector(selectors.BaseSelector):
-    """Waits for nothing: it lets the world go on until the loop has something to do."""
+    """Runs the timeline's events, instead of waiting, until the loop has a callback to run."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self.ready: Any = ()
-        """The loop's queue of callbacks: not empty once an event concerns the loop."""
+        """The loop's queue of callbacks; an event that concerns the loop adds to it."""
         self.frozen_until = 0.0
         self.steps = 0
         self.kill_at_step = 0
         self.killed = False
-        self.funeral = False
+        self.ended = False
         self.late = 0.0
-        """Seconds that a dead process's clock went on while its tasks were taken down."""
+        """Seconds that the clock of a dead process advanced while its tasks were cancelled."""
         self._busy = 0
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        if self.funeral:
+        if self.ended:
             self.late += timeout or 0.0
             return []
         self.steps += 1
@@ -101,18 +101,18 @@ class _Selector(selectors.BaseSelector):
         line = self.timeline
         if line.now < self.frozen_until:
             self._sit_out()
-            return []  # what is due is another question now
+            return []  # the loop computes again what is due
         if timeout is not None and timeout <= 0:
             self._busy += 1
             if self._busy > BUSY_MAX:
-                raise Stuck(f"the control plane is busy for ever at {line.now:.3f} s")
+                raise Stuck(f"the control plane is busy forever at {line.now:.3f} s")
             return []
         self._busy = 0
         self._wait(float("inf") if timeout is None else line.now + timeout)
         return []
 
     def rest(self) -> None:
-        """Record that there is nothing to do at this moment."""
+        """Record that the loop has no callback that is due now."""
         self._busy = 0
 
     def _wait(self, until: float) -> None:
@@ -153,7 +153,7 @@ class _Selector(selectors.BaseSelector):
 
 
 class _Handle:
-    """What a loop is to call once, unless that is cancelled before."""
+    """A callback of a loop, run once unless it is cancelled."""
 
     __slots__ = ("args", "call", "context")
 
@@ -174,28 +174,29 @@ class _Handle:
 class VirtualLoop(asyncio.SelectorEventLoop):
     """The loop of one life of the control plane's process.
 
-    Threads are not used: what is offloaded runs at once. A process that is killed raises
-    `Killed` out of `run_until_complete`; `free` then frees what is left of it.
+    There are no threads: offloaded functions run at once. If the process is killed,
+    `run_until_complete` raises `Killed`; `free` then releases the remaining tasks.
 
-    A turn is asyncio's without what is not needed here (debug mode, files, signals, other
-    threads): with it turns were a fifth of what a run computes. Of callbacks that are due at the
-    same time those go first that were asked for first.
+    A turn does the work of asyncio's, except for debug mode, files, signals and other threads.
+    asyncio's own turns took a fifth of the CPU time of a run. Callbacks that are due at the same
+    time run in the order in which they were scheduled.
     """
 
-    get_debug = staticmethod(bool)  # False, and without a call of Python for each future
+    get_debug = staticmethod(bool)  # returns False, without a Python call for each future
 
     def __init__(self, timeline: Timeline, *, shared: bool = False) -> None:
-        """Run on a timeline that goes on after this loop.
+        """Run on a timeline that outlives this loop.
 
-        With `shared` other loops run on it, too: their owner lets time pass (`run_while_due`).
+        With `shared`, other loops run on the timeline, too, and their owner advances the time
+        (`run_while_due`).
         """
         self._virtual = _Selector(timeline)
         self._shared = shared
         super().__init__(self._virtual)
         self._virtual.ready = self._soon = deque[_Handle]()
         self._later: list[tuple[float, int, _Handle]] = []
-        """A heap: when, in which order they were asked for, and what."""
-        self._asked = 0
+        """A heap of time, order of scheduling, and callback."""
+        self._timers = 0
 
     def time(self) -> float:
         """Return the virtual monotonic clock."""
@@ -204,7 +205,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> _Handle:
-        """Call something in the next turn."""
+        """Schedule a callback for the next turn."""
         if self.is_closed():
             raise RuntimeError("the process of this loop has ended")
         handle = _Handle(callback, args, context)
@@ -218,12 +219,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> _Handle:
-        """Call something at a time of this loop's clock."""
+        """Schedule a callback at a time of this loop's clock."""
         if self.is_closed():
             raise RuntimeError("the process of this loop has ended")
         handle = _Handle(callback, args, context)
-        self._asked += 1
-        heapq.heappush(self._later, (when, self._asked, handle))
+        self._timers += 1
+        heapq.heappush(self._later, (when, self._timers, handle))
         return handle
 
     def call_later(  # type: ignore[override]
@@ -233,11 +234,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> _Handle:
-        """Call something after a while."""
+        """Schedule a callback after `delay` seconds."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def _run_once(self) -> None:
-        """Make a turn: wait if there is nothing to do, then call all that is due by then."""
+        """Wait if no callback is due, then run all that are."""
         soon, later = self._soon, self._later
         while later and later[0][2].call is None:
             heapq.heappop(later)
@@ -246,7 +247,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             wait = 0.0
         elif later:
             wait = max(0.0, later[0][0] - self.time())
-        if self._shared and not self._virtual.funeral and (wait is None or wait > RESOLUTION_S):
+        if self._shared and not self._virtual.ended and (wait is None or wait > RESOLUTION_S):
             self._virtual.rest()
             self.stop()
             return
@@ -265,9 +266,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                     self.call_exception_handler({"message": "a callback failed", "exception": e})
 
     def run_while_due(self) -> None:
-        """Do all that is due at this moment, and return; `Killed` once the process is.
+        """Run all callbacks that are due now; raise `Killed` if the process was killed.
 
-        Only a loop that shares its timeline can.
+        Only for a loop that shares its timeline.
         """
         if self._virtual.killed:
             raise Killed
@@ -275,11 +276,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @property
     def is_called(self) -> bool:
-        """Return whether something was handed to it, or it was killed."""
+        """Return whether the loop has a callback for the next turn, or was killed."""
         return self._virtual.killed or (bool(self._soon) and not self.frozen)
 
     def next_at(self) -> float:
-        """Return when something of this loop is due; infinity: it waits for others."""
+        """Return when the next callback of this loop is due; infinity: none is scheduled."""
         later, line = self._later, self._virtual.timeline
         while later and later[0][2].call is None:
             heapq.heappop(later)
@@ -294,7 +295,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.steps
 
     def kill(self) -> None:
-        """End the process before it takes another step."""
+        """End the process before its next turn."""
         self._virtual.killed = True
 
     def kill_at_step(self, turns: int) -> None:
@@ -302,7 +303,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual.kill_at_step = self._virtual.steps + max(1, turns)
 
     def freeze(self, until: float) -> None:
-        """Stop the process until a time (SIGSTOP, suspend); the world goes on without it."""
+        """Stop the process until a time (SIGSTOP, suspend); other events continue."""
         self._virtual.frozen_until = max(self._virtual.frozen_until, until)
 
     @property
@@ -311,8 +312,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.timeline.now < self._virtual.frozen_until
 
     def free(self) -> None:
-        """Cancel what is left of a killed process. Whatever it calls must be severed already."""
-        self._virtual.funeral = True
+        """Cancel the tasks of a process that ended. Its connections must be severed already."""
+        self._virtual.ended = True
         self.set_exception_handler(lambda _loop, _context: None)
         for _ in range(100):
             tasks = asyncio.all_tasks(self)
@@ -321,7 +322,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             for task in tasks:
                 task.cancel()
             for _ in range(2):
-                # Killed in the turn in which it ended, its main task stops the loop once more.
+                # a main task that ended in the turn of the kill stops the loop once more
                 with contextlib.suppress(RuntimeError):
                     self.run_until_complete(asyncio.sleep(0))
         self.run_until_complete(self.shutdown_asyncgens())
@@ -330,7 +331,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, _executor: object, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Call the function now: a thread would make the order of events a matter of luck."""
+        """Call the function now: with a thread the order of events would not be reproducible."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -342,7 +343,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Do nothing: no other thread wakes this loop."""
 
     def _close_self_pipe(self) -> None:
-        """There is none."""
+        """Do nothing: there is no pipe."""
 
     def _write_to_self(self) -> None:
-        """There is no thread but this one."""
+        """Do nothing: there is only one thread."""

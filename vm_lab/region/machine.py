@@ -1,7 +1,7 @@
-"""A modelled machine: what really runs on it, and what its agent keeps in its journal.
+"""A modelled machine: the processes that run on it, and the journal of its agent.
 
 It follows the rules of the real agent (`agent/tasks/core/admission.py`, docs/task-lifecycle.md):
-records and tombstones survive reboots, the processes do not. An idle machine has no events.
+records and tombstones survive reboots, processes do not. An idle machine has no events.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from vm_lab.region.link import FollowedEvents
 
 EPOCH_S = 1_800_000_000.0
-"""What a right clock shows at the beginning."""
+"""Unix time of a correct clock when a run starts."""
 EVENTS_KEPT = 1000
-"""Events that an agent can still tell about."""
+"""Events that an agent keeps."""
 STUBBORN = "IGNORES_TERM"
-"""In the environment of a task: it takes all the time that it has to stop."""
+"""In the environment of a task that uses its whole `stop_timeout_s` to stop."""
 FENCE_S = 2.5
-"""How long after a task should have ended the fence kills it (docs/adr/0024)."""
+"""Seconds after which the fence kills a task that should have ended (docs/adr/0024)."""
 RESERVE_BYTES = 128 << 20
-"""What an agent keeps for its host (`agent/config.py`)."""
+"""Memory that an agent reserves for its host (`agent/config.py`)."""
 _ENDED = (TaskState.STOPPED, TaskState.FAILED)
 
 
 @dataclass(slots=True)
 class MachinePace:
-    """How long things take on a machine, in seconds; drawn again each time between the bounds."""
+    """Shortest and longest durations on a machine, in seconds; each one is drawn between them."""
 
     start: tuple[float, float] = (0.3, 3.0)
     stop: tuple[float, float] = (0.1, 2.0)
@@ -50,41 +50,41 @@ class MachinePace:
 
 @dataclass(slots=True)
 class Copy:
-    """One task as this machine has it: the agent's record, and whether processes run."""
+    """One task on a machine: the agent's record, and whether processes run."""
 
     task_id: str
     spec: api.TaskSpec
     state: TaskState = TaskState.STARTING
     health: Health = Health.UNKNOWN
     wanted: bool = True
-    """Whether it shall run; else it is being removed."""
+    """Whether it must run; else it is being removed."""
     alive: bool = False
-    """Processes of it exist."""
+    """Whether processes of it exist."""
     runs: str = ""
-    """The image that they came from."""
+    """The image of these processes."""
     reason: str = ""
     invocation: int = 0
     restarts: int = 0
     healthy_since: float | None = None
     cut_off: bool = False
-    """It was ended because the control plane was silent for as long as its job allows."""
+    """Whether the agent ended it because the control plane was silent for too long."""
     last_exit: api.Exit | None = None
     turn: int = 0
-    """Rises with each step of its life, so that a step that was overtaken does nothing."""
+    """Rises with each scheduled step, so that an outdated step does nothing."""
 
 
 @dataclass(slots=True)
 class MachineSetting:
-    """What all machines of a region share."""
+    """State that all machines of a region share."""
 
     timeline: Timeline
     history: History
     observer: Observer = field(default_factory=Observer)
     obeyed: Callable[[SimulatedMachine, int], None] = lambda _machine, _sender: None
-    """Called with the machine and the sender (life of a process) of each obeyed command."""
+    """Called with the machine and the sender (number of a process life) of each obeyed command."""
     known_images: set[str] = field(default_factory=set)
     bad_images: set[str] = field(default_factory=set)
-    """Versions whose tasks never get healthy."""
+    """Images whose tasks never become healthy."""
     reboot_profiles: frozenset[str] = frozenset()
     """Profiles that take effect at a boot only."""
 
@@ -102,7 +102,7 @@ class SimulatedMachine:
         memory_bytes: int = 8 << 30,
         cpus: int = 8,
     ) -> None:
-        """A machine that is on, whose agent answers, and that runs nothing."""
+        """Start powered on, with an agent that answers, and without tasks."""
         self.setting, self.name, self.location = setting, name, location
         self.memory_bytes, self.cpus = memory_bytes, cpus
         self.random = random.Random(f"{seed} {name}")
@@ -111,9 +111,9 @@ class SimulatedMachine:
         self.agent_up = True
         self.hung_until = 0.0
         self.slow_s = 0.0
-        """Added to each answer."""
+        """Seconds added to each answer."""
         self.garbled = False
-        """It answers in a form that no caller understands."""
+        """Whether its answers are malformed."""
         self.pull_fails = False
         self.start_fails = False
         self.clock_off_s = 0.0
@@ -121,7 +121,7 @@ class SimulatedMachine:
         self.copies: dict[str, Copy] = {}
         self.tombstones: dict[str, tuple[int, int]] = {}
         self.owners: Mapping[str, int] = {}
-        """Entitlement → the number of the term of its owner that spoke last (docs/adr/0150)."""
+        """Entitlement → newest term of an owner that sent a request (docs/adr/0150)."""
         self.images: set[str] = set()
         self.pulls: dict[str, list[Callable[[str], None]]] = {}
         self.profile = SimulatedProfile(self)
@@ -130,16 +130,16 @@ class SimulatedMachine:
         self.sequence = 0
         self.streams: list[FollowedEvents] = []
         self.in_contact = False
-        self.heard_at = 0.0
-        """When the agent last had contact with its control plane, if it has none now."""
+        self.last_contact = 0.0
+        """When the agent lost contact with its control plane, if it has none now."""
         self._contacts = 0
         self.powers = 0
-        """Rises each time that its power goes off or on."""
+        """Rises each time the power goes off or on."""
 
-    # -- what others ask
+    # -- state
 
     def wall(self) -> float:
-        """Return what the machine's clock shows."""
+        """Return the time of the machine's clock."""
         return EPOCH_S + self.setting.timeline.now + self.clock_off_s
 
     def boot_id(self) -> str:
@@ -180,7 +180,7 @@ class SimulatedMachine:
         )
 
     def committed_bytes(self, without: str) -> int:
-        """Return the memory that tasks that shall run may use together."""
+        """Return the memory limits of all wanted tasks, except one."""
         return sum(
             copy.spec.limits.memory_max_bytes
             for copy in self.copies.values()
@@ -188,12 +188,12 @@ class SimulatedMachine:
         )
 
     def draw(self, bounds: tuple[float, float]) -> float:
-        """Return how long something takes this time."""
+        """Draw a duration between two bounds."""
         return self.random.uniform(*bounds)
 
     # -- the event log
 
-    def say(self, kind: str, name: str, task: api.TaskStatus | None = None) -> None:
+    def add_event(self, kind: str, name: str, task: api.TaskStatus | None = None) -> None:
         """Add an event, and notify the streams that follow the agent."""
         self.sequence += 1
         event = api.Event(
@@ -201,10 +201,10 @@ class SimulatedMachine:
         )
         self.events.append(event)
         for stream in self.streams:
-            stream.said()
+            stream.event_added()
 
     def after(self, copy: Copy, delay_s: float, step: Callable[[Copy], None]) -> None:
-        """Go on with a task's life after a while, unless something overtakes it."""
+        """Schedule the next step of a task; a later step of the task cancels it."""
         copy.turn += 1
         self.setting.timeline.after(delay_s, self._step, copy, copy.turn, step)
 
@@ -215,7 +215,7 @@ class SimulatedMachine:
     def become(
         self, copy: Copy, state: TaskState, health: Health = Health.UNKNOWN, reason: str = ""
     ) -> None:
-        """Change what a task is, tell the checker, and say so."""
+        """Change the state of a task, and report it to the observer, the history and the events."""
         was_alive = copy.alive
         copy.state, copy.health, copy.reason = state, health, reason
         if health is Health.HEALTHY:
@@ -229,12 +229,12 @@ class SimulatedMachine:
             copy.alive = False
         self.setting.observer.copy_changed(self, copy, was_alive=was_alive)
         self.setting.history.note(f"{self.name} {copy.task_id} {state} {health} {reason}".rstrip())
-        self.say("task", copy.task_id, self.status(copy))
+        self.add_event("task", copy.task_id, self.status(copy))
 
     # -- a task's life
 
     def start(self, copy: Copy) -> None:
-        """Start the processes of a task, unless there was no contact for too long."""
+        """Start the processes of a task, unless the control plane was silent for too long."""
         if self.ran_out(copy.spec):
             self._cut_off_done(copy)
             return
@@ -254,7 +254,7 @@ class SimulatedMachine:
         self.become(copy, TaskState.RUNNING, Health.HEALTHY)
 
     def end(self, copy: Copy, result: str, reason: str) -> None:
-        """Let a task end by itself; the agent starts it again if its policy asks for it."""
+        """End a task as if it had exited; the agent restarts it if its policy says so."""
         copy.last_exit = api.Exit(result=result, at=self.wall())
         when = copy.spec.restart.when
         again = when is RestartWhen.ALWAYS or (
@@ -273,7 +273,7 @@ class SimulatedMachine:
         self.after(copy, pause, self.start)
 
     def stop_processes(self, copy: Copy, then: Callable[[Copy], None]) -> None:
-        """End the processes of a task, then go on."""
+        """End the processes of a task, then call `then`."""
         if not copy.alive:
             self.after(copy, 0.01, then)
             return
@@ -285,55 +285,55 @@ class SimulatedMachine:
         self.after(copy, took, then)
 
     def forget(self, copy: Copy) -> None:
-        """Remove a task that was stopped; what stays is its tombstone."""
+        """Remove a stopped task, and keep its tombstone."""
         was_alive, copy.alive, copy.healthy_since = copy.alive, False, None
         self.tombstones[copy.task_id] = (copy.spec.epoch, copy.spec.generation)
         del self.copies[copy.task_id]
         self.setting.observer.copy_changed(self, copy, was_alive=was_alive)
         self.setting.history.note(f"{self.name} {copy.task_id} gone")
-        self.say("task-removed", copy.task_id)
+        self.add_event("task-removed", copy.task_id)
 
     # -- contact with the control plane, for jobs that must not outlive it
 
-    def contact(self, heard: bool, last_heard: float) -> None:
-        """Record that answers to polls arrive again, or that none has since `last_heard`.
+    def contact(self, has_contact: bool, last_contact: float) -> None:
+        """Record that answers to polls arrive again, or that none has since `last_contact`.
 
-        Nothing else counts: an arriving request is no proof for answers (docs/adr/0024). Tasks that
-        ran out of time meanwhile are ended before time counts again.
+        Only answers count: an arriving request does not prove that answers arrive (docs/adr/0024).
+        When contact returns, tasks whose time ran out meanwhile are ended.
         """
-        if heard == self.in_contact:
+        if has_contact == self.in_contact:
             return
         late = [copy for copy in self.copies.values() if self.ran_out(copy.spec)]
-        self.in_contact = heard
+        self.in_contact = has_contact
         self._contacts += 1
-        if heard:
+        if has_contact:
             for copy in late:
-                self._end_alone(copy)
+                self._end_cut_off(copy)
         else:
-            self.heard_at = last_heard
+            self.last_contact = last_contact
             for copy in self.copies.values():
                 self.watch(copy)
 
     def ran_out(self, spec: api.TaskSpec) -> bool:
-        """Return whether the control plane has been silent for as long as a task may live."""
+        """Return whether the control plane has been silent for longer than a task may run."""
         after_s = patience_of(spec)
-        silent_s = self.setting.timeline.now - self.heard_at
+        silent_s = self.setting.timeline.now - self.last_contact
         return after_s is not None and not self.in_contact and silent_s >= after_s
 
     def watch(self, copy: Copy) -> None:
-        """Set the alarm of a task that ends when the control plane is silent for too long."""
+        """Schedule the end of a task, in case the control plane stays silent for too long."""
         after_s = patience_of(copy.spec)
         if after_s is not None and copy.wanted and not self.in_contact:
             timeline, alone_s = self.setting.timeline, copy.spec.stop_timeout_s + FENCE_S
-            timeline.at(self.heard_at + after_s, self._cut_off, copy, self._contacts)
-            timeline.at(self.heard_at + after_s + alone_s, self._fence, copy, self._contacts)
+            timeline.at(self.last_contact + after_s, self._cut_off, copy, self._contacts)
+            timeline.at(self.last_contact + after_s + alone_s, self._fence, copy, self._contacts)
 
     def _cut_off(self, copy: Copy, contacts: int) -> None:
         works = self.agent_up and self.setting.timeline.now >= self.hung_until
         if contacts == self._contacts and works:
-            self._end_alone(copy)
+            self._end_cut_off(copy)
 
-    def _end_alone(self, copy: Copy) -> None:
+    def _end_cut_off(self, copy: Copy) -> None:
         known = self.copies.get(copy.task_id) is copy
         if known and copy.wanted and copy.alive and self.on and not copy.cut_off:
             copy.cut_off = True
@@ -341,7 +341,7 @@ class SimulatedMachine:
             self.stop_processes(copy, self._cut_off_done)
 
     def _fence(self, copy: Copy, contacts: int) -> None:
-        """Kill what is left: a program of its own does so, whatever became of the agent."""
+        """Kill the remaining processes; the fence is a separate program and needs no agent."""
         known = self.copies.get(copy.task_id) is copy
         if contacts == self._contacts and known and copy.alive and self.on:
             copy.turn += 1
@@ -356,7 +356,7 @@ class SimulatedMachine:
     # -- power, agent
 
     def power_off(self) -> None:
-        """Everything that runs ends at once; the disk keeps what it has."""
+        """End all processes at once; records on disk survive."""
         if not self.on:
             return
         self.setting.history.note(f"{self.name} goes down")
@@ -371,7 +371,7 @@ class SimulatedMachine:
         self.reach_changed()
 
     def power_on(self) -> None:
-        """Boot: the agent comes up after a while and starts nothing without a command."""
+        """Boot; the agent comes up later, and starts no task without a command."""
         if self.on:
             return
         self.on = True
@@ -383,7 +383,7 @@ class SimulatedMachine:
         self.setting.timeline.after(self.draw(self.pace.agent), self._booted, self.powers)
 
     def reboot(self) -> None:
-        """Go down now and come back by itself."""
+        """Go down now, and boot again."""
         self.power_off()
         self.setting.timeline.after(self.draw(self.pace.boot), self._back, self.powers)
 
@@ -421,7 +421,7 @@ class SimulatedMachine:
 
 
 def patience_of(spec: api.TaskSpec) -> float | None:
-    """Return how long a task may run without contact to its control plane; None: no limit."""
+    """Return the seconds that a task may run without its control plane; None: no limit."""
     rule = getattr(spec, "disconnect", None)
     if rule is None or str(rule.policy) != "stop":
         return None

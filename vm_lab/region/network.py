@@ -1,8 +1,8 @@
-"""The network between the control plane and the agents: slow, lossy, cut, in one or both ways.
+"""The network between the control plane and the agents: slow, lossy, or cut in either direction.
 
-A request is two events, its arrival and the arrival of its answer, and each is decided by how
-things stand at that moment. TCP hides the loss of a packet behind delay, so what is lost here
-are connections: before the request arrived, or after it was carried out.
+A request is two events: its arrival, and the arrival of its answer. Each depends on the network at
+that time. TCP turns lost packets into delay, so only connections are lost here: before the request
+arrived, or after it was carried out.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from vm_lab.region.plane import PlaneLife
 
 CONNECT_S = 4.0
-"""Until a connection without an answer is given up."""
+"""Timeout of opening a connection, in seconds."""
 ANSWER_S = 30.0
-"""Until an answer that does not come is given up (`WireClient`)."""
+"""Timeout of an answer, in seconds (`WireClient`)."""
 KEPT_S = 5.0
-"""Seconds that requests on an existing connection still arrive after the way back was cut."""
+"""Seconds that requests on an existing connection still arrive after the way back is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a fault does to the way between the control plane and a machine."""
+    """Effect of a fault on the path between the control plane and a machine."""
 
     cut_in: bool = False
     """Whether no packet reaches the machine."""
     cut_out: bool = False
     """Whether no packet leaves it."""
     delay_s: float = 0.0
-    """The most that is added to each way; drawn for each, so requests overtake."""
+    """Most seconds added to each message; drawn for each, so messages overtake each other."""
     loss: float = 0.0
     """Share of the exchanges whose connection breaks."""
     duplicate: float = 0.0
@@ -47,7 +47,7 @@ class Condition:
 
 @dataclass(slots=True)
 class Path:
-    """The way to one machine and back."""
+    """The path to one machine and back."""
 
     base_s: float
     conditions: dict[int, Condition] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Path:
 
     @property
     def open(self) -> bool:
-        """Return whether both ways are open."""
+        """Return whether both directions work."""
         return not (self.cut_in or self.cut_out)
 
 
@@ -80,13 +80,13 @@ class SimulatedNetwork:
     """All paths."""
 
     def __init__(self, timeline: Timeline) -> None:
-        """No machine is connected yet."""
+        """Start without machines."""
         self.timeline = timeline
         self.paths: dict[str, Path] = {}
         self.calls = 0
-        """Requests that were sent."""
+        """Number of requests sent."""
         self.usage: Callable[[SimulatedMachine], list[TaskUsage]] = lambda _: []
-        """What the tasks of a machine use, as its agent answers."""
+        """Returns the usage of a machine's tasks, as its agent answers."""
 
     def connect(self, machine: SimulatedMachine) -> None:
         """Connect a machine."""
@@ -116,7 +116,7 @@ class SimulatedNetwork:
         )
 
     def one_way(self, machine: SimulatedMachine) -> float:
-        """Return how long a packet takes this time."""
+        """Draw how many seconds a message takes."""
         path = self.paths[machine.name]
         if path.delay_s:
             return path.base_s + machine.random.uniform(0.0, path.delay_s)
@@ -140,7 +140,7 @@ class Exchange:
         self.future: asyncio.Future[object] = life.loop.create_future()
 
     def send(self, *, deferred: bool) -> None:
-        """Send the request; `deferred` handlers answer when they like."""
+        """Send the request; a `deferred` handler answers later, through `answer`."""
         network, machine = self.network, self.machine
         network.calls += 1
         path, timeline = network.paths[machine.name], network.timeline
@@ -173,7 +173,7 @@ class Exchange:
                 self.answer(agents.answer(machine, self.request))
 
     def _again(self) -> None:
-        """The same request arrives once more; its answer is not waited for."""
+        """Deliver the same request once more, and drop the answer."""
         machine = self.machine
         if self.network.answers(machine):
             agents.answer(machine, self.request)

@@ -1,4 +1,4 @@
-"""Events of a simulated region, for those that watch it: the checker and the drawing."""
+"""The interface by which a checker observes a simulated region."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Observer:
         """Called when the control plane asks an agent to remove a task."""
 
     def stored(self, store: str, operations: Sequence[Operation]) -> None:
-        """Called with a transaction that is durable now."""
+        """Called with a committed transaction."""
 
     def plane_changed(self, what: str) -> None:
-        """Called when the process of the control plane began, ended, froze or went on."""
+        """Called when the process of the control plane began, ended, was paused or resumed."""
 
     def plane_failed(self, reason: str) -> None:
-        """Called when the process ended by itself."""
+        """Called when the process ended although no fault ended it."""
 
-    # -- people and clients
+    # -- clients
 
     def listed(self, endpoints: Endpoints) -> None:
-        """Called with the tasks of a job that a client may call now."""
+        """Called with the current endpoints of a job."""

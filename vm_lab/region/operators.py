@@ -1,8 +1,8 @@
 """Operators of a simulated region: they plan work on machines in waves, and do it.
 
-A plan goes through the ops planner as an operator's would; they check it every few seconds,
-reboots the machines on which work may begin, and calls it off at the end. Plans overlap each other,
-drains, releases and everything that fails.
+They send a plan to the ops planner, and read it every few seconds. They reboot the machines on
+which work may begin, and cancel the plan at the end. Plans overlap with other plans, drains,
+releases and faults.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 LOOK_S = 5.0
 REBOOT_S = 60.0
-"""How long a reboot is expected to take."""
+"""Expected duration of a reboot, in seconds."""
 WAVE = 2
-"""Machines of a wave at most."""
+"""Most machines of a wave."""
 SWITCH_S = 90.0
-"""How long the machines of a switch that is replaced are unreachable."""
+"""Seconds that the machines of a replaced switch are unreachable."""
 
 
 class OperatorPlan:
-    """One plan, from its wish to its end."""
+    """One plan, from its request to its end."""
 
     def __init__(
         self, region: SimulatedRegion, fault: Fault, number: int, wish: MaintenanceWish
     ) -> None:
-        """Want it, for the machines that the event names."""
+        """Request the plan for the machines that the event names."""
         self._region, self._name = region, f"plan{number}"
         self._machines = [p.machine for p in region.places if p.within(fault.target)]
         reason = f"work {number}"
@@ -118,7 +118,7 @@ class OperatorPlan:
 
 
 def upgrade(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Ask to reboot machines for a kernel: wave by wave, or all with a deadline."""
+    """Plan to reboot machines for a kernel: wave by wave, or all with a deadline."""
     if fault.value:
         wish = MaintenanceWish(
             work=Work.KERNEL, reason="-", deadline_s=fault.value, duration_s=REBOOT_S
@@ -131,7 +131,7 @@ def upgrade(region: SimulatedRegion, fault: Fault, number: int) -> None:
 def power_cap(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Cap the power of machines, so that tasks leave them, and lift the cap at the end.
 
-    Wave by wave; with a value all machines are short of power at once, as where a feed fails.
+    Wave by wave; with a `value` all machines at once, as if a power feed had failed.
     """
     if fault.value:
         wish = MaintenanceWish(work=Work.POWER_CAP, reason="-")
@@ -141,7 +141,7 @@ def power_cap(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def switch(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Announce that machines are unreachable for a while, and have it so at the deadline (TC9)."""
+    """Announce that machines will be unreachable, and cut them off at the deadline (TC9)."""
     wish = MaintenanceWish(
         work=Work.SWITCH,
         reason="-",
@@ -159,7 +159,7 @@ def _in_waves(work: Work) -> MaintenanceWish:
 
 
 def move_entitlement(region: SimulatedRegion, _: Fault, number: int) -> None:
-    """Give an entitlement to another shard; one that is busy stays where it is."""
+    """Move an entitlement to another shard, unless it is busy."""
     names, shards = sorted(region.clients.entitlements), region.plane.shards
     if not names or shards < 2:
         return

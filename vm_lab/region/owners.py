@@ -1,6 +1,6 @@
-"""What owners of a simulated region do in addition to releases and resizes.
+"""Events of owners in a simulated region, except releases and resizes.
 
-Versions that never get healthy, moves of tasks and of jobs, proposals for the profile of machines.
+Versions that never become healthy, moves of tasks and jobs, proposals of host profiles.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROFILE_KEYS = ["sysctl.*"]
 
 
 def paced(scenario: Scenario, seed: int, specs: list[JobSpec]) -> list[JobSpec]:
-    """Return the jobs, some of them with more to say of how they are updated."""
+    """Return the jobs, some with an update policy of their own, or with tasks slow to stop."""
     chance = random.Random(f"{scenario.name} {seed} paces")
     paces = [
         replace(spec, update=_policy(spec.update, chance))
@@ -61,7 +61,7 @@ def _policy(update: UpdatePolicy, chance: random.Random) -> UpdatePolicy:
 
 
 def bad_release(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Want a version whose tasks never get healthy, of a job that goes back by itself."""
+    """Release a version whose tasks never become healthy, for a job with automatic rollback."""
     name = fault.target.partition(":")[2]
     spec = region.clients.jobs[name].asked
     if spec is None or spec.update.on_failure is not OnFailure.ROLLBACK:
@@ -74,7 +74,7 @@ def bad_release(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def patience(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    """Change how long tasks may take to stop, which they then use up, and `disconnect`."""
+    """Change how long the tasks of a job take to stop, and its `disconnect` policy."""
     name = fault.target.partition(":")[2]
     spec = region.clients.jobs[name].asked
     if spec is not None:
@@ -82,9 +82,9 @@ def patience(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def patient(spec: JobSpec, value: float) -> JobSpec:
-    """Return a job whose tasks take long to stop if they did not, and little time if they did.
+    """Return the job with fast stops if its tasks were slow to stop, else with slow ones.
 
-    Below a `value` of 0.2 a machine that is cut off keeps them, else it stops them.
+    With a `value` below 0.2, a cut-off machine keeps the tasks, else it stops them.
     """
     stop, long = value >= 0.2, STUBBORN not in spec.environment
     disconnect = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0) if stop else Disconnect()
@@ -97,7 +97,7 @@ def patient(spec: JobSpec, value: float) -> JobSpec:
 
 
 def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Ask to move a task of a job, in half of the cases to a machine of its owner's choice."""
+    """Move a task of a job, in half of the cases to a machine that the owner names."""
     name = fault.target.partition(":")[2]
     spec = region.clients.jobs[name].asked
     if spec is None or not spec.tasks:
@@ -109,13 +109,13 @@ def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
         try:
             await cp.move_task(name, index, to, f"move {number}")
         except (Conflict, NotFound):
-            return  # it is no good moment for that, or no good machine
+            return  # the task cannot move now, or not to this machine
 
     region.clients.want(ClientWish(f"job {name}", f"move {name}-{index} {to}", ask, lambda: None))
 
 
 def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Ask to restart every task of a job in place, each as an operation."""
+    """Restart every task of a job in place, each as an operation."""
     name = fault.target.partition(":")[2]
     spec = region.clients.jobs[name].asked
     wish = RestartWish(reason=f"restart {number}")
@@ -125,13 +125,13 @@ def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
             try:
                 await cp.restart_task(name, index, wish)
             except (Conflict, NotFound):
-                continue  # something else is about to happen to it
+                continue  # another operation on the task is pending
 
     region.clients.want(ClientWish(f"job {name}", f"restart {name}", ask, lambda: None))
 
 
 def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Ask to move a job to the next entitlement; from then on it does not roll back by itself."""
+    """Move a job to the next entitlement, and disable its automatic rollback."""
     name = fault.target.partition(":")[2]
     owned, names = region.clients.jobs[name], sorted(region.clients.entitlements)
     spec = owned.asked
@@ -160,7 +160,7 @@ def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
-    """Propose a profile for the machines of an entitlement; one in three cannot be reached."""
+    """Propose a profile for an entitlement's machines; one in three cannot be applied."""
     names = sorted(region.clients.entitlements)
     if not names:
         return
@@ -176,7 +176,7 @@ def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
         try:
             await cp.profiles.propose(name, wish, "owner")
         except Conflict:
-            return  # another is on its way
+            return  # another proposal is under way
 
     region.clients.want(
         ClientWish(f"entitlement {name}", f"profile {name} {number}", ask, lambda: None)
@@ -184,7 +184,7 @@ def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
 
 
 def expected(owned: Owned, record: JobRecord) -> JobSpec | None:
-    """Return the specification that an owner expects; a job may have rolled back by itself.
+    """Return the specification that an owner expects, which an automatic rollback may change.
 
     A rollback returns to one earlier wish as a whole, never to the image of one wish with the
     environment of another.
@@ -205,7 +205,7 @@ def expected(owned: Owned, record: JobRecord) -> JobSpec | None:
 
 
 def _as_before(spec: JobSpec, wish: JobSpec) -> JobSpec:
-    """Return a specification of now with all of an earlier wish that owners here change."""
+    """Return the current specification with the fields of an earlier wish that owners change."""
     return replace(
         spec,
         image=wish.image,

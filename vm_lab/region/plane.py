@@ -1,4 +1,4 @@
-"""The process of the control plane: it starts, is stopped, paused, killed, and starts again."""
+"""The control plane as one process, which is paused, stopped, killed and started again."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from vm_lab.region.processes import ProcessLife
 
 RESTART_S = 2.0
-"""Until a process that ended is started again (systemd's RestartSec)."""
+"""Seconds until a process that ended is started again (systemd's RestartSec)."""
 SOLVER_STEPS = 500
 """Attempts of the ReBalancer's solver to improve a machine, for one plan."""
 CATCH_UP_S = 0.05
-"""From the end of a pause until answers that waited were read."""
+"""Seconds from the end of a pause until the process has read waiting answers."""
 
 
 class PlaneLife:
-    """One life of the process: what it may reach, and whether it still may."""
+    """One life of the process, from its start to its end, with its connections."""
 
     name = "control plane"
 
@@ -51,15 +51,15 @@ class PlaneLife:
         *,
         shared: bool = False,
     ) -> None:
-        """A process that was just started; with `shared` others run on the same timeline."""
+        """Start a life; with `shared` other processes run on the same timeline."""
         self.number = number
         self.timeline, self.history, self.observer = timeline, history, observer
         self.way = way or Path(base_s=0.0)
-        """What reaches the host of the process, and what leaves it."""
+        """The network path to and from the host of the process."""
         self.loop = VirtualLoop(timeline, shared=shared)
         self.alive = True
         self.control_plane: ControlPlane | None = None
-        """Once it is loaded and its loops run."""
+        """Set once it is loaded and its loops run."""
         self.streams: list[FollowedEvents] = []
         self.ended = asyncio.Event()
         self._frozen_at = self._thawed_at = float("-inf")
@@ -70,15 +70,15 @@ class PlaneLife:
         return True
 
     def check_leads(self) -> None:
-        """Raise if what this process answers counts for nothing: here it always counts."""
+        """Raise if the process does not lead, so that its answers are void; here it leads."""
 
     @property
     def frozen(self) -> bool:
-        """Return whether the process is stopped and will go on."""
+        """Return whether the process is paused."""
         return self.loop.frozen
 
     def kill(self, why: str) -> None:
-        """End the process here and now; nothing that it does has an effect any more."""
+        """End the process now; nothing it does has an effect from here on."""
         if self.alive:
             self.history.note(f"{self.name} killed {why}")
             self.sever()
@@ -86,14 +86,14 @@ class PlaneLife:
             self.observer.plane_changed("killed")
 
     def sever(self) -> None:
-        """Cut every line out of the process."""
+        """Cut all connections of the process."""
         self.alive = False
         self.control_plane = None
         for stream in list(self.streams):
             stream.sever()
 
     def freeze(self, seconds: float) -> None:
-        """Stop the process for a while; it does not notice."""
+        """Pause the process for a while; it does not notice."""
         self._frozen_at = self.timeline.now
         self._thawed_at = self.timeline.now + seconds
         self.loop.freeze(self._thawed_at)
@@ -111,26 +111,26 @@ class PlaneLife:
                 stream.path_changed()
 
     def seen(self, at: float) -> float:
-        """Return when the process took in what came at a time: not while it was stopped."""
+        """Return when the process read an answer that arrived at `at`: not during a pause."""
         read_at = self._thawed_at + CATCH_UP_S
         if not self._frozen_at <= at < read_at:
             return at
         return self._frozen_at if self.timeline.now < read_at else read_at
 
     def contact_changed(self, machine: SimulatedMachine) -> None:
-        """Tell a machine whether it has contact with any process of its control plane."""
-        heard = [stream.heard_by_agent() for stream in machine.streams if stream.is_alive]
-        last = [at for at in heard if at is not None]
-        if not heard:
+        """Notify a machine whether it has contact with any process of the control plane."""
+        ends = [stream.contact_lost_at() for stream in machine.streams if stream.is_alive]
+        lost = [at for at in ends if at is not None]
+        if not ends:
             machine.contact(False, self.timeline.now)
-        elif len(last) < len(heard):
+        elif len(lost) < len(ends):
             machine.contact(True, 0.0)
         else:
-            machine.contact(False, max(last))
+            machine.contact(False, max(lost))
 
 
 class Plane:
-    """The control plane's host: one process at a time, on the same stores."""
+    """The control plane's host: runs one process at a time, always on the same stores."""
 
     def __init__(
         self,
@@ -142,22 +142,22 @@ class Plane:
         settings: SchedulerSettings,
         seed: str,
     ) -> None:
-        """`disks` are `main` and those of data centers with their own."""
+        """`disks` has `main`, and one for each data center with a store of its own."""
         self.timeline, self.history, self.network = timeline, history, network
         self.disks, self.machines, self.settings = disks, machines, settings
         self.shards = settings.shards
         self.observer = Observer()
         self.callers: Callable[[PlaneLife], CallController] = lambda _: no_controller
-        """Returns what makes the calls of TaskControllers in a life."""
+        """Returns the function that a life calls TaskControllers with."""
         self.images: set[str] = set()
         self.profile_keys: dict[str, list[str]] = {}
-        """What owners may change of each profile."""
+        """Profile → the keys that owners may change."""
         self.overgrant = Overgrant.REFUSE
         self.clock_off_s = 0.0
         self.life: PlaneLife | None = None
         self.lives = 0
         self.writer: ProcessLife | None = None
-        """The process that made the write being reported."""
+        """The process that made the write that is being checked."""
         self.cpu_steps = 0
         self.started: list[Callable[[PlaneLife], None]] = []
         """Called with each life once it serves."""
@@ -172,7 +172,7 @@ class Plane:
         return None if life is None or not life.alive else life.control_plane
 
     def owners(self, entitlement: str) -> list[str]:
-        """Return which shards own an entitlement, as the processes that may command see it."""
+        """Return the shards that own an entitlement."""
         shards = self.serving.shards.all if self.serving is not None else []
         return [str(shard.number) for shard in shards if shard.allocator.region.owns(entitlement)]
 
@@ -187,26 +187,26 @@ class Plane:
                 self._live()
 
     def finish(self) -> None:
-        """End the process in good order, for good."""
+        """Stop the process regularly, and end the run."""
         self._over = True
         self._down_until = 0.0
         if self.life is not None:
             self.life.ended.set()
 
     def kill(self, down_s: float, why: str = "by its enemy") -> None:
-        """Kill the process; it is started again after a while."""
+        """Kill the process; it is started again after `down_s` seconds."""
         self._down_until = max(self._down_until, self.timeline.now + down_s)
         if self.life is not None and self.life.alive:
             self.life.kill(why)
 
     def restart(self) -> None:
-        """Stop the process in good order; it is started again at once."""
+        """Stop the process regularly; it is started again at once."""
         if self.life is not None and self.life.control_plane is not None:
             self.history.note("control plane restarts")
             self.life.ended.set()
 
     def wall(self) -> float:
-        """Return what the clock of the control plane's host shows."""
+        """Return the time of the clock of the control plane's host."""
         return EPOCH_S + self.timeline.now + self.clock_off_s
 
     def _live(self) -> None:
@@ -286,7 +286,7 @@ class Plane:
 
 
 async def solved(model: RegionModel, effort: Effort) -> SolverAnswer:
-    """Answer the ReBalancer at once, after as many steps in each run: here no time passes."""
+    """Return a plan after `SOLVER_STEPS` steps: no virtual time passes, so time cannot end it."""
     from control_plane.rebalancer.core.solving import solve
 
     counted = Effort(steps=SOLVER_STEPS, moves=effort.moves, swaps=effort.swaps, with_bound=False)
@@ -294,7 +294,7 @@ async def solved(model: RegionModel, effort: Effort) -> SolverAnswer:
 
 
 def causes(error: BaseException) -> list[str]:
-    """Return what went wrong, without the groups around it."""
+    """Return the errors as text, without the groups around them."""
     if isinstance(error, BaseExceptionGroup):
         return [cause for inner in error.exceptions for cause in causes(inner)]
     return [f"{type(error).__name__}: {error}"]

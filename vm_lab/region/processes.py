@@ -1,8 +1,7 @@
 """The control plane of a simulated region as processes: a core and shards, each with standbys.
 
-Every process is one of the product: its role is elected in a modelled etcd by the product's own
-leases, it follows the store, and calls others as they do. One that ends, for whatever reason, is
-started again on its host and stands by.
+Each process runs the product's code: elections with leases in a modelled etcd, the store, and calls
+between processes. A process that ends, for any reason, is started again on its host as a standby.
 """
 
 from __future__ import annotations
@@ -43,36 +42,36 @@ PREFIX = "/twine"
 TTL_S = 4
 """Time to live of a leader's lease (`EtcdSettings.ttl_s`)."""
 BEGIN_S = 0.3
-"""From the start of one process to the next: the core is there first."""
+"""Seconds between the starts of two processes; the core starts first."""
 
 
 @dataclass(slots=True)
 class ProcessHost:
-    """Where one replica of a role runs."""
+    """The host of one replica of a role."""
 
     name: str
     """`core-a`, `shard-1-b`."""
     role: str
     shard: int | None
     way: Path = field(default_factory=lambda: Path(base_s=0.0))
-    """Everything that reaches it and leaves it …"""
+    """The path of all its messages."""
     to_etcd: Path = field(default_factory=lambda: Path(base_s=0.0))
-    """… and what of that is about etcd."""
+    """The path of its messages from and to etcd."""
     late: dict[int, float] = field(default_factory=dict)
-    """Fault → so much later may what it sends to etcd arrive, and what etcd sends to it."""
+    """Fault → most seconds by which messages between it and etcd are late."""
     clock_off_s: float = 0.0
     down_until: float = 0.0
     life: ProcessLife | None = None
 
     @property
     def late_s(self) -> float:
-        """Return how late its line to etcd is now, at most."""
+        """Return the most seconds by which messages between it and etcd are late now."""
         return max(self.late.values(), default=0.0)
 
 
 @dataclass(slots=True)
 class WritePoint:
-    """Something befalls a process at its n-th transaction from now on: before it, or after."""
+    """A fault of a process at its n-th transaction from now on: before it, or after."""
 
     left: int
     is_after: bool
@@ -80,14 +79,14 @@ class WritePoint:
     life: ProcessLife | None = None
 
     def before(self) -> bool:
-        """Trigger the fault if it is due before the write; return whether the write is lost."""
+        """Trigger a fault that is due before the write; return whether the write is lost."""
         assert self.life is not None
         if not self.is_after:
             self.strike(self.life)
         return not self.is_after and not self.life.alive
 
     def after(self) -> None:
-        """Trigger the fault if it is due after the write."""
+        """Trigger a fault that is due after the write."""
         assert self.life is not None
         if self.is_after:
             self.strike(self.life)
@@ -105,24 +104,25 @@ class ProcessLife(PlaneLife):
         self.random = random.Random(f"{plane.seed} {host.name} {number}")
         self.store: EtcdStore | None = None
         self.plane: ControlPlane | None = None
-        """Once it is loaded, also of a shard."""
+        """Set once it is loaded, for a core and for a shard."""
         self.front_end: ShardFrontEnd | None = None
         self.lines: list[EtcdLine] = []
         self.points: list[WritePoint] = []
         self.main: asyncio.Task[None] | None = None
         self.led_to_the_end = False
-        """It ended while it led, as etcd and it itself had it."""
+        """Whether it ended while it led, by etcd's state and by its own."""
         self.awake_since = plane.timeline.now
-        """A cut does not count: the process does not know whether it or a machine is cut off."""
+        """When it started or last resumed. A cut does not change it: the process cannot know
+        whether it or a machine is cut off."""
         self._is_leader = plane.is_leader
 
     @property
     def leads(self) -> bool:
-        """Return whether it leads its role now, as etcd has it."""
+        """Return whether it leads its role now, by etcd's state."""
         return self._is_leader(self)
 
     def freeze(self, seconds: float) -> None:
-        """Stop the process for a while; it concludes nothing from that time."""
+        """Pause the process for a while; it must not count that time as silence of machines."""
         super().freeze(seconds)
         self.timeline.after(seconds, self._is_awake)
 
@@ -130,30 +130,30 @@ class ProcessLife(PlaneLife):
         self.awake_since = self.timeline.now
 
     def check_leads(self) -> None:
-        """Raise if this process does not lead any more: its answers count for nothing then."""
+        """Raise if this process no longer leads, so that its answers are void."""
         if failure := self.store_failure():
             raise Busy(f"this control plane cannot answer any more: {failure}")
 
     @property
     def sends(self) -> bool:
-        """Return whether what it sends to etcd arrives."""
+        """Return whether its messages reach etcd."""
         return not (self.host.way.cut_out or self.host.to_etcd.cut_out)
 
     @property
-    def hears(self) -> bool:
-        """Return whether what etcd sends arrives here."""
+    def receives(self) -> bool:
+        """Return whether etcd's messages reach it."""
         return not (self.host.way.cut_in or self.host.to_etcd.cut_in)
 
     def store_failure(self) -> str:
-        """Return why it leads no longer, by its own state; empty: it leads."""
+        """Return why it does not lead, by its own state; empty: it leads."""
         return self.store.failure() if self.store is not None else "it is not open"
 
     def revision(self) -> int:
-        """Return the newest revision that it has written or seen."""
+        """Return the newest revision that it has written or read."""
         return self.store.revision() if self.store is not None else 0
 
     def at_write(self, request: Any) -> WritePoint | None:
-        """Return what is to befall it at this transaction."""
+        """Return the fault that is due at this transaction, if there is one."""
         if not request.success:
             return None
         for point in list(self.points):
@@ -187,7 +187,7 @@ class RegionProcesses(Plane):
         seed: str,
         counts: RoleCounts,
     ) -> None:
-        """No process is started yet."""
+        """Start without processes."""
         super().__init__(timeline, history, network, {"main": etcd}, machines, settings, seed)
         self.seed, self.etcd = seed, etcd
         self.hosts = [ProcessHost(f"core-{_letter(n)}", CORE, None) for n in range(counts.core)]
@@ -198,14 +198,14 @@ class RegionProcesses(Plane):
             ]
         self.shards = counts.shards + 1
         self.by_number: dict[int, ProcessLife] = {}
-        """Every life that there ever was."""
+        """All lives, including those that ended."""
         self._leaders: dict[str, int] = {}
 
     # -- leaders
 
     @property
     def serving(self) -> ControlPlane | None:
-        """Return what clients call: the core that served last, unless it is gone."""
+        """Return the core that clients call: the last one that began to serve, if it is alive."""
         life = self.life
         return None if life is None or not life.alive else life.control_plane
 
@@ -214,15 +214,15 @@ class RegionProcesses(Plane):
         return list(dict.fromkeys(host.role for host in self.hosts))
 
     def leader(self, role: str) -> ProcessLife | None:
-        """Return the life that leads a role now, as etcd has it."""
+        """Return the life that leads a role now, by etcd's state."""
         return self.by_number.get(self._leaders.get(role, 0))
 
     def is_leader(self, life: ProcessLife) -> bool:
-        """Return whether a life leads its role now, as etcd has it."""
+        """Return whether a life leads its role now, by etcd's state."""
         return self.leader(life.host.role) is life
 
-    def led(self, key: bytes, sender: int | None) -> None:
-        """Record that a life wrote a leader's key, or that the key is gone."""
+    def leader_changed(self, key: bytes, sender: int | None) -> None:
+        """Record that a life wrote a leader's key; `sender` None: the key was deleted."""
         role = key.partition(LEADERS)[2].decode().removeprefix("-") or CORE
         if sender is None:
             self._leaders.pop(role, None)
@@ -230,7 +230,7 @@ class RegionProcesses(Plane):
             self._leaders[role] = sender
 
     def owners(self, entitlement: str) -> list[str]:
-        """Return which processes that lead own an entitlement, as each sees it."""
+        """Return the leading processes that own an entitlement, each by its own state."""
         found = []
         for role in self.role_names():
             life = self.leader(role)
@@ -242,7 +242,7 @@ class RegionProcesses(Plane):
         return found
 
     def find(self, url: str) -> ProcessLife | None:
-        """Return the process that takes requests at a URL now."""
+        """Return the process that serves at a URL now."""
         for host in self.hosts:
             if host.life is not None and host.life.alive and _url(host) == url:
                 return host.life if host.life.front_end is not None else None
@@ -265,7 +265,7 @@ class RegionProcesses(Plane):
                 self._free(host.life)
 
     def _let_run(self) -> None:
-        """Run what is due in each process at this moment."""
+        """Run the callbacks of all processes that are due now."""
         busy = True
         while busy and not self._over:
             busy = False
@@ -276,7 +276,7 @@ class RegionProcesses(Plane):
                     self._turn(host, life)
 
     def _let_time_pass(self) -> None:
-        """Run other events until something is due in a process."""
+        """Run other events until a callback of a process is due."""
         line = self.timeline
         loops = [host.life.loop for host in self.hosts if host.life is not None]
         due = min((loop.next_at() for loop in loops), default=float("inf"))
@@ -306,7 +306,7 @@ class RegionProcesses(Plane):
             self._ended(host, life, why)
 
     def _judge_end(self, life: ProcessLife, error: BaseException | None, why: str) -> None:
-        """A process ends by itself only if it does not lead, or could not begin."""
+        """Report a process that ended with an error while it led; one that did not lead may end."""
         if error is None:
             return
         self.history.note(f"{life.name} ended: {why}")
@@ -338,14 +338,14 @@ class RegionProcesses(Plane):
         self.history.note(f"{life.name} starts, life {life.number}")
         life.main = life.loop.create_task(self._lives(life))
 
-    # -- what befalls them
+    # -- faults
 
     def finish(self) -> None:
-        """End all processes, for good."""
+        """End all processes, and the run."""
         self._over = True
 
     def kill(self, down_s: float, why: str = "by its enemy") -> None:
-        """Kill the core that leads; it is started again after a while."""
+        """Kill the leading core; it is started again after `down_s` seconds."""
         self.kill_leader(CORE, down_s, why)
 
     def kill_leader(self, role: str, down_s: float, why: str = "by its enemy") -> None:
@@ -355,7 +355,7 @@ class RegionProcesses(Plane):
             self.kill_life(life, down_s, why)
 
     def kill_life(self, life: ProcessLife, down_s: float, why: str = "by its enemy") -> None:
-        """Kill a process; it is started again after a while."""
+        """Kill a process; it is started again after `down_s` seconds."""
         life.host.down_until = max(life.host.down_until, self.timeline.now + down_s)
         life.kill(why)
 
@@ -379,7 +379,7 @@ class RegionProcesses(Plane):
             host.life.ways_changed()
 
     def restart(self) -> None:
-        """Stop the core in good order."""
+        """Stop the core regularly."""
         life = self.leader(CORE)
         if life is not None and life.plane is not None:
             self.history.note(f"{life.name} restarts")
@@ -400,7 +400,7 @@ class RegionProcesses(Plane):
             lambda: EPOCH_S + self.timeline.now + life.host.clock_off_s,
             zlib.crc32(f"{self.seed} {life.number}".encode()),
         )
-        runtime.date()  # from here on steps of the clock are noticed, as in `process.before`
+        runtime.date()  # detects steps of the clock from here on, as in `process.before`
         async with AsyncExitStack() as stack:
             life.store = EtcdStore(
                 EtcdSettings(endpoints=["http://etcd.sim:2379"], prefix=PREFIX, ttl_s=TTL_S),
@@ -418,7 +418,7 @@ class RegionProcesses(Plane):
             self.history.note(f"{life.name} serves")
             if face is not None:
                 life.control_plane = cast("ControlPlane", face)
-                if life.leads:  # one that was paused until now may have a successor already
+                if life.leads:  # a process that was paused until now may have a successor
                     self._serves(life)
             else:
                 life.front_end = shard_front_end_of(plane, life)
@@ -429,7 +429,7 @@ class RegionProcesses(Plane):
                 life.led_to_the_end = life.leads and not life.store_failure()
 
     def _serves(self, life: ProcessLife) -> None:
-        """Let clients turn to a core."""
+        """Make clients call a core."""
         self.life = life
         self.observer.plane_changed("serves")
         for call in self.started:
@@ -455,7 +455,7 @@ class RegionProcesses(Plane):
 
 
 def role_of(shard: int) -> str:
-    """Return the role that has a shard."""
+    """Return the role that runs a shard."""
     return f"shard-{shard}" if shard else CORE
 
 

@@ -1,10 +1,13 @@
-"""The checker of promises in a simulated region: what is left serves what may still be taken.
+"""The checker of promises in a simulated region: free machines must suffice for all quotas.
 
-It reads grants and machines from etcd's log, as stored, and counts by itself. Three rules: no
-process takes a machine for an entitlement that is pinned elsewhere; the sum of all quotas never
-exceeds the machines there are; and no process takes a free machine without which another
-entitlement cannot get what its quota leaves it. What is left can be counted in closed form: an
-entitlement may have the machines of one data center, of one region, or any.
+It reads grants and machines from etcd's log, and has its own arithmetic. Its three rules:
+
+- no process takes a machine for an entitlement that is pinned to another region;
+- the sum of all quotas never exceeds the machines of the region;
+- no process takes a free machine that another entitlement needs to fill its quota.
+
+The last rule has a closed form: an entitlement may have the machines of one data center, of one
+region, or any.
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ _FREE = ""
 
 
 class _Place(msgspec.Struct):
-    """What is read of a location."""
+    """The fields read of a location."""
 
     region: str = ""
     datacenter: str = ""
 
 
-class _Stored(msgspec.Struct):
-    """What is read of a stored machine."""
+class _PlacedMachine(msgspec.Struct):
+    """The fields read of a stored machine."""
 
     machine: str
     location: _Place = msgspec.field(default_factory=_Place)
@@ -36,7 +39,7 @@ class _Stored(msgspec.Struct):
 
 
 class _Quota(msgspec.Struct):
-    """What is read of a quota."""
+    """The fields read of a quota."""
 
     machines: int = 0
     datacenter: str | None = None
@@ -44,25 +47,25 @@ class _Quota(msgspec.Struct):
 
 
 class _Granted(msgspec.Struct):
-    """What is read of a stored entitlement."""
+    """The fields read of a stored entitlement."""
 
     name: str
     spec: _Quota
 
 
 class PromiseChecker:
-    """Checks in every transaction of etcd the machines that it takes and the quotas it grants."""
+    """Checks the machines and the quotas of every transaction of etcd."""
 
     def __init__(self, violate: Callable[[str, str], None]) -> None:
         """Call `violate(rule, text)` for each promise that was broken."""
         self._violate = violate
         self._quotas: dict[str, _Quota] = {}
-        self._machines: dict[str, _Stored] = {}
+        self._machines: dict[str, _PlacedMachine] = {}
         self._region_of: dict[str, str] = {}
-        """Region by data center."""
+        """Data center → region."""
 
     def applied(self, operations: Sequence[Operation]) -> None:
-        """Record one transaction, and compare the state after it with that before."""
+        """Record one transaction, and compare the states before and after it."""
         lacked, taken, granted = self._lacking(), list[str](), list[str]()
         for operation in operations:
             kind, _, name = operation.key.partition("/")
@@ -83,7 +86,7 @@ class PromiseChecker:
         if isinstance(operation, Delete):
             self._machines.pop(name, None)
             return
-        record = msgspec.json.decode(operation.value, type=_Stored)
+        record = msgspec.json.decode(operation.value, type=_PlacedMachine)
         before = self._machines.get(record.machine)
         self._machines[record.machine] = record
         place = record.location
@@ -106,13 +109,13 @@ class PromiseChecker:
         return self._by_place(m for m in self._machines.values() if m.entitlement == _FREE)
 
     def _lacking(self) -> int:
-        """Return how many machines entitlements may still take that they could not get."""
+        """Return how many machines the quotas allow that free machines cannot provide."""
         held = Counter(m.entitlement for m in self._machines.values())
         left = {name: max(0, q.machines - held[name]) for name, q in self._quotas.items()}
         return self._short(left, self._free())
 
     def _short_of_all(self) -> int:
-        """Return by how many machines all quotas together exceed the region."""
+        """Return by how many machines the sum of all quotas exceeds the region."""
         asked = {name: quota.machines for name, quota in self._quotas.items()}
         return self._short(asked, self._by_place(self._machines.values()))
 
@@ -134,5 +137,5 @@ class PromiseChecker:
         return lacks + max(0, anywhere - unbound.total())
 
     @staticmethod
-    def _by_place(machines: Iterable[_Stored]) -> Counter[str]:
+    def _by_place(machines: Iterable[_PlacedMachine]) -> Counter[str]:
         return Counter(machine.location.datacenter for machine in machines)

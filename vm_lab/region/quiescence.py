@@ -1,6 +1,6 @@
-"""What must hold once every fault is over: nothing lost, nothing left, everything as granted.
+"""Checks of a region at rest: no write is lost, no task is left over, all jobs run as granted.
 
-Asked through the control plane's public face and compared with what really runs.
+They compare the control plane's answers with the tasks that run on machines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> list[str]:
-    """Return what was acknowledged and is not there."""
+    """Return acknowledged writes that the control plane does not have."""
     lost = []
     for name, owned in region.clients.jobs.items():
         if owned.granted is None or owned.asked is None or not region.clients.has_settled(name):
@@ -57,7 +57,7 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
 
 
 async def unrest(region: SimulatedRegion, control_plane: ControlPlane) -> list[str]:
-    """Return everything that is not at rest yet, in order."""
+    """Return all reasons why the region is not at rest."""
     if not region.clients.idle():
         return ["a client still waits for an answer"]
     found = []
@@ -76,10 +76,10 @@ async def unrest(region: SimulatedRegion, control_plane: ControlPlane) -> list[s
 
 
 def _profiles(region: SimulatedRegion, control_plane: ControlPlane, held: set[str]) -> list[str]:
-    """Return which profiles are not everywhere yet.
+    """Return the profile rollouts that are under way.
 
-    One may wait without end for machines whose tasks must stay (`held`), because their jobs'
-    versions never get healthy, as their owners want it.
+    A rollout may wait forever for machines in `held`: their tasks must stay, because the versions
+    of their jobs never become healthy and have no automatic rollback.
     """
     rollouts = [control_plane.profiles.show(name).rollout for name in region.clients.entitlements]
     return [
@@ -113,7 +113,7 @@ async def _jobs(
             bound.add(name)
             continue
         listed = {e.task: e.machine for e in (await control_plane.endpoints(name)).endpoints}
-        if _is_all_it_can_be(region, status, len(listed)):
+        if _runs_as_far_as_room_allows(region, status, len(listed)):
             if is_bound(status):
                 bound.add(name)
             continue
@@ -134,8 +134,8 @@ def _images(region: SimulatedRegion, job: str) -> Counter[str]:
     return Counter(c.runs for c in copies if c.alive and c.task_id.rpartition("-")[0] == job)
 
 
-def _is_all_it_can_be(region: SimulatedRegion, status: JobStatus, listed: int) -> bool:
-    """Return whether a job runs but for tasks that wait for room, and there is none."""
+def _runs_as_far_as_room_allows(region: SimulatedRegion, status: JobStatus, listed: int) -> bool:
+    """Return whether all tasks run except those that wait for room in a full entitlement."""
     tasks = [task for task in status.record.tasks if not task.extra]
     placed = sum(1 for task in tasks if task.placement is not None)
     return (
@@ -147,10 +147,10 @@ def _is_all_it_can_be(region: SimulatedRegion, status: JobStatus, listed: int) -
 
 
 def _is_held_up_in_transfer(region: SimulatedRegion, status: JobStatus, listed: int) -> bool:
-    """Return whether all tasks serve, and some stay where they were as the new entitlement is full.
+    """Return whether all tasks serve, and some cannot follow the job to a full entitlement.
 
-    A story may move a job to an entitlement that has no room for all of it. An extra task that
-    has a place could take over from one of them, so there must be none.
+    A story may move a job to an entitlement without room for all its tasks. An extra task with a
+    placement could replace one of them, so there must be none.
     """
     record = status.record
     tasks = [task for task in record.tasks if not task.extra]
@@ -165,10 +165,10 @@ def _is_held_up_in_transfer(region: SimulatedRegion, status: JobStatus, listed: 
 
 
 def is_hopeless(record: JobRecord) -> bool:
-    """Return whether a job stays with a version that never gets healthy, as its owner wants it.
+    """Return whether a job may stay with a version that never becomes healthy.
 
-    It does not go back by itself, or it has no version to go back to. Its tasks need not serve;
-    all else must come to rest.
+    It has no automatic rollback, or no version to roll back to. Its tasks need not serve;
+    everything else must come to rest.
     """
     rollout = record.rollout
     return (
@@ -180,10 +180,10 @@ def is_hopeless(record: JobRecord) -> bool:
 
 
 def is_bound(status: JobStatus) -> bool:
-    """Return whether so many tasks of a job wait for room that none may be taken down.
+    """Return whether the tasks that wait for room use up the job's availability budget.
 
-    A release has to wait then: its owner asked for more tasks than there is room for, and allows
-    at most `max_unavailable` to be away.
+    A release has to wait then: the owner requested more tasks than there is room for, and allows
+    at most `max_unavailable` unavailable tasks.
     """
     record = status.record
     waiting = sum(1 for task in record.tasks if task.placement is None)
@@ -193,8 +193,8 @@ def is_bound(status: JobStatus) -> bool:
 def is_full(region: SimulatedRegion, spec: JobSpec) -> bool:
     """Return whether an entitlement holds its quota and no machine of it has room for a task.
 
-    A story may ask for more than was granted, or for what would fit only if tasks of other
-    jobs were moved, which is not promised. Judged by what really runs on the machines.
+    A story may request more than was granted, or tasks that fit only if tasks of other jobs move,
+    which is not promised. The tasks that run on the machines decide.
     """
     quota = region.clients.entitlements[spec.entitlement].machines
     standings = region.checker.standings
@@ -228,7 +228,7 @@ async def _machines(region: SimulatedRegion, control_plane: ControlPlane, found:
 def _copies(
     region: SimulatedRegion, placed: dict[str, str], bound: set[str], found: list[str]
 ) -> None:
-    """Compare what runs with what is recorded, task by task; jobs of `bound` cannot update."""
+    """Compare the running tasks with the records; jobs of `bound` cannot update."""
     running: dict[str, list[str]] = {}
     for machine in region.machines.values():
         for task, copy in machine.copies.items():

@@ -1,4 +1,4 @@
-"""What many seeds came to: as text for people, as CSV for programs."""
+"""The outcomes of seeds: as text for users, as rows and CSV for programs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def as_csv(outcomes: Sequence[SeedOutcome]) -> str:
     return out.getvalue()
 
 
-def told(outcome: SeedOutcome) -> str:
-    """Return a failing seed as a story: what happened, and what broke."""
+def as_story(outcome: SeedOutcome) -> str:
+    """Return the story of a failing seed, with its violations as comments."""
     broken = "\n".join(f"# breaks {violation}" for violation in outcome.violations[:5])
     return f"# scenario {outcome.scenario}, seed {outcome.seed}\n{broken}\n{write(outcome.story)}"

@@ -1,8 +1,8 @@
 """The checker of roles in a simulated region: it records leaders and owners, and finds violations.
 
 It observes etcd and the agents from outside. No write of a process that does not lead takes effect.
-No agent obeys an earlier owner once it has obeyed a later one. No process takes what others were
-promised, and in the end each entitlement has one owner, which may have it.
+No agent obeys an earlier owner after a later one. No process takes machines that were promised to
+others. In the end each entitlement has one owner, in a shard of its region.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Owned(msgspec.Struct):
-    """What is read of the owner of an entitlement."""
+    """The fields read of the owner of an entitlement."""
 
     entitlement: str
     shard: int = 0
@@ -42,7 +42,7 @@ class RoleChecker:
         self._shards: dict[str, int] = {}
         self._scopes = plane.settings.shard_regions
         self._tenures: dict[str, list[int]] = {}
-        """Entitlement → the lives that were its owner, in the order of time."""
+        """Entitlement → the lives that owned it, in the order of time."""
         self._obeyed: dict[tuple[str, str], int] = {}
         """Machine and entitlement → the latest tenure whose command was obeyed."""
         region.figures |= {"take-overs": 0, "moves": 0}
@@ -56,7 +56,7 @@ class RoleChecker:
         for event in events:
             key, gone = event.kv.key, event.type == pb.Event.DELETE
             if LEADERS in key:
-                self._plane.led(key, None if gone else sender)
+                self._plane.leader_changed(key, None if gone else sender)
                 self._region.figures["take-overs"] += not gone and self._region.story_at > 0.0
             elif DATA in key:
                 name = key.partition(DATA)[2].decode()
@@ -73,8 +73,8 @@ class RoleChecker:
                 f"{life.name} wrote {operations[0].key} after it had ceased to lead",
                 life.name,
             )
-        told = (o.key if o.key.startswith(PROCESSES) else shown(o) for o in operations)
-        self._region.history.note(f"etcd {self._plane.etcd.revision} {' '.join(told)}")
+        shown_writes = (o.key if o.key.startswith(PROCESSES) else shown(o) for o in operations)
+        self._region.history.note(f"etcd {self._plane.etcd.revision} {' '.join(shown_writes)}")
         for operation in operations:
             if isinstance(operation, Put) and operation.key.startswith(OWNERSHIPS):
                 owned = msgspec.json.decode(operation.value, type=_Owned)
@@ -87,7 +87,7 @@ class RoleChecker:
         self._region.checker.stored("main", operations)
 
     def _check_scopes(self) -> None:
-        """Check that shards for one region have no entitlement that is not pinned to it."""
+        """Check that a shard for one region has only entitlements that are pinned to it."""
         for name, granted in self._region.clients.entitlements.items():
             shard = self._shards.get(name, 0)
             scope = self._scopes.get(str(shard))
@@ -97,7 +97,7 @@ class RoleChecker:
                 self._region.checker.violate("scope", text, f"{name} {shard}")
 
     def _count_tenures(self) -> None:
-        """Record the present owner of each entitlement, if there is one."""
+        """Record the current owner of each entitlement, if there is one."""
         for name in {*self._region.clients.entitlements, *self._shards}:
             owner = self._plane.leader(role_of(self._shards.get(name, 0)))
             tenures = self._tenures.setdefault(name, [])
@@ -124,7 +124,7 @@ class RoleChecker:
             self._obeyed[machine.name, entitlement] = at
 
     def unrest(self) -> list[str]:
-        """Return which roles have no leader that serves, and what has not one owner."""
+        """Return the roles without a serving leader, and the entitlements without an owner."""
         plane, found = self._plane, list[str]()
         self._check_scopes()
         for role in plane.role_names():

@@ -1,6 +1,6 @@
-"""What befalls the processes of a simulated control plane, and their lines to etcd.
+"""Faults of the processes of a simulated control plane, and of their connections to etcd.
 
-`role:shard-1` is the process that leads that role at the moment, `standby:shard-1` one that waits.
+`role:shard-1` is the current leader of that role, `standby:shard-1` one of its standbys.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 Strike = Callable[["SimulatedRegion", Fault, int], None]
 DOWN_S = 10.0
-"""How long the host of a process is down that was killed at a write."""
+"""Seconds until a process that was killed at a write is started again."""
 
 
 def _struck(plane: RegionProcesses, fault: Fault) -> ProcessLife | None:
-    """Return the process that a fault names, if there is one at the moment."""
+    """Return the process that a fault names, if there is one now."""
     where, _, role = fault.target.partition(":")
     leader = plane.leader(role)
     if where == "role":
@@ -59,7 +59,7 @@ def _clock(_: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
 
 
 def _at_write(plane: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
-    """Kill or stop it at one of its next writes: `role-pause-at-write`, `…-after-write`."""
+    """Kill or pause a process at one of its next writes: `role-pause-at-write`, `…-after-write`."""
     is_pause, is_after = "pause" in fault.kind, "after" in fault.kind
 
     def strike(struck: ProcessLife) -> None:
@@ -72,7 +72,7 @@ def _at_write(plane: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
 
 
 def _cut(condition: Condition, *, etcd: bool = False) -> Strike:
-    """Return what a fault does to the network of a process's host between its start and end."""
+    """Return the strike that imposes a condition on the network of a process's host."""
 
     def strikes(region: SimulatedRegion, fault: Fault, number: int) -> None:
         plane = region.roles
@@ -100,7 +100,7 @@ def _late(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def _crash_in_move(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Give an entitlement to another shard, and kill a process at one of its next writes."""
+    """Move an entitlement to another shard, and kill a process at one of its next writes."""
     move_entitlement(region, fault, number)
     if region.roles is not None:
         names = region.roles.role_names()  # the core, the old owner, the new one, or another

@@ -1,4 +1,4 @@
-"""Many seeds, in several processes; what broke is shrunk to a story that a person can read."""
+"""Runs many seeds, in several processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _outcomes(jobs: Sequence[Job], processes: int) -> Iterator[SeedOutcome]:
     if processes <= 1 or len(jobs) <= 1:
         yield from map(run_one, jobs)
         return
-    # fresh interpreters: what a test has put in place of a product's function stays here
+    # fresh interpreters: patches that a test has made in this process must not matter
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes) as pool:
         yield from pool.imap_unordered(run_one, jobs, chunksize=1)

@@ -1,4 +1,4 @@
-"""What a simulated region is made of and what befalls it: a TOML file, read strictly."""
+"""Scenarios: the parts, the jobs and the faults of a simulated region, read from a TOML file."""
 
 from __future__ import annotations
 
@@ -27,79 +27,78 @@ Controller = Literal["shards", "quorum", "stateless", "never"]
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what a person writes."""
+    """Base of the tables of a scenario file."""
 
 
 class Shape(_Written, frozen=True, kw_only=True):
-    """How many of each there are."""
+    """Numbers of locations and machines."""
 
     regions: Count = 1
     """Data centers are dealt to them in turn."""
     datacenters: Count = 2
     msbs: Count = 4
-    """In all; they are dealt to the data centers in turn."""
+    """In total; they are dealt to the data centers in turn."""
     racks: Count = 8
     machines: Count = 24
     memory_gib: Count = 8
     cpus: Count = 8
     own_stores: Annotated[int, Meta(ge=0)] = 0
-    """Data centers whose broker has a store of its own."""
+    """Number of data centers whose broker has a store of its own."""
 
 
 class ScenarioWork(_Written, frozen=True, kw_only=True):
-    """What runs there."""
+    """Entitlements and jobs."""
 
     entitlements: Count = 2
     spare: Annotated[float, Meta(ge=1)] = 1.6
-    """Quota of an entitlement over what its jobs need."""
+    """Quota of an entitlement, as a multiple of the machines that its jobs need."""
     jobs: Count = 6
     tasks: tuple[int, int] = (2, 8)
     """Fewest and most tasks of a job."""
     memory_mib: tuple[int, int] = (256, 1024)
     cpu_cores: tuple[float, float] = (0.5, 1.5)
     stop_jobs: Annotated[float, Meta(ge=0, le=1)] = 0.25
-    """Share of the jobs that a cut-off machine shall stop."""
+    """Share of the jobs that a cut-off machine must stop."""
     controlled: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the jobs that have a TaskController; their kinds are dealt in turn."""
     controllers: Annotated[list[Controller], Meta(max_length=10)] = []
     """The kinds to deal; [] means all of them."""
     controlled_away: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    """Share of the tasks of a controlled job that may be away; the rest is up to its controller."""
+    """Share of the tasks of a controlled job that may be unavailable, if its controller agrees."""
     replicas: Annotated[int, Meta(ge=2, le=10)] = 3
-    """Number of neighbouring tasks with each shard, for controllers with shards."""
+    """Number of tasks, with adjacent indexes, that have each shard, for controllers with shards."""
     paced: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Share of the jobs with canaries, gates, extra tasks and a way back of their own."""
+    """Share of the jobs with canaries, health gates, extra tasks and automatic rollback."""
     slow_to_stop: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Share of the jobs whose tasks use up two minutes to stop; machines that are cut off stop
-    them."""
+    """Share of the jobs whose tasks take two minutes to stop, and that cut-off machines stop."""
     delivered: Annotated[int, Meta(ge=0, le=100)] = 0
     """Number of jobs that have a pipeline, a scaler and an operator (`delivery.py`)."""
     surge_tasks: Annotated[int, Meta(ge=0)] = 0
-    """Extra tasks that the jobs of an entitlement may have at once; no task of a job may be missed
-    then, and each has one extra. 0: as it is said of `paced`."""
+    """Extra tasks that all jobs of an entitlement may have at once. Above 0, each job has one extra
+    task and no task may be unavailable; at 0, `paced` decides."""
     best_effort: Annotated[int, Meta(ge=0, le=1000)] = 0
     """Pieces of best-effort work that are given to Optimus (`best_effort.py`)."""
     overgranted: bool = False
-    """Quotas add up to more than there is: not all of them are used at once."""
+    """Whether the quotas add up to more than all machines; not all are used at once."""
     bound: Annotated[int, Meta(ge=0)] = 0
-    """The first so many entitlements may have machines of the last data center only."""
+    """Number of entitlements, the first ones, that are bound to the last data center."""
     pinned: Annotated[int, Meta(ge=0)] = 0
-    """The next so many may have machines of one region only, which are dealt in turn."""
+    """Number of entitlements, the next ones, that are pinned to one region, dealt in turn."""
     borrowers: Annotated[int, Meta(ge=0)] = 0
-    """The last so many entitlements have no machines of their own: they live on loans."""
+    """Number of entitlements, the last ones, that have no quota and borrow all machines."""
     reboot_profiles: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the entitlements whose profile needs a reboot."""
 
 
 class RoleCounts(_Written, frozen=True, kw_only=True):
-    """Processes of the control plane, where it is not one on a store of its own."""
+    """Numbers of processes of the control plane, if it runs as several processes."""
 
     core: Annotated[int, Meta(ge=1, le=5)] = 3
-    """The one that leads, and those that stand by."""
+    """Replicas of the core: one leads, the others are standbys."""
     shards: Annotated[int, Meta(ge=0, le=20)] = 2
-    """Shards that are processes; the core has one more."""
+    """Shards that run as processes; the core runs one more."""
     replicas: Annotated[int, Meta(ge=1, le=5)] = 2
-    """Of each of them."""
+    """Replicas of each of these shards."""
 
 
 class FaultRate(_Written, frozen=True, kw_only=True):
@@ -108,39 +107,39 @@ class FaultRate(_Written, frozen=True, kw_only=True):
     kind: Name
     per_hour: Rate
     seconds: tuple[float, float] = (5.0, 60.0)
-    """How long it lasts, from … to."""
+    """Shortest and longest duration."""
     value: tuple[float, float] = (0.0, 0.0)
-    """How bad it is; what that means depends on the kind."""
+    """Smallest and largest severity; the kind gives its meaning and unit (`kinds.py`)."""
     where: tuple[str, ...] = ("machine",)
-    """Domains it strikes, drawn evenly: machine, rack, msb, datacenter, region, job, store."""
+    """Kinds of targets, drawn evenly: machine, rack, msb, datacenter, region, job, store."""
 
 
 class Scenario(_Written, frozen=True, kw_only=True):
-    """A region, its jobs, and what befalls both."""
+    """A region, its jobs, and the faults of both."""
 
     name: str = ""
     says: str
-    """What it is for, in a sentence."""
+    """Its purpose, in a sentence."""
     shows: list[str] = []
-    """Faults of the fault list that it is about: `F-49`."""
+    """Faults of the fault list that it shows: `F-49`."""
     minutes: Positive = 15.0
-    """How long faults go on …"""
+    """Duration of the story."""
     settle_minutes: Positive = 20.0
-    """… and how long everything then has to come to rest."""
+    """Time after the story within which the region must come to rest."""
     shape: Shape = Shape()
     work: ScenarioWork = ScenarioWork()
     roles: RoleCounts | None = None
-    """The control plane is several processes on etcd; None: one, with stores of its own."""
+    """The control plane's processes on etcd; None: it is one process with stores of its own."""
     faults: list[FaultRate] = []
     story: Annotated[list[str], Meta(max_length=1000)] = []
-    """What happens in every seed, as the lines of a story: `30.0s release job:job0`."""
+    """Events of every seed, as the lines of a story: `30.0s release job:job0`."""
     pairs: Annotated[int, Meta(ge=0, le=100)] = 0
-    """Pairs of kinds of `faults` that each seed composes, in a region that it draws itself; the
-    rates do not count then. 0: the region is as given here."""
+    """Pairs of kinds of `faults` in the story of each seed, which also draws its region and ignores
+    the rates. 0: the region is as given here."""
     wishes: Annotated[int, Meta(ge=0, le=100)] = 0
-    """Pairs of a wish and a cut that each seed adds to these."""
+    """Pairs of a wish and a cut that each seed adds."""
     settings: dict[str, int | float | dict[str, int | float | str]] = {}
-    """Knobs of the control plane's schedulers that differ from their defaults."""
+    """Settings of the control plane's schedulers that differ from their defaults."""
 
 
 def names() -> list[str]:
@@ -166,7 +165,7 @@ def load(name: str) -> Scenario:
 
 
 def parse(text: str, name: str) -> Scenario:
-    """Return the scenario of a TOML text, or raise `ConfigError` with everything that is wrong."""
+    """Return the scenario of a TOML text, or raise `ConfigError` with all errors."""
     try:
         document: dict[str, Any] = tomllib.loads(text)
     except ValueError as e:
@@ -182,7 +181,7 @@ def parse(text: str, name: str) -> Scenario:
                 reason = f"{rate.kind} needs [roles]: the control plane is one process here"
                 found.append(FieldError(field=f"faults[{number}].kind", reason=reason))
         if scenario.roles is not None and scenario.shape.own_stores:
-            reason = "processes of a control plane share one store: leave it 0 beside [roles]"
+            reason = "processes of a control plane share one store: leave it 0 with [roles]"
             found.append(FieldError(field="shape.own_stores", reason=reason))
         found += [
             replace(error, field=f"settings.{error.field}")

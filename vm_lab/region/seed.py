@@ -1,4 +1,4 @@
-"""One seed: a region is built, its story happens, and in the end it must come to rest."""
+"""Runs one seed: builds the region, runs its story, and waits until the region is at rest."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
     from vm_lab.region.processes import RegionProcesses
 
 SET_UP_S = 600.0
-"""The most that a region without faults takes until all its jobs run."""
+"""Most seconds until all jobs of a region without faults run."""
 ROLES_S = 5.0
-"""Until the processes of all shards lead: entitlements are given to those that do."""
+"""Seconds until all shards have a leader, which entitlements can be assigned to."""
 APART_S = 4.0
-"""From one job to the next there: each entitlement goes to the shard with least to do by then."""
+"""Seconds between jobs with [roles]: each entitlement goes to the least loaded shard then."""
 LOOK_EVERY_S = 5.0
 Passed = Callable[[float], None]
-"""Called at times with the virtual time that has passed, in seconds."""
+"""Called regularly with the virtual time, in seconds."""
 STAY_S = 45.0
 """Seconds that a region must stay at rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How the region stood at a time."""
+    """Numbers of tasks in the region at a time."""
 
     at: float
     wanted: int
@@ -63,7 +63,7 @@ class Sample:
 
 @dataclass(slots=True)
 class SeedOutcome:
-    """What became of one seed."""
+    """The outcome of one seed."""
 
     scenario: str
     seed: int
@@ -82,19 +82,19 @@ class SeedOutcome:
     story_at: float = 0.0
     """When the story began."""
     settle_s: float = 0.0
-    """From the end of the last fault until everything was at rest."""
+    """Seconds from the end of the last fault until the region was at rest."""
 
     @property
     def ok(self) -> bool:
-        """Return whether nothing was violated."""
+        """Return whether no rule was broken."""
         return not self.violations
 
 
 class SimulatedRegion:
-    """Everything there is in one run."""
+    """All parts of one run."""
 
     def __init__(self, scenario: Scenario, seed: int, passed: Passed = lambda _: None) -> None:
-        """Build the machines; nothing happens yet."""
+        """Build the region; `run` starts it."""
         self._passed = passed
         self.scenario, self.number = scenario, seed
         name = f"{scenario.name} {seed}"
@@ -119,7 +119,7 @@ class SimulatedRegion:
         self.clients = Clients(self.timeline, self.history)
         self.disks = dict[str, SimulatedDisk]()
         self.roles = self._processes(name)
-        """The processes of the control plane, where there are several."""
+        """The processes of the control plane, if there are several."""
         self.plane = self.roles or self._plane(name)
         self.intent_checker = IntentChecker(self)
         if scenario.work.overgranted:
@@ -136,13 +136,13 @@ class SimulatedRegion:
         self.releases: dict[int, int] = {}
         self.samples: list[Sample] = []
         self.policies: dict[str, Autoscale] = {}
-        """What is in the files of jobs whose size follows their load (`load.py`)."""
+        """Job → the policy in its job file, for jobs whose size follows their load (`load.py`)."""
         self.foreign: frozenset[str] = frozenset()
-        """Jobs whose image and size other clients write than their owners."""
+        """Jobs whose image and size are written by other clients than their owners."""
         self.figures: dict[str, int] = {}
-        """What else is counted."""
+        """Further figures of the outcome."""
         self.more_unrest: Callable[[], list[str]] = list
-        """Returns what else is not at rest."""
+        """Returns further reasons why the region is not at rest."""
         if self.roles is not None:
             from vm_lab.region.role_checker import RoleChecker
 
@@ -155,7 +155,7 @@ class SimulatedRegion:
         self.story_at = 0.0
 
     def _processes(self, name: str) -> RegionProcesses | None:
-        """Return the control plane as several processes on etcd, if it is that."""
+        """Return the control plane as several processes on etcd; None without [roles]."""
         counts = self.scenario.roles
         if counts is None:
             return None
@@ -183,7 +183,7 @@ class SimulatedRegion:
     # -- the course of events
 
     def run(self, story: Sequence[Fault]) -> None:
-        """Set up, let the story happen, heal, and wait for rest."""
+        """Set up the region, run the story, end its faults, and wait until it is at rest."""
         self._set_up()
         self.timeline.at(1.0, self._look, lambda: self._begin(story), SET_UP_S)
         self.timeline.at(0.0, self._sample)
@@ -209,9 +209,9 @@ class SimulatedRegion:
         )
         self.plane.profile_keys = {e.host_profile: owners.PROFILE_KEYS for e in granted.values()}
         begin = 0.5 if self.roles is None else ROLES_S
-        self.timeline.at(begin, self._employ, granted, specs)
+        self.timeline.at(begin, self._create_jobs, granted, specs)
 
-    def _employ(self, granted: dict[str, EntitlementSpec], specs: list[JobSpec]) -> None:
+    def _create_jobs(self, granted: dict[str, EntitlementSpec], specs: list[JobSpec]) -> None:
         for name, entitlement in granted.items():
             self.clients.put_entitlement(name, entitlement)
         apart_s = 0.0 if self.roles is None else APART_S
@@ -219,7 +219,7 @@ class SimulatedRegion:
             self.timeline.after(0.4 + number * apart_s, self.clients.apply_job, spec)
 
     def _begin(self, story: Sequence[Fault]) -> None:
-        """Start the faults, once everything runs as it should."""
+        """Schedule the events of the story; all jobs run now."""
         start = self.timeline.now
         self.history.note("the story begins")
         self._begun, self.story_at = True, start
@@ -230,7 +230,7 @@ class SimulatedRegion:
         self.timeline.at(self.faults_end, self._end_faults)
 
     def _end_faults(self) -> None:
-        """Put right what is still wrong; from here on everything has to come to rest."""
+        """End the remaining faults; from here on the region must come to rest."""
         self.history.note("the story ends")
         for machine in self.machines.values():
             machine.power_on()
@@ -320,13 +320,13 @@ def run_seed(
     story: Sequence[Fault] | None = None,
     passed: Passed = lambda _: None,
 ) -> SeedOutcome:
-    """Run one seed and return what became of it; with a story of one's own if one is given.
+    """Run one seed and return its outcome; `story` replaces the story that the seed draws.
 
-    The control plane's log is silent meanwhile: it tells of the faults that are wanted here,
-    and what matters of it is in the history.
+    The control plane's log is disabled meanwhile: it would report the intended faults. The history
+    has the relevant events.
     """
     scenario = of_seed(scenario, seed)
-    told = list(draw(scenario, seed) if story is None else story)
+    events = list(draw(scenario, seed) if story is None else story)
     thresholds = gc.get_threshold()
     gc.set_threshold(200_000, 20, 50)
     silenced = logging.root.manager.disable
@@ -342,7 +342,7 @@ def run_seed(
             from vm_lab.region.best_effort import BestEffortWork
 
             BestEffortWork(region, scenario.work.best_effort)
-        region.run(told)
+        region.run(events)
     finally:
         logging.disable(silenced)
         gc.set_threshold(*thresholds)
@@ -350,7 +350,7 @@ def run_seed(
     return SeedOutcome(
         scenario=scenario.name,
         seed=seed,
-        story=told,
+        story=events,
         violations=region.checker.violations,
         digest=region.history.digest(),
         events=region.timeline.events,
@@ -358,7 +358,7 @@ def run_seed(
         virtual_s=region.timeline.now,
         cpu_s=cpu_s,
         lives=region.plane.lives,
-        figures=_figures(region, told),
+        figures=_figures(region, events),
         samples=region.samples,
         refused=region.clients.refused,
         story_at=region.story_at,

@@ -1,7 +1,7 @@
-"""Makes a failing story short enough to be read: fewer events, then shorter and milder ones.
+"""Shortens a failing story: fewer events, then shorter and earlier ones.
 
-Delta debugging (Zeller and Hildebrandt, 2002) over the events; a shorter story counts when it
-breaks the same rule. What is left is small enough for one sentence.
+Delta debugging (Zeller and Hildebrandt, 2002) over the events. A shorter story is kept if it
+breaks the same rule.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Breaks = Callable[[Sequence[Fault]], bool]
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """The shortest story found, and what it cost."""
+    """The shortest story found, and the number of runs that it took."""
 
     story: list[Fault]
     outcome: SeedOutcome
@@ -26,7 +26,7 @@ class Shrunk:
 
 
 class _Budget:
-    """Runs that are left."""
+    """Limits the number of runs."""
 
     def __init__(self, breaks: Breaks, runs: int) -> None:
         self.breaks, self.left, self.used = breaks, runs, 0
@@ -63,7 +63,7 @@ def shrink(scenario: Scenario, seed: int, outcome: SeedOutcome, runs: int = 150)
 
 
 def fewer(story: list[Fault], breaks: Breaks) -> list[Fault]:
-    """Return a part of the story that breaks as well, and needs each of its events."""
+    """Return a part of the story that still breaks the rule, and needs each of its events."""
     parts = 2
     while len(story) >= 2:
         size = max(1, len(story) // parts)
@@ -80,7 +80,7 @@ def fewer(story: list[Fault], breaks: Breaks) -> list[Fault]:
 
 
 def milder(story: list[Fault], breaks: Breaks) -> list[Fault]:
-    """Return the story with shorter events, and earlier ones, as far as it still breaks."""
+    """Return the story with shorter and earlier events that still breaks the rule."""
     for number, fault in enumerate(story):
         for share in (0.125, 0.25, 0.5):
             seconds = round(fault.seconds * share, 1)

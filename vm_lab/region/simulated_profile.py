@@ -1,4 +1,4 @@
-"""The host profile of a modelled machine: how it is switched, and changed by hand."""
+"""The host profile of a modelled machine: switching it, and changes by hand."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from vm_lab.region.machine import SimulatedMachine
 
 FAILS = "# no host can reach this one"
-"""In the text of a profile: each switch to it fails."""
+"""In the text of a profile that no host can apply."""
 
 
 class SimulatedProfile:
-    """What a machine shall run as its profile, and what it reports of it."""
+    """The desired host profile of a machine, and the reported state."""
 
     def __init__(self, machine: SimulatedMachine) -> None:
         self._machine = machine
@@ -23,7 +23,7 @@ class SimulatedProfile:
         self.wanted: api.ProfileSpec | None = None
         self.drifted_at = float("-inf")
         self._booted_for = ""
-        """The profile that was wanted at the last boot."""
+        """The desired profile at the last boot."""
         self._switches = 0
 
     def switch(self, spec: api.ProfileSpec, *, booted: bool = False) -> None:
@@ -33,7 +33,7 @@ class SimulatedProfile:
         self._become(ProfileState.APPLYING)
         if booted:
             self._booted_for = spec.name
-        # a setting that was changed by hand is put right without a boot
+        # a setting that was changed by hand is corrected without a boot
         proposed = spec.name.rpartition("-")[0] if spec.text else spec.name
         needs_boot = (
             proposed in self._machine.setting.reboot_profiles and spec.name != self._booted_for
@@ -66,7 +66,7 @@ class SimulatedProfile:
             self._machine.reboot()
 
     def drift(self) -> None:
-        """A setting of the host is changed by hand."""
+        """Change a setting of the host by hand."""
         if self.status.state is ProfileState.VERIFIED:
             self.drifted_at = self._machine.setting.timeline.now
             self._become(ProfileState.DRIFTED)
@@ -83,4 +83,4 @@ class SimulatedProfile:
         )
         self._machine.setting.history.note(f"{self._machine.name} profile {spec.name} {state}")
         if self._machine.agent_up:
-            self._machine.say("profile", spec.name)
+            self._machine.add_event("profile", spec.name)

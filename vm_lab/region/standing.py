@@ -1,4 +1,4 @@
-"""What the checker knows of each machine, and how late the control plane may know the same."""
+"""The checker's state of each machine, and how late the control plane may learn of changes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import msgspec
 
 LAG_S = 20.0
-"""Age in s up to which the control plane may not have noticed an event."""
+"""Seconds within which the control plane may not have noticed an event."""
 POLL_S = 4.0
-"""Seconds by which a machine's last sign of life may be older than its silence."""
+"""Seconds by which a machine's last answer may be older than the start of its silence."""
 TALK_S = 8.0
-"""Seconds without trouble after which contact with a machine is certain."""
+"""Seconds without a fault after which contact with a machine is certain."""
 NEWS_S = 3.0
-"""Seconds that it may take to act on a stored change."""
+"""Seconds that the control plane may take to act on a stored change."""
 
 
 class StoredLoan(msgspec.Struct, frozen=True):
-    """What is read of the loan of a stored machine."""
+    """The fields read of the loan of a stored machine."""
 
     since: float
     promise_s: float = 0.0
@@ -25,7 +25,7 @@ class StoredLoan(msgspec.Struct, frozen=True):
 
 
 class StoredMachine(msgspec.Struct):
-    """What is read of a stored machine."""
+    """The fields read of a stored machine."""
 
     machine: str
     entitlement: str = ""
@@ -45,19 +45,19 @@ class CheckerStanding:
     sound: bool = True
     """Whether it can answer in time: no fault of it or its network prevents that."""
     sound_since: float = float("-inf")
-    heard_at: float = 0.0
-    """When contact was last certain, if there is none now: after `TALK_S` without trouble."""
+    last_contact: float = 0.0
+    """When contact last ended, after at least `TALK_S` without a fault."""
     gone_since: float | None = None
-    """Since when it cannot be reached at all."""
+    """Since when it cannot be reached at all; None: it can."""
     drained: bool = False
     overdue_at: float = float("inf")
     excused_at: float = float("-inf")
-    """When work was called off last that had begun."""
+    """When work was last cancelled after its deadline."""
     loan: StoredLoan | None = None
 
     def overdue(self, now: float) -> bool:
-        """Return whether its tasks may go whatever else is said.
+        """Return whether tasks may be taken down by force: the deadline has passed.
 
-        What was decided before the work was called off may be written a moment after.
+        Writes decided before the work was cancelled may follow up to `NEWS_S` later.
         """
         return now >= self.overdue_at or now - self.excused_at < NEWS_S

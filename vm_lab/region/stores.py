@@ -1,7 +1,7 @@
-"""Stores that are slow, full, broken, or do not say what became of a write.
+"""Stores that can be slow, full or broken, or leave the outcome of a write unknown.
 
-The data outlive the process: `SimulatedDisk` holds them, and each life of the control plane opens a
-`StoreFacade` on it. A process that was killed gets nothing written any more.
+`SimulatedDisk` holds the data, which outlive the process. Each life of the control plane opens a
+`StoreFacade` on it. Writes of a killed process are not carried out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WRITE_S = (0.0005, 0.004)
-"""How long a transaction takes on a healthy disk."""
+"""Shortest and longest transaction on a healthy disk, in seconds."""
 
 LATE_S = 8.0
 """Seconds by which a write with an unknown outcome may be late."""
@@ -34,16 +34,16 @@ LATE_S = 8.0
 
 @dataclass(slots=True)
 class Trouble:
-    """The faults of a store now."""
+    """The current faults of a store."""
 
     slow_s: float = 0.0
-    """The most that is added to each operation."""
+    """Most seconds added to each operation."""
     full: bool = False
-    """Writes fail, reads work (SQLite on a full disk)."""
+    """Whether writes fail while reads work (SQLite on a full disk)."""
     failing: bool = False
     """Whether every call fails."""
     unknown: float = 0.0
-    """Share of the writes that end without an answer, made or not."""
+    """Share of the writes that get no answer, carried out or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,16 @@ class CrashPoint:
 
 
 class SimulatedDisk:
-    """One store's data, and what is wrong with it."""
+    """One store's data and its faults."""
 
     def __init__(self, name: str, seed: str) -> None:
-        """An empty store that works."""
+        """Start as an empty store without faults."""
         self.name = name
         self.engine = MemoryStore()
         self.random = random.Random(f"{seed} store {name}")
         self.trouble = Trouble()
         self.troubled_at = float("-inf")
-        """When something was wrong with it last."""
+        """When its last fault ended."""
         self.crash: CrashPoint | None = None
         self.free_at = 0.0
         self.transactions = self.largest_value = self.largest_transaction = 0
@@ -81,7 +81,7 @@ class StoreFacade:
         self._disk, self._life = disk, life
 
     async def __aenter__(self) -> Self:
-        """Open it; a disk that fails is a reason not to start."""
+        """Open the store; raise `Busy` if the disk fails."""
         self._check_readable()
         await self._disk.engine.__aenter__()
         return self
@@ -119,7 +119,7 @@ class StoreFacade:
         return await self._disk.engine.list_prefix(prefix, after, limit)
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
-        """Carry out a transaction, if the store is in the mood."""
+        """Carry out a transaction, unless a fault prevents it."""
         life, disk = self._life, self._disk
         if not life.alive:
             raise asyncio.CancelledError
@@ -129,7 +129,7 @@ class StoreFacade:
         return await done
 
     def failure(self) -> str:
-        """Return nothing: a modelled disk may always recover."""
+        """Return an empty text: a modelled disk can always recover."""
         return self._disk.engine.failure()
 
     async def wait_failed(self) -> None:
@@ -184,7 +184,7 @@ class StoreFacade:
                 done.set_result(outcome)
 
     def _maybe(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> None:
-        """Make a write without an answer now, later, or never."""
+        """Carry out a write without an answer: now, later, or never."""
         life, disk = self._life, self._disk
         fate = disk.random.random()
         if fate < 0.4:
@@ -256,9 +256,9 @@ def _cannot(name: str, why: str) -> Busy:
 
 
 def shown(operation: Operation) -> str:
-    """Return a write as the history has it."""
+    """Return a write as the history shows it."""
     if isinstance(operation, Put):
         if operation.key.startswith(OUTCOMES):
-            return operation.key  # its value names the process, by chance
+            return operation.key  # its value has the random name of the process
         return f"{operation.key}={zlib.crc32(operation.value):08x}"
     return f"{operation.key}-"

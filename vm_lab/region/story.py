@@ -1,7 +1,7 @@
-"""What befalls a region, drawn from a scenario and a seed: a list that a person can read.
+"""Stories: the events of a region, drawn from a scenario and a seed.
 
-Pure: the same scenario and seed give the same story. One line per event, which is also the
-form in which a story is kept and run again:
+Pure: the same scenario and seed give the same story. A story is stored and replayed as text, with
+one line per event:
 
     12.5s cut machine:m07 40.0s
     80.0s resize job:job2 value=0.41
@@ -19,7 +19,7 @@ from vm_lab.region.topology import MachinePlace, places
 from wire.errors import InvalidInput
 
 _STANDBYS = 0.15
-"""Share of what befalls roles that strikes one that stands by."""
+"""Share of the faults of roles that strike a standby."""
 _LINE = re.compile(
     r"(?P<at>\d+(?:\.\d+)?)s (?P<kind>[a-z-]+) (?P<target>[a-z-]+:[^\s]*)"
     r"(?: (?P<seconds>\d+(?:\.\d+)?)s)?(?: value=(?P<value>-?\d+(?:\.\d+)?))?"
@@ -34,8 +34,8 @@ class Fault:
     kind: str
     target: str
     """`machine:m03`, `rack:r1`, `msb:b2`, `datacenter:dc1`, `region:`, `job:job2`,
-    `store:main`, `plane:`, `role:shard-1`, `standby:core`. Machines may be named by a job, too:
-    the one of its first task."""
+    `store:main`, `plane:`, `role:shard-1`, `standby:core`. For events of machines, a job stands
+    for the machine of its first task."""
     seconds: float = 0.0
     value: float = 0.0
 
@@ -86,7 +86,7 @@ def draw(scenario: Scenario, seed: int) -> list[Fault]:
 def event(
     rate: FaultRate, scenario: Scenario, where: list[MachinePlace], chance: random.Random, at: float
 ) -> Fault:
-    """Return an event of a kind at a time; where, how long and how bad is drawn."""
+    """Return an event of a kind at a time, with drawn target, duration and value."""
     longest = scenario.minutes * 60 - at
     seconds = round(min(chance.uniform(*rate.seconds), max(1.0, longest)), 1)
     value = round(chance.uniform(*rate.value), 3)
@@ -102,8 +102,8 @@ def _target(
         return "plane:"
     if rate.kind in ON_ROLES and scenario.roles is not None:
         names = ["core", *(f"shard-{n}" for n in range(1, scenario.roles.shards + 1))]
-        who = "standby" if chance.random() < _STANDBYS else "role"
-        return f"{who}:{chance.choice(names)}"
+        domain = "standby" if chance.random() < _STANDBYS else "role"
+        return f"{domain}:{chance.choice(names)}"
     if rate.kind.startswith("store-"):
         own = sorted({p.datacenter for p in where})[: scenario.shape.own_stores]
         return f"store:{chance.choice(['main', *own])}"

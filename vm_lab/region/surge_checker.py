@@ -1,7 +1,7 @@
-"""The rule of a simulated region about extra tasks: never more than the job's owner allows.
+"""The rule about extra tasks of a simulated region: never more than the job's owner allows.
 
-It reads what is stored of tasks (decoded here, the few fields it needs). A task that a smaller
-size removes is drained first, and its agent may not answer: it does not count, as in Kubernetes. An
+It reads the stored tasks, and decodes the few fields it needs. A task that is removed because of a
+smaller size does not count, as in Kubernetes: it is drained first, and its agent may not answer. An
 extra task that is removed counts until its agent has been asked to stop it (SC21).
 """
 
@@ -24,13 +24,13 @@ REMOVAL = "remove"
 
 
 class _Operation(msgspec.Struct, frozen=True):
-    """What is read of a stored operation."""
+    """The fields read of a stored operation."""
 
     kind: str
 
 
 class _Task(msgspec.Struct, frozen=True):
-    """What is read of a stored task."""
+    """The fields read of a stored task."""
 
     index: int
     extra: bool = False
@@ -38,17 +38,17 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 class _Chunk(msgspec.Struct, frozen=True):
-    """What is read of some stored tasks of a job."""
+    """The fields read of a stored chunk of a job's tasks."""
 
     tasks: list[_Task] = []
 
 
 @dataclass(slots=True)
 class SurgeChecker:
-    """Knows which wanted tasks are being removed, and counts the others."""
+    """Counts the tasks of a job that are not being removed."""
 
     _removed: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Stored key → tasks under it that are removed and are not extra."""
+    """Stored key → its tasks that are being removed and are not extra."""
 
     def stored(self, operations: Sequence[Operation]) -> None:
         """Read the tasks that were stored."""
@@ -64,7 +64,7 @@ class SurgeChecker:
             )
 
     def excess(self, job: str, owned: Owned | None, copies: Mapping[str, dict[str, Copy]]) -> str:
-        """Return what is wrong with the number of a job's tasks that run, or nothing."""
+        """Return an error text if too many tasks of a job run, else an empty text."""
         if owned is None or owned.asked is None or not owned.asked.update.surge:
             return ""
         keys = [key for key in self._removed if key.startswith(f"{TASKS}{job}/")]

@@ -1,4 +1,4 @@
-"""Where the machines of a simulated region stand, and what runs on them: pure and seeded."""
+"""The locations, entitlements and jobs of a simulated region: pure and seeded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MachinePlace:
     region: str = "sim"
 
     def location(self) -> Location:
-        """Return it in the form that the machine itself reports."""
+        """Return it in the form that machines report."""
         return Location(
             region=self.region,
             datacenter=self.datacenter,
@@ -71,7 +71,7 @@ def places(shape: Shape) -> list[MachinePlace]:
 
 
 def region_of(shape: Shape, number: int) -> str:
-    """Return the region of a data center, of those that are dealt in turn."""
+    """Return the region of a data center; regions are dealt in turn."""
     return "sim" if shape.regions == 1 else f"sim{number % shape.regions + 1}"
 
 
@@ -81,7 +81,7 @@ def image(job: int, version: int) -> str:
 
 
 def jobs(scenario: Scenario, seed: int) -> list[JobSpec]:
-    """Return the jobs as they are at the beginning."""
+    """Return the jobs at the start."""
     chance = random.Random(f"{scenario.name} {seed} jobs")
     work, found = scenario.work, []
     for number in range(work.jobs):
@@ -118,7 +118,7 @@ def controlled(
     specs: list[JobSpec],
     own: Callable[[str, str], ControllerRef],
 ) -> list[JobSpec]:
-    """Return the jobs with a controller for some of them; what may be away then is up to it."""
+    """Return the jobs, some with a controller and a larger availability budget."""
     chance = random.Random(f"{scenario.name} {seed} controllers")
     kinds = scenario.work.controllers or KINDS
     found = []
@@ -135,7 +135,7 @@ def controlled(
 
 
 def _cut_off(spec: JobSpec, *, stop: bool) -> JobSpec:
-    """Return the job with what a machine that is cut off does to it."""
+    """Return the job with its `disconnect` policy."""
     if not stop:
         return spec
     return replace(spec, disconnect=Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0))

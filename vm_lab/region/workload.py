@@ -1,4 +1,4 @@
-"""Entitlements and jobs of a made-up region, as skewed as the published ones.
+"""Entitlements and jobs of a made-up region, with the published distributions of sizes.
 
 The 50 largest services use about 70 % of capacity (Figure 9), the 54 largest of many
 entitlements 70 % of theirs (Figure 22), the largest has 15,000-60,000 of a million machines;
@@ -27,25 +27,25 @@ _HEAD_SHARE = 0.7
 _KNEE = 4.9
 """Flattens the head of the power law, so that the largest has about 6 % of all."""
 _USABLE = 0.9
-"""Of a machine's memory; the rest is the kernel's and the agent's."""
+"""Share of a machine's memory for tasks; the rest is for the kernel and the agent."""
 _MANY = 10_000
-"""Jobs, one of them the largest."""
+"""Number of jobs from which on one has the size `LARGEST_JOB`."""
 _TAIL = 0.715
 """Exponent of job sizes: from 1 to 15,000 their mean is then 36."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What an entitlement is used for."""
+    """A kind of service that an entitlement is for."""
 
     name: str
     types: tuple[str, ...]
     profile: str
     weight: float
     share: tuple[float, float]
-    """Of the smallest machine that it may hold, what one task needs in CPUs."""
+    """Share of the CPUs of its smallest machine that one task needs, from and to."""
     memory: tuple[float, float]
-    """And in memory."""
+    """Share of that machine's memory, from and to."""
 
 
 SERVICES = (
@@ -58,18 +58,18 @@ SERVICES = (
     Service("training", ("training-",), "base", 2, (0.5, 0.9), (0.3, 0.9)),
 )
 OFF_PEAK = {"web": (0.75, 0.15), "cache": (0.85, 0.1), "inference": (0.75, 0.15)}
-"""Service that follows users → share of its machines with tasks, and share given back, when they
-are few. A quarter of the web tier is freed off-peak (§5.1)."""
+"""Service with a daily load → share of its machines with tasks, and share given back, off-peak. A
+quarter of the web tier is freed off-peak (§5.1)."""
 ALL_DAY = (0.87, 0.05)
-"""Of all other services."""
+"""The same two shares for all other services, at any time."""
 LENT_OFF_PEAK = 0.5
-"""Of the machines that have no tasks and were not given back."""
+"""Share of the machines without tasks, and not given back, that are lent off-peak."""
 _UNITS = ("ads/ranking", "ads/delivery", "feed", "video/live", "video/vod", "messaging", "infra")
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedJob:
-    """A job as an allocator sees it: so many tasks, each needing so much of one machine."""
+    """A job as an allocator sees it: a number of tasks, and the demand of each."""
 
     name: str
     entitlement: str
@@ -109,8 +109,8 @@ def assigned(
 ) -> Iterator[MachineRecord]:
     """Yield the machines, assigned to the entitlements as far as their types allow.
 
-    An entitlement gets what it is owed of each of its types in proportion, all over the
-    region; what is not owed stays free. `racks` are those of the machines.
+    An entitlement gets its quota from each of its types in proportion to their numbers, spread over
+    the region. Other machines stay free. `racks` are the racks of the machines.
     """
     chance = random.Random(f"{seed} assigned")
     supply = Counter[str]()
@@ -129,7 +129,7 @@ def assigned(
             )
             owners[kind] += [entitlement.name] * part
             left -= part
-        for kind in types:  # what rounding and types that ran out have left
+        for kind in types:  # the rest, after rounding and exhausted types
             part = min(left, supply[kind] - len(owners[kind]))
             owners[kind] += [entitlement.name] * part
             left -= part
@@ -146,9 +146,10 @@ def off_peak(
 ) -> Iterator[tuple[MachineRecord, bool]]:
     """Yield the machines at an hour with few users, with whether each has tasks.
 
-    What services need less is given back or idle, in the shares of `OFF_PEAK`; of the idle machines
-    so many are lent to batch work. With 70 % of the machines granted, 55 % are in guaranteed use,
-    and 45 % are opportunistic: the paper's split (§6.3), which does not say how large parts are.
+    Machines that services do not need are given back or idle, in the shares of `OFF_PEAK`. The
+    share `LENT_OFF_PEAK` of the idle ones is lent to batch work. With 70 % of the machines granted,
+    55 % are in guaranteed use and 45 % are opportunistic: the paper's split (§6.3). The paper does
+    not give the sizes of its parts.
     """
     chance = random.Random(f"{seed} off-peak")
     known = {e.name: service_of(e) for e in entitlements}
@@ -183,7 +184,7 @@ def make_jobs(
     jobs = []
     most = max(part.tasks for part in room.values())
     for number, size in enumerate(_job_sizes(count)):
-        tasks = min(size, most)  # in a small region none is as large as that
+        tasks = min(size, most)  # a small region has no room for the largest
         for _ in range(16):
             name = names[bisect.bisect(weights, chance.random() * weights[-1], hi=len(names) - 1)]
             if room[name].tasks >= tasks:
@@ -197,7 +198,7 @@ def make_jobs(
 
 
 class _Room:
-    """What is left of an entitlement for jobs, in tasks of its middling size."""
+    """The remaining room of an entitlement for jobs, in tasks of its average size."""
 
     def __init__(self, entitlement: EntitlementRecord, fill: float, chance: random.Random) -> None:
         self.name = entitlement.name
@@ -225,11 +226,11 @@ class _Room:
 
 
 def _entitlement(number: int, machines: int, chance: random.Random) -> EntitlementRecord:
-    # the largest are what the fleet has most of
+    # the largest entitlements are for the largest services
     services = SERVICES[:1] if number == 0 else SERVICES[:5] if number < 20 else SERVICES
     (service,) = chance.choices(services, [s.weight for s in services])
     types = [kind for kind in BY_NAME.values() if kind.name.startswith(service.types)]
-    if number and chance.random() < 0.2:  # some insist on one type
+    if number and chance.random() < 0.2:  # some require one type
         types = [_commonest(types, chance)]
     return EntitlementRecord(
         name=f"{service.name}-{number:04}",

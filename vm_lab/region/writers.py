@@ -1,7 +1,8 @@
 """Writers of intents in a simulated region: five of them, each with its own dimension.
 
-A conveyor pushes, an autoscaler sizes, a tester has canaries, operators hold and roll out a
-runtime, and an owner has an old file. The story triggers writes; each sends one at a time.
+A conveyor pushes images, an autoscaler writes sizes, a tester starts canaries, operators hold jobs
+and write runtimes, and an owner applies an old job file. Events of the story trigger the writes;
+each writer sends one at a time.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 _CANARY_IMAGES = 0x8000
-"""Versions of images from here on are those of canaries."""
+"""Number of the first version of an image for canaries."""
 _WITHDRAWN = 0.3
-"""A canary or a hold that there is ends at an event with a smaller value."""
+"""An event with a smaller value ends the current canary or hold."""
 
 
 def _writes(
@@ -43,7 +44,7 @@ def _writes(
     ask: Callable[[ControlPlane, JobRecord], Awaitable[object]],
     granted: Callable[[GrantedIntents], None],
 ) -> None:
-    """Want a write; the writer of a dimension asks again after a lost answer, not after a no."""
+    """Request a write of a dimension; it is repeated after a lost answer, not after `Conflict`."""
     name = fault.target.partition(":")[2]
     owned, was_granted = region.clients.jobs[name], True
     if owned.asked is None or owned.granted is None:
@@ -87,7 +88,7 @@ def push(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def stage(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    """Push what is pushed to another share of the tasks."""
+    """Change the share of the tasks that run the pushed image."""
     name = fault.target.partition(":")[2]
 
     async def ask(cp: ControlPlane, record: JobRecord) -> None:
@@ -120,7 +121,7 @@ def size(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def stale_size(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    """Write a size on top of one that was replaced meanwhile; it must be refused."""
+    """Write a size that expects a replaced version; the control plane must refuse it."""
     name = fault.target.partition(":")[2]
     tasks = region.scenario.work.tasks[1] + 1
 
@@ -135,7 +136,7 @@ def stale_size(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def canary(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Start a canary of a few tasks, or end the present one."""
+    """Start a canary of a few tasks, or end the current one."""
     name = fault.target.partition(":")[2]
     tasks, digest = 1 + number % 3, _image(region, name, _CANARY_IMAGES + number)
     ends = fault.value < _WITHDRAWN
@@ -155,7 +156,7 @@ def canary(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def hold(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    """Hold the job for a while, or end the hold that there is."""
+    """Hold the job for a while, or end the current hold."""
     name = fault.target.partition(":")[2]
     ends = fault.value < _WITHDRAWN
 
@@ -173,7 +174,7 @@ def hold(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def runtime(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Write the runtime that the next push starts with."""
+    """Write the runtime for the next push."""
     name = fault.target.partition(":")[2]
     wish = InfrastructureWish(runtime=f"r{number}")
 
@@ -184,7 +185,7 @@ def runtime(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 
 def old_file(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    """Apply the file that the owner had at first; others own push and size by now."""
+    """Apply the owner's first job file, once other writers own push and size."""
     name = fault.target.partition(":")[2]
     owned = region.clients.jobs[name]
 

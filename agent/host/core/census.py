@@ -1,7 +1,7 @@
-"""Compares what is found on a host with the records: the owner of each object, and errors.
+"""Compares the objects found on a host with the records: finds their owners, and errors.
 
-Pure. `host/gc.py` inspects the host, calls this, inspects once more so that changes under way do
-not count as errors, and repairs.
+Pure. `host/gc.py` inspects the host and calls this. It inspects twice, so that changes in progress
+do not count as errors, and repairs.
 """
 
 from __future__ import annotations
@@ -57,34 +57,34 @@ class FoundOnHost:
     records: Collection[str] = ()
     """Files of the journal."""
     units: Mapping[str, str] = field(default_factory=dict)
-    """Unit → its state in systemd's word."""
+    """Unit → its active state in systemd."""
     cgroups: Collection[str] = ()
     roots: Collection[str] = ()
     scratch: Collection[str] = ()
-    """Volumes that go with their tasks, by name."""
+    """Volumes that are removed with their tasks, by name."""
     volumes: Collection[str] = ()
-    """Volumes that stay, and snapshots of them, as `ENTITLEMENT/NAME`."""
+    """Persistent volumes and their snapshots, as `ENTITLEMENT/NAME`."""
     images: SubvolumeStore = SubvolumeStore()
     layers: SubvolumeStore = SubvolumeStore()
     staging: Collection[str] = ()
-    taking_in: bool = False
-    """Whether an image is being taken in right now."""
+    is_receiving: bool = False
+    """Whether an image is being received now."""
     namespaces: Collection[str] = ()
     ports: Collection[str] = ()
     """Programs for ports, by name (docs/adr/0112)."""
     veths: Mapping[str, str] = field(default_factory=dict)
     """Host end of a link → the task that its alias names."""
     mounts: Collection[str] = ()
-    """Mounts below the state folder, by path; the folder itself is none of them."""
+    """Mounts below the state folder, by path, without the folder itself."""
     files: Collection[str] = ()
     """Other names in the state folder and in those of roots, images and layers."""
     bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     fates: Mapping[tuple[str, str], RetentionFate] = field(default_factory=dict)
-    """What retention decided for each image and layer."""
+    """Decision of retention for each image and layer."""
 
 
 def judge(found: FoundOnHost) -> list[Account]:
-    """Return an account of everything that was found, in a fixed order."""
+    """Return an account of each object that was found, in a fixed order."""
     accounts = [
         *_units(found),
         *_of_tasks("cgroup", _tasks_of(found.cgroups), found),
@@ -106,7 +106,7 @@ def judge(found: FoundOnHost) -> list[Account]:
 
 
 def lasting(first: Iterable[Account], again: Iterable[Account]) -> list[Account]:
-    """Return the second look's accounts; wrong is only what was wrong in both."""
+    """Return the accounts of the second inspection; only errors of both count as errors."""
     before = {(a.kind, a.name, a.why) for a in first if a.wrong}
     return [
         a
@@ -126,7 +126,7 @@ def _tasks_of(units: Iterable[str]) -> dict[str, str]:
 
 
 def _of_tasks(kind: str, things: Mapping[str, str], found: FoundOnHost) -> Iterator[Account]:
-    """Account for things that each belong to a task."""
+    """Yield accounts of objects that belong to tasks."""
     for name, task_id in things.items():
         size = found.bytes.get((kind, name))
         if task_id in found.tasks:
@@ -151,16 +151,16 @@ def _units(found: FoundOnHost) -> Iterator[Account]:
         if _INTAKE.fullmatch(unit):
             why = (
                 "it belongs to a running image fetch"
-                if found.taking_in
+                if found.is_receiving
                 else "no image is being fetched"
             )
             yield Account(
                 kind="unit",
                 name=unit,
-                owner="agent" if found.taking_in else "",
-                stays=found.taking_in,
+                owner="agent" if found.is_receiving else "",
+                stays=found.is_receiving,
                 why=why,
-                wrong=not found.taking_in,
+                wrong=not found.is_receiving,
             )
         else:
             yield Account(kind="unit", name=unit, owner="agent", why="a service of the host")
@@ -205,7 +205,7 @@ def _store(kind: str, store: SubvolumeStore, found: FoundOnHost) -> Iterator[Acc
             yield Account(
                 kind=kind, name=name, owner=owner, stays=fate.stays, why=fate.why, bytes=size
             )
-        elif found.taking_in and not (there and described):
+        elif found.is_receiving and not (there and described):
             yield Account(kind=kind, name=name, owner=owner, why="it is being received", bytes=size)
         else:
             why = "it is still writable" if there and described else "its description is missing"
@@ -216,7 +216,7 @@ def _store(kind: str, store: SubvolumeStore, found: FoundOnHost) -> Iterator[Acc
 
 
 def _volumes(found: FoundOnHost) -> Iterator[Account]:
-    """Account for what stays until a person removes it."""
+    """Yield accounts of persistent volumes, which stay until a person removes them."""
     used = {place: t for t, task in found.tasks.items() for place in task.volumes}
     for name in found.volumes:
         named = read_name(name.partition("/")[2])
@@ -235,15 +235,15 @@ def _volumes(found: FoundOnHost) -> Iterator[Account]:
 
 def _staging(found: FoundOnHost) -> Iterator[Account]:
     for name in found.staging:
-        why = "an image is being received" if found.taking_in else "no image is being received"
+        why = "an image is being received" if found.is_receiving else "no image is being received"
         yield Account(
             kind="staging",
             name=name,
-            owner="agent" if found.taking_in else "",
-            stays=found.taking_in,
+            owner="agent" if found.is_receiving else "",
+            stays=found.is_receiving,
             why=why,
             bytes=found.bytes.get(("staging", name)),
-            wrong=not found.taking_in,
+            wrong=not found.is_receiving,
         )
 
 

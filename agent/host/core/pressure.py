@@ -1,7 +1,7 @@
-"""A host that is short: how many starts at once, and which task goes (docs/resources.md).
+"""Decides under pressure how many tasks may start, and which is evicted (docs/resources.md).
 
-Pure. Pressure is the kernel's own (PSI): the share of the last ten seconds in which something
-waited. `host/pressure.py` reads it and does what is decided here.
+Pure. Pressure is the kernel's measure (PSI): the share of the last ten seconds in which a process
+waited. `host/pressure.py` reads it and carries out the decisions.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from wire.units import about_size
 
 SHORT = 0.4
-"""Share of time in which no task at all got on for want of memory: the host mostly waits."""
+"""Memory is short when no task could run for lack of memory for this share of time."""
 LOOKS = 3
-"""Checks in a row that find memory short before a task is evicted; a peak passes by itself."""
+"""Checks in a row that find memory short before a task is evicted; a short peak passes."""
 CALM = 0.05
-"""Below this pressure a host is calm. From there 4.6 s without progress raise the average over ten
-seconds to `SHORT`."""
+"""Below this pressure a host is calm. From there the ten-second average needs 4.6 s without
+progress to reach `SHORT`."""
 PAUSE_S = 30.0
 """Seconds between two evictions: an end takes time, and PSI averages the last ten seconds."""
 
 
 FULL = 0.95
-"""A task with so much of what it may have is at its limit: the kernel reclaims below that, too."""
+"""Share of its memory limit from which a task is at its limit: the kernel reclaims before 1."""
 WAITING = 0.1
-"""Share of time from which on a task counts among those that wait for memory."""
+"""A task waits for memory if its memory pressure is at least this."""
 FULL_S = 20.0
-"""Seconds that a task counts as at its limit after it was: the kernel's OOM killer frees memory at
-once, while PSI averages the last ten seconds."""
+"""Seconds for which a task counts as at its limit after the last time. The OOM killer frees memory
+at once, but PSI averages the last ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,21 @@ class Waits:
     """Pressure of a host, 0 to 1."""
 
     agent: float = 0.0
-    """Share of time in which something of the agent's slice waited for a CPU."""
+    """Share of time in which some process of the agent's slice waited for a CPU."""
     tasks: float = 0.0
-    """Share of time in which all that tasks run waited for memory, and nothing got on."""
+    """Share of time in which all processes of tasks waited for memory."""
 
 
 def is_calm(waits: Waits) -> bool:
-    """Return whether nothing is to be decided on this host for some seconds."""
+    """Return whether this host needs no decision for some seconds."""
     return waits.agent < CALM and waits.tasks < CALM
 
 
 def starts_at_once(cpus: int, waits: Waits) -> int:
-    """Return how many tasks may be starting at the same time; never none.
+    """Return how many tasks may start at the same time; at least 1.
 
-    What counts is the agent's own waiting, not how busy tasks are: a fully loaded host must still
-    start the tasks that it is given.
+    Only the waiting of the agent counts, not the load of tasks: a fully loaded host must still
+    start its tasks.
     """
     if waits.agent >= 0.5 or waits.tasks >= 0.2:
         return 1
@@ -61,41 +61,41 @@ def starts_at_once(cpus: int, waits: Waits) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a running task has of its host's memory."""
+    """The memory of a running task."""
 
     task_id: str
     entitlement: str
     memory_bytes: int
     kept_bytes: int = 0
-    """What it was promised to keep (`memory_min_bytes`, `memory_low_bytes`)."""
+    """Its memory promise (`memory_min_bytes`, `memory_low_bytes`)."""
     started_at: float = 0.0
     limit_bytes: int = 0
-    """What it may have (`memory_max_bytes`, `memory_high_bytes`); 0: not known."""
+    """Its limit (`memory_max_bytes`, `memory_high_bytes`); 0: unknown."""
     waits: float = 0.0
-    """Share of time in which something of it waited for memory."""
+    """Share of time in which some process of it waited for memory."""
 
     @property
     def is_full(self) -> bool:
-        """Return whether it has what it may have."""
+        """Return whether it is at its limit."""
         return 0 < self.limit_bytes * FULL <= self.memory_bytes
 
     @property
     def over_bytes(self) -> int:
-        """Return what it has beyond what it was promised."""
+        """Return its memory beyond its promise."""
         return max(0, self.memory_bytes - self.kept_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class ShortageWatch:
-    """What was seen of a shortage so far."""
+    """State of an observed shortage."""
 
     looks: int = 0
     evicted_s: float | None = None
-    """When a task last had to go, in seconds since boot."""
+    """When a task was last evicted, in seconds since boot."""
 
 
 def watched(watch: ShortageWatch, waits: Waits, now_s: float) -> tuple[ShortageWatch, bool]:
-    """Return the watch after one more look, and whether a task has to go now."""
+    """Return the state after one more check, and whether a task must be evicted now."""
     if waits.tasks < SHORT:
         return ShortageWatch(0, watch.evicted_s), False
     if watch.evicted_s is not None and now_s - watch.evicted_s < PAUSE_S:
@@ -109,26 +109,26 @@ def watched(watch: ShortageWatch, waits: Waits, now_s: float) -> tuple[ShortageW
 
 
 def seen_full(full: Mapping[str, float], loads: Iterable[Load], now_s: float) -> dict[str, float]:
-    """Return when tasks were last at their limits, in seconds since boot, after one more look."""
+    """Return when tasks were last at their limits, in seconds since boot, after one more check."""
     lately = {name: at for name, at in full.items() if now_s - at < FULL_S}
     return lately | {load.task_id: now_s for load in loads if load.is_full}
 
 
 def at_own_limits(loads: Iterable[Load], full: Collection[str]) -> list[str]:
-    """Return the tasks that alone wait for memory, each at its own limit; empty: the host is short.
+    """Return the waiting tasks if all of them are at their own limits; empty: the host is short.
 
-    To the kernel a slice waits whose tasks do. Where only tasks at their own limits wait,
-    room on the host would help none of them.
+    The kernel counts a slice as waiting if its tasks wait. If only tasks at their own limits wait,
+    free memory on the host would not help them.
     """
     waiting = [load.task_id for load in loads if load.waits >= WAITING]
     return sorted(waiting) if all(name in full for name in waiting) else []
 
 
 def victim(loads: Iterable[Load]) -> Load | None:
-    """Return the task that goes: of the slice that has most beyond its promises, the task that has.
+    """Return the task to evict, None if all tasks are within their promises.
 
-    Between equals the one that started last: it loses the least. None: all are within what they
-    were promised, and it is not for this to break promises.
+    In the entitlement with most memory beyond its promises it is the task with most. Of equal
+    tasks the one that started last is chosen, because it loses the least work.
     """
     over: dict[str, int] = {}
     listed = [load for load in loads if load.over_bytes > 0]

@@ -1,8 +1,8 @@
-"""The user that an image wants to be run as: its numbers and its name, from the image's own lists.
+"""Resolves the user of an image to numbers and names, with the image's own lists.
 
-Pure. Sources: the image specification 1.1 (`config.md`, "User"), passwd(5), group(5). What is not
-said there is as other engines have it: a word of digits is a number, the first line that fits
-counts, and a number without a line has group 0.
+Pure. Sources: the image specification 1.1 (`config.md`, "User"), passwd(5), group(5). Other rules
+follow other container engines: digits are a number, the first matching line counts, and a number
+without a line has group 0.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from agent.api import ImageUser
 from wire.errors import Unprocessable
 
 LISTS = ("etc/passwd", "etc/group")
-"""Where an image has its users and its groups."""
+"""Files of an image with its users and groups."""
 LIST_MAX_BYTES = 1 << 20
 NUMBER_MAX = (1 << 31) - 1
-"""Highest id of users and groups, as in other engines; some programs read higher ones as negative.
+"""Highest id of users and groups, as in other engines: some programs read higher ids as negative.
 """
 PATH_MAX = 4096
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}\$?")
@@ -26,14 +26,14 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}\$?")
 
 @dataclass(frozen=True, slots=True)
 class ListedUsers:
-    """A list of the image's."""
+    """A list of users or groups in an image."""
 
     place: str = ""
-    """Where it really is, below the image's top and without links; empty: there is none."""
+    """Path of the file in the image, with links resolved; empty: there is none."""
     data: bytes = b""
 
     def lines(self) -> Iterator[list[str]]:
-        """Yield the fields of each line that a list can have."""
+        """Yield the fields of each valid line."""
         for line in self.data.decode(errors="replace").split("\n"):
             fields = line.strip().split(":")
             if len(fields) >= 4 and fields[0] and _number(fields[2]) is not None:
@@ -41,7 +41,7 @@ class ListedUsers:
 
 
 def asks(user: str) -> bool:
-    """Return whether an image names a user other than root; then its lists are read."""
+    """Return whether an image names a user other than root."""
     return user.partition(":")[0] not in ("", "0", "root")
 
 
@@ -86,7 +86,7 @@ def _group(group: str, groups: ListedUsers) -> int:
 
 
 def _line(word: str, listed: ListedUsers) -> list[str] | None:
-    """Return the first line of a name, or of a number."""
+    """Return the first line with a name or number."""
     number = _number(word)
     if number is None:
         return _first(listed, lambda fields: fields[0] == word)
@@ -98,7 +98,7 @@ def _first(listed: ListedUsers, fits: Callable[[list[str]], bool]) -> list[str] 
 
 
 def _in_range(word: str, what: str, listed: ListedUsers) -> int:
-    """Return a number that no line is about."""
+    """Return a number that has no line, or raise `Unprocessable`."""
     number = _number(word)
     if number is not None:
         return number
@@ -121,11 +121,11 @@ def _number(word: str) -> int | None:
 
 
 def _path(line: list[str] | None, field: int) -> str:
-    """Return a path of a line, empty where there is none that could be passed on."""
+    """Return the path in a field of a line; empty if it is missing or not plain."""
     path = line[field] if line and len(line) > field else ""
     return path if path.startswith("/") and is_plain(path) else ""
 
 
 def is_plain(path: str) -> bool:
-    """Return whether a path can be written down and passed on letter by letter."""
+    """Return whether a path is short and printable, so that it can be passed on."""
     return len(path) <= PATH_MAX and path.isprintable() and "\ufffd" not in path

@@ -1,8 +1,8 @@
-"""Images of the Open Container Initiative: what their documents say, checked.
+"""Decodes and checks the documents of images of the Open Container Initiative.
 
-Pure: bytes of a manifest or configuration in, values out. Sources: the image specification
-1.1 (`manifest.md`, `config.md`, `layer.md`) and, for what registries still serve, Docker's
-image manifest version 2, schema 2.
+Pure: takes bytes of a manifest or configuration, returns values. Sources: the image specification
+1.1 (`manifest.md`, `config.md`, `layer.md`) and Docker's image manifest version 2, schema 2, which
+registries still serve.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 DOCUMENT_MAX_BYTES = 4 << 20
 """Largest manifest or configuration; registries refuse larger ones (distribution spec)."""
 LAYERS_MAX = 127
-"""What overlay-based engines take; no engine makes more."""
+"""The limit of overlay-based engines; no engine makes more."""
 LAYER_MAX_BYTES = 1 << 40
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -47,50 +47,49 @@ _LAYERS = {
     "application/vnd.docker.image.rootfs.diff.tar.zstd": "zstd",
 }
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
-"""The kernel's words for a processor → those of the image specification (GOARCH)."""
+"""The kernel's names of processors → names in the image specification (GOARCH)."""
 TAG = "org.opencontainers.image.ref.name"
 """Annotation of an image in a layout: its tag (`image-layout.md`)."""
 _DIGEST = re.compile(DIGEST_PATTERN)
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""PATH of an image without one, as in container engines: programs may be in /bin alone.
+"""PATH of an image without one, as in container engines: some programs are only in /bin.
 
-systemd's own, where /bin is a link on the host, has no /bin."""
+systemd's default has no /bin if /bin is a link on the host."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _SIGNAL_NAMES = (
-    *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV"),
-    *("USR2", "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN"),
-    *("TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS"),
+    "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP "
+    "TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
 )
 SIGNALS: Mapping[str, int] = MappingProxyType(
-    {f"SIG{name}": number for number, name in enumerate(_SIGNAL_NAMES, start=1)}
+    {f"SIG{name}": number for number, name in enumerate(_SIGNAL_NAMES.split(), start=1)}
     | {f"SIGRTMIN+{n}": 34 + n for n in range(16)}
 )
-"""Numbers of signal(7) for x86 and arm; SIGRTMIN is 34 in glibc, which keeps two to itself."""
+"""Numbers of signal(7) for x86 and arm; SIGRTMIN is 34 in glibc, which reserves two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What this host runs programs for."""
+    """The processor of this host."""
 
     machine: str
-    """As printed by `uname -m`."""
+    """Output of `uname -m`."""
     level: int = 1
     """Level of x86-64: 1 to 4, as in the variants v1 to v4 of amd64."""
 
     @property
     def name(self) -> str:
-        """The image specification's word for it (GOARCH)."""
+        """Its name in the image specification (GOARCH)."""
         return _ARCHITECTURES.get(self.machine, self.machine)
 
     def runs(self, architecture: str, variant: str) -> bool:
-        """Return whether it runs programs that were built for this (`config.md`, "variant")."""
+        """Return whether it runs programs of an architecture (`config.md`, "variant")."""
         if architecture != self.name:
             return False
         known = {"amd64": [f"v{n + 1}" for n in range(self.level)], "arm64": ["v8"]}
         return not variant or variant in known.get(architecture, [variant])
 
     def __str__(self) -> str:
-        """Return it as messages name it."""
+        """Return its name in messages."""
         return f"linux/{self.name}" + (f"/v{self.level}" if self.name == "amd64" else "")
 
 
@@ -140,7 +139,7 @@ class _Config(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A piece of content by its digest."""
+    """A piece of content, identified by its digest."""
 
     digest: str
     size: int
@@ -149,7 +148,7 @@ class Blob:
 
     @property
     def path(self) -> str:
-        """Where it lies in a layout (`image-layout.md`)."""
+        """Its path in a layout (`image-layout.md`)."""
         return f"blobs/sha256/{self.digest.removeprefix('sha256:')}"
 
 
@@ -164,10 +163,10 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer on those below it."""
+    """A layer and the chain of layers below it."""
 
     chain: str
-    """Names what comes of it and all below (`config.md`, "Layer ChainID")."""
+    """Identifies this layer with all layers below it (`config.md`, "Layer ChainID")."""
     below: str
     """Chain id of the layer below, empty for the lowest."""
     diff_id: str
@@ -192,10 +191,10 @@ def is_index(data: bytes) -> bool:
 
 
 def choose(data: bytes, processor: Processor) -> str:
-    """Return the digest of the image for this processor out of an index.
+    """Return the digest of the image for this processor from an index.
 
-    Of variants that run here the plain one is taken, else the highest. Raises `Unprocessable`
-    where there is none, or more than one without a platform.
+    Prefers an image without a variant, then the highest variant that runs here. Raises
+    `Unprocessable` if there is none, or more than one without a platform.
     """
     listed = _decoded(data, _Manifest, "the index").manifests or []
     images = [m for m in listed if m.media_type in _MANIFESTS | _INDEXES]
@@ -233,7 +232,7 @@ def _platform_text(platform: _Platform) -> str:
 
 
 def read_manifest(data: bytes, expected: str = "") -> Manifest:
-    """Return a decoded manifest. Raises `Unprocessable` for one we cannot or must not use."""
+    """Return a decoded manifest. Raises `Unprocessable` if it cannot or must not be used."""
     digest = digest_of(data)
     if expected and digest != expected:
         raise Unprocessable(f"the manifest {expected} has digest {digest}: it was changed")
@@ -277,7 +276,7 @@ def _layer_blob(found: _Descriptor) -> Blob:
 def read_config(
     data: bytes, manifest: Manifest, processor: Processor
 ) -> tuple[list[Layer], OciConfig]:
-    """Return the layers, lowest first, and how the image wants to be run."""
+    """Return the layers, lowest first, and how the image is meant to be run."""
     if digest_of(data) != manifest.config.digest:
         raise Unprocessable(f"the configuration of {manifest.digest} has another digest")
     found = _decoded(data, _Config, "the configuration")
@@ -303,10 +302,10 @@ def _run_config(run: _Run, digest: str) -> OciConfig:
     environment = {}
     for pair in run.env or []:
         name, equals, value = pair.partition("=")
-        # What no shell could name, systemd does not pass on either (systemd.exec(5)).
+        # systemd drops names that no shell accepts, too (systemd.exec(5)).
         if equals and _ENV_NAME.fullmatch(name) and "\0" not in value:
             environment[name] = value
-    words = {
+    fields = {
         "entrypoint": run.entrypoint or [],
         "command": run.cmd or [],
         "environment": environment,
@@ -315,7 +314,7 @@ def _run_config(run: _Run, digest: str) -> OciConfig:
         "stop_signal": _signal(run.stop_signal or "", digest),
     }
     try:
-        return msgspec.convert(words, OciConfig)
+        return msgspec.convert(fields, OciConfig)
     except msgspec.ValidationError as e:
         raise Unprocessable(f"the configuration of image {digest} cannot be used: {e}") from e
 
@@ -357,22 +356,22 @@ def _decoded(data: bytes, kind: type[T], what: str) -> T:
 
 @dataclass(frozen=True, slots=True)
 class ImageLocation:
-    """Where an image is in a registry."""
+    """Location of an image in a registry."""
 
     repository: str
-    """With the registry."""
+    """Repository, including the registry."""
     tag: str
     digest: str
 
     @property
     def name(self) -> str:
-        """Return how skopeo calls it."""
+        """Return its name for skopeo."""
         if self.digest:
             return f"docker://{self.repository}@{self.digest}"
         return f"docker://{self.repository}:{self.tag or 'latest'}"
 
     def at(self, digest: str) -> str:
-        """Return how skopeo calls one image of the repository."""
+        """Return the name for skopeo of one image of the repository."""
         return f"docker://{self.repository}@{digest}"
 
 
@@ -385,9 +384,9 @@ def place_of(reference: str) -> ImageLocation:
 
 
 def as_run(spec: TaskSpec, config: OciConfig | None) -> TaskSpec:
-    """Return what is started: the specification, and what it leaves to its image.
+    """Return the specification, completed with the image's configuration.
 
-    A command replaces entry point and command of the image; variables win over the image's.
+    A command replaces entry point and command of the image; variables override the image's.
     """
     if config is None:
         return spec
@@ -401,13 +400,13 @@ def as_run(spec: TaskSpec, config: OciConfig | None) -> TaskSpec:
 def image_properties(spec: TaskSpec, config: OciConfig | None) -> dict[str, object]:
     """Return the unit properties that follow from an image's configuration.
 
-    `spec` is as `as_run` returns it.
+    `spec` is the result of `as_run`.
     """
     path = spec.environment.get("PATH", "") or USUAL_PATH
     found: dict[str, object] = {"ExecSearchPath": [p for p in path.split(":") if p.startswith("/")]}
     if config is None:
         return found
-    found["KillMode"] = "mixed"  # its main process ends the others (docs/adr/0222)
+    found["KillMode"] = "mixed"  # the main process ends the others (docs/adr/0222)
     if config.working_dir.rstrip("/"):
         found["WorkingDirectory"] = config.working_dir
     if config.stop_signal:

@@ -1,4 +1,4 @@
-"""Which images and layers may go: by use, by age, and when the disk is short."""
+"""Decides which images and layers are removed: by use, by age, and by free disk space."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 DAY_S = 86_400.0
 GRACE_S = 3_600.0
-"""An image that came or was used within the last hour stays even on a full disk: its caller
-is about to start from it."""
+"""An image that was received or used within this time stays even on a full disk: a task may be
+about to start from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,28 +17,28 @@ class ImageUse:
 
     digest: str
     last_used: float
-    """Seconds since 1970: when it came, or when a task was last made from it."""
+    """Seconds since 1970: when it was received, or when a task was last made from it."""
     bytes: int = 0
-    """What its removal may give back, at most."""
+    """The most space that its removal can free."""
     tasks: Sequence[str] = ()
     layers: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """A layer; `held` while an image that needs it is on its way."""
+    """A layer; `held` while an image that needs it is in transfer."""
 
     chain: str
     held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """How much there is, and how much there shall be."""
+class RetentionLimits:
+    """Free bytes, and the limits for removing images."""
 
     free: int
     wanted: int
-    """Below this, unused images go."""
+    """With fewer free bytes than this, unused images are removed."""
     keep_s: float
     """How long an unused image stays."""
 
@@ -51,29 +51,30 @@ class RetentionFate:
     why: str
 
 
-def decide_images(images: Sequence[ImageUse], room: Room, now: float) -> dict[str, RetentionFate]:
-    """Return what becomes of each image. The longest unused go first, as many as needed."""
+def decide_images(
+    images: Sequence[ImageUse], limits: RetentionLimits, now: float
+) -> dict[str, RetentionFate]:
+    """Return the fate of each image. Images unused for the longest time are removed first."""
     fates: dict[str, RetentionFate] = {}
-    free = room.free
+    free = limits.free
     for image in sorted(images, key=lambda i: (i.last_used, i.digest)):
         idle = max(0.0, now - image.last_used)
         if image.tasks:
             others = f" and {len(image.tasks) - 1} more" if len(image.tasks) > 1 else ""
             fates[image.digest] = RetentionFate(True, f"task {image.tasks[0]}{others} runs from it")
-        elif idle >= room.keep_s:
-            why = (
-                f"it was not used for {_age(idle)}; unused images are kept for {_age(room.keep_s)}"
-            )
+        elif idle >= limits.keep_s:
+            kept = _age(limits.keep_s)
+            why = f"it was not used for {_age(idle)}; unused images are kept for {kept}"
             fates[image.digest] = RetentionFate(False, why)
             free += image.bytes
-        elif free < room.wanted and idle >= GRACE_S:
-            why = f"the disk is short: {free >> 20} MiB of {room.wanted >> 20} MiB are free"
+        elif free < limits.wanted and idle >= GRACE_S:
+            why = f"the disk is short: {free >> 20} MiB of {limits.wanted >> 20} MiB are free"
             fates[image.digest] = RetentionFate(
                 False, f"{why}, and it was not used for {_age(idle)}"
             )
             free += image.bytes
         else:
-            why = f"used {_age(idle)} ago; it is kept for {_age(room.keep_s)}"
+            why = f"used {_age(idle)} ago; it is kept for {_age(limits.keep_s)}"
             fates[image.digest] = RetentionFate(True, why)
     return fates
 
@@ -81,7 +82,7 @@ def decide_images(images: Sequence[ImageUse], room: Room, now: float) -> dict[st
 def decide_layers(
     layers: Sequence[LayerUse], images: Sequence[ImageUse], fates: dict[str, RetentionFate]
 ) -> dict[str, RetentionFate]:
-    """Return what becomes of each layer, given what becomes of the images."""
+    """Return the fate of each layer, given the fates of the images."""
     users: dict[str, int] = {}
     for image in images:
         if fates[image.digest].stays:
@@ -91,8 +92,8 @@ def decide_layers(
     for layer in layers:
         count = users.get(layer.chain, 0)
         if count:
-            words = "1 image uses" if count == 1 else f"{count} images use"
-            found[layer.chain] = RetentionFate(True, f"{words} it")
+            users_text = "1 image uses" if count == 1 else f"{count} images use"
+            found[layer.chain] = RetentionFate(True, f"{users_text} it")
         elif layer.held:
             found[layer.chain] = RetentionFate(True, "a running image fetch needs it")
         else:

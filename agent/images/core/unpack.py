@@ -1,8 +1,8 @@
 """Properties of the sandboxed units that fetch images and turn streams into subvolumes.
 
-Archives are hostile input: they are only read in a unit that sees one writable folder, no
-network, no devices, and ends at its limits; by GNU tar, `btrfs receive`, and for the layers of
-OCI images by `agent.machine.layer`. What fetches has a network and no capability at all.
+Archives are hostile input. They are only read in a unit with one writable folder, no network, no
+devices, and limits. GNU tar, `btrfs receive` or, for layers of OCI images, `agent.machine.layer`
+reads them. The unit that fetches has a network and no capabilities.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _S = 1_000_000
 UNPACK_TIMEOUT_S = 900
 FETCH_IDLE_S = 300.0
 """Seconds without a byte after which a fetch is given up: skopeo itself never gives up. On a host
-with one overloaded emulated CPU nine at once took 140 s until the first image was there."""
+with one overloaded emulated CPU, nine fetches at once took 140 s until the first image came."""
 UNPACK_MEMORY_BYTES = 512 << 20
 FILL_BYTES_PER_S = 1_000_000_000
-"""As fast as an unpacking may fill a disk."""
+"""The highest rate at which unpacking fills a disk."""
 LOOK_LEAST_S, LOOK_MOST_S = 0.1, 1.0
 
 NO_TMP = ("-/tmp", "-/var/tmp")
-"""No program here needs them. Private ones are made and removed on disk for every unit, by
-programs of their own: a fifth of a second in a guest without hardware's help."""
+"""No program here needs these folders. systemd makes and removes private ones on disk for every
+unit, which takes a fifth of a second in an emulated guest."""
 
 _SANDBOX: dict[str, object] = {
     "Type": "oneshot",
@@ -63,12 +63,12 @@ _TAR_CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER")
 _RECEIVE_CAPABILITIES = (
     *_TAR_CAPABILITIES, "CAP_SYS_ADMIN", "CAP_FSETID", "CAP_SETFCAP",
 )  # fmt: skip
-"""`btrfs receive` sets received_uuid by an ioctl that asks for CAP_SYS_ADMIN. What else that
-would allow, mounts above all, the filter of system calls refuses."""
+"""`btrfs receive` sets received_uuid by an ioctl that needs CAP_SYS_ADMIN. The system call filter
+refuses other uses of that capability, mounts above all."""
 
 _NOTHING_IS_FLUSHED = "~@sync:0"
-"""fsync(2) and similar calls return success without effect. skopeo flushes each blob, which lives
-for a few seconds, is read and compared with its digest, and need not survive a power cut."""
+"""fsync(2) and similar calls return success without effect. skopeo flushes each blob. A blob exists
+for a few seconds, is compared with its digest, and need not survive a power cut."""
 
 FIND_SETUID = (
     "-xdev",
@@ -82,14 +82,14 @@ FIND_SETUID = (
     "{}",
     "+",
 )
-"""Arguments of find(1) that take set-uid and set-gid bits away."""
+"""Arguments of find(1) that remove set-uid and set-gid bits."""
 
 
 def until_next_look_s(free_bytes: int, reserve_bytes: int) -> float:
-    """Return how long the free space need not be checked while something is unpacked.
+    """Return the seconds until the next check of the free space while an image is unpacked.
 
-    Until then nothing of the reserve is used up, or at most what is written in `LOOK_LEAST_S`.
-    Ten checks a second slow down an unpacking on a small host.
+    Until then unpacking uses at most `LOOK_LEAST_S` worth of the reserve. The pause grows with the
+    free space, because ten checks a second slow down unpacking on a small host.
     """
     room_s = (free_bytes - reserve_bytes) / FILL_BYTES_PER_S
     return min(max(room_s, LOOK_LEAST_S), LOOK_MOST_S)
@@ -100,15 +100,15 @@ def unpack_properties(
 ) -> dict[str, object]:
     """Return the properties of the unit that unpacks `stream` into the folder `target`.
 
-    Afterwards a tar's files lie in `target` itself, a btrfs stream's subvolume below it: it is
-    found closed, as `btrfs receive` leaves it, and the agent that opens it must drop set-uid bits
-    (`drop_setuid_properties`). Static entries below /dev are left out (the task gets a /dev of
-    its own), other device nodes make it fail, set-uid bits are dropped. `mount` is where the
-    file system is mounted: an incremental stream's parent is looked for below it.
+    Files of a tar are unpacked into `target` itself, the subvolume of a btrfs stream below it.
+    `btrfs receive` leaves it read-only. The agent makes it writable and must then drop set-uid
+    bits (`drop_setuid_properties`). Entries below /dev are left out, because the task gets its own
+    /dev. Other device nodes cause a failure, set-uid bits are dropped. `mount` is the mount point
+    of the file system, below which the parent of an incremental stream is searched.
     """
     if format_ is ImageFormat.BTRFS:
-        # Without -m it takes the one writable folder, a mount of its own in here, for all
-        # there is of the file system, and finds no parent.
+        # Without -m it takes the writable folder, which is a mount here, for the whole file
+        # system, and finds no parent.
         receive = ["/usr/bin/btrfs", "receive", "-q", "-m", mount, "-f", stream, target]
         return _sandbox(f"unpacks an image into {target}", [receive], target, _RECEIVE_CAPABILITIES)
     tar = [
@@ -121,7 +121,7 @@ def unpack_properties(
 
 
 def drop_setuid_properties(target: str) -> dict[str, object]:
-    """Return the properties of the unit that takes set-uid bits away from all below `target`."""
+    """Return the properties of the unit that removes set-uid bits of all files below `target`."""
     commands = [["/usr/bin/find", target, *FIND_SETUID]]
     return _sandbox(f"drops set-uid bits below {target}", commands, target, _TAR_CAPABILITIES)
 
@@ -129,10 +129,10 @@ def drop_setuid_properties(target: str) -> dict[str, object]:
 def layer_properties(
     python: str, folder: str, layers: Sequence[Layer], tree: str, pipes: tuple[str, str]
 ) -> dict[str, object]:
-    """Return the properties of the unit that applies layers, blobs below `folder`, to a tree.
+    """Return the properties of the unit that applies layers to a tree; blobs are below `folder`.
 
-    All layers have one process: to start one takes longer than to apply a small layer. `pipes` are
-    the paths of its input and output. A line on the input lets it apply the next layer.
+    One process applies all layers, because starting one takes longer than applying a small layer.
+    `pipes` are the paths of its input and output. A line on the input starts the next layer.
     """
     apply = [python, "-I", "-m", "agent.machine.layer", folder, tree]
     for layer in layers:
@@ -150,12 +150,11 @@ def layer_properties(
 def fetch_properties(
     arguments: Sequence[str], target: str, secrets: Sequence[str], output: str = ""
 ) -> dict[str, object]:
-    """Return the properties of a unit that runs skopeo: it writes to `target` alone.
+    """Return the properties of a unit that runs skopeo, which writes only to `target`.
 
-    It has a network, so it must not see `secrets`; and systemd 257 has /sys read-only for
-    `ProtectKernelTunables` in a network of a unit's own alone (docs/adr/0115). What it prints goes
-    to the file `output`, what it complains of to the journal all the same, from where the caller
-    is told.
+    It has a network, so it must not see `secrets`. /sys is bound read-only, because systemd 257
+    does this for `ProtectKernelTunables` only in a unit with a private network (docs/adr/0115).
+    Its output goes to the file `output`. Its errors go to the journal, where the agent reads them.
     """
     command = ["/usr/bin/skopeo", "--insecure-policy", *arguments]
     calls = _SANDBOX["SystemCallFilter"]
@@ -174,11 +173,11 @@ def fetch_properties(
 
 
 _LOGGED = re.compile(r'\blevel=\w+ msg="((?:[^"\\]|\\.)*)"')
-"""How skopeo complains where it has no terminal: a line of key=value pairs."""
+"""skopeo's format of errors without a terminal: a line of key=value pairs."""
 
 
 def complaint(line: str) -> str:
-    """Return what a program complained of, without time and level around it."""
+    """Return the message of a log line, without its time and level."""
     found = _LOGGED.search(line)
     return line if found is None else re.sub(r"\\(.)", r"\1", found[1])
 

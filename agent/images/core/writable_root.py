@@ -1,9 +1,9 @@
-"""A root that its task may write to: which folders, as whose, and what becomes of the unit.
+"""A root that its task may write to: the writable folders, their owner, and the unit's properties.
 
-Pure. `DynamicUser=` makes the whole root read-only and systemd 257 lets no property take that back,
-so each folder at its top is named. /home and /root stay closed by themselves; the folders in them
-are named. /run is in memory, with the folders that the image has there (volumes/core/mounts.py):
-systemd makes places of its own in it, which the kernel refuses in a root that is shown for its
+Pure. `DynamicUser=` makes the whole root read-only, and no property of systemd 257 reverts that. So
+each folder at the top of the root is named. /home and /root themselves stay read-only; the folders
+in them are named. /run is in memory, with the image's folders in it (volumes/core/mounts.py).
+systemd creates mount points in /run, which the kernel refuses in a root that is id-mapped for the
 task's user (docs/adr/0176).
 """
 
@@ -16,11 +16,11 @@ from agent.api.volumes import VolumeKind
 from agent.runtime.core.records import has_own_init
 
 CLOSED = frozenset(("boot", "dev", "lost+found", "proc", "sys", "tmp"))
-"""Folders at the top of a root that are not its task's: of the kernel, or private already."""
+"""Folders at the top of a root that stay closed: they are the kernel's, or private already."""
 ENTERED = ("home", "root", "run")
-"""Folders at the top that are not opened whole, but by what is in them."""
+"""Folders at the top whose subfolders are opened instead of the whole folder."""
 TOPS_MAX = 64
-"""Each is a mount; an image with more keeps the others read-only."""
+"""Each opened folder is a mount; further folders stay read-only."""
 BELOW_MAX = 16
 _OF_SYSTEMD = frozenset(("credentials", "host", "systemd", "twine-identity", "user"))
 """Folders that systemd, or the agent, makes in each unit's /run."""
@@ -29,8 +29,8 @@ _OF_SYSTEMD = frozenset(("credentials", "host", "systemd", "twine-identity", "us
 def is_writable(spec: TaskSpec, config: OciConfig | None, *, can_bound: bool) -> bool:
     """Return whether a task may write to its root.
 
-    Without a word of its owner an OCI image may, as in every other runtime, where the host can
-    bound it (`can_bound`). A machine writes to memory, and `raw` is no user without rights.
+    By default an OCI image may, as in other runtimes, if the host can limit its size (`can_bound`).
+    A task with its own init writes to memory. A `raw` task runs as root without a sandbox.
     """
     if has_own_init(spec) or Relaxation.RAW in spec.relaxations:
         return False
@@ -40,9 +40,9 @@ def is_writable(spec: TaskSpec, config: OciConfig | None, *, can_bound: bool) ->
 
 
 def owner_of_root(users: str, groups: str) -> ImageUser:
-    """Return the user of an image that names none: root's files are shown as the task's own.
+    """Return the user of an image that names none: files of root appear as files of the task.
 
-    `users` and `groups` are the places of the image's lists, empty where it has none.
+    `users` and `groups` are the paths of the image's lists, empty if it has none.
     """
     return ImageUser(
         uid=0,
@@ -57,9 +57,9 @@ def owner_of_root(users: str, groups: str) -> ImageUser:
 
 
 def opened(unit: Mapping[str, object], spec: TaskSpec, tops: Sequence[str]) -> dict[str, object]:
-    """Return what of a unit lets its task write below the folders `tops` of its root.
+    """Return the unit properties that allow writing below the folders `tops` of a root.
 
-    What other tasks share with it stays read-only.
+    Shared volumes stay read-only.
     """
     named = [f"-+/{name}" for name in tops if not name.startswith("run/")]
     shared = [f"-+{v.path}" for v in spec.volumes.values() if v.kind is VolumeKind.SHARED]
@@ -77,9 +77,9 @@ def in_run(tops: Sequence[str]) -> list[str]:
 
 
 def choose_tops(folders: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the folders that a writable root opens, as paths below it.
+    """Return the folders that a writable root opens, as relative paths.
 
-    `folders` are those at the image's top (under ""), and in each of its /home, /root and /run.
+    `folders` has the folders at the image's top (key ""), and those in its /home, /root and /run.
     """
     closed = {*CLOSED, *ENTERED}
     tops = [name for name in sorted(folders[""]) if name not in closed and _is_plain(name)]

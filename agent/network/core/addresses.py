@@ -1,8 +1,8 @@
-"""Names and addresses of tasks' private networks: all follow from the host and the task.
+"""Names and addresses of tasks' private networks, derived from the host and the task.
 
-An IPv6 address is the region's prefix (32 bits), the host's IPv4 address (32), a hash of the job
-(32) and one of the task (32). So any host can derive the destination host and the sending task of a
-packet from its addresses: the tunnel is 6rd's (RFC 5969), the firewall compares the hashes.
+An IPv6 address consists of the region's prefix, the host's IPv4 address, a hash of the job and a
+hash of the task, 32 bits each. So any host can derive the destination host and the sending task of
+a packet from its addresses. The tunnel is 6rd's (RFC 5969), the firewall compares the hashes.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ def netns_of(task_id: str) -> str:
 
 
 VETH = re.compile(r"tw[0-9a-f]{11}")
-"""What the host's end of a task's link is called."""
+"""Names of the host's ends of tasks' links."""
 
 
 def veth_of(task_id: str) -> str:
-    """Return the host's end of a task's link: 13 of the 15 characters that a name may have."""
+    """Return the name of the host's end of a task's link: 13 characters; the kernel allows 15."""
     return "tw" + hashlib.sha256(task_id.encode()).hexdigest()[:11]
 
 
 def alias_of(net: TaskNet) -> str:
-    """Return what the kernel keeps with the link, so that all can be read back from it."""
+    """Return the alias of a link, from which the whole network can be read back."""
     return f"{_LABEL} {net.task_id} {net.address4} {net.address6}"
 
 
 def read_alias(veth: str, alias: str) -> TaskNet | None:
-    """Return the network that a link belongs to, None where it is none of ours."""
+    """Return the network of a link, None if the link is not one of Twine."""
     label, *words = alias.split() or [""]
     if label != _LABEL or len(words) != 3:
         return None
@@ -56,24 +56,24 @@ def read_alias(veth: str, alias: str) -> TaskNet | None:
 
 
 def digest(name: str) -> int:
-    """Return the hash of a job's or a task's name, as addresses have it."""
+    """Return the hash of a job's or a task's name for addresses."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[: HASH_BITS // 8])
 
 
 def host_prefix6(site: Site) -> IPv6Network:
-    """Return the /64 of this host: what 6rd can carry at most (RFC 5969)."""
+    """Return the /64 of this host, the longest prefix of 6rd (RFC 5969)."""
     region = IPv6Network(site.prefix6)
     first = int(region.network_address) | int(IPv4Address(site.host4)) << 2 * HASH_BITS
     return IPv6Network((first, region.prefixlen + 32))
 
 
 def host6(site: Site) -> IPv6Address:
-    """Return the host's own address among those of its tasks."""
+    """Return the host's own address in the network of its tasks."""
     return host_prefix6(site).network_address + 1
 
 
 def address6(site: Site, task_id: str, job: str) -> IPv6Address:
-    """Return a task's address; one without a job is a job of its own."""
+    """Return a task's address; a task without a job uses its id as the job."""
     suffix = digest(job or task_id) << HASH_BITS | digest(task_id)
     return host_prefix6(site).network_address + suffix
 
@@ -84,7 +84,7 @@ def gateway4(site: Site) -> IPv4Address:
 
 
 def address4(site: Site, task_id: str, taken: Collection[str]) -> IPv4Address:
-    """Return a task's address on this host: by its hash, or the next that is free."""
+    """Return a task's address on this host: by its hash, or the next free one."""
     network = IPv4Network(site.prefix4)
     usable = network.num_addresses - 3
     start = digest(task_id) % usable
@@ -99,7 +99,7 @@ def address4(site: Site, task_id: str, taken: Collection[str]) -> IPv4Address:
 
 
 def plan(site: Site, task_id: str, spec: TaskSpec, known: Collection[TaskNet]) -> TaskNet:
-    """Return the private network of a task, the same again where there is one."""
+    """Return the private network of a task; an existing one keeps its IPv4 address."""
     mine = next((net for net in known if net.task_id == task_id), None)
     taken = {net.address4 for net in known}
     rate = spec.network.egress_mbps

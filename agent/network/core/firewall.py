@@ -13,11 +13,11 @@ from agent.network.core.addresses import HASH_BITS, digest
 
 TABLE = "twine"
 OURS = "tw*"
-"""Every link that leads to tasks: theirs, and the tunnel to those of other hosts (`twine6`)."""
+"""Every link that leads to tasks: their own links, and the tunnel to other hosts (`twine6`)."""
 _LINK_LOCAL = ("169.254.0.0/16", "fe80::/10")
 _HASH_BYTES = HASH_BITS // 8
 _JOB_AT, _TASK_AT = 8, 8 + _HASH_BYTES
-"""Where in an address the two hashes are (agent/network/core/addresses.py)."""
+"""Offsets of the two hashes in an address (agent/network/core/addresses.py)."""
 
 
 def table(site: Site, nets: Collection[TaskNet]) -> list[Chain]:
@@ -30,7 +30,7 @@ def table(site: Site, nets: Collection[TaskNet]) -> list[Chain]:
     forward += [rule for net in nets for rule in _let_in(site, net)]
     tunnel = Match("oifname", TUNNEL)
     forward += [Rule((Match("iifname", TUNNEL), tunnel), "drop")]
-    forward += [Rule((tunnel,), "accept")]  # the host that it leads to judges
+    forward += [Rule((tunnel,), "accept")]  # the receiving host filters
     forward += [Rule((Match("oifname", OURS),), "drop")]
     return [
         Chain(
@@ -61,7 +61,7 @@ def _to(prefix: str) -> Match:
 
 
 def _own_addresses(net: TaskNet) -> list[Rule]:
-    """A task sends from its own addresses: the permissions of others go by them."""
+    """Return rules that drop packets with another sender: permissions depend on the address."""
     link = Match("iifname", net.veth)
     return [
         Rule((link, Match("ip saddr", f"{net.address4}/32", negated=True)), "drop"),
@@ -81,7 +81,7 @@ def _let_in(site: Site, net: TaskNet) -> list[Rule]:
 
 
 def _hidden(site: Site) -> list[Rule]:
-    """What goes elsewhere than to tasks has the host's address."""
+    """Return rules that give packets to other destinations than tasks the host's address."""
     elsewhere = Match("oifname", OURS, negated=True)
     return [
         Rule((Match("ip saddr", site.prefix4), elsewhere), "masquerade"),
@@ -89,8 +89,8 @@ def _hidden(site: Site) -> list[Rule]:
     ]
 
 
-def told(chains: Collection[Chain]) -> str:
-    """Return the table as people read it."""
+def describe(chains: Collection[Chain]) -> str:
+    """Return the table as text for people."""
     lines = []
     for chain in chains:
         lines.append(f"{chain.name} ({chain.kind} {chain.hook} {chain.priority})")

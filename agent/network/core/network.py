@@ -1,4 +1,4 @@
-"""A task's network → properties of its unit (docs/network.md)."""
+"""Properties of a task's unit that follow from its network (docs/network.md)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ INET = ("AF_INET", "AF_INET6")
 
 
 def ports_of(spec: TaskSpec) -> list[int]:
-    """Return the ports that a task may bind in the host's network, rising.
+    """Return the ports that a task may bind in the host's network, in ascending order.
 
-    The ports of its probes are among them: what is asked there is the task.
+    The ports of its probes are included, because the task listens there.
     """
     given = set(spec.network.ports.values())
     probes = (spec.probe, spec.life.startup, spec.life.liveness)
@@ -22,7 +22,7 @@ def ports_of(spec: TaskSpec) -> list[int]:
 
 
 def gate_for(spec: TaskSpec) -> str:
-    """Return the name of the program for a task's ports; empty: its network is its own."""
+    """Return the name of the gate for a task's ports; empty in a private network."""
     return "" if spec.network.mode is NetworkMode.PRIVATE else gate_of(ports_of(spec))
 
 
@@ -32,12 +32,12 @@ def port_variables(spec: TaskSpec) -> dict[str, str]:
 
 
 def network_properties(task_id: str, spec: TaskSpec) -> dict[str, object]:
-    """Return what confines a task to its network; it goes on top of the hardening.
+    """Return the properties that confine a task to its network, in addition to the hardening.
 
-    In the host's network no namespace keeps abstract sockets apart, and no property of systemd
-    does either (it has no Landlock): so the whole family AF_UNIX is closed there, unless it was
-    asked for. `socketpair` works all the same (systemd.exec(5), RestrictAddressFamilies=).
-    Netlink shows what the namespace has: in a network of its own that is the task's alone.
+    In the host's network neither a namespace nor systemd (which has no Landlock) separates
+    abstract sockets. So the whole family AF_UNIX is forbidden there, unless the task requests it.
+    `socketpair` works anyway (systemd.exec(5), RestrictAddressFamilies=). Netlink shows the
+    network of the namespace, so it is allowed in a private network.
     """
     if spec.network.mode is NetworkMode.PRIVATE:
         return {

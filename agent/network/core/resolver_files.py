@@ -1,8 +1,8 @@
-"""The files by which a task's programs find names: /etc/hosts, /etc/resolv.conf, /etc/hostname.
+"""Contents of a task's files for name resolution: /etc/hosts, /etc/resolv.conf, /etc/hostname.
 
 Pure. Every container runtime makes these three, so images are built without them. Sources:
-hosts(5), resolv.conf(5), hostname(5); which name servers cannot be reached from a network
-namespace is as in other runtimes.
+hosts(5), resolv.conf(5), hostname(5). Name servers that a network namespace cannot reach are left
+out, as in other runtimes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent.api import NetworkMode, TaskSpec
 from agent.runtime.core.records import has_own_init
 
 SERVERS_MAX = 3
-"""As many as the C library asks (resolv.conf(5), MAXNS)."""
+"""The C library uses no more (resolv.conf(5), MAXNS)."""
 _REFUSED = ipaddress.ip_network("169.254.0.0/16")
 """No task may send anything there (tasks/core/unit_properties.py)."""
 _OWN = ("localhost", "ip6-localhost", "ip6-loopback")
@@ -23,16 +23,16 @@ _OWN = ("localhost", "ip6-localhost", "ip6-loopback")
 
 @dataclass(frozen=True, slots=True)
 class HostNames:
-    """How the host itself finds names."""
+    """Name resolution of the host itself."""
 
     name: str
     address: str = ""
-    """By which other hosts reach it; empty where none do."""
+    """Address by which other hosts reach it; empty if there is none."""
     resolv_conf: str = ""
     """The text of its /etc/resolv.conf."""
     upstream: str = ""
-    """The text of systemd-resolved's own list, empty without it. A stub on the loopback is in
-    /etc/resolv.conf then, which no other network namespace reaches."""
+    """The text of systemd-resolved's list of servers, empty without systemd-resolved. Then
+    /etc/resolv.conf has a stub on the loopback, which other network namespaces cannot reach."""
     hosts: str = ""
     """The text of its /etc/hosts."""
 
@@ -61,10 +61,10 @@ def read_resolver(text: str) -> Resolver:
 
 
 def resolver_of(spec: TaskSpec, host: HostNames, region: Resolver) -> Resolver:
-    """Return how a task finds names: by its own keys, then the region's, then the host's.
+    """Return the resolver settings of a task: its own, else the region's, else the host's.
 
-    `region` is from the agent's configuration. Servers that the task cannot reach are left
-    out: those on the loopback in a network of its own, and 169.254.0.0/16 everywhere.
+    `region` is from the agent's configuration. Of the host's servers, unreachable ones are left
+    out: in a private network those on the loopback, and everywhere those in 169.254.0.0/16.
     """
     dns, found = spec.network.dns, read_resolver(host.resolv_conf)
     servers: Iterable[str] = dns.servers or region.servers
@@ -103,7 +103,7 @@ def resolver_file(resolver: Resolver) -> str:
 
 
 def host_name(task_id: str, spec: TaskSpec, host: HostNames) -> str:
-    """Return the host name in a task: its own with an init of its own, else the host's."""
+    """Return the host name in a task: its id if it has its own init, else the host's name."""
     return task_id if has_own_init(spec) else host.name
 
 
@@ -136,7 +136,7 @@ def files_of(
     host: HostNames,
     region: Resolver,
 ) -> dict[str, bytes]:
-    """Return what is written into a task's root before it starts, by path."""
+    """Return the files to write into a task's root before it starts: path → content."""
     return {
         "etc/hosts": hosts_file(task_id, spec, addresses, host).encode(),
         "etc/resolv.conf": resolver_file(resolver_of(spec, host, region)).encode(),

@@ -36,7 +36,7 @@ class Stop:
 Command = Start | Stop
 
 
-def strays(
+def unknown_tasks(
     machine: str,
     tasks: Mapping[str, TaskStatus],
     known: Set[str],

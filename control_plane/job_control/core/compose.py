@@ -30,7 +30,7 @@ NEXT_PUSH = "it enters with the next push"
 
 
 class Why(StrEnum):
-    """Why a task is to run its version."""
+    """Why a task should run its version."""
 
     PUSH = "it is part of the push"
     STABLE = "the push does not include it"
@@ -69,7 +69,7 @@ class CanaryWanted:
 
 @dataclass(frozen=True, slots=True)
 class JobWants:
-    """The intents of a job, each by itself."""
+    """The intents of a job, one per dimension."""
 
     push: Pushed
     size: SizeIntent
@@ -83,7 +83,7 @@ class JobWants:
 
 @dataclass(frozen=True, slots=True)
 class TaskSeen:
-    """One task of the job as it is."""
+    """One task of the job in its present state."""
 
     index: int
     version: int
@@ -98,7 +98,7 @@ class Infrastructure:
     """Facts about the machines of the tasks."""
 
     machine_types: Mapping[int, str] = field(default_factory=dict)
-    """Task → type of its machine; without an entry it has none, or one that is not known."""
+    """Task → type of its machine; no entry: it has no machine, or one of unknown type."""
     leaving: frozenset[int] = frozenset()
     """Tasks that must leave their machine."""
     taken: frozenset[int] = frozenset()
@@ -107,7 +107,7 @@ class Infrastructure:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """What one task is to run."""
+    """The version that one task should run."""
 
     version: int
     why: Why

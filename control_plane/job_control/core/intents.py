@@ -40,7 +40,7 @@ WITHDRAWABLE = (Dimension.CANARY, Dimension.HOLD)
 
 
 def push_of(record: JobRecord) -> PushIntent:
-    """Return what is pushed; without such an intent, the job's version to all tasks."""
+    """Return the pushed version; without a push intent, the job's version for all tasks."""
     known = _value(record, Dimension.PUSH)
     if known is None:
         return PushIntent(version=record.version)
@@ -62,13 +62,13 @@ def canary_of(record: JobRecord) -> CanaryIntent | None:
 
 
 def runtime_of(record: JobRecord) -> str:
-    """Return the runtime that the operators want; empty: none in particular."""
+    """Return the runtime that operators chose; empty: they chose none."""
     known = _value(record, Dimension.INFRASTRUCTURE)
     return "" if known is None else msgspec.convert(known, InfrastructureIntent).runtime
 
 
 def is_held(record: JobRecord) -> bool:
-    """Return whether a hold is in force; one that is over was withdrawn (`lapsed`)."""
+    """Return whether a hold is in force; `lapsed` withdraws it at its end."""
     return _value(record, Dimension.HOLD) is not None
 
 
@@ -84,7 +84,7 @@ def is_plain(record: JobRecord) -> bool:
 
 
 def target_of(record: JobRecord, task: TaskRecord) -> int:
-    """Return the version that a task is to run; its own where none was composed yet."""
+    """Return the version that a task should run; its own if none was composed."""
     if task.wants:
         return task.wants
     return record.version if is_plain(record) else task.version
@@ -234,7 +234,7 @@ def pushed(
     reason: str = "",
     is_owned: bool = False,
 ) -> JobRecord:
-    """Return the record whose newest version is what is pushed."""
+    """Return the record whose newest version is the pushed one."""
     value = PushIntent(version=record.version, share=share, tasks=tasks)
     return written(record, Dimension.PUSH, value, writer, now, reason=reason, is_owned=is_owned)
 

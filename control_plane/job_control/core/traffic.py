@@ -1,8 +1,8 @@
-"""Which weights of endpoints give the tasks of a canary their part of the requests. Pure.
+"""Computes the weights of endpoints that give canary tasks their part of the requests.
 
-A canary may say which part of the requests its tasks get together, whatever their number is
-(JC10). All of its endpoints have one weight and all others have another one, so that tasks of one
-version can be compared with each other.
+A canary may specify the part of the requests that its tasks get together, whatever their number
+(JC10). All its endpoints have one weight, and all others another, so that tasks of one version can
+be compared with each other.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from control_plane.api.weights import USUAL_WEIGHT, WEIGHT_MAX
 USUAL = (USUAL_WEIGHT, USUAL_WEIGHT)
 ROUNDING = 0.001
 """Largest error of the part, as a share of all requests, within the range of the weights. Ratios of
-weights from 1 to 256 are at most 1 / 128.5 apart (1 : 128 and 1 : 129). Half of that changes the
-part by at most a quarter of it."""
+weights from 1 to 256 are at most 1 / 128.5 apart (1 : 128 and 1 : 129). Half of this distance
+changes the part by at most a quarter of it."""
 
 
 @lru_cache(maxsize=4096)

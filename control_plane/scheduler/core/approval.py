@@ -74,7 +74,7 @@ def is_known(record: JobRecord, view: View) -> bool:
 
 
 def _let_all(task: TaskRecord, ledger: Ledger) -> TaskRecord:
-    """Acknowledge an offered operation where no controller is asked any more."""
+    """Acknowledge an offered operation because the job has no controller any more."""
     return ledger.to(task, OperationState.ACKNOWLEDGED) if _is_offered(task) else task
 
 

@@ -11,7 +11,7 @@ from control_plane.scheduler.core.operations import is_going
 
 _TROUBLE = (TaskState.BACKOFF, TaskState.FAILED, TaskState.STOPPED)
 _BLAMELESS = ("lost", "cut-off")
-"""Results that are not the version's fault: its machine was rebooted, or cut off."""
+"""Results that the version did not cause: the machine was rebooted, or cut off."""
 PLACED = (TaskPhase.STARTING, TaskPhase.RUNNING)
 
 
@@ -49,7 +49,7 @@ def is_outside_rollout(task: TaskRecord, record: JobRecord) -> bool:
 
 
 def is_proven(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
-    """Return whether a task has been healthy for as long as the gate asks."""
+    """Return whether a task has been healthy for the time that the gate requires."""
     gate_s = record.spec.update.health_gate_s
     return serves(task) and task.version == record.version and now.spent_s(task) >= gate_s
 

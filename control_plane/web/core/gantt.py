@@ -19,7 +19,7 @@ from control_plane.api.operations import WAITING, JobEvent, Operation, Operation
 ROWS_MAX = 60
 """Rows that are drawn by the server; more are on the next page, or drawn by the script."""
 MIN_WIDTH = 0.15
-"""Percent of the window that the shortest bar takes, so that it can be seen and pointed at."""
+"""Percent of the window that the shortest bar takes, so that it is visible and clickable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Grid:
     """(shade, meaning, machines)."""
     machines: int
     by_rack: bool
-    """A cell is a rack of machines, not one machine."""
+    """Whether a cell is a rack instead of one machine."""
 
 
 def grid(found: RegionMap) -> Grid:
@@ -82,7 +82,7 @@ def _msb(
 
 
 def _of_rack(counts: Mapping[str, int], rank: Mapping[str, int], by: str) -> str:
-    """Return the meaning that colours a rack: its worst state, median step, or commonest value."""
+    """Return the value that colours a rack: its worst state, median step or most common value."""
     if by == "state":
         return max(counts, key=lambda meaning: rank[meaning])
     if by in ("load", "power"):

@@ -1,4 +1,4 @@
-"""Use of tasks over time: readings of agents, kept while a page is open, and drawn as lines."""
+"""Use of tasks over time: readings of agents, kept while a page is open and drawn as lines."""
 
 from __future__ import annotations
 

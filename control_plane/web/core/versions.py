@@ -1,4 +1,4 @@
-"""What differs between two versions of a job, or of an entitlement."""
+"""Differences between two versions of a job, or between an entitlement and a request for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from control_plane.api.jobs import JobRecord, JobSpec
 
 HIDDEN = ("environment", "configuration", "credentials")
-"""Their values may hold secrets: a change is shown, the values are not."""
+"""Fields whose values may be secrets: only the change is shown, not the values."""
 _WORDS_MAX = 400
 
 

@@ -259,7 +259,7 @@ def test_a_copier_that_is_told_to_end_ends_at_once(tmp_path: Path) -> None:
     """BUG-AG34: while it is started again tasks wait; its next look would be in ten seconds."""
     program = (
         "import agent.runtime.output_copier as o, pathlib, sys;"
-        f"o.FOLDER = pathlib.Path({str(tmp_path / 'output')!r}); o.LOOK_S = 1e6; o.main()"
+        f"o.FOLDER = pathlib.Path({str(tmp_path / 'output')!r}); o.SCAN_S = 1e6; o.main()"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as found:
         while not (tmp_path / "output" / ".wake").exists():

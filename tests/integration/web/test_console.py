@@ -277,7 +277,7 @@ def test_what_is_wanted_of_a_job_is_shown_with_its_writer(visitor: Visitor, endp
 def test_a_log_is_shown_and_followed(browser: webdriver.Chrome, endpoint: str) -> None:
     """The page has the last lines; the browser follows the stream, which says only new ones."""
     browser.get(browser.current_url.split("/ui/")[0] + "/ui/jobs/web/tasks/0")
-    browser.find_element(By.LINK_TEXT, "What it writes, live").click()
+    browser.find_element(By.LINK_TEXT, "Live output").click()
     assert "runs no program" in browser.find_element(By.ID, "log").text
     shown = ctl(endpoint, "job", "logs", "web", "0")
     WebDriverWait(browser, PATIENCE_S).until(

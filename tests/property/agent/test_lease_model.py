@@ -84,7 +84,7 @@ class World:
         self.memory: TaskRecord | None = None
         self.decision: Decision | None = None
         self.contact = self.new_contact()
-        fence.look(self.folder, self.clock, self.kill)
+        fence.check(self.folder, self.clock, self.kill)
 
     def new_contact(self) -> Contact:
         return Contact(self.folder, "boot", lambda: self.clock)
@@ -99,7 +99,7 @@ class World:
             if unit is not None and unit.ends_at is not None and self.clock >= unit.ends_at:
                 self.unit = None
             if self.clock >= self.fence_back_at:
-                fence.look(self.folder, self.clock, self.kill)
+                fence.check(self.folder, self.clock, self.kill)
 
     def kill(self, unit: str) -> bool:
         if unit != "twine-task-web.service":
@@ -156,7 +156,7 @@ class World:
         match decision.action if decision is not None else None:
             case Action.START:
                 try:
-                    self.late_starts.append(self.contact.may_start("web"))
+                    self.late_starts.append(self.contact.start_deadline_s("web"))
                 except TwineError:
                     return
             case Action.STOP if self.unit is not None:

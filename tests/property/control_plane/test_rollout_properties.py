@@ -20,8 +20,9 @@ from control_plane.scheduler.core.decide import decide, go_on, settle
 from control_plane.scheduler.core.decision import Found, Seen
 from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
 from control_plane.scheduler.core.operations import is_going
-from control_plane.scheduler.core.reconcile import commands, observe
+from control_plane.scheduler.core.reconcile import observe
 from control_plane.scheduler.core.rollout import Placed, summarize
+from control_plane.scheduler.core.task_commands import commands
 
 IMAGE = "sha256:" + "1" * 64
 MACHINES = ("m1", "m2", "m3")

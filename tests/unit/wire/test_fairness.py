@@ -17,7 +17,7 @@ from wire.fairness import (
     Computing,
     Peer,
     Turns,
-    WaitingCall,
+    WaitingCalls,
     body_limit,
 )
 from wire.routes import Route
@@ -27,7 +27,7 @@ OPERATOR = Peer("spiffe://x/user/root", "user", is_trusted=True)
 HERE, THERE = (Peer("anyone", "anyone", f"10.0.0.{n}") for n in (1, 2))
 
 
-def taken(stack: ExitStack, waiting: WaitingCall, peer: Peer) -> int:
+def taken(stack: ExitStack, waiting: WaitingCalls, peer: Peer) -> int:
     """Take every place that a caller gets, and return how many these were."""
     for count in range(10_000):
         try:
@@ -39,7 +39,7 @@ def taken(stack: ExitStack, waiting: WaitingCall, peer: Peer) -> int:
 
 def test_places_of_long_polls_are_left_for_callers_that_have_none() -> None:
     """BUG-HT6, BUG-HT22: three viewers and an anonymous client took all 512 places."""
-    waiting = WaitingCall()
+    waiting = WaitingCalls()
     with ExitStack() as stack:
         viewers = [Peer(f"spiffe://x/user/v{n}", "user") for n in range(20)]
         held = [taken(stack, waiting, peer) for peer in (*viewers, HERE, THERE)]
@@ -53,7 +53,7 @@ def test_places_of_long_polls_are_left_for_callers_that_have_none() -> None:
 
 def test_anonymous_callers_are_told_apart_by_their_address() -> None:
     """BUG-HT24: one address made discovery answer 503 to all clients without a certificate."""
-    waiting = WaitingCall()
+    waiting = WaitingCalls()
     with ExitStack() as stack:
         assert taken(stack, waiting, HERE) >= 32
         assert taken(stack, waiting, THERE) >= 32

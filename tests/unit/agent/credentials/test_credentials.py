@@ -15,7 +15,7 @@ import pytest
 from builders import FakeHost, a_spec, running, unit, until
 
 from agent import api
-from agent.credentials.core import asked_for, credential_properties
+from agent.credentials.core import credential_properties, requested_credential
 from agent.credentials.credentials import MOST_BYTES
 from agent.machine import memory_file
 from agent.machine.memory_file import MemoryFile
@@ -155,7 +155,7 @@ def test_a_write_that_was_broken_off_loses_nothing(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_who_asks_is_told_by_the_address(address: bytes, found: tuple[str, str] | None) -> None:
-    assert asked_for(address) == found
+    assert requested_credential(address) == found
 
 
 def test_a_configuration_stands_in_the_unit_beside_its_credentials() -> None:

@@ -53,7 +53,7 @@ async def test_after_a_task_came_and_went_all_is_accounted_for(host: FakeHost) -
 
 async def test_what_is_nobodys_is_found_and_removed(host: FakeHost) -> None:
     """P9 F-42: strays of every kind, and what a repair leaves for a person."""
-    host.fake.network.strays = ["lost", "tw0123456789a"]
+    host.fake.network.unowned = ["lost", "tw0123456789a"]
     async with serving(host) as client:
         systemd, btrfs, state = host.fake.systemd, host.fake.btrfs, host.state
         systemd.start_transient("twine-task-lost.service", {"ExecStart": [["/bin/x"]]})
@@ -73,7 +73,7 @@ async def test_what_is_nobodys_is_found_and_removed(host: FakeHost) -> None:
         assert [(a.kind, a.name) for a in left.accounts] == [
             ("file", "core"),
         ]
-        assert host.fake.network.strays == []
+        assert host.fake.network.unowned == []
         assert len(left.done) >= 8
         assert [os.listdir(state / f) for f in ("tasks", "staging", "layers")] == [[], [], []]
         assert (await client.get_image(IMAGE)).digest == IMAGE

@@ -116,7 +116,7 @@ def test_every_stray_and_every_gap_is_found_and_nothing_else(kind: str) -> None:
 def test_what_is_under_way_is_not_wrong() -> None:
     busy = replace(
         WELL,
-        taking_in=True,
+        is_receiving=True,
         staging=("x.stream",),
         images=SubvolumeStore((IMAGE, "2"), (IMAGE,)),
         units={**WELL.units, "twine-fetch-0123.service": "active"},

@@ -21,7 +21,7 @@ from agent.api import (
     Relaxation,
     RootMode,
     TaskState,
-    asked_for_as,
+    pull_event_text,
 )
 from agent.cli.image import fetch
 from agent.images.roots import TaskRoots
@@ -240,7 +240,7 @@ async def test_what_is_staged_is_fetched_behind_the_callers_back(
         failed = (await client.get_events(after, wait_s=5)).events
 
     assert said.detail.endswith("is being fetched")
-    assert told[0] == asked_for_as(PLACE)
+    assert told[0] == pull_event_text(PLACE)
     assert told[1].startswith("fetching 2 of 2 layers")
     assert told[2:4] == ["layer 1 of 2 is present", "layer 2 of 2 is present"]
     assert "not fetched: cannot read docker://registry.example/no:where" in failed[0].message
@@ -258,7 +258,7 @@ async def test_who_fetches_one_hears_of_that_one_alone(
     heard = capsys.readouterr().err.splitlines()
     assert found.digest == digest
     assert {line.split(": ")[0] for line in heard} == {digest.removeprefix("sha256:")[:12]}
-    assert heard[0].endswith(asked_for_as(PLACE))
+    assert heard[0].endswith(pull_event_text(PLACE))
     assert heard[-1].endswith("published")
 
 

@@ -10,13 +10,13 @@ from agent.images.core.retention import (
     GRACE_S,
     ImageUse,
     LayerUse,
-    Room,
+    RetentionLimits,
     decide_images,
     decide_layers,
 )
 
 NOW = 100 * DAY_S
-ROOMY = Room(free=10 << 30, wanted=1 << 30, keep_s=7 * DAY_S)
+ROOMY = RetentionLimits(free=10 << 30, wanted=1 << 30, keep_s=7 * DAY_S)
 
 
 def an_image(digest: str, idle_s: float, *tasks: str, layers: tuple[str, ...] = ()) -> ImageUse:
@@ -36,14 +36,14 @@ def test_an_image_that_nobody_used_for_long_goes() -> None:
 
 def test_on_a_short_disk_the_longest_unused_go_first_and_no_more_than_needed() -> None:
     images = [an_image(name, idle) for name, idle in (("a", 5e4), ("b", 2e5), ("c", 9e4))]
-    short = Room(free=(1 << 30) - (150 << 20), wanted=1 << 30, keep_s=7 * DAY_S)
+    short = RetentionLimits(free=(1 << 30) - (150 << 20), wanted=1 << 30, keep_s=7 * DAY_S)
     fates = decide_images(images, short, NOW)
     assert sorted(d for d, f in fates.items() if not f.stays) == ["b", "c"]
     assert fates["b"].why.startswith("the disk is short: 874 MiB of 1024 MiB are free")
 
 
 def test_what_just_came_stays_on_the_fullest_disk() -> None:
-    full = Room(free=0, wanted=1 << 30, keep_s=7 * DAY_S)
+    full = RetentionLimits(free=0, wanted=1 << 30, keep_s=7 * DAY_S)
     assert decide_images([an_image("a", GRACE_S - 1)], full, NOW)["a"].stays
 
 
@@ -81,7 +81,7 @@ IMAGES = st.builds(
 )
 def test_nothing_that_is_needed_ever_goes(images: list[ImageUse], free: int, wanted: int) -> None:
     """F-40: no image of a task, no layer of an image that stays, nothing that just came."""
-    fates = decide_images(images, Room(free, wanted, 7 * DAY_S), NOW)
+    fates = decide_images(images, RetentionLimits(free, wanted, 7 * DAY_S), NOW)
     layers = decide_layers([LayerUse(c) for c in "xyz"], images, fates)
     for image in images:
         if image.tasks or NOW - image.last_used < GRACE_S:

@@ -58,7 +58,7 @@ def _fence(host: FakeHost, uptime: Uptime) -> list[str]:
 
     folder = _folder(host)
     folder.mkdir(parents=True, exist_ok=True)
-    fence.look(folder, uptime(), kill)
+    fence.check(folder, uptime(), kill)
     return killed
 
 

@@ -25,7 +25,7 @@ from agent.network.core.addresses import (
     read_alias,
     veth_of,
 )
-from agent.network.core.firewall import table, told
+from agent.network.core.firewall import describe, table
 from wire.errors import HostError
 
 SITE = Site(prefix6="fd74:7769::/32", host4="10.77.0.11", prefix4="100.64.0.0/10", agent_port=7443)
@@ -136,7 +136,7 @@ def test_a_task_sends_from_its_own_addresses_only() -> None:
 
 
 def test_no_task_reaches_the_agent_or_the_clouds_metadata() -> None:
-    said = told(table(SITE, []))
+    said = describe(table(SITE, []))
 
     assert said == (
         "from-tasks (filter input 0)\n"

@@ -116,7 +116,7 @@ async def test_a_hook_is_told_once_and_again_only_what_is_new(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EL9: a new agent does not repeat what was taken; what was refused is said again."""
-    monkeypatch.setattr(module, "LOOK_S", 0.02)
+    monkeypatch.setattr(module, "CHECK_S", 0.02)
     monkeypatch.setattr(module, "pause_s", lambda _: 0.02)
     hook = HookServer()
     async with hook.serving() as port:
@@ -142,7 +142,7 @@ async def test_a_hook_is_told_once_and_again_only_what_is_new(
 async def test_a_task_that_starts_while_something_is_planned_is_told(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.02)
+    monkeypatch.setattr(module, "CHECK_S", 0.02)
     hook = HookServer()
     async with hook.serving() as port, host.agent() as client:
         await client.put_notices(TOLD)

@@ -39,7 +39,7 @@ def test_a_line_says_what_its_fields_know(
     message: str, fields: dict[str, object], words: str
 ) -> None:
     """BUG-AG16."""
-    assert ours.spoken(a_log_record(message, **fields)) == words
+    assert ours.one_line(a_log_record(message, **fields)) == words
 
 
 def test_the_sentence_of_a_change_says_from_what_to_what_and_why() -> None:

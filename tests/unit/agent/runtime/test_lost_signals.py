@@ -22,7 +22,7 @@ def calls(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count what systemd is asked; it is looked at often, and never says by itself what changed."""
     counted = Counter[str]()
     systemd: Any = host.fake.systemd
-    monkeypatch.setattr(units_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(units_module, "READ_S", 0.02)
 
     def counting(name: str) -> None:
         asked = getattr(systemd, name)
@@ -46,7 +46,7 @@ async def test_a_task_that_ends_unheard_is_seen_and_started_again(
         for name in ("one", "two", "three"):
             await client.put_task(name, a_spec())
             await running(client, name)
-        monkeypatch.setattr(host.fake.systemd, "_tell", lambda _: None)
+        monkeypatch.setattr(host.fake.systemd, "_notify", lambda _: None)
         host.fake.systemd.exit(unit("two"), 7)
         await until(client, "two", lambda s: s.last_exit is not None and s.last_exit.code == 7)
         assert calls["glance"] > 0
@@ -59,7 +59,7 @@ async def test_what_nobody_follows_does_not_wake_the_event_loop(
     units = units_module.Units(host.fake.systemd, lanes)
     ends = units.listen()
     monkeypatch.setattr(loop, "call_soon_threadsafe", lambda _, *args: woken.append(args))
-    say = host.fake.systemd._tell
+    say = host.fake.systemd._notify
     with units.changes("a.service", asyncio.Event()):
         for name in ("sshd.service", "a.service", "b.service", ""):
             say(name)
@@ -91,7 +91,7 @@ async def test_a_start_asks_once_how_its_unit_is(
     host: FakeHost, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the start saw is what the task's loop goes on with: a look is five calls on the bus."""
-    monkeypatch.setattr(units_module, "LOOK_S", 1000.0)
+    monkeypatch.setattr(units_module, "READ_S", 1000.0)
     async with host.serving() as (_, client):
         while not calls["find"]:  # an agent that begins looks whether a profile is being applied
             await asyncio.sleep(0.01)

@@ -443,7 +443,7 @@ async def test_a_host_that_does_not_go_down_starts_its_tasks_again(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leaving, "EXPIRES_S", 0.3)
-    monkeypatch.setattr(leaving, "_LOOK_S", 0.01)
+    monkeypatch.setattr(leaving, "_CHECK_S", 0.01)
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         first = await running(client, "web")

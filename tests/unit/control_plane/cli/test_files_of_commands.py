@@ -27,9 +27,7 @@ JOB = {"name": "index", "entitlement": "batch", "tasks": 1, "image": "web:v1", "
         ("", "line 1 column 1"),
     ],
 )
-def test_a_shard_map_that_says_two_things_is_refused(
-    tmp_path: Path, content: str, told: str
-) -> None:
+def test_a_shard_map_with_a_key_twice_is_refused(tmp_path: Path, content: str, told: str) -> None:
     """BUG-UX92: the last of two equal keys won, and errors named places of another text."""
     file = tmp_path / "map.json"
     file.write_text(content)
@@ -81,7 +79,7 @@ def test_a_policy_is_replayed_without_asking_for_its_image(
     assert asked == ["/s"]
 
 
-def test_a_replay_of_no_history_is_no_table_of_zeros(
+def test_a_replay_without_history_prints_a_message_instead_of_zeros(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BUG-UX97: each policy had a mean of 0.0 tasks, as if that had been measured."""

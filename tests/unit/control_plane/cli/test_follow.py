@@ -68,7 +68,7 @@ def test_waiting_ends_early_on_a_crash_loop_and_names_the_log(
     assert len(said) == len(set(said)) == 3  # each of the alternating lines once
 
 
-def test_restarts_of_before_the_wait_are_no_crash_loop() -> None:
+def test_restarts_before_the_wait_do_not_count_as_a_crash_loop() -> None:
     """BUG-UX1."""
     loops = follow.CrashLoops()
     assert loops.look(a_status(50)) is None
@@ -76,7 +76,7 @@ def test_restarts_of_before_the_wait_are_no_crash_loop() -> None:
     assert loops.look(a_status(53)) is not None
 
 
-def test_an_update_that_judges_itself_has_more_time_to_go_back() -> None:
+def test_an_update_with_its_own_failure_policy_has_more_time_to_roll_back() -> None:
     """BUG-UX1."""
     spec = replace(SPEC, update=UpdatePolicy(on_failure=OnFailure.ROLLBACK))
     loops = follow.CrashLoops()
@@ -91,7 +91,7 @@ def test_an_update_that_judges_itself_has_more_time_to_go_back() -> None:
     assert loops.look(judged(follow.LOOP_JUDGED)) is not None
 
 
-def test_a_version_that_went_back_before_the_first_look_has_failed(
+def test_a_version_rolled_back_before_the_first_poll_counts_as_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """BUG-UX5: the job is stable again, but not with what was applied."""
@@ -105,7 +105,7 @@ def test_a_version_that_went_back_before_the_first_look_has_failed(
 
 
 @pytest.mark.parametrize("log", [None, b"", b"12:00:00\tweb-4\tno such file: /bin/bad\n"])
-def test_a_failed_update_says_what_its_task_wrote_last(
+def test_a_failed_update_quotes_the_last_output_of_its_task(
     monkeypatch: pytest.MonkeyPatch, log: bytes | None
 ) -> None:
     """BUG-UX5: with the exit code; a log that cannot be had hides no failure."""

@@ -38,7 +38,7 @@ CHANGES = st.fixed_dictionaries(
 
 
 @given(changes=CHANGES)
-def test_what_is_shown_of_a_job_is_the_job(tmp_path_factory, changes):
+def test_job_show_prints_a_file_that_reads_back_as_the_same_job(tmp_path_factory, changes):
     """BUG-UX6: whatever it holds, the file that is printed is read as the same job."""
     spec = replace(SPEC, **changes)
     path: Path = tmp_path_factory.getbasetemp() / "shown.yaml"
@@ -47,14 +47,14 @@ def test_what_is_shown_of_a_job_is_the_job(tmp_path_factory, changes):
 
 
 @given(one=CHANGES, other=CHANGES)
-def test_specifications_differ_where_something_is_said_of_it(one, other):
+def test_differences_list_each_field_that_two_specifications_set_differently(one, other):
     """BUG-UX6."""
     before, after = replace(SPEC, **one), replace(SPEC, **other)
     assert bool(differences(before, after)) is (before != after)
     assert len(differences(before, after)) == len(differences(after, before))
 
 
-def test_an_unknown_name_of_an_image_is_told_with_all_other_errors(tmp_path: Path) -> None:
+def test_an_unknown_image_name_is_reported_with_all_other_errors(tmp_path: Path) -> None:
     # FE4 BUG-UX3
     path = tmp_path / "bad.toml"
     path.write_text('name = "web"\nentitlement = "e"\ntasks = -1\nimage = "latest"\nreplicas = 3\n')

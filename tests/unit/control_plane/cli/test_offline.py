@@ -48,7 +48,7 @@ def test_jobs_are_placed_one_after_the_other(files: Path):
     assert found["used"] == len({*web["taken"], *ai["taken"]})
 
 
-def test_people_see_where_tasks_go_and_why_some_go_nowhere(files: Path):
+def test_the_table_shows_where_tasks_are_placed_and_why_others_wait(files: Path):
     (files / "big.toml").write_text(JOB.replace("tasks = 2", "tasks = 40"))
     result = plan(files, jobs=("big.toml",))
     assert result.exit_code == 0, result.output
@@ -108,7 +108,7 @@ def test_entitlements_keep_to_their_quotas(files: Path):
     assert set(web["taken"]) <= {"m1", "m2"}
 
 
-def test_everything_that_is_wrong_with_all_files_is_told_at_once(files: Path):
+def test_the_errors_of_all_files_are_reported_at_once(files: Path):
     (files / "bad.toml").write_text(
         JOB.replace("tasks = 2", "tasks = -2") + 'requires = ["gpu > 1"]'
     )

@@ -74,7 +74,7 @@ def on(job: dict) -> dict[str, int]:
         ("fit = 'tight'\nmachine_types = ['web']\npreferences = []", 4, None),
     ],
 )
-def test_a_wish_of_a_job_file_decides_where_its_tasks_are(tmp_path, wish, tasks, found):
+def test_requirements_of_a_job_file_decide_where_its_tasks_are(tmp_path, wish, tasks, found):
     [job] = planned(tmp_path, ("web", tasks, wish))
     if found is None:
         assert len(on(job)) == 1, "fewest machines"
@@ -97,14 +97,14 @@ def test_a_wish_of_a_job_file_decides_where_its_tasks_are(tmp_path, wish, tasks,
         ("cpus = 9", 1, 0, "CPU: 9 cores wanted, at most 8 cores free"),
     ],
 )
-def test_a_wish_that_no_machine_meets_is_told(tmp_path, wish, tasks, placed, told):
+def test_a_requirement_that_no_machine_meets_is_reported(tmp_path, wish, tasks, placed, told):
     [job] = planned(tmp_path, ("web", tasks, wish))
     assert len(job["placed"]) == placed
     assert len(job["unplaced"]) == tasks - placed
     assert told in "; ".join(job["reasons"])
 
 
-def test_jobs_keep_apart_and_go_together(tmp_path):
+def test_jobs_are_placed_apart_or_together_as_their_files_require(tmp_path):
     db = ("db", 1, "requires = ['machine = m1']")
     apart = ("apart", 3, "apart_from = [{ job = 'db', property = 'msb' }]")
     near = ("near", 2, "together_with = [{ job = 'db', property = 'rack' }]")

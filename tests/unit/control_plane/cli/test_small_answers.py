@@ -76,7 +76,7 @@ def test_a_run_is_refused_without_one_valid_image_or_release(
 
 
 @pytest.mark.parametrize("name", ["foo/x", "jobs/web", "job/", "foo:drain"])
-def test_an_object_that_no_change_has_is_refused_with_the_kinds(name: str) -> None:
+def test_an_audit_filter_for_an_unknown_kind_of_object_is_refused_with_the_kinds(name: str) -> None:
     """BUG-UX114: `audit --object foo/x` printed an empty table."""
     found = CliRunner().invoke(main, ["audit", "--object", name])
     assert found.exit_code == 64

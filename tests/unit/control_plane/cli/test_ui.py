@@ -36,7 +36,7 @@ def test_a_link_works_once_and_only_its_browser_is_let_in() -> None:
     assert gate.refusal("127.0.0.1:8000", "other")
 
 
-def test_a_console_that_is_not_asked_or_whose_session_is_ended_is_over() -> None:
+def test_a_console_ends_without_requests_or_when_its_session_is_ended() -> None:
     now = [100.0]
     gate, link = opened(now)
     cookie = gate.open(link)

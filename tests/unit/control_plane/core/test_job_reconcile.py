@@ -14,7 +14,7 @@ from agent.api import (
     TaskState,
     TaskStatus,
 )
-from control_plane.agents.core.commands import Start, Stop, strays
+from control_plane.agents.core.commands import Start, Stop, unknown_tasks
 from control_plane.agents.core.seen import SeenMachine
 from control_plane.api.jobs import (
     JobRecord,
@@ -32,15 +32,11 @@ from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.new_tasks import is_failing
 from control_plane.scheduler.core.operations import Ledger
-from control_plane.scheduler.core.reconcile import (
-    command_about,
-    commands,
-    next_look,
-    observe,
-)
+from control_plane.scheduler.core.reconcile import next_look, observe
 from control_plane.scheduler.core.release import advance
 from control_plane.scheduler.core.rollout import to_place
 from control_plane.scheduler.core.sizing import remaining
+from control_plane.scheduler.core.task_commands import command_about, commands
 from control_plane.scheduler.core.task_versions import placed_as
 
 IMAGE = "sha256:" + "1" * 64
@@ -256,7 +252,7 @@ def test_one_that_must_have_no_second_copy_goes_once_its_machine_takes_it_no_mor
 def test_strays_are_our_own_tasks_that_belong_elsewhere():
     mine, local = a_status(0), a_status(1, epoch=0)
     tasks = {t.task_id: t for t in (mine, local, a_status(2))}
-    assert strays("m1", tasks, {"web-2"}) == [Stop("m1", "web-0", 5)]
+    assert unknown_tasks("m1", tasks, {"web-2"}) == [Stop("m1", "web-0", 5)]
 
 
 def chosen(record: JobRecord, view) -> tuple[int, ...]:

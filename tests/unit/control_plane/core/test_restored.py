@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from agent.api import Health, TaskState, TaskStatus
-from control_plane.agents.core.commands import Stop, strays
+from control_plane.agents.core.commands import Stop, unknown_tasks
 from control_plane.agents.core.restored import differences, is_of_before
 from control_plane.agents.core.seen import SeenMachine
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
 from control_plane.api.restored import Difference
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.reconcile import commands, observe
+from control_plane.scheduler.core.reconcile import observe
+from control_plane.scheduler.core.task_commands import commands
 
 IMAGE = "sha256:" + "1" * 64
 RESTORED = 50_000
@@ -62,9 +63,9 @@ def test_what_was_told_in_an_earlier_term_is_of_before(
 def test_a_task_that_only_the_copy_does_not_know_is_no_stray_until_it_is_let_go() -> None:
     """F-88: one that was told since the store was put back is a stray as ever."""
     tasks = {s.task_id: s for s in (a_status("c-0"), a_status("d-0", epoch=RESTORED + 1))}
-    assert strays("m1", tasks, set()) == [Stop("m1", "c-0", 5), Stop("m1", "d-0", 5)]
-    assert strays("m1", tasks, set(), RESTORED) == [Stop("m1", "d-0", 5)]
-    assert strays("m1", tasks, set(), RESTORED, {"c-0"}) == [
+    assert unknown_tasks("m1", tasks, set()) == [Stop("m1", "c-0", 5), Stop("m1", "d-0", 5)]
+    assert unknown_tasks("m1", tasks, set(), RESTORED) == [Stop("m1", "d-0", 5)]
+    assert unknown_tasks("m1", tasks, set(), RESTORED, {"c-0"}) == [
         Stop("m1", "c-0", 5),
         Stop("m1", "d-0", 5),
     ]

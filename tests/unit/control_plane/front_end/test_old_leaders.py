@@ -46,7 +46,7 @@ async def test_a_control_plane_that_lost_its_lease_refuses_reads() -> None:
         await leader.ask()
 
 
-async def test_what_it_does_not_know_is_no_answer_either() -> None:
+async def test_a_control_plane_that_lost_its_lease_does_not_answer_not_found() -> None:
     leader = Leader()
     leader.error = NotFound("there is no job 'web'")
     with pytest.raises(NotFound):

@@ -59,7 +59,7 @@ async def test_a_shard_that_lost_its_lease_refuses_reads(name: str) -> None:
         await shard.ask(name)
 
 
-async def test_what_an_old_leader_does_not_know_is_no_answer_either() -> None:
+async def test_a_shard_that_lost_its_lease_does_not_answer_not_found() -> None:
     """AV1 AV7: "there is no such job" was read from old records, too."""
     shard = Shard()
     shard.error = NotFound("there is no job 'web'")
@@ -70,7 +70,7 @@ async def test_what_an_old_leader_does_not_know_is_no_answer_either() -> None:
         await shard.ask("get_job")
 
 
-async def test_a_replaced_core_has_nothing_carried_out() -> None:
+async def test_a_shard_refuses_requests_of_a_replaced_core() -> None:
     """BUG-CP57: a paused core forwarded a resize, over a later one that was granted meanwhile."""
     shard = Shard()
     assert await shard.ask("apply_job", "first") == "from old records"

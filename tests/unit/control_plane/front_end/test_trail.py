@@ -55,7 +55,7 @@ async def written(store: MemoryStore, count: int, keep: int = 1000) -> Trail:
     return trail
 
 
-def test_entries_are_found_by_who_what_and_when_the_newest_first() -> None:
+def test_entries_are_found_by_caller_object_and_time_newest_first() -> None:
     async def main() -> None:
         async with MemoryStore() as store:
             trail = await written(store, 20)
@@ -97,7 +97,7 @@ def test_pages_together_are_the_whole_log(count: int, limit: int, about: str) ->
     asyncio.run(main())
 
 
-def test_a_restart_goes_on_where_the_log_ended_and_old_entries_are_dropped() -> None:
+def test_a_restart_continues_where_the_log_ended_and_drops_old_entries() -> None:
     async def main() -> None:
         store = MemoryStore()
         async with store:
@@ -130,7 +130,7 @@ def test_a_head_that_is_older_than_the_newest_entry_overwrites_nothing() -> None
     asyncio.run(main())
 
 
-def test_what_was_begun_and_never_ended_stays_visible() -> None:
+def test_an_entry_without_an_outcome_stays_begun() -> None:
     async def main() -> None:
         store = MemoryStore()
         async with store:
@@ -146,7 +146,7 @@ def test_what_was_begun_and_never_ended_stays_visible() -> None:
     asyncio.run(main())
 
 
-def test_nothing_is_changed_that_cannot_be_written_down() -> None:
+def test_a_change_is_refused_if_its_audit_entry_cannot_be_written() -> None:
     async def main() -> None:
         async with Full() as store:
             trail = Trail(store, Runtime())
@@ -182,7 +182,7 @@ def test_refused_attempts_cannot_fill_the_log() -> None:
     asyncio.run(main())
 
 
-def test_what_was_not_listed_is_counted_in_the_next_entry() -> None:
+def test_suppressed_refusals_are_counted_in_the_next_entry() -> None:
     class Later(Runtime):
         moment = 0.0
 
@@ -203,7 +203,7 @@ def test_what_was_not_listed_is_counted_in_the_next_entry() -> None:
     asyncio.run(main())
 
 
-def test_a_search_for_what_is_not_there_ends() -> None:
+def test_a_search_without_matches_ends_at_its_scan_limit() -> None:
     async def main() -> None:
         async with MemoryStore() as store:
             trail = await written(store, 10)

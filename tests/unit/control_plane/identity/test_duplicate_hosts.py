@@ -264,7 +264,7 @@ def test_the_audit_log_has_one_entry_of_it() -> None:
         async with world.store:
             trail = Trail(world.store, Runtime())
             await trail.load()
-            world.service.audit = trail.second_host
+            world.service.audit = trail.record_clone
             for _ in range(3):
                 await world.asks(second)
             (entry,) = (await trail.page(Query())).entries

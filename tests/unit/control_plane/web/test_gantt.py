@@ -28,7 +28,7 @@ def test_a_bar_is_where_its_operation_was_in_the_window() -> None:
     assert bar.title == "update because of release: done"
 
 
-def test_what_goes_on_reaches_the_end_of_the_window_and_says_what_it_waits_for() -> None:
+def test_a_running_operation_reaches_the_end_of_the_window_and_names_what_it_waits_for() -> None:
     operation = Operation(
         id="1",
         task=0,
@@ -77,7 +77,7 @@ def test_every_bar_lies_within_the_window(given_events, begin, span) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.floats(0, 100), st.floats(0, 100)), max_size=99))
-def test_packed_rows_are_those_of_the_chart_with_all_that_it_says(given_events) -> None:
+def test_packed_rows_contain_the_same_data_as_the_chart(given_events) -> None:
     events = [
         event(
             *(task, start, start + length),

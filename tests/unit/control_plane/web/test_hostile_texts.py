@@ -102,7 +102,7 @@ class Tags(HTMLParser):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
-async def test_texts_of_users_and_agents_are_text(page: Any) -> None:
+async def test_texts_of_users_and_agents_are_escaped_on_every_page(page: Any) -> None:
     app = web.Application()
     Console(HostileFrontEnd(), ROUTES, lambda: 1).add_to(app)
     path = page.path.format(job=quote("<u>j", safe=""), index="1", machine=quote("<u>m", safe=""))

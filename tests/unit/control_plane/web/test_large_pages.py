@@ -27,7 +27,7 @@ ANSWERS = {route.response for route in ROUTES if isinstance(route.response, type
 
 
 @pytest.mark.parametrize("kind", sorted(ANSWERS, key=str), ids=lambda kind: kind.__name__)
-def test_json_in_parts_says_the_same(kind: Any) -> None:
+def test_json_encoded_in_parts_equals_json_encoded_whole(kind: Any) -> None:
     values = {"answer": made(mi.type_info(kind)), "none": [], "by number": {3: "x"}}
     assert json.loads(as_json(values)) == json.loads(msgspec.json.encode(values, enc_hook=str))
 
@@ -104,7 +104,7 @@ async def test_the_page_of_shards_has_scopes_where_one_is_regional(shards: int) 
     assert scopes == [shards == 2] * 3
 
 
-async def test_one_process_follows_none() -> None:
+async def test_a_single_process_has_no_column_for_its_lag() -> None:
     titles, row = await page_of_shards(ProcessStatus(role="all", host="a", revision=15))
     assert row[0] == "all"
     assert "Behind by" not in titles

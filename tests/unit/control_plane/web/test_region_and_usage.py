@@ -40,7 +40,7 @@ def cells(found: RegionMap) -> list:
     return [cell for _, msbs in places for msb in msbs for _, row in msb.racks for cell in row]
 
 
-def test_machines_stand_by_place_and_the_legend_counts_them() -> None:
+def test_machines_are_grouped_by_place_and_the_legend_counts_them() -> None:
     found = grid(mapped([*map(machine, range(8)), machine(8, state=MachineState.DOWN)]))
     assert [name for name, _ in found.datacenters] == ["dc0", "dc1"]
     assert found.legend == [("none", "free", 8), ("bad", "down", 1)]
@@ -116,14 +116,14 @@ def test_usage_is_drawn_from_two_readings_on_and_not_across_a_gap_or_a_boot() ->
     assert usage_charts(points[:1], str) == []
 
 
-def test_a_machine_keeps_so_many_readings() -> None:
+def test_the_number_of_readings_of_a_machine_is_bounded() -> None:
     history = UsageHistory()
     for n in range(READINGS_MAX + 9):
         history.add("m1", float(n), reading(float(n), float(n)))
     assert len(history.points("m1")) == READINGS_MAX - 1
 
 
-def test_what_differs_between_versions_is_told_without_secrets() -> None:
+def test_differences_between_versions_are_shown_without_secrets() -> None:
     base = {"name": "web", "entitlement": "e", "tasks": 1, "image": IMAGE}
     old = JobSpec(**base, command=["/a"])
     new = JobSpec(**base, command=["/b", "1"], environment={"KEY": "hidden"})

@@ -62,7 +62,9 @@ async def opened(front_end: FrontEndStub, *, writes: bool = True) -> AsyncIterat
 
 
 @pytest.mark.parametrize(("operator", "writes"), [(False, True), (True, False)])
-async def test_no_form_is_shown_and_none_is_taken(operator: bool, writes: bool) -> None:
+async def test_no_form_is_shown_or_accepted_without_rights_or_writes(
+    operator: bool, writes: bool
+) -> None:
     front_end = FrontEndStub(operator=operator)
     async for client in opened(front_end, writes=writes):
         page = await (await client.get("/ui/rebalance")).text()
@@ -73,7 +75,7 @@ async def test_no_form_is_shown_and_none_is_taken(operator: bool, writes: bool) 
     assert front_end.paused == 0
 
 
-async def test_an_operator_is_shown_the_form_and_it_is_carried_out() -> None:
+async def test_an_operator_sees_the_form_and_can_send_it() -> None:
     front_end = FrontEndStub(operator=True)
     async for client in opened(front_end):
         page = await (await client.get("/ui/rebalance")).text()

@@ -122,7 +122,7 @@ def test_an_answer_that_takes_long_is_fresh_for_longer() -> None:  # FE1
     asyncio.run(run())
 
 
-def test_a_part_that_takes_long_is_left_out_and_there_the_next_time(monkeypatch) -> None:  # FE1
+def test_a_slow_part_is_left_out_and_present_on_the_next_request(monkeypatch) -> None:  # FE1
     monkeypatch.setattr(calls, "SOON_S", 0.001)
 
     async def run() -> None:

@@ -115,7 +115,7 @@ async def test_streams_end_once_their_session_is_ended(monkeypatch) -> None:
     assert browser.got == [b"data: 7\n\n"] * 3
 
 
-def test_streams_keep_their_own_moments_after_a_pause_of_the_loop() -> None:
+def test_streams_keep_separate_phases_after_a_pause_of_the_loop() -> None:
     """FE1: a turn of the loop in which all browsers are told is as long as all their writes."""
 
     class Noting:

@@ -206,7 +206,7 @@ def test_an_idle_machine_has_no_events_and_is_heard_all_the_same(world: World) -
 def test_news_arrive_and_a_line_that_is_silent_for_too_long_is_given_up(world: World) -> None:
     async def body() -> None:
         stream = world.link.follow(0)
-        world.timeline.after(5.0, world.machine.say, "image", IMAGE)
+        world.timeline.after(5.0, world.machine.add_event, "image", IMAGE)
         assert [event.kind for event in (await stream.next()).events] == ["image"]
         cut_at = world.timeline.now + 1.0
         cut = Condition(cut_in=True, cut_out=True)

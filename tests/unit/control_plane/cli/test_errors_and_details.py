@@ -29,7 +29,7 @@ def test_a_name_keeps_its_case() -> None:
     assert [line.split() for line in lines[:2]] == [["WHAT", "VALUE"], ["name", "local:0"]]
 
 
-def test_a_folder_is_not_called_missing(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_not_reported_as_missing(tmp_path: Path) -> None:
     """BUG-UX71: `image push FOLDER` said that there is no such file."""
     found = CliRunner().invoke(main, ["image", "push", str(tmp_path)])
     assert found.exit_code == 64
@@ -81,7 +81,7 @@ def test_a_task_without_ports_has_an_address_without_a_port() -> None:
         ("pipeline", "approve", "web", "--gate", ""),
     ],
 )
-def test_an_empty_name_is_not_a_choice_left_out(arguments: tuple[str, ...]) -> None:
+def test_an_empty_name_is_refused_and_not_treated_as_absent(arguments: tuple[str, ...]) -> None:
     """BUG-UX83: `task move --to ''` moved the task to any machine."""
     found = CliRunner().invoke(main, ["--endpoint", "unix:/nowhere", *arguments])
     assert found.exit_code == 64
@@ -92,7 +92,7 @@ def test_an_empty_name_is_not_a_choice_left_out(arguments: tuple[str, ...]) -> N
     ("version", "told"),
     [(2, "no longer has version 2"), (8, "no longer has version 8"), (9, "has never had a")],
 )
-def test_a_version_that_never_was_is_not_called_lost(version: int, told: str) -> None:
+def test_a_version_that_never_existed_is_not_reported_as_dropped(version: int, told: str) -> None:
     """BUG-UX86: version 9 of a job with 4 versions was not there "any more"."""
     record = JobRecord(name="web", spec=SPEC, version=4, specs={4: SPEC}, highest=8)
     status = JobStatus(

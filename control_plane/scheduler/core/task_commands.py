@@ -1,0 +1,82 @@
+"""Derives the commands to agents from a job's record and the observed machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from control_plane.agents.core.commands import Command, Start, Stop
+from control_plane.agents.core.seen import SeenMachine, View
+from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord, spec_of, task_id
+from control_plane.scheduler.core.copies import staying
+
+_COMMANDED = (TaskPhase.STARTING, TaskPhase.STOPPING)
+"""Phases in which an agent may need a command."""
+
+
+def commands(record: JobRecord, view: View) -> list[Command]:
+    """Return the commands to agents that the record needs, without those already confirmed."""
+    held = staying(record.leaving, view)
+    found: list[Command | None] = [
+        _about(record, task, view, held) for task in record.tasks if task.phase in _COMMANDED
+    ]
+    for name, ids in record.leaving.items():
+        found += [_about_leaving(record, gone, name, view) for gone in ids]
+    return [command for command in found if command is not None]
+
+
+def command_about(record: JobRecord, index: int, machine: str, view: View) -> Command | None:
+    """Return the command of `commands` about a task on a machine, if there is one.
+
+    `view` has that machine, and those that the task is leaving.
+    """
+    gone = task_id(record.name, index)
+    if gone in record.leaving.get(machine, ()):
+        return _about_leaving(record, gone, machine, view)
+    tasks, held = record.tasks, staying(record.leaving, view)
+    near = tasks[index : index + 1]  # its usual position, unless earlier tasks are missing
+    if not near or near[0].index != index:
+        near = [task for task in tasks if task.index == index]
+    for task in near:
+        if task.placement is not None and task.placement.machine == machine:
+            return _about(record, task, view, held)
+    return None
+
+
+def _about(
+    record: JobRecord, task: TaskRecord, view: View, held: Mapping[str, str]
+) -> Command | None:
+    if task.placement is None:
+        return None
+    machine = view.get(task.placement.machine)
+    if machine is None or not (machine.up and machine.answering):
+        return None
+    name = task_id(record.name, task.index)
+    status = machine.tasks.get(name)
+    is_held = machine.held_by(spec_of(record, task).entitlement)
+    if task.phase is TaskPhase.STARTING and machine.ready and is_held:
+        if name not in held and (status is None or status.generation < task.generation):
+            return _start(record, task, task.placement)
+    elif task.phase is TaskPhase.STOPPING and not _has_confirmed_stop(
+        machine, name, task.generation
+    ):
+        return Stop(task.placement.machine, name, task.generation)
+    return None
+
+
+def _about_leaving(record: JobRecord, gone: str, name: str, view: View) -> Stop | None:
+    machine = view.get(name)
+    if machine is None or not (machine.up and machine.answering) or gone not in machine.tasks:
+        return None
+    if _has_confirmed_stop(machine, gone, machine.tasks[gone].generation):
+        return None
+    return Stop(name, gone, record.generation, urgent=True)
+
+
+def _start(record: JobRecord, task: TaskRecord, placement: Placement) -> Start:
+    name = task_id(record.name, task.index)
+    return Start(placement.machine, name, task.index, task.version, task.generation, placement)
+
+
+def _has_confirmed_stop(machine: SeenMachine, name: str, generation: int) -> bool:
+    """Return whether the agent confirmed a stop of this generation and still has the task."""
+    return name in machine.tasks and machine.stopped.get(name, 0) >= generation

@@ -1,0 +1,87 @@
+"""What a page of the console is declared with, and what one request for it contains."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from control_plane.web.core.usage import UsageHistory
+from wire.errors import InvalidInput
+
+
+class Api(Protocol):
+    """The routes of the front end, called with the rights of the page's viewer."""
+
+    async def get(self, route: str, path: Mapping[str, str] = {}, /, **query: str) -> Any:
+        """Return the answer of a route; raises what the route raises."""
+        ...
+
+    def prepared(
+        self, route: str, path: Mapping[str, str] = {}, /, **query: str
+    ) -> Callable[[], Awaitable[Any]]:
+        """Return a call that gets the answer, also after the request; raises if refused."""
+        ...
+
+    async def read(self, route: str, path: Mapping[str, str], most: int, /, **query: str) -> bytes:
+        """Return the last `most` bytes of a route that streams; raises what the route raises."""
+        ...
+
+
+class Shared(Protocol):
+    """Answers by their key that viewers share, computed by the function if needed."""
+
+    async def get(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
+        """Return an answer that is not stale; raises what `load` raises."""
+        ...
+
+    async def soon(
+        self, key: str, load: Callable[[], Awaitable[Any]], *, is_long: bool = False
+    ) -> Any:
+        """Return an answer like `get`; None where it takes long."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """The path, parameters and services of one request for a page."""
+
+    api: Api
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    now: float
+    shared: Shared
+    history: UsageHistory
+    as_data: bool = False
+    """The page is asked for as JSON."""
+
+    def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
+        """Return a parameter that has one of some values; the first is the default."""
+        value = self.query.get(name) or allowed[0]
+        if value not in allowed:
+            raise InvalidInput(f"parameter {name} is one of {', '.join(allowed)}, not {value!r}")
+        return value
+
+    def number(self, name: str, most: int = 1_000_000) -> int:
+        """Return a parameter that is a whole number from 0 on; 0 if it is absent."""
+        text = self.query.get(name) or "0"
+        if not text.isascii() or not text.isdecimal() or int(text[:12]) > most:
+            raise InvalidInput(f"parameter {name} is a number from 0 to {most}, not {text[:20]!r}")
+        return int(text)
+
+
+Load = Callable[[PageRequest], Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page; `parameters` are those of its query besides `format`.
+
+    The answer of a shared page is computed once for all viewers (`calls.SharedAnswers`).
+    """
+
+    path: str
+    template: str
+    load: Load
+    parameters: tuple[str, ...] = field(default=())
+    is_shared: bool = False
