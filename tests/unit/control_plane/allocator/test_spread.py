@@ -169,7 +169,7 @@ def test_only_a_preference_to_be_even_is_repaired():
     assert spread.evened(()) is None
 
 
-def test_what_is_uneven_is_said_with_the_bins_that_have_none():
+def test_unevenness_includes_bins_without_tasks():
     index = a_region(msbs=2, machines=2)
     index.block("dc1-msb2-0", "is down")
     index.block("dc1-msb2-1", "is down")
@@ -200,7 +200,7 @@ def test_all_tasks_that_move_find_their_targets_in_one_plan():
     assert all(found.of[task].machine == where(index)[task] for task in staying)
 
 
-def test_who_has_no_room_elsewhere_has_no_target_but_the_reasons():
+def test_a_task_without_room_has_reasons_and_no_target():
     index = a_region(msbs=1, machines=1)
     allocate(index, a_request(1))
     add(index, "m2", pool="")

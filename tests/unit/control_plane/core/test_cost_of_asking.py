@@ -220,7 +220,7 @@ def test_all_machines_of_a_kind_are_kept_only_if_each_of_them_would_do(demand, f
         (Demand(1, disk_bytes=9 * GIB), Demand(4 * GIB, disk_bytes=GIB), "at most 8192 MiB free"),
     ],
 )
-def test_what_is_free_at_most_is_said_of_all_machines(demand, left, words, pool, monkeypatch):
+def test_the_largest_free_amount_is_of_all_machines(demand, left, words, pool, monkeypatch):
     """BUG-AL34: of the first thousand only; the roomiest machine came later."""
     monkeypatch.setattr(explanation, "_EXPLAINED", 10)
     fields = {"gpus": 8 if demand.gpus else 0, "network_mbps": 100, "disk_bytes": 9 * GIB}

@@ -100,7 +100,7 @@ def test_a_refusal_says_how_much_there_is():
     assert found.hint == "190 machines of these could be granted"
 
 
-def test_any_of_these_types_makes_way_for_one_who_needs_a_certain_type():  # CP7
+def test_a_quota_of_any_type_leaves_room_for_a_quota_of_one_type():  # CP7
     """A greedy sum would refuse: the flexible quota has to be moved to icelake in the mind."""
     specs = {"flexible": spec(machines=150, machine_types=["skylake", "icelake"])}
     assert shortage("fixed", spec(machines=40, machine_types=["skylake"]), specs, SUPPLY) is None
@@ -123,7 +123,7 @@ def test_machines_that_are_down_count_and_those_that_go_away_do_not():  # CP1
     assert index.counts() == {SKYLAKE: 2, ICELAKE: 1}
 
 
-def test_who_lost_machines_is_named_and_others_may_grow():  # CP7
+def test_entitlements_that_lost_machines_are_named_and_others_may_grow():  # CP7
     specs = {"a": spec(machines=140, machine_types=["skylake"]), "b": spec(machines=9)}
     less = SUPPLY | {SKYLAKE: 100}
     assert set(unkept(specs, less)) == {"a"}

@@ -140,7 +140,7 @@ def test_of_the_free_pool_an_owner_gets_back_what_its_quota_allows() -> None:
     assert list(back([loan(0), loan(1), loan(2)], [Need("web", 3, from_free=1)])) == ["m000"]
 
 
-def test_who_matters_more_is_served_first_and_no_machine_twice() -> None:
+def test_higher_priority_is_served_first_and_no_machine_twice() -> None:
     needs = [Need("low", 1, priority=100, from_free=1), Need("high", 1, priority=900, from_free=1)]
     calls = called_back([loan(0)], needs, NOW, idle_after_s=120, most=9)
     assert [(call.machine, call.pool) for call in calls] == [("m000", "high")]
@@ -188,9 +188,7 @@ def test_what_was_used_at_this_time_yesterday_and_a_week_ago_is_expected_again()
     assert len(history.used) == SLOTS
 
 
-def test_a_stretch_that_nobody_saw_repeats_the_last_value_and_a_clock_put_back_begins_again() -> (
-    None
-):
+def test_missed_slots_repeat_the_last_value_and_a_clock_set_back_begins_again() -> None:
     history = noted(noted(UseHistory(pool="web"), 7, NOW), 9, NOW + 4 * SLOT_S)
     assert history.used == [7, 7, 7, 7, 9]
     assert noted(history, 3, NOW - SLOT_S).used == [3]

@@ -213,7 +213,7 @@ def test_a_machine_is_avoided_unless_there_is_no_other():
     assert sum(c.machine.name == "dc1-msb1-0" for c in made.change.claims) == 2
 
 
-def test_who_is_where_it_had_better_not_be_moves_or_stays():
+def test_a_task_on_a_machine_to_avoid_moves_only_if_there_is_room():
     index = a_region(msbs=2, machines=1)
     allocate(index, a_request(2, demand=requiring(Property.MACHINE, "dc1-msb1-0")))
     again = a_request(2, avoid="dc1-msb1-0")
@@ -224,7 +224,7 @@ def test_who_is_where_it_had_better_not_be_moves_or_stays():
     assert plan(index, again, NONE).change.is_empty
 
 
-def test_who_does_not_run_yet_leaves_a_blocked_machine():
+def test_a_task_that_does_not_run_leaves_a_blocked_machine():
     index = a_region(msbs=2, machines=1)
     allocate(index, a_request(4))
     index.block("dc1-msb1-0", "is down")
@@ -381,7 +381,7 @@ def test_blocked_machines_are_neither_used_nor_taken():
 # -- reasons
 
 
-def test_machines_with_several_reasons_are_said_to_count_more_than_once():
+def test_a_note_explains_machines_that_count_for_several_reasons():
     """BUG-UX7: 2 + 1 + 1 machines, of 3."""
     index = RegionIndex()
     add(index, "a", memory_bytes=GIB, blocked="is down")

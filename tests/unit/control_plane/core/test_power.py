@@ -115,7 +115,7 @@ def test_one_plan_counts_what_it_uses_itself(pool, fit):
     assert len(where(index)) == 12
 
 
-def test_who_finds_no_power_is_told_where_and_how_much():
+def test_lack_of_power_is_explained_with_place_and_watts():
     index = a_region(1.25, dc1_msb1=1000, dc1=1200)
     made = allocate(index, a_request(40))
     assert "power: dc1 has 300 W left of 1500 W; another machine draws 400 W" in " ".join(
@@ -125,7 +125,7 @@ def test_who_finds_no_power_is_told_where_and_how_much():
     assert len(where(index)) == 12
 
 
-def test_free_machines_that_power_keeps_away_are_told_too():
+def test_free_machines_without_power_are_in_the_reasons():
     index = a_region(pool=FREE, dc1=400)
     made = allocate(index, a_request(5), Allowance())
     assert len(where(index)) == 4
@@ -147,7 +147,7 @@ def test_the_committer_looks_again():  # AL11
     check(index)
 
 
-def test_power_that_is_free_again_is_news_for_those_who_lacked_it():
+def test_released_power_wakes_jobs_that_lacked_it():
     """A third pool gives it back: without that nobody would ask again."""
     index = a_region(dc1_msb1=400, each=1)
     add(index, "other", "msb1", pool="e2", power_w=400)
@@ -172,7 +172,7 @@ def test_a_machine_that_draws_less_than_was_known_is_news_too():
     assert not allocate(index, a_request(8)).unplaced
 
 
-def test_who_did_not_lack_power_is_not_woken():
+def test_released_power_does_not_wake_other_jobs():
     index = a_region(dc1_msb1=4000)
     allocate(index, a_request(4, "there", pool="e1"))
     gains = index.gains("e2")

@@ -120,7 +120,7 @@ def test_the_first_preference_matters_most_whatever_its_property(each):
 
 
 @pytest.mark.parametrize("each", [1, 65])
-def test_equals_by_the_first_preference_are_told_apart_by_the_second(each):
+def test_the_second_preference_decides_between_equals_of_the_first(each):
     """BUG-AL4."""
     avoid_then_rack = by(Property.RACK, AVOID, "r0", "s0"), by(Property.MSB), by(Property.RACK)
     assert per_rack(two_msbs(each), 2, *avoid_then_rack) == {"r1": 1, "s1": 1}
@@ -209,7 +209,7 @@ def with_gpus(cpu_machines: int = 4, gpu_machines: int = 4, pool: str = "e1") ->
 
 
 @pytest.mark.parametrize("pool", ["e1", FREE])
-def test_machines_with_gpus_are_left_to_those_who_need_them(pool):
+def test_machines_with_gpus_are_kept_for_tasks_that_need_gpus(pool):
     """BUG-AL8: tasks without a GPU filled the machines that have some."""
     index = with_gpus(pool=pool)
     made = allocate(index, a_request(16), Allowance())

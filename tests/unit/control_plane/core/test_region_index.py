@@ -149,7 +149,7 @@ def test_disk_and_parts_of_gpus_are_freed_and_used_by_one_change():
 @pytest.mark.parametrize(
     "more", [{"disk_bytes": 2}, {"gpus": 1}, {"network_mbps": 5}, {"memory_bytes": 2}, {"rru": 0.5}]
 )
-def test_a_task_that_claims_more_of_anything_is_placed_anew(more):
+def test_a_task_that_claims_more_of_any_resource_is_placed_again(more):
     index = a_region(msbs=1, machines=1, gpus=2, disk_bytes=8, network_mbps=10)
     before = Demand(memory_bytes=1, gpus=0.5, network_mbps=1, disk_bytes=1)
     allocate(index, a_request(1, demand=before))
@@ -159,7 +159,7 @@ def test_a_task_that_claims_more_of_anything_is_placed_anew(more):
     assert claim.demand == replace(before, **more)
 
 
-def test_what_a_change_frees_nobody_else_gets_before_it_is_settled():
+def test_only_the_change_itself_gets_room_that_it_frees_until_it_is_settled():
     index = a_region(msbs=1, machines=1)
     allocate(index, a_request(4))
     smaller = plan(index, a_request(1), Allowance(machines=0))

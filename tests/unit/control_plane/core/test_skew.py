@@ -166,7 +166,7 @@ def test_each_group_of_tasks_has_bins_of_its_own():
     assert not made.unplaced, made.reasons
 
 
-def test_tasks_that_stay_count_and_those_that_wait_are_told_why():
+def test_staying_tasks_count_and_waiting_tasks_have_reasons():
     """A second, larger request goes on where the first one ended."""
     index = uneven(9, 1, 9)
     per_msb(index, 3, *bounded(1))

@@ -56,7 +56,7 @@ async def test_the_first_hosts_that_answer_are_no_majority() -> None:
     assert found.words() == ""
 
 
-async def test_who_stays_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hosts_that_stay_silent_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """F-88: a store that is put back in a region of which most is down is noticed as well."""
     monkeypatch.setattr(restored, "SETTLES_S", 0.01)
     found = RestoredHosts({"a", "b", "c"})

@@ -81,7 +81,7 @@ def planned(event_id: str, deadline: float | None) -> UnavailabilityEvent:
     )
 
 
-def test_a_planned_reboot_is_counted_once_on_the_clock_that_nobody_sets():
+def test_a_planned_reboot_is_timed_once_on_the_monotonic_clock():
     """BUG-CP9: whatever the wall clock shows later."""
     location = Location()
     watch = Watch("m1", Parts().rack(location), Observation(asked_since=0.0), 0.0)

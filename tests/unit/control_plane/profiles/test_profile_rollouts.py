@@ -315,7 +315,7 @@ async def test_what_an_owner_may_not_set_is_refused_with_all_reasons(w: World):
 
 
 @pytest.mark.parametrize("after_s", [0.3, 1.5, 4, 12, 30, 60, 95])
-def test_a_rollout_goes_on_where_it_was_after_a_kill(after_s):
+def test_a_rollout_continues_after_a_kill(after_s):
     """HP12."""
 
     async def main() -> None:
@@ -364,7 +364,7 @@ def test_what_owners_may_change_is_what_the_profiles_say():
         assert document["allow"] == {name: keys}
 
 
-def test_times_of_switches_are_told_by_kind_of_setting():
+def test_times_of_switches_are_reported_by_kind_of_setting():
     """HP4: the form of Figure 17."""
 
     def a_report(**took_ms: float) -> ProfileStatus:

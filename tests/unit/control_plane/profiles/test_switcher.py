@@ -53,7 +53,7 @@ def test_machines_that_have_their_profile_have_no_task_of_the_switcher():
     run(main())
 
 
-def test_refusals_are_counted_and_not_how_often_somebody_looked():
+def test_refusals_are_counted_not_rounds():
     """Any news of the machine made one refusal five, and it was put aside."""
 
     async def main() -> None:
@@ -77,7 +77,7 @@ def test_refusals_are_counted_and_not_how_often_somebody_looked():
     run(main())
 
 
-def test_a_machine_that_goes_on_refusing_its_profile_is_put_aside():
+def test_a_machine_that_keeps_refusing_its_profile_is_quarantined():
     async def main() -> None:
         w = World(a_region(1))
         w.region.machines["m1"].behaviour.refuse_profile = "no such profile"

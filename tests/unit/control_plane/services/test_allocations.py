@@ -196,7 +196,7 @@ async def one_life(region: Region) -> None:
 # -- brokers that refuse, or do not answer
 
 
-async def test_a_broker_that_is_away_in_the_second_phase_is_told_until_it_answers(small: Region):
+async def test_the_second_phase_is_repeated_until_a_broker_answers(small: Region):
     """BUG-CP5, AL12: who asked has an answer while the broker of one data center fails."""
     async with small.process() as p:
         work = asyncio.create_task(first(p))
@@ -220,7 +220,7 @@ async def test_a_broker_that_is_away_in_the_second_phase_is_told_until_it_answer
         await p.check()
 
 
-async def test_who_stacks_on_machines_that_are_being_taken_waits_for_them(small: Region):  # MO9
+async def test_an_allocation_waits_for_machines_that_another_one_is_taking(small: Region):  # MO9
     async with small.process() as p:
         site = p.brokers.at("dc2").table.store
         site.fails = [Conflict("cannot write")]
@@ -312,7 +312,7 @@ async def test_a_task_that_never_moved_keeps_its_machine_in_the_store_too(small:
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-async def test_holds_are_let_go_of_which_no_answer_came(small: Region, is_made: bool):
+async def test_holds_without_an_answer_are_released(small: Region, is_made: bool):
     """BUG-AL6: a hold leaked where `prepare` was written, but its answer was lost."""
     async with small.process() as p:
         site = p.brokers.at("dc3").table.store
@@ -343,7 +343,7 @@ async def test_an_allocation_answers_although_a_broker_never_does(small: Region)
         site.hangs = False
 
 
-async def test_holds_that_could_not_be_let_go_are_let_go_later(small: Region):
+async def test_holds_whose_release_failed_are_released_later(small: Region):
     async with small.process() as p:
         p.store.fails = [Busy("no")]
         site = p.brokers.at("dc1").table.store
@@ -405,7 +405,7 @@ async def test_machines_that_the_broker_does_not_give_lead_to_another_plan(small
         assert not any(p.index.machines[name].pool == "front" for name in gone)
 
 
-async def test_a_machine_that_was_removed_unheard_leads_to_another_plan(small: Region):
+async def test_a_machine_removed_without_an_event_leads_to_another_plan(small: Region):
     async with small.process() as p:
         p.hears = False
         await is_removed(p, "dc1-1")
@@ -435,7 +435,7 @@ async def test_a_caller_that_gives_up_changes_nothing_for_the_others(small: Regi
         await p.check()
 
 
-async def test_a_failure_that_nobody_waits_for_any_more_is_noted_only(small: Region, caplog):
+async def test_a_failure_without_a_waiting_caller_is_only_logged(small: Region, caplog):
     async with small.process() as p:
         p.store.fails = [Busy("no")]
         work = asyncio.create_task(p.allocate(a_request(3)))

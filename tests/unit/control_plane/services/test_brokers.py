@@ -158,7 +158,7 @@ async def test_a_name_is_one_machine_even_if_two_join_at_once() -> None:
         assert len((await store.list_prefix("machines/")).entries) == 1
 
 
-async def test_subscribers_are_told_every_change_after_the_list(store: Store) -> None:  # RB4 AL2
+async def test_subscribers_get_every_change_after_the_list(store: Store) -> None:  # RB4 AL2
     async with store:
         broker = Broker(store, Runtime(lambda: 1.0), "dc1")
         await broker.load()
@@ -302,9 +302,7 @@ class _Failing:
 
 @pytest.mark.parametrize("write", [1, 2])
 @pytest.mark.parametrize("made", [False, True])
-async def test_what_listeners_were_told_is_true_after_a_move_that_failed(
-    write: int, made: bool
-) -> None:
+async def test_listeners_have_the_true_state_after_a_failed_move(write: int, made: bool) -> None:
     class Failing(MemoryStore):
         fails_in = 0
 

@@ -52,7 +52,7 @@ async def running(world: World, job: str) -> int:
 
 
 @scenario(elastic=APPLY)
-async def test_free_machines_are_lent_to_who_waits_and_come_back_when_an_owner_needs_them(
+async def test_free_machines_are_lent_and_come_back_when_an_owner_needs_them(
     world: World,
 ) -> None:
     """EL1, EL2, EL6: the owner has its machines within the promise; the work is told before."""
@@ -189,7 +189,7 @@ async def test_counts_and_loans_outlive_the_process(world: World) -> None:
 
 
 @scenario(elastic=APPLY, give_back_after_s=60)
-async def test_the_report_says_who_left_machines_and_how_many_hours_of_them(world: World) -> None:
+async def test_the_report_has_machine_hours_by_entitlement_that_left_them(world: World) -> None:
     """AS3, AS6, EL6, EL11: whole machines go to others; the job and the owner are named."""
     await world.set_up(quota=3)
     policy = Autoscale(minimum=1, maximum=10, target=0.5, mode=AutoscaleMode.APPLY)

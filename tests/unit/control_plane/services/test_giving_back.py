@@ -63,7 +63,7 @@ class SilentStore:
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_nobody_gets_a_machine_of_which_nobody_knows_whether_it_was_given_back(is_made: bool):
+def test_a_machine_stays_blocked_while_the_outcome_of_its_release_is_unknown(is_made: bool):
     """Seed 5230: a machine was given back, the answer was lost, and tasks were sent there while
     the store had it as nobody's.
     """
@@ -146,7 +146,7 @@ def test_a_job_is_stopped_while_the_store_of_one_data_center_fails():
     with_failing_dc2(body)
 
 
-def test_a_job_goes_where_brokers_answer_and_is_told_why_not_elsewhere():
+def test_a_job_gets_machines_of_answering_brokers_and_reasons_for_others():
     """BUG-CP5: a plan chose the machines of a broker that does not answer again and again."""
 
     async def body(w: World, failing: FailingStore) -> None:

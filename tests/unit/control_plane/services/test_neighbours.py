@@ -68,7 +68,7 @@ def msbs(made: Allocation) -> set[str]:
 
 
 @pytest.mark.parametrize("first_says_it", [True, False])
-async def test_jobs_keep_apart_whoever_of_them_said_so_and_came_first(first_says_it: bool):
+async def test_jobs_keep_apart_whichever_names_the_other_or_comes_first(first_says_it: bool):
     said: dict[str, Any] = {"apart_from": near("b" if first_says_it else "a")}
     async with allocator_of(machines(2, 2), FRONT) as allocator:
         if not first_says_it:  # what is asked for later is known before, as job files are
@@ -107,7 +107,7 @@ async def test_a_job_goes_where_the_other_is_and_waits_until_it_is_there():
         assert allocator.waiting.take_due() == []
 
 
-async def test_tasks_stay_whoever_comes_and_nothing_of_it_is_stored():
+async def test_placed_tasks_stay_when_a_related_job_comes():
     async with allocator_of(machines(1, 1, **BIG), FRONT) as allocator:
         one = await allocator.place(a_job(2, "a"))
         other = await allocator.place(a_job(1, "b", apart_from=near("a")))
@@ -169,7 +169,7 @@ async def test_what_cannot_be_meant_is_refused_all_at_once(w: World):  # FE4
     }
 
 
-async def test_a_plan_of_another_form_changes_nothing_about_who_keeps_apart():
+async def test_a_plan_does_not_change_the_recorded_neighbours():
     """BUG-AL29: the job was known from then on as its plan had it."""
     async with allocator_of(machines(1, 1, **BIG), FRONT) as allocator:
         await allocator.place(a_job(1, "a", apart_from=near("b")))
@@ -188,7 +188,7 @@ async def test_a_plan_keeps_to_what_the_planned_form_says_of_others():  # BUG-AL
         assert not (await allocator.place(a_job(1, "b"))).unplaced
 
 
-async def test_a_restart_of_a_program_knows_who_keeps_apart():
+async def test_recorded_neighbours_survive_a_restart_of_a_program():
     """BUG-AL29: a program without job records placed others on the machine after a restart."""
     async with MemoryStore() as store:
         await stocked(store, machines(1, 1, **BIG), FRONT)

@@ -361,7 +361,7 @@ def test_the_index_of_supply_agrees_with_a_count_of_all_machines():  # CP1
     assert index.counts() == {}
 
 
-def test_a_large_portal_does_its_sums_beside_the_loop():  # CP8
+def test_a_large_portal_does_its_sums_in_a_thread():  # CP8
     """On a real loop: the sums of many entitlements are done in a thread."""
 
     async def main() -> None:

@@ -81,7 +81,7 @@ async def until_known(keeper: PromiseKeeper, pool: str = "any") -> None:
             await asyncio.sleep(0)
 
 
-async def test_the_sums_of_many_pools_are_done_beside_the_loop(monkeypatch):
+async def test_the_sums_of_many_pools_do_not_block_the_loop(monkeypatch):
     monkeypatch.setattr(promises, "MANY", 2)
     index = a_region()
     keeper = a_keeper(index, {"any": ANY, "only": ONLY})

@@ -8,7 +8,7 @@ from world import World, a_region
 from control_plane.api.machine_commands import RaiseGeneration
 
 
-def test_machines_of_which_there_is_no_news_are_looked_at_every_ten_minutes_at_most():
+def test_unchanged_machines_are_compared_every_ten_minutes_at_most():
     """BUG-CP10: all machines were compared every half a minute, 20 µs each."""
 
     async def main() -> None:
@@ -31,7 +31,7 @@ def test_machines_of_which_there_is_no_news_are_looked_at_every_ten_minutes_at_m
     run(main())
 
 
-def test_others_get_their_turn_after_each_hundred_machines_that_are_looked_at():
+def test_a_checkpoint_follows_each_hundred_updated_machines():
     """BUG-CP10: a thousand in one go stopped the loop for 100 ms and more."""
 
     async def main() -> None:

@@ -18,7 +18,7 @@ def last(world: World, machine: str) -> HostNotices:
 
 
 @scenario(elastic=APPLY)
-async def test_work_on_a_lent_machine_is_told_its_deadline(world: World) -> None:
+async def test_tasks_on_a_lent_machine_get_their_deadline(world: World) -> None:
     """EL9: the notice has the deadline of the loan, as the advance notice of the controller has."""
     await world.set_up(quota=3)
     await borrower(world)
@@ -46,7 +46,7 @@ async def test_work_on_a_lent_machine_is_told_its_deadline(world: World) -> None
 
 
 @scenario(elastic=APPLY)
-async def test_a_service_is_told_when_the_capacity_that_it_uses_is_absent(world: World) -> None:
+async def test_a_service_gets_a_notice_when_its_lent_capacity_is_absent(world: World) -> None:
     """EL9: the service runs on machines of its own, and does with less while batch has none."""
     await world.set_up(quota=3)
     await borrower(world, borrow=2)
@@ -64,7 +64,7 @@ async def test_a_service_is_told_when_the_capacity_that_it_uses_is_absent(world:
 
 
 @scenario(elastic=APPLY)
-async def test_hosts_are_told_once_and_again_after_they_forgot(world: World) -> None:
+async def test_hosts_get_notices_once_and_again_after_they_lost_them(world: World) -> None:
     """A host that rebooted is told anew."""
     await world.set_up(quota=3)
     await borrower(world, borrow=2)

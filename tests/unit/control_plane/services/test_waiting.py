@@ -44,7 +44,7 @@ async def test_a_task_whose_machine_was_lost_takes_the_version_that_has_room(w: 
 
 
 @on(region_of("dc1/msb1", "dc1/msb2"))
-async def test_nobody_is_kept_from_machines_by_a_job_that_cannot_use_them(w: World):
+async def test_a_job_that_cannot_use_machines_keeps_no_other_job_from_them(w: World):
     """BUG-AL2: a third pool gained room, which is nothing to the gang; it came first for ever."""
     w.cp._portal.settings = replace(w.cp._portal.settings, overgrant=Overgrant.ALLOW)
     await entitle(w, "third", 1)
