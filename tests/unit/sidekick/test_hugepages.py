@@ -10,7 +10,8 @@ from fake_host import FakeHost, a_profile, a_target
 
 from sidekick.apply import ApplyRun
 from sidekick.report import ApplyOutcome, Disruption, ProfileState, SettingChange, WantedSetting
-from sidekick.settings.hugepages import BUDGET_S, SIZES, Hugepages, HugepagesSetting, Pairs
+from sidekick.settings.hugepages import BUDGET_S, Hugepages, HugepagesSetting
+from sidekick.settings.hugepages_line import SIZES, PageArguments
 from wire.errors import KernelFileError, Unprocessable
 
 SETTING = HugepagesSetting()
@@ -166,11 +167,11 @@ def test_a_count_never_becomes_one_of_another_size(tmp_path: Path) -> None:  # B
 
 
 def test_pairs_are_read_as_the_kernel_reads_them() -> None:
-    pairs = Pairs.of(["hugepages=8", "hugepagesz=1G", "hugepages=0:1,1:3"])
+    pairs = PageArguments.of(["hugepages=8", "hugepagesz=1G", "hugepages=0:1,1:3"])
     assert pairs.reserved(SIZES["2m"], "node0", 2) == 4
     assert pairs.reserved(SIZES["1g"], "node1", 2) == 3
-    assert Pairs.of(["hugepages=x"]).reserved(SIZES["2m"], "node0", 1) == 0
-    assert Pairs.of(["hugepages=0:y"]).reserved(SIZES["2m"], "node0", 1) == 0
+    assert PageArguments.of(["hugepages=x"]).reserved(SIZES["2m"], "node0", 1) == 0
+    assert PageArguments.of(["hugepages=0:y"]).reserved(SIZES["2m"], "node0", 1) == 0
 
 
 def test_large_pages_are_asked_for_before_small_ones_and_shrinking_comes_first(

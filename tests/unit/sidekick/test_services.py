@@ -204,8 +204,8 @@ def test_a_look_reads_again_what_tells_of_a_service(fake: FakeHost, kind: str, a
     host, _ = a_host(fake, a_unit(kind=kind, control_group="/x.slice/a.service"))
     host, kept = watched(host)
     SETTING.read(host, "services.a.service")
-    assert (kept.beyond == []) is again
-    assert again is (kept.beyond != [BUS])
+    assert (kept.unrecorded == []) is again
+    assert again is (kept.unrecorded != [BUS])
     assert len(kept.kept) == int(again)
 
 
