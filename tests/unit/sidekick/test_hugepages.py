@@ -100,7 +100,7 @@ def test_the_last_free_memory_is_not_taken(fake: FakeHost) -> None:
     assert set(asked) == {"16"}, "128 MiB less 96 to spare"
 
 
-def test_what_the_boot_could_not_reserve_either_has_failed(fake: FakeHost) -> None:
+def test_pages_that_the_boot_could_not_reserve_either_fail(fake: FakeHost) -> None:
     fake.fs.free_pages["node0"] = 20
     fake.boot("root=/dev/vda1 hugepages=32")
     fake.put("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "20")
@@ -109,7 +109,7 @@ def test_what_the_boot_could_not_reserve_either_has_failed(fake: FakeHost) -> No
     assert "booted with 32" in applied.detail
 
 
-def test_what_a_lasting_shortfall_means_is_the_profiles_to_say(fake: FakeHost) -> None:
+def test_the_profile_decides_the_result_of_a_lasting_shortfall(fake: FakeHost) -> None:
     fake.fs.free_pages["node0"] = 20
     kept = SETTING.apply(fake.host(), a_change(0, 32, if_short="keep"))
     assert (kept.outcome, kept.actual) == (ApplyOutcome.PARTIAL, "20")
@@ -140,7 +140,7 @@ def boot_line(fake: FakeHost, own: str = "", **pages: object) -> str:
     return " ".join(a for c in SETTING.boot(wanted, own) for a in c.arguments)
 
 
-def test_the_boot_arguments_say_every_size_and_name_nodes_where_there_are_several(
+def test_boot_arguments_name_every_page_size_and_each_of_several_nodes(
     tmp_path: Path,
 ) -> None:  # HP3
     one = FakeHost(tmp_path / "one", memory_mib=8192)
@@ -174,7 +174,7 @@ def test_pairs_are_read_as_the_kernel_reads_them() -> None:
     assert PageArguments.of(["hugepages=0:y"]).reserved(SIZES["2m"], "node0", 1) == 0
 
 
-def test_large_pages_are_asked_for_before_small_ones_and_shrinking_comes_first(
+def test_pools_shrink_before_others_grow_and_large_pages_come_before_small_ones(
     tmp_path: Path,
 ) -> None:
     fake = FakeHost(tmp_path, memory_mib=8192)
@@ -191,7 +191,7 @@ def test_large_pages_are_asked_for_before_small_ones_and_shrinking_comes_first(
     assert [c.setting for c in changes] == ["hugepages.1g.node0", "hugepages.2m.node0"]
 
 
-def test_what_is_not_free_is_not_taken_from_running_tasks(fake: FakeHost) -> None:  # F-67 F-75
+def test_memory_in_use_is_not_taken_from_running_tasks(fake: FakeHost) -> None:  # F-67 F-75
     fake.put("/proc/meminfo", "MemTotal: 1048576 kB\nMemAvailable: 131072 kB\n")
     events = "/sys/fs/cgroup/workload.slice/workload-a.slice/twine-task-x.service/cgroup.events"
     fake.put(events, "populated 1\nfrozen 0")
