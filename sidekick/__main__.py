@@ -1,9 +1,8 @@
-"""Starts the command `sidekick`; here lies what makes a start and an end cheap.
+"""Starts the command `sidekick`, with a fast start and a fast exit.
 
-A run is over in a moment: what it leaves in circles is never worth looking for, and the kernel
-takes all of its memory back at once, where the interpreter would free it piece by piece.
-msgspec takes from `typing_extensions`, if that is installed, what `typing` has just as well, and
-would wait for it as long as for all the rest of itself.
+A run is short, so garbage collection is off, and `os._exit` leaves freeing the memory to the
+kernel. The import of `typing_extensions` is blocked while msgspec is imported: `typing` has all
+names that msgspec needs, and the import would double msgspec's own time.
 Measured in docs/adr/0110-sidekick-starts-with-what-a-run-needs.md.
 """
 

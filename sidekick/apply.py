@@ -1,9 +1,9 @@
 """One run: claim, journal, change, read back; on failure undo in reverse.
 
-Order is what makes a crash harmless. The originals are on the disk before the first write,
-the journal before each; the record names the new profile only once all of it was read back.
-A run that was interrupted is finished by the next one, whatever profile that is for: it
-plans from what it finds, and whatever was ever claimed has its original in the record.
+The order of writes makes a crash harmless. The originals are on the disk before the first write,
+and the journal before each write. The record names the new profile only once every value was read
+back. The next run finishes an interrupted one, whatever profile it is for: it plans from the values
+that it finds, and the record has the original of every claimed setting.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from msgspec.structs import replace
 from sidekick import boot, reboot
 from sidekick.boot import LINE
 from sidekick.journal import Began, Planned, Step, Undoing, Undone, Wrote
-from sidekick.observe import LEFT_TO_BOOT, Sight, fresh, tasks_of
+from sidekick.observe import LEFT_TO_BOOT, Sight, fresh
 from sidekick.plan import claims, since_start
 from sidekick.record import Failure, Target, Trial
 from sidekick.report import (
     ApplyOutcome,
-    Disruption,
     ProfileState,
     Report,
     SettingChange,
@@ -36,7 +35,7 @@ from sidekick.settings import setting_of
 from sidekick.settle import in_passes, write_all
 from sidekick.state import StateFolder
 from sidekick.status import state_of
-from wire.errors import HostError, TwineError, Unprocessable
+from wire.errors import HostError, TwineError
 
 
 class _ChangeFailed(HostError):
@@ -62,9 +61,9 @@ class ApplyRun:
         may_reboot: bool = False,
         trial_until: float | None = None,
     ) -> None:
-        """With `trial_until` (by the host's monotonic clock) the target is reverted then.
+        """At `trial_until` (seconds of the host's monotonic clock) the target is reverted.
 
-        Raises `Unprocessable` where the target asks more than the host can give.
+        Raises `Unprocessable` where the target asks for more than the host has.
         """
         self._host = host
         self._state = state
@@ -80,7 +79,7 @@ class ApplyRun:
         """The record to go back to when the run fails."""
         self._record = self._before
         self._interrupted = state.unfinished()
-        """The run before, if it was cut off: what is found may be half of its profile."""
+        """The previous run, if it was interrupted: the host may have half of its profile."""
         self._sight = Sight(host, self._record, target)
         self._first = self._after = self._sight
         self._written: list[SettingChange] = []
@@ -88,19 +87,19 @@ class ApplyRun:
 
     @property
     def sight(self) -> Sight:
-        """What was wanted and found when the run was made, and what it will do."""
+        """The observation at the start of the run, with its plan."""
         return self._sight
 
     def carry_out(self) -> Report:
-        """Do all of it, or nothing.
+        """Make all changes, or none.
 
-        Raises where not even the state can be kept, `Unprocessable` where the plan costs more
-        than may be done now (nothing is changed then), and `Unprocessable` or `ProgramError`
-        where a wanted reboot is refused: the profile is then staged all the same.
+        Raises `HostError` if the state cannot be stored, and `Unprocessable` if the plan needs a
+        disruption that is not allowed now; nothing is changed then. Raises `Unprocessable` or
+        `ProgramError` if a wanted reboot is refused; the profile stays staged for the next boot.
         """
         if self._sight.plan.missing and not self._sight.brings_more:
             return self._refuse()
-        self.heed_others()
+        self.check_allowed()
         try:
             self._claim()
             if self._sight.brings_more:
@@ -116,30 +115,17 @@ class ApplyRun:
             report = self._commit()
         except HostError as e:
             if not self._target.name:
-                raise  # every original is back: it stays so
+                raise  # all originals are restored: there is nothing to undo
             return self._undo(str(e))
-        if self._may_reboot and report.state is ProfileState.PENDING_REBOOT:
-            return self._reboot(report)
-        return report
+        if not self._may_reboot or report.state is not ProfileState.PENDING_REBOOT:
+            return report
+        return reboot.begin(
+            self._host, self._state, self._record, self._sight, self._purpose(), report
+        )
 
-    # forward
-
-    def heed_others(self) -> None:
-        """Raise `Unprocessable` where tasks or a trial forbid what the plan costs."""
-        plan = self._sight.plan
-        draining = plan.changes_that_drain()
-        tasks = tasks_of(self._host) if draining else []
-        if tasks:
-            raise Unprocessable(
-                f"{', '.join(c.setting for c in draining)} cannot be changed while tasks run "
-                f"({', '.join(tasks[:3])}{', …' if tasks[3:] else ''}); nothing was changed",
-                hint="drain the machine first",
-            )
-        if self._trial_until is not None and plan.needs.rank >= Disruption.KEXEC.rank:
-            raise Unprocessable(
-                "a setting that needs a boot cannot be tried: the boot ends the trial; "
-                "nothing was changed"
-            )
+    def check_allowed(self) -> None:
+        """Raise `Unprocessable` if tasks or the trial forbid the disruption of the plan."""
+        self._sight.check_allowed(is_trial=self._trial_until is not None)
 
     def _claim(self) -> None:
         """Put the originals, then the journal, on the disk: before the first write."""
@@ -189,7 +175,7 @@ class ApplyRun:
         self._sight = sight = Sight(self._host, self._record, self._target)
         if sight.plan.missing:
             raise _ChangeFailed(sight.lacks)
-        self.heed_others()
+        self.check_allowed()
         originals = claims(sight.claimed, sight.observed, self._record.originals)
         self._record = replace(self._record, originals=originals)
         self._keep(lambda: self._state.save(self._record))
@@ -259,9 +245,9 @@ class ApplyRun:
         self._keep(lambda: self._state.step(Wrote(setting=change.setting)))
 
     def _staging(self) -> list[SettingChange]:
-        """Return the staging of the boot line, now that it is known what it must bring.
+        """Return the staging of the boot line, once the values that need a boot are known.
 
-        What will be ours on it is on the disk before it is staged.
+        The record of sidekick's arguments is on the disk before the line is staged.
         """
         waiting = [s for s, r in self._results.items() if r.outcome is ApplyOutcome.PENDING_REBOOT]
         changes = self._sight.fell_short(waiting)
@@ -316,7 +302,7 @@ class ApplyRun:
                 )
 
     def _commit(self) -> Report:
-        """Make the target the applied profile, and judge whether a reboot kept its promise."""
+        """Make the target the applied profile, and check whether a reboot had its effect."""
         record = self._after.pruned(self._record)
         pending = any(r.outcome is ApplyOutcome.PENDING_REBOOT for r in self._results.values())
         attempt = record.attempt if pending else None
@@ -342,31 +328,6 @@ class ApplyRun:
 
     def _purpose(self) -> str:
         return f"{self._sight.wish.purpose} (generation {self._target.generation})"
-
-    def _reboot(self, report: Report) -> Report:
-        """Start the reboot that the staged command line waits for."""
-        host, sight = self._host, self._sight
-        try:
-            tasks = tasks_of(host)
-            if tasks:
-                raise Unprocessable(
-                    f"no reboot while tasks run ({', '.join(tasks[:3])})",
-                    hint="drain the machine first; the profile stays staged",
-                )
-            way, attempt = reboot.plan(host, self._record, sight.boot, sight.wish, self._purpose())
-            reboots = reboot.noted(host, self._record.reboots)
-            self._record = replace(self._record, attempt=attempt, reboots=reboots)
-            self._state.save(self._record)
-            report = replace(report, detail=f"rebooting by {way.name}")
-            self._state.write_status(report)
-            host.log.info("reboot", extra={"way": way.name, "purpose": attempt.purpose})
-            reboot.carry_out(host, way, sight.boot, sight.wish)
-        except (Unprocessable, HostError) as e:
-            self._state.write_status(replace(report, detail=str(e)))
-            raise
-        return report
-
-    # backward
 
     def _refuse(self) -> Report:
         """Report that this kernel cannot run the profile; nothing was written."""
@@ -397,7 +358,7 @@ class ApplyRun:
         return report
 
     def _take_back(self) -> list[TwineError]:
-        """Undo the written changes and what they changed; return what stays refused."""
+        """Undo the written changes and their side effects; return the errors that remain."""
         wrote = list(reversed(self._written))
         _, refused = in_passes(wrote, self._undo_one)
         dependent = [c for c in wrote if c.setting != LINE and setting_of(c.setting).interdependent]
@@ -422,17 +383,9 @@ class ApplyRun:
         self._results[change.setting] = made
 
     def _go_back(self) -> list[str]:
-        """Return to the profile of the record where the run before left half of another one."""
+        """Return to the recorded profile after an earlier, interrupted run of another one."""
         target = self._before.applied or Target()
-        seen = Sight(self._host, self._record, target)
-        problems = []
-        for change in seen.plan.changes:
-            try:
-                applied = seen.apply(change)
-            except TwineError as e:
-                applied = Applied(ApplyOutcome.FAILED, "-", str(e))
-            if applied.outcome is ApplyOutcome.FAILED:
-                problems.append(f"{change.setting}: {applied.detail}")
+        problems = Sight(self._host, self._record, target).apply_all()
         if not problems:
             self._before = Sight(self._host, self._record, target).pruned(self._record)
         return problems
@@ -476,7 +429,7 @@ class ApplyRun:
         return replace(report, switched=self._switched(report))
 
     def _switched(self, report: Report) -> Switched | None:
-        """Return what this run took; of one that wrote nothing (yet) what an earlier one took."""
+        """Return the times of this run; before its first write, those of an earlier run."""
         if not self._written or report.state is ProfileState.APPLYING:
             last = self._state.read_status()
             return last.switched if last else None

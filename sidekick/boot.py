@@ -1,8 +1,8 @@
-"""The owner of the boot line: the only one that stages kernel arguments and kernel versions.
+"""The owner of the boot line: the only module that stages kernel arguments and kernel versions.
 
-Settings contribute arguments (`Setting.boot`); here they become one line and one entry of the
-boot loader, so that all of them wait for one boot. The entry becomes the loader's default
-only in a boot that runs with it; until then an unplanned boot takes the host's own.
+Settings contribute arguments (`Setting.boot`). This module combines them into one line and one
+entry of the boot loader, so that all of them need one boot. The entry becomes the loader's default
+only after a boot with it; until then an unplanned boot uses the host's own entry.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ class BootWish(msgspec.Struct, frozen=True):
     """None for the host's own."""
     groups: Mapping[str, tuple[str, ...]]
     owned: tuple[OwnedGroup, ...]
-    """All that is ours from now on, also what is only still in force."""
+    """All groups of sidekick from now on, including released ones that are still in force."""
     lacking: tuple[str, ...]
-    """Arguments that are not in force and have to be."""
+    """Wanted arguments that are not in force."""
     gone: tuple[str, ...]
-    """Arguments of ours in force that no profile wants any more."""
+    """Sidekick's arguments in force that no profile wants any more."""
     why: str
 
     @property
     def needs_boot(self) -> bool:
-        """Whether something waits for it."""
+        """Whether a boot must add or remove arguments."""
         return bool(self.lacking or self.gone)
 
     @property
@@ -84,7 +84,7 @@ class BootWish(msgspec.Struct, frozen=True):
 
 
 class BootLine:
-    """The line as it is at one moment: running, staged, and the host's own."""
+    """The kernel command line at one moment: running, staged, and the host's own."""
 
     def __init__(self, host: Host, owned: Sequence[OwnedGroup], panic: str | None = None) -> None:
         """Read all three. `panic` is the host's own `kernel.panic` where a profile changed it."""
@@ -103,7 +103,7 @@ class BootLine:
         return {RUNNING: self.running, STAGED: staged}
 
     def booted_with(self) -> list[str]:
-        """Return our arguments that are in force."""
+        """Return sidekick's arguments that are in force."""
         tokens = set(tokens_of(self.running)[0])
         ours = [each for each in self.owned if set(each.arguments) <= tokens]
         return [argument for each in ours for argument in each.arguments]
@@ -111,8 +111,8 @@ class BootLine:
     def wish(self, contributions: Sequence[Contribution], short: Iterable[str] = ()) -> BootWish:
         """Return the entry that the next boot must use, and why.
 
-        A late contribution counts where its setting is among the `short` ones, or where its
-        group is ours already.
+        A late contribution counts if its setting is in `short` (the values that this boot could
+        not provide), or if its group is sidekick's already.
         """
         fell_short = set(short)
         ours = {each.group: each.arguments for each in self.owned}
@@ -149,7 +149,7 @@ class BootLine:
         )
 
     def plan(self, wish: BootWish) -> list[SettingChange]:
-        """Return the staging of another line, if that is not how the loader has it already."""
+        """Return the staging of the line, if the loader does not have it already."""
         if wish.entry == self.staged and not wish.needs_boot:
             return []
         return [
@@ -173,7 +173,7 @@ class BootLine:
         return Applied(outcome, line, detail)
 
     def put(self, entry: Entry | None) -> str:
-        """Leave exactly this entry with the loader; say where."""
+        """Make this the only entry of sidekick in the loader; return where it is stored."""
         if entry is not None and entry.line:
             return self.loader.stage(self.host, entry)
         self.loader.clear(self.host)
@@ -185,7 +185,7 @@ class BootLine:
         return ""
 
     def verify(self, wish: BootWish) -> list[SettingReport]:
-        """Report what no setting does: what is to go, and what the next boot would lose."""
+        """Report what no setting reports: arguments to remove, and a wrong staged entry."""
         actual, detail = " ".join(wish.gone), ""
         if wish.gone:
             outcome = ApplyOutcome.PENDING_REBOOT
@@ -206,7 +206,7 @@ class BootLine:
         ]
 
     def kept(self, wish: BootWish) -> tuple[OwnedGroup, ...]:
-        """Return what stays ours once all of this is done: wanted, or still in force."""
+        """Return the groups that sidekick owns after the run: wanted, or still in force."""
         tokens = set(tokens_of(self.running)[0])
         return tuple(
             each
@@ -217,8 +217,8 @@ class BootLine:
     def kexec_line(self, wish: BootWish) -> str:
         """Return the line for a kernel that is started without the loader.
 
-        It is the running line with our arguments changed. The text in a loader's file may hold
-        variables and quotes that only the loader understands.
+        It is the running line with sidekick's arguments changed. The text in a loader's file may
+        contain variables and quotes that only the loader understands.
         """
         base = without(self.running, self.owned)
         groups = wish.groups if wish.entry else {}
@@ -259,9 +259,9 @@ class BootLine:
 
 
 def disarm(host: Host, owned: Sequence[OwnedGroup]) -> None:
-    """Undo the effect of the guard once a boot has come up.
+    """Undo the effect of the guard after a successful boot.
 
-    A host whose own value was the guard's keeps it: the record has the host's value.
+    A host whose own value equals the guard's keeps it: the record has the host's value.
     """
     guard = next((each for each in owned if each.group == GUARD), None)
     running = (host.fs.find("/proc/cmdline") or "").split()

@@ -1,10 +1,9 @@
-"""The kernel command line: which argument is whose. Pure.
+"""The kernel command line, split into sidekick's arguments and the host's own. Pure.
 
-Arguments come in groups that are one value: a key (`isolcpus=`), or keys that only mean
-something together and in order (`hugepagesz=1G hugepages=4 hugepagesz=2M hugepages=200`).
-A group of ours takes the place of the host's own, which is set aside and given back; all
-other arguments are left alone. Source of the syntax: Linux,
-Documentation/admin-guide/kernel-parameters.rst.
+Arguments form groups. A group is one value: a key (`isolcpus=`), or keys that only have a meaning
+together and in order (`hugepagesz=1G hugepages=4 hugepagesz=2M hugepages=200`). A group of sidekick
+replaces the host's own group, which is recorded and restored later. All other arguments stay.
+Source of the syntax: Linux, Documentation/admin-guide/kernel-parameters.rst.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ OF_HUGEPAGES = frozenset({"hugepages", "hugepagesz", "default_hugepagesz"})
 """A size applies to the count after it: the three are one value."""
 HUGEPAGES = "hugepages"
 VERSION = "kernel version"
-"""The group that is no argument: which of the installed kernels boots."""
+"""The group that has no argument: which of the installed kernels boots."""
 GUARD = "panic"
 GUARD_ARGUMENT = "panic=30"
-"""Goes onto every line of ours whose host has none of its own: a kernel that panics, or whose
-root does not come, restarts by itself instead of standing still, and then with the old line."""
+"""Added to every line of sidekick unless the host's own line has the key. A kernel that panics, or
+that finds no root file system, then restarts after 30 s, with the host's own line."""
 _LOADER_KEYS = frozenset({"BOOT_IMAGE", "initrd"})
 """Added by boot loaders for one boot; no part of the line to stage."""
 
@@ -55,7 +54,7 @@ def tokens_of(line: str) -> tuple[list[str], list[str]]:
 
 
 def group_in(line: str, group: str) -> tuple[str, ...]:
-    """Return what a line has of a group, in order."""
+    """Return the arguments of a line that belong to a group, in order."""
     return tuple(t for t in tokens_of(line)[0] if group_of(t) == group)
 
 
@@ -71,7 +70,7 @@ def in_force(line: str, group: str, arguments: Sequence[str]) -> bool:
 
 
 def compose(own: str, groups: Groups) -> str:
-    """Return the host's own line with these groups in the place of its own."""
+    """Return the host's own line with these groups instead of its own ones."""
     tokens, inits = tokens_of(own)
     rest = {group: arguments for group, arguments in groups.items() if group != VERSION}
     out: list[str] = []
@@ -89,7 +88,7 @@ def compose(own: str, groups: Groups) -> str:
 
 
 def taken(own: str, groups: Groups, late: Iterable[str] = ()) -> tuple[OwnedGroup, ...]:
-    """Return the groups that are ours on the composed line: not those the host has itself."""
+    """Return the groups that sidekick owns on the composed line: those that the host lacks."""
     waiting = set(late)
     return tuple(
         OwnedGroup(
@@ -104,7 +103,7 @@ def taken(own: str, groups: Groups, late: Iterable[str] = ()) -> tuple[OwnedGrou
 
 
 def without(line: str, owned: Sequence[OwnedGroup]) -> str:
-    """Return the host's own line: ours taken out of a running one, what they displaced restored."""
+    """Return the host's own line: a running one without our groups, with what they replaced."""
     tokens, inits = tokens_of(line)
     for each in owned:
         if each.group == VERSION or not set(each.arguments) <= set(tokens):
@@ -112,7 +111,7 @@ def without(line: str, owned: Sequence[OwnedGroup]) -> str:
         place = tokens.index(each.arguments[0])
         ours = set(each.arguments)
         kept = [t for t in tokens if t not in ours]
-        # a token of ours that the host had too is among the displaced
+        # a token of ours that the host's line also had is among the displaced
         back = [t for t in each.displaced if t not in kept]
         place = len([t for t in tokens[:place] if t not in ours])
         tokens = kept[:place] + back + kept[place:]

@@ -48,13 +48,13 @@ PROFILES = (
     Path(sys.prefix, "share/twine/profiles"),
     Path(__file__).resolve().parent.parent / "profiles",
 )
-"""Of the operator, of the installed package, of the source tree …"""
+"""Folders of profiles: of the operator, of the installed package, of the source tree."""
 DELIVERED = "profiles"
-"""… and, last, those that the agent was given and keeps in this folder of the state."""
+"""Folder within the state, searched last: profiles that the agent received and stores there."""
 
 
 class NoProcesses:
-    """Runs nothing: what is done to a tree below `--root` must not reach this host."""
+    """Runs no program: a run on a tree below `--root` must not change this host."""
 
     def run(
         self,
@@ -76,7 +76,7 @@ NOTED = frozenset({"apply", "rollback", "resume", "try", "confirm", "revert", "r
 
 
 class Context(msgspec.Struct):
-    """The global options, and the host they stand for."""
+    """The global options, and access to the host."""
 
     root: Path
     state: StateFolder
@@ -198,9 +198,9 @@ def apply_profile(
         try:
             target = target_of(ctx.profile(profile, host), host, generation, epoch)
             run = ApplyRun(host, ctx.state, target, may_reboot=reboot)
-            run.heed_others()
+            run.check_allowed()
         except TwineError as e:
-            if generation:  # the agent asked, and reads the answer from the status file
+            if generation:  # a request of the agent, which reads the result in the status file
                 asked = Target(name=profile, generation=generation, epoch=epoch)
                 standing.refuse(host, ctx.state, asked, e)
             raise
@@ -373,7 +373,7 @@ def _report_error(error: TwineError, line: Sequence[str]) -> int:
 
 
 def _by_click(line: Sequence[str], make_host: Callable[[Path], Host]) -> int:
-    """Help, complete, say what is wrong, or run what only people ask for."""
+    """Print help, complete a line, report a wrong line, or run a command that only users run."""
     from sidekick import click_commands, profile_commands
 
     made = click_commands.group(

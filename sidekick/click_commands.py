@@ -13,11 +13,11 @@ from sidekick.profile import Library
 from sidekick.settings import SETTINGS
 
 COMPLETE = "_SIDEKICK_COMPLETE"
-"""The variable by which a shell asks for what could come next."""
+"""Environment variable by which a shell requests completions."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 Begin = Callable[..., Any]
-"""Makes of the program's options what commands get as their first argument."""
+"""Makes the first argument of the commands from the program's options."""
 
 
 class _Type(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
@@ -28,7 +28,7 @@ class _Type(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         self.name = kind.metavar
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value; one that is no text is a default."""
+        """Return the value; a default is returned unchanged, because it is not text."""
         if not isinstance(value, str):
             return value
         try:
@@ -48,7 +48,7 @@ class _ProfileType(click.ParamType):  # type: ignore[type-arg]  # generic since 
         param: click.Parameter,  # noqa: ARG002
         incomplete: str,
     ) -> list[click.shell_completion.CompletionItem]:
-        """Return the profiles that begin so."""
+        """Return the profiles whose names begin with the text."""
         options = ctx.find_root().params
         library = Library(
             options.get("profiles") or ctx.meta.get("sidekick.profiles", ()), SETTINGS
@@ -64,7 +64,7 @@ PROFILE_TYPE = _ProfileType()
 
 
 def takes(declared: Argument | Option) -> Callable[[_F], _F]:
-    """Return the decorator that gives a command of click's own what is declared."""
+    """Return the decorator that adds a declared argument or option to a click command."""
     names, about = _for_click(declared)
     add = click.argument if isinstance(declared, Argument) else click.option
     return add(*names, **about)
@@ -77,7 +77,7 @@ def _parameter(declared: Argument | Option) -> click.Parameter:
 
 
 def _for_click(declared: Argument | Option) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of an option or an argument, and all else that click asks of it."""
+    """Return the names of an option or an argument, and its other parameters for click."""
     if isinstance(declared, Argument):
         return [declared.name], {"type": _type(declared.kind)}
     names = [*declared.words, declared.name]
@@ -93,7 +93,7 @@ def _for_click(declared: Argument | Option) -> tuple[list[str], dict[str, Any]]:
 
 
 def group(program: CliProgram, more: Iterable[click.Command], begin: Begin) -> click.Group:
-    """Return the program with commands of click's own, for which `begin` is called first."""
+    """Return the program with additional click commands; `begin` is called before each."""
 
     @click.pass_context
     def callback(ctx: click.Context, /, **options: Any) -> None:
@@ -111,7 +111,7 @@ def group(program: CliProgram, more: Iterable[click.Command], begin: Begin) -> c
 
 
 def run(made: click.Group, line: Sequence[str]) -> int:
-    """Run what a line asks for, or say what is wrong with it; return the exit code."""
+    """Run the command of a line, or print its error; return the exit code."""
     try:
         with made.make_context("sidekick", list(line)) as ctx:
             made.invoke(ctx)
@@ -126,7 +126,7 @@ def run(made: click.Group, line: Sequence[str]) -> int:
 
 
 def complete(made: click.Group) -> None:
-    """Answer a shell that asks for what could come next, and exit; return if none does."""
+    """Print completions and exit if a shell requests them; otherwise return."""
     if COMPLETE in os.environ:
         made.main(prog_name="sidekick")
 

@@ -1,4 +1,4 @@
-"""Files that stay as written when the power goes: replaced whole, or appended line by line."""
+"""Files that survive a power failure: replaced as a whole, or appended line by line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from wire.errors import Forbidden, HostError
 
 
 class Disk:
-    """Files that stay as written when the power goes."""
+    """Writes files that survive a power failure."""
 
     def write(self, path: Path, text: str) -> None:
-        """Replace a file with another of this content, or leave it as it was.
+        """Replace the content of a file, or leave the file unchanged on an error.
 
-        A link stays, and what it leads to is replaced, with its owner and mode.
+        A symbolic link stays; its target is replaced and keeps its owner and mode.
         """
         with translated(f"cannot write {path}"):
             path = path.resolve()
@@ -32,12 +32,12 @@ class Disk:
                 temporary.replace(path)
             except OSError:
                 with contextlib.suppress(OSError):
-                    temporary.unlink()  # it may hold the last of the space
+                    temporary.unlink()  # it may use the last free space
                 raise
             _sync_folder(path.parent)
 
     def append(self, path: Path, line: str) -> None:
-        """Add one line to a file, or leave it as it was."""
+        """Append one line to a file, or leave the file unchanged on an error."""
         with translated(f"cannot write {path}"):
             fresh = not path.exists()
             with path.open("ab", buffering=0) as file:
@@ -55,7 +55,7 @@ class Disk:
                 _sync_folder(path.parent)
 
     def reserve(self, path: Path, size: int) -> None:
-        """Make a file that reserves `size` bytes of the disk, unless it is there already."""
+        """Create a file that reserves `size` bytes of the disk, unless it exists."""
         with translated(f"cannot reserve {size} bytes in {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -70,7 +70,7 @@ class Disk:
                 os.close(fd)
 
     def remove(self, path: Path) -> None:
-        """Remove a file; one that is not there is no error."""
+        """Remove a file, if it exists."""
         with translated(f"cannot remove {path}"):
             path.unlink(missing_ok=True)
             if path.parent.exists():

@@ -1,4 +1,4 @@
-"""Why a setting is as it is: the line that sets it, its author, and the value before."""
+"""Explains the value of a setting: the profile line that sets it, and the value before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SYSCTL_PAGES = {
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of one setting under one profile."""
+    """The values, the source and the documentation of one setting of a profile."""
 
     setting: str
     profile: str
@@ -41,12 +41,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     now: str | None
     """None where this host lacks it."""
     lacking: str
-    """Why, then."""
+    """Why this host lacks it; empty if it does not."""
     original: str | None
     """What it was before the first profile, None where no profile has set it."""
     needs: Disruption
     documents: str
-    """Where the kernel's own word on it is."""
+    """Where the kernel documents it."""
 
 
 def explain(

@@ -1,9 +1,9 @@
 """Expressions of facts, as profiles write them: `min(memory.total_bytes // 20, 256MiB)`.
 
-A small grammar that is parsed here and nowhere handed to an interpreter: numbers, sizes, texts,
-lists, the host's facts, arithmetic, comparison, `and or not in`, `a if c else b`, five functions.
-No loops, no names of its own, no text operations but comparison. Text, depth, lists and numbers
-are bounded, so evaluation is too. The same facts always give the same value.
+The grammar is small, and no text reaches an interpreter: numbers, sizes, texts, lists, the host's
+facts, arithmetic, comparison, `and or not in`, `a if c else b`, five functions. There are no loops,
+no variables, and no text operations except comparison. Text, depth, lists and numbers are bounded,
+so evaluation is bounded too. The same facts always give the same value.
 
     choice  = either ["if" either "else" choice]
     either  = both {"or" both}            both = negated {"and" negated}
@@ -45,7 +45,7 @@ _WORDS = {"and", "or", "not", "in", "if", "else"}
 
 
 class ExpressionError(InvalidInput):
-    """An expression that has no meaning, or no value on these facts."""
+    """An expression that cannot be parsed, or that has no value for these facts."""
 
 
 class _Node(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class Expression(msgspec.Struct, frozen=True):
 
     @property
     def facts(self) -> set[str]:
-        """The facts that it asks for, taken branches or not."""
+        """The facts that it names, in any branch."""
         return {str(node.value) for node in _walk(self._root) if node.op == "fact"}
 
     def evaluate(self, facts: Facts) -> Value:
@@ -76,7 +76,7 @@ class Expression(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Expression:
-    """Return the expression that a text is. Raises `ExpressionError` with where it is none."""
+    """Return the expression in a text. Raises `ExpressionError` with the place of the error."""
     if len(text) > MAX_TEXT:
         raise ExpressionError(f"an expression has at most {MAX_TEXT} characters")
     parser = _Parser(list(_tokens(text)))

@@ -1,8 +1,8 @@
-"""What profiles may ask about a host: one flat table of names and plain values.
+"""The facts of a host that profiles can use: one flat table of names and plain values.
 
-Everything comes from text files of /proc, /sys and /etc, so a recorded tree gives the facts of
-the host it was recorded on. A host that lacks something has 0, "" or an empty list: a condition
-such as `nic.speed_mbps >= 25000` then simply does not hold.
+All facts come from text files of /proc, /sys and /etc, so a recorded tree gives the facts of the
+host it was recorded on. If a host lacks something, the fact is 0, "" or an empty list: a condition
+such as `nic.speed_mbps >= 25000` is then false.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"
 _CPUS = "/sys/devices/system/cpu"
 _NET = "/sys/class/net"
 LOCATION = "/etc/twine/location.toml"
-"""Written by `twine-agent join`, or by hand where no control plane is."""
+"""Written by `twine-agent join`, or by hand on a host without a control plane."""
 _NO_DISKS = re.compile(r"(loop|ram|zram|sr|fd|md|dm-|nbd)\d+.*")
 
 
 def read_facts(fs: KernelFs, hardware: HostHardware | None = None) -> dict[str, Fact]:
-    """Return every fact of the host whose kernel's files these are; `hardware` if it was read."""
+    """Return every fact of the host with these kernel files; `hardware` if it is known already."""
     hardware = hardware or read_hardware(fs)
     cpuinfo = fs.find("/proc/cpuinfo") or ""
     cores = core_count(fs) or hardware.cpu.online
@@ -147,7 +147,7 @@ def nic_names(fs: KernelFs) -> list[str]:
 
 
 def disk_names(fs: KernelFs) -> list[str]:
-    """Return the whole block devices that data lies on, sorted."""
+    """Return the names of the disks, sorted: block devices without partitions and virtual ones."""
     return [name for name in fs.names("/sys/block") if not _NO_DISKS.fullmatch(name)]
 
 

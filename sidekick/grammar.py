@@ -16,11 +16,11 @@ import msgspec
 
 
 class Kind(Protocol):
-    """What the text of a value has to be."""
+    """The form of a value in a command line."""
 
     @property
     def metavar(self) -> str:
-        """What stands for such a value in help; empty: the name of its option."""
+        """The placeholder for such a value in the help; empty: the name of its option."""
 
     def read(self, text: str) -> Any:
         """Return the value. Raises `ValueError` with a sentence that explains the error."""
@@ -37,7 +37,7 @@ class ProfileName(msgspec.Struct, frozen=True):
 
 
 class PathText(msgspec.Struct, frozen=True):
-    """A path, of something that need not be there."""
+    """A path; the file need not exist."""
 
     metavar: str = "PATH"
 
@@ -53,7 +53,7 @@ class Word(msgspec.Struct, frozen=True):
 
     @property
     def metavar(self) -> str:
-        """All of them."""
+        """All words."""
         return f"[{'|'.join(self.words)}]"
 
     def read(self, text: str) -> str:
@@ -64,14 +64,14 @@ class Word(msgspec.Struct, frozen=True):
 
 
 class Number(msgspec.Struct, frozen=True):
-    """A number within bounds, whole where the least is."""
+    """A number within bounds; an integer if `least` is one."""
 
     least: int | float
     most: int | float | None = None
 
     @property
     def metavar(self) -> str:
-        """What a number it is."""
+        """The type of the number."""
         return "INTEGER" if isinstance(self.least, int) else "NUMBER"
 
     def read(self, text: str) -> int | float:
@@ -103,14 +103,14 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Argument(msgspec.Struct, frozen=True):
-    """A value by its place. All are required."""
+    """A positional value. All are required."""
 
     name: str
     kind: Kind
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """A value by its name, or a flag: without a kind."""
+    """A named value, or a flag if it has no kind."""
 
     words: tuple[str, ...]
     """How it is written: `-o`, `--output`."""
@@ -120,11 +120,11 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     many: bool = False
     """Whether it may be repeated; the value is then a tuple of all."""
     called: str = ""
-    """The parameter of the function that gets it, where the word cannot be its name."""
+    """The parameter of the function, if its name differs from the option's."""
 
     @property
     def name(self) -> str:
-        """The parameter of the function that gets it."""
+        """The parameter of the function that receives the value."""
         return self.called or self.words[-1].removeprefix("--").replace("-", "_")
 
 
@@ -139,7 +139,7 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """What a line asks for."""
+    """A parsed command line."""
 
     command: Command
     program: Mapping[str, Any]
@@ -149,7 +149,7 @@ class FunctionCall(msgspec.Struct, frozen=True):
 
 
 class CliProgram(msgspec.Struct, frozen=True):
-    """All commands, and the options that stand before them."""
+    """All commands, and the options before them."""
 
     help: str
     options: tuple[Option, ...]
@@ -158,7 +158,7 @@ class CliProgram(msgspec.Struct, frozen=True):
     def command(
         self, name: str, *parameters: Argument | Option
     ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        """Make a function a command of this name, which takes these."""
+        """Return a decorator that makes a function the command of this name."""
 
         def declare(function: Callable[..., None]) -> Callable[..., None]:
             arguments = tuple(p for p in parameters if isinstance(p, Argument))
@@ -169,7 +169,7 @@ class CliProgram(msgspec.Struct, frozen=True):
         return declare
 
     def read(self, line: Sequence[str]) -> FunctionCall | None:
-        """Return what a plain line asks for, None where click has to say what it means."""
+        """Return the parsed line, None if only click can parse or report it."""
         try:
             program, rest = _read(self.options, line, leading=True)
             command = self.commands[rest[0]]
@@ -184,9 +184,9 @@ class CliProgram(msgspec.Struct, frozen=True):
 def _read(
     options: Sequence[Option], line: Sequence[str], *, leading: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of options and the words that are none, `leading`: from the first on.
+    """Return the values of the options, and the other words; `leading` ends at the first of these.
 
-    Raises `LookupError` or `ValueError` where the line is not plain.
+    Raises `LookupError` or `ValueError` if the line is not well-formed.
     """
     known = {word: option for option in options for word in option.words}
     values = {o.name: () if o.many else o.default for o in options}

@@ -1,7 +1,7 @@
-"""What was done to this host: one line for each run, the newest last, oldest lines dropped.
+"""The past runs on this host: one line for each run, the newest last, old lines dropped.
 
-The journal lives only as long as a run; the history is for people, and for the duration of
-switches. Losing it loses nothing that sidekick needs.
+The journal exists only during a run. The history is for users, and for the duration of switches.
+Sidekick itself does not need it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wire.errors import Forbidden, HostError
 
 FILE = "history.jsonl"
 KEPT = 500
-"""Runs; some two years of a machine that changes its profile every day or two."""
+"""Runs that are kept: about two years for a machine that changes its profile every other day."""
 _CHANGED = {
     ApplyOutcome.APPLIED,
     ApplyOutcome.UNDONE,
@@ -38,11 +38,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     took_ms: float = 0.0
     changed: dict[str, float] = {}
-    """What was written, and how long each took, in ms."""
+    """The written settings, each with its duration in ms."""
 
 
 def entry_of(report: Report) -> Entry:
-    """Return the line that a run leaves."""
+    """Return the history entry of a run."""
     return Entry(
         at=report.at,
         command=report.command,
@@ -58,7 +58,7 @@ def entry_of(report: Report) -> Entry:
 
 
 def note(state: StateFolder, report: Report) -> None:
-    """Keep a run. A disk that refuses is no reason to call the run a failure."""
+    """Append a run to the history. An error of the disk does not fail the run."""
     path = _path(state)
     with contextlib.suppress(HostError, OSError):
         lines = path.read_text().splitlines() if path.exists() else []
@@ -70,7 +70,7 @@ def note(state: StateFolder, report: Report) -> None:
 
 
 def read(state: StateFolder) -> list[Entry]:
-    """Return the runs that are remembered, the newest last; a torn line is left out."""
+    """Return the recorded runs, the newest last; a damaged line is left out."""
     path, entries = _path(state), []
     try:
         lines = path.read_bytes().split(b"\n")

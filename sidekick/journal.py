@@ -1,4 +1,4 @@
-"""The journal: the steps of one run of sidekick, and how far they brought it."""
+"""The journal: the steps of one run of sidekick, and its progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sidekick.report import SettingChange
 
 
 class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
-    """First line of a journal: what the run is up to."""
+    """First line of a journal: the target and the planned changes of the run."""
 
     command: str
     target: Target
@@ -21,25 +21,25 @@ class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned"):
-    """More to do, found on the way: the boot must bring what the run could not."""
+    """Further changes, planned during the run."""
 
     changes: tuple[SettingChange, ...]
 
 
 class Wrote(msgspec.Struct, frozen=True, kw_only=True, tag="wrote"):
-    """One change is made and read back."""
+    """One change was made and read back."""
 
     setting: str
 
 
 class Undoing(msgspec.Struct, frozen=True, kw_only=True, tag="undoing"):
-    """The run failed; from here on it goes backwards."""
+    """The run failed, and its changes are undone from here on."""
 
     reason: str
 
 
 class Undone(msgspec.Struct, frozen=True, kw_only=True, tag="undone"):
-    """One change is taken back."""
+    """One change was undone."""
 
     setting: str
 
@@ -73,7 +73,7 @@ def line_of(step: Step) -> str:
 
 
 def _steps(lines: Sequence[bytes]) -> list[Step]:
-    """Return the steps up to the first torn line, which is what a power cut leaves."""
+    """Return the steps before the first incomplete line, which a power cut may leave."""
     steps: list[Step] = []
     for line in lines:
         try:

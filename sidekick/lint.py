@@ -1,7 +1,7 @@
-"""Everything that is wrong with profiles, all at once, before any host is touched.
+"""Reports all errors of profiles at once, before a host is changed.
 
-Errors are what `apply-profile` would refuse on any host; what only this host cannot do is a
-note. A value that a parent sets already is a note too: one of the two will be forgotten.
+An error is what `apply-profile` would refuse on any host. A note is what only this host does not
+support, or a value that a parent sets already: a later change may miss one of the two.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lint(library: Library, names: Sequence[str], facts: Facts, host: Host) -> list[Finding]:
-    """Return what is wrong with these profiles; those without parents of their own first."""
+    """Return the errors and notes of these profiles, in the order of `names`."""
     return [finding for name in names for finding in _of(library, name, facts, host)]
 
 

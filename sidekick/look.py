@@ -1,11 +1,11 @@
 """The timer's check of an unchanged host: reads again what the last `verify` read.
 
-A verdict is a function of what is read. If all of it reads the same, the verdict is the same, and
-only the report's times change. If anything differs, or nothing is kept (any other run of sidekick
-removes it), the full `verify` takes over in this process.
+The result of `verify` depends only on what it reads. If everything reads the same, the result is
+the same, and only the times of the report change. If anything differs, or no record exists (any
+other run of sidekick removes it), this process runs the full `verify`.
 
-A script for a bare interpreter (`python -I -S look.py`): it imports nothing that has to be looked
-for on a disk, because starting up would cost more than all the rest. What `seen.py` keeps:
+This is a script for a bare interpreter (`python -I -S look.py`). It imports only built-in modules,
+because imports from the disk would take most of its time. The format of the record of `seen.py`:
 
     look 1 STATE                         the folder of sidekick's state
     KIND LENGTH LENGTH                   kinds below, then the bytes of place and of answer
@@ -18,19 +18,20 @@ import time
 HEAD = b"look 1 "
 KEPT, STATUS, LOCK = "seen", "status.json", "lock"
 AT, UPTIME = b"@at@", b"@uptime@"
-"""Stand in the kept report for its two times."""
+"""Placeholders in the kept report for its two times."""
 TEXT, MISSING, THERE, NAMES, REPORT = b"t", b"m", b"e", b"n", b"r"
 WHOLE, BYTES, ANSWER = b"w", b"b", b"i"
-"""A file's text; no such file; whether there is one; names in a folder; the report to renew; a file
-to the byte; bytes at a place of one; what a network interface answers."""
+"""Kinds of records: a file's text; no such file; whether a file exists; names in a folder; the
+report to renew; all bytes of a file; bytes at an offset; the answer of a network interface."""
 MOVING = (b"cpu MHz", b"bogomips")
-"""Lines of /proc/cpuinfo that are another at each look."""
+"""Lines of /proc/cpuinfo that change all the time."""
 STEADY = (b"MemTotal", b"HugePages_Total")
-"""Lines of /proc/meminfo that are not: how much is free decides what can be set, not what is."""
+"""Lines of /proc/meminfo that are compared. Free memory limits what can be set; it does not change
+what is set."""
 
 
 def records(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
-    """Return kind, place and answer of all that is kept. Raises `ValueError` for a torn file."""
+    """Return kind, place and answer of each record. Raises `ValueError` for a damaged file."""
     found, at = [], data.index(b"\n") + 1
     while at < len(data):
         end = data.index(b"\n", at)
@@ -44,12 +45,12 @@ def records(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
 
 
 def record(kind: bytes, place: bytes, answer: bytes) -> bytes:
-    """Return one of them as it is kept."""
+    """Return one record in the format of the file."""
     return b"%s %d %d\n%s%s" % (kind, len(place), len(answer), place, answer)
 
 
 def again(kind: bytes, place: bytes) -> bytes | None:
-    """Read once more; None where that fails otherwise than by missing."""
+    """Read the place of a record again; None for any error except a missing file."""
     if kind == NAMES:
         try:
             return b"\n".join(sorted(os.listdir(place)))
@@ -77,7 +78,7 @@ def again(kind: bytes, place: bytes) -> bytes | None:
 
 
 def still(place: bytes, text: bytes) -> bytes:
-    """Return a file's text as it is compared: stripped, and without what moves by itself."""
+    """Return a file's text for the comparison: stripped, and without lines that always change."""
     if place.endswith(b"/proc/cpuinfo"):
         text = b"\n".join(line for line in text.splitlines() if not line.startswith(MOVING))
     if place.endswith(b"/proc/meminfo"):
@@ -94,7 +95,7 @@ def _whole(fd: int, size: int) -> bytes:
 
 
 def _answer(place: bytes) -> bytes:
-    """Ask a network interface (`SIOCETHTOOL`); the place is `NIC COMMAND WORDS`."""
+    """Query a network interface (`SIOCETHTOOL`); the place is `NIC COMMAND WORDS`."""
     import _socket
     import array
     import fcntl

@@ -1,4 +1,4 @@
-"""The manual page, made of what the commands say of themselves (man(7), groff_man(7))."""
+"""The manual page, generated from the help of the commands (man(7), groff_man(7))."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ def _first(text: str | None) -> str:
 
 
 def _text(text: str) -> str:
-    """Return words as the page takes them: its own marks as they are, one line."""
+    """Return text escaped for the page, on one line."""
     return " ".join(text.replace("\\", "\\e").replace("-", "\\-").split())

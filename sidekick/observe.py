@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from sidekick.boot import LINE, PANIC, BootLine, BootWish
 from sidekick.plan import ApplyPlan, make_plan
 from sidekick.record import OwnedGroup, Record, Target
-from sidekick.report import ApplyOutcome, SettingChange, SettingReport
+from sidekick.report import ApplyOutcome, Disruption, SettingChange, SettingReport
 from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of, settings_of
 from sidekick.targets import contributions, of_kind
-from wire.errors import HostError
+from wire.errors import HostError, TwineError, Unprocessable
 
 LEFT_TO_BOOT = "the next boot restores the original"
 TASK_SLICES = ("workload.slice", "sideload.slice")
@@ -21,10 +21,10 @@ CGROUPS = "/sys/fs/cgroup"
 
 
 def fresh(host: Host, record: Record) -> Record:
-    """Return the record as it holds for this boot.
+    """Return the record for this boot.
 
-    A boot brings back what was set at run time, so those originals end with it: what is
-    found now is the host's own again, except what outlives a boot.
+    A boot resets what was set at run time, so those originals are dropped: the present values are
+    the host's own again, except those that outlive a boot.
     """
     if record.boot_id == host.hardware.boot_id:
         return record
@@ -38,7 +38,7 @@ def fresh(host: Host, record: Record) -> Record:
 
 
 class Sight:
-    """What is wanted and what is found, at one moment."""
+    """The wanted and the observed values at one moment."""
 
     def __init__(
         self, host: Host, record: Record, target: Target, *, is_written: bool = False
@@ -74,6 +74,22 @@ class Sight:
         """Return a sentence that names the wanted settings that this kernel does not have."""
         return f"this kernel lacks {', '.join(w.setting for w in self.plan.missing)}"
 
+    def check_allowed(self, *, is_trial: bool) -> None:
+        """Raise `Unprocessable` if tasks or a trial forbid the disruption of the plan."""
+        draining = self.plan.changes_that_drain()
+        tasks = tasks_of(self.host) if draining else []
+        if tasks:
+            raise Unprocessable(
+                f"{', '.join(c.setting for c in draining)} cannot be changed while tasks run "
+                f"({', '.join(tasks[:3])}{', …' if tasks[3:] else ''}); nothing was changed",
+                hint="drain the machine first",
+            )
+        if is_trial and self.plan.needs.rank >= Disruption.KEXEC.rank:
+            raise Unprocessable(
+                "a setting that needs a boot cannot be tried: the boot ends the trial; "
+                "nothing was changed"
+            )
+
     def missing_reports(self) -> list[SettingReport]:
         """Return a failure for each wanted setting that this kernel does not have."""
         return [
@@ -88,7 +104,7 @@ class Sight:
         ]
 
     def changed_with(self, written: Iterable[str]) -> list[SettingChange]:
-        """Return what the kernel changed along with the written settings, as it was found."""
+        """Return the settings that the kernel changed with the written ones, with their values."""
         wrote = set(written)
         names = {n for s in wrote if s != LINE for n in setting_of(s).changes_too(s)} - wrote
         found = {name: self.observed.get(name) for name in sorted(names)}
@@ -97,16 +113,16 @@ class Sight:
         ]
 
     def pruned(self, record: Record) -> Record:
-        """Return the record without the originals that are back and arguments that are gone."""
+        """Return the record without restored originals and without removed arguments."""
         wanted = self.target.wanted
         names = {name for w in wanted for name in setting_of(w.setting).claims(w.setting)}
         originals = {k: v for k, v in record.originals.items() if k in names}
         return replace(record, boot=self.owned_after(), originals=originals)
 
     def _to_restore(self, record: Record, is_written: bool) -> dict[str, str | None]:
-        """Return the originals without what a wanted value of another kind has changed.
+        """Return the originals without values that a wanted setting of another kind changed.
 
-        What the applied profile had set itself is given back before that value is written.
+        Values that the applied profile set itself are restored before that setting is written.
         """
         applied = record.applied.wanted if record.applied and not is_written else ()
         own = {wanted.setting for wanted in applied}
@@ -122,18 +138,18 @@ class Sight:
 
     @property
     def names(self) -> set[str]:
-        """The settings that are wanted."""
+        """The names of the wanted settings."""
         return {w.setting for w in self.target.wanted}
 
     @property
     def brings_more(self) -> list[SettingChange]:
-        """The changes that may bring what this host lacks so far: modules bring sysctls."""
+        """The changes that may add missing settings: a module adds its sysctls."""
         lacking = self.plan.missing or self.plan.unsupported
         changes = (c for c in self.plan.changes if lacking and c.setting in self.names)
         return [c for c in changes if setting_of(c.setting).brings_settings]
 
     def fell_short(self, short: Iterable[str]) -> list[SettingChange]:
-        """Return the staging of the line, now that it is known what the boot must bring."""
+        """Return the staging of the line; `short` are the settings that need the next boot."""
         self.wish = self.boot.wish(self._contributions, short)
         return self.boot.plan(self.wish)
 
@@ -143,15 +159,27 @@ class Sight:
             return self.boot.stage(self.wish)
         return setting_of(change.setting).apply(self.host, change)
 
+    def apply_all(self) -> list[str]:
+        """Write all changes of the plan; return what failed."""
+        problems = []
+        for change in self.plan.changes:
+            try:
+                applied = self.apply(change)
+            except TwineError as e:
+                applied = Applied(ApplyOutcome.FAILED, "-", str(e))
+            if applied.outcome is ApplyOutcome.FAILED:
+                problems.append(f"{change.setting}: {applied.detail}")
+        return problems
+
     def undo(self, change: SettingChange) -> None:
-        """Bring back what was before one change. Raises `HostError`."""
+        """Restore the value before one change. Raises `HostError`."""
         if change.setting == LINE:
             self.boot.put(self.boot.staged)
         else:
             setting_of(change.setting).undo(self.host, change)
 
     def check_undone(self, change: SettingChange) -> None:
-        """Raise `HostError` unless a change of an interdependent kind is taken back."""
+        """Raise `HostError` unless a change of an interdependent kind is undone."""
         setting = setting_of(change.setting)
         actual = setting.read(self.host, change.setting) or ""
         if not setting.same(actual, change.before):
@@ -170,7 +198,7 @@ class Sight:
         return reports + self._left_reports() + self.boot.verify(self.wish)
 
     def _left_reports(self) -> list[SettingReport]:
-        """Return the originals that only a boot brings back."""
+        """Return the originals that only a boot restores."""
         return [
             SettingReport(
                 setting=name,
@@ -186,7 +214,7 @@ class Sight:
         ]
 
     def owned_after(self) -> tuple[OwnedGroup, ...]:
-        """Return what of the boot line stays ours once all of this is done."""
+        """Return the groups of the boot line that sidekick owns after the run."""
         return self.boot.kept(self.wish)
 
 

@@ -1,7 +1,7 @@
-"""From what is wanted and what was read to ordered changes: pure.
+"""Plans the ordered changes from the observed to the wanted values. Pure.
 
-Only differences are changed. Going back to every default first, as a profile switch that
-unloads one profile and loads the next does, would make values flap under running tasks.
+Only differences are changed. Restoring every default first, as unloading one profile and loading
+the next would, changes values twice under running tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sidekick.setting import Observed, Setting
 
 
 class ApplyPlan(msgspec.Struct, frozen=True):
-    """What one run will do."""
+    """The changes of one run."""
 
     changes: tuple[SettingChange, ...]
     missing: tuple[WantedSetting, ...]
@@ -26,11 +26,11 @@ class ApplyPlan(msgspec.Struct, frozen=True):
 
     @property
     def needs(self) -> Disruption:
-        """What all of it costs: known before anything is written."""
+        """The largest disruption of its changes, known before the first write."""
         return most_disruptive(change.needs for change in self.changes)
 
     def changes_that_drain(self) -> list[SettingChange]:
-        """Return what may not be written while tasks run. A boot is only staged by a run."""
+        """Return the changes that may not be made while tasks run. A run only stages a boot."""
         return [c for c in self.changes if c.needs is Disruption.DRAIN]
 
 
@@ -42,8 +42,8 @@ def make_plan(
 ) -> ApplyPlan:
     """Return the changes kind by kind, in the order of `settings`.
 
-    What a kind that others stand on gives back comes last, the last kind first: a module cannot
-    be unloaded while a value still names it.
+    Kinds that others depend on (`carries_others`) restore their originals at the end, the last kind
+    first: a module cannot be unloaded while a value still uses it.
     """
     absent = [w for w in wanted if observed.get(w.setting) is None]
     present = [w for w in wanted if observed.get(w.setting) is not None]
@@ -64,7 +64,7 @@ def make_plan(
 
 
 def claims(names: Iterable[str], observed: Observed, originals: Observed) -> dict[str, str | None]:
-    """Return `originals` with the value of all of `names` that was not claimed before."""
+    """Return `originals` with the present values of `names` that were not claimed before."""
     new = {
         name: observed[name]
         for name in sorted(names)
@@ -76,7 +76,7 @@ def claims(names: Iterable[str], observed: Observed, originals: Observed) -> dic
 def since_start(
     change: SettingChange, written: Sequence[SettingChange], observed: Observed
 ) -> SettingChange:
-    """Return a change such that undoing it brings back what was found before the run."""
+    """Return a change whose undo restores the value before the run."""
     first = next((c for c in written if c.setting == change.setting), change)
     found = observed.get(change.setting)
     if first is not change:

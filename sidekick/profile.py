@@ -1,4 +1,4 @@
-"""Host profiles: found by name, inherited, bent to the host's facts, decoded strictly.
+"""Host profiles: found by name, inherited, evaluated with the host's facts, decoded strictly.
 
 A profile is a TOML file, or a template of one (`sidekick/template.py`). `extends` names one
 parent; `[[when]]` tables hold where their `if` is true of the host; a text that begins with `=` is
@@ -30,55 +30,55 @@ _FILE_NAME = re.compile(r"(.+)\.toml(\.j2)?")
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A profile with its parents merged in, as it is on one host."""
+    """A profile with its parents merged in, evaluated for one host."""
 
     name: str
     description: str = ""
     version: int = 1
     owner: str = ""
     fits: bool | None = None
-    """Whether it was made for hosts like this one, None where it does not say."""
+    """Whether it was made for hosts like this one; None if the profile has no `fits`."""
     lineage: tuple[str, ...] = ()
     """Its own name, its parent's, and so on."""
     sections: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """The decoded table of each kind that a file speaks of."""
+    """The decoded table of each kind that a file has."""
     sources: Mapping[str, str] = msgspec.field(default_factory=dict)
     """File and line of each setting, as `web:12`: by `sysctl.NAME`, `hugepages`, …"""
     texts: tuple[ProfileText, ...] = ()
     """Its own file, its parent's, and so on."""
 
     def section(self, kind: str) -> Any:
-        """Return the decoded table of a kind of setting, None where no file speaks of it."""
+        """Return the decoded table of a kind of setting, None if no file has it."""
         return self.sections.get(kind)
 
     def source_of(self, setting: str) -> str:
-        """Return the file and line that say so, or say the most of it; else the name."""
+        """Return the file and line of a setting or its nearest table; else the profile's name."""
         parts = setting.split(".")
         names = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
         return next((self.sources[n] for n in names if n in self.sources), self.name)
 
 
 class Library(msgspec.Struct, frozen=True):
-    """The profiles of this host: folders, the first that has a name wins."""
+    """The profiles of this host: of files with one name the first folder's is used."""
 
     folders: Sequence[Path]
     settings: Mapping[str, Section]
-    """By kind, in the order in which they are named to people."""
+    """By kind, in the order in which errors list them."""
 
     def names(self) -> list[str]:
         """Return the names of all profiles, sorted."""
         found: set[str] = set()
         for folder in self.folders:
-            with contextlib.suppress(OSError):  # not there, or not for this user to see
+            with contextlib.suppress(OSError):  # missing, or not readable by this user
                 names = (_FILE_NAME.fullmatch(n) for n in os.listdir(folder))
                 found |= {match[1] for match in names if match}
         return sorted(name for name in found if _NAME.fullmatch(name))
 
     def load(self, name: str, facts: Facts) -> Profile:
-        """Return a profile with its parents merged in, as it is on a host with these facts.
+        """Return a profile with its parents merged in, evaluated with these facts.
 
-        Raises `NotFound` where there is none of that name, and `ConfigError` with every error of
-        every file of its lineage.
+        Raises `NotFound` for an unknown name, and `ConfigError` with every error of every file of
+        its lineage.
         """
         return render(name, self._text_of, self.settings, facts)
 
@@ -105,7 +105,7 @@ class Library(msgspec.Struct, frozen=True):
         if path is None:
             raise self._missing(name, child)
         try:
-            # as `wire.written.WRITTEN`, which would cost an import at each start
+            # the encoding of `wire.written.WRITTEN`, without its import at each start
             text = path.read_bytes()[: MAX_BYTES + 1].decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"cannot read profile {path}: {e}") from e
@@ -126,11 +126,11 @@ def render(
     kinds: Mapping[str, Section],
     facts: Facts,
 ) -> Profile:
-    """Return a profile with its parents merged in, as it is on a host with these facts.
+    """Return a profile with its parents merged in, evaluated with these facts.
 
-    `text_of` returns the file of a profile; it is given the name of the child that extends it, or
-    None, and raises where there is no such file. Raises `ConfigError` with every error of every
-    file of the lineage.
+    `text_of` returns the file of a profile, or raises if there is none. Its second argument is the
+    child that extends the profile, or None. Raises `ConfigError` with every error of every file of
+    the lineage.
     """
     files: list[ProfileFile] = []
     texts: list[ProfileText] = []
@@ -153,7 +153,7 @@ def render(
 
 
 def _check_owners(files: Sequence[ProfileFile]) -> None:
-    """Report every setting that a file sets and its owner may not: the nearest `allow` counts."""
+    """Report every setting that the owner of a file may not set; the nearest `allow` applies."""
     for number, file in enumerate(files):
         allow = next(
             (f.header.allow for f in files[number + 1 :] if f.header and f.header.allow), {}
@@ -177,7 +177,7 @@ def _check_owners(files: Sequence[ProfileFile]) -> None:
 
 
 def _check_unset(files: Sequence[ProfileFile]) -> None:
-    """Report every name to unset that no parent sets on any host: most likely it is misspelt."""
+    """Report every name in `unset` that no parent sets on any host: probably a typing error."""
     for number, file in enumerate(files):
         tables = [block.tables for parent in files[number + 1 :] for block in parent.blocks]
         for at, name in enumerate(file.header.unset if file.header else ()):
@@ -186,7 +186,7 @@ def _check_unset(files: Sequence[ProfileFile]) -> None:
 
 
 def _without(table: Table, name: str) -> Table:
-    """Return a table without a key, or without a member of a list, that a dotted name leads to."""
+    """Return a table without the key, or the member of a list, with this dotted name."""
     left: Table = {}
     for key, value in table.items():
         rest = name.removeprefix(f"{key}.")
@@ -202,7 +202,7 @@ def _without(table: Table, name: str) -> Table:
 
 
 def _merge(files: Sequence[ProfileFile], kinds: Mapping[str, Section]) -> Profile:
-    """Return the profile of a lineage, own file first: the nearest file wins."""
+    """Return the profile of a lineage (own file first); the nearest file takes precedence."""
     raw: dict[str, Table] = {}
     sources: dict[str, str] = {}
     for file in reversed(files):

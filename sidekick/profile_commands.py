@@ -27,7 +27,7 @@ from wire.errors import NotFound, TwineError
 
 
 class Surroundings(Protocol):
-    """The global options, and the host they stand for."""
+    """The global options, and access to the host."""
 
     code: int
     """What the command exits with."""
@@ -280,7 +280,7 @@ def import_tuned(ctx: Surroundings, folder: Path, into: Path | None, output: str
 
 
 def _refusal(kind: str, word: str) -> str:
-    """Return why a profile may not set a key or a word of a table, in the words of its kind."""
+    """Return why a profile may not set a key or a word of a table; empty: it may."""
     sections: dict[str, Any] = {
         "sysctl": {word: 1},
         "kernel": {"cmdline": [word]},

@@ -22,13 +22,13 @@ from sidekick.toml_lines import TomlLines, find_excess
 from wire.errors import ConfigError, FieldError
 
 MAX_BYTES = 64 * 1024
-"""No profile is larger; a file that is was not meant to be one."""
+"""A larger file is refused: it is most likely not a profile."""
 
 Table = dict[str, Any]
 
 
 class Section(Protocol):
-    """What a profile needs from a kind of setting, which has one table."""
+    """The part of a kind of setting that profiles need; each kind has one table."""
 
     @property
     def kind(self) -> str:
@@ -36,10 +36,10 @@ class Section(Protocol):
 
     @property
     def section(self) -> Any:
-        """What the table is decoded as; every field has a default, since files say only some."""
+        """The type of the table; every field has a default, because a file may set only some."""
 
     def merge(self, parent: Table, child: Table) -> Table:
-        """Return a child's table laid over its parent's, both as the files have them."""
+        """Return a child's table merged over its parent's, both undecoded."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +53,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The team that may change the file. Where it inherits from a file with `allow`, it may set
     only what that file allows this owner."""
     unset: list[str] = []
-    """What of its parents it leaves as the host has it: `sysctl.vm.swappiness`, a member of a list
-    such as `modules.br_netfilter`, or a whole table such as `thp`."""
+    """Settings of its parents that it does not set: `sysctl.vm.swappiness`, a member of a list such
+    as `modules.br_netfilter`, or a whole table such as `thp`."""
     fits: str = ""
     """An expression of facts: which hosts it was made for. Only `recommend` uses it."""
     allow: dict[str, list[str]] = {}
@@ -71,7 +71,7 @@ class FileBlock(msgspec.Struct, frozen=True):
 
 
 class ProfileFile(msgspec.Struct):
-    """One file as it was read, and what is wrong with it."""
+    """One file, with its errors."""
 
     name: str
     path: str
@@ -176,7 +176,7 @@ def _block(
     *,
     holds: bool,
 ) -> FileBlock:
-    """Return evaluated tables; one that does not hold is checked all the same."""
+    """Return evaluated tables; tables whose condition is false are checked too."""
     evaluated: Table = {}
     for kind, table in tables.items():
         if not isinstance(table, dict):
@@ -191,7 +191,7 @@ def _block(
 
 
 _NO_VALUE = object()
-"""Of an expression that has no value here, in tables that do not hold here either."""
+"""Value of an expression that cannot be evaluated, in tables whose condition is false."""
 
 
 def _evaluated(
@@ -213,9 +213,9 @@ def _evaluated(
 def _evaluate(
     file: ProfileFile, at: Sequence[str | int], text: str, facts: Facts, *, must: bool = True
 ) -> Any:
-    """Return the value of an expression, None where it has none, which is an error if it must.
+    """Return the value of an expression; None if it has none, which is an error with `must`.
 
-    Its grammar and the facts that it names are checked in any case.
+    Its grammar and the names of its facts are checked in any case.
     """
     known = False
     try:

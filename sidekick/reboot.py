@@ -1,8 +1,8 @@
 """Whether and how the host can be rebooted into a new kernel command line.
 
-By kexec where there is a kernel to load: it needs no boot loader, skips the firmware, and is
-followed by the host's own line if it fails. Else through a boot loader that can try an entry
-once. Never where the host would come back with its old line, nor again and again.
+Sidekick uses kexec if there is a kernel to load: kexec needs no boot loader and skips the firmware,
+and after a failure the host boots its own line. Otherwise it uses a boot loader that can try an
+entry once. It refuses a reboot that would restore the old line, and repeated reboots.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from __future__ import annotations
 import tomllib
 
 import msgspec
+from msgspec.structs import replace
 
 from sidekick.boot import BootLine, BootWish
 from sidekick.bootline import GUARD, VERSION
+from sidekick.observe import Sight, tasks_of
 from sidekick.record import Attempt, Failure, Rebooted, Record, Target
+from sidekick.report import Report
 from sidekick.setting import Host
-from wire.errors import ConfigError, ProgramError, Unprocessable
+from sidekick.state import StateFolder
+from wire.errors import ConfigError, HostError, ProgramError, Unprocessable
 
 CONFIG = "/etc/twine/sidekick.toml"
 KEXEC = ("/usr/sbin/kexec", "/sbin/kexec")
@@ -33,7 +37,7 @@ class RebootConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kexec_initrd: str | None = None
     """Its initial RAM disk; with a `kexec_kernel` and none here, none is loaded."""
     repair_drift: bool = False
-    """Whether `sidekick verify --timer` restores what was changed by hand, or only reports it."""
+    """Whether `sidekick verify --timer` restores values changed by hand, or only reports them."""
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -57,17 +61,17 @@ def read_config(host: Host) -> RebootConfig:
 
 
 def recent(host: Host, reboots: Reboots) -> Reboots:
-    """Return those of the reboots that count against the next one.
+    """Return the reboots within the last hour, which count against the next one.
 
-    Time is how long the boots since have lasted: a clock may start earlier with each of them.
-    Of reboots that an earlier release noted only the time is known; a later time than now counts.
+    The age of a reboot is the sum of the uptimes since: after a boot the clock may be wrong. For
+    reboots that an earlier release recorded only the time is known; a time in the future counts.
     """
     found: list[Rebooted | float] = []
     since_s = host.monotonic()
     for each in reversed(reboots):
         if isinstance(each, Rebooted):
             if each.boot_id == host.hardware.boot_id:
-                continue  # asked for, and did not happen
+                continue  # requested, but it did not happen
             found += [each] if since_s < WINDOW_S else []
             since_s += each.uptime_s
         elif host.now() - each < WINDOW_S:
@@ -76,13 +80,13 @@ def recent(host: Host, reboots: Reboots) -> Reboots:
 
 
 def noted(host: Host, reboots: Reboots) -> Reboots:
-    """Return the reboots with the end of this boot among them, once."""
+    """Return the recent reboots and, once, the end of this boot."""
     ends = Rebooted(boot_id=host.hardware.boot_id, uptime_s=host.monotonic())
     return (*recent(host, reboots), ends)
 
 
 def came_back_without(target: Target, attempt: Attempt) -> Failure:
-    """Return the failure of a target whose reboot did not bring what it was for."""
+    """Return the failure of a target whose reboot did not have its effect."""
     return Failure(
         name=target.name,
         generation=target.generation,
@@ -93,10 +97,41 @@ def came_back_without(target: Target, attempt: Attempt) -> Failure:
     )
 
 
+def begin(
+    host: Host,
+    state: StateFolder,
+    record: Record,
+    sight: Sight,
+    purpose: str,
+    report: Report,
+) -> Report:
+    """Start the reboot into the staged command line; return the report of the run.
+
+    Raises `Unprocessable` or `HostError` if the reboot is refused; the report then has the reason.
+    """
+    try:
+        tasks = tasks_of(host)
+        if tasks:
+            raise Unprocessable(
+                f"no reboot while tasks run ({', '.join(tasks[:3])})",
+                hint="drain the machine first; the profile stays staged",
+            )
+        way, attempt = plan(host, record, sight.boot, sight.wish, purpose)
+        state.save(replace(record, attempt=attempt, reboots=noted(host, record.reboots)))
+        report = replace(report, detail=f"rebooting by {way.name}")
+        state.write_status(report)
+        host.log.info("reboot", extra={"way": way.name, "purpose": attempt.purpose})
+        carry_out(host, way, sight.boot, sight.wish)
+    except (Unprocessable, HostError) as e:
+        state.write_status(replace(report, detail=str(e)))
+        raise
+    return report
+
+
 def plan(
     host: Host, record: Record, boot: BootLine, wish: BootWish, purpose: str
 ) -> tuple[Way, Attempt]:
-    """Return how to reboot, and what to note before. Raises what `choose` raises."""
+    """Return how to reboot, and the attempt to record first. Raises what `choose` raises."""
     way = choose(host, read_config(host), boot, wish, record.reboots)
     boot_id, now = host.hardware.boot_id, host.now()
     return way, Attempt(boot_id=boot_id, purpose=purpose, way=way.name, at=now)
@@ -105,10 +140,9 @@ def plan(
 def choose(
     host: Host, config: RebootConfig, boot: BootLine, wish: BootWish, reboots: Reboots
 ) -> Way:
-    """Return how to reboot into what is wished.
+    """Return how to reboot into the wanted line.
 
-    Raises `Unprocessable` where the host would come back with its old line, or was rebooted
-    too often of late.
+    Raises `Unprocessable` if the host would boot its old line, or was rebooted too often.
     """
     if len(recent(host, reboots)) >= MOST_REBOOTS:
         raise Unprocessable(
@@ -152,7 +186,7 @@ def carry_out(host: Host, way: Way, boot: BootLine, wish: BootWish) -> None:
 
 
 def _kexec(host: Host, config: RebootConfig, wish: BootWish) -> tuple[str, str, str]:
-    """Return kernel and initial RAM disk to load, and why that cannot be done if so."""
+    """Return kernel and initial RAM disk to load, and why kexec is impossible ("" if it is not)."""
     version = next(iter(wish.groups.get(VERSION, ())), host.hardware.kernel)
     kernel = config.kexec_kernel or f"/boot/vmlinuz-{version}"
     initrd = config.kexec_initrd or ("" if config.kexec_kernel else f"/boot/initrd.img-{version}")

@@ -1,4 +1,4 @@
-"""The record: which profile is applied, and what everything was before that."""
+"""The record: which profile is applied, and the original value of each setting."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ class OwnedGroup(msgspec.Struct, frozen=True, kw_only=True):
     displaced: tuple[str, ...] = ()
     """The host's own arguments of the group, which had its place."""
     late: bool = False
-    """May linger: what it did is undone at run time."""
+    """Whether it may stay on the line after its release: its effect is undone at run time."""
     before: str = ""
     """For the guard: the host's own `kernel.panic` before the first boot with it."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile as it was asked for: rendered, so that a boot can bring it back as it was."""
+    """A requested profile with its rendered values, so that a boot restores exactly these."""
 
     name: str = ""
-    """Empty for no profile: every original."""
+    """Empty for no profile: every original is restored."""
     generation: int = 0
     epoch: int = 0
     wanted: tuple[WantedSetting, ...] = ()
     texts: tuple[ProfileText, ...] = ()
-    """The files it was rendered from: `verify` renders them again for the host of then."""
+    """The files it was rendered from: `verify` renders them again with the facts of that time."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """A reboot that sidekick asked for; kept until its purpose is seen to be met."""
+    """A reboot that sidekick requested; kept until its effect is verified."""
 
     boot_id: str
     """Boot id of the boot that was left."""
     purpose: str
-    """Which arguments it was to bring, for which generation."""
+    """The arguments that the reboot must bring, and the generation."""
     way: str
     at: float
 
 
 class Rebooted(msgspec.Struct, frozen=True, kw_only=True):
-    """A boot that ended by a reboot of ours."""
+    """A boot that ended by a reboot of sidekick."""
 
     boot_id: str
     uptime_s: float
@@ -54,7 +54,7 @@ class Rebooted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """The last switch that was asked for, where it failed."""
+    """The last requested switch, if it failed."""
 
     name: str
     generation: int = 0
@@ -81,14 +81,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The boot to which the applied values and the originals belong."""
     applied: Target | None = None
     originals: dict[str, str | None] = {}
-    """What every setting was before the first profile that claimed it."""
+    """The value of each setting before the first profile that claimed it."""
     left: dict[str, str] = {}
-    """Originals that the kernel did not take back: the next boot brings them."""
+    """Originals that the kernel refused: the next boot restores them."""
     boot: tuple[OwnedGroup, ...] = ()
-    """What of the boot line is ours: staged, in force, or still to be taken off."""
+    """Sidekick's groups on the boot line: staged, in force, or still to be removed."""
     failure: Failure | None = None
     attempt: Attempt | None = None
     reboots: tuple[Rebooted | float, ...] = ()
-    """Our reboots of late, oldest first: a guard against a loop. An earlier release noted the times
-    of a clock that each boot may set otherwise."""
+    """Recent reboots by sidekick, oldest first: a guard against a loop. An earlier release recorded
+    wall-clock times (`float`), which a boot may change."""
     trial: Trial | None = None

@@ -1,4 +1,4 @@
-"""What is wanted, what changes and what was found: printed, stored and read by the agent.
+"""Wanted values, changes and results of runs: printed, stored, and read by the agent.
 
 The agent reads `status.json` as its own `ProfileStatus`, so the names of `Report` and
 `SettingReport` are part of a contract: fields are added, never renamed.
@@ -20,20 +20,20 @@ class ApplyOutcome(StrEnum):
     ALREADY = "already"
     """Was as wanted before; nothing was written."""
     UNSUPPORTED = "unsupported"
-    """This kernel lacks it, and the profile can do without."""
+    """This kernel lacks it, and the profile does not require it."""
     PENDING_REBOOT = "pending_reboot"
     """Staged for the next boot; not in force."""
     FAILED = "failed"
     DRIFTED = "drifted"
     """Was applied; it was changed by hand since."""
     PARTIAL = "partial"
-    """As much of it as there was; the profile takes that."""
+    """Less than wanted; the profile accepts that."""
     UNDONE = "undone"
     """Has its earlier value again."""
 
 
 class ProfileState(StrEnum):
-    """State of the machine with regard to the profile that was asked for last."""
+    """State of the machine in relation to the profile that was requested last."""
 
     NONE = "none"
     APPLYING = "applying"
@@ -44,14 +44,14 @@ class ProfileState(StrEnum):
 
 
 class Disruption(StrEnum):
-    """What a change costs the users of the host, in rising order."""
+    """What a change disrupts on the host, in rising order."""
 
     LIVE = "live"
-    """In force at once; running tasks need not notice."""
+    """In force at once, without an interruption of running tasks."""
     RESTART = "restart"
     """A service of the host is restarted."""
     DRAIN = "drain"
-    """Not while tasks run."""
+    """Not possible while tasks run."""
     KEXEC = "kexec"
     """A new kernel start without the firmware is enough; a full reboot does it too."""
     REBOOT = "reboot"
@@ -63,7 +63,7 @@ class Disruption(StrEnum):
 
 
 def most_disruptive(needs: Iterable[Disruption]) -> Disruption:
-    """Return the largest need, which brings all of them into force."""
+    """Return the largest disruption, which puts all changes into force."""
     return max(needs, key=lambda need: need.rank, default=Disruption.LIVE)
 
 
@@ -78,11 +78,11 @@ class WantedSetting(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """The profile file that sets it, which may be a parent."""
     options: dict[str, str] = {}
-    """What else its kind needs to apply it; each kind has its own keys."""
+    """Further values that its kind needs to apply it; each kind has its own keys."""
 
 
 class ProfileText(msgspec.Struct, frozen=True):
-    """The file of one profile as it was read: enough to render it again for the host of then."""
+    """The text of one profile file, from which `verify` can render the profile again."""
 
     name: str
     path: str
@@ -102,13 +102,13 @@ class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
     restarts: tuple[str, ...] = ()
     """Units that must be restarted before it is in force; each once, after all writes."""
     undo_setting: str = ""
-    """What undo writes instead, where writing `before` back is not accepted: a sysctl that
-    reads 0 because its twin is in force refuses the 0 (see `settings/sysctl.py`)."""
+    """The setting that undo writes if the kernel refuses `before`: a sysctl that reads 0 because
+    its twin is in force refuses the 0 (see `settings/sysctl.py`)."""
     undo_value: str = ""
 
 
 class SettingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting as it was wanted and as it was read back."""
+    """The wanted and the observed value of one setting."""
 
     setting: str
     outcome: ApplyOutcome
@@ -119,7 +119,7 @@ class SettingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportedSwitch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one setting came to in a switch, and how long it took."""
+    """The outcome of one setting in a switch, and its duration."""
 
     setting: str
     outcome: ApplyOutcome
@@ -127,7 +127,7 @@ class ReportedSwitch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Switched(msgspec.Struct, frozen=True, kw_only=True):
-    """The last run that wrote anything, by which switches of a fleet are counted."""
+    """The last run that wrote anything; the control plane counts switches by it."""
 
     name: str
     generation: int = 0
@@ -159,16 +159,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rolled_back: bool = False
     """The run failed and everything it had written was undone."""
     command: str = ""
-    """apply, verify, rollback, resume, try, confirm, revert or repair: what this reports on."""
+    """apply, verify, rollback, resume, try, confirm, revert or repair."""
     boot_id: str = ""
     uptime_s: float = 0.0
-    """When this was read back, in seconds since that boot: no step of the clock moves it."""
+    """When this was read back, in seconds since that boot; independent of clock steps."""
     switched: Switched | None = None
-    """The last switch; a mere check of the host keeps it."""
+    """The last switch; a check of the host does not change it."""
 
 
 def switch_of(report: Report, written: Iterable[str]) -> Switched:
-    """Return what a run took that wrote these settings, each counted once."""
+    """Return the durations of a run for the settings that it wrote, each once."""
     names = set(written)
     return Switched(
         name=report.name,
@@ -188,7 +188,7 @@ def switch_of(report: Report, written: Iterable[str]) -> Switched:
 
 
 class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `plan` prints."""
+    """The output of `plan`."""
 
     name: str
     needs: Disruption
@@ -210,5 +210,5 @@ EXIT_CODES = {
 
 
 def exit_code(report: Report) -> int:
-    """Return what a command that ended with this report exits with (docs/sidekick.md)."""
+    """Return the exit code of a command that ended with this report (docs/sidekick.md)."""
     return 4 if report.rolled_back else EXIT_CODES[report.state]

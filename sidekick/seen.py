@@ -1,8 +1,8 @@
-"""Keeps what a `verify` read, for `look.py` to read again.
+"""Records what a `verify` read, so that `look.py` can read it again.
 
-Only of a host that is as its profile wants it, and only if all that was read can be read again by
-a plain program: files, names, bytes at a place, answers of network interfaces. Otherwise nothing
-is kept, and each look is a full one.
+The record exists only if the host matches its profile, and if `look.py` can repeat every read:
+files, names, bytes at an offset, answers of network interfaces. Otherwise each check of the timer
+is a full `verify`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from wire.errors import KernelFileError, ProgramError
 
 
 class KeepingFs(KernelFs, frozen=True):
-    """The kernel's files; what is read of them is kept."""
+    """The kernel's files; records what is read."""
 
     plain: KernelFs = msgspec.field(default_factory=KernelFs)
-    """Where they are read."""
+    """The files without the recording."""
     kept: dict[tuple[bytes, bytes], bytes] = msgspec.field(default_factory=dict)
-    beyond: list[str] = msgspec.field(default_factory=list)
-    """What was reached in a way that is not kept."""
+    unrecorded: list[str] = msgspec.field(default_factory=list)
+    """Accesses that cannot be recorded."""
 
     def path(self, path: str) -> Path:
-        """Return where a file is: the caller reads it itself."""
-        self.beyond.append(path)
+        """Return the path of a file, which the caller reads without a record."""
+        self.unrecorded.append(path)
         return self.plain.path(path)
 
     def exists(self, path: str) -> bool:
@@ -51,13 +51,13 @@ class KeepingFs(KernelFs, frozen=True):
             if isinstance(e.__cause__, FileNotFoundError | NotADirectoryError):
                 self._keep(look.MISSING, path, b"")
             else:
-                self.beyond.append(path)
+                self.unrecorded.append(path)
             raise
         self._keep(look.TEXT, path, look.still(path.encode(), text.encode()))
         return text
 
     def find_bytes(self, path: str) -> bytes | None:
-        """Return a file as it is."""
+        """Return the bytes of a file."""
         found = self.plain.find_bytes(path)
         if found is None:
             self._keep(look.MISSING, path, b"")
@@ -69,22 +69,22 @@ class KeepingFs(KernelFs, frozen=True):
         """Return `size` bytes at an offset of a file."""
         found = self.plain.find_at(path, offset, size)
         if found is None:
-            self.beyond.append(path)
+            self.unrecorded.append(path)
         else:
             self._keep(look.BYTES, f"{path} {offset} {size}", found)
         return found
 
     def noticed(self, interface: str, command: int, answer: bytes) -> None:
-        """Keep what a network interface answered."""
+        """Record the answer of a network interface."""
         if answer:
             place = f"{interface} {command} {len(answer) // 4}"
             self.kept[look.ANSWER, place.encode()] = answer
         else:
-            self.beyond.append(interface)
+            self.unrecorded.append(interface)
 
     def write(self, path: str, value: str) -> None:
-        """Set the attribute: then what was read before is not what is."""
-        self.beyond.append(path)
+        """Set the attribute; the earlier reads are then out of date."""
+        self.unrecorded.append(path)
         self.plain.write(path, value)
 
     def names(self, path: str) -> list[str]:
@@ -96,18 +96,18 @@ class KeepingFs(KernelFs, frozen=True):
     def _keep(self, kind: bytes, path: str, answer: bytes) -> None:
         place = os.fsencode(self.plain.path(path))
         if self.kept.setdefault((kind, place), answer) != answer:
-            self.beyond.append(path)  # it moves by itself
+            self.unrecorded.append(path)  # its value changes between two reads
 
 
 class _Programs:
-    """Programs; what they say is not kept."""
+    """Runs programs; their output cannot be recorded."""
 
     def __init__(self, host: Host, fs: KeepingFs) -> None:
         self._processes, self._fs = host.processes, fs
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Completed:
-        """Run a program, which no look does."""
-        self._fs.beyond.append(argv[0])
+        """Run a program, which `look.py` cannot repeat."""
+        self._fs.unrecorded.append(argv[0])
         return self._processes.run(argv, timeout_s=timeout_s, check=check)
 
     def lines(self, argv: Sequence[str]) -> Lines:
@@ -116,17 +116,17 @@ class _Programs:
 
 
 def watched(host: Host) -> tuple[Host, KeepingFs]:
-    """Return the host such that what is read of it is kept, and where."""
+    """Return the host with recording files, and these files."""
     fs = KeepingFs(host.fs.root, host.fs)
     return replace(host, fs=fs, processes=_Programs(host, fs)), fs
 
 
 def keep(state: StateFolder, report: Report, fs: KeepingFs) -> bool:
-    """Keep what was read for a report; return whether it can be read again.
+    """Store what was read for a report; return whether `look.py` can read it again.
 
-    The caller holds the lock, and has found neither a run that was cut off nor a trial.
+    The caller holds the lock, and has found neither an interrupted run nor a trial.
     """
-    if report.state is not ProfileState.VERIFIED or fs.beyond:
+    if report.state is not ProfileState.VERIFIED or fs.unrecorded:
         return False
     fs.read("/proc/sys/kernel/random/boot_id")
     stamped = replace(report, at=-1.0, uptime_s=-2.0)

@@ -1,8 +1,8 @@
-"""What each kind of setting can do, and what it may use.
+"""The interface of each kind of setting, and its access to the host.
 
 A kind is one class in one module of `settings/` and one line of its registry; no other code
 names it (docs/settings.md shows how to write one). `Setting` implements all five verbs for
-a kind whose settings are values that are read and written; other kinds override what differs.
+kinds whose settings are values that are read and written; other kinds override methods.
 
 `merge`, `check`, `wanted`, `plan`, `boot` and `verify` are pure; `observe` reads; `apply` and
 `undo` write one change and read it back.
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from sidekick.profile import Profile
 
 Observed = Mapping[str, str | None]
-"""What was read, by setting; None where this host has no such thing."""
+"""The observed value of each setting; None if this host lacks the setting."""
 
 RUNNING = "boot.running"
 STAGED = "boot.staged"
-"""Names below which `verify` finds the kernel command line of this boot and of the next."""
+"""Names under which `verify` finds the kernel command line of this boot and of the next."""
 
 
 class Log(Protocol):
@@ -40,11 +40,11 @@ class Log(Protocol):
         """Report a change."""
 
     def warning(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
-        """Report what an operator may have to act upon."""
+        """Report a problem that an operator may have to solve."""
 
 
 class NoLog:
-    """A log that is dropped: most runs answer by their report alone."""
+    """Drops all messages: most runs only write a report."""
 
     def info(self, sentence: str, /, *, extra: Mapping[str, object]) -> None:
         """Report nothing."""
@@ -69,11 +69,11 @@ class Host(msgspec.Struct, frozen=True):
     services: ServiceControl | None = None
     """The service manager; None for the one that belongs to `fs`."""
     mounts: Mounts | None = None
-    """What changes mounts; None for the kernel of `fs`."""
+    """Changes mounts; None for the kernel of `fs`."""
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """What came of one change, after reading it back."""
+    """The result of one change, after reading it back."""
 
     outcome: ApplyOutcome
     actual: str
@@ -86,8 +86,8 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     settings: tuple[str, ...]
     """The names of the wanted values that it comes from."""
     group: str
-    """What they are one value of: a key, or several keys that only mean something together.
-    All that the host's own line has of the group is set aside for them."""
+    """A key, or several keys that only have a meaning together. The arguments replace those of the
+    same group on the host's own line."""
     arguments: tuple[str, ...]
     source: str = ""
     late: bool = False
@@ -104,29 +104,30 @@ class Setting:
     section: ClassVar[Any]
     """The type of that section: a Struct that forbids unknown fields, or a dict."""
     carries_others: ClassVar[bool] = False
-    """Whether other kinds stand on it: it is set before them, and given back after them."""
+    """Whether other kinds depend on it: it is set before them, and restored after them."""
     brings_settings: ClassVar[bool] = False
     """Whether settings of other kinds may exist only once it is set."""
     interdependent: ClassVar[bool] = False
-    """Whether its values bound or change each other: the order of its writes is searched, and a
-    value that a later write changed is written again."""
+    """Whether its values limit or change each other. Then sidekick searches for an order of writes
+    that the kernel accepts, and repeats writes whose values a later write changed."""
 
     is_restored_by_boot: ClassVar[bool] = False
-    """Whether an original that the kernel does not take back may be left to the next boot."""
+    """Whether the next boot restores an original that the kernel refuses now."""
 
     # the table of a profile
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
-        """Return the table of a profile whose parent has one too, both as TOML has them."""
+        """Return the merged table of a profile and its parent, both undecoded."""
         return {**parent, **child}
 
     def check(self, profile: Profile) -> list[FieldError]:  # noqa: ARG002
-        """Return everything that is wrong with the section, on any host."""
+        """Return all errors of the section that hold on any host."""
         return []
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
-        """Return what the profile asks of this host. Raises `Unprocessable` if that is
-        more than the host can give.
+        """Return what the profile asks of this host.
+
+        Raises `Unprocessable` if that is more than the host has.
         """
         raise NotImplementedError
 
@@ -137,7 +138,7 @@ class Setting:
     # what is known about one name
 
     def needs(self, setting: str) -> Disruption:  # noqa: ARG002
-        """Return what changing it costs."""
+        """Return what a change of it disrupts."""
         return Disruption.LIVE
 
     def restarts(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
@@ -149,7 +150,7 @@ class Setting:
         return ()
 
     def changes_too(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
-        """Return settings whose values the kernel changes with it, and leaves so while it holds."""
+        """Return settings that the kernel changes with it, for as long as it is in force."""
         return ()
 
     def claims(self, setting: str) -> tuple[str, ...]:
@@ -168,8 +169,9 @@ class Setting:
         return "this kernel lacks it"
 
     def outlives_boot(self, setting: str, booted_with: Sequence[str]) -> bool:  # noqa: ARG002
-        """Return whether its original outlives a boot. What is set at run time does not: a
-        boot brings the host's own value back. `booted_with` are our arguments in force.
+        """Return whether its original outlives a boot; `booted_with` are our arguments in force.
+
+        Values set at run time do not: a boot restores the host's own value.
         """
         return False
 
@@ -184,7 +186,7 @@ class Setting:
         raise NotImplementedError
 
     def same(self, one: str, other: str) -> bool:
-        """Return whether two texts are one value."""
+        """Return whether two texts mean the same value."""
         return one.split() == other.split()
 
     def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
@@ -198,8 +200,8 @@ class Setting:
     ) -> list[SettingChange]:
         """Return the writes that lead from `observed` to `wanted`, in order.
 
-        What an earlier profile changed and this one does not want goes back to its
-        original; nothing else is touched.
+        Settings that an earlier profile changed and this one does not want return to their
+        originals. No other setting is changed.
         """
         ours = {w.setting: w for w in wanted}
         back = [
@@ -214,7 +216,7 @@ class Setting:
         ]
 
     def change(self, wanted: WantedSetting, now: str) -> SettingChange:
-        """Return the write that brings one value about."""
+        """Return the write that sets one wanted value."""
         return SettingChange(
             setting=wanted.setting,
             before=now,
@@ -226,7 +228,7 @@ class Setting:
         )
 
     def apply(self, host: Host, change: SettingChange) -> Applied:
-        """Write one change and say what was read back. Raises `HostError`."""
+        """Write one change and read it back. Raises `HostError`."""
         self.write(host, change.setting, change.after)
         actual = self.read(host, change.setting) or ""
         if self.same(actual, change.after):
@@ -252,7 +254,7 @@ class Setting:
         )
 
     def undo(self, host: Host, change: SettingChange) -> None:
-        """Bring back what was before one change. Raises `HostError` where that is not so."""
+        """Restore the value before one change. Raises `HostError` if it does not read back."""
         if self.same(self.read(host, change.setting) or "", change.before):
             return
         self.write(host, change.setting, change.before)

@@ -1,7 +1,7 @@
-"""Writes values that bound or change each other, in an order that the kernel accepts.
+"""Writes values that limit or change each other, in an order that the kernel accepts.
 
-The kernel checks a write against the values in force: a lower period is refused while the runtime
-is above it. Which values depend on which is known to the kernel alone, so the order is searched.
+The kernel checks a write against the values in force: it refuses a lower period while the runtime
+is above it. Only the kernel has the dependencies between values, so an order is found by trial.
 """
 
 from __future__ import annotations

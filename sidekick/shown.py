@@ -1,4 +1,4 @@
-"""What commands print: tables and colour on a terminal, tabs in a pipe, JSON on request.
+"""The output of commands: tables and colour on a terminal, tabs in a pipe, JSON on request.
 
 In a pipe every line is a row, except the summary at the end, so that `sidekick plan web | cut -f1`
 works.
@@ -116,7 +116,7 @@ def print_report(report: Report) -> None:
 
 
 def print_plan(report: PlanReport, why: dict[str, str]) -> None:
-    """Print what would change, how, and what it affects; `why` is what the host lacks."""
+    """Print the changes, their way and risk; `why` has the reason for each missing setting."""
     rows: list[Sequence[object]] = [
         (c.setting, c.before, c.after, c.needs, RISKS[c.needs], c.why) for c in report.changes
     ]
@@ -136,7 +136,7 @@ def _absent(wanted: WantedSetting, how: str, why: dict[str, str]) -> Sequence[ob
 
 
 def print_error(error: TwineError) -> None:
-    """Print what went wrong, everything that is wrong, and what to try."""
+    """Print the error, all its details, and what to try."""
     _say(f"{_styled('sidekick:', RED, sys.stderr)} {error}", sys.stderr)
     for each in error.errors:
         _say(f"  {each.field}: {each.reason}", sys.stderr)

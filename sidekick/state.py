@@ -1,15 +1,15 @@
-"""The folder of what must survive a crash: the record, the journal of a run, the last report.
+"""The folder of the state that survives a crash: the record, the journal of a run, the last report.
 
-`state.json`    the record: what is applied, and what everything was before that
-`journal.jsonl` one line for each step of the run under way; gone when it has ended
+`state.json`    the record: the applied profile, and the original value of each setting
+`journal.jsonl` one line for each step of the present run; removed at its end
 `status.json`   the last report, for the agent
 `lock`          held by the sidekick that changes the host
-`seen`          what the last look read, until a sidekick takes the lock
-`reserve`       space of the disk that is given up for the record and the journal when it is full
+`seen`          what the last `verify` read; the next sidekick that takes the lock removes it
+`reserve`       reserved space, freed for the record and the journal when the disk is full
 
-A file is replaced by rename and a line is appended whole; both are on the disk (fsync of
-file and folder) before the next step begins. The record and the journal must not be lost. Reports
-can be made again, so that a torn one counts as none.
+A file is replaced by rename and a line is appended as a whole. Both are on the disk (fsync of file
+and folder) before the next step begins. The record and the journal must not be lost. A damaged
+report is ignored: sidekick can make it again.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from wire.errors import Busy, Forbidden, HostError
 
 LOCK_POLL_S = 0.1
 LOCK_WAIT_S = 0.3
-"""The least wait: `status` holds the lock for an instant to see whether it is free."""
+"""The shortest wait: `status` holds the lock for a moment to find out whether it is free."""
 
 _T = TypeVar("_T")
 
 
 RESERVE_BYTES = 1 << 20
-"""Several times the record and the journal of a host with hundreds of settings."""
+"""Several times the size of the record and the journal of a host with hundreds of settings."""
 
 
 class StateFolder(msgspec.Struct, frozen=True):
-    """The folder that holds all of it."""
+    """The folder of the state."""
 
     folder: Path
     disk: Disk = msgspec.field(default_factory=Disk)
 
     def load(self) -> Record:
-        """Return the record, an empty one on a host that never had a profile."""
+        """Return the record; an empty one if the host never had a profile."""
         record = self._read("state.json", Record)
         if record is None:
             return Record()
@@ -73,7 +73,7 @@ class StateFolder(msgspec.Struct, frozen=True):
         self._insist(lambda: self._write("state.json", record))
 
     def reserve(self) -> None:
-        """Set space aside for the record and the journal. Raises `HostError` without any."""
+        """Reserve space for the record and the journal. Raises `HostError` if there is none."""
         self.disk.reserve(self.folder / "reserve", RESERVE_BYTES)
 
     def read_status(self) -> Report | None:
@@ -86,7 +86,7 @@ class StateFolder(msgspec.Struct, frozen=True):
             return None
 
     def write_status(self, report: Report) -> None:
-        """Replace the last report; leave none rather than an old one where the disk refuses it."""
+        """Replace the last report; if the disk refuses, remove the old one."""
         for _ in range(2):
             with contextlib.suppress(HostError):
                 self._write("status.json", report)
@@ -95,8 +95,9 @@ class StateFolder(msgspec.Struct, frozen=True):
                 self.disk.remove(self.folder / "status.json")
 
     def keep(self, data: bytes) -> None:
-        """Keep what `look.py` reads again, until a sidekick takes the lock. Proves nothing after a
-        boot, so that it need not be on the disk. Without it the next look is a full one.
+        """Store what `look.py` reads again, until a sidekick takes the lock.
+
+        There is no fsync: after a boot it is not used. Without it the timer runs a full `verify`.
         """
         path = self.folder / KEPT
         temporary = path.with_name(KEPT + ".new")
@@ -116,7 +117,7 @@ class StateFolder(msgspec.Struct, frozen=True):
         self._insist(lambda: self.disk.append(self._journal, line_of(step)))
 
     def end(self) -> None:
-        """Close the journal: the run came to its end."""
+        """Remove the journal at the end of the run."""
         self.disk.remove(self._journal)
 
     def unfinished(self) -> Run | None:
@@ -145,7 +146,7 @@ class StateFolder(msgspec.Struct, frozen=True):
                         hint="--wait-s waits for it; `sidekick status` shows its progress",
                     )
                 sleep(LOCK_POLL_S)
-            with contextlib.suppress(OSError):  # a full disk: the name of the holder is for people
+            with contextlib.suppress(OSError):  # a full disk: only messages use the holder's id
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
             with translated(f"cannot remove {self.folder / KEPT}"):
@@ -155,7 +156,7 @@ class StateFolder(msgspec.Struct, frozen=True):
             os.close(fd)
 
     def is_locked(self) -> bool:
-        """Return whether a sidekick is at work."""
+        """Return whether a sidekick is running."""
         with translated(f"cannot read the lock in {self.folder}"):
             if not (self.folder / "lock").exists():
                 return False
@@ -185,7 +186,7 @@ class StateFolder(msgspec.Struct, frozen=True):
             ) from e
 
     def _insist(self, write: Callable[[], None]) -> None:
-        """Write what must not be lost: on a full disk give up the reserve for it."""
+        """Write data that must not be lost: on a full disk free the reserve first."""
         try:
             write()
         except HostError as e:

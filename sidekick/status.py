@@ -1,4 +1,4 @@
-"""How the host compares to its profile: read, never changed."""
+"""Compares the host with its profile; changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEW_HERE = "the host lacked it when the profile was applied; apply the profile a
 
 
 def state_of(reports: Iterable[SettingReport], name: str) -> ProfileState:
-    """Return the state of a profile whose settings stand so; the worst one decides."""
+    """Return the state of a profile with these outcomes; the worst one decides."""
     outcomes = {report.outcome for report in reports}
     if ApplyOutcome.FAILED in outcomes:
         return ProfileState.DEGRADED
@@ -34,7 +34,7 @@ def state_of(reports: Iterable[SettingReport], name: str) -> ProfileState:
 
 
 def verify(host: Host, state: StateFolder) -> Report:
-    """Compare the host with the applied profile, and keep the result for the agent."""
+    """Compare the host with the applied profile, and store the result for the agent."""
     began = host.monotonic()
     record = state.load()
     last = state.read_status()
@@ -45,7 +45,7 @@ def verify(host: Host, state: StateFolder) -> Report:
 
 
 def status(host: Host, state: StateFolder) -> Report:
-    """Return the last report, corrected by what has happened since; made again where it is lost."""
+    """Return the last report, corrected by later events; if it is lost, a new one."""
     record, last = state.load(), state.read_status()
     unfinished = state.unfinished()
     if unfinished and state.is_locked():
@@ -85,7 +85,7 @@ def refuse(host: Host, state: StateFolder, target: Target, error: TwineError) ->
 
 
 def _looked_at(host: Host, state: StateFolder, record: Record, last: Report | None) -> Report:
-    """Compare the host with what its profile asks of it now."""
+    """Compare the host with what its profile asks for with the present facts."""
     applied = record.applied or Target()
     target, problem = rendered_again(applied, host)
     applied_names = {wanted.setting for wanted in applied.wanted}
@@ -103,7 +103,7 @@ def _looked_at(host: Host, state: StateFolder, record: Record, last: Report | No
 
 
 def _blamed(host: Host, report: SettingReport, last: Report | None) -> SettingReport:
-    """Return a report of a drifted setting with when and by which program, as far as is known.
+    """Return the report of a drifted setting with the time and the program, as far as known.
 
     A drift that was reported before keeps its detail.
     """
@@ -124,7 +124,7 @@ def _clock(at: float) -> str:
 def _judged(
     host: Host, state: StateFolder, record: Record, reports: Sequence[SettingReport]
 ) -> Report:
-    """Return the report on a host that nothing is being done to."""
+    """Return the report on a host without a running sidekick."""
     target, last = record.applied or Target(), state.read_status()
     standing, detail = state_of(reports, target.name), ""
     unfinished = state.unfinished()

@@ -1,8 +1,8 @@
 """Ranges that the kernel accepts for common sysctls, so that lint can report a value early.
 
-For lint only: a run leaves it to the kernel, whose EINVAL undoes it. Bounds that every kernel since
-6.1 has. Source: Linux, the `extra1` and `extra2` of the tables of kernel/sysctl.c, mm and net/ipv4,
-and Documentation/admin-guide/sysctl.
+Only lint uses them: in a run the kernel refuses the value (EINVAL), and the run is undone. Every
+kernel since 6.1 has these bounds. Source: Linux, the `extra1` and `extra2` of the tables of
+kernel/sysctl.c, mm and net/ipv4, and Documentation/admin-guide/sysctl.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ for most of these sysctls, and then misbehaves."""
 
 
 def why_out_of_range(name: str, value: str) -> str:
-    """Return why a value cannot be meant, "" where nothing is known against it."""
+    """Return why a value is out of range; "" if it is not, or if the range is unknown."""
     parts = value.split()
     if not all(part.lstrip("-").isdigit() for part in parts):
         return "must be a number" if name in RANGES or name in RISING else ""

@@ -1,4 +1,4 @@
-"""What a profile asks of this host, checked as a whole before anything is written."""
+"""Computes what a profile asks of this host, and checks it before the first write."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from wire.errors import ConfigError, FieldError, TwineError
 def target_of(profile: Profile, host: Host, generation: int = 0, epoch: int = 0) -> Target:
     """Return what a profile asks of this host.
 
-    Raises `ConfigError` with everything that is wrong with it, and `Unprocessable` where it
-    asks for more than the host has.
+    Raises `ConfigError` with all errors of the profile, and `Unprocessable` if it asks for more
+    than the host has.
     """
     settings = settings_of(profile.sections)
     errors = [error for setting in settings for error in setting.check(profile)]
@@ -37,10 +37,10 @@ def target_of(profile: Profile, host: Host, generation: int = 0, epoch: int = 0)
 
 
 def rendered_again(target: Target, host: Host) -> tuple[Target, str]:
-    """Return what an applied profile asks of the host of now, from the files it was applied from.
+    """Return what an applied profile asks of the host now, from the files it was applied from.
 
-    Disks, interfaces and processors come and go. A target of an earlier release has no files and
-    is returned as it is. So is one that the host of now cannot be asked for, with the reason.
+    Disks, interfaces and processors come and go. A target of an earlier release has no files and is
+    returned unchanged. A target that no longer fits the host is too, with the reason.
     """
     texts = {text.name: text for text in target.texts}
     if target.name not in texts:
@@ -54,7 +54,7 @@ def rendered_again(target: Target, host: Host) -> tuple[Target, str]:
 
 
 def contributions(wanted: Sequence[WantedSetting], own: str) -> list[Contribution]:
-    """Return what these values need of the boot line; `own` is the host's own line."""
+    """Return the kernel arguments that these values need; `own` is the host's own line."""
     settings = settings_of(w.setting for w in wanted)
     return [c for setting in settings for c in setting.boot(of_kind(setting, wanted), own)]
 
@@ -65,7 +65,7 @@ def of_kind(setting: Setting, wanted: Iterable[WantedSetting]) -> list[WantedSet
 
 
 def _twice(wanted: Iterable[WantedSetting]) -> list[FieldError]:
-    """Return the settings that would set what another one sets too."""
+    """Return an error for each setting that sets the same thing as another one."""
     owners: dict[str, str] = {}
     errors = []
     for each in wanted:

@@ -1,8 +1,8 @@
 """Profiles that are templates: `NAME.toml.j2` is rendered by jinja2 to TOML, with the host's facts.
 
-Plain TOML with `[[when]]` and expressions is checked for all hosts; a template only as far as this
-host renders it (docs/adr/0190). Each line of the result is mapped to its line of the template, so
-errors and sources name what a person can edit.
+Plain TOML with `[[when]]` and expressions is checked for all hosts. A template is checked only for
+the facts of this host (docs/adr/0190). Each line of the result is mapped to its line of the
+template, so errors and sources name a line that a user can edit.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from wire.errors import ConfigError
 
 SUFFIX = ".toml.j2"
 RENDERED_MAX = 64 * 1024
-"""Characters of the result; as many as a profile may have bytes."""
+"""Characters of the result; the same number as the bytes of a profile."""
 _MARK = re.compile("\x01(\\d+)\x02")
 _FILE = "<template>"
-"""What jinja2 calls a template that has no file, in tracebacks."""
+"""jinja2's name for a template without a file, in tracebacks."""
 
 
 class TemplateLines:
@@ -34,20 +34,20 @@ class TemplateLines:
         return self._lines[min(line, len(self._lines)) - 1] if self._lines else 1
 
     def mapped(self, message: str) -> str:
-        """Return a parser's message with its line, and without its column: that is another one."""
+        """Return a parser's message with the template's line, and without the column."""
         return re.sub(
             r"at line (\d+), column \d+", lambda m: f"at line {self.find(int(m[1]))}", message
         )
 
 
 def render_template(path: str, text: str, facts: Facts) -> tuple[str, TemplateLines]:
-    """Return the TOML that a template gives on a host with these facts, and its lines' origins.
+    """Return the TOML of a template with these facts, and the origins of its lines.
 
-    Raises `ConfigError` with the line where the template cannot be rendered, or where jinja2 is
-    not installed.
+    Raises `ConfigError`, with the line, if the template cannot be rendered; also if jinja2 is not
+    installed.
     """
     try:
-        import jinja2  # half of sidekick's start, for hosts that have templates
+        import jinja2  # takes half of sidekick's start; only templates need it
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as e:
         raise ConfigError(

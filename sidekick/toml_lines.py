@@ -63,7 +63,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 MAX_DEPTH = 32
 MAX_DIGITS = 400
-"""More than any number of 64 bits takes, and fewer than Python refuses to read."""
+"""More digits than a number of 64 bits has, and fewer than Python refuses to parse."""
 _PIECE = re.compile(
     r'''"""(?:\\.|[^\\])*?"""|'''
     r"'''.*?'''|"
@@ -73,7 +73,7 @@ _PIECE = re.compile(
 
 
 def find_excess(text: str) -> str | None:
-    """Return what is too much for the parser and where, None where nothing is."""
+    """Return what exceeds the limits of the parser, and where; None if nothing does."""
     depth = 0
     for found in _PIECE.finditer(text):
         piece = found[0]

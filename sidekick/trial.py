@@ -1,7 +1,7 @@
 """A profile on trial: it is reverted unless it is confirmed in time.
 
-The target to restore and the timer that restores it are on disk before the first write. A crash of
-sidekick, of its shell, or of the host ends the trial as a missing confirmation does.
+The target to restore and the timer that restores it exist before the first write. After a crash of
+sidekick, of its shell, or of the host the trial ends as without a confirmation.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ UNIT = "twine-sidekick-revert"
 def begin(
     host: Host, state: StateFolder, target: Target, for_s: float, revert: list[str]
 ) -> Report:
-    """Apply a profile for a while; `revert` is the command that a timer runs at its end.
+    """Apply a profile for `for_s` seconds; `revert` is the command that a timer runs then.
 
-    Raises what `ApplyRun` raises; the host is then as it was.
+    Raises what `ApplyRun` raises; the host is then unchanged.
     """
     run = ApplyRun(host, state, target, command="try", trial_until=host.monotonic() + for_s)
-    run.heed_others()
+    run.check_allowed()
     _stop_timer(host)
     options = [f"--unit={UNIT}", f"--on-active={for_s:g}s", "--timer-property=AccuracySec=1s"]
     host.processes.run(["systemd-run", "--collect", *options, *revert])
@@ -44,7 +44,7 @@ def begin(
 
 
 def confirm(host: Host, state: StateFolder) -> Report:
-    """Keep the profile that is on trial. Raises `Conflict` where none is, or no longer."""
+    """Keep the profile that is on trial. Raises `Conflict` if none is, or if the trial is over."""
     record = state.load()
     if record.trial is None or is_over(record.trial, host):
         raise Conflict("no profile is on trial", hint="`sidekick status` shows what is in force")
@@ -56,7 +56,7 @@ def confirm(host: Host, state: StateFolder) -> Report:
 
 
 def revert(host: Host, state: StateFolder, *, due_only: bool = False) -> Report:
-    """End a trial now, and restore the target before it. Without one, report the host's state."""
+    """End a trial now and restore the target before it; without a trial report the host's state."""
     trial = state.load().trial
     if trial is None or (due_only and not is_over(trial, host)):
         return verify(host, state)
@@ -66,6 +66,6 @@ def revert(host: Host, state: StateFolder, *, due_only: bool = False) -> Report:
 
 
 def _stop_timer(host: Host) -> None:
-    """Stop the timer of a trial; one that does not stop finds nothing to do."""
+    """Stop the timer of a trial; a timer that cannot be stopped has no effect."""
     with contextlib.suppress(HostError):
         host.processes.run(["systemctl", "stop", f"{UNIT}.timer"], check=False)

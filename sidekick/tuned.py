@@ -1,4 +1,4 @@
-"""Profiles of TuneD turned into ours, with every line that could not be.
+"""Converts TuneD's profiles to sidekick's, and lists every line that has no counterpart.
 
 A line is converted only if ours then does the same on every host. Any other line is reported with
 file, number and reason. The condition of an instance becomes the `if` of a `[[when]]`; an instance
@@ -16,10 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sidekick.tuned_file import (
+    CannotConvertError,
+    instances_of,
+    read_lines,
+    sets_nothing,
+    substituted,
+)
 from wire.errors import NotFound
 
 FILE = "tuned.conf"
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 
 REASONS = {
     "acpi": "firmware's platform profile is not a setting of sidekick",
@@ -37,17 +43,7 @@ REASONS = {
     "usb": "power saving of USB devices is not for servers",
     "video": "power saving of graphics is not for servers",
 }
-"""Why nothing of a section is converted."""
-
-
-@dataclass(frozen=True, slots=True)
-class TunedLine:
-    """One `key = value` of a file."""
-
-    number: int
-    section: str
-    key: str
-    value: str
+"""Why no line of a section is converted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +58,11 @@ class Left:
 
 @dataclass(slots=True)
 class Converted:
-    """One profile: our text, and what is not in it."""
+    """One converted profile, and the lines that are missing in it."""
 
     name: str
     text: str = ""
     left: list[Left] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Instance:
-    """One section: what it sets, and where."""
-
-    kind: str
-    condition: str = ""
-    """An expression of facts; empty for every host."""
-    refused: str = ""
-    """Why nothing of it can be converted."""
-    disabled: bool = False
-
-
-class _CannotConvertError(Exception):
-    """A line has no counterpart; the message explains why."""
 
 
 Tables = dict[str, dict[str, Any]]
@@ -91,7 +71,7 @@ Refusal = Callable[[str, str], str]
 
 
 def convert(folder: Path, refusal: Refusal) -> list[Converted]:
-    """Return every profile below a folder of TuneD's, or the one that it is."""
+    """Return all profiles below a folder, or the one of the folder itself."""
     paths = [folder / FILE] if (folder / FILE).is_file() else sorted(folder.glob(f"*/{FILE}"))
     paths = paths or sorted(folder.glob(f"profiles/*/{FILE}"))  # as TuneD 2.23 and later has them
     if not paths:
@@ -102,116 +82,30 @@ def convert(folder: Path, refusal: Refusal) -> list[Converted]:
     return [_convert(path, known, refusal) for path in paths]
 
 
-def read(text: str) -> list[TunedLine]:
-    """Return the lines of a file that say something; those before any section are of "main"."""
-    section, lines = "main", []
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = raw.strip()
-        if line.startswith("[") and line.endswith("]"):
-            section = line[1:-1].strip()
-        elif line and line[0] not in "#;" and "=" in line:
-            key, _, value = line.partition("=")
-            lines.append(TunedLine(number, section, key.strip(), value.strip()))
-    return lines
-
-
 def _convert(path: Path, known: set[str], refusal: Refusal) -> Converted:
     done = Converted(_name(path.parent.name))
-    lines = read(path.read_text(errors="replace"))
+    lines = read_lines(path.read_text(errors="replace"))
     variables = {line.key: line.value for line in lines if line.section == "variables"}
-    instances = _instances(lines, variables)
+    instances = instances_of(lines, variables)
     inherits = any(line.section == "main" and line.key == "include" for line in lines)
     blocks: dict[str, Tables] = {"": {}}
     head: dict[str, str] = {"description": f"Converted from TuneD's {path.parent.name}"}
     for line in lines:
         instance = instances[line.section]
         try:
-            if _says_when(line, instance, inherits=inherits):
+            if sets_nothing(line, instance, inherits=inherits):
                 continue
-            value = _substituted(line.value, variables)
+            value = substituted(line.value, variables)
             if instance.kind == "main":
                 _of_main(line.key, value, head, known)
             else:
                 tables = blocks.setdefault(instance.condition, {})
                 _of_section(instance.kind, line.key, value, tables, refusal)
-        except _CannotConvertError as e:
+        except CannotConvertError as e:
             source = f"[{line.section}] {line.key} = {line.value}"
             done.left.append(Left(f"{path}:{line.number}", source, str(e)))
     done.text = _toml(head, blocks.pop(""), blocks)
     return done
-
-
-_DEVICES = frozenset({"devices", "devices_udev_regex"})
-_CONDITIONS = frozenset({"uname_regex", "cpuinfo_regex"})
-
-
-def _instances(lines: list[TunedLine], variables: dict[str, str]) -> dict[str, _Instance]:
-    """Return the instances by the names of their sections, each with where it holds."""
-    found: dict[str, _Instance] = {}
-    for line in lines:
-        instance = found.setdefault(line.section, _Instance(line.section))
-        if line.section in ("main", "variables"):
-            continue
-        if line.key == "type":
-            instance.kind = line.value
-        elif line.key == "enabled":
-            instance.disabled = line.value.lower() in ("0", "false", "no", "off", "n")
-        elif line.key in _DEVICES and line.value.strip("\"'") not in ("", "*"):
-            instance.refused = f"holds for {line.key}={line.value} only: name devices by hand"
-        elif line.key in _CONDITIONS:
-            try:
-                condition = _condition(line.key, _substituted(line.value, variables))
-                both = filter(None, (instance.condition, condition))
-                instance.condition = " and ".join(both)
-            except _CannotConvertError as e:
-                instance.refused = f"holds only where {line.key} matches: {e}"
-    return found
-
-
-def _says_when(line: TunedLine, instance: _Instance, *, inherits: bool) -> bool:
-    """Return whether a line sets nothing. Raises `_CannotConvertError` for what is left out."""
-    if instance.kind == "variables":
-        return True
-    if instance.disabled:
-        if inherits and line.key == "enabled":
-            raise _CannotConvertError("cannot switch off a setting of a parent")
-        return True
-    if line.key in ("replace", "drop") and inherits:
-        raise _CannotConvertError("cannot remove a setting of a parent")
-    if line.key in ("type", "enabled", "replace"):
-        return True
-    if instance.refused:
-        raise _CannotConvertError(instance.refused)
-    return instance.kind != "main" and line.key in _DEVICES | _CONDITIONS
-
-
-_ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
-_VENDOR = re.compile(r"\^?vendor_id\\s[*+]:\\s[*+]\(?(\w+(?:\|\w+)*)\)?")
-_VENDORS = {
-    frozenset({"GenuineIntel"}): "cpu.vendor == 'intel'",
-    frozenset({"AuthenticAMD", "HygonGenuine"}): "cpu.vendor == 'amd'",
-}
-"""Sets of vendor names that one value of the fact `cpu.vendor` covers (`sidekick/facts.py`)."""
-
-
-def _condition(key: str, regex: str) -> str:
-    """Return the expression of facts that is true where a regular expression matches."""
-    choices = regex.strip("()").split("|")
-    if key == "uname_regex" and all(choice in _ARCHES for choice in choices):
-        names = ", ".join(f"'{_ARCHES[choice]}'" for choice in choices)
-        return f"cpu.arch in [{names}]" if choices[1:] else f"cpu.arch == {names}"
-    vendor = _VENDOR.fullmatch(regex)
-    if key == "cpuinfo_regex" and vendor and frozenset(vendor[1].split("|")) in _VENDORS:
-        return _VENDORS[frozenset(vendor[1].split("|"))]
-    raise _CannotConvertError("no fact is equivalent")
-
-
-def _substituted(value: str, variables: dict[str, str]) -> str:
-    for _ in range(8):
-        value = _VARIABLE.sub(lambda m: variables.get(m[1], m[0]), value)
-    if "${" in value:
-        raise _CannotConvertError("computed by TuneD: write an expression of facts instead")
-    return value.strip("\"'")
 
 
 def _of_main(key: str, value: str, head: dict[str, str], known: set[str]) -> None:
@@ -221,13 +115,13 @@ def _of_main(key: str, value: str, head: dict[str, str], known: set[str]) -> Non
         names = [name.strip() for name in value.split(",")]
         head["extends"] = _name(names[0])
         if names[1:]:
-            raise _CannotConvertError(
+            raise CannotConvertError(
                 f"a profile has one parent; {', '.join(names[1:])} is left out"
             )
         if names[0] not in known:
-            raise _CannotConvertError(f"{names[0]} is not in this folder: convert it too")
+            raise CannotConvertError(f"{names[0]} is not in this folder: convert it too")
     else:
-        raise _CannotConvertError("is not a setting")
+        raise CannotConvertError("is not a setting")
 
 
 def _of_section(kind: str, key: str, value: str, tables: Tables, refusal: Refusal) -> None:
@@ -250,19 +144,19 @@ def _of_section(kind: str, key: str, value: str, tables: Tables, refusal: Refusa
             _bootloader(key, value, tables, refusal)
         case "modules":
             if value.replace("+r", "").strip():
-                raise _CannotConvertError("parameters of modules are not a profile's")
+                raise CannotConvertError("parameters of modules are not a profile's")
             _allowed(refusal, "modules", key)
             _append(tables, "modules", "load", [key.replace("-", "_")])
         case "service":
             _service(key, value, tables, refusal)
         case _:
-            raise _CannotConvertError(REASONS.get(kind, "there is no such setting"))
+            raise CannotConvertError(REASONS.get(kind, "there is no such setting"))
 
 
 def _sysctl(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
     _allowed(refusal, "sysctl", key)
     if value[:1] in "<>":
-        raise _CannotConvertError("sets it only if it is lower or higher: write an expression")
+        raise CannotConvertError("sets it only if it is lower or higher: write an expression")
     number: object = int(value) if re.fullmatch(r"-?\d{1,18}", value) else value  # else as text
     parts = value.split()
     if len(parts) > 1 and all(part.isdigit() for part in parts):
@@ -281,9 +175,9 @@ def _cpu(key: str, value: str, tables: Tables) -> None:
     elif key == "force_latency" and value.isdigit():
         _put(tables, "cstates", "max_latency_us", int(value))
     elif key == "force_latency":
-        raise _CannotConvertError("names idle states: give the wake-up time in microseconds")
+        raise CannotConvertError("names idle states: give the wake-up time in microseconds")
     else:
-        raise _CannotConvertError("has no counterpart")
+        raise CannotConvertError("has no counterpart")
 
 
 def _disk(key: str, value: str, tables: Tables) -> None:
@@ -294,9 +188,9 @@ def _disk(key: str, value: str, tables: Tables) -> None:
     elif key == "readahead" and (sectors := re.fullmatch(r"(\d+)\s+s", value)):
         pair = {"read_ahead_kb": int(sectors[1]) // 2}
     elif key == "readahead":
-        raise _CannotConvertError("sets it only if it is lower or higher: give KiB")
+        raise CannotConvertError("sets it only if it is lower or higher: give KiB")
     else:
-        raise _CannotConvertError("has no counterpart")
+        raise CannotConvertError("has no counterpart")
     for disks in ("flash", "rotating"):
         _put(tables, "block", disks, {**tables.get("block", {}).get(disks, {}), **pair})
 
@@ -328,7 +222,7 @@ _NET = {
 def _net(key: str, value: str, tables: Tables) -> None:
     words = value.replace(",", " ").split()
     if key not in _NET or len(words) % 2:
-        raise _CannotConvertError("has no counterpart")
+        raise CannotConvertError("has no counterpart")
     unknown = []
     for name, wanted in zip(words[::2], words[1::2], strict=True):
         ours = _NET[key].get(name)
@@ -337,7 +231,7 @@ def _net(key: str, value: str, tables: Tables) -> None:
         else:
             _put(tables, "nic", ours, int(wanted) if wanted.isdigit() else wanted)
     if unknown:
-        raise _CannotConvertError(f"{', '.join(unknown)} has no counterpart; the rest is converted")
+        raise CannotConvertError(f"{', '.join(unknown)} has no counterpart; the rest is converted")
 
 
 _SYSFS = {
@@ -354,12 +248,12 @@ def _sysfs(key: str, value: str, tables: Tables) -> None:
     elif key in _SYSFS:
         _put(tables, *_SYSFS[key], value)
     else:
-        raise _CannotConvertError("no kind of setting owns this file")
+        raise CannotConvertError("no kind of setting owns this file")
 
 
 def _bootloader(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
     if not key.startswith("cmdline"):
-        raise _CannotConvertError("has no counterpart")
+        raise CannotConvertError("has no counterpart")
     refused = {}
     for argument in value.lstrip("+-").split():
         name = argument.partition("=")[0]
@@ -369,7 +263,7 @@ def _bootloader(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
         else:
             _append(tables, "kernel", "cmdline", [argument])
     if refused:
-        raise _CannotConvertError("; ".join(f"{name} {why}" for name, why in refused.items()))
+        raise CannotConvertError("; ".join(f"{name} {why}" for name, why in refused.items()))
 
 
 def _service(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
@@ -382,13 +276,13 @@ def _service(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
             _append(tables, "services", into, [unit])
     rest = [verb for verb in verbs if verb not in ("start", "stop")]
     if rest:
-        raise _CannotConvertError(f"{', '.join(rest)}: services are started and stopped only")
+        raise CannotConvertError(f"{', '.join(rest)}: services are started and stopped only")
 
 
 def _allowed(refusal: Refusal, table: str, key: str) -> None:
     reason = refusal(table, key)
     if reason:
-        raise _CannotConvertError(reason)
+        raise CannotConvertError(reason)
 
 
 def _put(tables: Tables, table: str, key: str, value: object) -> None:
@@ -423,7 +317,7 @@ def _tables(tables: Tables, prefix: str) -> list[str]:
 
 
 def _laid_over(tables: Tables, held: Tables) -> Tables:
-    """Return conditional tables whose lists hold the unconditional ones too: ours replace them."""
+    """Return conditional tables with unconditional members of lists: our lists replace others."""
     both = {kind: dict(pairs) for kind, pairs in held.items()}
     for kind, pairs in both.items():
         for key, value in pairs.items():

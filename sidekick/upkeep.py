@@ -1,5 +1,5 @@
-"""Runs that no operator starts: after a boot, by the timer, at the end of a trial, and once more
-where a run changed the facts that its own profile was rendered from.
+"""Runs without an operator: after a boot, by the timer, at the end of a trial, and again after a
+run that changed the facts of its own profile.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sidekick.status import verify
 from sidekick.targets import rendered_again
 
 ROUNDS = 3
-"""A setting can change the facts of another, and that those of a third; none needs more rounds."""
+"""A setting can change the facts of another one, and that one the facts of a third; no more."""
 
 
 def resume(host: Host, state: StateFolder) -> Report:
-    """Bring back after a boot what the boot undid, or finish what was interrupted."""
+    """Apply the profile again after a boot, or finish an interrupted run."""
     record, unfinished = state.load(), state.unfinished()
     target = record.applied
     if target is None and (record.boot or record.originals):
@@ -28,7 +28,7 @@ def resume(host: Host, state: StateFolder) -> Report:
         target = unfinished.began.target
     if record.trial and is_over(record.trial, host):
         target = record.trial.back
-    elif record.trial:  # finished as the trial that it was
+    elif record.trial:  # a trial stays a trial
         until = record.trial.until
         return ApplyRun(host, state, target or Target(), trial_until=until).carry_out()
     if target is None:
@@ -39,9 +39,9 @@ def resume(host: Host, state: StateFolder) -> Report:
 
 
 def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
-    """Return a report of whether the host is as its profile wants it; `repair` restores drift.
+    """Compare the host with its profile for the timer; `repair` restores drifted values.
 
-    For the timer: a trial whose own timer was lost ends here, too.
+    A trial whose own timer was lost ends here, too.
     """
     trial = state.load().trial
     if trial and is_over(trial, host):
@@ -62,10 +62,10 @@ def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
 
 
 def settled(host: Host, state: StateFolder, report: Report) -> Report:
-    """Run again while what a profile asks of the host changes with the profile itself.
+    """Apply a profile again while applying it changes what it asks for.
 
-    With SMT off there are fewer processors, and `= cpu.count * 2` is another number. `report` is
-    that of the run before.
+    With SMT off there are fewer processors, so `= cpu.count * 2` has another value. `report` is the
+    report of the previous run.
     """
     for _ in range(ROUNDS):
         record = state.load()
@@ -79,5 +79,5 @@ def settled(host: Host, state: StateFolder, report: Report) -> Report:
 
 
 def is_over(trial: Trial, host: Host) -> bool:
-    """Return whether a trial ended without being confirmed: another boot ends it too."""
+    """Return whether a trial ended without a confirmation, by time or by a boot."""
     return trial.boot_id != host.hardware.boot_id or host.monotonic() >= trial.until

@@ -1,7 +1,7 @@
-"""KVM where it really runs a guest, otherwise TCG.
+"""Selects KVM if it really runs a guest, otherwise TCG.
 
-A /dev/kvm that can be opened proves nothing: nested virtualisation may be broken in a way
-that only a kernel notices. So the guest's own kernel is started for a moment.
+A /dev/kvm that can be opened proves nothing: nested virtualisation may fail only when a kernel
+boots. So the guest's own kernel is started for a few seconds.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ PROOF = "Kernel panic"
 
 @dataclass(frozen=True, slots=True)
 class Accel:
-    """How the VMs' processors run, and why."""
+    """The accelerator of the VMs, and the reason for it."""
 
     name: str
     """"kvm" or "tcg"."""

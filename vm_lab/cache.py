@@ -1,4 +1,4 @@
-"""The cache of what is slow to make: named by the hash of its recipe, safe to delete."""
+"""The cache of files that are slow to build, named by the hash of their recipe; safe to delete."""
 
 import fcntl
 import hashlib
@@ -13,7 +13,7 @@ Say = Callable[[str], None]
 
 
 def cache_root() -> Path:
-    """Return the folder of built images; deleting it costs a rebuild and nothing else."""
+    """Return the folder of built images; if it is deleted, they are built again."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "twine-lab"
 

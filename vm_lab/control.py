@@ -31,12 +31,12 @@ class LabControlPlane:
 
     @property
     def url(self) -> str:
-        """Return where machines reach it."""
+        """Return the URL at which machines reach it."""
         return f"https://{self.topology.host_address}:{self.topology.control_plane_port}"
 
     @property
     def endpoint(self) -> str:
-        """Return what `twinectl --endpoint` takes."""
+        """Return its endpoint for `twinectl --endpoint`."""
         return f"unix:{self.paths.control_plane_socket}"
 
     def pid(self) -> int | None:

@@ -23,7 +23,7 @@ from vm_lab.progress import PATIENCE_S
 FILES = Path(__file__).parent / "delivery"
 """The files of the demo, which docs/pipelines.md explains."""
 RUN_S = 1800.0
-"""For a run of the pipeline: guests in software emulation are slow."""
+"""Timeout of a run of the pipeline, in seconds: guests in software emulation are slow."""
 NEXT = """
 What next? (in this shell first:  . .venv/bin/activate; export TWINE_ENDPOINT={endpoint})
 
@@ -33,7 +33,7 @@ What next? (in this shell first:  . .venv/bin/activate; export TWINE_ENDPOINT={e
 
 
 class DeliveryDemo(Demo):
-    """The demo on one lab, and what the long lab test asks of it."""
+    """The demo on one lab, with the measurements for the long lab test."""
 
     pipeline_name = "web"
     brings = "--image"
@@ -108,7 +108,7 @@ class DeliveryDemo(Demo):
         return self._expected(self.delivered(image, lambda _: None), "rolled-back", failed=None)
 
     def delivered(self, image: str, meanwhile: Callable[[Any], None]) -> dict[str, Any]:
-        """Run the pipeline with an image under requests; return its run and what came of them."""
+        """Run the pipeline with an image under requests; return its run and their outcome."""
         traffic = self._traffic()
         self.pipeline("start", self.pipeline_name, self.brings, image)
         deadline, shown = time.monotonic() + RUN_S, ""
@@ -136,7 +136,7 @@ class DeliveryDemo(Demo):
         return outcome | {"run": view["last"]}
 
     def pipeline(self, *words: str, code: int = 0) -> str:
-        """Type `twinectl pipeline`."""
+        """Run `twinectl pipeline` with these arguments; return its output."""
         return self._command("twinectl", "pipeline", "--service", self._service, *words, code=code)
 
     def _ask_pipeline(self, *words: str) -> Any:

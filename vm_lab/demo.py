@@ -183,8 +183,8 @@ class Demo:
     def _inside(self, *words: str, pipes: bool = False) -> subprocess.Popen[bytes]:
         """Start a program in the lab's network.
 
-        The kernel ends it with the demo, also where the demo is killed: `twine-lab exec` becomes
-        the program, and the signal at the parent's death stays set.
+        The kernel ends it with the demo, even if the demo is killed: `twine-lab exec` becomes the
+        program by exec, which keeps the signal at the parent's death.
         """
         argv = [str(self._bin / "twine-lab"), "exec", "--name", self._lab, "--", *words]
         bind = partial(_end_with, os.getpid())
@@ -207,12 +207,12 @@ class Demo:
 def _end_with(parent: int) -> None:
     """Make the kernel end this process when its parent ends; for `preexec_fn`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent ended before prctl
         os._exit(1)
 
 
 def short_path(path: Path) -> str:
-    """Return a path as a person in this folder would type it."""
+    """Return a path relative to the working folder, if it is inside."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

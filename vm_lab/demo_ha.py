@@ -1,10 +1,10 @@
 """`make demo-ha`: a region moves to etcd while it runs, then leaders are killed in turn.
 
 Five real VMs, three etcd members, two processes of the core and two of shard 1, which owns the web
-job; one of each role leads. The members and the processes are on the host, in the lab's network:
-what is shown is what clients and tasks notice when processes die, not what the loss of a host
-costs. A client asks the web job without a pause, another one writes to the role whose leader was
-killed and notes what was acknowledged.
+job; one process of each role leads. The members and the processes are on the host, in the lab's
+network. So the demo shows the effect of dead processes on clients and tasks, not the loss of a
+host. One client sends requests to the web job without a pause. Another client writes to the role
+whose leader was killed, and records what was acknowledged.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class TakeOver:
-    """A killed leader, and what clients noticed."""
+    """A killed leader, and its effect on clients."""
 
     killed: Replica
     took_s: float
@@ -208,7 +208,7 @@ class HaDemo(Demo):
         return found
 
     def _under_traffic(self) -> tuple[dict[str, Any], list[TakeOver], int]:
-        """Move the job to shard 1 and kill leaders while clients ask and write."""
+        """Move the job to shard 1 and kill leaders while clients read and write."""
         traffic = self._traffic()
         self._twinectl("shard", "move", "demo", "--to", "1")
         rows, lost = asyncio.run(self._kill_in_turn())
@@ -216,7 +216,7 @@ class HaDemo(Demo):
         return json.loads(out.splitlines()[-1]), rows, lost
 
     async def _kill_in_turn(self) -> tuple[list[TakeOver], int]:
-        """Kill the leader of each role in turn; return that and how many writes were lost."""
+        """Kill the leader of each role in turn; return the take-overs and the lost writes."""
         rows: list[TakeOver] = []
         acknowledged = set[str]()
         async with ControlPlaneClient(self.endpoint) as client:
@@ -234,7 +234,7 @@ class HaDemo(Demo):
         return rows, len(acknowledged - there)
 
     async def _killed(self, role: str, write: Callable[[], Awaitable[object]]) -> TakeOver:
-        """Kill the leader of a role, and write until that is acknowledged."""
+        """Kill the leader of a role, and repeat a write until it is acknowledged."""
         leader = await asyncio.to_thread(self._leader, role)
         self._say_command(["kill", "-KILL", str(leader.pid)])
         refused, began = 0, time.monotonic()
@@ -248,7 +248,7 @@ class HaDemo(Demo):
                 await asyncio.sleep(PAUSE_S)
 
     async def _write(self, client: ControlPlaneClient, role: str, name: str) -> None:
-        """Write something of a role: the core keeps groups of people, a shard its jobs."""
+        """Write a record of a role: the core stores groups of users, a shard stores jobs."""
         if role == CORE:
             await client.put_group(name, GroupSpec(members=["ann"]))
             return

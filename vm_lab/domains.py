@@ -6,13 +6,13 @@ from vm_lab.sandbox import BRIDGE, LabSandbox
 
 
 class Domains:
-    """The VMs of one lab as libvirt sees them; a VM's domain has the machine's name."""
+    """The libvirt domains of one lab; a VM's domain has the machine's name."""
 
     def __init__(self, sandbox: LabSandbox) -> None:
         self.sandbox = sandbox
 
     def virsh(self, *args: str, timeout_s: float = PATIENCE_S) -> str:
-        """Return what virsh printed."""
+        """Return the output of virsh."""
         return self.sandbox.run(["virsh", *args], mounts=True, timeout_s=timeout_s)
 
     def power(self) -> dict[str, str]:
@@ -20,7 +20,7 @@ class Domains:
         return parse_list(self.virsh("list", "--all"))
 
     def power_off(self, name: str) -> None:
-        """Cut the power: nothing in the guest gets to say goodbye."""
+        """Cut the power: no program in the guest can react."""
         self.virsh("destroy", name)
 
     def power_on(self, name: str) -> None:

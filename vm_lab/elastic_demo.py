@@ -1,7 +1,8 @@
-"""`make demo-elastic`: three real VMs; a web job grows with its requests and shrinks after them.
+"""`make demo-elastic`: three real VMs; the size of a web job follows the rate of its requests.
 
-A whole machine becomes empty, is lent to best-effort work, and is back within its promise when the
-requests return. Autoscaler, Optimus, Prometheus and HAProxy are processes on the host.
+A whole machine becomes empty and is lent to best-effort work. When the requests increase again, it
+is returned within the promised time. Autoscaler, Optimus, Prometheus and HAProxy are processes on
+the host.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ of one step."""
 NEEDED = 9
 """Tasks for the peak at the target of one request a second: more than two machines have."""
 LATENCY_LIMIT_S = 5.0
-"""For 95 % of the requests of any ten seconds. Generous: guests are emulated, and share CPUs."""
+"""Limit for 95 % of the requests of any ten seconds; high, because emulated guests share CPUs."""
 PHASE_S = 1500.0
 
 
@@ -72,7 +73,7 @@ def machines_of(job: JobStatus) -> Counter[str]:
 
 
 class ElasticDemo(Demo):
-    """The demo on one lab, and what the long lab test asks of it."""
+    """The demo on one lab, with the measurements for the long lab test."""
 
     def __init__(self, lab: str, step_s: float) -> None:
         super().__init__(lab)
@@ -213,7 +214,7 @@ class ElasticDemo(Demo):
         self._wait(f"{name} serves", socket.exists)
 
     def _look(self) -> DemoLook:
-        """Ask the front end, without a process for each question: guests need the CPUs."""
+        """Query the front end without a process for each query: the guests need the CPUs."""
 
         async def ask() -> DemoLook:
             async with ControlPlaneClient(self.endpoint) as client:

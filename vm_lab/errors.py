@@ -1,9 +1,9 @@
-"""Errors of the lab, each with what to try."""
+"""Errors of the lab, each with a hint."""
 
 from wire.errors import TwineError
 
 
 class LabError(TwineError):
-    """The lab cannot do what was asked; a bug is anything else."""
+    """The lab cannot carry out a request. Any other exception is a bug."""
 
     code = "lab"

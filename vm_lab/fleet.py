@@ -1,9 +1,8 @@
 """Hundreds of real agents on machines in memory: deploy, update, and lose a third of them.
 
-Each agent is the production daemon with its own state folder, identity and TLS port, on an address
-of its own of the loopback net (127.1.x.y); only the machine below it is in memory. The control
-plane is the production daemon, too, and everything goes over HTTP and mutual TLS. All of it is one
-process.
+Each agent is the production daemon with its own state folder, identity and TLS port, at its own
+loopback address (127.1.x.y); only its machine is in memory. The control plane is the production
+daemon, too. All requests use HTTP and mutual TLS. Everything runs in one process.
 """
 
 from __future__ import annotations
@@ -52,17 +51,17 @@ MSBS, DATACENTERS = 6, 2
 PHASE_MAX_S = 1800.0
 _NO_SESSION = Ended(code=None, result="a machine in memory runs no program")
 LOST = 0.3
-"""Below the share at which the control plane would rather doubt itself (`brake_share`)."""
+"""Below `brake_share`, the share at which the control plane suspects its own network."""
 JOINING = 16
 """Hosts that join at the same time."""
 SETTINGS = SchedulerSettings(
     destructive_per_s=1000.0, destructive_burst=1000, agent_grace_s=10.0, join_grace_s=5.0
 )
-"""A dead agent's address refuses connections, which passes for a host whose agent restarts: here it
-gets ten seconds for that."""
+"""The address of a dead agent refuses connections, which may also be a restart of the agent. Here
+the control plane waits ten seconds for a restart."""
 
 _TASK_LOG = ("journalctl", "--no-pager", "--quiet", "--output=cat")
-"""How the agent's command for the log of a task begins."""
+"""The first words of the agent's command for the log of a task."""
 
 
 _SETTINGS = {
@@ -73,10 +72,10 @@ _SETTINGS = {
 
 
 class ModelledUsage(dict[str, Usage]):
-    """What tasks in memory use: a wave of a few minutes, another one for each task."""
+    """The resource usage of tasks in memory: for each task a different wave of a few minutes."""
 
     def get(self, group: str, _: object = None) -> Usage | None:  # type: ignore[override]
-        """Return the use of a task's unit now, None of anything else."""
+        """Return the present usage of a task's unit; None for other groups."""
         unit = group.rpartition("/")[2]
         if not unit.startswith("twine-task-"):
             return None
@@ -124,7 +123,7 @@ class FleetHost:
         self._stack: AsyncExitStack | None = None
 
     def _sidekick(self, argv: list[str], _: object) -> Ended:
-        """Report at once that the profile that was asked for is verified."""
+        """Report at once that the requested profile is verified."""
         options = dict(word[2:].split("=", 1) for word in argv if "=" in word)
         target = {
             "name": argv[2],
@@ -160,14 +159,14 @@ class FleetHost:
         await self._stack.enter_async_context(Agent(self.config, self.machine.machine).running())
 
     async def stop(self) -> None:
-        """Stop it; on this machine nothing answers any more."""
+        """Stop the agent: the machine no longer answers."""
         if self._stack is not None:
             stack, self._stack = self._stack, None
             await stack.aclose()
 
 
 class Fleet:
-    """The control plane, its hosts, and what is done with them."""
+    """The control plane, its hosts, and the steps of a measurement."""
 
     def __init__(
         self,
@@ -180,7 +179,7 @@ class Fleet:
         self.times: dict[str, float] = {}
 
     async def take_in(self) -> None:
-        """Join and start all hosts, some at a time."""
+        """Join and start all hosts, `JOINING` at a time."""
         turns = asyncio.Semaphore(JOINING)
 
         async def one(host: FleetHost) -> None:

@@ -43,7 +43,7 @@ esac
 
 
 class Guests:
-    """The VMs of one lab as ssh sees them."""
+    """ssh access to the VMs of one lab."""
 
     def __init__(self, sandbox: LabSandbox) -> None:
         self.sandbox = sandbox
@@ -83,7 +83,7 @@ class Guests:
         stdin: Path | None = None,
         timeout_s: float = PATIENCE_S,
     ) -> str:
-        """Return what the command printed in the guest; a failing one raises with its words."""
+        """Return the output of a command in the guest. Raises `LabError` with it on failure."""
         with contextlib.ExitStack() as stack:
             source = stack.enter_context(stdin.open("rb")) if stdin else subprocess.DEVNULL
             try:
@@ -108,7 +108,7 @@ class Guests:
         return output
 
     def forget_connection(self, machine: LabMachine) -> None:
-        """Close the shared connection: the guest on its other end is gone or has jumped in time."""
+        """Close the shared connection after the guest has stopped or was restored."""
         if (self.sandbox.paths.ssh / machine.name).exists():
             argv = self.command(machine)
             argv[-1:-1] = ["-O", "exit"]
@@ -130,7 +130,7 @@ class Guests:
             time.sleep(0.5)
 
     def set_clock(self, machine: LabMachine) -> None:
-        """Set the guest's clock to ours; a restored guest's continues from its snapshot."""
+        """Set the guest's clock to the host's; after a restore it shows the snapshot's time."""
         self.run(machine, f"date --set=@{time.time():.3f} >/dev/null")
 
     def push(self, machine: LabMachine, deps: Path, project: Path) -> str:

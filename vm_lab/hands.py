@@ -1,7 +1,7 @@
 """Carries out orders of a program outside the guest; answers when the agent has acknowledged them.
 
-One request a line on stdin, one answer a line on stdout, in the order in which they are done. So
-the caller has a record of every request, also when the guest dies in the middle.
+Each line of stdin is one request, each line of stdout one answer, in the order of completion. So
+the caller has a record of every request, even if the guest stops in between.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from wire.errors import TwineError
 SOCKET = "unix:/run/twine/agent.sock"
 BUSYBOX = Path("/root/busybox")
 SMALL_FILES = 100
-"""In each image: metadata is what a cut power tears first."""
+"""Files in each image: a power cut damages metadata first."""
 BIG_BYTES = 2 << 20
 MEMORY_BYTES = 16 << 20
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done: `task`, `no-task`, `image`, `no-image`, `look` or `fsck`."""
+    """A request: `task`, `no-task`, `image`, `no-image`, `look` or `fsck`."""
 
     number: int
     what: str
@@ -41,7 +41,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of an order."""
+    """The result of an order."""
 
     number: int
     error: str = ""

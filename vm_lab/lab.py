@@ -26,7 +26,7 @@ from vm_lab.vagrant import Vagrant
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `twine-lab up` was asked for; None means the topology's value."""
+    """The options of `twine-lab up`; None means the topology's value."""
 
     count: int | None = None
     cpus: int | None = None
@@ -37,7 +37,7 @@ class UpOptions:
 
 
 class Lab:
-    """One lab: every command, in terms of the parts that do the work."""
+    """One lab, with a method for each command."""
 
     def __init__(self, paths: LabPaths, progress: Progress) -> None:
         self.paths = paths
@@ -63,7 +63,7 @@ class Lab:
         return machine
 
     def up(self, options: UpOptions) -> None:
-        """Bring the lab up; what stands already stays, so it can be repeated."""
+        """Bring the lab up. Existing parts stay, so a call can be repeated."""
         record = self.paths.find_record()
         image = None
         if record is None or not Vagrant(self.sandbox, self.topology, record).has_box():
@@ -87,7 +87,7 @@ class Lab:
                 self.paths.save(self.paths.record, msgspec.structs.replace(record, bare=False))
 
     def _decide(self, options: UpOptions, image: Image) -> LabRecord:
-        """Write down what the lab is, before anything of it exists."""
+        """Store the record of the lab before its first part is created."""
         accel = find_accel(image.kernel)
         self.progress.say(f"accelerator: {accel.name.upper()} ({accel.reason})")
         record = LabRecord(
@@ -139,7 +139,7 @@ class Lab:
         self.progress.say(f"agent ready on {len(machines)} machines")
 
     def wait_ready(self, machines: Sequence[LabMachine], timeout_s: float = PATIENCE_S) -> None:
-        """Return once the control plane calls every one of the machines ready."""
+        """Return once the control plane reports all these machines as ready."""
         deadline = time.monotonic() + timeout_s
         wanted = {m.name for m in machines}
         while not wanted <= (ready := self.control.ready_machines()):

@@ -1,4 +1,4 @@
-"""Searches for what is left of a lab after `down`: every kind of object that it makes."""
+"""Searches for remains of a lab after `down`: every kind of object that a lab creates."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from vm_lab.state import LabPaths
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One kind of object that was searched for, and what was found of it."""
+    """One kind of object, and those that were found."""
 
     kind: str
     found: tuple[str, ...]
@@ -33,7 +33,7 @@ def host_interfaces() -> list[str]:
 def check_leftovers(
     paths: LabPaths, namespace_inode: int | None, interfaces_before: list[str] | None
 ) -> list[Check]:
-    """Return one check for each kind; a lab that is really gone has `found` empty in all."""
+    """Return one check for each kind; `found` is empty in all if the lab is removed."""
     checks = [
         Check("processes in its network namespace", _in_namespace(namespace_inode)),
         Check("processes that see its mounts", _seeing(paths.state)),

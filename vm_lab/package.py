@@ -26,7 +26,7 @@ WANTED = (
     *("./opt/twine", "./etc/systemd", "./etc/sysusers.d", "./etc/twine", "./etc/udev/rules.d"),
     "./usr/local/bin",
 )
-"""What of the layers belongs into the package; the rest is a guest's own (its users, say)."""
+"""The parts of the layers that belong into the package; others, such as users, are the guest's."""
 MOVED = {
     "etc/systemd": "usr/lib/systemd",
     "etc/sysusers.d": "usr/lib/sysusers.d",
@@ -67,9 +67,9 @@ def _unpack(layers: Image, root: Path) -> None:
 
 
 def arrange(root: Path) -> list[str]:
-    """Move what was installed by hand to a package's places; return where the files were.
+    """Move files of an installation by hand to a package's folders; return their old paths.
 
-    Links by which units are enabled are left out: what is enabled is decided on each host.
+    Links that enable units are left out: each host decides which units are enabled.
     """
     for mark in MARKS:
         (root / mark).unlink(missing_ok=True)

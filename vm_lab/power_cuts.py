@@ -1,9 +1,9 @@
-"""Cuts the power of a guest at random moments while its agent works, and checks what is left.
+"""Cuts the power of a guest at random moments while its agent works, and checks the result.
 
-A cut is SIGKILL of QEMU: data that the guest had not sent to its disk is lost, and so is data that
-the disk had not written without a flush (`cache: unsafe` skips the host's fsync alone: the host
-stays up). After each boot every acknowledged order must be kept, tasks must run, fsck must find
-nothing, and btrfs must have no error.
+A cut is SIGKILL of QEMU. Data that the guest had not sent to its disk is lost, and so is unflushed
+data that the disk had not written (`cache: unsafe` only skips the host's fsync: the host stays up).
+After each boot every acknowledged order must be in effect, tasks must run, fsck must find nothing,
+and btrfs must have no error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DISK_ERRORS = "btrfs device stats -c / && ! dmesg | grep -E 'BTRFS (error|critic
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """One cut and what was found after it."""
+    """One cut, and the state after it."""
 
     number: int
     after_s: float
@@ -55,7 +55,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cuts(msgspec.Struct, frozen=True, kw_only=True):
-    """A series of cuts; it can be gone on with."""
+    """A series of cuts; a later call can continue it."""
 
     seed: int
     cuts: list[Cut] = []
@@ -72,7 +72,7 @@ class Hands:
         self._number = 0
 
     async def do(self, what: str, name: str = "", generation: int = 0, image: str = "") -> Done:
-        """Send an order and return its answer; never returns where the guest is dead."""
+        """Send an order and return its answer; never returns if the guest is off."""
         self._number += 1
         order = Order(number=self._number, what=what, name=name, generation=generation, image=image)
         answer = asyncio.get_running_loop().create_future()
@@ -94,7 +94,7 @@ class Hands:
                 answer.set_result(done)
 
     async def close(self) -> None:
-        """End our side; what had arrived of answers by now counts."""
+        """End the connection; answers that have arrived count."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
@@ -102,7 +102,7 @@ class Hands:
 
 
 class PowerCuts:
-    """A guest, and the series of cuts it goes through."""
+    """A guest, and its series of cuts."""
 
     def __init__(self, lab: Lab, seed: int) -> None:
         self.lab = lab
@@ -140,7 +140,7 @@ class PowerCuts:
         await hands.close()
 
     async def _cleared(self, hands: Hands, seen: Done) -> Done:
-        """Remove what others left in the guest: their images may not hold our program."""
+        """Remove tasks and images of other programs: those images may lack our task's program."""
         for task in seen.tasks:
             await hands.do("no-task", task, self._next())
         while (seen := await hands.do("look")).tasks:
@@ -193,7 +193,7 @@ class PowerCuts:
         )
 
     def _kill(self) -> None:
-        """Cut the power: QEMU does not get to write anything more."""
+        """Cut the power: QEMU cannot write any more data."""
         pid = self.lab.paths.state / "libvirt/run/qemu" / f"{MACHINE}.pid"
         os.kill(int(pid.read_text()), signal.SIGKILL)
 
@@ -206,7 +206,7 @@ class PowerCuts:
         return self.lab.domains.power()[MACHINE]
 
     async def _look(self, promises: LabPromises) -> tuple[Hands, Done]:
-        """Return what is there once the agent answers and keeps its promises, or time is up."""
+        """Return the state of the host once the agent keeps its promises, or after the timeout."""
         wait = "until systemctl is-active -q twine-agent.service; do sleep 1; done"
         await asyncio.to_thread(self._ssh, f"timeout {PATIENCE_S:g} sh -c '{wait}'")
         argv = self.lab.guests.command(self.machine, f"exec {HANDS}")

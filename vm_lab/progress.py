@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import click
 
 PATIENCE_S = 600.0
-"""How long one step may take before it is called failed. Far beyond what any takes on an idle
-machine: on a slow one the lab is slow, and not broken."""
+"""Timeout of one step, in seconds. No step takes nearly as long on an idle machine; on a slow
+machine a slow step must not count as failed."""
 
 
 class Progress:

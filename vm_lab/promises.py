@@ -1,7 +1,6 @@
-"""What an agent has promised by its answers, and whether a host keeps it after a cut.
+"""The promises of an agent by its answers, and checks whether a host keeps them after a cut. Pure.
 
-Pure: values in, verdicts out. An order that was not answered may have been done or not; an
-answered one was.
+An answered order has been carried out. An order without an answer may have been carried out or not.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from vm_lab.hands import Done, Order
 
 @dataclass(slots=True)
 class LabPromises:
-    """What must be on a host, by what was asked of its agent and what it answered."""
+    """The required state of a host, by the orders to its agent and the answers."""
 
     tasks: dict[str, int] = field(default_factory=dict)
     """Task id → generation last acknowledged, 0 once its removal was ordered."""
@@ -28,7 +27,7 @@ class LabPromises:
         self.open[order.number] = order
 
     def answered(self, done: Done) -> Order | None:
-        """Record an answer; a refusal promises nothing. Return the order it is about."""
+        """Record an answer and return its order; a refusal promises nothing."""
         order = self.open.pop(done.number, None)
         if order is None or done.error:
             return order
@@ -68,6 +67,6 @@ class LabPromises:
         return found
 
     def renewed(self, seen: Done) -> LabPromises:
-        """Return what is promised from now on: what is there."""
+        """Return promises that match the present state of the host."""
         tasks = {t: generation for t, (generation, _) in seen.tasks.items()}
         return LabPromises(tasks, dict.fromkeys(seen.images, True), {}, self.acknowledged)

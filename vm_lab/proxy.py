@@ -30,8 +30,8 @@ frontend metrics
     bind {host}:{metrics_port}
     http-request use-service prometheus-exporter
 """
-"""A request to a machine that lost its power is sent to another task after these time-outs, which
-are long all the same: a guest in software emulation can be slow, and slow is not failed."""
+"""After these timeouts HAProxy sends a request for a machine without power to another task. They
+are long, because a guest in software emulation can be slow without a failure."""
 METRICS_PORT = 8405
 """The port of HAProxy's metrics of each task, for Prometheus."""
 
@@ -74,7 +74,7 @@ class Proxy:
         return [f"http://{url}/" for url in urls]
 
     def stop(self) -> None:
-        """End it; without one nothing happens."""
+        """End the proxy, if one runs."""
         for ref in (self._resolver, self._haproxy):
             end_process(ref)
         self._socket.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """`make demo-release`: a release of Twine itself goes through a pipeline, under constant requests.
 
-0.2.0 is brought to the agents of three VMs, the canary host first, and then to the control plane.
-0.3.0 has an agent that does not start: it is stopped at the canary host and taken back. No task is
-restarted by either, and no request fails.
+Release 0.2.0 is installed for the agents of three VMs, the canary host first, then for the control
+plane. Release 0.3.0 has an agent that does not start: the pipeline stops it at the canary host and
+rolls it back. Neither release restarts a task, and no request fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MACHINES = ("m1", "m2", "m3")
 
 
 class ReleaseDemo(DeliveryDemo):
-    """The demo on one lab, and what the long lab test asks of it."""
+    """The demo on one lab, with the measurements for the long lab test."""
 
     pipeline_name = "twine"
     brings = "--release"
@@ -94,13 +94,13 @@ class ReleaseDemo(DeliveryDemo):
         self.pipeline("apply", pipeline)
 
     def goes_everywhere(self) -> dict[str, Any]:
-        """Release a good version; return its run and what came of the requests."""
+        """Release a good version; return its run and the outcome of the requests."""
         click.secho(f"\nRelease {NEW}, under constant requests", bold=True)
         outcome = self._expected(self.delivered(NEW, lambda _: None), "done", failed=0)
         return self._undisturbed(outcome, NEW)
 
     def is_taken_back(self) -> dict[str, Any]:
-        """Release one whose agent does not start: it does not get beyond the canary host."""
+        """Release a version whose agent does not start: it must stop at the canary host."""
         click.secho(f"\nRelease {BROKEN}, whose agent does not start", bold=True)
         outcome = self._expected(self.delivered(BROKEN, lambda _: None), "rolled-back", failed=0)
         return self._undisturbed(outcome, NEW)

@@ -1,7 +1,7 @@
 """One network namespace and one mount namespace per lab, and a private libvirtd in them.
 
-A holder process keeps the namespaces; everything else enters them. Whatever runs in the
-network namespace belongs to the lab, so it can be found and ended without knowing its name.
+A holder process keeps the namespaces; other processes enter them. Every process in the network
+namespace belongs to the lab, so it can be found and ended without its name.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ host_uuid = "{host_uuid}"
 
 
 class NamespaceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity of the lab's network namespace, to find what is left of it."""
+    """Identity of the lab's network namespace, to find its processes later."""
 
     inode: int
 
@@ -86,7 +86,7 @@ class LabSandbox:
     def run(
         self, argv: Sequence[str | Path], *, mounts: bool = False, timeout_s: float = PATIENCE_S
     ) -> str:
-        """Return what the command printed; a failing command raises with its own words."""
+        """Return the output of a command. Raises `LabError` with its error output on failure."""
         try:
             done = subprocess.run(
                 self.command(argv, mounts=mounts),
@@ -108,7 +108,7 @@ class LabSandbox:
         return spawn_detached(self.command(argv, mounts=mounts), log)
 
     def start(self, topology: Topology, machines: Sequence[LabMachine]) -> None:
-        """Bring up namespaces, libvirtd, network and storage pool; what is up already stays."""
+        """Start namespaces, libvirtd, network and storage pool, unless they run."""
         self.start_namespaces()
         if not self.libvirtd_answers():
             self._start_libvirtd()
@@ -116,16 +116,16 @@ class LabSandbox:
         self._ensure("pool", POOL, pool_xml(self.paths.pool))
 
     def start_namespaces(self) -> None:
-        """Make the namespaces, and a process that keeps them, unless they are there."""
+        """Create the namespaces and a process that keeps them, unless they exist."""
         if self.holder() is None:
-            self.stop()  # what a killed holder left behind would be in the way
+            self.stop()  # end the remaining processes of a killed holder
             self._start_holder()
 
     def processes(self) -> list[int]:
         """Return every process of the lab, the holder's included.
 
-        Those in the recorded network namespace, and in that of any process that sees the
-        lab's mounts: so nothing is missed when a record is lost.
+        These are the processes in the recorded network namespace, and in that of any process that
+        sees the lab's mounts: so none is missed if the record is lost.
         """
         inodes = network_namespaces_seeing(self.paths.state)
         with contextlib.suppress(FileNotFoundError):
@@ -192,14 +192,14 @@ class LabSandbox:
         etc = self.paths.state / LIBVIRT_FOLDERS[Path("/etc/libvirt")]
         (etc / "qemu.conf").write_text(QEMU_CONF)
         (etc / "libvirtd.conf").write_text(LIBVIRTD_CONF.format(host_uuid=_host_uuid()))
-        # libvirt does not make this one where the folder is ours
+        # libvirt does not create this folder if its parent is not its own
         (self.paths.state / "libvirt/log/qemu").mkdir(parents=True, exist_ok=True)
         log = self.paths.state / "libvirtd.log"
-        # What it finds out about QEMU takes it 7 s; it checks a kept answer for age itself.
+        # Probing QEMU takes libvirtd 7 s; it checks itself whether a cached result is current.
         own, kept = self.paths.state / "libvirt/cache", cache_root() / "libvirt"
         if kept.is_dir():
             shutil.copytree(kept, own, dirs_exist_ok=True)
-        # Its pid file would otherwise be the host's, where a second lab finds it locked.
+        # Otherwise it would use the host's pid file, which another lab may have locked.
         pid_file = self.paths.state / "libvirtd.pid"
         self.spawn(["libvirtd", "--pid-file", pid_file], log, mounts=True)
         _wait_until(self.libvirtd_answers, PATIENCE_S, f"libvirtd; see {log}")
@@ -226,9 +226,9 @@ class LabSandbox:
 
 
 def spawn_detached(argv: list[str], log: Path) -> int:
-    """Start a process in a session of its own that outlives us; return its number.
+    """Start a process in a new session that outlives this process; return its number.
 
-    Not a Popen: it is not waited for here.
+    It is not a Popen, because this process does not wait for it.
     """
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [
@@ -293,7 +293,7 @@ def remove_mount_points(state_root: Path) -> None:
 
 
 def _make_mount_point(place: Path, state_root: Path) -> None:
-    """Make the folder if the host lacks it, and write down that it is ours to remove."""
+    """Create the folder if the host lacks it, and record that the lab must remove it."""
     if place.exists():
         return
     record = state_root / "made-folders.json"

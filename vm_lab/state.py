@@ -1,7 +1,7 @@
 """Where a lab keeps its files, and how it finds its own processes again.
 
-Everything that a later command needs is on disk: a process is recorded with its start
-time, so that a number the kernel has reused is never mistaken for it.
+Later commands need these files. A process is recorded with its start time, so that a process
+number that the kernel reuses is not mistaken for it.
 """
 
 import os
@@ -20,7 +20,7 @@ RUN_ROOT = Path("/run/twine-lab")
 
 
 class ProcessRef(msgspec.Struct, frozen=True, kw_only=True):
-    """One process, now and never another."""
+    """One process, also after the kernel reuses its number."""
 
     pid: int
     start_ticks: int
@@ -28,7 +28,7 @@ class ProcessRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LabRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What this lab is, as `up` decided it."""
+    """The properties of this lab, as `up` decided them."""
 
     name: str
     count: int
@@ -65,7 +65,7 @@ class LabPaths:
         self.control_plane_config = self.state / "control-plane.toml"
         self.control_plane_log = self.state / "control-plane.log"
         self.web_console = self.state / "web-console.json"
-        """The `twinectl ui` that the demo leaves behind."""
+        """The process of `twinectl ui` that runs on after the demo."""
         self.control_plane_socket = self.run / "cp.sock"
         self.pool = self.state / "pool"
         self.boot = self.state / "boot"
@@ -95,14 +95,14 @@ class LabPaths:
         partial.replace(file)
 
     def find_record(self) -> LabRecord | None:
-        """Return what the lab is, or None where there is none."""
+        """Return the record of the lab, or None if there is no lab."""
         try:
             return msgspec.json.decode(self.record.read_bytes(), type=LabRecord)
         except FileNotFoundError:
             return None
 
     def get_record(self) -> LabRecord:
-        """Return what the lab is."""
+        """Return the record of the lab. Raises `LabError` if there is no lab."""
         record = self.find_record()
         if record is None:
             raise LabError(f"there is no lab {self.name!r}", hint="start it with `twine-lab up`")
@@ -127,7 +127,7 @@ def find_process(file: Path) -> int | None:
 
 
 def end_process(file: Path) -> None:
-    """End the process recorded in the file and forget it; without one nothing happens."""
+    """End the process recorded in the file, if there is one, and remove the file."""
     deadline = time.monotonic() + PATIENCE_S
     while (pid := find_process(file)) is not None:
         os.kill(pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)

@@ -13,11 +13,11 @@ class MachineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     power: str
-    """libvirt's word: "running", "paused", "shut off", or "absent"."""
+    """State in libvirt: "running", "paused", "shut off", or "absent"."""
     connected: bool
     """Its link is plugged into the lab's network."""
     agent: str
-    """What the control plane calls it, empty where none is running."""
+    """State in the control plane; empty if no control plane runs."""
     address: str
     datacenter: str
     msb: str
@@ -61,7 +61,7 @@ def lab_status(lab: Lab) -> LabStatus:
 
 
 def status_table(status: LabStatus) -> str:
-    """Return the status for people."""
+    """Return the status as a table."""
     lines = [
         f"lab {status.name}: {'up' if status.running else 'down'}, {status.accel.upper()}, "
         f"image {status.image}, state in {status.state_dir}",

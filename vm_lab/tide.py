@@ -1,9 +1,9 @@
-"""Requests at a rate that rises and falls, and how long each took: an open-loop client.
+"""An open-loop client: sends requests at a changing rate, and measures how long each takes.
 
 `python -m vm_lab.tide --url http://…` runs inside the lab's network. Each line of its standard
-input is a new rate in requests a second; at the end of the input it waits for what is under way and
-prints one JSON object. A request is sent when its time has come, whether or not the ones before are
-answered: a service that is too small is seen as slow.
+input is a new rate in requests per second. At the end of the input it waits for pending requests
+and prints one JSON object. A request is sent at its time, even if earlier ones are not answered, so
+a service that is too small shows as slow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TideWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TideOutcome(msgspec.Struct, kw_only=True):
-    """What came of the requests."""
+    """The outcome of the requests."""
 
     requests: int = 0
     failed: int = 0

@@ -23,9 +23,9 @@ class LabMachine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def mac(self) -> str:
-        """Return the address of its network card, made from its IP address.
+        """Return the MAC address of its network card, derived from its IP address.
 
-        52:54:00 is QEMU's prefix; DHCP hands out the fixed address by it.
+        52:54:00 is QEMU's prefix; DHCP assigns the fixed IP address by the MAC address.
         """
         return "52:54:00:" + ":".join(f"{byte:02x}" for byte in self.address.packed[1:])
 
@@ -36,7 +36,7 @@ class LabMachine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class VmSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many VMs, and how big each is."""
+    """The number of VMs, and the size of each."""
 
     count: int
     cpus: int
@@ -83,7 +83,7 @@ def read_topology(file: Path = DEFAULT_FILE) -> Topology:
 
 
 def _decode(kind: type, value: object) -> object:
-    """Make an address or a network of its text; msgspec supports neither."""
+    """Return an address or a network from its text; msgspec supports neither type."""
     return kind(value)
 
 

@@ -1,8 +1,8 @@
 """Constant requests to a job, by a client that follows discovery or through a proxy that does.
 
 `python -m vm_lab.traffic --endpoint unix:… --job web` runs inside the lab's network until its
-standard input closes, then prints one JSON object with what came of the requests. With `--url`
-all of them go there.
+standard input closes, then prints one JSON object with the outcome of the requests. With `--url`
+it sends all of them to that URL.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from control_plane.client import ControlPlaneClient
 from wire.errors import TwineError, Unreachable
 
 REQUEST_TIMEOUT_S = 15.0
-"""Generous: a guest in software emulation can be slow, and slow is not failed."""
+"""High, because a guest in software emulation can be slow without a failure."""
 SHOWN_FAILURES = 10
 TIMES_KEPT = 1000
 ASKED_KEPT = 100_000
 
 
 class TrafficOutcome(msgspec.Struct, kw_only=True):
-    """What came of the requests so far."""
+    """The outcome of the requests so far."""
 
     requests: int = 0
     failed: int = 0
@@ -83,7 +83,9 @@ class Traffic:
         return self._outcome
 
     async def _first(self, until: asyncio.Event) -> int:
-        """Return the revision of what discovery lists; ask again while no control plane serves."""
+        """Read the endpoints from discovery, again until a control plane serves; return their
+        revision.
+        """
         while not until.is_set():
             try:
                 found = await self._client.endpoints(self._job)
@@ -104,7 +106,7 @@ class Traffic:
             try:
                 found = await self._client.endpoints(self._job, after=revision, wait_s=20)
             except TwineError:
-                await asyncio.sleep(0.5)  # the last known list stays good
+                await asyncio.sleep(0.5)  # the last known list stays in use
                 continue
             if found.revision != revision:
                 self._outcome.revisions += 1

@@ -16,8 +16,8 @@ PACKAGES = ("wire", "agent", "sidekick", "control_plane", "vm_lab", "profiles")
 EXTRA = "host"
 # Published as source only; the guest has Debian's packages of both (see packages-base.txt).
 FROM_DEBIAN = frozenset({"pystemd", "btrfsutil"})
-# Fixed, so that the same tree makes the same wheel and the cache is hit: 1980-01-02, the
-# first day a zip file can hold in every time zone.
+# Fixed, so that the same tree gives the same wheel, which the cache may have: 1980-01-02, the
+# first day that a zip file can store in every time zone.
 SOURCE_DATE_EPOCH = "315619200"
 
 _BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"

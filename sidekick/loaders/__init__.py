@@ -1,7 +1,7 @@
-"""Boot loaders: each can hold one entry of ours next to the host's own, which stays unchanged.
+"""Boot loaders: each holds one entry of sidekick; the host's own entries stay unchanged.
 
-A new entry is tried once; it becomes the default only after a boot with it was healthy. A boot
-that fails is therefore followed by one with the host's own line.
+A new entry is tried once, and becomes the default only after a healthy boot with it. After a failed
+boot the host therefore boots its own line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sidekick.loaders.systemd_boot import SystemdBoot
 from sidekick.setting import Host
 
 LOADERS: tuple[Loader, ...] = (SystemdBoot(), Grub(), Direct())
-"""In the order in which they are searched for; the last one is always there."""
+"""In the order of the search; the last one fits every host."""
 
 
 def find(host: Host) -> Loader:

@@ -1,7 +1,7 @@
-"""A host that is booted from outside: a hypervisor or the network gives kernel and line.
+"""A host without a boot loader: a hypervisor or the network provides kernel and command line.
 
-Only kexec brings it a line of ours. The line lies in a file as well, for the program outside that
-boots the host.
+Only kexec can boot it with sidekick's line. The line is also written to a file, for the program
+that boots the host.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _HEAD = "# Written by sidekick: the kernel command line of the host's profile."
 
 
 class Direct:
-    """No boot loader of the host's own."""
+    """A host without a known boot loader."""
 
     name = "none"
 
     def is_there(self, host: Host) -> bool:  # noqa: ARG002
-        """Every host has at least this."""
+        """Return True: every host has at least this."""
         return True
 
     def own_line(self, host: Host) -> str | None:  # noqa: ARG002
-        """Only the running line is known."""
+        """Return None: only the running line is known."""
         return None
 
     def read(self, host: Host) -> Entry | None:
-        """Return what is staged."""
+        """Return the staged entry."""
         text = host.fs.find(FILE)
         if text is None:
             return None
@@ -39,7 +39,7 @@ class Direct:
         return Entry(line=" ".join(lines), version=version, default=True)
 
     def kept(self, host: Host, entry: Entry) -> Entry:  # noqa: ARG002
-        """A staged line is the default at once: it cannot be tried first."""
+        """Return the entry as the default: it cannot be tried first."""
         return replace(entry, default=True)
 
     def stage(self, host: Host, entry: Entry) -> str:
@@ -58,7 +58,7 @@ class Direct:
             host.disk.remove(host.fs.path(FILE))
 
     def why_not_once(self, host: Host) -> str:  # noqa: ARG002
-        """It cannot."""
+        """Return the reason: there is no boot loader."""
         return "the host has no boot loader that sidekick knows"
 
     def boot_once(self, host: Host) -> None:

@@ -1,4 +1,4 @@
-"""What a boot loader holds for us, and what every loader can do."""
+"""An entry of a boot loader, and the interface of all loaders."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from sidekick.setting import Host
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One thing to boot."""
+    """One boot entry."""
 
     line: str
-    """The kernel command line, whole."""
+    """The whole kernel command line."""
     version: str = ""
-    """Of the kernel; empty for the one that the loader's own default boots."""
+    """Version of the kernel; empty for the kernel of the loader's own default."""
     default: bool = False
     """Whether the host boots it by default: only after a healthy boot with it."""
 
 
 class Loader(Protocol):
-    """A boot loader. `stage` and `clear` lead there from wherever a crash left its files."""
+    """A boot loader. `stage` and `clear` also work after a crash of an earlier call."""
 
     @property
     def name(self) -> str:
-        """What the loader is called in reports."""
+        """The name of the loader in reports."""
 
     def is_there(self, host: Host) -> bool:
-        """Return whether this host boots through it, and it can take an entry of ours."""
+        """Return whether this host boots with it, and it can hold an entry of sidekick."""
 
     def own_line(self, host: Host) -> str | None:
-        """Return the host's own line, None where only the running kernel has it."""
+        """Return the host's own line, None if only the running kernel has it."""
 
     def read(self, host: Host) -> Entry | None:
-        """Return our entry as the loader would boot it, None where there is nothing of ours."""
+        """Return sidekick's entry as the loader would boot it, None if there is none."""
 
     def kept(self, host: Host, entry: Entry) -> Entry:
-        """Return what `read` gives after `stage`: a loader without defaults keeps none.
+        """Return the entry as `read` returns it after `stage`.
 
-        Raises `HostError` where the loader cannot hold the entry.
+        Raises `HostError` if the loader cannot hold the entry.
         """
 
     def stage(self, host: Host, entry: Entry) -> str:
-        """Make `entry` our entry, and say where it lies. Raises `HostError`."""
+        """Store `entry` as sidekick's entry, and return where. Raises `HostError`."""
 
     def clear(self, host: Host) -> None:
-        """Leave nothing of ours. Raises `HostError`."""
+        """Remove sidekick's entry. Raises `HostError`."""
 
     def why_not_once(self, host: Host) -> str:
         """Return why the loader cannot boot our entry just once, "" if it can."""

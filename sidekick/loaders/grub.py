@@ -1,10 +1,10 @@
-"""GRUB: our entry lies in custom.cfg, which the installed grub.cfg reads at every boot.
+"""GRUB: our entry is in custom.cfg, which the installed grub.cfg reads at every boot.
 
-So nothing has to be generated: no `update-grub`, which may fail, may not be there, and changes
-every entry at once. Our entry is the host's first one with another line. It is the default
-only where the file sets it, and then not for a boot that asked for another entry. Source of
-the syntax and of `next_entry`: the GRUB manual, "custom.cfg" in /etc/grub.d/41_custom and
-"grub-reboot"; tried with GRUB 2.06 of Debian 12.
+So `update-grub` is not needed, which may fail or be missing, and changes every entry at once. Our
+entry is a copy of the host's first one with another line. It is the default only if the file sets
+it, and not in a boot for which another entry was selected. Source of the syntax and of
+`next_entry`: the GRUB manual, "custom.cfg" in /etc/grub.d/41_custom and "grub-reboot"; tested with
+GRUB 2.06 of Debian 12.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ BEGIN = "### BEGIN twine: written by sidekick, do not edit"
 END = "### END twine"
 _NOTE = "# before: "
 _NO_FILE, _NO_NEWLINE, _WHOLE = "no file", "no final newline", "as it is"
-"""How the file was before our block, so that it can be left so."""
+"""The state of the file before our block, so that `clear` can restore it."""
 WRITABLE = frozenset({"ext2", "ext3", "ext4", "xfs", "vfat"})
-"""File systems in which GRUB can note that an entry was tried. In others it would boot the new
-entry again and again."""
+"""File systems on which GRUB can record that an entry was tried. On others it would boot the new
+entry repeatedly."""
 
 
 class _First(msgspec.Struct, frozen=True):
-    """The first entry of the menu: what the host boots by itself."""
+    """The first entry of the menu, which the host boots by default."""
 
     body: tuple[str, ...]
     kernel: str
@@ -58,7 +58,7 @@ class Grub:
         return first.line if first else None
 
     def read(self, host: Host) -> Entry | None:
-        """Return our entry; one that is torn or of another menu has no line."""
+        """Return our entry; a damaged one, or one of another menu, has no line."""
         found = _block(host.fs.find(CUSTOM) or "")
         if found is None:
             return None
@@ -74,14 +74,14 @@ class Grub:
         return written if fresh else Entry(line="")
 
     def kept(self, host: Host, entry: Entry) -> Entry:
-        """All of it; asking for the default's own kernel by its version is asking for none."""
+        """Return the entry; without a version if that is the version of the default's kernel."""
         first = _first(host.fs.find(MENU) or "")
         if first and entry.version and _kernel(first.kernel, entry.version) == first.kernel:
             return Entry(line=entry.line, default=entry.default)
         return entry
 
     def stage(self, host: Host, entry: Entry) -> str:
-        """Write our block of custom.cfg; what else the file holds stays to the byte."""
+        """Write our block of custom.cfg; the rest of the file stays unchanged."""
         first = _first(host.fs.find(MENU) or "")
         if first is None:
             raise HostError(f"cannot stage the command line: {MENU} has no entry to copy")
@@ -95,7 +95,7 @@ class Grub:
         return f"staged in {CUSTOM}, {'the default' if entry.default else 'tried once first'}"
 
     def clear(self, host: Host) -> None:
-        """Remove our block; a file that we made is removed, too."""
+        """Remove our block; also the file, if sidekick created it."""
         text = _whole(host, CUSTOM) or ""
         block = _block(text)
         if block is not None:
@@ -110,7 +110,7 @@ class Grub:
             host.processes.run(["grub-editenv", ENVIRONMENT, "unset", "next_entry"])
 
     def why_not_once(self, host: Host) -> str:
-        """It needs the program, and a file system that GRUB can write."""
+        """Return what is missing: the program, or a file system that GRUB can write."""
         if not host.fs.exists(ONCE):
             return f"there is no {ONCE}"
         kind = _file_system(host)
@@ -119,7 +119,7 @@ class Grub:
         return ""
 
     def boot_once(self, host: Host) -> None:
-        """Name our entry for the next boot and read that back."""
+        """Select our entry for the next boot, and read that back."""
         host.processes.run([ONCE, ID])
         if _next(host) != ID:
             raise HostError(f"grub-reboot ran, but {ENVIRONMENT} does not name the entry")
@@ -164,7 +164,7 @@ def _version(path: str) -> str:
 
 
 def _block(text: str) -> str | None:
-    """Return our block; one without an end reaches to the end of the file."""
+    """Return our block; a block without an end marker extends to the end of the file."""
     at = text.find(BEGIN)
     if at < 0:
         return None
@@ -173,7 +173,7 @@ def _block(text: str) -> str | None:
 
 
 def _note(block: str) -> str | None:
-    """Return how the file was before; None of a block that an earlier release wrote."""
+    """Return the state of the file before our block; None if an earlier release wrote it."""
     found = re.search(rf"^{_NOTE}(.*)$", block, re.MULTILINE)
     return found[1] if found else None
 
@@ -183,7 +183,7 @@ def _without_note(block: str) -> str:
 
 
 def _laid_in(text: str | None, block: str) -> str:
-    """Return the file with this block in the place of the one it has, else at its end."""
+    """Return the file with this block instead of its present one, or at its end."""
     before = _block(text or "")
     glue = ""
     if before is not None:
@@ -201,14 +201,14 @@ def _laid_in(text: str | None, block: str) -> str:
 
 
 def _taken_out(text: str, block: str) -> str:
-    """Return the file as it was before our block, with what was added to it since."""
+    """Return the file without our block, with all later additions."""
     head, _, tail = text.partition(block)
     tail = tail.removeprefix("\n")
     return head.removesuffix("\n") if _note(block) == _NO_NEWLINE and not tail else head + tail
 
 
 def _whole(host: Host, path: str) -> str | None:
-    """Return a file as it is, with its white space: what is not ours goes back unchanged."""
+    """Return the text of a file, white space included, so that other parts stay unchanged."""
     found = host.fs.find_bytes(path)
     return None if found is None else found.decode(errors="surrogateescape")
 

@@ -1,4 +1,4 @@
-"""systemd-boot: our entry is a file of its own next to the host's.
+"""systemd-boot: our entry is a separate file next to the host's.
 
 EFI variables select the entry to boot, through bootctl(1): `set-oneshot` for the next boot
 alone, `set-default` after a healthy boot. Source of the files: the Boot Loader
@@ -36,17 +36,17 @@ class SystemdBoot:
     name = "systemd-boot"
 
     def is_there(self, host: Host) -> bool:
-        """Return whether this boot came through it and there is an entry to copy."""
+        """Return whether it booted this host, and there is an entry to copy."""
         came = _variable(host, "LoaderInfo").startswith("systemd-boot")
         return came and _own(host) is not None
 
     def own_line(self, host: Host) -> str | None:
-        """Return the options of the entry that the host boots by itself."""
+        """Return the options of the entry that the host boots by default."""
         own = _own(host)
         return own.line if own else None
 
     def read(self, host: Host) -> Entry | None:
-        """Return our entry; one that is torn or copied from a stale one has no line."""
+        """Return our entry; a damaged one, or a copy of an old entry, has no line."""
         folder = _folder(host)
         text = host.fs.find(f"{folder}/{NAME}") if folder else None
         default = _variable(host, "LoaderEntryDefault") == NAME
@@ -62,14 +62,14 @@ class SystemdBoot:
         return written if fresh else Entry(line="")
 
     def kept(self, host: Host, entry: Entry) -> Entry:
-        """All of it, where the kernel asked for has an entry of its own."""
+        """Return the entry; without a version if that is the version of the host's own entry."""
         own = _own(host)
         if own and entry.version == own.version:
             return Entry(line=entry.line, default=entry.default)
         return entry
 
     def stage(self, host: Host, entry: Entry) -> str:
-        """Write our file, then say whether it is the default."""
+        """Write our file, and set or unset it as the default."""
         entry = self.kept(host, entry)
         folder, own = _folder(host), _own(host, entry.version)
         if folder is None or own is None:
@@ -92,7 +92,7 @@ class SystemdBoot:
         return f"staged in {path}, {'the default' if entry.default else 'tried once first'}"
 
     def clear(self, host: Host) -> None:
-        """Give the default back, then remove our file."""
+        """Restore the default, then remove our file."""
         folder = _folder(host)
         path = f"{folder}/{NAME}"
         if _variable(host, "LoaderEntryDefault") == NAME:
@@ -104,13 +104,13 @@ class SystemdBoot:
             host.disk.remove(host.fs.path(path))
 
     def why_not_once(self, host: Host) -> str:
-        """It needs the program and writable variables."""
+        """Return that the program is missing, "" if it is installed."""
         if not any(host.fs.exists(f"{folder}/bootctl") for folder in ("/usr/bin", "/bin")):
             return "the program bootctl is not installed"
         return ""
 
     def boot_once(self, host: Host) -> None:
-        """Name our entry for the next boot and read that back."""
+        """Select our entry for the next boot, and read that back."""
         host.processes.run(["bootctl", "set-oneshot", NAME])
         if _variable(host, "LoaderEntryOneShot") != NAME:
             raise HostError("bootctl set-oneshot ran, but the variable does not name the entry")
@@ -126,7 +126,7 @@ def _entries(host: Host, folder: str) -> list[str]:
 
 
 def _own(host: Host, version: str = "") -> _LoaderFile | None:
-    """Return the host's entry of a version; for "" of the running kernel, else its newest."""
+    """Return the host's entry of a version; for "" of the running kernel, or the newest one."""
     folder = _folder(host)
     if folder is None:
         return None

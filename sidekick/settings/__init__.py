@@ -1,10 +1,10 @@
-"""The kinds of settings, in the order in which they are applied (undo goes the other way).
+"""The kinds of settings, in the order in which they are applied; undo uses the reverse order.
 
-First what others need: modules bring sysctls along, services would change values behind our backs,
-threads decide which processors there are. Then what takes effect at once and is cheap to undo, then
-huge pages, which may take a minute, then what only a boot brings. A new kind is a module here and a
-line below (docs/settings.md). A kind is imported when a name of it is first met: a run pays for the
-kinds of its profile, not for all of them.
+Kinds that others need come first: modules add sysctls, services could change values later, and SMT
+determines the processors. Next are kinds that take effect at once and are cheap to undo, then huge
+pages, which may take a minute, then kinds that need a boot. A new kind is a module here and a line
+below (docs/settings.md). A kind is imported at its first use, so a run imports only the kinds of
+its profile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CLASSES = {
 
 
 class _Kinds(Mapping[str, Setting]):
-    """The kinds by name, each made when it is asked for."""
+    """The kinds by name, each created at its first use."""
 
     def __init__(self) -> None:
         self._made: dict[str, Setting] = {}
@@ -51,7 +51,7 @@ class _Kinds(Mapping[str, Setting]):
         return self._made[kind]
 
     def __contains__(self, kind: object) -> bool:
-        return kind in CLASSES  # that of a Mapping would import it
+        return kind in CLASSES  # the method of Mapping would import the kind
 
     def __iter__(self) -> Iterator[str]:
         return iter(CLASSES)
@@ -64,7 +64,7 @@ SETTINGS: Mapping[str, Setting] = _Kinds()
 
 
 def setting_of(name: str) -> Setting:
-    """Return the kind that a setting is of. Raises `HostError` for a newer sidekick's."""
+    """Return the kind of a setting. Raises `HostError` for a kind of a newer sidekick."""
     kind = kind_of(name)
     if kind not in SETTINGS:
         raise HostError(
@@ -75,9 +75,9 @@ def setting_of(name: str) -> Setting:
 
 
 def settings_of(names: Iterable[str]) -> list[Setting]:
-    """Return the kinds that these settings are of, in the order in which they are applied.
+    """Return the kinds of these settings, in the order in which they are applied.
 
-    Raises `HostError` for a newer sidekick's.
+    Raises `HostError` for a kind of a newer sidekick.
     """
     found = {setting.kind: setting for setting in map(setting_of, names)}
     return [found[kind] for kind in SETTINGS if kind in found]

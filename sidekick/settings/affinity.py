@@ -24,7 +24,7 @@ from sidekick.setting import Host, Setting
 
 IRQS, TASKS, PUBLISHED = "affinity.irqs", "affinity.tasks", "affinity.told"
 NEW_IRQS = "affinity.new_irqs"
-"""What interrupts get that a driver asks for later, as after a reset of its interface."""
+"""The processors of interrupts that a driver requests later, such as after a reset."""
 DEFAULT_MASK = "/proc/irq/default_smp_affinity"
 SLICE = "workload.slice"
 CPUSET = f"/sys/fs/cgroup/{SLICE}/cpuset.cpus"
@@ -46,7 +46,7 @@ class Affinity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Division(msgspec.Struct, frozen=True):
-    """The processors of a host by what they are for."""
+    """The processors of a host by their purpose."""
 
     irqs: tuple[int, ...]
     busy: tuple[int, ...]

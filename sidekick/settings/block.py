@@ -1,4 +1,4 @@
-"""How requests reach disks: scheduler, read-ahead, depth of the queue, throttling of writes.
+"""Queues of disks: scheduler, read-ahead, depth of the queue, throttling of writes.
 
 A profile sets them for two classes of disks, rotating and flash, because names differ from host to
 host. Source: Linux, Documentation/block/queue-sysfs.rst (ABI/stable/sysfs-block).
@@ -33,7 +33,7 @@ class Disks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     wbt_lat_usec: Annotated[int, Meta(ge=0, le=10_000_000)] | None = None
     """Bound on the wait of reads behind writes; 0 switches that throttling off."""
     rq_affinity: Literal[0, 1, 2] | None = None
-    """Where a request is completed: anywhere, in the group, on the very processor that asked."""
+    """Where a request is completed: anywhere, in the group, or on the processor that issued it."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,7 +81,7 @@ class BlockSetting(LeadingSetting):
         return wanted
 
     def partners(self, setting: str) -> tuple[str, ...]:
-        """Return the depth of the queue, which a scheduler brings along."""
+        """Return the depth of the queue, which a scheduler changes."""
         disk, _, key = setting.removeprefix("block.").rpartition(".")
         return (f"block.{disk}.nr_requests",) if key == "scheduler" else ()
 

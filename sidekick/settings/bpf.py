@@ -58,7 +58,7 @@ class BpfSetting(Setting):
     section: ClassVar[type[Bpf]] = Bpf
 
     def check(self, profile: Profile) -> list[FieldError]:
-        """Return the places that are no key of a pinned map."""
+        """Return an error for each name that is not a key of a pinned map."""
         found: Bpf | None = profile.section(self.kind)
         reason = "is not of the form MAP:KEY, with a map below /sys/fs/bpf and a number"
         return [

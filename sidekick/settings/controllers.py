@@ -56,7 +56,7 @@ class ControllersSetting(Setting):
         ]
 
     def needs(self, setting: str) -> Disruption:  # noqa: ARG002
-        """Return that the shares of running tasks change all at once."""
+        """Return DRAIN: the CPU shares of all running tasks would change at once."""
         return Disruption.DRAIN
 
     def lacking(self, setting: str) -> str:  # noqa: ARG002

@@ -67,13 +67,13 @@ class CStatesSetting(Setting):
         states = _states(host)
         off: dict[int, list[int]] = {}
         for cpu, state in states:
-            # Other bits say why the kernel itself keeps a state from being used.
+            # Other bits are the kernel's own reasons to disable a state.
             if int(host.fs.read(_path(cpu, state, "disable"))) & 1:
                 off.setdefault(state, []).append(cpu)
         return _text(off) if states else None
 
     def write(self, host: Host, setting: str, value: str) -> None:  # noqa: ARG002
-        """Switch off what the value names and on what it does not."""
+        """Switch off the states that the value names, and switch on all others."""
         off = {(cpu, state) for state, cpus in _parsed(value).items() for cpu in cpus}
         for cpu, state in _states(host):
             wanted = "1" if (cpu, state) in off else "0"

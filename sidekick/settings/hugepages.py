@@ -11,7 +11,7 @@ Source: Linux, Documentation/admin-guide/mm/hugetlbpage.rst.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -30,11 +30,10 @@ from sidekick.setting import (
     Observed,
     Setting,
 )
+from sidekick.settings.hugepages_line import SIZES, PageArguments, total_pages
 from wire.errors import FieldError, KernelFileError, Unprocessable
 
 PREFIX = "hugepages."
-SIZES = {"1g": 1 << 30, "2m": 2 << 20}
-"""In the order in which they are asked for."""
 AVAILABLE = "hugepages.available"
 """Observed in addition to the pools: how many bytes can be taken while tasks run."""
 NODES = "/sys/devices/system/node"
@@ -43,15 +42,16 @@ WHOLE = "all"
 """Stands for the node on kernels without NUMA."""
 
 BUDGET_S = 60.0
-"""Seconds in which one run tries to get memory, over all pools, before it leaves it to a reboot."""
+"""Seconds for which one run tries to get memory, for all pools, before it leaves the rest to a
+reboot."""
 KEEP_BYTES = 512 << 20
 KEEP_SHARE = 0.2
 """A profile must leave at least the larger of the two to everything else."""
 SPARE_BYTES = 96 << 20
 SPARE_SHARE = 0.05
-"""What must stay available while pages are taken: the larger of the two. Below it the host
-has no memory left to keep programs in and stands still (seen on a guest of 1 GiB that had
-26 MiB left)."""
+"""The memory that must stay available while pages are taken: the larger of the two. With less
+memory the host swaps program text in and out, and stops responding (observed on a guest of 1 GiB
+with 26 MiB left)."""
 
 Pages = Annotated[int, Meta(ge=0)] | dict[str, Annotated[int, Meta(ge=0)]]
 
@@ -61,13 +61,13 @@ class Hugepages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     pages_1g: Pages | None = None
     pages_2m: Pages | None = None
-    """In all, spread evenly over the NUMA nodes; or by node: `{ node0 = 16, node1 = 0 }`."""
+    """The total, spread evenly over the NUMA nodes; or by node: `{ node0 = 16, node1 = 0 }`."""
     percent_of_memory: Annotated[float, Meta(ge=0, le=80)] | None = None
     """Instead of `pages_2m`: this share of the memory, rounded down to whole pages of 2 MiB."""
     required: bool = True
     if_short: Literal["reboot", "keep", "undo"] = "reboot"
-    """What to do where memory is too fragmented: leave the rest to the next boot, do with what
-    there is, or fail and take the whole switch back."""
+    """What to do if memory is too fragmented: leave the rest to the next boot, keep the pages that
+    there are, or fail and undo the whole switch."""
     budget_s: Annotated[float, Meta(ge=0, le=600)] = BUDGET_S
     """How long to try to get memory."""
 
@@ -93,11 +93,11 @@ class HugepagesSetting(Setting):
     section = Hugepages
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        """Return the child's: pages are one whole."""
+        """Return the child's table: the parent's pages do not apply any more."""
         return child
 
     def check(self, profile: Profile) -> list[FieldError]:
-        """Return what contradicts itself."""
+        """Return the contradictions of the table."""
         wanted: Hugepages | None = profile.section(self.kind)
         if wanted is None:
             return []
@@ -142,17 +142,17 @@ class HugepagesSetting(Setting):
     def boot(self, wanted: Sequence[WantedSetting], own: str) -> list[Contribution]:
         """Return the pairs of size and count that make the next boot reserve these pages.
 
-        What the host's own line reserves of other sizes stays: a count alone would be of the
-        size that stands before it. Raises `Unprocessable` where all of it is too much.
+        Pages of other sizes on the host's own line stay: a count without a size would apply to the
+        size before it. Raises `Unprocessable` if the sum is too much for the host.
         """
         if not any(int(w.value) for w in wanted):
             return []
         ours = {size: _counts(wanted, size) for size in SIZES}
         named = {w.setting.split(".")[1] for w in wanted}
-        pairs = Pairs.of(group_in(own, HUGEPAGES))
+        pairs = PageArguments.of(group_in(own, HUGEPAGES))
         others = {s: c for s, c in pairs.counts.items() if s not in {SIZES[n] for n in named}}
         counts = {**others, **{SIZES[size]: text for size, text in ours.items() if text}}
-        taken = sum(size * _total(text) for size, text in counts.items())
+        taken = sum(size * total_pages(text) for size, text in counts.items())
         memory = int(wanted[0].options.get("memory_bytes", "0"))
         if memory:
             _leave_enough("the boot line with the host's own huge pages", taken, memory)
@@ -160,7 +160,7 @@ class HugepagesSetting(Setting):
             Contribution(
                 settings=tuple(w.setting for w in wanted),
                 group=HUGEPAGES,
-                arguments=Pairs(pairs.default, counts).arguments(),
+                arguments=PageArguments(pairs.default, counts).arguments(),
                 source=wanted[0].source,
                 late=True,
             )
@@ -171,7 +171,7 @@ class HugepagesSetting(Setting):
         return (path_of(setting),)
 
     def outlives_boot(self, setting: str, booted_with: Sequence[str]) -> bool:  # noqa: ARG002
-        """Pages that our command line reserved are not the host's own."""
+        """Return whether our command line reserved pages: these are not the host's own."""
         return any(argument.startswith("hugepages=") for argument in booted_with)
 
     def read(self, host: Host, setting: str) -> str | None:
@@ -189,9 +189,9 @@ class HugepagesSetting(Setting):
     def plan(
         self, wanted: Sequence[WantedSetting], observed: Observed, originals: Observed
     ) -> list[SettingChange]:
-        """Return what shrinks before what grows, so that memory is free when it is wanted.
+        """Return pools that shrink before pools that grow, so that their memory is free by then.
 
-        More than is available cannot be taken while tasks run: it would be theirs.
+        More than the available memory can only be taken while no task runs.
         """
         changes = super().plan(wanted, observed, originals)
         growing = [c for c in changes if int(c.after) > int(c.before)]
@@ -209,7 +209,7 @@ class HugepagesSetting(Setting):
         ]
 
     def apply(self, host: Host, change: SettingChange) -> Applied:
-        """Ask for the pages until they are there or the budget is used up."""
+        """Request the pages until the kernel has them or the time is over."""
         path, goal, page = path_of(change.setting), int(change.after), _page_bytes(change.setting)
         began, pause_s, tries = host.monotonic(), 0.25, 1
         actual, refused = _ask(host, path, goal, page)
@@ -248,7 +248,7 @@ class HugepagesSetting(Setting):
         return f"this host has no {path_of(setting)}"
 
     def undo(self, host: Host, change: SettingChange) -> None:
-        """Bring the number of pages back."""
+        """Restore the number of pages."""
         path, goal, page = path_of(change.setting), int(change.before), _page_bytes(change.setting)
         if host.fs.read(path) == change.before:
             return
@@ -260,64 +260,6 @@ class HugepagesSetting(Setting):
             raise KernelFileError(
                 f"cannot restore {change.setting} to {change.before} pages: it has {actual}"
             )
-
-
-class Pairs:
-    """Huge pages on a kernel command line: counts by size, and the default size."""
-
-    def __init__(self, default: int | None, counts: Mapping[int, str]) -> None:
-        """Sizes are in bytes; a count is plain, or by node as `0:16,1:32`."""
-        self.default = default
-        self.counts = dict(counts)
-
-    @classmethod
-    def of(cls, arguments: Iterable[str]) -> Pairs:
-        """Read the arguments in their order: a count is of the size that stands before it."""
-        tokens = [argument.partition("=")[::2] for argument in arguments]
-        sizes = (value for key, value in tokens if key == "default_hugepagesz")
-        default = next((_size(value) for value in sizes), None)
-        counts: dict[int, str] = {}
-        size = default or SIZES["2m"]
-        for key, value in tokens:
-            if key == "hugepagesz":
-                size = _size(value)
-            elif key == "hugepages":
-                counts[size] = value
-        return cls(default, counts)
-
-    def arguments(self) -> tuple[str, ...]:
-        """Return all arguments, with an explicit size for each count, the largest first."""
-        out = [] if self.default is None else [f"default_hugepagesz={_size_text(self.default)}"]
-        for size in sorted(self.counts, reverse=True):
-            out += [f"hugepagesz={_size_text(size)}", f"hugepages={self.counts[size]}"]
-        return tuple(out)
-
-    def reserved(self, size: int, node: str, nodes: int) -> int:
-        """Return how many pages of a node are reserved; a plain count is spread evenly."""
-        text = self.counts.get(size, "0")
-        if ":" not in text:
-            return int(text) // nodes if text.isdigit() else 0
-        counts = dict(part.partition(":")[::2] for part in text.split(","))
-        count = counts.get(node.removeprefix("node"), "0")
-        return int(count) if count.isdigit() else 0
-
-
-def _size(text: str) -> int:
-    """Return the bytes of `2M` or `1G`; 0 for what is no size."""
-    found = re.fullmatch(r"(\d+)([KMGkmg]?)", text)
-    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2].upper()] if found else 0
-
-
-def _size_text(size: int) -> str:
-    for shift, letter in ((30, "G"), (20, "M"), (10, "K")):
-        if size and not size % (1 << shift):
-            return f"{size >> shift}{letter}"
-    return str(size)
-
-
-def _total(text: str) -> int:
-    counts = [part.rpartition(":")[2] for part in text.split(",")]
-    return sum(int(count) for count in counts if count.isdigit())
 
 
 def _counts(wanted: Iterable[WantedSetting], size: str) -> str:
@@ -349,7 +291,7 @@ def _spread(wanted: Hugepages, nodes: Sequence[str], memory_bytes: int) -> dict[
 
 
 def _leave_enough(whose: str, taken: int, memory: int) -> None:
-    """Raise `Unprocessable` where too little is left for everything else."""
+    """Raise `Unprocessable` if too little memory is left for everything else."""
     keep = max(KEEP_BYTES, int(memory * KEEP_SHARE))
     if taken and memory - taken < keep:
         raise Unprocessable(
@@ -381,8 +323,8 @@ def _room(host: Host) -> int | None:
 
 
 def _ask(host: Host, path: str, pages: int, page_bytes: int) -> tuple[int, str]:
-    """Ask for as many pages as the memory in use allows; return how many there are, and why
-    the kernel refused to take the wish, if it did.
+    """Request as many pages as the available memory allows; return how many there are, and the
+    error of the kernel, if any.
     """
     now = int(host.fs.read(path))
     room = _room(host)
@@ -398,14 +340,14 @@ def _ask(host: Host, path: str, pages: int, page_bytes: int) -> tuple[int, str]:
 
 
 def _make_room(host: Host) -> None:
-    """Give back clean caches and let the kernel join free pages (sysctl/vm.rst)."""
+    """Drop clean caches and compact free memory (sysctl/vm.rst)."""
     for action, value in (("drop_caches", "3"), ("compact_memory", "1")):
         if host.fs.exists(f"/proc/sys/vm/{action}"):
             host.fs.write(f"/proc/sys/vm/{action}", value)
 
 
 def _short(host: Host, change: SettingChange, actual: int, short: str) -> Applied:
-    """Return what a lasting shortfall means, by the profile's policy."""
+    """Return the result of a lasting shortfall, by the profile's `if_short`."""
     policy = change.options.get("if_short", "undo")
     if policy == "keep":
         return Applied(ApplyOutcome.PARTIAL, str(actual), f"{short}; the profile accepts that")
@@ -413,7 +355,9 @@ def _short(host: Host, change: SettingChange, actual: int, short: str) -> Applie
         return Applied(ApplyOutcome.FAILED, str(actual), short)
     _, size, node = change.setting.split(".")
     line = host.fs.find("/proc/cmdline") or ""
-    booted = Pairs.of(group_in(line, HUGEPAGES)).reserved(SIZES[size], node, len(nodes_of(host)))
+    booted = PageArguments.of(group_in(line, HUGEPAGES)).reserved(
+        SIZES[size], node, len(nodes_of(host))
+    )
     if booted >= int(change.after):
         detail = f"{short}, although the kernel was booted with {booted}"
         return Applied(ApplyOutcome.FAILED, str(actual), detail)
@@ -424,5 +368,5 @@ def _is_staged(wanted: WantedSetting, observed: Observed) -> bool:
     """Return whether the staged line reserves pages that this boot's line does not."""
     size = SIZES[wanted.setting.split(".")[1]]
     lines = [group_in(observed.get(name) or "", HUGEPAGES) for name in (STAGED, RUNNING)]
-    staged, running = (Pairs.of(line).counts.get(size, "0") for line in lines)
+    staged, running = (PageArguments.of(line).counts.get(size, "0") for line in lines)
     return staged not in ("0", running)

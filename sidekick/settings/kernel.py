@@ -1,6 +1,7 @@
 """The kernel: arguments of its command line, and its version. In force after the next boot.
 
-What stages them is `sidekick/boot.py`; here is what a profile may ask for, and whether it is so.
+`sidekick/boot.py` stages them. This module checks what a profile may set, and whether it is in
+force.
 Source of the arguments: Linux, Documentation/admin-guide/kernel-parameters.rst.
 """
 
@@ -72,13 +73,13 @@ ALLOWED = frozenset(
 """Tuning only. Nothing that decides what is booted or run (root, init, rd.*, systemd.*) and
 nothing that weakens the host (mitigations, selinux, lockdown)."""
 VOIDS_LIMITS = frozenset({"memory", "cpuset", "pids", "io", "blkio", "hugetlb", "misc"})
-"""Controllers that carry the limits of tasks: without them a task is bounded by nothing."""
+"""Controllers that enforce the limits of tasks: without them a task has no limits."""
 _VALUE = re.compile(r"[A-Za-z0-9_.,:+-]{1,256}")
 _RELEASE = re.compile(r"[0-9][A-Za-z0-9._+~-]{0,63}")
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What only a boot can bring."""
+    """The [kernel] table."""
 
     cmdline: list[str] = []
     """Arguments that the profile owns; others on the command line are left alone."""
@@ -95,7 +96,7 @@ class KernelSetting(Setting):
     section = Kernel
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of both, those of the child in the place of the same keys."""
+        """Return the arguments of both; those of the child replace those with the same key."""
         merged = {**parent, **child}
         lines = [table.get("cmdline", []) for table in (parent, child)]
         if all(isinstance(line, list) for line in lines):
@@ -104,7 +105,7 @@ class KernelSetting(Setting):
         return merged
 
     def check(self, profile: Profile) -> list[FieldError]:
-        """Return the arguments that may not be set or are no arguments."""
+        """Return an error for each argument that is malformed or may not be set."""
         errors = []
         section: Kernel = profile.section(self.kind) or Kernel()
         for argument in section.cmdline:
@@ -159,11 +160,11 @@ class KernelSetting(Setting):
         ]
 
     def claims(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
-        """Nothing is written at run time, so nothing has to be given back."""
+        """Return (): nothing is written at run time, so there is no original."""
         return ()
 
     def lacking(self, setting: str) -> str:
-        """Return that the kernel is not installed: lines there always are."""
+        """Return that the kernel is not installed; a command line always exists."""
         return f"there is no {_image(setting)}"
 
     def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
@@ -184,11 +185,11 @@ class KernelSetting(Setting):
         observed: Observed,  # noqa: ARG002
         originals: Observed,  # noqa: ARG002
     ) -> list[SettingChange]:
-        """Nothing can be written: the boot line is staged by its owner."""
+        """Return []: `sidekick/boot.py` stages the boot line."""
         return []
 
     def verify(self, wanted: WantedSetting, observed: Observed) -> SettingReport:
-        """Compare with what this boot was started with, and with what the next one will be."""
+        """Compare the wanted value with the lines of this boot and of the next."""
         if wanted.setting.startswith(RELEASE):
             return self._verify_release(wanted, observed)
         running, staged = observed.get(RUNNING) or "", observed.get(STAGED) or ""

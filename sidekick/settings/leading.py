@@ -1,8 +1,8 @@
-"""Settings that others follow: writing one changes its partners, which must be right afterwards.
+"""Settings whose writes change other settings (their partners), which must be correct afterwards.
 
-A scheduler brings its own depth of the queue along; checksums that go take segmentation with them.
-So leaders are written first, whatever follows one that changes is written after it, and undoing a
-leader brings back what followed it.
+A new scheduler sets its own depth of the queue; switching off checksums switches off segmentation.
+So leaders are written first, partners of a changed leader are written after it, and undoing a
+leader restores its partners.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class LeadingSetting(Setting):
     def plan(
         self, wanted: Sequence[WantedSetting], observed: Observed, originals: Observed
     ) -> list[SettingChange]:
-        """Return the writes. What follows a leader that is not as it originally was is left as
-        the leader makes it.
+        """Return the writes. Partners of a leader with a changed value keep the leader's values,
+        unless the profile sets them.
         """
         led = {
             partner
@@ -56,10 +56,10 @@ class LeadingSetting(Setting):
         return sorted(found, key=lambda change: self.rank(change.setting))
 
     def undo(self, host: Host, change: SettingChange) -> None:
-        """Bring back what was before a change, and what followed it.
+        """Restore the value before a change, and the values of its partners.
 
-        What follows a leader of the same run could not be brought back before that: it comes
-        back with the leader, which was written first and is therefore undone last.
+        Partners of a leader of the same run are restored with the leader, which was written first
+        and is therefore undone last: they cannot be restored before it.
         """
         if LED_BY in change.options:
             return

@@ -1,8 +1,8 @@
 """Kernel modules that a profile needs loaded.
 
-Loading is all that is offered: a module that the host had loaded by itself has a user, and is
-not taken away. Modules that a profile loaded are unloaded again when it is left; one that is in use
-by then is reported as a failure.
+A profile can only load modules: a module that the host itself loaded has a user, and is not
+unloaded. Modules that a profile loaded are unloaded when another profile is applied; a module that
+is in use then is reported as a failure.
 Source: Linux, Documentation/ABI/stable/sysfs-module; modprobe(8).
 """
 
@@ -24,8 +24,8 @@ MODPROBE = "/sbin/modprobe"
 LOADED, ABSENT = "loaded", "absent"
 
 REFUSED = frozenset({"netconsole", "nf_conntrack", "pktgen", "scsi_debug"})
-"""Not for a profile: they send the host's log elsewhere, limit every connection of the host from
-then on, send packets, make disks."""
+"""Modules that a profile may not load: they send the host's log elsewhere, limit every later
+connection of the host, send packets, or make disks."""
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,11 +81,11 @@ class ModulesSetting(Setting):
         return f"this kernel has no module {setting.removeprefix('modules.')}"
 
     def read(self, host: Host, setting: str) -> str | None:
-        """Return whether it is there, built in or loaded; None where there is no such module."""
+        """Return whether it is built in or loaded; None if there is no such module."""
         return self.observe(host, [setting])[setting]
 
     def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
-        """Return the same of many modules: the lists of the kernel's modules are read once."""
+        """Return the values of many modules; the lists of the kernel's modules are read once."""
         names = {setting: setting.removeprefix("modules.") for setting in settings}
         names = {setting: name for setting, name in names.items() if self.owns(setting)}
         found: dict[str, str | None] = dict.fromkeys(names)

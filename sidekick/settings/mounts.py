@@ -1,8 +1,8 @@
-"""Options of file systems that are mounted already: times of access, lazy times, commits.
+"""Options of mounted file systems: times of access, lazy times, commits.
 
-Only options that can be set and taken back on the way: what is safe to lose is for the mount's
-owner to say. `atime` belongs to one mount. `lazytime` and `commit` belong to the file system, so
-that a profile names them at the first mount of it: a bind mount cannot change what it is made from.
+Only options that can be changed and restored while mounted. Options that risk data are left to the
+owner of the mount. `atime` belongs to one mount. `lazytime` and `commit` belong to the file system,
+so a profile sets them at its first mount: a bind mount cannot change its source.
 Source: mount(8), "Filesystem-independent mount options"; Linux, Documentation/admin-guide/ext4.rst
 and btrfs(5) for `commit`, whose 0 stands for the default and which is then not shown.
 """
@@ -31,14 +31,14 @@ _POINT = re.compile(r"/[A-Za-z0-9_./-]{0,200}\Z")
 
 
 class MountOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is asked of one mount point."""
+    """The options of one mount point."""
 
     atime: Literal["noatime", "relatime", "strictatime"] | None = None
     """Whether reading a file writes its time of access."""
     lazytime: Literal["on", "off"] | None = None
     """Whether times stay in memory until the inode is written for another reason."""
     commit: Annotated[int, Meta(ge=1, le=300)] | None = None
-    """Seconds after which what was written is on the disk by itself."""
+    """Seconds after which the file system writes changes to the disk."""
     required: bool = False
     """Whether a host without that mount or option cannot run the profile."""
 
@@ -50,7 +50,7 @@ class MountsSetting(Setting):
     section: ClassVar[Any] = dict[str, MountOptions]
 
     def check(self, profile: Profile) -> list[FieldError]:
-        """Return the keys that are no mount points."""
+        """Return an error for each key that is not a mount point."""
         found: dict[str, MountOptions] = profile.section(self.kind) or {}
         return [
             FieldError(field=f"mounts.{point}", reason="must be an absolute path")
@@ -84,7 +84,7 @@ class MountsSetting(Setting):
         )
 
     def read(self, host: Host, setting: str) -> str | None:
-        """Return the option in force; of mounts over each other the last one counts."""
+        """Return the option in force; of several mounts at one point the last one counts."""
         key, point = _parts(setting)
         found = _find(host, key, point)
         if found is None:
@@ -118,7 +118,7 @@ def _parts(setting: str) -> tuple[str, str]:
 
 
 def _find(host: Host, key: str, point: str) -> Mount | None:
-    """Return the mount that a setting is about, None where it cannot be set there."""
+    """Return the mount of a setting, None if the option cannot be set there."""
     from agent.machine.mounts import read_mounts  # loads the C library
 
     mounts = read_mounts(host.fs)

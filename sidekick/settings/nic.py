@@ -1,8 +1,8 @@
 """Network interfaces: queues, rings, coalescing of interrupts, offloads.
 
-For every interface with a device behind it, or those named. What a driver lacks is unsupported, and
-so is a number above its maximum; `"max"` asks for the maximum. Source: Linux,
-Documentation/networking/ethtool-netlink.rst for what the words mean.
+They apply to every interface with a device, or to the named ones. A key that the driver lacks is
+unsupported, and so is a number above its maximum; `"max"` means the maximum. Source: Linux,
+Documentation/networking/ethtool-netlink.rst for the meaning of the keys.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ WORDS: dict[str, tuple[SettingGroup, int]] = {
     "tx_frames": (ethtool.COALESCING, 5),
 }
 MOST = {"queues": 3, "rx_ring": 0, "tx_ring": 3}
-"""In the same structure, the largest value that the driver takes."""
+"""Index in the same structure of the largest value that the driver accepts."""
 NOTF_COAL = 53
 """Bit of a virtio device that delays notifications (include/uapi/linux/virtio_net.h)."""
 VIRTIO_MOST = {"rx_usecs": 0, "tx_usecs": 0, "rx_frames": 1, "tx_frames": 1}
-"""What virtio_net takes without that bit; its structure shows the words all the same."""
+"""What virtio_net accepts without that bit; its structure has the fields in any case."""
 SWITCHES: dict[str, tuple[SettingGroup, int, int]] = {
     "adaptive_rx": (ethtool.COALESCING, 9, 1),
     "adaptive_tx": (ethtool.COALESCING, 10, 1),
@@ -58,7 +58,7 @@ FOLLOW = {
     "scatter_gather": ("tso", "gso"),
     "rx_checksum": ("gro", "lro"),
 }
-"""What the kernel takes away along with a key (net/core/dev.c, netdev_fix_features)."""
+"""Keys that the kernel switches off together with a key (net/core/dev.c, netdev_fix_features)."""
 
 
 class Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,16 +117,16 @@ class NicSetting(LeadingSetting):
         ]
 
     def needs(self, setting: str) -> Disruption:
-        """Return that many drivers take the link down for another number of queues or slots."""
+        """Return DRAIN for queues and rings: many drivers take the link down to change them."""
         return Disruption.DRAIN if _parts(setting)[1] in MOST else Disruption.LIVE
 
     def partners(self, setting: str) -> tuple[str, ...]:
-        """Return what changes along with it on the same interface."""
+        """Return the settings of the same interface that change with it."""
         nic, key, _ = _parts(setting)
         return tuple(f"nic.{nic}.{other}" for other in FOLLOW.get(key, ()))
 
     def rank(self, setting: str) -> int:
-        """Return its place: what others follow comes first, in the order of `FOLLOW`."""
+        """Return its place in the order of writes: leaders first, in the order of `FOLLOW`."""
         key = _parts(setting)[1]
         return [*FOLLOW].index(key) if key in FOLLOW else len(FOLLOW)
 
@@ -151,7 +151,7 @@ class NicSetting(LeadingSetting):
         return str(words[word])
 
     def write(self, host: Host, setting: str, value: str) -> None:
-        """Set one word of the structure; the others go back as they were read."""
+        """Set one field of the structure; the others keep the values that were read."""
         nic, key, _ = _parts(setting)
         group, word, bits = SWITCHES.get(key) or (*WORDS[key], 0)
         words = find_words(host.fs, nic, group) or [0] * group.words
@@ -163,7 +163,7 @@ class NicSetting(LeadingSetting):
 
 
 def _resolved(host: Host, nic: str, key: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield the wanted name and value: "max" as a number, too much as a name of its own."""
+    """Yield the wanted name and value: "max" as a number; a name that marks too large a number."""
     name = f"nic.{nic}.{key}"
     most = _most(host, nic, key)
     if value == "max":
@@ -175,7 +175,7 @@ def _resolved(host: Host, nic: str, key: str, value: object) -> Iterator[tuple[s
 
 
 def _most(host: Host, nic: str, key: str) -> int | None:
-    """Return the most that a driver takes for a key, None where it does not say."""
+    """Return the maximum of a driver for a key, None if the driver does not report it."""
     if key in MOST:
         words = find_words(host.fs, nic, WORDS[key][0])
         return words[MOST[key]] or None if words else None
@@ -186,7 +186,7 @@ def _most(host: Host, nic: str, key: str) -> int | None:
 
 
 def _parts(setting: str) -> tuple[str, str, str]:
-    """Return interface, key, and the number that is too much; names of interfaces may have dots."""
+    """Return interface, key, and a number that is too large; names of interfaces may have dots."""
     name, _, beyond = setting.removeprefix("nic.").partition(":")
     nic, _, key = name.rpartition(".")
     return nic, key, beyond

@@ -1,7 +1,7 @@
 """Frequency governor and energy preference, of all processors at once.
 
-What a driver does not offer is skipped: profiles name several governors, best first, and a host
-that has none of them reports what it offers. Source: Linux,
+A profile names several governors, best first; those that the driver does not offer are skipped. A
+host that offers none of them reports what it offers. Source: Linux,
 Documentation/admin-guide/pm/cpufreq.rst and intel_pstate.rst (energy performance preference).
 """
 
@@ -36,7 +36,7 @@ class PowerFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     governor: str | list[str] | None = None
     """The kernel's governor that chooses the frequency, or several of them, best first."""
     energy_preference: str | list[str] | None = None
-    """What the processor itself leans to, between `performance` and `power`."""
+    """The preference of the processor between `performance` and `power`."""
     required: bool = False
     """Whether a host that offers none of them cannot run the profile."""
 
@@ -48,7 +48,7 @@ class PowerSetting(Setting):
     section: ClassVar[type[PowerFiles]] = PowerFiles
 
     def check(self, profile: Profile) -> list[FieldError]:
-        """Return the words that are none."""
+        """Return an error for each malformed value."""
         found: PowerFiles | None = profile.section(self.kind)
         errors = []
         for key in FILES if found else ():

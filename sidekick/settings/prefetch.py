@@ -1,7 +1,7 @@
-"""Hardware prefetch: which lines processors fetch before a program asks for them.
+"""Hardware prefetch: which cache lines processors fetch before a program accesses them.
 
-Bits of a model-specific register, so only models whose register is documented are touched; any
-other is reported unable. The kernel keeps such a list for the same reason
+The switches are bits of a model-specific register, so only models with a documented register are
+supported. The kernel has such a list for the same reason
 (arch/x86/kernel/cpu/resctrl/pseudo_lock.c). Source: Intel, "Disclosure of hardware prefetcher
 control on some Intel processors" and SDM volume 4, MSR_MISC_FEATURE_CONTROL (1A4H); AMD, PPR of
 family 19h models 10h and above, PrefetchControl (C000_0108H). A set bit switches one off.
@@ -42,15 +42,15 @@ class Prefetch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The [prefetch] table."""
 
     l1_stream: Switch | None = None
-    """The next line, into the first level."""
+    """Fetches the next line into the first-level cache."""
     l1_stride: Switch | None = None
-    """By the stride of an instruction, into the first level."""
+    """Fetches by the stride of an instruction into the first-level cache."""
     l1_region: Switch | None = None
-    """By what followed in the region before; AMD only."""
+    """Fetches by earlier accesses in the same region; AMD only."""
     l2_stream: Switch | None = None
-    """Streams, into the second level."""
+    """Fetches streams into the second-level cache."""
     l2_adjacent: Switch | None = None
-    """The other half of a pair of lines, into the second level."""
+    """Fetches the other line of a pair into the second-level cache."""
     required: bool = False
     """Whether a processor without one of these cannot run the profile."""
 
@@ -62,7 +62,7 @@ class PrefetchSetting(Setting):
     section: ClassVar[type[Prefetch]] = Prefetch
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
-        """Return one value for each prefetcher that is spoken of."""
+        """Return one value for each prefetcher that the profile sets."""
         found: Prefetch | None = profile.section(self.kind)
         given = msgspec.structs.asdict(found) if found else {}
         return [

@@ -1,11 +1,11 @@
-"""A file system for scratch data: XFS or btrfs on a device or in a file that is ours to use.
+"""A file system for scratch data: XFS or btrfs on a device, or in a file, for sidekick's use.
 
-Made only where there is nothing: both ends of the device read as zeros, or it carries a file system
-that was labelled by us before. Everything else is data of others and is left alone, whatever the
-profile. The contents are lost when the profile is left: it is scratch.
+It is made only on an empty device: both ends of the device are zeros, or it has a file system with
+sidekick's label. Any other content is foreign data, which no profile overwrites. The contents are
+lost when another profile is applied.
 
-With a share only that much of the device is ever written: a flash device that keeps the rest for
-itself lasts longer and stays even under writes (paper, 2.6: profiles expose a fraction of flash).
+With `share` only this part of the device is ever written. A flash device with unused space lasts
+longer and has steadier write latency (paper, 2.6: profiles expose a fraction of flash).
 
 Source of the places: Linux, fs/xfs/libxfs/xfs_format.h (sb_magicnum, sb_fname, sb_blocksize,
 sb_dblocks) and include/uapi/linux/btrfs_tree.h (btrfs_super_block: total_bytes).
@@ -30,7 +30,7 @@ LABEL = "twine"
 """Label of every file system that we make; at most 12 bytes fit into XFS."""
 MIB = 1 << 20
 LEAST = {"xfs": 300 * MIB, "btrfs": 110 * MIB}
-"""What mkfs takes at least (mkfs.xfs 6.0, mkfs.btrfs 6.2)."""
+"""The minimum size for mkfs, in bytes (mkfs.xfs 6.0, mkfs.btrfs 6.2)."""
 _SUPER = {"xfs": (0, b"XFSB", 108, 12), "btrfs": (0x10040, b"_BHRfS_M", 0x1012B, 256)}
 """Where the magic bytes are, and the label with its length."""
 _MKFS = {
@@ -38,10 +38,10 @@ _MKFS = {
     "btrfs": ("/sbin/mkfs.btrfs", "--quiet", "--force", "--label", LABEL),
 }
 LOOP_S, LOOP_POLL_S = 30.0, 0.1
-"""How long a loop device of a file may take to go away: udev opens it when it is unmounted."""
+"""How long the loop device of a file may exist after the unmount, because udev opens it."""
 _SIZE_ARGUMENT = {"xfs": ("-d", "size={}m"), "btrfs": ("--byte-count", "{}m")}
 WHOLE_SHARE = 0.97
-"""A file system of more than this share of its device is the whole one: mkfs leaves crumbs."""
+"""A file system of more than this share counts as the whole device: mkfs leaves a small rest."""
 EMPTY, FOREIGN = "empty", "foreign"
 NAME = "scratch"
 
@@ -57,7 +57,7 @@ class Scratch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A block device, better by /dev/disk/by-id, or a file that was made for it."""
     filesystem: Literal["xfs", "btrfs"] = "xfs"
     share: Annotated[float, Meta(ge=0.05, le=0.95)] | None = None
-    """How much of the device is exposed; all of it if this is not given."""
+    """The part of the device that is used; by default all of it."""
     mount: Place = "/scratch"
     """An empty folder, made if it is not there."""
     options: list[Option] = []
@@ -75,7 +75,7 @@ class ScratchSetting(Setting):
     section: ClassVar[type[Scratch]] = Scratch
 
     def check(self, profile: Profile) -> list[FieldError]:
-        """Return what no host can do: a path that climbs out of its place."""
+        """Return an error for a path with `..`."""
         found: Scratch | None = profile.section(self.kind)
         paths = {"device": found.device or "", "mount": found.mount} if found else {}
         return [
@@ -117,7 +117,7 @@ class ScratchSetting(Setting):
         return True
 
     def read(self, host: Host, setting: str) -> str | None:
-        """Return what is there, None where that is not ours to touch."""
+        """Return the content of the device, None if it does not belong to sidekick."""
         device = device_of(setting)
         mounts = [m for m in _mounts(host) if m[0] in _names(host, device)]
         kind = _content(host, device)
@@ -142,7 +142,7 @@ class ScratchSetting(Setting):
             run(["/bin/umount", now[2]])
         _release(host, device)
         if now[0] not in (EMPTY, target[0]):
-            _wipe(host, device)  # no mkfs is trusted to remove what another one made
+            _wipe(host, device)  # a mkfs may leave signatures of the other file system
         if target[0] not in (EMPTY, now[0]):
             kind, _, share_mib = target[0].partition(":")
             size = int(share_mib) * MIB if share_mib else _size(host, device)
@@ -177,8 +177,8 @@ def _mount(host: Host, device: str, words: Sequence[str]) -> None:
 
 
 def _release(host: Host, device: str) -> None:
-    """Wait until no loop device is behind a file any more: one that stays would be mounted again,
-    with what it remembers of the file system before.
+    """Wait until a file has no loop device: a remaining one would be mounted again, with cached
+    data of the earlier file system.
     """
     until = host.monotonic() + LOOP_S
     while loops := _names(host, device) - {_path(host, device)}:
@@ -188,8 +188,8 @@ def _release(host: Host, device: str) -> None:
 
 
 def _content(host: Host, device: str) -> str | None:
-    """Return `empty`, one of our file systems (with its size where that is a share), or `foreign`;
-    None where there is no device.
+    """Return `empty`, a file system of sidekick (with its size if that is a share), or `foreign`;
+    None if there is no device.
     """
     path = host.fs.path(device)
     try:
@@ -208,7 +208,7 @@ def _content(host: Host, device: str) -> str | None:
 
 
 def _sized(kind: str, head: bytes, device_bytes: int) -> str:
-    """Return a file system's name, with its size in MiB where it is but a share of its device."""
+    """Return a file system's name, with its size in MiB if it is smaller than the device."""
     if kind == "xfs":
         size = int.from_bytes(head[4:8]) * int.from_bytes(head[8:16])
     else:
@@ -217,7 +217,7 @@ def _sized(kind: str, head: bytes, device_bytes: int) -> str:
 
 
 def _wipe(host: Host, device: str) -> None:
-    """Make both ends zeros, which is what an empty device is known by."""
+    """Write zeros to both ends, which identify an empty device."""
     last = _size(host, device) // MIB
     for at in dict.fromkeys((0, max(0, last - 1), last)):
         zeros = ["if=/dev/zero", f"of={device}", "bs=1M", "count=1", f"seek={at}"]
@@ -240,8 +240,8 @@ def _size(host: Host, device: str) -> int:
 
 
 def _names(host: Host, device: str) -> set[str]:
-    """Return the names under which the kernel lists a device: where links of udev lead, and of a
-    file every loop device that it is behind, one that is just going away included.
+    """Return the kernel's names of a device: the targets of udev's links; for a file all of its
+    loop devices, including one that is being removed.
     """
     name = _path(host, device)
     loops = {
@@ -275,7 +275,7 @@ def _note_path(setting: str) -> str:
 
 
 def _asked(host: Host, setting: str) -> list[str]:
-    """Return the options that the mount was made with, which the kernel spells otherwise."""
+    """Return the options of the mount as they were given; the kernel lists them in another form."""
     return (host.fs.find(_note_path(setting)) or "").split()
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BUS = "/run/dbus/system_bus_socket"
 BOOTED = "/run/systemd/system"
-"""There exactly where systemd is the service manager (sd_booted(3))."""
+"""Exists if and only if systemd is the service manager (sd_booted(3))."""
 GROUPS = "/sys/fs/cgroup"
 FOLDERS = (
     "/etc/systemd/system",
@@ -53,7 +53,7 @@ class Recorded:
     """
 
     def __init__(self, fs: KernelFs, *, groups: bool = True) -> None:
-        """Without `groups` the host has no systemd, and so no service."""
+        """Without `groups` the host has no systemd, and therefore no services."""
         self._fs, self._is_recorded = fs, groups
 
     def load(self, unit: str) -> ServiceUnit | None:

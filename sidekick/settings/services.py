@@ -1,7 +1,7 @@
 """Services of the host that a profile wants running or not running.
 
-Started and stopped, never enabled or disabled: the host's own choice holds again at the next boot,
-before `resume` brings the profile back. Twine's own services and those without which a host is lost
+Services are started and stopped, never enabled or disabled: a boot starts the host's own choice,
+then `resume` applies the profile. Twine's own services and those that a host cannot work without
 are refused, also by an alias. The state of a service is read from systemd over D-Bus, which covers
 aliases, instances of templates, generated units, other slices and oneshots without processes.
 Source of the states: org.freedesktop.systemd1(5), and `ServiceState` of systemd 257.
@@ -30,7 +30,7 @@ Unit = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9:_.@\\-]{0,200}\.serv
 RUNNING, STOPPED = "running", "stopped"
 STARTING, RESTARTING, STOPPING = "starting", "restarting", "stopping"
 UP = frozenset({RUNNING, STARTING, RESTARTING})
-"""What `running` gives back: systemd wants it up, whether or not it is at this moment."""
+"""States in which systemd keeps a service up, even if it does not run at this moment."""
 JOB_S = 100.0
 """The most that a start or a stop may take: systemd gives up after 90 s by default."""
 SETTLE_S = 2.0
@@ -59,7 +59,7 @@ class ServicesSetting(Setting):
     carries_others: ClassVar[bool] = True
 
     def check(self, profile: Profile) -> list[FieldError]:
-        """Return the services that are not for a profile, or that it wants both ways."""
+        """Return an error for each service that is refused, or both running and stopped."""
         found: Services | None = profile.section(self.kind)
         errors = []
         for name in [*found.running, *found.stopped] if found else ():
@@ -111,13 +111,13 @@ class ServicesSetting(Setting):
         return f"this host has no {_unit(setting)}"
 
     def read(self, host: Host, setting: str) -> str | None:
-        """Return how systemd has it, None where it is not installed."""
+        """Return its state in systemd, None if it is not installed."""
         unit = services_of(host).load(_unit(setting))
         _keep(host, _unit(setting), unit)
         return state_of(unit) if unit else None
 
     def write(self, host: Host, setting: str, value: str) -> None:
-        """Start or stop it, and wait until systemd has done so and nothing is queued for it."""
+        """Start or stop it, and wait until systemd has no job for it."""
         name, services = _unit(setting), services_of(host)
         (services.start if value in UP else services.stop)(name)
         until = host.monotonic() + JOB_S
@@ -138,7 +138,7 @@ class ServicesSetting(Setting):
         return super().plan(wanted, observed, rest)
 
     def apply(self, host: Host, change: SettingChange) -> Applied:
-        """Start or stop one, and say whether it stayed so."""
+        """Start or stop a service, and check that it keeps its state."""
         self.write(host, change.setting, change.after)
         reason = "" if change.after not in (RUNNING, STOPPED) else _settle(host, change)
         actual = self.read(host, change.setting) or ""
@@ -147,7 +147,7 @@ class ServicesSetting(Setting):
         return Applied(ApplyOutcome.FAILED, actual, reason or f"it is {actual} instead")
 
     def undo(self, host: Host, change: SettingChange) -> None:
-        """Bring back whether systemd wants it up; a start that failed is forgotten."""
+        """Restore whether systemd keeps it up; the state `failed` is reset."""
         if not _both(change.before, self.read(host, change.setting)):
             self.write(host, change.setting, change.before)
         if change.before == STOPPED:
@@ -167,9 +167,9 @@ def state_of(unit: ServiceUnit) -> str:
 
 
 def _settle(host: Host, change: SettingChange) -> str:
-    """Watch a service that was just brought to its state; return why it did not stay so.
+    """Watch a service after its change; return why it did not keep its state.
 
-    A stopped one is only watched where something may start it at once.
+    A stopped service is only watched if something may start it at once.
     """
     services, name = services_of(host), _unit(change.setting)
     first = unit = services.load(name)
@@ -197,9 +197,10 @@ def _why_ended(unit: ServiceUnit) -> str:
 
 
 def _keep(host: Host, name: str, unit: ServiceUnit | None) -> None:
-    """Read what a later look can read again: the group of its processes, or that no folder has it.
+    """Read files that `look.py` can read again: the cgroup of the service, or that it is not
+    installed.
 
-    The processes of a oneshot come and go without a trace: then a look has to ask systemd, too.
+    A oneshot may run and end between two checks, so its state must be read from systemd.
     """
     if unit is None:
         for folder in FOLDERS:
@@ -211,7 +212,7 @@ def _keep(host: Host, name: str, unit: ServiceUnit | None) -> None:
 
 
 def _both(one: str | None, other: str | None) -> bool:
-    """Return whether systemd wants the service up in both, or down in both."""
+    """Return whether systemd keeps the service up in both states, or down in both."""
     return one is not None and other is not None and (one in UP) is (other in UP)
 
 

@@ -1,8 +1,8 @@
 """Simultaneous multithreading: whether cores run two threads each.
 
-Processors come and go with it, so tasks pinned to them must not be running. Source: Linux,
-Documentation/ABI/testing/sysfs-devices-system-cpu (`smt/control`); `forceoff` cannot be taken
-back without a boot and is therefore never written.
+It adds and removes processors, so no task may run during the change. Source: Linux,
+Documentation/ABI/testing/sysfs-devices-system-cpu (`smt/control`); `forceoff` can only be undone by
+a boot and is therefore never written.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SmtSetting(Setting):
         ]
 
     def needs(self, setting: str) -> Disruption:  # noqa: ARG002
-        """Return that processors vanish from under tasks."""
+        """Return DRAIN: tasks may be pinned to the processors."""
         return Disruption.DRAIN
 
     def touches(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002

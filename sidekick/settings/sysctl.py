@@ -27,7 +27,7 @@ class SysctlValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     value: Value
     required: bool = True
-    """False: a kernel without it reports `unsupported` and runs the profile all the same."""
+    """False: a kernel without it reports `unsupported`, and the rest of the profile is applied."""
 
 
 Section = dict[str, Value | SysctlValue]
@@ -49,15 +49,15 @@ _COARSE = re.compile(
     r"(.+[./]neigh[./].+[./](?:unres_qlen|base_reachable_time|retrans_time)"
     r"|.+[./]route[./]gc_min_interval)(_bytes|_ms)?"
 )
-"""Values that the kernel keeps once and shows in a coarse and in an exact unit. A write of the
-coarse name rounds, so only the exact name brings a value back (net/core/neighbour.c, route.c)."""
+"""Values that the kernel shows in a coarse and in an exact unit. A write of the coarse name rounds,
+so only the exact name can restore a value (net/core/neighbour.c, route.c)."""
 
 _RANGES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
 """Port numbers and processors: none has more digits."""
 _NUMBER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|(?P<octal>0[0-7]+)|0|[1-9]\d*)")
 
 CONFIGURED = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
-"""Where others keep sysctls (sysctl.d(5)): loading those again changes ours."""
+"""Folders of sysctl.d(5): loading their files again changes our values."""
 REFUSED = (
     (r"vm/nr_hugepages.*", "belongs in [hugepages]"),
     (r"vm/(drop_caches|compact_memory|stat_refresh)", "is an action, not a value"),
@@ -84,7 +84,7 @@ REFUSED = (
         "also changes settings of every interface, which cannot be restored",
     ),
 )
-"""What a profile may not set: a value that undo cannot restore, or one that is not its own."""
+"""Sysctls that a profile may not set: undo cannot restore the value, or it belongs to others."""
 
 
 LEADS = {
@@ -94,9 +94,9 @@ LEADS = {
     ),
     PREFIX + "net.core.default_qdisc": ("modules.sch_fq", "modules.sch_cake"),
 }
-"""What the kernel changes along: the default algorithm is allowed to every user from then on
-(net/ipv4/tcp_cong.c), and stays so when another one becomes the default. A module is loaded when
-it is named, and stays."""
+"""Values that a write also changes: the kernel allows the default congestion algorithm to every
+user (net/ipv4/tcp_cong.c), also after another one becomes the default. Naming a module loads it,
+and it stays loaded."""
 
 
 def path_of(setting: str) -> str:
@@ -121,14 +121,14 @@ def twin_of(setting: str) -> str:
 
 
 def text_of(value: Value) -> str:
-    """Return a profile's value as the kernel takes it."""
+    """Return a profile's value as text for the kernel."""
     if isinstance(value, list):
         return "\t".join(str(part) for part in value)
     return str(int(value)) if isinstance(value, bool) else str(value).strip()
 
 
 def meaning(value: str) -> tuple[object, ...]:
-    """Return what the kernel reads a value as: it prints numbers in base 10 and joins ranges.
+    """Return the meaning of a value for the kernel, which prints base 10 and joins ranges.
 
     A list of numbers and ranges is a set. Source: Linux, kernel/sysctl.c (`strtoul_lenient` with
     base 0, `proc_do_large_bitmap`).
@@ -169,7 +169,7 @@ class SysctlSetting(Setting):
         return {**{k: v for k, v in parent.items() if k not in replaced}, **child}
 
     def check(self, profile: Profile) -> list[FieldError]:
-        """Return the names and values that may not or cannot be set."""
+        """Return an error for each name or value that may not or cannot be set."""
         errors = []
         values = values_of(profile)
         for name, wanted in values.items():
@@ -212,7 +212,7 @@ class SysctlSetting(Setting):
         return host.fs.find(path_of(setting))
 
     def same(self, one: str, other: str) -> bool:
-        """Return whether two texts are one value, as the kernel reads them."""
+        """Return whether two texts have the same meaning for the kernel."""
         return one.split() == other.split() or meaning(one) == meaning(other)
 
     def write(self, host: Host, setting: str, value: str) -> None:
@@ -222,11 +222,11 @@ class SysctlSetting(Setting):
     def plan(
         self, wanted: Sequence[WantedSetting], observed: Observed, originals: Observed
     ) -> list[SettingChange]:
-        """Return what goes back to its original, then what the profile asks for.
+        """Return the writes that restore originals, then those for the profile.
 
-        Of two names of one limit only the one that is to be in force is written, and undone
-        through the one that was: neither takes the 0 that it reads. A coarse name is always
-        taken back through its exact one.
+        Of two names of one limit only the one for the new value is written. Undo writes the other
+        name if that was in force: neither accepts the 0 that it reads. A coarse name is always
+        undone through its exact one.
         """
         ours = {w.setting for w in wanted}
         back = {s: v for s, v in originals.items() if twin_of(s) not in ours}
@@ -261,7 +261,7 @@ class SysctlSetting(Setting):
         return ""
 
     def undo(self, host: Host, change: SettingChange) -> None:
-        """Write the earlier value, through the twin where only that one can bring it back."""
+        """Write the earlier value; through the twin if only that one can restore it."""
         if not change.undo_setting:
             super().undo(host, change)
             return

@@ -1,4 +1,4 @@
-"""Transparent huge pages: which heaps the kernel puts into huge pages by itself.
+"""Transparent huge pages: for which heaps the kernel uses huge pages.
 
 Source: Linux, Documentation/admin-guide/mm/transhuge.rst.
 """
@@ -25,7 +25,7 @@ class TransparentHugepages(
     """The [thp] table."""
 
     enabled: Literal["always", "madvise", "never"] | None = None
-    """Which heaps get huge pages: all, those that ask for them, none."""
+    """Which heaps get huge pages: all, those with `madvise`, none."""
     defrag: Literal["always", "defer", "defer+madvise", "madvise", "never"] | None = None
     """Which heaps wait for memory to be compacted when there is no huge page free."""
     shmem_enabled: Literal["always", "within_size", "advise", "never"] | None = None
@@ -35,7 +35,7 @@ class TransparentHugepages(
     khugepaged_pages_to_scan: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
     """How many pages it scans in one pass."""
     khugepaged_max_ptes_none: Annotated[int, Meta(ge=0, le=511)] | None = None
-    """How many empty pages it may fill up; 0 never makes a sparse heap larger."""
+    """How many empty pages it may fill; with 0 a sparse heap never grows."""
     required: bool = False
     """Whether a kernel without it cannot run the profile."""
 

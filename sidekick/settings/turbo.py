@@ -1,8 +1,8 @@
-"""CPU Turbo: whether processors may run above their nominal frequency. One switch for all makes.
+"""CPU Turbo: whether processors may run above their nominal frequency. One switch for all vendors.
 
-Intel's driver has `no_turbo` (its sense is the other way round), others `boost`, for the whole
-machine or for each policy. Firmware can have switched Turbo off for good: the processor's flag
-`ida` is then missing and the kernel refuses the write, so the setting is unsupported there.
+Intel's driver has `no_turbo` (inverted), others have `boost`, for the whole machine or for each
+policy. If the firmware disables Turbo, the processor's flag `ida` is missing and the kernel refuses
+the write, so the setting is unsupported there.
 Source: Linux, Documentation/admin-guide/pm/{intel_pstate,cpufreq,amd-pstate}.rst; Intel SDM,
 IA32_MISC_ENABLE bit 38 and CPUID.06H:EAX[1].
 """
@@ -49,7 +49,7 @@ class TurboSetting(Setting):
         ]
 
     def touches(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
-        """Return the files of all makes."""
+        """Return the files of all vendors."""
         return (INTEL, GLOBAL)
 
     def lacking(self, setting: str) -> str:  # noqa: ARG002
@@ -70,7 +70,7 @@ class TurboSetting(Setting):
         return joined({n: "on" if v == "1" else "off" for n, v in found.items()}) or None
 
     def write(self, host: Host, setting: str, value: str) -> None:  # noqa: ARG002
-        """Set the mode by whichever switch this host has."""
+        """Set the mode with the switch that this host has."""
         if host.fs.exists(INTEL):
             host.fs.write(INTEL, "0" if value == "on" else "1")
         elif host.fs.exists(GLOBAL):
@@ -81,7 +81,7 @@ class TurboSetting(Setting):
 
 
 def _may(host: Host) -> bool:
-    """Return whether an Intel processor has Turbo and its firmware lets it be used."""
+    """Return whether an Intel processor has Turbo and its firmware allows it."""
     flags = re.search(r"^flags\s*:(.*)$", host.fs.find("/proc/cpuinfo") or "", re.MULTILINE)
     return flags is not None and "ida" in flags[1].split()
 

@@ -1,4 +1,4 @@
-"""What do sizes cost that follow a load: ours beside HPA's rule, and how fast are they computed?
+"""What do sizes that follow a load cost, compared with HPA's rule, and how fast are they computed?
 
     python -m tests.bench.autoscale [--json] [--jobs 10000] [--only TRACE]
 

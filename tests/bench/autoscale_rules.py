@@ -16,7 +16,7 @@ from control_plane.autoscaler.core.replay import Rule
 DATA = Path(__file__).resolve().parent / "data"
 WEEK_S, DAY_S, SLOT_S = 604_800.0, 86_400.0, 300.0
 PEAK_TASKS = 100.0
-"""Every trace is scaled so that its 99.5th percentile is the load of so many tasks."""
+"""Every trace is scaled so that its 99.5th percentile is the load of this number of tasks."""
 Points = list[tuple[float, float]]
 Make = Callable[[float], Rule]
 """Makes a rule that multiplies what it expects by a factor."""
@@ -129,7 +129,7 @@ def library() -> Make | None:
     from statsmodels.tsa.holtwinters import ExponentialSmoothing
 
     fits: dict[tuple[float, ...], list[float]] = {}
-    """By what was fitted: a factor changes none of it."""
+    """Cached fits by their input; they do not depend on the factor."""
 
     def make(factor: float) -> Rule:
         halves: dict[int, float] = {}

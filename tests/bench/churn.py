@@ -12,10 +12,10 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What happens in a day, in the mean; failures and such of the order that is published."""
+    """Mean number of events in a day; failures are of the published order of magnitude."""
 
     asks: float = 288.0
-    """Unchanged requests per job: a calm job is asked for at every tenth `resync_s` of 30 s."""
+    """Unchanged requests per job: a calm job sends one at every tenth `resync_s` of 30 s."""
     resizes: float = 0.5
     """Per job."""
     changes: float = 0.1

@@ -1,15 +1,15 @@
-"""How much the assembled control plane carries, and how long it ever keeps others waiting.
+"""The load that the assembled control plane carries, and its longest pauses.
 
     python -m tests.bench.control_plane --machines 10000 [--json] [--idle-s 15]
 
 All roles in one process on SQLite in a temporary folder, with agents in memory
-(`hosts_in_memory`). Phases: start and hear everybody, idle, deploy seven tasks for ten
-machines, change all of them (a fifth at once), lose one MSB of twelve. The rate limits
-and the brakes are loosened, since the machinery is measured and not its brakes.
+(`hosts_in_memory`). Phases: start until every agent has reported, idle, deploy seven tasks for ten
+machines, change all of them (a fifth at once), lose one MSB of twelve. Rate limits and brakes are
+loosened, so that they do not limit the measurement.
 
 A pause is the time between two turns of a coroutine that sleeps for 2 ms; `max_pause_cpu_ms`
-is what the loop's thread computed in the worst of them, which does not count what the host
-gave to others.
+is the CPU time of the loop's thread in the worst of them, without the time that the host gave to
+other processes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LOOKS = 5_000
 
 
 class Pauses:
-    """The longest time in which nobody else had a turn, by phase."""
+    """The longest time without a turn for other coroutines, by phase."""
 
     def __init__(self) -> None:
         self.phase = "start"
@@ -103,7 +103,7 @@ class Bench:
                 try:
                     await self._phases()
                 finally:
-                    self.pauses.phase = UNCOUNTED  # nobody is served any more
+                    self.pauses.phase = UNCOUNTED  # no client is served any more
                     await self.cp.__aexit__(None, None, None)
         watching.cancel()
         for seen in (self.pauses.wall, self.pauses.cpu, self.pauses.held):
@@ -118,7 +118,7 @@ class Bench:
         return self.result
 
     async def _fill(self, store: SqliteStore) -> None:
-        """Write the machines as if they had joined long ago; nobody is served yet."""
+        """Write the machines as if they had joined long ago; no client is served yet."""
         self.pauses.phase = UNCOUNTED
         records = []
         for number in range(self.machines):
@@ -223,9 +223,9 @@ class Bench:
         try:
             yield lambda: round(time.perf_counter() - began, 1)
         finally:
-            self._tell(name, time.perf_counter() - began, time.process_time() - used, calls)
+            self._report(name, time.perf_counter() - began, time.process_time() - used, calls)
 
-    def _tell(self, name: str, took: float, used: float, calls: int) -> None:
+    def _report(self, name: str, took: float, used: float, calls: int) -> None:
         meter = self.runtime.meter
         actors = sorted(meter.busy_s.items(), key=lambda item: -item[1])
         steps = ", ".join(

@@ -2,8 +2,8 @@
 
     python -m tests.bench.decide [--json]
 
-Goals: 20 ms of computing for a job of 1,000 tasks, 300 ms for one of 15,000. Commands and
-what is stored are counted too: all that a round does beside the allocator.
+Goals: 20 ms of computing for a job of 1,000 tasks, 300 ms for one of 15,000. Commands and stored
+records are counted too: everything in a round except the allocator.
 """
 
 from __future__ import annotations

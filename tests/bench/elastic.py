@@ -1,4 +1,4 @@
-"""How long is a matching of idle machines with borrowers, and a look for what to call back?
+"""How long does it take to match idle machines with borrowers, and to choose machines to recall?
 
     python -m tests.bench.elastic [--machines 100000] [--json]
 

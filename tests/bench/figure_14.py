@@ -126,7 +126,7 @@ class Replay:
     seed: int = 1
     samples: list[Sample] = field(default_factory=list)
     batches: Counter[int] = field(default_factory=Counter)
-    """Turn → tasks that were let; a turn is as long as a task is away."""
+    """Turn → tasks that were allowed; a turn is as long as a task is unavailable."""
     counted: set[int] = field(default_factory=set)
 
     def run(self) -> None:
@@ -160,7 +160,7 @@ class Replay:
         return [ack if isinstance(ack, str) else ack.operation for ack in answer.ack]
 
     def _domains(self, request: TaskControlRequest) -> list[str]:
-        """Let the first domain go that is not done; failures are none of its business."""
+        """Allow the first domain that is not done; failures are ignored."""
         free = [o.id for o in request.request if o.task in request.down]
         pending = {o.task: o.id for o in request.request if o.kind == "update"}
         if not pending:
@@ -231,7 +231,7 @@ class Replay:
         self._follow_places()
 
     def _follow_places(self) -> None:
-        """Number the tasks anew by their machines, so that replicas are in different MSBs."""
+        """Renumber the tasks by their machines, so that replicas are in different MSBs."""
         at = {t.index: int(t.placement.machine[1:]) for t in self._tasks() if t.placement}
         back = {machine: task for task, machine in at.items()}
         self.msb = {task: machine % MSBS for task, machine in at.items()}

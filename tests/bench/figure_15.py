@@ -96,7 +96,7 @@ def policy(tasks: int) -> Autoscale:
 
 
 def replayed(days: float, tasks: int, *, sudden: bool = False, seed: int = 1) -> Course:
-    """Run so many days; `tasks` is the size at the peak of an ordinary day."""
+    """Run `days` days; `tasks` is the size at the peak of an ordinary day."""
     machines = math.ceil(tasks * 1.25)
     scenario = Scenario(
         name="figure-15",

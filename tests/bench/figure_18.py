@@ -75,7 +75,7 @@ def alm_level(now: float) -> float:
 
 
 def replayed(days: float, tasks: int, *, seed: int = 1) -> Flow:
-    """Run so many days; `tasks` is the size of each service at its peak."""
+    """Run `days` days; `tasks` is the size of each service at its peak."""
     machines, start = round(tasks * (1 + LOW)) + 2, max(2, round(tasks * LOW))
     scenario = Scenario(
         name="figure-18",

@@ -1,4 +1,4 @@
-"""What does an idle agent with 100 running tasks take, beside a bare event loop with 100 timers?
+"""What does an idle agent with 100 running tasks use, compared with an event loop with 100 timers?
 
 The agent and the floor run at the same time in one guest, each in a unit of its own; the kernel
 counts the CPU time of both over the same window. The floor is a Python process whose loop has as
@@ -37,7 +37,7 @@ FEW = 4
 
 
 async def floor(timers: int) -> None:
-    """Have timers, and a long poll that is answered every `POLL_S`."""
+    """Run timers, and a long poll that is answered every `POLL_S`."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readline():

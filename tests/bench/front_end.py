@@ -1,13 +1,13 @@
-"""What the front end answers in a second over TLS, and how late while it is attacked.
+"""Requests per second of the front end over TLS, and its latency under attacks.
 
 `python tests/bench/front_end.py [--json] [--seconds 5]`. A control plane as a process with 1,024
 descriptors, four users on kept connections from one address of the loopback, an attacker in a
 process of its own on 200 others. `p99_ms` is of GETs at a fixed pace of 100 a second, without and
-under each attack, of which `_per_s` says how many connections it made.
+under each attack. `_per_s` is the number of connections that the attack made per second.
 
-An attacker is another host: here it shares two cores with those that it attacks, so it runs at
-nice 19 and takes what they leave. `computing_p99_ms` is beside a process that only computes, at
-nice 19, too: what sharing alone costs. Newcomers open a connection for each request, five a
+A real attacker is another host. Here it shares two cores with the attacked processes, so it runs at
+nice 19 and uses idle time only. `computing_p99_ms` is the latency next to a process that only
+computes at nice 19: the cost of sharing alone. Newcomers open a connection for each request, five a
 second; `newcomers_turned_away` is the largest share of them that any attack kept out.
 
 The requests that attack are those of BUG-HT20, HT22, HT23 and HT27: bodies as large as their sender
@@ -81,7 +81,7 @@ def _connected(face: Face) -> socket.socket:
 
 
 def computing(_: Face) -> None:
-    """Take computing time and do nothing to anybody."""
+    """Use computing time without any request."""
     for _number in range(10_000):
         pass
 
@@ -99,16 +99,16 @@ def half_a_handshake(face: Face) -> None:
 
 def handshake(face: Face) -> None:
     """Make the server compute."""
-    _ANYBODY.wrap_socket(_connected(face)).close()
+    _UNVERIFIED.wrap_socket(_connected(face)).close()
 
 
-_ANYBODY = tls.unverified_context()
+_UNVERIFIED = tls.unverified_context()
 _HELD: list[socket.socket] = []
 _KEPT: list[ssl.SSLSocket] = []
 
 
 def idle(face: Face) -> None:
-    """Stay, and say nothing."""
+    """Keep a connection open without a request."""
     _HELD.append(_connected(face))
     if len(_HELD) > 2000:
         _HELD.pop(0).close()
@@ -200,8 +200,8 @@ def _attacking(face: Face, attack: Attack, done: Any) -> None:
 
 
 @contextmanager
-def _beside(face: Face, attacks: tuple[Attack, ...]) -> Iterator[Callable[[], int]]:
-    """Attack until left, each in a process; what is yielded tells how often that was done."""
+def _under_attack(face: Face, attacks: tuple[Attack, ...]) -> Iterator[Callable[[], int]]:
+    """Attack until left, each in a process; yields a function that counts the attacks."""
     context = multiprocessing.get_context("fork")
     done = context.Value("q", 0)
     attackers = [
@@ -279,7 +279,7 @@ async def _late_ms(
         ]
         for client in clients:
             await _once(client, dry_run=False)
-        done = stack.enter_context(_beside(face, attacks)) if attacks else int
+        done = stack.enter_context(_under_attack(face, attacks)) if attacks else int
         began, until = time.monotonic(), time.monotonic() + seconds
         await asyncio.gather(newcomer(until), *(user(client, until) for client in clients))
         rate = done() / (time.monotonic() - began)

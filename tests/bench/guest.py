@@ -1,4 +1,4 @@
-"""Asks the lab for what benches in a guest need; the lab is used by its command only."""
+"""Runs benches in a guest of the lab, through the `twine-lab` command only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PYTHON = "/opt/twine/bin/python"
 
 
 def lab(name: str, *arguments: str, stdin: bytes | None = None) -> str:
-    """Return what `twine-lab` says; ends the bench if it fails."""
+    """Return the output of `twine-lab`; ends the bench if it fails."""
     command = [sys.executable, "-m", "vm_lab.cli", *arguments[:1], "--name", name, *arguments[1:]]
     done = subprocess.run(command, input=stdin, stdout=subprocess.PIPE, check=False)
     if done.returncode:

@@ -1,7 +1,7 @@
-"""Agents in memory that answer like real ones: they take their time, and tell what happens.
+"""Agents in memory that answer like real ones: with delays, and with events.
 
-A machine of which nothing is heard costs nothing: its sign of life is computed when asked
-for, and its stream of events waits.
+A machine without events costs nothing: its sign of life is computed on request, and its stream of
+events waits.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from wire.errors import NotFound, Unreachable
 IMAGE = "sha256:" + "1" * 64
 ANSWER_S = 0.002
 START_S, STOP_S, SWITCH_S = (0.3, 1.2), (0.1, 0.4), (0.5, 1.5)
-"""From the request to the event that says it is done: least and most."""
+"""Seconds from the request to the event of its completion: minimum and maximum."""
 GIVEN_UP_S = 4.0
-"""After which a request that nobody answers is given up."""
+"""Seconds after which a request without an answer is given up."""
 POLL_S = 3.0
-"""Requests for events are held so long: who is cut off is noticed somewhere in that time."""
+"""Seconds for which requests for events are held: a cut connection is noticed within this time."""
 
 
 class Hosts:
@@ -87,7 +87,7 @@ class Host:
         self.more: asyncio.Future[None] | None = None
 
     def power_off(self) -> None:
-        """Go without a word: whoever follows the events notices when its request is given up."""
+        """Stop without an event: followers notice it when their request is given up."""
         loop = asyncio.get_running_loop()
         self.off_at = loop.time()
         for status, release in self.tasks.values():
@@ -95,7 +95,7 @@ class Host:
         loop.call_later(GIVEN_UP_S + self.hosts.between((0.0, POLL_S)), self.wake)
 
     def power_on(self) -> None:
-        """Boot: what ran there does not come back by itself."""
+        """Boot; the tasks do not start again."""
         self.off_at, self.boots = None, self.boots + 1
         self.facts = replace(self.facts, boot_id=f"{self.name}-{self.boots}")
         self.tasks, self.events, self.sequence = {}, [], 0
@@ -251,8 +251,8 @@ class Agent:
     ) -> AsyncIterator[bytes]:
         yield f"{task_id} {follow} {since} {tail}".encode()
 
-    async def put_notices(self, told: HostNotices) -> HostNotices:
-        return told
+    async def put_notices(self, notices: HostNotices) -> HostNotices:
+        return notices
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         host = await self._answer()

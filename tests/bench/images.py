@@ -1,6 +1,6 @@
-"""What does an image cost: a second one on a base, beside podman, and an increment beside all?
+"""What does an image cost: a second one on a base, compared with podman, and an increment?
 
-Boots a guest (or uses the lab named by --lab) and a registry beside it. Measured inside:
+Boots a guest (or uses the lab named by --lab) and a registry next to it. Measured inside:
 
     held_ratio      how much more the file system holds after the second image on a base, over the
                     size of that image's own layer (bound: 1.1)
@@ -42,8 +42,8 @@ REGISTRY = "10.77.0.1:5000"
 MIB = 1 << 20
 LAYERS = 100
 BASE_MIB, OWN_MIB = 24, 6
-"""Of random bytes, so that no compression helps anybody. What a second image costs beside its own
-layer is the same for a large one: `--own-mib` shows the share of it."""
+"""Layers of random bytes, which no compression makes smaller. A second image has the same fixed
+cost in addition to its own layer, however large: `--own-mib` shows the share of it."""
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -57,8 +57,8 @@ def held() -> int:
     subprocess.run(["btrfs", "subvolume", "sync", str(STATE)], check=True, capture_output=True)
     subprocess.run(["sync", "-f", str(STATE)], check=True)
     command = ["btrfs", "filesystem", "usage", "--raw", str(STATE)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return int(next(line for line in said.splitlines() if "Used:" in line).split()[1])
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(next(line for line in output.splitlines() if "Used:" in line).split()[1])
 
 
 def written() -> int:
@@ -187,7 +187,7 @@ def layout(folder: Path, *layers: bytes) -> None:
 
 
 def random_layer(name: str, size: int) -> bytes:
-    """Return a layer with one file of so many random bytes."""
+    """Return a layer with one file of `size` random bytes."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         entry = tarfile.TarInfo(name)
@@ -235,8 +235,8 @@ def in_guest(name: str, own_mib: int) -> dict[str, object]:
     )
     lab(name, "ssh", "m1", "--", f"{trust}; systemctl restart twine-agent.service")
     with tempfile.TemporaryDirectory() as folder, registry(name, Path(folder), own_mib):
-        said = lab(name, "ssh", "m1", "--", f"{PYTHON} {script} --inside --own-mib {own_mib}")
-    figures: dict[str, object] = json.loads(said.strip().splitlines()[-1])
+        output = lab(name, "ssh", "m1", "--", f"{PYTHON} {script} --inside --own-mib {own_mib}")
+    figures: dict[str, object] = json.loads(output.strip().splitlines()[-1])
     return figures
 
 

@@ -4,7 +4,7 @@
 
 A control plane with 10,000 jobs of one task and 1,000 hosts in memory. An autoscaler writes the
 size of each once a minute, 100 in a request and each with its entry in the audit log, and lists all
-jobs in brief once a minute; a tenth of the writes change the size. Beside that a job is pushed to
+jobs in brief once a minute; a tenth of the writes change the size. In addition, one job gets a push
 each second. Goals: 25 % of a core, and no job more than 5 s behind.
 
 - `cpu_percent` is of one core, the writers and the hosts in memory included; `idle_cpu_percent` is
@@ -58,7 +58,7 @@ from wire.server import Call  # noqa: E402
 AT_ONCE = 100
 MACHINES_PER_JOB = 0.1
 CHANGES = 10
-"""Of so many writes one changes the size."""
+"""One write of this number changes the size."""
 READY_S = 1_800.0
 SETTLES_S, IDLE_S = 65.0, 15.0
 """After the last task started: the scheduler looks at quiet jobs once after a minute."""

@@ -3,14 +3,14 @@
     python -m tests.bench.intent_writes [--json] [--seconds 20]
 
 Sizes of 500 jobs over TLS to a control plane of its own process. A write is answered once it is on
-disk with its entry in the audit log (goal: 1,000 a second). Another size with each write, so the
-scheduler has work with each, except where it is said.
+disk with its entry in the audit log (goal: 1,000 a second). Each write has another size, so the
+scheduler has work with each, except for `confirming_…`.
 
 - `single_…`: one size a request, by 48 writers that wait for their answers.
 - `confirming_…`: the same with the size that is in force, as most writes of an autoscaler are.
 - `together_…`: 100 sizes a request by 4 writers, as the autoscaler writes them.
-- `bare_…`: what can be had: a server of nothing but aiohttp and SQLite, which stores the same bytes
-  with the same certificates, with one sync for all that wait, for the 48 writers of `single_…`.
+- `bare_…`: the floor: a server with only aiohttp and SQLite, which stores the same bytes with the
+  same certificates, with one sync for all waiting writes, for the 48 writers of `single_…`.
 - `…_cpu_ms` is what the server computes for one write, `client_cpu_ms` this process. With less than
   1 ms a core is enough for 1,000 a second, whatever else the host does.
 - `single_ratio` and `confirming_ratio` are `bare_cpu_ms` over theirs.
@@ -64,7 +64,7 @@ _STORED = {"jobs": 1500, "audit": 300}
 
 
 class _Writer(asyncio.Protocol):
-    """Sends a request once the one before was answered, until told to stop."""
+    """Sends a request once the one before was answered, until it is stopped."""
 
     def __init__(self, requests: Iterator[bytes], answered: Callable[[], None]) -> None:
         self._requests, self._answered, self._got = requests, answered, b""
@@ -95,7 +95,7 @@ class _Writer(asyncio.Protocol):
         self._answered()
         if self.is_stopping:
             self.ended.set_result(None)
-            self._transport.close()  # one identity may have so many connections only
+            self._transport.close()  # the number of connections of one identity is limited
         else:
             self.write()
 
@@ -222,7 +222,7 @@ def of_front_end(face: Face, seconds: float) -> dict[str, float]:
     }
 
 
-# -- what can be had
+# -- the floor
 
 
 class _Rows:

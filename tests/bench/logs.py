@@ -1,4 +1,4 @@
-"""How fast do lines of a task reach the journal, and at what CPU, beside podman's journald driver?
+"""How fast do task lines reach the journal, at what CPU, compared with podman's journald driver?
 
 Needs root, systemd's journald and podman (without one, its figures are None), but no guest: a
 journald runs alone in a mount namespace, and keeps what it gets in memory. The same program writes
@@ -48,14 +48,14 @@ def cpu_s(pid: int) -> float:
     return (int(words[11]) + int(words[12])) / TICKS
 
 
-def said(*words: str) -> str:
-    """Return what a program says."""
+def output_of(*words: str) -> str:
+    """Return the output of a program."""
     return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def arrived(match: str) -> list[float]:
     """Return when the lines of one writer came; empty until all of them are there."""
-    shown = said("journalctl", f"--namespace={NAMESPACE}", "-q", "-o", "json", match)
+    shown = output_of("journalctl", f"--namespace={NAMESPACE}", "-q", "-o", "json", match)
     entries = [json.loads(line) for line in shown.splitlines()]
     words = [str(entry["MESSAGE"]).rstrip("\n") for entry in entries]  # conmon keeps the newline
     if "over" not in words:
@@ -149,7 +149,7 @@ class Bench:
             run = ["run", "-d", "--cgroups=disabled", "--network=host", *LIMITS]
             wait = f"while [ ! -e /tmp/{name} ]; do /bin/busybox sleep 1; done"
             script = f"{wait}; {SCRIPT}; /bin/busybox sleep 1000"
-            said(
+            output_of(
                 *command,
                 *run,
                 "--log-driver=journald",
@@ -161,12 +161,12 @@ class Bench:
                 "-c",
                 script,
             )
-            pid = int(said(*command, "inspect", "-f", "{{.State.ConmonPid}}", name))
+            pid = int(output_of(*command, "inspect", "-f", "{{.State.ConmonPid}}", name))
             before = cpu_s(pid) + cpu_s(self.journald)
             (root / "tmp" / name).touch()
             times.append(waited(f"CONTAINER_NAME={name}"))
             cpu += cpu_s(pid) + cpu_s(self.journald) - before
-            said(*command, "rm", "-f", "-t", "0", name)
+            output_of(*command, "rm", "-f", "-t", "0", name)
         return figures(times, cpu)
 
 
@@ -211,7 +211,7 @@ def main() -> None:
     script = 'mount -t tmpfs tmpfs /run && mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"'
     argv = ["unshare", "--mount", "--propagation=private", "sh", "-c", script, "sh", *inside]
     try:
-        shown = json.loads(said(*argv).splitlines()[-1])
+        shown = json.loads(output_of(*argv).splitlines()[-1])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rows = (f"{key:20} {value}" for key, value in shown.items())

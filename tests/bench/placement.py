@@ -85,7 +85,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 async def in_lanes(
     lanes: int, items: Sequence[Any], do: Callable[[Any], Awaitable[object]]
 ) -> tuple[float, list[float]]:
-    """Do all, so many at once; return items a second and the milliseconds of each."""
+    """Do all with a limit in flight; return items per second and the milliseconds of each."""
     left, took = iter(items), []
 
     async def lane() -> None:
@@ -131,7 +131,7 @@ async def fill(options: argparse.Namespace) -> Figures:
                 try:
                     await engine.allocate(*job)
                     return
-                except Busy:  # 15,000 tasks, 63 others beside them, a slow host: it goes on
+                except Busy:  # 15,000 tasks with 63 other jobs on a slow host: it continues
                     continue
 
         rate, _ = await in_lanes(64, [as_entry(j) for j in jobs], place)
@@ -170,7 +170,7 @@ async def measure(options: argparse.Namespace) -> Figures:
 async def uncached(
     engine: Any, fresh: Sequence[Entry], at_once: int, pauses: Pauses
 ) -> dict[str, Figures]:
-    """Place jobs that are new, with so many in flight; free them after every few."""
+    """Place new jobs with several numbers in flight; free them after every few."""
     found: dict[str, Figures] = {}
     for lanes in LANES:
         placed: Counter[str] = Counter()
@@ -418,7 +418,7 @@ def worst(pauses: dict[str, float]) -> float:
 
 
 def in_time(uncached: dict[str, Figures]) -> tuple[int, Figures]:
-    """Return the fastest way of asking of which nearly all answers come in time."""
+    """Return the fastest number in flight with a p99 within the limit."""
     late = {lanes: max(0.0, found["p99_ms"] - P99_MS) for lanes, found in uncached.items()}
     best = min(uncached, key=lambda lanes: (late[lanes], -uncached[lanes]["jobs_per_s"]))
     return int(best), uncached[best]

@@ -206,7 +206,7 @@ _IMAGE = "sha256:" + "1" * 64
 
 
 class _Names(Sequence[str]):
-    """Machine names of claims, read only when somebody looks."""
+    """Machine names of claims, read on access."""
 
     def __init__(self, claims: object) -> None:
         self._claims = claims

@@ -255,7 +255,7 @@ def optimum(machines: Machines, jobs: Sequence[tuple[Demand, int]]) -> dict[str,
 
     Most tasks first, then the smallest sum of max - min tasks per MSB, then fewest machines.
     Equal machines of an MSB are one class, and what one of them may hold is a pattern, so the
-    solver counts machines per (class, pattern) and never tells two of them apart. The first
+    solver counts machines per (class, pattern) and never distinguishes two of them. The first
     two goals take a second; if the last runs out of time it has a value and a bound.
     """
     import highspy  # 29 MB: not in the process whose memory is measured

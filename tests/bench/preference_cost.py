@@ -46,7 +46,7 @@ PREFERENCES = {
 
 
 def region(machines: int, state: str, pool: str = POOL) -> RegionIndex:
-    """Return an index of so many machines in a state."""
+    """Return an index of `machines` machines in a state."""
     watts = 99 if state == "no_power" else 1 << 40
     budgets = {f"dc{n}": watts for n in range(DATACENTERS)}
     power = Power(PowerSettings(budgets_w=budgets, overcommit=1.0))

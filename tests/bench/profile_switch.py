@@ -1,15 +1,15 @@
-"""How long does a switch of host profiles take, beside TuneD's, and what does a no-op cost?
+"""How long does a switch of host profiles take, compared with TuneD, and what does a no-op cost?
 
 On a recorded Intel host (a tree of files, real fsyncs): the whole command, the engine alone, a
-repeated apply beside `plan`, and CPU Turbo on and off. With --inside, which runs as root in a
+repeated apply against `plan`, and CPU Turbo on and off. With --inside, which runs as root in a
 guest that has TuneD: TuneD's `throughput-performance` and `latency-performance`, converted by
 `sidekick import-tuned`, against `tuned-adm profile` with its daemon warm, in turns; and huge pages
 on fragmented memory, by sidekick and by a plain write.
 
-The timer's look: processor time of a look at a host that is as it was, beside a full `verify` and
-a bare interpreter, on the recorded host with its largest profile.
+The timer's check: processor time of a check of an unchanged host, against a full `verify` and a
+bare interpreter, on the recorded host with its largest profile.
 
-What is done is told on stderr as it is done. Keys: `command_ms`, `engine_ms`, `noop_ratio`
+The progress is printed on stderr. Keys: `command_ms`, `engine_ms`, `noop_ratio`
 (repeated apply / plan, whole commands), `turbo_p90_ms`, `tuned_adm_ms`, `ratio_command`,
 `ratio_engine` (TuneD / ours), `hugepages_reached`, `hugepages_plain_reached` (shares of attempts),
 `look_cpu_ms`, `verify_cpu_ms`, `bare_cpu_ms`, `look_settings`. Null is what was not measured in
@@ -88,8 +88,8 @@ def run(argv: Sequence[str], codes: Sequence[int] = (0,)) -> None:
         )
 
 
-def told(text: str) -> None:
-    """Tell how far it is: an emulated guest takes minutes."""
+def report_progress(text: str) -> None:
+    """Print the progress: an emulated guest takes minutes."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
@@ -162,7 +162,7 @@ def on_a_tree(folder: Path, n: int) -> dict[str, float | None]:
         engine(name)
         mode = ("turbo-on", "turbo-off")[turn % 2]
         taken["turbo"] = timed(lambda mode=mode: run([*program, "apply-profile", mode]))
-        told(f"tree: turn {turn + 1} of {2 * (n + 1)}: " + shown(taken))
+        report_progress(f"tree: turn {turn + 1} of {2 * (n + 1)}: " + shown(taken))
         for kind, took in taken.items() if turn > 1 else ():
             figures[kind].append(took)
     median = {kind: statistics.median(values) for kind, values in figures.items()}
@@ -183,7 +183,7 @@ def percentile(values: Sequence[float], p: float) -> float:
     return sorted(values)[max(0, math.ceil(len(values) * p / 100) - 1)]
 
 
-def beside_tuned(folder: Path, n: int) -> dict[str, float | None]:
+def against_tuned(folder: Path, n: int) -> dict[str, float | None]:
     """Measure in a guest: our switches and TuneD's in turns, of the same profiles."""
     profiles = folder / "converted"
     for name in PAIR:
@@ -210,7 +210,7 @@ def beside_tuned(folder: Path, n: int) -> dict[str, float | None]:
         inside.append(timed(lambda other=other: engine(other)))
         run([*program, "rollback"])
         taken = {"tuned-adm": theirs[-1], "command": ours[-1], "engine": inside[-1]}
-        told(f"tuned: turn {turn + 1} of {2 * (n + 1)}: " + shown(taken))
+        report_progress(f"tuned: turn {turn + 1} of {2 * (n + 1)}: " + shown(taken))
     command, engine_ms, tuned = (statistics.median(v[2:]) for v in (ours, inside, theirs))
     return {
         "command_ms": round(command, 1),
@@ -254,16 +254,16 @@ def on_fragmented_memory(folder: Path, n: int) -> dict[str, float | None]:
             if key == "hugepages_reached":
                 run([*program, "rollback"])
             pool.write_text("0\n")
-        told(f"pages: attempt {number + 1} of {n}: of {pages} {came}, so far {reached}")
+        report_progress(f"pages: attempt {number + 1} of {n}: of {pages} {came}, so far {reached}")
     return {key: round(count / n, 3) for key, count in reached.items()}
 
 
 @contextlib.contextmanager
 def fragmented() -> Iterator[None]:
-    """Have memory of which every other page is of a file that is not on the disk yet.
+    """Fill memory so that every other page belongs to a file that is not on the disk yet.
 
-    Such pages cannot be dropped, and what is free lies one by one between them: so a machine is
-    on which a large service has just ended beside another that writes, or takes in an image.
+    Such pages cannot be dropped, and free pages lie singly between them. A machine is in this state
+    when a large service has ended while another one writes, or while an image is pulled.
     """
     before = {path: path.read_text() for path in map(Path, DIRTY)}
     os.sync()
@@ -316,7 +316,7 @@ def main() -> None:
         if "look" in parts:
             figures |= looks(folder, 2 * options.n + 1)
         if options.inside and "tuned" in parts:
-            figures |= beside_tuned(folder, options.n)
+            figures |= against_tuned(folder, options.n)
         if options.inside and "pages" in parts:
             figures |= on_fragmented_memory(folder, options.attempts)
     figures["n"] = options.n

@@ -1,4 +1,4 @@
-"""How well and how fast the ReBalancer improves a skewed region, beside the bound and others.
+"""How well and how fast the ReBalancer improves a skewed region, against the bound and others.
 
     python -m tests.bench.rebalance [--json] [--large] [--incremental]
 
@@ -67,7 +67,7 @@ def ours(model: RegionModel, seconds: float) -> tuple[SolverAnswer, float]:
 
 
 def figures_of(answer: SolverAnswer, took_s: float) -> Figures:
-    """Return what is said of one answer."""
+    """Return the figures of one answer."""
     before, after = total(answer.scores, after=False), total(answer.scores, after=True)
     bound = answer.bound or 0.0
     return {
@@ -204,7 +204,7 @@ def with_highs(model: RegionModel, seconds: float) -> tuple[float, float]:
     return float(info.objective_function_value), float(info.mip_dual_bound)
 
 
-def beside_highs(machines: int, tasks: int, seconds: float) -> Figures:
+def against_highs(machines: int, tasks: int, seconds: float) -> Figures:
     """Return sums of goals and prices on one small instance: ours, HiGHS's, and its bound."""
     model = a_model(1, machines, tasks, pinned=False)
     answer, took_s = ours(model, seconds)
@@ -288,7 +288,7 @@ def an_index(machines: int, pools: int, tasks: int) -> RegionIndex:
 
 
 class AsTheyAre:
-    """The places of one shard, of which all pools have their quotas."""
+    """The places of one shard, all of whose pools have their quotas."""
 
     def __init__(self, index: RegionIndex) -> None:
         self.index = index
@@ -378,7 +378,7 @@ def report(options: argparse.Namespace, output: TextIO) -> None:
     if options.incremental:
         print(json.dumps(incremental()), file=output)
         return
-    figures: Figures = {"beside_highs": beside_highs(20, 200, 60.0)}
+    figures: Figures = {"beside_highs": against_highs(20, 200, 60.0)}
     full = a_model(1, 500, 10_000, pinned=False, weights=CHEAP, price_per_gib=0.0, busy=2.6)
     answer, took_s = ours(full, 60.0)
     figures["tasks_10000_full"] = figures_of(answer, took_s)

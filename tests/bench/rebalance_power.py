@@ -2,7 +2,7 @@
 
     python -m tests.bench.rebalance_power [--json] [--svg FILE]
 
-More traffic, a load test, new racks beside the old ones, and a release that needs more. The whole
+More traffic, a load test, new racks next to the old ones, and a release that needs more. The whole
 control plane runs on a virtual clock with agents in memory; a modelled controller of each MSB caps
 power, as Dynamo does, when more is drawn than the MSB bears. In the third region the ReBalancer
 begins only five minutes after power was capped.
@@ -58,7 +58,7 @@ class Powered(Rebalanced):
         self.watts: list[tuple[float, list[float]]] = []
         """When, and what each MSB drew."""
         self.late_from = -1
-        """The ReBalancer is let go on with the sample after that one; -1: it never was held."""
+        """The ReBalancer continues with the sample after this one; -1: it was never held."""
 
     def drawn(self, msb: str) -> float:
         """Return what an MSB draws."""
@@ -135,7 +135,7 @@ async def four_events(w: Powered) -> None:
     await w.stable("loadtest")
     w.region.used |= {"loadtest-0": (0.9, 64 << 20)}
     await asyncio.sleep(600)
-    for name in ("new1", "new2"):  # 3: new racks beside the old ones
+    for name in ("new1", "new2"):  # 3: new racks next to the old ones
         machine = w.region.add(name, *msb.split("/"))
         await w.cp.joined(machine.join())
     await w.equip(["new1", "new2"])
@@ -169,7 +169,7 @@ def played(mode: RebalanceMode, *, late: bool = False) -> Powered:
 
 
 async def resume_once_capped(w: Powered) -> None:
-    """Let the ReBalancer go on five minutes after power was capped."""
+    """Let the ReBalancer continue five minutes after power was capped."""
     while not w.capped:
         await asyncio.sleep(10)
     await asyncio.sleep(300)

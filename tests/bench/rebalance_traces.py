@@ -1,4 +1,4 @@
-"""The ReBalancer beside others on public traces, which are given as files.
+"""The ReBalancer compared with others on public traces, which are given as files.
 
     python -m tests.bench.rebalance_traces [--json] [FOLDER]
 
@@ -11,7 +11,7 @@ Traces say what tasks request, not what they use, so requests are the loads. Tas
 they fit most tightly, in the order of their creation, as packing schedulers do. What is looked at
 is the moment with most requests of CPU; no task of openb ends, as in its authors' evaluation.
 GPUs of a machine are one amount. The DLRM trace has no machines: tasks of each role get as many of
-the sizes in `_MACHINES` that two thirds are requested of what is requested most, beside GPUs.
+the sizes in `_MACHINES` that two thirds of the most requested resource (not GPUs) are requested.
 HiGHS alone is left out: the smallest has 4.8 million pairs of task and machine.
 """
 

@@ -1,4 +1,4 @@
-"""What it costs to say no, from 10,000 to a million machines, in each state that has no room.
+"""What a refusal costs, from 10,000 to a million machines, in each state without room.
 
     python -m tests.bench.refusal_cost [--json] [--machines 1000000]
 
@@ -48,7 +48,7 @@ HELD = {
 
 
 def in_state(machines: int, state: str) -> RegionIndex:
-    """Return a region of so many machines in a state."""
+    """Return a region of `machines` machines in a state."""
     pool = FREE if state == "waits" else POOL
     index = region(machines, "no_power" if state == "power" else "room", pool)
     if state in HELD:

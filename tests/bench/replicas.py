@@ -55,9 +55,9 @@ def main() -> None:
 async def measured(folder: Path, cluster: Cluster, given: argparse.Namespace) -> dict[str, float]:
     """Return the figures of one region."""
     async with region_of_processes(folder, cluster, 2, given.ttl) as region:
-        shards = [region.processes[1], *(beside(region, f"shard1-{n}", 1) for n in "bc")]
+        shards = [region.processes[1], *(another_replica(region, f"shard1-{n}", 1) for n in "bc")]
         for name in ("core-b", "core-c"):
-            beside(region, name, 0)
+            another_replica(region, name, 0)
         for process in region.processes[2:]:
             await process.until_said(_STANDS_BY)
         try:
@@ -82,7 +82,7 @@ async def employ(region: RegionOfProcesses, machines: int) -> None:
 
 
 def ended(region: RegionOfProcesses) -> str:
-    """Return which processes ended by themselves, and their last words.
+    """Return which processes ended on their own, and their last output.
 
     Nothing starts them again here: on a host that is too busy for `--ttl` a leader loses its lease,
     ends as it has to, and its socket refuses connections.
@@ -91,7 +91,7 @@ def ended(region: RegionOfProcesses) -> str:
     return "; ".join(f"{p.name} ended: {p.log.read_text().splitlines()[-1]}" for p in gone)
 
 
-def beside(region: RegionOfProcesses, name: str, shard: int) -> PlaneProcess:
+def another_replica(region: RegionOfProcesses, name: str, shard: int) -> PlaneProcess:
     """Start one more replica: of a shard, or of the core, which has the same authority."""
     made = region.made(name, "shard" if shard else "core", shard)
     if not shard:
@@ -136,9 +136,9 @@ async def takeover_s(region: RegionOfProcesses, shards: list[PlaneProcess]) -> f
 
 
 def leads(process: PlaneProcess) -> bool:
-    """Return whether a process leads, as it has said last."""
-    said = process.log.read_text()
-    return said.rfind("serving at") > said.rfind(_STANDS_BY)
+    """Return whether a process leads, by the last state in its log."""
+    log = process.log.read_text()
+    return log.rfind("serving at") > log.rfind(_STANDS_BY)
 
 
 if __name__ == "__main__":

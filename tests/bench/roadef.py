@@ -1,4 +1,4 @@
-"""Google's machine reassignment problem (ROADEF/EURO challenge 2012) in the ReBalancer's language.
+"""Google's machine reassignment problem (ROADEF/EURO challenge 2012), solved by the ReBalancer.
 
     python -m tests.bench.roadef [--json] [--seconds 300] FOLDER [NAME …]
 
@@ -222,7 +222,7 @@ def generated(seed: int, machines: int = 12, processes: int = 80, wide: int = 3)
 
 
 def figures(name: str, model: PlacementModel, seconds: float, seed: int = 1) -> dict[str, Any]:
-    """Return what is found in so many seconds of computing."""
+    """Return the result after `seconds` of computing."""
     answer = improved(model, time.process_time, seconds, seed=seed)
     where = {o.name: o.at for o in model.objects}
     before, _ = checked(model, where)

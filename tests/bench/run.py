@@ -2,14 +2,14 @@
 
     python -m tests.bench.run [NAME …] [--list] [--to FILE]
 
-A bench is a file of this folder with a `main`: it is run as a process of its own with `--json`,
-and its last line is an object of figures. One that needs a guest says so by `NEEDS_GUEST = True`
-beside its imports and takes `--lab NAME`: one guest is booted for all of these, with the most
-memory that one of them asks for (`MEMORY_MIB`), and anew for one with other `CPUS` than 1.
+A bench is a file of this folder with a `main`. It runs as a separate process with `--json`, and its
+last line is an object of figures. A bench that needs a guest has `NEEDS_GUEST = True` after its
+imports and takes `--lab NAME`. One guest is booted for all of these, with the largest `MEMORY_MIB`
+of them; a bench with `CPUS` other than 1 gets another guest.
 
-Each bench has a section of its own; only those that ran are written anew, so one can be repeated
-alone. One that fails is named there and in the exit code, and the others are run all the same.
-What earlier runs taught is in FINDINGS.md, by hand.
+Each bench has its own section. Only the sections of benches that ran are replaced, so one bench can
+be repeated alone. A failed bench is named there and in the exit code; the others still run.
+FINDINGS.md has the findings of earlier runs, written by hand.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = HERE.parents[1]
 RESULTS = HERE / "RESULTS.md"
 _HEAD = """# Measured
 
-Written by `make bench`; what runs taught is in [FINDINGS.md](FINDINGS.md), by hand.
+Written by `make bench`; the findings of runs are in [FINDINGS.md](FINDINGS.md), written by hand.
 """
 _SECTION = "\n## "
 
@@ -60,14 +60,18 @@ def benches(folder: Path = HERE) -> list[Bench]:
         if "main" not in names or path.name == Path(__file__).name:
             continue
         about = (ast.get_docstring(tree) or path.stem).splitlines()[0]
-        said = _said(tree)
-        needs = (said.get("NEEDS_GUEST") is True, said.get("MEMORY_MIB", 0), said.get("CPUS", 1))
+        constants = _constants(tree)
+        needs = (
+            constants.get("NEEDS_GUEST") is True,
+            constants.get("MEMORY_MIB", 0),
+            constants.get("CPUS", 1),
+        )
         found.append(Bench(path.stem, about, *needs))
     return found
 
 
-def _said(tree: ast.Module) -> dict[str, Any]:
-    """Return what a file's own names are said to be, of those that are given as constants."""
+def _constants(tree: ast.Module) -> dict[str, Any]:
+    """Return the names of a file that are assigned a constant, with their values."""
     return {
         target.id: node.value.value
         for node in tree.body
@@ -99,8 +103,8 @@ def measured(line: Sequence[str], cwd: Path = ROOT) -> dict[str, Any]:
 
 def section(bench: Bench, figures: Mapping[str, Any], where: str) -> str:
     """Return a bench's part of the page; its `details` say again, and at length, what is in it."""
-    told = {name: value for name, value in figures.items() if name != "details"}
-    rows = [f"| `{name}` | {_shown(value)} |" for name, value in _flat(told)]
+    listed = {name: value for name, value in figures.items() if name != "details"}
+    rows = [f"| `{name}` | {_shown(value)} |" for name, value in _flat(listed)]
     table = "\n".join(["| figure | value |", "|---|---|", *rows])
     how = f"`python -m tests.bench.{bench.name} --json`; {where}"
     return f"{_title(bench)}\n\n{bench.about}\n\n{how}\n\n{table}\n"
@@ -158,7 +162,7 @@ def _where() -> str:
 
 
 class _PendingConnection:
-    """A guest for all benches that need one with so many CPUs, booted for the first of them."""
+    """A guest for all benches with this number of CPUs, booted for the first of them."""
 
     def __init__(self, memory_mib: int) -> None:
         self._cpus = 0
@@ -191,8 +195,8 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=RESULTS, help="the page to write")
     options = parser.parse_args()
     every = {bench.name: bench for bench in benches()}
-    if strays := [name for name in options.names if name not in every]:
-        parser.error(f"there is no bench {strays[0]!r}; there are {', '.join(every)}")
+    if unknown := [name for name in options.names if name not in every]:
+        parser.error(f"there is no bench {unknown[0]!r}; there are {', '.join(every)}")
     chosen = [every[name] for name in options.names or every]
     if options.list:
         for bench in chosen:

@@ -2,14 +2,14 @@
 
     python -m tests.bench.scheduler [--machines 50000] [--tasks 500000] [--jobs 20000] [--json]
 
-`decide_1000_ms` and `decide_15000_ms` are the decision about one job of so many tasks, the worse of
-a health change and a round of a release (goals: 20 and 300 ms). The rest is of the assembled
-control plane on SQLite, with agents in memory, all of whose jobs run since long ago: `start_s` is
-the time until every machine was heard, `start_cpu_s` the computing time until every job was looked
-at besides, `events_per_s` task events that are taken in, decided about and stored (by computing
-time, without that of standing still), `idle_percent` what standing still takes of a core, `rss_mb`
-the memory, and `other_jobs_factor` the cost of an event with all other jobs over that in a region
-with the asked jobs alone (goal: 1.2).
+`decide_1000_ms` and `decide_15000_ms` are the decision about one job with this number of tasks, the
+worse of a health change and a round of a release (goals: 20 and 300 ms). The other figures are of
+the assembled control plane on SQLite, with agents in memory, whose jobs have run for a long time.
+`start_s` is the time until every machine has reported. `start_cpu_s` is the computing time until
+every job has had a round, too. `events_per_s` are task events that are received, decided and
+stored, by computing time without the idle part. `idle_percent` is the idle share of a core,
+`rss_mb` the memory. `other_jobs_factor` is the cost of an event with all other jobs over the cost
+in a region with the measured jobs alone (goal: 1.2).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MSBS, DATACENTERS = 12, 4
 ASKED_JOBS, ASKED_TASKS = 1000, 5
 """Jobs that events are about, one task of each: the same ones with and without others."""
 EVENTS, IDLE_LOOKS, WAIT_MAX_S = 20_000, 3, 3600.0
-"""So many events that what they cost stands out of what standing still costs meanwhile."""
+"""The number of events is so large that their cost exceeds the idle cost by far."""
 IDLE_S = SchedulerSettings().resync_s + 1.0
 """Standing still is measured with the looks that all jobs get meanwhile, often in one go."""
 TASK = Limits(memory_max_bytes=1 << 30, cpu_max_cores=0.5)
@@ -173,11 +173,11 @@ async def run(machines: int, tasks: int, jobs: int) -> dict[str, float]:
                 await cp.__aenter__()
             try:
                 silent = list(region.names)
-                await _until(lambda: _all_heard(cp, silent))
+                await _until(lambda: _all_reported(cp, silent))
                 start_s = time.perf_counter() - began
-                _tell(f"{machines} machines heard", began, used)
+                _report(f"{machines} machines reported", began, used)
                 await _until(cp.shards.all[0].scheduler._workers.is_idle)
-                _tell(f"{len(region.sizes)} jobs looked at", began, used)
+                _report(f"{len(region.sizes)} jobs looked at", began, used)
                 start_cpu_s = time.process_time() - used
                 idle, cost_s = await _events(cp, region)
             finally:
@@ -194,13 +194,13 @@ async def run(machines: int, tasks: int, jobs: int) -> dict[str, float]:
     }
 
 
-def _tell(what: str, began: float, used: float) -> None:
+def _report(what: str, began: float, used: float) -> None:
     took, computed = time.perf_counter() - began, time.process_time() - used
     print(f"{what} after {took:.1f} s, {computed:.1f} s of CPU", file=sys.stderr, flush=True)
 
 
-def _all_heard(cp: ControlPlane, silent: list[str]) -> bool:
-    """Return whether nobody is silent any more; who was heard is not asked about again."""
+def _all_reported(cp: ControlPlane, silent: list[str]) -> bool:
+    """Return whether every machine has reported; `silent` keeps only those that have not."""
     while silent and cp._observations.observation(silent[-1]).answering:
         silent.pop()
     return not silent
@@ -212,7 +212,7 @@ async def _events(cp: ControlPlane, region: Region) -> tuple[float, float]:
     Each asked task fails and is healthy again.
     """
     idle = await _standing_still()
-    began, used, told = time.perf_counter(), time.process_time(), 0
+    began, used, events = time.perf_counter(), time.process_time(), 0
     for health in (Health.UNHEALTHY, Health.HEALTHY) * (EVENTS // (2 * ASKED_JOBS)):
         for job in range(ASKED_JOBS):
             host, task = next(region.hosts_of(job))
@@ -220,12 +220,12 @@ async def _events(cp: ControlPlane, region: Region) -> tuple[float, float]:
             changed = replace(status, health=health)
             host.tasks[task] = (changed, release)
             host.say("task", task, changed)
-            told += 1
+            events += 1
         await _until(lambda wanted=health: _all_show(cp, wanted))
     took = time.perf_counter() - began
     computed = time.process_time() - used
-    _tell(f"{told} events, {idle:.1%} of a core without any,", began, used)
-    return idle, max(1e-6, (computed - idle * took) / told)
+    _report(f"{events} events, {idle:.1%} of a core without any,", began, used)
+    return idle, max(1e-6, (computed - idle * took) / events)
 
 
 async def _standing_still() -> float:

@@ -4,7 +4,7 @@
 
 Runs the bench of one scheduler (`scheduler.py`) at each size, with `--tasks` on each machine and a
 job for every 25 tasks, and lays lines through what standing still takes of a core, the memory and
-the computing until a successor has heard every machine. `machines_at_one_core` is where standing
+the computing until all machines report to a successor. `machines_at_one_core` is where standing
 still and `--events` of each machine in an hour take one core together; `gib_there` and
 `takeover_cpu_s_there` are the memory and that computing at this size. `growth` is the computing of
 standing still for each machine at the largest size over that at the smallest: above 1 the lines
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measured(machines: int, tasks: int) -> Mapping[str, Any]:
-    """Return the figures of one scheduler with so many machines, from a process of its own."""
+    """Return the figures of one scheduler with this number of machines, from a separate process."""
     each = ("--machines", machines, "--tasks", machines * tasks)
     jobs = ("--jobs", machines * tasks // _JOB_TASKS)
     line = [sys.executable, "-m", "tests.bench.scheduler", "--one", "--json"]

@@ -27,7 +27,7 @@ from tests.etcd import Cluster, etcd_cluster
 from tests.role_processes import RegionOfProcesses, region_of_processes, used
 
 _ASKED = 200
-"""Requests of which the median is taken."""
+"""Number of requests; the median of their times is the figure."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
 async def measured(
     folder: Path, cluster: Cluster, shards: int, machines: int, seconds: float
 ) -> dict[str, float]:
-    """Return the figures of a region with so many processes of shards."""
+    """Return the figures of a region with this number of shard processes."""
     async with region_of_processes(folder, cluster, shards + 1) as region:
         await region.join(machines * shards + 1)
         image = await region.image()

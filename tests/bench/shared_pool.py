@@ -4,7 +4,7 @@
 
 The allocator's production cores, one shard after the other, in memory. Brokers know the owner of
 each machine and change it by compare-and-set. What a shard knows is one shard old: it does not see
-what the shard before it took, plans the same best machines, is refused, and hears the rest. At
+what the shard before it took, plans the same best machines, is refused, and reads the rest. At
 the end every machine that a task holds has one owner, which is its shard's entitlement.
 
 Figure 13 of the Twine paper: a federation has clusters of fixed size. Job B grows beyond its own
@@ -53,7 +53,7 @@ class Owners:
 
 
 class Shard:
-    """One shard's allocator: an index of the whole region as it was told, and its own jobs."""
+    """One shard's allocator: an index of the whole region, which may be old, and its own jobs."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class Shard:
         self.index.put(record.machine, kinds.capacity(record), kinds.place(record), pool, "")
 
     def _catch_up(self) -> None:
-        """Take in what the brokers know by now."""
+        """Read the present owners from the brokers."""
         for name, owner in self.owners.machines.items():
             machine = self.index.machines[name]
             if machine.pool != owner:
                 self.index.put(name, machine.capacity, machine.place, owner, machine.blocked)
 
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
-        """Hold machines at their brokers, or none; one that is refused hears what it missed."""
+        """Hold all machines at their brokers, or none; after a refusal read the present owners."""
         taken = {name: own for name in takes if (own := self.owners.machines.get(name))}
         if taken:
             self.owners.refused += len(taken)
@@ -95,7 +95,7 @@ class Shard:
         self.owners.machines |= {name: take.entitlement for name, take in takes.items()}
 
     async def abort(self, transaction: str) -> None:
-        """Let go of what is held."""
+        """Release the held machines."""
         self.owners.held.pop(transaction, None)
 
     def in_doubt(self) -> Mapping[str, object]:
@@ -103,7 +103,7 @@ class Shard:
         return self.owners.held
 
     async def place(self, jobs: int, tasks: int) -> list[Allocation]:
-        """Place so many jobs of so many tasks each, one after the other."""
+        """Place `jobs` jobs of `tasks` tasks each, one after the other."""
         async with MemoryStore() as store:
             allocations = Allocations(store, self.index, self)
             made = []
@@ -129,7 +129,7 @@ def share(machines: int, shards: int, tasks: int) -> dict[str, float]:
     for number in range(shards):
         start = time.process_time()
         shard = Shard(number, records, owners, known)
-        known = dict(owners.machines)  # what the next one is told: nothing of this one's
+        known = dict(owners.machines)  # the next shard's knowledge: without this shard's changes
         made = asyncio.run(shard.place(max(1, tasks // JOB_TASKS), min(tasks, JOB_TASKS)))
         for name in holders(made):
             if name in held or owners.machines[name] != shard.pool:
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=4800, help="of each shard")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    gc.disable()  # a pass over so many objects takes as long as making them
+    gc.disable()  # a collection over all these objects takes as long as creating them
     figures = share(options.machines, options.shards, options.tasks)
     gc.collect()
     figures |= figure_13(options.machines, options.shards)

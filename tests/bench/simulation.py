@@ -3,7 +3,7 @@
     python tests/bench/simulation.py --json
 
 One question for each figure. `cpu_s_per_seed`: 100 machines, 20 jobs and 15 minutes of every
-fault, until everything is at rest, the witness included. `seeds_per_min`: the same in two
+fault, until everything is at rest, the checker included. `seeds_per_min`: the same in two
 processes. `idle_us_per_machine_s`: an hour of 2,000 machines on which nothing happens, less
 what building the region and starting its jobs takes.
 """

@@ -1,12 +1,12 @@
 """How fast do 200 tasks start that are asked for at once, and does the agent answer meanwhile?
 
-Beside it a shell loop of `systemd-run` over the same root: plain units, one after the other, as
-somebody would do it by hand. The loop's units have no snapshot, no hardening, no limits, no record
-on disk and nobody who looks after them; `ratio` is the agent's rate over the loop's. Meanwhile
-`/readyz` is asked every tenth of a second over the unix socket, by the program that asks for tasks.
+The floor is a shell loop of `systemd-run` over the same root: plain units, one after the other, as
+a user would start them by hand. The loop's units have no snapshot, no hardening, no limits, no
+record on disk and no supervisor; `ratio` is the agent's rate over the loop's. Meanwhile the program
+that starts the tasks requests `/readyz` every tenth of a second over the unix socket.
 
-On one CPU the ratio says how much computing a start of each kind takes. With more of them the agent
-starts several at once, which a loop does not: hosts have many.
+On one CPU the ratio compares the computing of a start of each kind. With more CPUs the agent starts
+several tasks at once, which the loop does not: real hosts have many CPUs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ STATE = Path("/var/lib/twine")
 EVERY_S = 0.1
 IDLE_CALLS = 200
 LOOK_S = 0.5
-"""Between two looks at how many run: seen so much too late at most, of a minute or more."""
-TOLD_EACH = 20
+"""Seconds between two counts of the running tasks: the largest error of a time of a minute or more.
+"""
+REPORT_EACH = 20
 CPUS = 2
 """Of a guest that is booted for this; what one CPU shows is in FINDINGS.md."""
 MEMORY_MIB = 6144
@@ -44,7 +45,7 @@ def p99(seconds: list[float]) -> float:
 
 
 async def asked(client, calls: int | None, found: list[float]) -> None:
-    """Ask for the agent's health so often (None: until cancelled) and note how long it took."""
+    """Request the agent's health `calls` times (None: until cancelled); record each duration."""
     while calls is None or len(found) < calls:
         began = time.perf_counter()
         await client.readyz()
@@ -53,11 +54,11 @@ async def asked(client, calls: int | None, found: list[float]) -> None:
 
 
 async def until_running(client, names: set[str], after: int) -> None:
-    """Wait for tasks; who waits takes as little of the one CPU as the shell's loop does."""
+    """Wait for tasks; uses as little of the one CPU as the shell's loop does."""
     from agent import api
 
     running: set[str] = set()
-    told = 0
+    reported = 0
     while names - running:
         await asyncio.sleep(LOOK_S)
         events = await client.get_events(after, wait_s=30)
@@ -68,9 +69,9 @@ async def until_running(client, names: set[str], after: int) -> None:
         for event in events.events:
             if event.task is not None and event.task.state is api.TaskState.RUNNING:
                 running.add(event.object)
-        if len(running & names) >= told + TOLD_EACH or not names - running:
-            told = len(running & names)
-            print(f"{told} of {len(names)} run", file=sys.stderr, flush=True)
+        if len(running & names) >= reported + REPORT_EACH or not names - running:
+            reported = len(running & names)
+            print(f"{reported} of {len(names)} run", file=sys.stderr, flush=True)
 
 
 _AT_ONCE = asyncio.Semaphore(16)

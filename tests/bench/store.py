@@ -111,7 +111,7 @@ def floor(folder: Path, in_flight: int, keys: int, records: int, seconds: float)
 
 
 async def bulk(folder: Path, keys: int) -> float:
-    """Return seconds to write so many machine records, in transactions of 1,000."""
+    """Return seconds to write `keys` machine records, in transactions of 1,000."""
     async with SqliteStore(folder) as store:
         began = time.perf_counter()
         await put_all(store, ((f"machines/m{n:07}", BULK_VALUE) for n in range(keys)))

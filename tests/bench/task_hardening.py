@@ -45,14 +45,14 @@ def make_root(btrfs: HostBtrfs, path: Path) -> None:
 
 
 def start_ms(
-    systemd: HostSystemd, heard: queue.Queue[str], properties: Mapping[str, object]
+    systemd: HostSystemd, events: queue.Queue[str], properties: Mapping[str, object]
 ) -> float:
     """Return milliseconds from the request to a unit that runs."""
     unit = f"twine-bench-{time.monotonic_ns()}.service"
     began = time.perf_counter()
     systemd.start_transient(unit, properties)
     while True:
-        heard.get(timeout=30)
+        events.get(timeout=30)
         state = systemd.find(unit)
         if state and state.sub in ("running", "failed"):
             break
@@ -61,7 +61,7 @@ def start_ms(
         raise SystemExit(f"{unit} failed: {state}; see journalctl -u {unit}")
     systemd.kill(unit, signal.SIGKILL)  # with a PID namespace SIGTERM would not end it
     while systemd.find(unit):
-        heard.get(timeout=30)
+        events.get(timeout=30)
     return took
 
 
@@ -127,11 +127,11 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
         else:
             variants[f"with {name}"] = {**bare, name: TASK_HARDENING[name]}
     took: dict[str, list[float]] = {name: [] for name in variants}
-    heard: queue.Queue[str] = queue.Queue()
-    systemd.listen(heard.put)
+    events: queue.Queue[str] = queue.Queue()
+    systemd.listen(events.put)
     for i in range(args.starts + 1):
         for name, properties in variants.items():
-            ms = start_ms(systemd, heard, properties)
+            ms = start_ms(systemd, events, properties)
             if i:  # the first round warms the caches
                 took[name].append(ms)
     systemd.close()

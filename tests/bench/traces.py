@@ -169,7 +169,7 @@ def by_twine(
         request = Request(f"job{number}", POOL, (Group(demand, tuple(range(tasks))),), fit=fit)
         made = plan(index, request, Allowance(machines=0 if pool == POOL else None))
         if index.reserve(made.change):
-            raise SystemExit("a plan that nobody disturbed was refused")
+            raise SystemExit("a plan without any disturbance was refused")
         index.settle(made.change)
         outcome.claimed += (tasks - len(made.unplaced)) * _wants(mix, demand)
         if made.unplaced:

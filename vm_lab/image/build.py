@@ -1,4 +1,4 @@
-"""The guest's image in four cached layers, each named by the hash of what makes it.
+"""The guest's image in four cached layers, each named by the hash of its inputs.
 
 base      Debian 13 on btrfs, kernel, initrd          packages and scripts in this folder
 deps      virtual environment with the wheels needed   base + the project's requirements
@@ -75,9 +75,9 @@ def build_image(
     disk: bool = True,
     source: Path = wheels.REPOSITORY,
 ) -> Image:
-    """Return the image of a tree, by default the one we are in, building what is not cached.
+    """Return the image of a tree, by default of this one; builds the layers that are not cached.
 
-    Without `disk` the layers are not put together, which is enough for a push.
+    Without `disk` only the layers are built, which is enough for a push.
     """
     if variant not in VARIANTS:
         raise LabError(f"no image variant {variant!r}", hint=f"variants are: {' '.join(VARIANTS)}")

@@ -17,7 +17,7 @@ for word in $(cat /proc/cmdline); do
     esac
 done
 
-# As Debian's own: with panic=N on the command line nobody is waited for.
+# As Debian's own: with panic=N on the command line it does not wait for a user.
 fail() {
     echo "initrd: $1" >/dev/console
     case "$panic" in

@@ -1,6 +1,6 @@
-"""Images of well-known servers from Debian's archive, with their own clients in them.
+"""Images of well-known servers from Debian's archive, with their own clients.
 
-Each listens on $PORT and keeps what it has in /data, or in /tmp where nothing is mounted there.
+Each listens on $PORT and stores its data in /data, or in /tmp if nothing is mounted at /data.
 The image also has podman, with what it needs to run containers in its own network, and
 systemd-oomd, which a test installs on a host.
 """
@@ -15,7 +15,7 @@ from vm_lab.image.recipe import RECIPE, run_recipe
 
 @dataclass(frozen=True, slots=True)
 class GuestProgram:
-    """What is taken from which Debian packages, and the script that starts it."""
+    """The files from Debian packages, and the script that starts the program."""
 
     packages: tuple[str, ...]
     paths: tuple[str, ...]
@@ -25,7 +25,7 @@ class GuestProgram:
 PROGRAMS = {
     "redis": GuestProgram(
         ("redis-server", "redis-tools"),
-        # one of the first two is a link to the other, which checks the name it is called by
+        # one of the first two is a link to the other, which checks the name of its call
         ("/usr/bin/redis-check-rdb", "/usr/bin/redis-server", "/usr/bin/redis-cli"),
         'exec redis-server --port "$PORT" --bind "*" --dir "$DATA" --protected-mode no\n',
     ),
@@ -58,7 +58,7 @@ PROGRAMS = {
             "/usr/share/zoneinfo/UTC",
             "/usr/lib/x86_64-linux-gnu/libnss_wrapper.so",
         ),
-        # It needs a name for its user id; the image has none, since the id is made for the task.
+        # It needs a name for its user id; the image has none, because the id belongs to the task.
         'echo "postgres:x:$(id -u):$(id -g)::/tmp:/bin/sh" > /tmp/passwd\n'
         'echo "postgres:x:$(id -g):" > /tmp/group\n'
         "export LD_PRELOAD=libnss_wrapper.so NSS_WRAPPER_PASSWD=/tmp/passwd"
@@ -81,7 +81,7 @@ PROGRAMS = {
         ),
         'exec podman "$@"\n',
     ),
-    # Not for a task: what a host of Debian has once systemd-oomd is installed there.
+    # Not for a task: the files of systemd-oomd on a Debian host.
     "systemd-oomd": GuestProgram(
         ("systemd-oomd",),
         (

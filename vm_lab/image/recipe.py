@@ -12,7 +12,7 @@ RECIPE = Path(__file__).resolve().parent
 def run_recipe(script: str, *args: Path | str, say: Say) -> None:
     """Run a recipe in a mount namespace of its own, reporting its "step:" lines.
 
-    What it mounts goes away with it, however it ends.
+    Its mounts end with it, also after a failure.
     """
     argv = ["unshare", "--mount", "--propagation", "private", "bash", str(RECIPE / script)]
     argv += [str(arg) for arg in args]

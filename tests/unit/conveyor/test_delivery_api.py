@@ -37,7 +37,7 @@ from wire.errors import ConfigError, Forbidden, NotFound, Unreachable
 PAUSE = ControlRequest(verb=ControlVerb.PAUSE)
 
 
-def test_every_row_says_who_may_call_it_and_only_writers_change():
+def test_every_route_names_its_role_and_only_writers_may_change():
     for route in ROUTES:
         assert route.needs == (WRITES if route.is_change else READS), route.name
 
@@ -61,7 +61,7 @@ async def _free_port() -> int:
     return int(port)
 
 
-async def test_users_read_writers_change_and_nobody_else_gets_in(tmp_path: Path):
+async def test_users_may_read_writers_may_change_and_others_are_refused(tmp_path: Path):
     authority = open_authority(tmp_path / "a.pem", "twine")
     foreign = open_authority(tmp_path / "b.pem", "twine")
     world = await World().begin()
@@ -252,7 +252,7 @@ async def test_an_http_check_wants_its_status_and_text():
     assert other.reason == "answered 200, not 204"
 
 
-async def test_a_hook_that_refuses_is_told_as_unreachable():
+async def test_a_hook_that_refuses_is_reported_as_unreachable():
     async with answering("no", 500) as url:
         with pytest.raises(Unreachable, match="answered 500"):
             await gates.notify(url, {"run": 1})

@@ -76,7 +76,7 @@ async def test_a_write_between_look_and_push_is_not_overwritten():
     assert job.image == digest(2)
 
 
-async def test_a_person_who_takes_the_push_over_ends_the_run_and_keeps_it():
+async def test_a_user_who_takes_the_push_over_ends_the_run_and_keeps_the_push():
     world, job = await at_canary()
     job.write(ANN, digest(2), PushIntent(version=1, share=0.8), "mine")
     run = await world.until("stopped")
@@ -99,7 +99,7 @@ async def test_a_run_by_hand_takes_the_push_over_from_its_owner():
     assert job.tasks == [digest(2)] * 10
 
 
-async def test_nothing_begins_under_a_hold_and_the_time_of_a_stage_stands_still():
+async def test_no_stage_begins_under_a_hold_and_its_clock_stops():
     world = await World(a_pipeline(stages=[{"kind": "all", "reach_s": "5m"}])).begin()
     job = world.plane.jobs["web"]
     job.held = "user:ann holds it until 2027-01-15: the cup final"
@@ -145,7 +145,7 @@ async def test_a_job_that_the_scheduler_brought_back_itself_fails_the_run():
     assert job.tasks == [digest(1)] * 10
 
 
-async def test_a_percent_stage_of_no_task_is_passed_over_and_told():
+async def test_a_percent_stage_of_zero_tasks_is_skipped_and_logged():
     stages = [{"kind": "percent", "percent": 4, "gates": ["errors"]}, {"kind": "all"}]
     world = await World(a_pipeline(stages=stages)).begin()
     world.plane.images["web"] = digest(2)

@@ -90,7 +90,7 @@ async def test_cv2_a_share_is_kept_while_the_size_changes():
     assert job.tasks == [digest(2)] * 20
 
 
-async def test_a_newer_image_supersedes_the_one_that_waits_and_not_the_one_that_runs():
+async def test_a_newer_image_supersedes_a_waiting_run_but_not_a_running_one():
     world = await World().begin()
     world.plane.images["web"] = digest(2)
     await world.rounds(3)
@@ -111,7 +111,7 @@ async def test_a_newer_image_supersedes_the_one_that_waits_and_not_the_one_that_
     assert all(digest(3) not in call for call in world.plane.calls)
 
 
-async def test_the_last_finished_image_is_where_a_rollback_goes_not_the_one_before_it_failed():
+async def test_a_rollback_restores_the_image_that_finished_last():
     world = await World().begin()
     world.meter.bad = {digest(3), digest(4)}
     for number in (2, 3, 4):
@@ -166,7 +166,7 @@ async def test_a_paused_run_changes_nothing_and_soaks_again_when_resumed():
     assert passed - resumed_at >= 60
 
 
-async def test_an_aborted_run_leaves_its_jobs_as_they_are_and_the_next_run_goes_on():
+async def test_an_aborted_run_freezes_its_jobs_and_the_next_run_continues():
     world = await World().begin()
     world.plane.images["web"] = digest(2)
     await world.rounds(20)
@@ -197,7 +197,7 @@ async def test_an_aborted_run_can_be_rolled_back():
     assert (job.tasks, job.paused, job.owner) == ([digest(1)] * 10, False, "")
 
 
-async def test_a_skipped_step_is_written_down_with_who_and_why():
+async def test_a_skipped_step_is_logged_with_user_and_reason():
     world = await World().begin()
     world.meter.default = NO_DATA
     world.plane.images["web"] = digest(2)
@@ -210,7 +210,7 @@ async def test_a_skipped_step_is_written_down_with_who_and_why():
     ]
 
 
-async def test_an_approval_waits_for_one_of_those_who_may_give_it():
+async def test_an_approval_waits_for_a_user_who_may_approve():
     spec = a_pipeline(
         gates={
             "errors": {"query": {"promql": "errors", "at_most": 0.1}},
@@ -234,7 +234,7 @@ async def test_an_approval_waits_for_one_of_those_who_may_give_it():
     assert given.reason == "approved by spiffe://c/user/ann: looks good"
 
 
-async def test_a_job_that_its_owner_changes_meanwhile_is_left_to_its_owner():
+async def test_a_job_that_its_owner_changes_during_a_run_is_not_changed_further():
     world = await World().begin()
     world.plane.images["web"] = digest(2)
     await world.rounds(20)
@@ -245,7 +245,7 @@ async def test_a_job_that_its_owner_changes_meanwhile_is_left_to_its_owner():
     assert not world.plane.jobs["web"].paused
 
 
-async def test_jobs_in_order_begin_when_the_one_before_is_through():
+async def test_jobs_in_order_begin_when_the_previous_one_is_done():
     world = World(a_pipeline(jobs=["web", "api"], order="in-order"))
     world.plane.jobs["api"] = ModelJob()
     await world.begin()
@@ -300,7 +300,7 @@ async def test_stages_begin_only_in_windows_and_a_rollback_at_any_time():
     await world.until("rolled-back")
 
 
-async def test_front_end_away_is_waited_out_and_told():
+async def test_a_run_waits_and_reports_while_the_front_end_is_unreachable():
     world = await World().begin()
     world.plane.images["web"] = digest(2)
     await world.rounds(3)
@@ -438,7 +438,7 @@ async def test_a_notification_is_sent_again_until_its_hook_answers():
     assert len(world.sent) == 1
 
 
-async def test_a_pipeline_with_a_run_is_not_removed_and_one_without_is_with_its_history():
+async def test_only_a_pipeline_without_a_run_can_be_removed_and_its_history_with_it():
     world = await World().begin()
     world.plane.images["web"] = digest(2)
     await world.rounds(5)
@@ -464,7 +464,7 @@ async def test_old_runs_are_dropped_with_their_verdicts(monkeypatch: pytest.Monk
     )
 
 
-async def test_a_push_that_was_not_seen_when_its_run_was_aborted_is_paused_all_the_same():
+async def test_a_push_that_appears_after_an_abort_is_paused_too():
     world = await World().begin()
     world.plane.images["web"] = digest(2)
     while not world.plane.calls:

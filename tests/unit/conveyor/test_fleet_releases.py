@@ -158,7 +158,7 @@ async def test_cv3_a_release_that_does_not_start_is_stopped_at_the_canary_and_ta
     await world.start(NEW)  # the fleet is as if nothing had been
 
 
-async def test_a_control_plane_that_fails_takes_the_agents_back_too():
+async def test_agents_are_rolled_back_too_if_the_control_plane_fails():
     world = await FleetWorld().begin()
     install = world.hosts.install
 

@@ -28,7 +28,7 @@ from sidekick.record import Target
 from sidekick.report import Report
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS
-from sidekick.settings.hugepages import SIZES, Pairs
+from sidekick.settings.hugepages_line import SIZES, PageArguments
 from sidekick.settings.kernel import Kernel
 from sidekick.settings.sysctl import SysctlValue
 from sidekick.state import StateFolder
@@ -271,7 +271,7 @@ class FakeHost:
         self.put("/proc/meminfo", f"MemTotal: {total_kib} kB\nHugepagesize:    2048 kB\n")
         for name, value in SYSCTLS.items():
             self.put(f"/proc/sys/{name.replace('.', '/')}", value)
-        pairs = Pairs.of(group_in(self.cmdline, HUGEPAGES))
+        pairs = PageArguments.of(group_in(self.cmdline, HUGEPAGES))
         nodes = [f"node{number}" for number in range(self.nodes)]
         for size, pool in ((SIZES["2m"], POOL), (SIZES["1g"], LARGE_POOL)):
             pages = {node: pairs.reserved(size, node, self.nodes) for node in nodes}

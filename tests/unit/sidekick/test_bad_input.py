@@ -44,7 +44,7 @@ def run(
 
 
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_a_profile_that_is_too_much_is_one_error_with_its_place(
+def test_a_profile_that_exceeds_the_limits_is_one_error_with_its_place(
     fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """BUG-SK24: a traceback, and `list` and `lint` of all profiles ended."""
@@ -84,7 +84,7 @@ def test_a_number_beyond_64_bits_has_its_line(
         "a = '" + "9" * 5000 + "'",
     ],
 )
-def test_what_a_text_or_a_comment_says_is_not_too_much(text: str) -> None:
+def test_the_limits_ignore_texts_and_comments(text: str) -> None:
     assert find_excess(text) is None
 
 

@@ -107,7 +107,7 @@ def test_the_kernel_to_load_can_be_configured(fake: FakeHost, gone: str) -> None
     assert fake.processes.ran[0] == ["kexec", "-l", "/srv/vmlinuz", f"--command-line={LINE}"]
 
 
-def test_a_switched_off_kexec_and_a_bad_configuration_are_told(fake: FakeHost) -> None:
+def test_a_disabled_kexec_and_a_bad_configuration_are_reported(fake: FakeHost) -> None:
     fake.put("/proc/sys/kernel/kexec_load_disabled", "1")
     with pytest.raises(Unprocessable, match="switched off until the next boot"):
         apply(fake, batch(fake), reboot=True)
@@ -132,7 +132,7 @@ def test_a_reboot_that_did_not_help_is_not_repeated(fake: FakeHost) -> None:
     assert fake.processes.commands()[-1] == "systemctl kexec", "a new request may try again"
 
 
-def test_a_failed_boot_is_seen_also_where_it_was_to_replace_an_argument(fake: FakeHost) -> None:
+def test_a_failed_boot_is_detected_also_if_it_had_to_replace_an_argument(fake: FakeHost) -> None:
     # F-69: seen on a guest; the host's own line has neither the old argument nor the new one
     fake.apply(batch(fake))
     fake.boot(LINE)
@@ -252,7 +252,7 @@ def test_pages_that_the_boot_did_not_bring_fail_the_profile(fake: FakeHost) -> N
     assert "booted with 32" in report.detail
 
 
-def test_a_boot_loader_that_cannot_be_written_takes_everything_back(fake: FakeHost) -> None:  # F-69
+def test_a_run_is_undone_if_the_boot_loader_cannot_be_written(fake: FakeHost) -> None:  # F-69
     fake.with_grub()
     before = fake.everything()
     fake.fs.path(f"{CUSTOM}.new").mkdir()
@@ -329,7 +329,9 @@ def test_reboots_that_an_earlier_release_noted_still_count(fake: FakeHost) -> No
 
 
 @pytest.mark.parametrize("own", ["0", "10", "30"])
-def test_the_hosts_own_panic_is_told_from_the_guards_by_record(fake: FakeHost, own: str) -> None:
+def test_the_record_distinguishes_the_hosts_own_panic_from_the_guards(
+    fake: FakeHost, own: str
+) -> None:
     """BUG-SK44: any 30 was taken for the guard's and became 0, also after rollback."""
     fake.put("/proc/sys/kernel/panic", own)
     fake.apply(batch(fake))
@@ -343,7 +345,7 @@ def test_the_hosts_own_panic_is_told_from_the_guards_by_record(fake: FakeHost, o
 
 
 @pytest.mark.parametrize("name", ["kernel.panic", "kernel/panic"])
-def test_a_profiles_own_panic_is_not_taken_for_the_hosts(fake: FakeHost, name: str) -> None:
+def test_a_profiles_value_of_panic_is_not_mistaken_for_the_hosts(fake: FakeHost, name: str) -> None:
     """BUG-SK44: the host's own value is the original of the setting, not what is in force."""
     wanted = a_target(fake, "p", sysctl={name: 30}, cmdline=(THP,))
     fake.apply(a_target(fake, "p", sysctl={name: 30}))
@@ -371,7 +373,7 @@ def test_kexec_never_gets_a_boot_loaders_source_text(fake: FakeHost) -> None:
     assert fake.processes.ran[-2][3] == f"--command-line={ROOT} skew_tick=1"
 
 
-def test_an_own_argument_that_only_the_loader_knows_is_no_matter_for_kexec(fake: FakeHost) -> None:
+def test_kexec_is_not_used_if_only_the_loader_knows_an_argument(fake: FakeHost) -> None:
     """BUG-SK42: what was displaced is a variable; the way back is a boot through the loader."""
     fake.with_grub()
     menu = fake.fs.read("/boot/grub/grub.cfg")

@@ -93,7 +93,7 @@ def values(fake: FakeHost) -> dict[str, str]:
         {PERCENT: 100, RATE: 50000, PERIOD: 500000, RUNTIME: 400000},
     ],
 )
-def test_values_that_bound_each_other_are_applied_and_given_back(  # BUG-SK23
+def test_values_that_limit_each_other_are_applied_and_restored(  # BUG-SK23
     host: FakeHost, sysctl: dict[str, Any]
 ) -> None:
     report = host.apply(a_target(host, sysctl=sysctl))
@@ -103,7 +103,7 @@ def test_values_that_bound_each_other_are_applied_and_given_back(  # BUG-SK23
     assert host.state.load().originals == {}
 
 
-def test_a_failed_run_takes_back_values_that_bound_each_other(host: FakeHost) -> None:  # BUG-SK23
+def test_a_failed_run_undoes_values_that_limit_each_other(host: FakeHost) -> None:  # BUG-SK23
     wanted = {PERIOD: 500000, RUNTIME: 400000, PERCENT: 0, RATE: 50000, "vm.swappiness": 10}
     host.fs.refuses.add(path("vm.swappiness"))
     report = host.apply(a_target(host, sysctl=wanted))
@@ -130,7 +130,7 @@ STATES = st.fixed_dictionaries(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(profiles=st.lists(STATES.filter(is_valid), min_size=1, max_size=3))
-def test_any_profiles_in_a_row_leave_a_bounding_kernel_as_it_was(  # BUG-SK23
+def test_any_sequence_of_profiles_is_undone_on_a_kernel_with_dependent_values(  # BUG-SK23
     tmp_path_factory: pytest.TempPathFactory, profiles: list[dict[str, Any]]
 ) -> None:
     fake = a_host(tmp_path_factory.mktemp("host"))
@@ -220,7 +220,7 @@ def test_huge_pages_and_the_reserve_that_they_change_are_both_applied(  # BUG-SK
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_reserve_that_huge_pages_changed_is_given_back(  # BUG-SK37
+def test_the_memory_reserve_that_huge_pages_changed_is_restored(  # BUG-SK37
     host: FakeHost, fails: bool
 ) -> None:
     with_huge_pages(host)
@@ -273,7 +273,7 @@ NEIGH = "net.ipv4.neigh.default."
     ],
 )
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_coarse_name_of_a_value_is_taken_back_by_its_exact_name(  # BUG-SK26
+def test_a_coarse_name_of_a_value_is_undone_through_its_exact_name(  # BUG-SK26
     host: FakeHost, coarse: str, exact: str, unit: int, original: int, fails: bool
 ) -> None:
     one, other = (path_of(f"sysctl.{name}") for name in (coarse, exact))
@@ -293,7 +293,7 @@ def test_a_coarse_name_of_a_value_is_taken_back_by_its_exact_name(  # BUG-SK26
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_list_that_a_congestion_control_extended_is_given_back(  # BUG-SK29
+def test_the_list_that_a_congestion_control_extended_is_restored(  # BUG-SK29
     host: FakeHost, fails: bool
 ) -> None:
     chosen, allowed = "net.ipv4.tcp_congestion_control", "net.ipv4.tcp_allowed_congestion_control"

@@ -120,7 +120,7 @@ def test_a_kernel_that_keeps_its_own_value_fails_the_run(thing: FakeHost) -> Non
     assert "keeps 'medium'" in report.detail
 
 
-def test_a_service_that_does_not_restart_takes_everything_back(thing: FakeHost) -> None:
+def test_a_run_is_undone_if_a_service_does_not_restart(thing: FakeHost) -> None:
     thing.processes.fails["systemctl"] = "Job failed"
     report = thing.apply(a_thing(thing, knob="fast"))
     assert thing.fs.read(KNOB) == "slow"
@@ -145,7 +145,7 @@ def test_a_service_is_restarted_even_if_the_run_before_was_killed(thing: FakeHos
     assert thing.processes.ran == [["systemctl", "try-restart", "thing.service"]]
 
 
-def test_two_kinds_that_set_one_thing_are_told_before_any_write(
+def test_two_kinds_that_set_one_file_are_reported_before_any_write(
     thing: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ThingSetting, "touches", lambda *_: ("/proc/sys/vm/swappiness",))

@@ -156,7 +156,7 @@ def test_a_lost_report_is_made_again_from_the_host(fake: FakeHost) -> None:
     assert standing.status(fake.host(), fake.state).state is ProfileState.DRIFTED
 
 
-def test_what_a_failed_write_took_of_the_disk_is_given_back(
+def test_a_failed_write_leaves_no_partial_data_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BUG-SK39: half of a copy, or half of a line, would keep the disk full."""

@@ -131,7 +131,7 @@ def _offline(bench: Bench) -> None:
     bench.fake.fs.path(f"{CPUS}/online").write_text("0-1\n")
 
 
-def test_bug_sk34_the_timer_repairs_what_appeared_where_it_may(bench: Bench) -> None:
+def test_bug_sk34_the_timer_sets_up_a_new_device_if_repair_is_enabled(bench: Bench) -> None:
     # BUG-SK34
     config = bench.fake.root / "etc/twine/sidekick.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def test_bug_sk34_the_timer_repairs_what_appeared_where_it_may(bench: Bench) -> 
     assert read.strip() == "64"
 
 
-def test_bug_sk34_a_boot_brings_the_profile_to_the_disks_of_then(bench: Bench) -> None:
+def test_bug_sk34_a_boot_applies_the_profile_to_the_present_disks(bench: Bench) -> None:
     # BUG-SK34
     bench.fake.fs.write("/proc/sys/kernel/random/boot_id", "another")
     bench.add_disk()
@@ -160,7 +160,7 @@ def test_an_edited_file_is_no_drift_before_it_is_applied(bench: Bench) -> None: 
     assert bench.run("verify") == 0
 
 
-def test_bug_sk35_a_profile_that_no_longer_fits_is_said_and_not_raised(bench: Bench) -> None:
+def test_bug_sk35_a_profile_that_no_longer_fits_is_reported_without_an_error(bench: Bench) -> None:
     # BUG-SK35
     text = PROFILE.replace("cpu.count * 1000", "60000 // (cpu.count - 2)")
     bench.write(text)
@@ -190,7 +190,7 @@ sysctl."vm.swappiness" = 7
 
 
 @pytest.mark.parametrize(("datacenter", "wanted"), [("dc1", "7"), ("dc2", "60")])
-def test_hp10_a_profile_may_ask_where_the_machine_stands(
+def test_hp10_a_profile_may_use_the_location_of_the_machine(
     tmp_path: Path, datacenter: str, wanted: str
 ) -> None:  # HP10
     bench = Bench(tmp_path, TURBO)

@@ -10,7 +10,8 @@ from fake_host import FakeHost, a_profile, a_target
 
 from sidekick.apply import ApplyRun
 from sidekick.report import ApplyOutcome, Disruption, ProfileState, SettingChange, WantedSetting
-from sidekick.settings.hugepages import BUDGET_S, SIZES, Hugepages, HugepagesSetting, Pairs
+from sidekick.settings.hugepages import BUDGET_S, Hugepages, HugepagesSetting
+from sidekick.settings.hugepages_line import SIZES, PageArguments
 from wire.errors import KernelFileError, Unprocessable
 
 SETTING = HugepagesSetting()
@@ -99,7 +100,7 @@ def test_the_last_free_memory_is_not_taken(fake: FakeHost) -> None:
     assert set(asked) == {"16"}, "128 MiB less 96 to spare"
 
 
-def test_what_the_boot_could_not_reserve_either_has_failed(fake: FakeHost) -> None:
+def test_pages_that_the_boot_could_not_reserve_either_fail(fake: FakeHost) -> None:
     fake.fs.free_pages["node0"] = 20
     fake.boot("root=/dev/vda1 hugepages=32")
     fake.put("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "20")
@@ -108,7 +109,7 @@ def test_what_the_boot_could_not_reserve_either_has_failed(fake: FakeHost) -> No
     assert "booted with 32" in applied.detail
 
 
-def test_what_a_lasting_shortfall_means_is_the_profiles_to_say(fake: FakeHost) -> None:
+def test_the_profile_decides_the_result_of_a_lasting_shortfall(fake: FakeHost) -> None:
     fake.fs.free_pages["node0"] = 20
     kept = SETTING.apply(fake.host(), a_change(0, 32, if_short="keep"))
     assert (kept.outcome, kept.actual) == (ApplyOutcome.PARTIAL, "20")
@@ -139,7 +140,7 @@ def boot_line(fake: FakeHost, own: str = "", **pages: object) -> str:
     return " ".join(a for c in SETTING.boot(wanted, own) for a in c.arguments)
 
 
-def test_the_boot_arguments_say_every_size_and_name_nodes_where_there_are_several(
+def test_boot_arguments_name_every_page_size_and_each_of_several_nodes(
     tmp_path: Path,
 ) -> None:  # HP3
     one = FakeHost(tmp_path / "one", memory_mib=8192)
@@ -166,14 +167,14 @@ def test_a_count_never_becomes_one_of_another_size(tmp_path: Path) -> None:  # B
 
 
 def test_pairs_are_read_as_the_kernel_reads_them() -> None:
-    pairs = Pairs.of(["hugepages=8", "hugepagesz=1G", "hugepages=0:1,1:3"])
+    pairs = PageArguments.of(["hugepages=8", "hugepagesz=1G", "hugepages=0:1,1:3"])
     assert pairs.reserved(SIZES["2m"], "node0", 2) == 4
     assert pairs.reserved(SIZES["1g"], "node1", 2) == 3
-    assert Pairs.of(["hugepages=x"]).reserved(SIZES["2m"], "node0", 1) == 0
-    assert Pairs.of(["hugepages=0:y"]).reserved(SIZES["2m"], "node0", 1) == 0
+    assert PageArguments.of(["hugepages=x"]).reserved(SIZES["2m"], "node0", 1) == 0
+    assert PageArguments.of(["hugepages=0:y"]).reserved(SIZES["2m"], "node0", 1) == 0
 
 
-def test_large_pages_are_asked_for_before_small_ones_and_shrinking_comes_first(
+def test_pools_shrink_before_others_grow_and_large_pages_come_before_small_ones(
     tmp_path: Path,
 ) -> None:
     fake = FakeHost(tmp_path, memory_mib=8192)
@@ -190,7 +191,7 @@ def test_large_pages_are_asked_for_before_small_ones_and_shrinking_comes_first(
     assert [c.setting for c in changes] == ["hugepages.1g.node0", "hugepages.2m.node0"]
 
 
-def test_what_is_not_free_is_not_taken_from_running_tasks(fake: FakeHost) -> None:  # F-67 F-75
+def test_memory_in_use_is_not_taken_from_running_tasks(fake: FakeHost) -> None:  # F-67 F-75
     fake.put("/proc/meminfo", "MemTotal: 1048576 kB\nMemAvailable: 131072 kB\n")
     events = "/sys/fs/cgroup/workload.slice/workload-a.slice/twine-task-x.service/cgroup.events"
     fake.put(events, "populated 1\nfrozen 0")

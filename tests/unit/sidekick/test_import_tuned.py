@@ -114,7 +114,7 @@ def run(fake: FakeHost, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple
     return code, capsys.readouterr().out
 
 
-def test_what_a_profile_of_ours_may_not_say_is_told_with_its_line(
+def test_a_line_that_a_profile_may_not_have_is_reported_with_its_number(
     folder: Path, fake: FakeHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
     into = fake.root / "imported"
@@ -239,7 +239,7 @@ vm.swappiness=1
 """
 
 
-def test_a_condition_is_said_or_its_instance_is_left_out(tmp_path: Path) -> None:
+def test_a_condition_is_converted_or_its_instance_is_left_out(tmp_path: Path) -> None:
     """BUG-SK20: TuneD's own throughput-performance became `thp = never` on every x86 host."""
     (tmp_path / "tuned.conf").write_text(CONDITIONAL)
     (found,) = convert(tmp_path, lambda table, key: "")

@@ -44,7 +44,7 @@ def test_arguments_of_init_stay_behind_the_dashes() -> None:
     assert line == f"{HOST} preempt=none -- --debug preempt=full"
 
 
-def test_an_argument_of_the_host_is_set_aside_and_given_back_in_its_place() -> None:
+def test_an_argument_of_the_host_is_replaced_and_restored_in_its_place() -> None:
     before = "ro transparent-hugepage=madvise quiet"
     assert compose(before, groups(THP)) == f"ro {THP} quiet"
     (owned,) = taken(before, groups(THP))
@@ -53,11 +53,11 @@ def test_an_argument_of_the_host_is_set_aside_and_given_back_in_its_place() -> N
     assert there_and_back("a hugepages=3 b", "hugepages=9") == "a hugepages=3 b"
 
 
-def test_a_line_that_has_none_of_ours_is_the_hosts_own() -> None:
+def test_a_line_without_our_arguments_is_the_hosts_own() -> None:
     assert without(HOST, taken(HOST, groups(THP))) == HOST
 
 
-def test_an_argument_the_host_has_by_itself_does_not_become_ours() -> None:
+def test_an_argument_of_the_host_itself_does_not_become_sidekicks() -> None:
     assert taken(f"{HOST} {THP}", groups(THP)) == ()
 
 
@@ -121,7 +121,7 @@ def test_a_kernel_version_is_no_way_into_a_path() -> None:  # F-68
         assert KernelSetting().check(a_profile(kernel=Kernel(version=version)))
 
 
-def test_two_settings_that_want_one_argument_differently_are_told_before_any_write(
+def test_two_settings_with_different_values_of_one_argument_are_reported_before_any_write(
     fake: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def isolate(self: object, wanted: object, own: str) -> list[Contribution]:

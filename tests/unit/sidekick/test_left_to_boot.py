@@ -62,7 +62,7 @@ def test_bug_sk36_the_next_profile_is_applied_and_says_what_is_left(stuck: FakeH
     assert stuck.fs.read("/proc/sys/vm/swappiness") == "8"
 
 
-def test_bug_sk36_a_value_that_somebody_brought_back_is_no_longer_reported(
+def test_bug_sk36_a_value_restored_by_hand_is_no_longer_reported(
     stuck: FakeHost,
 ) -> None:  # BUG-SK36
     stuck.apply(Target())
@@ -82,7 +82,7 @@ def test_bug_sk36_a_wanted_value_that_is_refused_still_undoes_everything(fake: F
 SCHEDULED = "description = 'x'\n[block.rotating]\nscheduler = 'mq-deadline'\n"
 
 
-def test_bug_sk29_a_module_that_a_value_loaded_goes_with_the_value(tmp_path: Path) -> None:
+def test_bug_sk29_a_module_that_a_value_loaded_is_unloaded_with_it(tmp_path: Path) -> None:
     # BUG-SK29
     fake = RecordedHost(tmp_path / "host", "vm")
     (tmp_path / "x.toml").write_text(SCHEDULED)

@@ -85,9 +85,7 @@ def test_a_boot_that_fails_is_followed_by_the_hosts_own_line(
 
 
 @real_loader
-def test_a_reboot_that_nobody_asked_for_takes_the_hosts_own_line(
-    fake: FakeHost, make: Make
-) -> None:
+def test_an_unplanned_reboot_uses_the_hosts_own_line(fake: FakeHost, make: Make) -> None:
     make(fake)
     fake.apply(batch(fake))
     fake.power_cycle()
@@ -95,7 +93,9 @@ def test_a_reboot_that_nobody_asked_for_takes_the_hosts_own_line(
     assert fake.resume().state is ProfileState.PENDING_REBOOT
 
 
-def test_grub_is_not_asked_to_try_once_what_it_could_not_forget(fake: FakeHost) -> None:  # F-69
+def test_grub_does_not_try_an_entry_once_if_it_cannot_record_the_try(
+    fake: FakeHost,
+) -> None:  # F-69
     without_kexec(fake.with_grub("btrfs"))
     with pytest.raises(Unprocessable, match="cannot record on btrfs"):
         fake.apply(batch(fake), may_reboot=True)
@@ -115,7 +115,7 @@ def test_what_else_stands_in_the_file_stays(fake: FakeHost) -> None:
     assert fake.fs.path(CUSTOM).read_text() == mine + "\n"
 
 
-def test_an_entry_that_was_removed_torn_or_outrun_by_an_update_is_drift(fake: FakeHost) -> None:
+def test_an_entry_that_is_missing_damaged_or_outdated_is_drift(fake: FakeHost) -> None:
     fake.with_grub()
     fake.apply(batch(fake))
     fake.boot(LINE)
@@ -158,7 +158,7 @@ def test_a_crash_at_any_point_of_staging_loses_nothing(
 
 
 @every_loader
-def test_a_crash_at_any_point_of_a_reboot_and_of_the_way_back_loses_nothing(
+def test_a_crash_at_any_point_of_a_reboot_or_of_its_rollback_loses_nothing(
     tmp_path: Path, make: Make
 ) -> None:  # BUG-SK2 F-65 F-69 HP12
     """The whole life of a line: staged, armed, booted, made the default, released, booted off."""
@@ -218,7 +218,7 @@ def test_a_release_takes_an_armed_entry_back(fake: FakeHost) -> None:
         None,
     ],
 )
-def test_what_others_wrote_into_custom_cfg_stays_to_the_byte(
+def test_other_text_in_custom_cfg_stays_unchanged_to_the_byte(
     fake: FakeHost, theirs: bytes | None
 ) -> None:
     """BUG-SK41: the last newline, the encoding, the mode, and whether there was a file."""
@@ -236,7 +236,7 @@ def test_what_others_wrote_into_custom_cfg_stays_to_the_byte(
     assert theirs is None or path.stat().st_mode & 0o777 == 0o640
 
 
-def test_what_others_add_after_our_block_stays_in_its_place(fake: FakeHost) -> None:
+def test_text_added_after_our_block_stays_in_its_place(fake: FakeHost) -> None:
     """BUG-SK41: our block is replaced where it is, and taken out of there."""
     fake.with_grub()
     path = fake.fs.path(CUSTOM)
@@ -266,7 +266,7 @@ def test_a_link_to_custom_cfg_stays_one(fake: FakeHost, content: bytes | None) -
     assert (real.read_bytes() if real.exists() else None) == content
 
 
-def test_a_block_of_an_earlier_release_goes_as_it_came(fake: FakeHost) -> None:
+def test_a_block_of_an_earlier_release_is_removed_without_a_trace(fake: FakeHost) -> None:
     fake.with_grub()
     fake.apply(batch(fake))
     path = fake.fs.path(CUSTOM)

@@ -46,7 +46,7 @@ def last(fake: RecordedHost) -> Report:
     return found
 
 
-def test_a_host_that_is_as_it_was_gets_the_same_report_with_another_time(
+def test_an_unchanged_host_gets_the_same_report_with_new_times(
     fake: RecordedHost,
 ) -> None:  # F-72 HP15
     assert sidekick(fake, "apply-profile", "web") == 0
@@ -152,7 +152,7 @@ def test_what_was_kept_in_part_is_not_believed(fake: RecordedHost, torn: int) ->
     assert not looked(fake)
 
 
-def test_every_shipped_profile_can_be_looked_at_again_on_some_host(tmp_path: Path) -> None:
+def test_every_shipped_profile_allows_the_short_check_on_some_host(tmp_path: Path) -> None:
     # HP15
     able = set()
     for name in NAMES:

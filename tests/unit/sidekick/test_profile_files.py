@@ -60,7 +60,7 @@ BASE = (
 )
 
 
-def test_bug_sk21_a_child_leaves_what_it_unsets_as_the_host_has_it(tmp_path: Path) -> None:
+def test_bug_sk21_a_setting_that_a_child_unsets_is_not_changed_on_the_host(tmp_path: Path) -> None:
     # BUG-SK21
     names = "'sysctl.vm.swappiness', 'modules.bfq', 'block.flash.scheduler', 'thp'"
     child = f"description='c'\nextends='base'\nunset=[{names}, 'sysctl.vm.dirty_ratio']\n"
@@ -114,7 +114,9 @@ def test_facts_of_the_host_give_values(tmp_path: Path) -> None:
     )
 
 
-def test_what_holds_on_some_hosts_only_follows_its_condition_in_order(tmp_path: Path) -> None:
+def test_conditional_tables_follow_the_others_in_the_order_of_their_conditions(
+    tmp_path: Path,
+) -> None:
     text = (
         "description='w'\n[sysctl]\n'vm.swappiness'=1\n'kernel.panic'=1\n"
         "[[when]]\nif=\"cpu.vendor == 'intel'\"\nsysctl.'vm.swappiness'=2\n"
@@ -135,7 +137,7 @@ def test_what_holds_on_some_hosts_only_follows_its_condition_in_order(tmp_path: 
     assert values_of(plain)["vm.swappiness"].value == 1
 
 
-def test_what_does_not_hold_here_is_checked_all_the_same(tmp_path: Path) -> None:
+def test_tables_whose_condition_is_false_are_checked_too(tmp_path: Path) -> None:
     text = (
         "description='w'\n[[when]]\nif='cpu.count > 99'\ncolour=1\n"
         "sysctl.'vm.swappiness'=1.5\nsysctl.'kernel.panic'='= cpu.cuont'\n"
@@ -193,7 +195,7 @@ def test_an_owner_sets_what_the_parent_lets_them_set(tmp_path: Path) -> None:  #
     }
 
 
-def test_errors_of_a_file_and_its_parent_are_told_at_once(tmp_path: Path) -> None:
+def test_errors_of_a_file_and_its_parent_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 2 errors") as caught:
         library(
             tmp_path,
@@ -229,7 +231,7 @@ def test_an_unknown_fact_says_where_and_what_there_is(tmp_path: Path) -> None:
     ]
 
 
-def test_every_error_of_a_file_is_told_with_its_field(tmp_path: Path) -> None:
+def test_every_error_of_a_file_is_reported_with_its_field(tmp_path: Path) -> None:
     text = (
         "colour='blue'\nextends=3\n[sysctl]\n'vm.swappiness'=1.5\n"
         "'kernel.panic'={value=1, wanted=2}\n[hugepages]\npages_2m=-1\nsize=2\n"

@@ -197,7 +197,7 @@ def test_a_path_that_climbs_is_refused(fake: RecordedHost) -> None:
     assert "contains .." in ScratchSetting().check(profile)[0].reason
 
 
-def test_a_file_is_known_by_any_loop_device_that_it_is_behind(fake: RecordedHost) -> None:
+def test_a_file_is_recognized_by_any_of_its_loop_devices(fake: RecordedHost) -> None:
     """Seen on a guest: the loop of an earlier mount was still going away when the next was made."""
     apply(fake, target(fake))
     mounts = fake.fs.read("/proc/self/mounts").replace(DEVICE, "/dev/loop1")
@@ -207,7 +207,7 @@ def test_a_file_is_known_by_any_loop_device_that_it_is_behind(fake: RecordedHost
     assert read(fake) == "xfs at /scratch"
 
 
-def test_a_loop_device_that_stays_is_waited_for_and_then_told(fake: RecordedHost) -> None:  # HP2
+def test_a_remaining_loop_device_is_waited_for_and_then_reported(fake: RecordedHost) -> None:  # HP2
     """It would be mounted again, with what it remembers of the file system before."""
     apply(fake, target(fake))
     run = fake.processes.run
@@ -249,7 +249,7 @@ def test_a_share_that_is_too_small_for_a_file_system_changes_nothing(fake: Recor
     assert fake.everything() == before
 
 
-def test_without_a_program_that_makes_it_what_is_there_stays(fake: RecordedHost) -> None:  # HP2
+def test_without_mkfs_the_device_is_not_changed(fake: RecordedHost) -> None:  # HP2
     apply(fake, target(fake))
     before = fake.fs.path(DEVICE).read_bytes()
     fake.fs.path("/sbin/mkfs.btrfs").unlink()

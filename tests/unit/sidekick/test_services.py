@@ -188,7 +188,7 @@ def test_a_stop_that_does_not_end_is_an_error(fake: FakeHost) -> None:
         SETTING.write(host, "services.a.service", "stopped")
 
 
-def test_what_was_restarting_is_given_back_without_a_proof(fake: FakeHost) -> None:
+def test_a_service_that_was_restarting_is_restored_without_a_settle_time(fake: FakeHost) -> None:
     """It crashed before the profile, and may crash after it."""
     host, manager = a_host(fake, a_unit(active="activating", sub="auto-restart"))
     original = SETTING.observe(host, ["services.a.service"])
@@ -204,8 +204,8 @@ def test_a_look_reads_again_what_tells_of_a_service(fake: FakeHost, kind: str, a
     host, _ = a_host(fake, a_unit(kind=kind, control_group="/x.slice/a.service"))
     host, kept = watched(host)
     SETTING.read(host, "services.a.service")
-    assert (kept.beyond == []) is again
-    assert again is (kept.beyond != [BUS])
+    assert (kept.unrecorded == []) is again
+    assert again is (kept.unrecorded != [BUS])
     assert len(kept.kept) == int(again)
 
 

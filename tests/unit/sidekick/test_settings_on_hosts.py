@@ -250,7 +250,9 @@ def test_interfaces_get_what_their_driver_can(fake: RecordedHost) -> None:
     assert setting.needs("nic.eth0.gro") is Disruption.LIVE
 
 
-def test_a_scheduler_brings_its_queue_along_and_takes_it_away(fake: RecordedHost) -> None:
+def test_a_scheduler_changes_the_depth_of_its_queue_and_undo_restores_it(
+    fake: RecordedHost,
+) -> None:
     before = fake.everything()
     setting, wanted = wanted_of(fake, "block", "[block]\nflash={scheduler='mq-deadline'}\n")
     names = ["block.nvme0n1.scheduler"]

@@ -197,7 +197,7 @@ def test_all_errors_of_a_profile_are_printed_with_field_and_reason(run: Run) -> 
     assert "sysctl.vm.swappiness: Expected" in err
 
 
-def test_what_is_piped_is_plain_and_what_is_shown_has_columns(
+def test_output_is_plain_in_a_pipe_and_has_columns_on_a_terminal(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, piped, _ = run("plan", "web")
@@ -243,7 +243,7 @@ def test_generation_and_epoch_come_back_in_the_report(run: Run) -> None:
     assert (report["name"], report["generation"], report["state"]) == ("web", 5, "verified")
 
 
-def test_a_program_that_asked_finds_the_refusal_in_the_status_file(run: Run) -> None:
+def test_the_agent_finds_a_refusal_in_the_status_file(run: Run) -> None:
     run("apply-profile", "web", "--generation", "1")
     run("apply-profile", "wrong", "--generation", "2")
     report = json.loads(run("status", "-o", "json")[1])
@@ -272,7 +272,7 @@ def test_a_tree_below_another_root_never_reaches_this_host(fake: FakeHost) -> No
         processes.lines(["journalctl"])
 
 
-def test_lint_tells_everything_that_is_wrong_with_all_profiles(run: Run) -> None:
+def test_lint_reports_all_errors_of_all_profiles(run: Run) -> None:
     code, out, _ = run("lint")
     rows = [line.split("\t") for line in out.splitlines()[:-1]]
     errors = {(row[0], row[2]) for row in rows if row[1] == "error"}
@@ -298,7 +298,7 @@ def test_lint_finds_what_the_parent_says_already(fake: FakeHost, run: Run) -> No
     ]
 
 
-def test_a_setting_is_explained_by_the_words_of_whoever_wrote_it(fake: FakeHost, run: Run) -> None:
+def test_a_setting_is_explained_with_the_comment_in_its_profile(fake: FakeHost, run: Run) -> None:
     text = "description='W'\n[sysctl]\n\n# Heaps are hot,\n# caches are not.\n'vm.swappiness'=7\n"
     (fake.root / "profiles" / "hot.toml").write_text(text)
     run("apply-profile", "hot")
@@ -309,7 +309,7 @@ def test_a_setting_is_explained_by_the_words_of_whoever_wrote_it(fake: FakeHost,
     assert "vm.swappiness" in run("explain", "swappines", "--profile", "hot")[2]
 
 
-def test_history_tells_every_run_and_how_long_each_setting_took(fake: FakeHost, run: Run) -> None:
+def test_history_lists_every_run_and_the_time_of_each_setting(fake: FakeHost, run: Run) -> None:
     run("apply-profile", "web")
     run("apply-profile", "einval")
     run("rollback")
@@ -327,7 +327,7 @@ def test_history_tells_every_run_and_how_long_each_setting_took(fake: FakeHost, 
     assert len(json.loads(run("history", "-o", "json")[1])) == 3
 
 
-def test_history_tells_of_trials_and_what_became_of_them(fake: FakeHost, run: Run) -> None:
+def test_history_lists_trials_and_their_outcome(fake: FakeHost, run: Run) -> None:
     run("try", "web")
     run("confirm")
     run("try", "base")
@@ -387,7 +387,7 @@ def test_the_manual_page_has_every_command_and_option(run: Run) -> None:
     assert all(line[0] == "." or line[0].isalnum() or line[0] == "[" for line in page.splitlines())
 
 
-def test_profiles_that_the_agent_was_given_are_found_after_those_of_the_package(
+def test_profiles_from_the_agent_are_found_after_those_of_the_package(
     fake: FakeHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """HP13: by every command, so at each boot too; none stands in for one of the package."""

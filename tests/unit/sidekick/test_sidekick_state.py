@@ -70,7 +70,7 @@ def test_a_record_of_a_newer_sidekick_is_not_guessed_at(state: StateFolder) -> N
         state.load()
 
 
-def test_a_line_that_an_earlier_sidekick_staged_is_not_forgotten(state: StateFolder) -> None:
+def test_a_record_with_a_line_of_an_earlier_sidekick_is_refused(state: StateFolder) -> None:
     state.save(Record(schema=1, originals={"sysctl.vm.swappiness": "60"}))
     assert state.load().originals == {"sysctl.vm.swappiness": "60"}
     state.save(Record(schema=1, originals={"kernel.staged": None}))

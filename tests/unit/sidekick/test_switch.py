@@ -130,7 +130,9 @@ def test_a_failed_switch_stays_visible_until_the_next_good_one(fake: FakeHost) -
     assert apply(fake, a_target(fake, "web", sysctl=WEB)).state is ProfileState.VERIFIED
 
 
-def test_a_required_setting_that_the_kernel_lacks_is_told_before_any_write(fake: FakeHost) -> None:
+def test_a_required_setting_that_the_kernel_lacks_is_reported_before_any_write(
+    fake: FakeHost,
+) -> None:
     untouched = fake.live()
     report = apply(fake, a_target(fake, sysctl={"vm.swappiness": 1, "vm.new_knob": 1}))
     assert exit_code(report) == 4
@@ -145,7 +147,9 @@ def test_an_optional_setting_that_the_kernel_lacks_is_unsupported(fake: FakeHost
     assert outcomes(report)["sysctl.vm.new_knob"] == "unsupported"
 
 
-def test_what_cannot_be_undone_is_told_and_kept_for_the_next_run(fake: FakeHost) -> None:
+def test_a_change_that_cannot_be_undone_is_reported_and_kept_for_the_next_run(
+    fake: FakeHost,
+) -> None:
     untouched = fake.live()
     path = "/proc/sys/net/core/somaxconn"
     fake.fs.rounds[path] = lambda value: "6000" if value == "4096" else value
@@ -212,7 +216,7 @@ def test_the_agent_reads_the_status_file_as_its_own_type(fake: FakeHost) -> None
     assert [s.setting for s in status.settings] == [s.setting for s in report.settings]
 
 
-def test_a_request_that_cannot_be_begun_is_answered_in_the_status_file(fake: FakeHost) -> None:
+def test_a_request_that_cannot_start_is_reported_in_the_status_file(fake: FakeHost) -> None:
     apply(fake, a_target(fake, "web", sysctl=WEB))
     asked = Target(name="nope", generation=4)
     standing.refuse(fake.host(), fake.state, asked, HostError("no profile 'nope'"))
@@ -232,7 +236,7 @@ def test_pages_and_sysctls_are_given_back_together(fake: FakeHost) -> None:
     assert fake.live() == untouched
 
 
-def test_what_a_switch_took_is_told_until_the_next_one(fake: FakeHost) -> None:  # HP4
+def test_the_time_of_a_switch_is_reported_until_the_next_one(fake: FakeHost) -> None:  # HP4
     assert standing.verify(fake.host(), fake.state).switched is None
     fake.apply(a_target(fake, "web", 3, sysctl={"vm.swappiness": 10, "kernel.panic": 9}))
     for _ in range(2):

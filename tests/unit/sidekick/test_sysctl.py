@@ -40,7 +40,7 @@ def test_a_value_is_applied_only_once_it_reads_back(fake: FakeHost) -> None:
     assert fake.sysctl("net.ipv4.tcp_rmem") == "4096\t131072\t8388608"
 
 
-def test_what_the_kernel_rounds_is_not_called_applied(fake: FakeHost) -> None:
+def test_a_value_that_the_kernel_rounds_is_not_applied(fake: FakeHost) -> None:
     fake.fs.rounds["/proc/sys/vm/min_free_kbytes"] = lambda value: str(int(value) // 64 * 64)
     applied = SETTING.apply(fake.host(), a_change("vm.min_free_kbytes", "45056", "50000"))
     assert applied.outcome is ApplyOutcome.FAILED
@@ -53,7 +53,7 @@ def test_a_value_out_of_range_is_the_kernels_refusal(fake: FakeHost) -> None:  #
         SETTING.apply(fake.host(), a_change("vm.swappiness", "60", "300"))
 
 
-def test_a_limit_that_has_two_names_is_given_back_through_the_other(fake: FakeHost) -> None:
+def test_a_limit_with_two_names_is_restored_through_the_other_name(fake: FakeHost) -> None:
     wanted = [WantedSetting(setting="sysctl.vm.dirty_bytes", value="8388608", source="web")]
     observed = SETTING.observe(fake.host(), [w.setting for w in wanted])
     (change,) = SETTING.plan(wanted, observed, {})
@@ -102,7 +102,7 @@ def test_an_undo_that_does_not_read_back_is_an_error(fake: FakeHost) -> None:
         "net.ipv4.ip_forward",
     ],
 )
-def test_what_could_not_be_given_back_is_refused_by_name(name: str) -> None:  # BUG-SK4
+def test_a_setting_that_cannot_be_restored_is_refused_by_name(name: str) -> None:  # BUG-SK4
     (error,) = SETTING.check(a_profile(sysctl={name: 1}))
     assert "undone" in error.reason or "be restored" in error.reason
 
@@ -122,7 +122,7 @@ def test_what_could_not_be_given_back_is_refused_by_name(name: str) -> None:  # 
         ("kernel.sched_rt_runtime_us", -1, ""),
     ],
 )
-def test_a_value_that_no_kernel_takes_is_told_by_lint(name: str, value: Value, why: str) -> None:
+def test_lint_reports_a_value_that_no_kernel_accepts(name: str, value: Value, why: str) -> None:
     told = why_out_of_range(name, text_of(value))
     assert why in told
     assert bool(told) is bool(why)

@@ -97,7 +97,7 @@ def test_two_files_of_one_name_are_refused_and_others_are_listed(tmp_path: Path)
     assert {f.profile for f in found if f.severity == "error"} == {"web"}
 
 
-def test_lint_says_that_a_template_was_checked_as_rendered_here(tmp_path: Path) -> None:
+def test_lint_notes_that_a_template_was_checked_for_this_host_only(tmp_path: Path) -> None:
     files = library(tmp_path, web="description = 'd'\n")
     (finding,) = lint(files, ["web"], FACTS, FakeHost(tmp_path / "host").host())
     assert (finding.severity, "as rendered here" in finding.reason) == ("note", True)

@@ -48,7 +48,7 @@ def on_web(fake: FakeHost) -> FakeHost:
     return fake
 
 
-def test_a_trial_that_nobody_confirms_comes_back_by_itself(on_web: FakeHost) -> None:
+def test_a_trial_without_confirmation_is_reverted(on_web: FakeHost) -> None:
     before = on_web.live()
     report = begin(on_web)
     assert (report.state, report.name) == (ProfileState.VERIFIED, "cache")
@@ -83,7 +83,7 @@ def test_what_is_over_cannot_be_confirmed(on_web: FakeHost) -> None:
         trial.confirm(on_web.host(), on_web.state)
 
 
-def test_a_second_trial_goes_back_to_what_was_before_the_first(on_web: FakeHost) -> None:
+def test_a_second_trial_restores_the_state_before_the_first(on_web: FakeHost) -> None:
     before = on_web.live()
     begin(on_web)
     trial.begin(on_web.host(), on_web.state, a_target(on_web, "third"), 60, REVERT)
@@ -91,7 +91,7 @@ def test_a_second_trial_goes_back_to_what_was_before_the_first(on_web: FakeHost)
     assert on_web.live() == before
 
 
-def test_a_trial_ends_where_no_timer_was_left_to_end_it(on_web: FakeHost) -> None:
+def test_the_verify_timer_ends_a_trial_whose_own_timer_is_lost(on_web: FakeHost) -> None:
     before = on_web.live()
     begin(on_web)
     on_web.time_s += 61.0
@@ -100,7 +100,7 @@ def test_a_trial_ends_where_no_timer_was_left_to_end_it(on_web: FakeHost) -> Non
 
 
 @pytest.mark.parametrize("end", ["timer", "boot", "crashed sidekick resumes"])
-def test_a_trial_that_is_killed_at_any_point_comes_back(tmp_path: Path, end: str) -> None:  # F-65
+def test_a_trial_that_is_killed_at_any_point_is_reverted(tmp_path: Path, end: str) -> None:  # F-65
     whole = FakeHost(tmp_path / "whole")
     whole.apply(web(whole))
     before, first = whole.live(), whole.points.passed
@@ -152,7 +152,7 @@ def test_a_trial_shows_in_the_status(on_web: FakeHost) -> None:
     assert "on trial for" in status(on_web.host(), on_web.state).detail
 
 
-def test_drift_says_since_when_and_who_where_that_is_known(on_web: FakeHost) -> None:
+def test_drift_is_reported_with_time_and_program_if_known(on_web: FakeHost) -> None:
     # BUG-SK3 F-72
     on_web.put("/etc/sysctl.d/99-other.conf", "# mine\n-vm/swappiness = 77")
     on_web.fs.write("/proc/sys/vm/swappiness", "77")
@@ -181,7 +181,7 @@ def test_drift_is_repaired_where_the_policy_says_so(on_web: FakeHost) -> None:  
     assert watch(on_web.host(), on_web.state, repair=True).detail == ""
 
 
-def test_a_look_at_a_host_that_is_as_it_should_be_writes_nothing_to_it(on_web: FakeHost) -> None:
+def test_a_check_of_a_host_without_drift_writes_nothing_to_it(on_web: FakeHost) -> None:
     on_web.fs.writes.clear()
     assert watch(on_web.host(), on_web.state, repair=True).state is ProfileState.VERIFIED
     assert on_web.fs.writes == []

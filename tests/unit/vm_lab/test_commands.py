@@ -82,7 +82,7 @@ def test_a_machine_is_ready_when_the_control_plane_says_so():
         machine_states("[]")
 
 
-def test_mounts_are_found_at_and_below_a_folder_but_not_beside_it(tmp_path):
+def test_mounts_are_found_at_and_below_a_folder_but_not_next_to_it(tmp_path):
     mountinfo = tmp_path / "mountinfo"
     points = ["/", "/var/lib/twine-lab/lab", "/var/lib/twine-lab/lab/x", "/var/lib/twine-lab/lab2"]
     mountinfo.write_text("".join(f"1 2 0:3 / {p} rw - ext4 /dev/vda rw\n" for p in points))

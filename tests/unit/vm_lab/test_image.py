@@ -64,7 +64,7 @@ def test_modules_load_once_and_after_what_they_need():
     ]  # fmt: skip
 
 
-def test_a_host_gets_its_own_extra_and_debian_brings_what_needs_a_compiler():
+def test_a_host_gets_the_host_extra_and_debian_packages_for_what_needs_a_compiler():
     lines = [
         "click>=8.1",
         'aiohttp>=3.10; extra == "host"',

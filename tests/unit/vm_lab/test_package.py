@@ -35,7 +35,7 @@ def files(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()}
 
 
-def test_units_are_where_packages_have_them_and_the_configuration_stays_in_etc(root: Path) -> None:
+def test_units_move_to_the_folder_of_packages_and_configuration_stays_in_etc(root: Path) -> None:
     """F-05: each version has the units that it came with, and dpkg knows all of them."""
     before = [target for _, _, target in targets()]
     replaced = arrange(root)
@@ -72,7 +72,7 @@ def test_layers_with_no_or_two_distributions_are_refused(root: Path) -> None:
         version_of(root)
 
 
-def test_an_installation_by_hand_is_refused_where_the_package_is(root: Path) -> None:
+def test_an_installation_by_hand_is_refused_if_the_package_is_installed(root: Path) -> None:
     """F-05: units in /etc would hide those of every later version."""
     arrange(root)
     before = files(root)

@@ -30,7 +30,7 @@ def test_what_was_acknowledged_must_run_in_that_generation() -> None:
 
 
 @pytest.mark.parametrize("generation", [3, 4])
-def test_what_was_not_answered_may_have_been_done_or_not(generation: int) -> None:
+def test_an_order_without_an_answer_may_have_been_carried_out_or_not(generation: int) -> None:
     promises = LabPromises()
     asked(promises, 1, "task", name="t", generation=3)
     asked(promises, 2, "task", None, name="t", generation=4)
@@ -38,7 +38,7 @@ def test_what_was_not_answered_may_have_been_done_or_not(generation: int) -> Non
     assert promises.broken(seen(t=(5, "running"))) != []
 
 
-def test_what_was_told_to_go_does_not_come_back_and_a_refusal_promises_nothing() -> None:
+def test_a_removed_task_does_not_return_and_a_refusal_promises_nothing() -> None:
     promises = LabPromises()
     asked(promises, 1, "task", name="t", generation=3)
     asked(promises, 2, "no-task", name="t", generation=4)
@@ -48,7 +48,7 @@ def test_what_was_told_to_go_does_not_come_back_and_a_refusal_promises_nothing()
     assert promises.acknowledged == 2
 
 
-def test_images_that_were_published_stay_and_those_removed_stay_away() -> None:
+def test_published_images_remain_and_removed_images_stay_removed() -> None:
     promises = LabPromises()
     asked(promises, 1, "image", name="sha256:a")
     assert promises.broken(seen()) == ["image sha256:a is gone"]
@@ -58,7 +58,7 @@ def test_images_that_were_published_stay_and_those_removed_stay_away() -> None:
     assert promises.broken(seen("sha256:a")) == ["image sha256:a is back"]
 
 
-def test_after_a_cut_what_is_there_is_what_is_promised() -> None:
+def test_after_a_cut_the_state_of_the_host_is_promised() -> None:
     promises = LabPromises()
     asked(promises, 1, "task", None, name="t", generation=3)
     renewed = promises.renewed(seen("sha256:b", t=(3, "running")))

@@ -51,7 +51,7 @@ def test_a_region_has_six_levels_in_the_sizes_of_the_paper(region):
     assert max(rack.size for rack in full) == 36
 
 
-def test_hardware_is_of_several_types_and_generations_and_a_rack_is_of_one(region):
+def test_a_region_has_several_hardware_types_and_each_rack_has_one(region):
     """MO5, MO6: types with RRU, memory, GPUs, network and power."""
     types = Counter(m.machine_type for m in region)
     assert len(types) == 11

@@ -41,7 +41,7 @@ def test_a_recorded_process_is_found_while_it_runs(tmp_path):
     assert find_process(paths.holder) == os.getpid()
 
 
-def test_another_process_with_the_same_number_is_not_taken_for_it(tmp_path):
+def test_another_process_with_the_same_number_is_not_mistaken_for_it(tmp_path):
     paths = a_lab(tmp_path)
     ref = process_ref(os.getpid())
     paths.save(paths.holder, ProcessRef(pid=ref.pid, start_ticks=ref.start_ticks - 1))
