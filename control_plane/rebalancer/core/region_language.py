@@ -1,8 +1,8 @@
-"""A region's model in the small language: to be read by people, and to be tried out elsewhere.
+"""Converts a region's model to the small language, so that people can read it and try it elsewhere.
 
-Objects are tasks, containers are machines. What the allocator forbids is in `may`; that a job gets
-no less even is a limit per bin, the most that the job has in one now. Power is said in words only:
-what a task draws depends on its machine.
+Objects are tasks, containers are machines. `may` lists the machines that the allocator permits. A
+limit per bin, the most tasks that the job has in one bin now, keeps a job as even as it is. Power
+is only described as text, because the draw of a task depends on its machine.
 """
 
 from __future__ import annotations

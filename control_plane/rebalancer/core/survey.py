@@ -68,7 +68,7 @@ class SurveySources:
     offered: Callable[[str, Mapping[str, int], int], Sequence[Machine]]
     """Free machines that a pool may take: where it has how many hot ones, and how many at most."""
     drawn: Callable[[Machine, float], tuple[float, bool]]
-    """What a machine draws while so much CPU is used, in watts, and whether its host says so."""
+    """Power draw in watts at a CPU use, and whether it was measured by the host."""
     capped: Callable[[Machine], bool]
     """Whether the power of a machine is capped now."""
     swappable: Callable[[Machine], bool] | None
