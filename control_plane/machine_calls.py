@@ -106,7 +106,9 @@ class MachineCalls:
             record=record,
             tasks=sorted(self._allocator.directory.tasks(record.machine)),
             ready=observation.answering,
-            last_seen_s=None if observation.heard_at is None else now - observation.heard_at,
+            last_seen_s=None
+            if observation.last_contact_at is None
+            else now - observation.last_contact_at,
             health=self._checker.note(record.machine),
             identity_not_after=self.identity_ends.get(record.machine),
             duplicate=words(second) if second is not None else "",

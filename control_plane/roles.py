@@ -140,7 +140,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             limits=self.limits,
             is_second=lambda machine, boot_id: is_second(self.duplicates.get(machine), boot_id),
             follows=self._follows,
-            hears=lambda record: self._follows(record.entitlement) or self.shards.has_left(record),
+            calls=lambda record: self._follows(record.entitlement) or self.shards.has_left(record),
         )
         allocators = allocators_of(
             region, self._portal, self._jobs, store, self.ownership, role.runs

@@ -69,17 +69,17 @@ class Observation:
         self.profile_refusals = 0
 
     @property
-    def heard_at(self) -> float | None:
+    def last_contact_at(self) -> float | None:
         """Return when the agent gave its last sign of life; None: never to this process."""
         if self.stream is not None:
-            at = self.stream.heard_at
+            at = self.stream.last_contact_at
             if self.answered_at is None or at > self.answered_at:
                 return at if at > float("-inf") else None
         return self.answered_at
 
     def silent_s(self, now: float) -> float:
         """Return the time without a sign of life, or since the first request."""
-        since = self.heard_at
+        since = self.last_contact_at
         if since is None:
             since = now if self.asked_since is None else self.asked_since
         return now - since
@@ -181,7 +181,7 @@ class Observations:
         observation.stopped.clear()
         observation.doubtful = False
         observation.answering = True
-        self.heard(machine)
+        self.record_contact(machine)
         self.changed(machine)
 
     def asked(self, machine: str) -> None:
@@ -194,7 +194,7 @@ class Observations:
         """Record that a machine is not asked for now: its silence does not count."""
         self.observation(machine).asked_since = None
 
-    def heard(self, machine: str, at: float | None = None) -> None:
+    def record_contact(self, machine: str, at: float | None = None) -> None:
         """Record a sign of life, now or at another time."""
         observation, at = self.observation(machine), self._runtime.now() if at is None else at
         observation.answered_at = (
@@ -215,7 +215,7 @@ class Observations:
 
     def saw_task(self, machine: str, status: TaskStatus) -> None:
         """Record the state of a task, unless something newer is known."""
-        self.heard(machine)
+        self.record_contact(machine)
         observation = self.observation(machine)
         known = observation.tasks.get(status.task_id)
         if known is None or status.generation >= known.generation:
@@ -237,13 +237,13 @@ class Observations:
 
     def saw_tasks(self, machine: str, tasks: Iterable[TaskStatus]) -> None:
         """Record a complete list of tasks."""
-        self.heard(machine)
+        self.record_contact(machine)
         self.observation(machine).tasks = {status.task_id: status for status in tasks}
         self.changed(machine)
 
     def stop_confirmed(self, machine: str, task: str, generation: int, *, gone: bool) -> None:
         """Record that the agent accepted a stop, or (`gone`) that it knows no such task."""
-        self.heard(machine)
+        self.record_contact(machine)
         observation = self.observation(machine)
         observation.stopped[task] = max(generation, observation.stopped.get(task, 0))
         observation.refused.pop(task, None)
@@ -253,7 +253,7 @@ class Observations:
 
     def saw_profile(self, machine: str, profile: ProfileStatus) -> None:
         """Record the state of the machine's profile."""
-        self.heard(machine)
+        self.record_contact(machine)
         observation = self.observation(machine)
         observation.forgive_profile()
         if observation.profile != profile:
@@ -305,18 +305,18 @@ class Observations:
     ) -> SeenMachine:
         observation = self.observation(record.machine)
         up = record.state is MachineState.UP
-        is_heard = up and observation.answering
+        is_in_contact = up and observation.answering
         seen = SeenMachine(
             up=up,
             answering=observation.answering,
-            ready=is_heard and _is_ready(record, observation),
+            ready=is_in_contact and _is_ready(record, observation),
             homes=homes.get(record.entitlement, _NO_HOME),
             known=observation.was_listed or not up,
             tasks=observation.tasks,
             stopped=observation.stopped,
             refused=observation.refused,
             restored=self.restored,
-            unheard_s=0.0 if is_heard else observation.silent_s(steady),
+            unheard_s=0.0 if is_in_contact else observation.silent_s(steady),
         )
         plans = planned(record) if record.unavailability else ()
         if not plans:  # almost always

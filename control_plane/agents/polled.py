@@ -43,7 +43,7 @@ class PolledEvents:
         after: int,
         patience: PollPatience,
     ) -> None:
-        self.heard_at = float("-inf")
+        self.last_contact_at = float("-inf")
         self._ask, self._takes, self._runtime = ask, takes, runtime
         self._after, self._patience = after, patience
         self._boot_id: str | None = None
@@ -53,12 +53,12 @@ class PolledEvents:
         while True:
             asked = self._runtime.now()
             events = await self._poll()
-            self.heard_at = self._runtime.now()
+            self.last_contact_at = self._runtime.now()
             boots, self._boot_id = (self._boot_id, events.boot_id), events.boot_id
             if events.lost or events.events or boots[0] != boots[1]:
                 self._after = events.latest
                 return events
-            if self.heard_at - asked < MIN_POLL_S:
+            if self.last_contact_at - asked < MIN_POLL_S:
                 await self._runtime.sleep(MIN_POLL_S)
 
     async def close(self) -> None:

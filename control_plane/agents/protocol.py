@@ -17,7 +17,7 @@ class EventStream(Protocol):
     """The events of one machine, as its agent reports them; each answer is a sign of life."""
 
     @property
-    def heard_at(self) -> float:
+    def last_contact_at(self) -> float:
         """Return `Runtime.now()` of the last sign of life; it may be computed when asked."""
         ...
 

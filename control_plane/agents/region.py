@@ -28,7 +28,7 @@ class Region:
     """Whether this process is the shard that decides about a pool (docs/adr/0152)."""
     follows: Callable[[str], bool] = lambda _pool: True
     """Whether this process follows the machines of a pool, `FREE` included: one process does."""
-    hears: Callable[[MachineRecord], bool] = lambda _record: True
+    calls: Callable[[MachineRecord], bool] = lambda _record: True
     """Whether this process calls the agent of a machine: follows it, or has tasks left there."""
     shared: dict[str, object] = field(default_factory=dict)
     """What actors of one kind share where there are several in this process, by kind."""

@@ -69,7 +69,7 @@ class Watch:
 
     def last_at(self, counted_from: float) -> float:
         """Return the last sign of life; silence before `counted_from` does not count."""
-        last_contact, asked_at = self.observation.heard_at, self.observation.asked_since
+        last_contact, asked_at = self.observation.last_contact_at, self.observation.asked_since
         since = self.since if self.since > counted_from else counted_from
         if asked_at is not None and asked_at > since:
             since = asked_at

@@ -142,7 +142,7 @@ class Events:
         self.host, self.after, self.boots = host, after, host.boots
 
     @property
-    def heard_at(self) -> float:
+    def last_contact_at(self) -> float:
         off = self.host.off_at
         return asyncio.get_running_loop().time() if off is None else off
 

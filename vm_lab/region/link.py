@@ -194,7 +194,7 @@ class FollowedEvents:
     # -- used by the control plane
 
     @property
-    def heard_at(self) -> float:
+    def last_contact_at(self) -> float:
         """Return when the agent last answered, on the loop's clock."""
         at = self._broken_at
         return self._life.seen(self._last_answer(self._network.timeline.now) if at is None else at)

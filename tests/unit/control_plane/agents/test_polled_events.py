@@ -40,11 +40,11 @@ def test_quiet_answers_are_signs_of_life_and_no_news():
 
     async def main() -> None:
         events = stream(ask)
-        assert events.heard_at == float("-inf")
+        assert events.last_contact_at == float("-inf")
         assert (await events.next()).events == []  # the first answer tells the boot
-        began = events.heard_at
+        began = events.last_contact_at
         assert (await events.next()).latest == 7
-        assert events.heard_at > began
+        assert events.last_contact_at > began
 
     asyncio.run(main())
     assert asked == [0, 0, 0, 0]

@@ -198,7 +198,7 @@ def test_an_idle_machine_has_no_events_and_is_heard_all_the_same(world: World) -
         before = world.timeline.events
         await asyncio.sleep(1000)
         assert world.timeline.events - before <= 1
-        assert 1000 - POLL_S <= stream.heard_at <= 1000
+        assert 1000 - POLL_S <= stream.last_contact_at <= 1000
 
     world.run(body)
 
@@ -213,7 +213,7 @@ def test_news_arrive_and_a_line_that_is_silent_for_too_long_is_given_up(world: W
         world.timeline.at(cut_at, world.network.impose, 1, world.machine, cut)
         with pytest.raises(Unreachable):
             await stream.next()
-        assert stream.heard_at <= cut_at
+        assert stream.last_contact_at <= cut_at
         assert world.timeline.now <= cut_at + GIVE_UP_S
 
     world.run(body)
@@ -226,9 +226,9 @@ def test_a_stopped_process_hears_nothing_until_it_goes_on(world: World) -> None:
         world.life.freeze(300.0)
         await asyncio.sleep(1)
         assert world.timeline.now == 310.0
-        assert stream.heard_at <= 10.0
+        assert stream.last_contact_at <= 10.0
         await asyncio.sleep(1)
-        assert stream.heard_at >= 310
+        assert stream.last_contact_at >= 310
 
     world.run(body)
 
@@ -251,7 +251,7 @@ def test_a_task_ends_with_its_contact_although_requests_arrive(world: World, han
     machine.slow_s = GIVE_UP_S + 6
     machine.hung_until = 1e9 if hangs else 0.0
     machine.reach_changed()
-    heard_at = stream.heard_at
+    heard_at = stream.last_contact_at
 
     async def ask() -> None:
         await world.link.list_tasks()
