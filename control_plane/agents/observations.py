@@ -181,7 +181,7 @@ class Observations:
         observation.stopped.clear()
         observation.doubtful = False
         observation.answering = True
-        self.contacted(machine)
+        self.record_contact(machine)
         self.changed(machine)
 
     def asked(self, machine: str) -> None:
@@ -194,7 +194,7 @@ class Observations:
         """Record that a machine is not asked for now: its silence does not count."""
         self.observation(machine).asked_since = None
 
-    def contacted(self, machine: str, at: float | None = None) -> None:
+    def record_contact(self, machine: str, at: float | None = None) -> None:
         """Record a sign of life, now or at another time."""
         observation, at = self.observation(machine), self._runtime.now() if at is None else at
         observation.answered_at = (
@@ -215,7 +215,7 @@ class Observations:
 
     def saw_task(self, machine: str, status: TaskStatus) -> None:
         """Record the state of a task, unless something newer is known."""
-        self.contacted(machine)
+        self.record_contact(machine)
         observation = self.observation(machine)
         known = observation.tasks.get(status.task_id)
         if known is None or status.generation >= known.generation:
@@ -237,13 +237,13 @@ class Observations:
 
     def saw_tasks(self, machine: str, tasks: Iterable[TaskStatus]) -> None:
         """Record a complete list of tasks."""
-        self.contacted(machine)
+        self.record_contact(machine)
         self.observation(machine).tasks = {status.task_id: status for status in tasks}
         self.changed(machine)
 
     def stop_confirmed(self, machine: str, task: str, generation: int, *, gone: bool) -> None:
         """Record that the agent accepted a stop, or (`gone`) that it knows no such task."""
-        self.contacted(machine)
+        self.record_contact(machine)
         observation = self.observation(machine)
         observation.stopped[task] = max(generation, observation.stopped.get(task, 0))
         observation.refused.pop(task, None)
@@ -253,7 +253,7 @@ class Observations:
 
     def saw_profile(self, machine: str, profile: ProfileStatus) -> None:
         """Record the state of the machine's profile."""
-        self.contacted(machine)
+        self.record_contact(machine)
         observation = self.observation(machine)
         observation.forgive_profile()
         if observation.profile != profile:
@@ -305,18 +305,18 @@ class Observations:
     ) -> SeenMachine:
         observation = self.observation(record.machine)
         up = record.state is MachineState.UP
-        is_reachable = up and observation.answering
+        is_in_contact = up and observation.answering
         seen = SeenMachine(
             up=up,
             answering=observation.answering,
-            ready=is_reachable and _is_ready(record, observation),
+            ready=is_in_contact and _is_ready(record, observation),
             homes=homes.get(record.entitlement, _NO_HOME),
             known=observation.was_listed or not up,
             tasks=observation.tasks,
             stopped=observation.stopped,
             refused=observation.refused,
             restored=self.restored,
-            unheard_s=0.0 if is_reachable else observation.silent_s(steady),
+            unheard_s=0.0 if is_in_contact else observation.silent_s(steady),
         )
         plans = planned(record) if record.unavailability else ()
         if not plans:  # almost always

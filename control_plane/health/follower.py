@@ -38,7 +38,7 @@ class Follower:
     def __init__(self, region: Region, pool: AgentPool) -> None:
         self._broker, self._observations = region.broker, region.observations
         self._settings, self._runtime = region.settings, region.runtime
-        self._is_second, self._calls = region.is_second, region.calls
+        self._is_second, self._calls_agent = region.is_second, region.calls
         self._pool = pool
         self._group: asyncio.TaskGroup | None = None
         self._followed: set[str] = set()
@@ -78,7 +78,7 @@ class Follower:
     def _ours(self, name: str) -> MachineRecord | None:
         """Return the record of a machine if this process must follow it."""
         record = self._broker.table.find(name)
-        return record if record is not None and self._calls(record) else None
+        return record if record is not None and self._calls_agent(record) else None
 
     def _observation_changed(self, name: str) -> None:
         if self._observations.observation(name).doubtful:
@@ -156,7 +156,7 @@ class Follower:
                 await self._turn(name)
                 await self._process(name, agent, events)
         finally:
-            self._observations.contacted(name, stream.last_contact_at)
+            self._observations.record_contact(name, stream.last_contact_at)
             self._observations.observation(name).stream = None
             await stream.close()
 
@@ -199,7 +199,7 @@ class Follower:
             raise Conflict(
                 f"a clone of {name} answers at its address: another host with its identity"
             )
-        self._observations.contacted(name)
+        self._observations.record_contact(name)
         latest = (await self._ask(name, lambda: agent.get_events(0, 0.0))).latest
         tasks = await self._ask(name, agent.list_tasks)
         profile = await self._ask(name, agent.get_profile)
@@ -218,7 +218,7 @@ class Follower:
             try:
                 async with asyncio.timeout(self._settings.call_timeout_s):
                     answer = await call()
-                self._observations.contacted(name)
+                self._observations.record_contact(name)
                 return answer
             except TimeoutError:
                 if not left:

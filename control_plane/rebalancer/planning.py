@@ -117,7 +117,7 @@ class Planner:
         )
 
     async def explain(self) -> MoveExplanation:
-        """Return the model that a plan would use now, as text and as TOML."""
+        """Return the model that a plan would use now, as text and in TOML."""
         model = await self._survey(None)
         return MoveExplanation(
             lines=words_about(model), model="\n".join(toml_of(in_language(model)))

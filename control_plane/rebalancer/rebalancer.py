@@ -101,7 +101,7 @@ class ReBalancer:
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._touched: set[str] = set()
         """Pools that got or lost machines since the last plan."""
-        region.broker.listen(self._machine_changed, loaded=ignore)
+        region.broker.listen(self._on_machine_change, loaded=ignore)
         self._cost = cost_with(
             self.planner.weights.balance, self.planner.weights.hot, self._settings.hot_from
         )
@@ -177,10 +177,10 @@ class ReBalancer:
         """Return what would be moved now; moves nothing."""
         return await self.planner.plan(0)
 
-    def _machine_changed(
+    def _on_machine_change(
         self, _name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
-        """Note pools that got or lost a machine: they get a plan soon."""
+        """Record the pools that got or lost a machine; they get a plan soon."""
         seen = {(r.entitlement, r.state) for r in (before, after) if r is not None}
         if before is None or after is None or len(seen) > 1:
             self._touched |= {entitlement for entitlement, _ in seen} - {FREE}
@@ -411,7 +411,7 @@ class ReBalancer:
         )
 
     def explain(self, name: str) -> MoveExplanation:
-        """Return one move or exchange as text, or raise `NotFound`."""
+        """Return one move or exchange as text; raises `NotFound`."""
         known = [*self.swaps.all(), *(self._plan.swaps if self._plan is not None else [])]
         for swap in known:
             if swap.id == name:

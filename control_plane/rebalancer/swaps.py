@@ -89,7 +89,7 @@ class MachineSwaps:
             return
 
     async def follow(self, held: str) -> None:
-        """Advance the running exchanges; `held`: why drains are withdrawn, empty: they continue."""
+        """Advance the open exchanges; `held`: why drains are withdrawn; empty: they continue."""
         for swap in self.under_way():
             try:
                 await self._followed(swap, held)

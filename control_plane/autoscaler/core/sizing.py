@@ -37,7 +37,7 @@ def tasks_for(load: float, per_task: float) -> int:
 
 
 def surviving(survivors: int, msbs: int) -> int:
-    """Return the fewest tasks of which `survivors` remain after the loss of one MSB.
+    """Return the fewest tasks that leave `survivors` after the loss of one MSB.
 
     Tasks are spread evenly: an MSB has at most ceil(tasks / msbs). With one MSB nothing is left
     of any size, and `survivors` is returned.

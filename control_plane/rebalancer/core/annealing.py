@@ -29,9 +29,9 @@ class Cycle(NamedTuple):
     """One search from hot to cold, which begins with the best placement so far."""
 
     until: float
-    """How much of all the time is over at its end."""
+    """Share of the total time that has passed at its end."""
     hot: float
-    """At its begin, in what moves change on average."""
+    """Heat at its begin, in units of the average change of a move."""
     chains: float
     """Share of the steps that bring an object to a container that others leave."""
 
@@ -51,10 +51,10 @@ _DEAR, _CHEAP = 0.3, 0.03
 """Heats of a cycle of prices: at its begin in what moves change on average, at its end in what a
 move costs on average."""
 _KEENLY = 4.5
-"""The least price of a move in a cycle of prices, in multiples of the heat: an object that 100
-containers accept is at home half of the time (log 99 = 4.6)."""
+"""The least cost of a move in a cycle of prices, as a multiple of the heat. With 4.6 (log 99), an
+object that can go to 100 containers is at home half of the time."""
 _MOSTLY = 0.5
-"""Prices are most of what is left to gain from such a share of the sum."""
+"""A cycle of prices runs if prices are more than this share of the sum."""
 _COLD, _LAST = 2e-3, 1e-8
 """Heats: amounts are settled above `_COLD`, small prices between it and `_LAST`."""
 _SLOW = 0.85
@@ -67,11 +67,11 @@ move at all, and which of them should is found by letting others return.
 """
 _SAMPLED = 400
 _BLOCK, _BLOCKS = 4096, 64
-"""Most steps at one heat; fewer if the time allows only fewer blocks."""
+"""Steps at one heat, and the least blocks of a run; a short run has fewer steps per block."""
 _LOTS = 2048
-"""Containers that are drawn for some steps, at least."""
+"""The least number of containers that are drawn for a call of the compiled steps."""
 _TRIED = 50
-"""Containers that are tried for the first object of a shake."""
+"""The most containers that are tried for the object that begins a shake."""
 _WARM = (-4.0, -1.0)
 """A shake begins with a heat of ten to one of these powers, in what moves change on average."""
 _SHAKEN, _SHAKEN_COLD = 100, 1e-5
@@ -81,7 +81,7 @@ _SHAKEN, _SHAKEN_COLD = 100, 1e-5
 def annealed(
     model: PlacementModel, clock: Callable[[], float], seconds: float, steps: int = 0, seed: int = 1
 ) -> PlacementAnswer:
-    """Return the best placement found within a number of seconds, or of `steps` if given."""
+    """Return the best placement found in `seconds`, or in a number of `steps` if given."""
     began, search = clock(), Annealing(PlacementState(model), seed)
     before = search.state.total()
     if len(search.state.where) and len(model.containers) > 1:
@@ -109,7 +109,7 @@ def answer_of(
 
 
 def within(number: int, done: float) -> float:
-    """Return the elapsed share of a cycle at an elapsed share of the whole time."""
+    """Return the share of a cycle that is over when the share `done` of the total time is over."""
     began = CYCLES[number - 1].until if number else 0.0
     return max(0.0, (done - began) / (CYCLES[number].until - began))
 

@@ -17,7 +17,7 @@ from control_plane.rebalancer.core.model import DIMENSIONS, Weights
 from control_plane.rebalancer.core.state import State
 
 _FLOWS_MAX = 100_000
-"""Flows in one program; above it, there is no bound."""
+"""The most flows in one program; above it, no bound is computed."""
 _FINE_MAX = 2_000
 """Classes; above it, those that differ in load that stays are one, which weakens the bound."""
 

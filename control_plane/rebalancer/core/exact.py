@@ -17,7 +17,7 @@ from control_plane.rebalancer.core.program import PlacementProgram
 VARIABLES_MAX = 50_000
 """Objects times containers; above it parts of a model are solved (`neighbourhoods`)."""
 _STUCK_S = 30.0
-"""Seconds after its time at which a solver that circles in one linear program is ended."""
+"""Seconds after its time at which a solver is stopped that cycles in one linear program."""
 
 
 def optimum(model: PlacementModel, clock: Callable[[], float], seconds: float) -> PlacementAnswer:

@@ -1,9 +1,9 @@
-"""A small language for models of placement: what may be where, and what is wanted.
+"""A small language for placement models: objects, containers, constraints and goals.
 
-Objects (tasks, entitlements) are in containers (machines). Both have *dimensions*: what objects
-need, and what containers offer, in any unit. Containers have *scopes* (`rack`, `msb`), each with a
-bin per container; the scope `""` has each container as its own bin. Constraints hold always, goals
-are added up, less is better. A model is written in TOML, one table per object.
+Objects (tasks, entitlements) are in containers (machines). Each *dimension* is an amount that
+objects need and containers offer, in any unit. A *scope* (`rack`, `msb`) groups containers into
+bins; in the scope `""` each container is a bin of its own. Constraints must always hold. The
+solver minimizes the sum of the goals. A model is written in TOML, one table per object.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import msgspec
 from wire.errors import InvalidInput
 
 SOLVED_MAX = 20_000
-"""Objects of one model in this language: it is for people, and for models of few parts."""
+"""The most objects of one model. The language is for small models that people read and write."""
 
 
 class ModelObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is placed."""
+    """An object to be placed."""
 
     name: str
     at: str
-    """The container that has it now."""
+    """The container that the object is in now."""
     group: str = ""
-    """Objects of one job; constraints count them together."""
+    """The job of the object; constraints count the objects of a group together."""
     needs: dict[str, float] = {}
     move_price: float = 0.0
     may: list[str] = []
-    """Containers where it may be besides its own; empty: all."""
+    """Containers that the object may move to; empty: all."""
 
 
 class ModelContainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where objects are."""
+    """A container of objects."""
 
     name: str
     offers: dict[str, float] = {}
@@ -48,7 +48,7 @@ class ModelContainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class ModelTerm(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"
 ):
-    """The base of constraints and goals: `kind` says in TOML which one it is."""
+    """The base of constraints and goals; the TOML key `kind` selects the class."""
 
 
 class FitsIn(ModelTerm, frozen=True, kw_only=True, tag="fits"):
@@ -56,50 +56,50 @@ class FitsIn(ModelTerm, frozen=True, kw_only=True, tag="fits"):
 
     dimension: str
     twice_while_moving: bool = False
-    """An object that moved counts where it was, too: it leaves once it is at its new place."""
+    """A moved object also counts in its old container, which it leaves after it arrived."""
 
     def words(self) -> str:
-        """Return the term as a sentence."""
+        """Return the term as text."""
         twice = ", including objects that are leaving" if self.twice_while_moving else ""
         return f"no container has more {self.dimension} in use than it offers{twice}"
 
 
 class AtMostIn(ModelTerm, frozen=True, kw_only=True, tag="at-most"):
-    """Limits the objects of a group in each bin of a scope."""
+    """One bin of a scope has at most `objects` objects of a group."""
 
     scope: str = ""
     objects: int = 1
     by_group: dict[str, int] = {}
-    """For these groups another number; where it is given, the others have no limit."""
+    """Group → its limit. If any is given, groups that are not named have no limit."""
 
     def words(self) -> str:
-        """Return the term as a sentence."""
+        """Return the term as text."""
         if self.by_group:
             return f"{len(self.by_group)} groups have limits of their own per {_bin(self.scope)}"
         return f"at most {self.objects} objects of a group per {_bin(self.scope)}"
 
 
 class SpreadOver(ModelTerm, frozen=True, kw_only=True, tag="spread"):
-    """Each group is in at least a number of bins of a scope."""
+    """Each named group has objects in at least `bins[group]` bins of a scope."""
 
     scope: str
     bins: dict[str, int]
     """Group → bins."""
 
     def words(self) -> str:
-        """Return the term as a sentence."""
+        """Return the term as text."""
         return f"{len(self.bins)} groups are spread over {self.scope}, in {_range(self.bins)} bins"
 
 
 class NearGroup(ModelTerm, frozen=True, kw_only=True, tag="beside"):
-    """Wherever a group has an object, those that it depends on have one in the same bin."""
+    """In each bin where a group has an object, the groups that it depends on have one too."""
 
     scope: str
     needs: dict[str, list[str]]
     """Group → groups that it depends on."""
 
     def words(self) -> str:
-        """Return the term as a sentence."""
+        """Return the term as text."""
         return (
             f"{len(self.needs)} groups have the groups on which they depend in the same "
             f"{self.scope}"
@@ -107,30 +107,30 @@ class NearGroup(ModelTerm, frozen=True, kw_only=True, tag="beside"):
 
 
 class Above(ModelTerm, frozen=True, kw_only=True, tag="above"):
-    """What is used of a dimension above a level costs, by bin of a scope."""
+    """In each bin of a scope, use of a dimension above a level costs."""
 
     dimension: str
     weight: float = 1.0
     scope: str = ""
     level: dict[str, float] = {}
-    """Bin → level; one that is not named has `share` of what it offers."""
+    """Bin → level; the level of other bins is `share` of what they offer."""
     share: float = 1.0
 
     def words(self) -> str:
-        """Return the term as a sentence."""
+        """Return the term as text."""
         level = f"{self.share:.0%} of what it offers" if not self.level else "its level"
         return f"{self.weight:g} x {self.dimension} in use of each {_bin(self.scope)} above {level}"
 
 
 class EvenUse(ModelTerm, frozen=True, kw_only=True, tag="even"):
-    """A container that is used by a greater share than the average plus a tolerance costs."""
+    """Use of a container above the average share plus a tolerance costs."""
 
     dimension: str
     weight: float = 1.0
     tolerance: float = 0.1
 
     def words(self) -> str:
-        """Return the term as a sentence."""
+        """Return the term as text."""
         return (
             f"{self.weight:g} x share of {self.dimension} in use of each container"
             f" above the average plus {self.tolerance:.0%}"
@@ -138,7 +138,7 @@ class EvenUse(ModelTerm, frozen=True, kw_only=True, tag="even"):
 
 
 class InProportion(ModelTerm, frozen=True, kw_only=True, tag="proportion"):
-    """Each container has enough free of one dimension for what is free of another."""
+    """In each container, free `dimension` without `ratio` times as much free `other` costs."""
 
     dimension: str
     other: str
@@ -146,7 +146,7 @@ class InProportion(ModelTerm, frozen=True, kw_only=True, tag="proportion"):
     weight: float = 1.0
 
     def words(self) -> str:
-        """Return the term as a sentence."""
+        """Return the term as text."""
         return (
             f"{self.weight:g} x shortage of free {self.other} against {self.ratio:g} for each "
             f"free {self.dimension}"
@@ -154,48 +154,48 @@ class InProportion(ModelTerm, frozen=True, kw_only=True, tag="proportion"):
 
 
 class MovedObjects(ModelTerm, frozen=True, kw_only=True, tag="moves"):
-    """An object that is not where it was costs its price."""
+    """Each object that moves costs its price."""
 
     weight: float = 1.0
     each: float = 0.0
-    """Besides its price, the same for each."""
+    """A cost that is added to the price of each moved object."""
 
     def words(self) -> str:
-        """Return the term as a sentence."""
+        """Return the term as text."""
         return f"{self.weight:g} x (price + {self.each:g}) of each object that moves"
 
 
 class MovedOfGroup(ModelTerm, frozen=True, kw_only=True, tag="group-moves"):
-    """The group with most moved objects costs their number."""
+    """The largest number of moved objects of one group costs."""
 
     weight: float = 1.0
 
     def words(self) -> str:
-        """Return the term as a sentence."""
+        """Return the term as text."""
         return f"{self.weight:g} x moving objects of the group with the most moves"
 
 
 class MoveDistance(ModelTerm, frozen=True, kw_only=True, tag="distance"):
-    """A move costs by where it leads from and to."""
+    """The cost of a move depends on its source and its target."""
 
     prices: list[list[float]]
-    """From container (rows) to container, in the order of the model's containers."""
+    """Prices from container (row) to container (column), in the order of the model's containers."""
     weight: float = 1.0
 
     def words(self) -> str:
-        """Return the term as a sentence."""
+        """Return the term as text."""
         return f"{self.weight:g} x the price between two containers, for each move"
 
 
 class UsedContainers(ModelTerm, frozen=True, kw_only=True, tag="used"):
-    """Each container that has objects costs: packed objects use fewer of them."""
+    """Each container with objects costs, so that objects are packed."""
 
     weight: float = 1.0
     each: dict[str, float] = {}
-    """Container → what it costs; 1 where it is not named."""
+    """Container → its cost; 1 for containers that are not named."""
 
     def words(self) -> str:
-        """Return the term as a sentence."""
+        """Return the term as text."""
         return f"{self.weight:g} x containers in use"
 
 
@@ -219,19 +219,19 @@ class PlacementModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return list(found | dict.fromkeys(d for c in self.containers for d in c.offers))
 
     def bin_of(self, container: ModelContainer, scope: str) -> str:
-        """Return the bin of a container; those that name none share the bin `""`."""
+        """Return the bin of a container; containers without a bin share the bin `""`."""
         return container.scopes.get(scope, "") if scope else container.name
 
 
 class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Where objects should be."""
+    """The placement that a solver found."""
 
     before: float
     after: float
     moves: list[tuple[str, str, str]]
     """Object, from, to."""
     bound: float | None = None
-    """No placement is better; None: not known."""
+    """No placement has a smaller sum of goals than this; None: not known."""
     steps: int = 0
     took_s: float = 0.0
     is_optimal: bool = False
@@ -252,7 +252,7 @@ def read_model(text: str) -> PlacementModel:
 
 
 def faults(model: PlacementModel) -> Iterator[str]:
-    """Yield what is wrong with a model: names that are missing, double or not there."""
+    """Yield the errors of a model, such as duplicate names and unknown names."""
     if len(model.objects) > SOLVED_MAX:
         yield f"it has {len(model.objects)} objects; the maximum is {SOLVED_MAX}"
     for what, names in (("object", model.objects), ("container", model.containers)):
@@ -333,7 +333,7 @@ def _faults_of(
 
 
 def words_of(model: PlacementModel) -> list[str]:
-    """Return lines that say what a model has, what must hold and what is wanted."""
+    """Return lines that describe a model, its constraints and its goals."""
     found = [f"{len(model.objects)} objects in {len(model.containers)} containers."]
     groups = Counter(o.group for o in model.objects if o.group)
     if groups:

@@ -1,8 +1,8 @@
-"""What tasks use and what machines draw, from readings of agents: rates, smoothed, with their age.
+"""Computes the resource use of tasks and the power draw of machines from readings of agents.
 
-Each reading has counters and the agent's time since boot; two of one boot give rates. Rates are
-smoothed exponentially, so that a burst of seconds moves nothing. What was not read for long is not
-known any more, and claims count again.
+Each reading has counters and the agent's time since boot; two readings of one boot give rates.
+Rates are smoothed exponentially, so that a burst of a few seconds moves no task. A load that was
+not read for long counts as unknown; the task's claim is used instead.
 """
 
 from __future__ import annotations
@@ -15,54 +15,55 @@ from agent.usage import TaskUsage, Usages
 from control_plane.broker.core.capacity import Capacity
 
 IDLE_SHARE = 0.5
-"""Of its nominal draw, what an idle machine draws: about half of its peak (Barroso and Hölzle, IEEE
-Computer 40(12), 2007)."""
+"""Share of its nominal power that an idle machine draws: about half of its peak (Barroso and
+Hölzle, IEEE Computer 40(12), 2007)."""
 REST_SHARE = 0.35
-"""Of its nominal draw, what a machine draws besides its processors, which alone RAPL counts. An
-assumption: memory, disks and fans differ by machine."""
+"""Share of its nominal power that a machine draws outside its processors, which RAPL counts.
+An assumption: memory, disks and fans differ by machine."""
 _STEP = 500
-"""Tasks that are looked at between two chances for others to run."""
+"""Tasks that are visited before the generator yields, so that other coroutines can run."""
 _DIGITS = 6
-"""Of an index: no job has a million tasks."""
+"""The most digits of a task's index: no job has a million tasks."""
 _SHORTEST_S = 1.0
-"""Between two readings that give a rate: the kernel adds CPU time up every few milliseconds."""
+"""The shortest time between two readings that give a rate: the kernel updates CPU time only every
+few milliseconds."""
 
 
 @dataclass(slots=True)
 class TaskLoad:
-    """What one task uses, smoothed."""
+    """The smoothed resource use of one task."""
 
     rru: float
     memory_bytes: float
     network_mbps: float | None
-    """None: it uses its host's network, where traffic is not counted by task."""
+    """None: the task uses the host's network, whose traffic cannot be attributed to tasks."""
     at: float
-    """When it was read last; seconds of the caller's clock."""
+    """Time of the last reading, in seconds of the caller's clock."""
 
 
 @dataclass(slots=True)
 class MachineReading:
-    """The last reading of one machine, and what it draws."""
+    """The last reading of one machine, and its power draw."""
 
     usages: Usages
     tasks: Mapping[str, TaskUsage]
     at: float
     watts: float | None = None
-    """Smoothed; None: the host does not report it, or reported it only once."""
+    """Smoothed; None: the host reports no energy counter, or reported it only once."""
 
 
 @dataclass(slots=True)
 class Loads:
-    """All that was read of a region."""
+    """The loads of all tasks and machines of a region."""
 
     smooth_s: float
     """After this long a new level has 63 % of the weight."""
     tasks: dict[str, dict[int, TaskLoad]] = field(default_factory=dict)
-    """By job and index: a plan asks for all tasks of a job."""
+    """Job → index → load: a plan needs the loads of all tasks of a job."""
     machines: dict[str, MachineReading] = field(default_factory=dict)
 
     def read(self, machine: str, capacity: Capacity, usages: Usages, now: float) -> None:
-        """Count a report of one agent; a first reading, or one after a boot, gives no rates."""
+        """Record an agent's reading; the first one, and the first after a boot, give no rates."""
         before = self.machines.get(machine)
         known = MachineReading(usages, {task.task_id: task for task in usages.tasks}, now)
         self.machines[machine] = known
@@ -93,7 +94,7 @@ class Loads:
             mbps = max(0, task.network_bytes - earlier.network_bytes) * 8 / 1e6 / passed_s
         job, _, number = task.task_id.rpartition("-")
         if not number.isdecimal() or len(number) > _DIGITS:
-            return  # no task of a job: it was started by hand
+            return  # an operator started the task; it belongs to no job
         of_job = self.tasks.setdefault(job, {})
         known = of_job.get(int(number))
         memory = float(task.memory_bytes)
@@ -106,7 +107,7 @@ class Loads:
         of_job[int(number)] = TaskLoad(rru, memory, mbps, now)
 
     def _watts(self, before: MachineReading, usages: Usages, passed_s: float) -> float | None:
-        """Return the smoothed draw; a counter that was reset gives no new value."""
+        """Return the smoothed power draw; the earlier one if the counter was reset."""
         if usages.energy_j is None or before.usages.energy_j is None or passed_s <= 0:
             return None
         if usages.energy_j < before.usages.energy_j:
@@ -120,7 +121,7 @@ class Loads:
         return 1.0 - exp(-passed_s / self.smooth_s)
 
     def of_tasks(self, job: str, tasks: Sequence[int], since: float) -> list[TaskLoad | None]:
-        """Return what tasks of a job use; None: it was not read since then."""
+        """Return the loads of a job's tasks; None for each that was not read since `since`."""
         known = self.tasks.get(job)
         if known is None:
             return [None] * len(tasks)
@@ -128,19 +129,19 @@ class Loads:
         return [load if load is not None and load.at >= since else None for load in found]
 
     def watts_of(self, machine: str, now: float, within_s: float) -> float | None:
-        """Return what a machine's processors draw, if it was read not longer ago than that."""
+        """Return the draw of a machine's processors, if it was read in the last `within_s`."""
         known = self.machines.get(machine)
         return known.watts if known is not None and now - known.at <= within_s else None
 
     def oldest_s(self, now: float, within_s: float) -> float | None:
-        """Return how long ago the machine was read that was not read for longest, and counts."""
+        """Return the age of the oldest reading that is at most `within_s` old."""
         read = (now - m.at for m in self.machines.values() if now - m.at <= within_s)
         return max(read, default=None) if self.tasks else None
 
     def forgetting(
         self, machines: Collection[str], now: float, within_s: float
     ) -> Generator[None, None, None]:
-        """Forget, in steps, all machines but these, and tasks that were not read for long."""
+        """Remove, in steps, all other machines, and tasks that were not read in `within_s`."""
         for name in self.machines.keys() - set(machines):
             del self.machines[name]
         seen = 0
@@ -155,15 +156,15 @@ class Loads:
                 yield
 
     def __len__(self) -> int:
-        """Return how many tasks have a load."""
+        """Return the number of tasks with a load."""
         return sum(map(len, self.tasks.values()))
 
 
 def modelled_w(power_w: float, share: float) -> float:
-    """Return what a machine draws at a use of its CPU from 0 to 1, by the model."""
+    """Return the modelled power draw of a machine at a CPU use from 0 to 1."""
     return power_w * (IDLE_SHARE + (1.0 - IDLE_SHARE) * min(1.0, share))
 
 
 def watts_per_rru(capacity: Capacity) -> float:
-    """Return what a machine draws more for each RRU that is used, by the model."""
+    """Return the modelled power draw that each used RRU adds."""
     return (1.0 - IDLE_SHARE) * capacity.power_w / capacity.rru if capacity.rru else 0.0

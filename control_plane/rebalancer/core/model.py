@@ -102,14 +102,14 @@ def unpacked(code: str, column: bytes) -> list[Any]:
 
 
 class PoweredPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A data center, MSB, row or rack with a power budget, in watts."""
+    """A data center, MSB, row or rack with a power budget."""
 
     name: str
     limit_w: float
     base_w: float
-    """What is drawn there that goes with no task of the model: idle machines, other machines."""
+    """Power that does not depend on the model's tasks: idle machines and other machines."""
     machine_w: float
-    """What full load adds to one machine there, on average: the unit of what is above the limit."""
+    """Power that full load adds to one machine there, on average; the unit of the excess."""
 
 
 class RegionModel(msgspec.Struct, frozen=True, kw_only=True):

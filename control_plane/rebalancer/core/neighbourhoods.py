@@ -32,15 +32,15 @@ from control_plane.rebalancer.core.program import PlacementProgram, ProgramAnswe
 from control_plane.rebalancer.core.state import Floats, Ints
 
 _ANNEALED, _SHAKEN = 0.85, 0.92
-"""Share of the time (or steps) of each cycle in which annealing is tried; then shakes."""
+"""Shares of the time (or steps) of each cycle at which annealing ends, and at which shakes end."""
 _STEPS_OF_ONE = 20_000
 """Steps of annealing that take about as long as one part."""
 _PATIENCE = 100
-"""Checks of the solver without a better solution after which a part is left."""
+"""The solver of a part stops after this number of progress checks without a better solution."""
 _NODES = 50
-"""Most nodes of the solver's tree in one part."""
+"""The most nodes of the solver's search tree that are visited for a part."""
 _STUCK_S = 20.0
-"""Seconds after which a part is left: several times what one takes on a busy host."""
+"""Time limit of a part in seconds, several times what a part takes on a busy host."""
 _FIRST, _LEAST, _MOST = 2_500, 100, 40_000
 """Variables of a part: at first, and at least and at most."""
 _WORK = 20_000
@@ -83,7 +83,7 @@ class _Kind:
 def improved(
     model: PlacementModel, clock: Callable[[], float], seconds: float, steps: int = 0, seed: int = 1
 ) -> PlacementAnswer:
-    """Return the best placement found within a number of seconds, or of `steps` if given."""
+    """Return the best placement found in `seconds`, or in a number of `steps` if given."""
     began, state = clock(), PlacementState(model)
     before, annealing = state.total(), Annealing(state, seed, quick=True)
     parts = Neighbourhoods(state, seed)
@@ -126,9 +126,9 @@ class Neighbourhoods:
         ]
 
     def run(self, progress: Callable[[], float], until: float = 1.0) -> None:
-        """Solve parts until `progress` is reached, or until one part was the whole and is solved.
+        """Solve parts until `progress` reaches `until`, or one part was the whole and is solved.
 
-        A part is broken off then, too: some are much work, which annealing would use better.
+        A part that is not solved by then is abandoned: annealing uses the time better.
         """
         self._total = self.state.total()
         while progress() < until and self.bound is None:

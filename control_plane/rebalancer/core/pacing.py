@@ -1,4 +1,4 @@
-"""Which moves of a plan begin now, and the outcome of those that began."""
+"""Decides which moves of a plan begin now, and follows the moves that have begun."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from control_plane.api.rebalancing import MoveState, MoveView, RebalancePlan
 from control_plane.rebalancer.core.survey import Load
 
 _NOTHING = 0.05
-"""Gain that is not worth talking of: one machine that is used by 5 % too much."""
+"""A possible gain up to this counts as none: one machine that is used 5 % too much."""
 OPEN = (MoveState.PLANNED, MoveState.WAITING, MoveState.MOVING)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskNow:
-    """How a task of a move stands."""
+    """The present state of a task that a move is about."""
 
     serves_on: str
-    """Empty: it does not serve."""
+    """The machine on which the task serves; empty: none."""
     ordered_to: str
-    """Where the ReBalancer has it move; empty: nowhere."""
+    """The machine that the ReBalancer ordered the task to; empty: none."""
     has_begun: bool
-    """It was taken down for that."""
+    """The task was stopped for the move."""
     exists: bool = True
 
 
 def followed(move: MoveView, task: TaskNow, now: float, patience_s: float) -> MoveView:
-    """Return a move that was begun with its present state and outcome."""
+    """Return a move that has begun in its present state, with the outcome if it has ended."""
     if move.state not in (MoveState.WAITING, MoveState.MOVING):
         return move
     if task.serves_on == move.to_machine and not task.ordered_to:
@@ -49,9 +49,10 @@ def followed(move: MoveView, task: TaskNow, now: float, patience_s: float) -> Mo
 
 
 def resumed(move: MoveView, task: TaskNow, now: float, why: str, *, is_recorded: bool) -> MoveView:
-    """Return a move of an earlier process's plan as it stands now.
+    """Return the present state of a move from the plan of an earlier process.
 
-    `why` withdraws what has not begun; `is_recorded`: the history has its end already.
+    `why` is the reason to withdraw a move that has not begun; empty: it may still begin.
+    `is_recorded`: the history already has the outcome of the move.
     """
     if is_recorded or task.serves_on == move.to_machine:
         return to(move, MoveState.DONE, now, move.reason)
@@ -63,7 +64,7 @@ def resumed(move: MoveView, task: TaskNow, now: float, why: str, *, is_recorded:
 
 
 def gap_of(plan: RebalancePlan) -> float | None:
-    """Return the share of what could be gained at best that a plan does not gain."""
+    """Return the share of the possible gain that a plan misses; None: the bound is unknown."""
     if plan.bound is None:
         return None
     possible = sum(goal.before for goal in plan.goals) - plan.bound
@@ -71,17 +72,17 @@ def gap_of(plan: RebalancePlan) -> float | None:
 
 
 def to(move: MoveView, state: MoveState, now: float, reason: str = "") -> MoveView:
-    """Return a move in a state."""
+    """Return a copy of a move with a new state."""
     return replace(move, state=state, at=now, reason=reason)
 
 
 def is_late(move: MoveView, now: float, patience_s: float) -> bool:
-    """Return whether a move waits for too long to begin."""
+    """Return whether a move has waited too long to begin."""
     return move.state is MoveState.WAITING and now - move.at > patience_s
 
 
 def next_moves(moves: Sequence[MoveView], most: int) -> list[MoveView]:
-    """Return the moves that may begin next: of the first wave that is not over, within `most`."""
+    """Return planned moves of the first unfinished wave; at most `most` moves are active."""
     waves = [move.wave for move in moves if move.state in OPEN]
     if not waves:
         return []
@@ -93,18 +94,18 @@ def next_moves(moves: Sequence[MoveView], most: int) -> list[MoveView]:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two machines of a move, as it is used now."""
+    """One of the two machines of a move, with its present use."""
 
     used: Sequence[float]
     sizes: Load
     limits: Sequence[float]
-    """By dimension, the use from which on the plan called it too much."""
+    """By dimension, the share of use above which the machine costs."""
 
 
 def still_gains(
     source: Side, target: Side, load: Load, cost: Callable[[Side], float], price: float
 ) -> bool:
-    """Return whether a move is worth its price as the two machines are used now."""
+    """Return whether a move gains more than its price at the present use of both machines."""
     less = [u - part for u, part in zip(source.used, load, strict=True)]
     more = [u + part for u, part in zip(target.used, load, strict=True)]
     before = cost(source) + cost(target)
@@ -115,7 +116,7 @@ def still_gains(
 
 
 def cost_with(balance: float, hot: float, hot_from: float) -> Callable[[Side], float]:
-    """Return what a machine costs by these weights, as the solver counts it."""
+    """Return the solver's cost function of a machine for these weights."""
 
     def cost(side: Side) -> float:
         found = 0.0

@@ -279,7 +279,7 @@ class PlacementState:
     # -- what it costs
 
     def costs(self, containers: Ints | slice, used: Floats) -> Floats:
-        """Return the cost of each container at its use."""
+        """Return the cost of each container at the use `used`."""
         found: Floats = np.zeros(len(used))
         for level, weight in self.layers:
             over = np.maximum(used - level[containers], 0.0)

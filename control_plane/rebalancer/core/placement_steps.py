@@ -84,7 +84,7 @@ class StepTables(NamedTuple):
     cost: Floats
     moved: Ints
     with_moved: Ints
-    """Number of groups by number of moved objects."""
+    """By number of moved objects: how many groups have that number."""
     counted: Ints
     seen: Ints
     """(S, G): bins of a scope in which a group has objects."""
@@ -140,7 +140,7 @@ def away(t: StepTables, i: int, a: int, b: int) -> int:
 
 
 def move_price(t: StepTables, i: int, a: int, b: int) -> float:
-    """Return what the price of one object changes by."""
+    """Return the change of one object's price when it moves."""
     found: float = t.price[i] * away(t, i, a, b)
     if t.distance.shape[0]:
         found += t.distance[t.origin[i], b] - t.distance[t.origin[i], a]
@@ -148,7 +148,7 @@ def move_price(t: StepTables, i: int, a: int, b: int) -> float:
 
 
 def most_moved(t: StepTables, g: int, by: int, h: int, and_by: int) -> int:
-    """Return the most moved objects of a group after two groups have these numbers more."""
+    """Return the most moved objects of a group after two groups gain `by` and `and_by`."""
     one, two = t.moved[g] + by, t.moved[h] + and_by
     if g == h:
         one = two = one + and_by

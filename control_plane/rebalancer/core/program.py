@@ -157,13 +157,13 @@ class PlacementProgram:
         self._row(index, value, -np.inf, -above / size)
 
     def _price(self, index: Ints, costs: Floats) -> None:
-        """Let variables of objects cost more."""
+        """Add costs to variables of objects."""
         np.add.at(self._cost[0], index, costs)
 
     # -- groups
 
     def _groups(self, counts: GroupCounts) -> None:
-        """Add rules about groups of free objects: objects per bin, number of bins, near groups."""
+        """Add the rules about groups of free objects: limits per bin, spread, dependencies."""
         state = self.state
         stays = counts.count.copy()
         at = counts.bins[state.where[self.free]]
@@ -180,7 +180,7 @@ class PlacementProgram:
                 theirs = into.get(other, {})
                 for b, mine in by_bin.items():
                     if not stays[other, b]:
-                        self._near(mine, theirs.get(b, _NONE))
+                        self._needs_one_of(mine, theirs.get(b, _NONE))
             for b in np.nonzero(stays[counts.needed[group]].any(axis=0))[0].tolist():
                 if not stays[group, b]:
                     self._sum(by_bin.get(b, _NONE), 1.0, np.inf)
@@ -218,8 +218,8 @@ class PlacementProgram:
         self._row(np.append(mine, seen), np.append(np.ones(len(mine)), -1.0), 0.0, np.inf)
         return seen
 
-    def _near(self, mine: Ints, theirs: Ints) -> None:
-        """None of these is 1 unless one of the others is."""
+    def _needs_one_of(self, mine: Ints, theirs: Ints) -> None:
+        """Require that a variable of `mine` is 1 only if one of `theirs` is."""
         ones = np.ones(len(theirs))
         for variable in mine.tolist():
             self._row(np.append(theirs, variable), np.append(ones, -1.0), 0.0, np.inf)
@@ -273,11 +273,12 @@ class PlacementProgram:
         nodes: int = 0,
         most_s: float = np.inf,
     ) -> ProgramAnswer | None:
-        """Return what HiGHS finds in time; None: nothing.
+        """Return the best solution that HiGHS finds in time; None: it found none.
 
-        It ends after `patience` callbacks of HiGHS without a better solution, or after `nodes` of
-        the tree; 0: no such limit. It ends after `most_s` seconds by the wall clock: HiGHS makes
-        no callback inside one LP, which may take minutes if the simplex method circles.
+        HiGHS stops after `patience` progress checks without a better solution, after `nodes`
+        nodes (0: no limit), and after `most_s` seconds of wall-clock time. HiGHS makes no
+        progress checks while it solves one LP, which can take minutes if the simplex method
+        cycles.
         """
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()

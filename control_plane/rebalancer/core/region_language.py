@@ -1,8 +1,8 @@
-"""A region's model in the modelling language, for readers and for experiments elsewhere.
+"""Converts a region's model to the small language, so that people can read it and try it elsewhere.
 
-Objects are tasks, containers are machines. `may` has the machines that the allocator permits. A
-limit per bin, the most tasks that the job has in one now, keeps the spread of a job. Power is only
-described as text: what a task draws depends on its machine.
+Objects are tasks, containers are machines. `may` lists the machines that the allocator permits. A
+limit per bin, the most tasks that the job has in one bin now, keeps a job as even as it is. Power
+is only described as text, because the draw of a task depends on its machine.
 """
 
 from __future__ import annotations

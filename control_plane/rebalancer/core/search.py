@@ -23,7 +23,7 @@ _SWAPS = 6
 """Machines with whose tasks those of a machine are swapped, in one step."""
 _EPS = 1e-9
 _SPENT = 3
-"""Rounds in which a machine may fail to improve before it is left as it is."""
+"""Rounds without an improvement after which a machine is skipped."""
 _NEVER = -np.inf
 
 Going = Callable[[], bool]
@@ -48,7 +48,7 @@ class LocalSearch:
         """The same by pool and bin of the first property."""
 
     def run(self, going: Going) -> bool:
-        """Improve until nothing more is found (True), or until it may not continue."""
+        """Improve until no improvement is found (True), or until `going` returns False."""
         state, failed = self.state, np.zeros(len(self.state.cost), np.int64)
         while True:
             hot = state.power.hot() if state.power.is_budgeted else False

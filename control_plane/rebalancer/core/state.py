@@ -21,17 +21,17 @@ Flags = NDArray[np.bool_]
 
 
 class PlacePower:
-    """What places with power budgets draw, and what that costs."""
+    """The power draw of places with power budgets, and its cost."""
 
     def __init__(self, model: RegionModel, used_rru: Floats) -> None:
-        """Return the sum of the power that machines draw at their CPU use, in RRU."""
+        """`used_rru`: CPU use of each machine, in RRU."""
         self.is_budgeted = bool(model.places)
         self._names: list[str] = [place.name for place in model.places]
         self._watts: Floats = np.array(model.watts_per_rru, np.float64)
         self._places: Ints = np.array(model.places_of, np.int64).reshape(
             len(model.places_of), len(model.machines)
         )
-        # the last one is for machines in no place: it bears everything
+        # the last one is for machines in no place: it has no limit
         self._limit = np.array([*(p.limit_w for p in model.places), np.inf])
         unit = np.array([*(p.machine_w for p in model.places), 1.0])
         self._per_watt = model.weights.power / np.maximum(unit, 1e-9)
@@ -64,14 +64,14 @@ class PlacePower:
         return self.is_budgeted and bool((self.drawn > self._limit + 1e-6)[places].any())
 
     def relieved(self, at: int, to: int) -> str:
-        """Return the place above its budget that a move from one machine to another leaves."""
+        """Return a place above its budget that a move takes load from; empty: none."""
         for here, there in self._places[:, [at, to]] if self.is_budgeted else ():
             if here != there and self.drawn[here] > self._limit[here]:
                 return self._names[int(here)]
         return ""
 
     def gains(self, rru: Floats, machine: int, targets: Ints) -> Floats:
-        """Return the gain if an amount of CPU (rows) goes from a machine to each target.
+        """Return the gain if the CPU use `rru` (rows) moves from a machine to each target.
 
         `rru` has one column, or one for each target.
         """
@@ -188,7 +188,7 @@ class State:
         return np.asarray(used / np.maximum(sizes, 1e-12))
 
     def costs(self, machines: Ints, used: Floats) -> Floats:
-        """Return the cost of each machine at its use; the last axis is reduced."""
+        """Return the cost of each machine at the use `used`; the last axis is reduced."""
         parts = self.parts(machines, used)
         found = parts[..., 0] + parts[..., 1]  # numpy reduces short axes slowly
         return np.asarray(found + parts[..., 2])

@@ -68,7 +68,7 @@ class SurveySources:
     offered: Callable[[str, Mapping[str, int], int], Sequence[Machine]]
     """Free machines that a pool may take: where it has how many hot ones, and how many at most."""
     drawn: Callable[[Machine, float], tuple[float, bool]]
-    """The power that a machine draws at a CPU use, in watts, and whether its host reports it."""
+    """Power draw in watts at a CPU use, and whether it was measured by the host."""
     capped: Callable[[Machine], bool]
     """Whether the power of a machine is capped now."""
     swappable: Callable[[Machine], bool] | None

@@ -19,12 +19,12 @@ from control_plane.rebalancer.core.model import SwapStep, Weights
 from control_plane.rebalancer.core.state import State
 
 Cell = tuple[int, bool]
-"""Class of machines, and whether they are in a place above its power budget."""
+"""A class of machines, and whether its machines are in a place above its power budget."""
 _KEPT = 0.95
-"""Least share of its CPU and memory that an entitlement keeps."""
+"""The least share of its CPU and memory that an entitlement keeps."""
 _SECONDS = 10.0
 _CANDIDATES = 8
-"""Machines of one entitlement and cell that are looked at for one that can be emptied."""
+"""The most machines per entitlement and cell that are checked for one that can be emptied."""
 
 
 @dataclass(slots=True)
@@ -44,9 +44,9 @@ class Cells:
 
 
 def swaps(state: State, most: int) -> list[SwapStep]:
-    """Return at most a number of exchanges that gain more than they cost; none without HiGHS.
+    """Return at most `most` exchanges that gain more than their price; none without HiGHS.
 
-    `state` is as the region will be after the moves of the plan; tasks are moved on it.
+    `state` is the region after the moves of the plan; this function moves tasks in it.
     """
     try:
         import highspy  # noqa: F401
