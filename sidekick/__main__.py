@@ -3,7 +3,7 @@
 A run is short, so garbage collection is off, and `os._exit` leaves freeing the memory to the
 kernel. The import of `typing_extensions` is blocked while msgspec is imported: `typing` has all
 names that msgspec needs, and the import would double msgspec's own time.
-Measured in docs/adr/0110-sidekick-starts-with-what-a-run-needs.md.
+Measured in docs/adr/0110-sidekick-imports-only-what-a-run-needs.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The host's side of joining: its key, its certificate, and their renewal.
 
 The host sends no secret before the control plane has proved that its authority has the operator's
-pin (docs/adr/0012-identity-and-join.md). The key never leaves the host.
+pin (docs/adr/0012-one-small-authority-one-time-tokens-a-mandatory-pin.md). The key never leaves
+the host.
 """
 
 from __future__ import annotations

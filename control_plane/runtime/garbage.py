@@ -1,8 +1,9 @@
 """Keeps the garbage collector from permanent objects: the records, the index, the results.
 
 A full pass over the objects of a million machines stops the process for more than 100 ms
-(docs/adr/0014-one-index-for-the-region.md), so what is loaded counts as permanent. Full passes
-over the rest continue: a closed connection can refer to itself and would stay in memory
+(docs/adr/0014-one-index-of-the-whole-region-planned-on-without-a-lock.md), so what is loaded counts
+as permanent. Full passes over the rest continue: a closed connection can refer to itself and would
+stay in memory
 (docs/adr/0139-old-garbage-is-collected-in-short-passes.md).
 """
 

@@ -2,7 +2,7 @@
 
 A store is a map from keys to bytes with one revision counter. Each transaction with a
 change raises it by one, and every entry has the revision of its last write.
-SQLite and etcd both provide that (docs/adr/0006-one-store-protocol.md).
+SQLite and etcd both provide that (docs/adr/0006-one-store-protocol-sqlite-first.md).
 """
 
 from __future__ import annotations

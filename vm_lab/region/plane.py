@@ -105,7 +105,7 @@ class PlaneLife:
 
     def _thaw(self) -> None:
         if self.alive:
-            self.history.note(f"{self.name} goes on")
+            self.history.note(f"{self.name} continues")
             self.observer.plane_changed("thawed")
             for stream in list(self.streams):
                 stream.path_changed()
