@@ -14,7 +14,7 @@ from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, sp
 from control_plane.scheduler.core import reconcile, rollout, sizing, task_versions
 from control_plane.scheduler.core.operations import is_going, is_offered
 from vm_lab.region import scenario
-from vm_lab.region.results import told
+from vm_lab.region.results import as_story
 from vm_lab.region.run import Job, run_one
 
 SLICE = range(1, 23)
@@ -46,14 +46,14 @@ def test_no_rule_is_broken_where_kinds_of_events_meet() -> None:
     composed = scenario.load("composed")
     outcomes = [run_one(Job(composed, seed)) for seed in SLICE]
     broken = [outcome for outcome in outcomes if not outcome.ok]
-    assert not broken, "\n".join(told(outcome) for outcome in broken)
+    assert not broken, "\n".join(as_story(outcome) for outcome in broken)
 
 
 @pytest.mark.parametrize("seed", FOUND, ids=str)
 def test_a_seed_that_broke_a_rule_holds(seed: int) -> None:
     """BUG-CP32: what composed seeds showed stays found and fixed."""
     outcome = run_one(Job(scenario.load("composed"), seed))
-    assert outcome.ok, f"{FOUND[seed]}: {told(outcome)}"
+    assert outcome.ok, f"{FOUND[seed]}: {as_story(outcome)}"
 
 
 def test_the_time_of_the_newest_version_for_a_lost_copy_is_found(

@@ -18,7 +18,7 @@ from conveyor.core import acts, judge, stages
 from conveyor.core.acts import DeliveryAct
 from conveyor.push import push_wish
 from vm_lab.region import delivery, scenario
-from vm_lab.region.results import told
+from vm_lab.region.results import as_story
 from vm_lab.region.run import Job, run_one
 
 SLICE = range(1, 21)
@@ -39,7 +39,7 @@ def test_good_images_arrive_and_wrong_ones_stop_at_the_canary_whatever_fails() -
     """CV1, CV2, CV4, CV5: several releases within the half hour, and no budget is broken."""
     outcomes = [run_one(Job(scenario.load("delivery"), seed)) for seed in SLICE]
     broken = [outcome for outcome in outcomes if not outcome.ok]
-    assert not broken, "\n".join(told(outcome) for outcome in broken)
+    assert not broken, "\n".join(as_story(outcome) for outcome in broken)
     runs = Counter[str]()
     for outcome in outcomes:
         runs.update({k: n for k, n in outcome.figures.items() if k.startswith("runs ")})

@@ -26,7 +26,7 @@ from control_plane.shards.core import scopes
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.store.etcd import EtcdStore
 from vm_lab.region import scenario
-from vm_lab.region.results import told
+from vm_lab.region.results import as_story
 from vm_lab.region.run import Job, run_many, run_one
 from vm_lab.region.seed import SimulatedRegion, run_seed
 from vm_lab.region.story import draw, read
@@ -56,14 +56,14 @@ def test_no_rule_is_broken_by_leaders_that_fail_in_the_middle_of_everything() ->
     roles = scenario.load("roles")
     outcomes = run_many([Job(roles, seed) for seed in range(1, SEEDS + 1)], PROCESSES)
     broken = [outcome for outcome in outcomes if not outcome.ok]
-    assert not broken, "\n".join(told(outcome) for outcome in broken)
+    assert not broken, "\n".join(as_story(outcome) for outcome in broken)
     assert all(outcome.figures["take-overs"] >= 5 for outcome in outcomes)
     assert all(outcome.figures["moves"] >= 5 for outcome in outcomes)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_task_restarts_because_another_process_leads(seed: int) -> None:
-    """AV2 SH3: each task is told once to start, whoever leads and whoever owns it meanwhile."""
+    """AV2 SH3: each task is as_story once to start, whoever leads and whoever owns it meanwhile."""
     chosen = scenario.load("roles-quiet")
     region = SimulatedRegion(chosen, seed)
     region.run(list(draw(chosen, seed)))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vm_lab.region import scenario
-from vm_lab.region.results import told
+from vm_lab.region.results import as_story
 from vm_lab.region.run import Job, run_many
 from vm_lab.region.seed import SeedOutcome
 
@@ -33,7 +33,7 @@ def hold(jobs: list[Job]) -> list[SeedOutcome]:
     """Run all; none may break a rule."""
     outcomes = run_many(jobs, PROCESSES)
     broken = [outcome for outcome in outcomes if not outcome.ok]
-    assert not broken, "\n".join(told(outcome) for outcome in broken)
+    assert not broken, "\n".join(as_story(outcome) for outcome in broken)
     return outcomes
 
 

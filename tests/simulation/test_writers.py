@@ -24,7 +24,7 @@ from control_plane.job_control.core.compose import (
 )
 from control_plane.scheduler.core import assignment, job_change
 from vm_lab.region import scenario
-from vm_lab.region.results import told
+from vm_lab.region.results import as_story
 from vm_lab.region.run import Job, run_one
 from vm_lab.region.seed import SimulatedRegion, run_seed
 from vm_lab.region.story import draw
@@ -48,7 +48,7 @@ def test_the_share_is_exact_or_an_operation_is_under_way() -> None:
     """JC5 JC6 JC8 JC9 JC15: owner, autoscaler, conveyor, tester and operators at once."""
     outcomes = [run_one(Job(scenario.load("writers"), seed)) for seed in SLICE]
     broken = [outcome for outcome in outcomes if not outcome.ok]
-    assert not broken, "\n".join(told(outcome) for outcome in broken)
+    assert not broken, "\n".join(as_story(outcome) for outcome in broken)
     assert [outcome.refused for outcome in outcomes if outcome.refused] == []
 
 

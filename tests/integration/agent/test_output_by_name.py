@@ -171,7 +171,7 @@ def test_a_removed_pipe_is_read_to_its_end_and_closed(host: Host) -> None:
     with host.pipe.open("wb", buffering=0) as out:
         out.write(b"one\n")
         host.pipe.unlink()
-        host.copier._next_look = 0.0
+        host.copier._next_scan = 0.0
         assert host.turned() == [b"one"]
         out.write(b"last words")
         assert host.copier._pipes

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from control_plane.broker.core.inventory import COLUMNS, parse_csv, parse_json
-from control_plane.portal.core.report import Used, capacity_report
+from control_plane.portal.core.report import NOTHING, PortalReport, Used
 from vm_lab.region.generator import columns, main, make_racks, make_region, make_regions
 from vm_lab.region.workload import (
     assigned,
@@ -180,12 +180,10 @@ def test_off_peak_55_percent_is_guaranteed_and_45_opportunistic() -> None:
     total = 6000
     entitlements = make_entitlements(300, round(total * 0.7))
     machines = assigned(make_region(total), make_racks(total), entitlements)
-    used, records = {}, []
+    report = PortalReport(0.0)
     for record, has_tasks in off_peak(machines, entitlements):
-        records.append(record)
-        if has_tasks:
-            used[record.machine] = Used(1.0, 1 << 30)
-    split = capacity_report(records, entitlements, used, now=0).split
+        report.add(record, Used(1.0, 1 << 30) if has_tasks else NOTHING)
+    split = report.finish(entitlements).split
     assert 0.53 <= split.guaranteed_share <= 0.57
     assert 0.43 <= split.opportunistic_share <= 0.47
     shares = [part.machines / total for part in (split.buffer, split.unused_quota)]
