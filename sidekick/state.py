@@ -181,8 +181,8 @@ class StateFolder(msgspec.Struct, frozen=True):
         except msgspec.MsgspecError as e:
             raise HostError(
                 f"cannot read {path}: {e}",
-                hint="moved away; sidekick starts again and takes the present values as the "
-                "originals",
+                hint="move it to another folder; sidekick then starts again and takes the present "
+                "values as the originals",
             ) from e
 
     def _insist(self, write: Callable[[], None]) -> None:

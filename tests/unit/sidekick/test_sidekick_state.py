@@ -89,7 +89,7 @@ def test_a_record_that_is_no_record_says_what_to_do(state: StateFolder) -> None:
     (state.folder / "state.json").write_text("{")
     with pytest.raises(HostError) as caught:
         state.load()
-    assert "moved away" in caught.value.hint
+    assert "move it to another folder" in caught.value.hint
 
 
 def test_a_file_is_on_the_disk_before_its_name_and_that_before_the_next_step(
