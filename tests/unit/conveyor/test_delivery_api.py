@@ -117,7 +117,7 @@ async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):  # FE6
         await world.rounds(1)
         code, said = await ctl("pause", "web")
         assert (code, "it has no run" in said) == (5, True)
-        code, said = await ctl("start", "web", "--image", "latest")
+        code, said = await ctl("start", "web", "--image", "sha256:ab")
         assert (code, "--image" in said) == (64, True)
         code, said = await ctl("start", "web", "--image", digest(2), "--reason", "try")
         assert (code, "run 2 of image" in said) == (0, True)
