@@ -63,7 +63,7 @@ def test_no_rule_is_broken_by_leaders_that_fail_in_the_middle_of_everything() ->
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_task_restarts_because_another_process_leads(seed: int) -> None:
-    """AV2 SH3: each task is as_story once to start, whoever leads and whoever owns it meanwhile."""
+    """AV2 SH3: each task gets one start command, whoever leads and whoever owns it meanwhile."""
     chosen = scenario.load("roles-quiet")
     region = SimulatedRegion(chosen, seed)
     region.run(list(draw(chosen, seed)))
