@@ -103,6 +103,7 @@ def test_a_plan_lists_what_would_be_placed_and_changes_nothing(
     assert lines[3:] == [
         "job web: 4 tasks: 2 placed, 1 stay where they are (1 restarted in place), 1 stopped,"
         " 1 without room; 1 machine taken from the free pool",
+        "an update chooses machines task by task, so moved tasks may get other ones than these",
         "tasks per MSB: dc1/msb1 2, dc2/msb3 1",
         "  no room: 2 machines: no free ports",
         "sandbox of its tasks: exposure 9.4 of 10, 1.2 without its relaxations: proc, raw;"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,9 @@ from agent.config import AgentConfig
 from control_plane.api.capacity import EntitlementSpec, EntitlementWish
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke, Undrain
 from control_plane.api.jobs import JobSpec
+from control_plane.autoscaler.daemon import read_config
 from control_plane.config import Config
+from control_plane.optimus.daemon import optimus_config
 from wire.units import quantity_of
 from wire.violations import violations
 from wire.written import plain
@@ -111,6 +114,15 @@ def test_no_error_is_in_the_words_of_the_library(document: dict[str, Any], reaso
 def test_numbers_in_words_are_for_files_and_not_for_the_wire() -> None:
     (error,) = violations(JOB | {"stop_timeout_s": "90s"}, JobSpec)
     assert error.reason == "'90s' must be written as a number here: 90"
+
+
+def test_the_files_of_the_services_next_to_the_control_plane_take_durations(tmp_path: Path) -> None:
+    """BUG-UX126: `every_s = 5` was refused with "expected a duration such as 30s", and "30s", too."""
+    sizes, work = tmp_path / "autoscaler.toml", tmp_path / "optimus.toml"
+    sizes.write_text('every_s = "30s"')
+    work.write_text('entitlement = "batch"\nevery_s = "30s"')
+    assert read_config(sizes).every_s == 30.0
+    assert optimus_config(work).every_s == 30.0
 
 
 def test_a_field_that_files_call_by_a_shorter_name_takes_the_same() -> None:

@@ -26,7 +26,7 @@ from agent.api import (
     TaskState,
 )
 from agent.client import AgentClient
-from agent.host import host_profile
+from agent.host import facts, host_profile
 from agent.host.host_profile import DELIVERED, UNIT
 from agent.host.logs import LoggedRun, Logs, journal_command
 from agent.machine import Completed, boottime_s
@@ -482,6 +482,25 @@ async def test_drift_that_the_timer_found_is_an_event(
                 found = [event for event in news.events if event.kind == "profile"]
 
     assert f"drifted: {detail}" in [event.message for event in found]
+
+
+async def test_a_profile_that_is_installed_is_reported(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-UX120: the control plane reads the facts again at an event of this kind."""
+    monkeypatch.setattr(host_profile, "WATCH_S", 0.01)
+    folder = host.folder / "profiles"
+    folder.mkdir()
+    monkeypatch.setattr(facts, "PROFILES", (folder,))
+    async with host.agent() as client:
+        after = (await client.get_events(0)).latest
+        assert (await client.get_machine()).profiles == ()
+        (folder / "queue.toml").write_text('description = "A longer queue"')
+        async with asyncio.timeout(120):
+            news = await client.get_events(after, wait_s=60)
+            while not any(event.kind == "profile" for event in news.events):
+                news = await client.get_events(news.latest, wait_s=60)
+        assert (await client.get_machine()).profiles == ("queue",)
 
 
 async def test_an_interrupted_switch_is_drift_until_it_is_requested_again(

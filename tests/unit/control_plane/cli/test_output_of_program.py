@@ -56,6 +56,22 @@ def test_an_empty_endpoint_is_not_the_default_one() -> None:
     assert "--endpoint is empty" in found.output
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "why"),
+    [
+        ("unix:", "the path of the socket is missing"),
+        ("https:", "not an https:// or unix: address"),
+        ("https://:7440", "the name of the host is missing"),
+        ("https://cp.example:99999", "the port is not a number from 0 to 65535"),
+    ],
+)
+def test_an_endpoint_without_an_address_is_refused_with_the_reason(endpoint: str, why: str) -> None:
+    """BUG-UX124: `--endpoint unix:` ended with "Invalid argument" and `https:` with 77."""
+    found = CliRunner().invoke(main, ["--endpoint", endpoint, "job", "list"])
+    assert found.exit_code == 64
+    assert why in found.output
+
+
 def test_the_audit_log_is_asked_for_an_object_of_a_kind() -> None:
     """BUG-UX109: `audit --object web` printed an empty table."""
     found = CliRunner().invoke(main, ["audit", "--object", "web"])

@@ -354,6 +354,22 @@ async def test_under_a_hold_nothing_begins_and_failures_are_repaired(w: World):
 
 
 @scenario()
+async def test_under_a_hold_only_what_it_postpones_waits(w: World):
+    """BUG-UX122: a push and a size in force waited for a hold, and a size that waits was hidden."""
+    await w.deployed(a_job(4, update=FAST))
+    held = await w.cp.intents.hold("web", HoldWish(lasts_s=3600), OPERATOR)
+    assert {v.waits_for for v in held.intents} == {""}
+    shown = await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)
+    assert {v.dimension: v.waits_for for v in shown.intents if v.waits_for} == {
+        "size": "the job is held"
+    }
+    assert {v.dimension: v.effect for v in shown.intents}["size"] == "4 tasks (6 requested)"
+    shown = await w.cp.intents.canary("web", CanaryWish(command=THIRD, lasts_s=9e4), TESTER)
+    waiting = {v.dimension for v in shown.intents if v.waits_for}
+    assert waiting == {"canary", "size"}
+
+
+@scenario()
 async def test_a_stale_writer_gets_an_error_and_others_are_not_in_its_way(w: World):
     """JC2, JC15, FE8: each dimension has its own writer and version."""
     await w.deployed(a_job(4, update=FAST))

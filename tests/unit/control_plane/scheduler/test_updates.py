@@ -6,6 +6,7 @@ import pytest
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
+from agent.api import Limits
 from control_plane.api.intent_wishes import HoldWish
 from control_plane.api.jobs import JobPhase, TaskRecord
 from control_plane.api.machines import EventKind
@@ -63,6 +64,28 @@ async def test_an_answer_to_a_change_says_at_once_what_a_pause_or_a_hold_postpon
     words = "the job is held (outage): version 3 waits"
     assert (held.phase, held.detail) == (JobPhase.WAITING, words)
     assert (await w.cp.job_planner.explain("web")).update == words
+
+
+@scenario()
+async def test_an_update_that_waits_for_room_gives_its_present_reason(w: World):
+    """BUG-UX123: after another change of the job its operations named the version before.
+
+    BUG-UX125: `job explain` did not report why an update waits."""
+    await w.deployed(a_job(3))
+    await w.deployed(a_job(3, name="fill", limits=Limits(memory_max_bytes=300 << 20)))
+    for memory in (850, 800):
+        await w.cp.apply_job(a_job(3, limits=Limits(memory_max_bytes=memory << 20)))
+        version = w.cp._jobs.get("web").version
+
+        def is_reported(version: int = version) -> bool:
+            reasons = {task.operation and task.operation.reason for task in tasks(w)}
+            return reasons == {f"version {version} instead of 1"}
+
+        async def is_explained() -> bool:
+            return "waits for room: " in (await w.cp.job_planner.explain("web")).update
+
+        await w.until(is_reported)
+        await w.until(is_explained)
 
 
 @scenario()

@@ -176,6 +176,22 @@ async def test_a_task_that_claims_another_amount_where_it_is_stays(w: World):
     assert (planned.placed, planned.staying, planned.new_version) == ([], 2, True)
 
 
+@on(region_of(*PLACES))
+async def test_tasks_that_claim_another_amount_swap_no_machines(w: World):
+    """BUG-UX121: the plan swapped the machines of all tasks; the update kept them."""
+    await entitle(w, "front", 4)
+    before, after = (Limits(memory_max_bytes=size * MIB) for size in (100, 600))
+    await w.cp.apply_job(job("a", 4, limits=before))
+    await w.stable("a")
+    placed = claims(w, "a")
+    assert len(set(placed.values())) == 4
+    planned = await w.cp.job_planner.plan(job("a", 4, limits=after))
+    assert (planned.placed, planned.staying, planned.new_version) == ([], 4, True)
+    await w.cp.apply_job(job("a", 4, limits=after))
+    await w.stable("a")
+    assert claims(w, "a") == placed
+
+
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
 async def test_limits_of_preferences_and_gangs_are_reasons(w: World):
     await entitle(w, "front", 3)

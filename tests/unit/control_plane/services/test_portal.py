@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inventory import some_facts
 from msgspec.structs import replace
 from virtual_time import clock, run
 
@@ -47,6 +48,11 @@ def machine(i: int, kind: str = "small", datacenter: str = "dc1") -> MachineReco
     place = Location(datacenter=datacenter)
     hardware = Hardware(rru=2.0)
     return MachineRecord(machine=f"m{i}", location=place, machine_type=kind, hardware=hardware)
+
+
+def with_profiles(record: MachineRecord, *profiles: str) -> MachineRecord:
+    found = some_facts(record.machine)
+    return replace(record, facts=replace(found, profiles=profiles))
 
 
 def wish(**fields) -> EntitlementWish:
@@ -149,6 +155,24 @@ async def test_everything_wrong_is_said_at_once(p: Portal):
         "datacenter": "the region has no data center dc9; it has: dc1",
         "materialization": "there is no entitlement 'none'",
     }
+
+
+@scenario()
+async def test_a_host_profile_that_no_machine_has_is_refused(p: Portal):
+    """BUG-UX120: an entitlement with a misspelled host profile was created."""
+    known = {f"m{i}": machine(i) for i in range(2)}
+    p.supply.on_machine_change("m0", known["m0"], with_profiles(known["m0"], "base", "web"))
+    p.supply.on_machine_change("m1", known["m1"], with_profiles(known["m1"]))
+    early = wish(machines=1, host_profile="early")
+    await p.request("front", early, ANN, NOTHING)  # an agent of an earlier release reports none
+    p.supply.on_machine_change("m1", with_profiles(known["m1"]), None)
+    with pytest.raises(InvalidInput) as refusal:
+        await p.request("back", wish(machines=1, host_profile="nosuch"), ANN, NOTHING)
+    assert [(e.field, e.reason) for e in refusal.value.errors] == [
+        ("host_profile", "no machine has a host profile 'nosuch'; they have: base, web")
+    ]
+    await p.request("back", wish(machines=1, host_profile="web"), ANN, NOTHING)
+    await p.request("front", replace(early, spec=replace(early.spec, machines=2)), ANN, NOTHING)
 
 
 @scenario()
