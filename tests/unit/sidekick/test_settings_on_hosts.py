@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 from recorded import RecordedHost
 
+from sidekick.apply import ApplyRun
 from sidekick.expression import Facts
 from sidekick.facts import read_facts
 from sidekick.profile import Library, Profile
+from sidekick.record import Target
 from sidekick.report import ApplyOutcome, Disruption, SettingChange, WantedSetting
 from sidekick.setting import Setting
 from sidekick.settings import SETTINGS, setting_of
 from sidekick.settings.affinity import divide
+from sidekick.targets import target_of
 from wire.errors import KernelFileError
 
 GUEST = {"turbo", "power", "cstates", "smt", "prefetch", "services", "affinity"}
@@ -107,6 +110,22 @@ def test_what_is_applied_reads_back_and_is_undone_to_the_bit(fake: RecordedHost,
     for change in back:
         setting.apply(fake.host(), change)
     assert fake.everything() == before
+
+
+def test_an_energy_preference_is_restored_after_its_governor(fake: RecordedHost) -> None:
+    """BUG-SK45: with the governor `performance` the kernel refuses every other preference, and it
+    does not restore the earlier one itself.
+    """
+    policies = {f"/sys/devices/system/cpu/cpufreq/policy{number}" for number in range(36)}
+    for text in (SECTIONS["power"], "[power]\ngovernor='performance'\n"):
+        before = fake.everything()
+        profile = a_profile(fake.root.parent, text, read_facts(fake.fs))
+        for target in (target_of(profile, fake.host()), Target()):
+            report = ApplyRun(fake.host(), fake.state, target).carry_out()
+            wanted = "performance" if target.name else "balance_performance"
+            files = {f"{policy}/energy_performance_preference" for policy in policies}
+            assert {fake.fs.read(file) for file in files} == {wanted}, report
+        assert fake.everything() == before
 
 
 def test_turbo_is_one_switch_for_all_makes(tmp_path: Path) -> None:  # F-70

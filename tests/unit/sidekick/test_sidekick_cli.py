@@ -327,6 +327,17 @@ def test_history_lists_every_run_and_the_time_of_each_setting(fake: FakeHost, ru
     assert len(json.loads(run("history", "-o", "json")[1])) == 3
 
 
+def test_a_damaged_history_fails_no_run_and_loses_no_later_one(fake: FakeHost, run: Run) -> None:
+    """BUG-SK47: a power cut may leave bytes that are not text, and a line without its end."""
+    run("apply-profile", "web")
+    with (fake.state.folder / "history.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\x00torn")
+    assert run("rollback")[0] == 0
+    assert run("apply-profile", "web")[0] == 0
+    entries = json.loads(run("history", "-o", "json")[1])
+    assert [e["command"] for e in entries] == ["apply", "rollback", "apply"]
+
+
 def test_history_lists_trials_and_their_outcome(fake: FakeHost, run: Run) -> None:
     run("try", "web")
     run("confirm")

@@ -66,6 +66,14 @@ def test_a_trial_without_confirmation_is_reverted(on_web: FakeHost) -> None:
     assert on_web.state.load().trial is None
 
 
+def test_a_trial_may_last_for_weeks(on_web: FakeHost) -> None:
+    """BUG-SK46: systemd accepts no exponents, and a timer that is early reverts nothing."""
+    report = begin(on_web, 30 * 86_400.25)
+    assert report.state is ProfileState.VERIFIED
+    assert "on trial for 30d" in report.detail
+    assert "--on-active=2592008s" in on_web.processes.ran[1]
+
+
 def test_a_confirmed_trial_stays(on_web: FakeHost) -> None:
     begin(on_web)
     assert trial.confirm(on_web.host(), on_web.state).state is ProfileState.VERIFIED

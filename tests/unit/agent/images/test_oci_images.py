@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,13 @@ from agent.api import (
     pull_event_text,
 )
 from agent.cli.image import fetch
+from agent.images.core.image_run import USUAL_PATH, folders_of
 from agent.images.roots import TaskRoots
 from agent.machine import Property
 from agent.machine.fake import ends_with
 from agent.runtime.core.records import TaskRecord
 from agent.tasks.unit import task_unit
-from wire.errors import Busy, InvalidInput, TwineError, Unprocessable
+from wire.errors import Busy, HostError, InvalidInput, TwineError, Unprocessable
 
 BASE, APP, OTHER = files(base="base"), files(app="1"), files(app="2", other="x")
 LISTS = layer(
@@ -356,6 +359,55 @@ async def test_an_image_with_a_file_as_working_directory_is_refused(
         ):
             await client.fetch_oci_image(PLACE)
     assert nothing_staged(host)
+
+
+async def test_an_image_whose_working_directory_has_a_nul_is_refused(
+    host: FakeHost, registry: Registry
+) -> None:
+    """BUG-AG47: no file can have that name, and the agent answered with an internal error."""
+    an_image(host, registry, BASE, config={"Cmd": ["serve"], "WorkingDir": "/srv/\0app"})
+    async with host.agent() as client:
+        with pytest.raises(Unprocessable, match=r"working directory '/srv/\\x00app': it has a NUL"):
+            await client.fetch_oci_image(PLACE)
+    assert nothing_staged(host)
+
+
+async def test_a_fetch_on_a_disk_that_takes_no_writes_is_reported(
+    host: FakeHost, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-AG47: nothing was reported about a fetch in the background."""
+    an_image(host, registry)
+    mkdir = Path.mkdir
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path.name.startswith("oci-"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    async with host.agent() as client, asyncio.timeout(10):
+        with pytest.raises(HostError, match=r"cannot store image .*: Read-only file system"):
+            await client.fetch_oci_image(PLACE)
+        after = (await client.get_events(0)).latest
+        await client.stage_image(PLACE)
+        [failed] = (await client.get_events(after, wait_s=5)).events
+    assert failed.message.startswith("not fetched: cannot store image")
+
+
+@pytest.mark.parametrize(
+    ("path", "folders"),
+    [
+        ("", USUAL_PATH.split(":")),
+        ("/opt/app//bin:/opt/./jre/../jdk/bin/:/bin/..", ["/opt/app/bin", "/opt/jdk/bin", "/"]),
+        ("//bin:/bin::bin:./bin:/sbin", ["/bin", "/sbin"]),
+        (f"/{'a' * 256}:/{'b/' * 2048}:/bin", ["/bin"]),
+    ],
+)
+def test_the_folders_of_a_path_are_those_that_systemd_accepts(
+    path: str, folders: list[str]
+) -> None:
+    """BUG-AG48: a task with another folder in its PATH never started."""
+    assert folders_of(path) == folders
 
 
 async def test_an_image_of_root_starts_without_a_command_before_it_if_nothing_is_written(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from agent import api
 from agent.api import Health, Limits, RestartPolicy, RestartWhen, TaskState
 from agent.client import AgentClient
 from agent.machine.fake import ends_with
+from agent.runtime.core.records import TOMBSTONE_S
 from agent.runtime.journal import Journal
 from wire.errors import (
     Busy,
@@ -143,6 +145,27 @@ async def test_a_late_put_of_a_removed_generation_does_not_bring_it_back(
             await client.put_task("web", a_spec(generation=3))
         await client.put_task("web", a_spec(generation=4))
         await running(client, "web")
+
+
+async def test_tombstones_are_forgotten_after_a_day_while_the_agent_runs(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-AG46: a host of short tasks kept one record of each until its agent restarted."""
+    later_s, clock = 0.0, time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + later_s)
+    async with host.agent() as client, asyncio.timeout(60):
+        for task_id in ("old", "new"):
+            await client.put_task(task_id, a_spec(generation=3))
+            await client.delete_task(task_id)
+            await gone(client, task_id)
+            later_s += TOMBSTONE_S
+        while {p.stem for p in _journal(host).glob("*.json")} != {"new"}:
+            await asyncio.sleep(0)
+        assert {p.stem for p in _copies(host).glob("*.json")} == {"new"}
+        with pytest.raises(Conflict, match="already removed"):
+            await client.put_task("new", a_spec(generation=3))
+        await client.put_task("old", a_spec(generation=3))
+        await running(client, "old")
 
 
 async def test_a_delete_that_overtook_its_put_wins(host: FakeHost) -> None:  # F-48
