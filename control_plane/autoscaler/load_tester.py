@@ -63,8 +63,7 @@ class LoadTester:
 
     async def begin(self, job: str, wish: LoadTestWish) -> LoadTest:
         """Begin a test; `Conflict` while one runs, `Unprocessable` where the job is not at rest."""
-        if job in self._work:
-            raise Conflict(f"job {job!r} is being load-tested", hint="wait for it, or end it")
+        self._check_idle(job)
         if self._prometheus is None:
             hint = "start it with --prometheus URL"
             raise Unprocessable("this autoscaler has no Prometheus server", hint=hint)
@@ -78,10 +77,15 @@ class LoadTester:
                 f"tasks serve, and {name} {serves}",
                 hint="a test needs a stable job with at least two tasks that serve",
             )
+        self._check_idle(job)  # another test may have begun meanwhile
         test = LoadTest(job=job, task=name, began_at=self._runtime.date())
         self._tests[job] = test
         self._work[job] = asyncio.create_task(self._run(job, wish))
         return test
+
+    def _check_idle(self, job: str) -> None:
+        if job in self._work:
+            raise Conflict(f"job {job!r} is being load-tested", hint="wait for it, or end it")
 
     async def end(self, job: str) -> None:
         """End a running test; without one nothing happens."""

@@ -9,11 +9,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from virtual_time import EPOCH_S, clock, run
 
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal
 from control_plane.api.intents import StoredIntent
+from control_plane.api.jobs import JobBrief, JobBriefs, JobStatus
 from control_plane.autoscaler import kept
+from control_plane.autoscaler.core.observing import LoadReading
 from control_plane.autoscaler.service import Autoscaler
 from control_plane.autoscaler.signals import TaskUsageSource
 from control_plane.autoscaler.sizes import SizeIntents
@@ -21,7 +24,7 @@ from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
 from tests.unit.control_plane.autoscaler.model_region import MSBS, Killed, ModelRegion
 from tests.unit.control_plane.autoscaler.sizing_builders import a_policy
-from wire.errors import NotFound
+from wire.errors import Busy, NotFound
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
@@ -314,5 +317,93 @@ def test_a_simulation_compares_policies_on_the_jobs_own_history() -> None:
         assert region.record.spec.tasks == before
         with pytest.raises(NotFound, match="job 'nope' is not autoscaled"):
             await autoscaler.simulation("nope", eager)
+
+    course(body)
+
+
+class OneAway(ModelRegion):
+    """A region with a second job, whose shard may be away."""
+
+    async def list_job_briefs(self) -> JobBriefs:
+        briefs = await super().list_job_briefs()
+        return JobBriefs(jobs=[*briefs.jobs, replace(briefs.jobs[0], name="away")])
+
+    async def get_job(self, name: str) -> JobStatus:
+        if name == "away":
+            raise Busy("shard 2 is away")
+        return await super().get_job(name)
+
+
+def test_a_shard_that_is_away_holds_the_sizes_of_its_jobs_only() -> None:
+    """BUG-CP70: no size of any job was changed until the shard was back."""
+
+    async def main() -> None:
+        region = OneAway(a_policy(minimum=4, maximum=200), 60, diurnal)
+        async with MemoryStore() as store:
+            autoscaler = autoscaler_of(region, store)
+            await lasts(autoscaler, 3 * HOUR_S)
+            assert autoscaler.views().failing == (
+                "could not read 1 jobs, such as away: shard 2 is away"
+            )
+            assert [view.job for view in autoscaler.views().sizings] == ["web"]
+            assert autoscaler.counts["failed rounds"] == 0
+            assert region.sizes
+
+    run(main())
+
+
+def test_a_job_that_cannot_be_read_for_weeks_keeps_its_history() -> None:
+    """BUG-CP70: and it is shown as it was."""
+
+    async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
+        await lasts(autoscaler, HOUR_S)
+        region.get_job = _away  # type: ignore[method-assign]
+        mode = AutoscaleMode.APPLY
+        briefs = JobBrief(name="web", entitlement="front", tasks=60, healthy=60, autoscale=mode)
+
+        async def listed() -> JobBriefs:
+            region.looks += 1
+            return JobBriefs(jobs=[replace(briefs, revision=region.looks)])
+
+        region.list_job_briefs = listed  # type: ignore[method-assign]
+        await lasts(autoscaler, 8 * DAY_S)
+        assert [view.job for view in autoscaler.views().sizings] == ["web"]
+        assert "web" in await kept.load(store)
+
+    course(body)
+
+
+async def _away(_: str) -> JobStatus:
+    raise Busy("shard 2 is away")
+
+
+class Late(TaskUsageSource):
+    """A source that knows the past, and answers from a time on."""
+
+    def __init__(self, from_s: float, region: ModelRegion) -> None:
+        super().__init__(SteppedRuntime(clock, seed=0), region.describe_task)
+        self.from_s = from_s
+
+    async def past(self, status: JobStatus, policy: Autoscale) -> list[tuple[float, float]] | None:
+        now = self.runtime.date()
+        if now - EPOCH_S < self.from_s:
+            return None
+        return [(now - 3600.0 * hours, 20.0) for hours in range(48, 0, -1)]
+
+    async def measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
+        if self.runtime.date() - EPOCH_S < self.from_s:
+            return LoadReading(missing="it is down")
+        return LoadReading(load=20.0, at=self.runtime.date())
+
+
+def test_the_past_is_read_once_its_source_answers() -> None:
+    """BUG-CP71: a server that was down at the first look left the job without its history."""
+
+    async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
+        autoscaler._sources[LoadSignal.CPU] = Late(HOUR_S, region)
+        await lasts(autoscaler, 2 * HOUR_S)
+        assert autoscaler.view("web").history_from == pytest.approx(
+            EPOCH_S + HOUR_S - 2 * DAY_S, abs=HOUR_S
+        )
 
     course(body)

@@ -161,6 +161,18 @@ async def test_only_a_job_at_rest_is_tested_and_once_at_a_time() -> None:
         await LoadTester(Runtime(), model, None).begin("web", WISH)
 
 
+async def test_of_two_tests_that_begin_at_once_one_is_refused() -> None:
+    """BUG-CP72: both ran, and the end of one hid the other."""
+    model = ModelService()
+    tester = LoadTester(Runtime(), model, model)  # type: ignore[arg-type]
+    slow = LoadTestWish(**_fields(step_s=3600.0))
+    found = await asyncio.gather(
+        *(tester.begin("web", slow) for _ in range(2)), return_exceptions=True
+    )
+    assert [type(one) for one in found] == [LoadTest, Conflict]
+    await tester.close()
+
+
 def test_weights_are_what_proxies_take() -> None:
     assert multiples(WISH)[0] == 1.0
     assert multiples(WISH)[-1] == pytest.approx(8.0)

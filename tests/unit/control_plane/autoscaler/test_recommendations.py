@@ -17,6 +17,7 @@ from control_plane.autoscaler.core.recommendation import (
     horizon_s,
     recommend,
 )
+from control_plane.autoscaler.core.replay import simulate
 from control_plane.autoscaler.core.sizing import bounds_at, needed, surviving, tasks_for
 from tests.unit.control_plane.autoscaler.sizing_builders import NOON, a_policy, seen
 
@@ -273,3 +274,34 @@ def test_the_first_evaluations_forecast_from_the_present_load() -> None:
     found = JobSizing().advance(a_policy(**FREE), seen(10.0))
     assert found.forecast is not None
     assert found.forecast.by == {"last": 0.5, "mean": 0.5}
+
+
+def test_a_forecast_ends_when_the_clock_is_set_back() -> None:
+    """BUG-CP68: the forecast of the later date was followed for as long as the clock had gone."""
+    policy, sizing = a_policy(**FREE), JobSizing()
+    for minute in range(60):
+        sizing.advance(policy, seen(50.0, 60, at=NOON + 60.0 * minute))
+    back = NOON - 86_400.0
+    for minute in range(40):
+        found = sizing.advance(policy, seen(10.0, 60, at=back + 60.0 * minute))
+    assert found.wanted <= 12
+    assert sizing.state.predicted_for > back + 1800.0
+
+
+def test_no_number_of_an_owner_ends_the_evaluation() -> None:
+    """BUG-CP69: a tiny target, and loads of which the sum is infinite."""
+    sizing = JobSizing()
+    tiny = a_policy(target=5e-324)
+    assert sizing.advance(tiny, seen(1.0, 10, capacity=0.1)).tasks > 10
+    for minute in range(10):
+        found = sizing.advance(a_policy(), seen(1.7e308, 10, at=NOON + 60.0 * minute))
+        assert found.load == 1e15
+        assert found.forecast is None or math.isfinite(found.forecast.load)
+
+
+def test_a_target_in_the_wrong_unit_is_simulated_at_once() -> None:
+    """BUG-CP73: a billion tasks were removed one by one, and nothing else ran meanwhile."""
+    points = [(NOON + 300.0 * slot, 5e8) for slot in range(24)]
+    wrong, right = a_policy(target=0.5), a_policy(target=1e7)
+    found = simulate("web", points, (wrong, right), 1.0, 0, ())
+    assert found.other.peak_size == found.own.peak_size == 100
