@@ -19,7 +19,7 @@ from control_plane.optimus.core.choosing import chosen, in_order, job_of
 from control_plane.optimus.daemon import OptimusConfig, serve
 from control_plane.optimus.service import Optimus
 from control_plane.store.memory import MemoryStore
-from wire.errors import Conflict, InvalidInput, Unprocessable
+from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, Unprocessable
 
 INDEX = Path(__file__).parents[4] / "vm_lab/elastic/index.toml"
 """Of `make demo-elastic`."""
@@ -216,6 +216,97 @@ async def test_a_job_that_took_the_name_of_running_work_is_left_alone(world: Wor
         await optimus.cancel("index")
         record = (await world.cp.get_job("index")).record
         assert (record.spec.entitlement, record.stopping) == ("front", False)
+
+
+class HeldUp:
+    """Delays one call of a front end until `answer` is set."""
+
+    def __init__(self, front: FrontEnd, call: str) -> None:
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+        self._call = getattr(front, call)
+        setattr(front, call, self)
+
+    async def __call__(self, *given, **named):
+        self.asked.set()
+        await self.answer.wait()
+        return await self._call(*given, **named)
+
+
+async def cancelled_during(world: World, call: str) -> None:
+    """Cancel work while a round waits for the answer to a call."""
+    await lent_region(world)
+    async with MemoryStore() as store:
+        front = FrontEnd(world)
+        optimus = Optimus(world.runtime, front, store, "batch", {}, ahead=2)
+        await optimus.load()
+        await optimus.submit("index", wish("index"), "ann")
+        held = HeldUp(front, call)
+        looking = asyncio.create_task(optimus.look())
+        await held.asked.wait()
+        cancelling = asyncio.create_task(optimus.cancel("index"))
+        await asyncio.sleep(1)
+        held.answer.set()
+        await asyncio.gather(looking, cancelling)
+        await optimus.look()
+        assert optimus.queue().work == []
+        await world.until(lambda: is_gone(world, "index"), 300)
+
+
+@scenario(elastic=APPLY)
+async def test_work_that_is_cancelled_during_a_round_does_not_come_back(world: World) -> None:
+    """BUG-CP74: the round wrote it again as running."""
+    await cancelled_during(world, "get_job")
+
+
+@scenario(elastic=APPLY)
+async def test_work_that_is_cancelled_while_it_starts_leaves_no_job(world: World) -> None:
+    """BUG-CP74: its job ran on without a record, so it was never stopped."""
+    await cancelled_during(world, "apply_job")
+
+
+async def is_gone(world: World, name: str) -> bool:
+    try:
+        return (await world.cp.get_job(name)).record.stopping
+    except NotFound:
+        return True
+
+
+@scenario(elastic=APPLY)
+async def test_two_users_who_take_a_name_at_once_do_not_share_it(world: World) -> None:
+    """BUG-CP74: the second replaced the work of the first, and both were told that it waits."""
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        found = await asyncio.gather(
+            *(optimus.submit("index", wish("index"), user) for user in ("ann", "bob")),
+            return_exceptions=True,
+        )
+        assert [type(one) for one in found] == [QueuedWork, Conflict]
+        assert [one.user for one in optimus.queue().work] == ["ann"]
+
+
+@scenario(elastic=APPLY)
+async def test_work_that_may_not_run_delays_no_other_work(world: World) -> None:
+    """BUG-CP75: the error of the first ended each round, and no work behind it was started."""
+    await lent_region(world)
+    async with MemoryStore() as store:
+        front = FrontEnd(world)
+        apply = front.apply_job
+
+        async def refusing(spec: JobSpec, *, is_new: bool = False):
+            if spec.name == "bad":
+                raise Forbidden("optimus is not a host admin")
+            return await apply(spec, is_new=is_new)
+
+        front.apply_job = refusing
+        optimus = Optimus(world.runtime, front, store, "batch", {}, ahead=2)
+        await optimus.load()
+        await optimus.submit("bad", wish("bad"), "ann")
+        await optimus.submit("good", wish("good"), "ann")
+        await optimus.look()
+        assert states(optimus) == {"bad": QueuedState.WAITING, "good": QueuedState.RUNNING}
+        assert [one.reason for one in optimus.queue().work if one.name == "bad"] == [
+            "optimus is not a host admin"
+        ]
 
 
 @scenario(elastic=APPLY)
