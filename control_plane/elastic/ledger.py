@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 
 from msgspec import Struct
@@ -123,6 +123,11 @@ class ElasticLedger:
         self._history[pool] = after
         return after
 
+    def forget_pools(self, there: Collection[str]) -> None:
+        """Forget the histories of entitlements that were deleted."""
+        for pool in [pool for pool in self._history if pool not in there]:
+            del self._history[pool]
+
     def note_wish(self, pool: str, has: int, wants: int, seconds: float) -> None:
         """Add a period of `seconds` in which a borrower `has` machines and `wants` more."""
         known = self.history(pool)
@@ -134,9 +139,9 @@ class ElasticLedger:
         self, owner_of: OwnerOf, now: float, checkpoint: Callable[[], Awaitable[None]]
     ) -> None:
         """Record, every 5 minutes, how far autoscaled jobs are below their peak."""
-        if now - self._jobs_at < _JOBS_S:
+        if 0 <= now - self._jobs_at < _JOBS_S:
             return
-        hours = min(now - self._jobs_at, 3600.0) / 3600 if self._jobs_at else 0.0
+        hours = min(max(0.0, now - self._jobs_at), 3600.0) / 3600 if self._jobs_at else 0.0
         self._jobs_at = now
         scaled = [record for record in self._jobs.records() if record.spec.autoscale is not None]
         for record in scaled:
@@ -172,7 +177,7 @@ class ElasticLedger:
         if self._dirty:
             self._dirty = False
             await _write(self._promises, {f"{p:g}": c for p, c in self._counts.items()})
-        if now - self._saved_at >= _SAVE_S:
+        if not 0 <= now - self._saved_at < _SAVE_S:
             self._saved_at = now
             await _write(self._uses, self._history)
             await _write(self._freed, self._by_job)

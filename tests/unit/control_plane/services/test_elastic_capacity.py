@@ -1,6 +1,7 @@
 """EL1, EL2, EL7, EL9: idle machines are lent by themselves, and are back within their promise."""
 
 import asyncio
+from types import SimpleNamespace
 
 from msgspec.structs import replace
 from world import World, a_job, scenario
@@ -18,6 +19,9 @@ from control_plane.api.elastic import (
 )
 from control_plane.api.intent_wishes import SizeWish
 from control_plane.api.jobs import JobSpec
+from control_plane.elastic import survey
+from control_plane.elastic.core.matching import OpenLoan
+from control_plane.elastic.lender import Lender, PoolNow
 
 APPLY = ElasticSettings(mode=ElasticMode.APPLY, every_s=30, free_idle_s=60)
 WHOLE = Limits(memory_max_bytes=800 << 20)
@@ -217,3 +221,93 @@ async def test_the_report_has_machine_hours_by_entitlement_that_left_them(world:
     assert 2 * share <= job.machine_hours - before <= 4.2
     (front,) = [pool for pool in report(world).pools if pool.entitlement == "front"]
     assert 3.8 <= front.freed_machine_hours - owner_before <= 4.2
+
+
+@scenario(elastic=APPLY)
+async def test_free_machines_are_lent_for_no_longer_than_all_owners_were_promised(
+    world: World,
+) -> None:
+    """BUG-CP76: owners without a promise of their own got free machines after 15 minutes."""
+    await world.set_up(quota=2, elastic=Elastic(promise=Promise.SLOW))
+    await world.cp.put_entitlement("back", EntitlementSpec(machines=1, host_profile="web"))
+    await borrower(world)
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 3, 900)
+    assert {v.promise_s for v in report(world).loans} == {APPLY.promise.seconds}
+
+
+@scenario(elastic=APPLY)
+async def test_a_store_that_is_slow_to_lend_does_not_delay_owners(world: World) -> None:
+    """BUG-CP77: no owner was looked at until all machines of a matching were lent."""
+    await world.set_up(quota=3)
+    await borrower(world)
+    lender, loans = world.cp.elastic._lender, world.cp.elastic._parts.loans
+    of_round, lend, look = [0], loans.lend, lender._round
+
+    async def slowly(*given, **named):
+        of_round[-1] += 1
+        await asyncio.sleep(10)
+        return await lend(*given, **named)
+
+    async def counted() -> None:
+        of_round.append(0)
+        await look()
+
+    loans.lend, lender._round = slowly, counted
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 3, 300)
+    assert max(of_round) == 1
+
+
+@scenario(elastic=APPLY)
+async def test_a_store_that_is_slow_to_call_back_does_not_use_up_the_promise(world: World) -> None:
+    """BUG-CP77: loans were called back one after the other, each after a write of the store."""
+    await world.set_up(quota=3)
+    await borrower(world)
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 3, 600)
+    loans = world.cp.elastic._parts.loans
+    revoke = loans.revoke
+
+    async def slowly(*given):
+        await asyncio.sleep(100)
+        return await revoke(*given)
+
+    loans.revoke = slowly
+    await world.cp.apply_job(a_job(3, limits=WHOLE))
+    await world.until(lambda: any(v.revoked_at for v in report(world).loans), 300)
+    await asyncio.sleep(1)
+    assert all(v.revoked_at for v in report(world).loans)
+
+
+@scenario(elastic=APPLY)
+async def test_a_deleted_entitlement_leaves_no_history_of_use(world: World) -> None:
+    """BUG-CP78: histories of deleted entitlements were kept, and counted as machines in use."""
+    await world.set_up(quota=3)
+    await borrower(world)
+    service = world.cp.elastic
+    await world.until(lambda: "batch" in service._lender.by_msb, 300)
+    await world.cp.capacity.delete_entitlement("batch")
+    await world.until(lambda: "batch" not in service._lender.by_msb, 300)
+    assert "batch" not in service._ledger._history
+
+
+def test_machines_that_return_count_for_owners_that_can_use_them_only(monkeypatch) -> None:
+    """BUG-CP79: loans of another type were called back, so an owner's own type was not."""
+    monkeypatch.setattr(survey, "usable_free", lambda *_: 0)
+    runtime = SimpleNamespace(now=lambda: 100.0)
+    settings = SimpleNamespace(elastic=ElasticSettings())
+    region = SimpleNamespace(settings=settings, runtime=runtime, broker=None)
+    lender = Lender(SimpleNamespace(region=region, free=lambda: 0, owner_of=None), None)
+    monkeypatch.setattr(lender, "_left", lambda *_: None)
+    spec = EntitlementSpec(machines=3, host_profile="web")
+    lender.now = {
+        name: PoolNow(name, spec, 0, 0, 1, 0, frozenset({kind}))
+        for name, kind in (("gpus", "gpu"), ("webs", "web"))
+    }
+    lender.short_since = dict.fromkeys(lender.now, 0.0)
+    returning = [
+        OpenLoan(f"{kind}{i}", donor, "batch", kind, "d", 300.0, None, revoked=True, tasks=1)
+        for i, (donor, kind) in enumerate([("", "web"), ("gpus", "web")])
+    ]
+    assert {need.pool: need.machines for need in lender._needs(returning)} == {"gpus": 1, "webs": 0}
