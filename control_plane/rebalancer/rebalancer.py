@@ -126,10 +126,17 @@ class ReBalancer:
             if (job, index) not in known:
                 await self._moves.withdraw(job, index)
         if self._settings.mode is RebalanceMode.OFF:
+            await self._end_swaps()
             return
         async with asyncio.TaskGroup() as group:
             group.create_task(self.watch.run())
             group.create_task(self._run())
+
+    async def _end_swaps(self) -> None:
+        """End the exchanges of an earlier mode: their machines would stay drained."""
+        while self.swaps.under_way():
+            await self.swaps.follow("rebalancing is switched off")
+            await self._runtime.sleep(TICK_S)
 
     async def _run(self) -> None:
         every_s = self._settings.every_s
@@ -157,16 +164,16 @@ class ReBalancer:
         plan, now = self._table.find(_PLAN), self._runtime.date()
         if plan is None or plan.plan is None:
             return
-        ended = {move.id for move in self._state().history}
+        ended = {move.id: move for move in self._state().history}
         why = "" if self._settings.mode is RebalanceMode.APPLY else "the mode is no longer apply"
         if now - plan.plan.made_at > _RESUMED * self._settings.every_s:
             why = "the control plane restarted, and the plan is too old"
         self._plan = replace(plan.plan, resumed_at=now)
         self.planner.limits |= plan.plan.limits
         for move in plan.plan.moves:
-            after = resumed(move, self._now(move), now, why, is_recorded=move.id in ended)
+            after = ended.get(move.id) or resumed(move, self._now(move), now, why)
             self._note(after)
-            if after.state is MoveState.WITHDRAWN:
+            if move.id not in ended:
                 await self._ended(after)
         if why:
             await self._save(_PLAN, None)
@@ -206,7 +213,7 @@ class ReBalancer:
         if (gap := gap_of(made)) is not None and len(made.moves) < self._settings.moves_per_plan:
             self._gaps.append(gap)
         log.info("planned", extra={"plan": number, "moves": len(made.moves)})
-        await self._save(_STATE, replace(self._state(), plans=number))
+        await self._change_state(lambda state: replace(state, plans=number))
         kept = replace(made, moves=made.moves[:_KEPT], places=[])
         await self._save(_PLAN, RebalanceRecord(plan=kept) if kept.moves else None)
         await self._forget_gone()
@@ -346,8 +353,9 @@ class ReBalancer:
         if move.state in OPEN:
             return
         self.counts[move.state] += 1
-        state = self._state()
-        await self._save(_STATE, replace(state, history=[*state.history, move][-_HISTORY:]))
+        await self._change_state(
+            lambda state: replace(state, history=[*state.history, move][-_HISTORY:])
+        )
         if move.state in (MoveState.DONE, MoveState.FAILED):
             name = _MOVED + move.job
             known = self._table.find(name) or RebalanceRecord()
@@ -363,6 +371,11 @@ class ReBalancer:
 
     def _state(self) -> RebalanceRecord:
         return self._table.find(_STATE) or RebalanceRecord()
+
+    async def _change_state(self, change: Callable[[RebalanceRecord], RebalanceRecord]) -> None:
+        """Change the stored state; a pause and the end of a move may come at the same moment."""
+        async with self._table.lock(_STATE):
+            await self._table.commit(_STATE, change(self._state()))
 
     async def _save(self, name: str, record: RebalanceRecord | None) -> None:
         async with self._table.lock(name):
@@ -422,11 +435,11 @@ class ReBalancer:
 
     async def pause(self, wish: PauseWish, by: str) -> RebalanceStatus:
         """Stop beginning moves, also after a restart; waiting moves are withdrawn."""
-        await self._save(_STATE, replace(self._state(), paused_by=by, paused_why=wish.reason))
+        await self._change_state(lambda state: replace(state, paused_by=by, paused_why=wish.reason))
         log.warning("paused", extra={"by": by, "reason": wish.reason})
         return self.status()
 
     async def resume(self) -> RebalanceStatus:
         """End the pause."""
-        await self._save(_STATE, replace(self._state(), paused_by="", paused_why=""))
+        await self._change_state(lambda state: replace(state, paused_by="", paused_why=""))
         return self.status()

@@ -48,13 +48,12 @@ def followed(move: MoveView, task: TaskNow, now: float, patience_s: float) -> Mo
     return move
 
 
-def resumed(move: MoveView, task: TaskNow, now: float, why: str, *, is_recorded: bool) -> MoveView:
+def resumed(move: MoveView, task: TaskNow, now: float, why: str) -> MoveView:
     """Return the present state of a move from the plan of an earlier process.
 
     `why` is the reason to withdraw a move that has not begun; empty: it may still begin.
-    `is_recorded`: the history already has the outcome of the move.
     """
-    if is_recorded or task.serves_on == move.to_machine:
+    if task.serves_on == move.to_machine and not task.ordered_to:
         return to(move, MoveState.DONE, now, move.reason)
     if task.ordered_to == move.to_machine and (task.has_begun or not why):
         return to(move, MoveState.MOVING if task.has_begun else MoveState.WAITING, now)

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from virtual_time import run
 from world import World, a_job, a_region
 
@@ -106,6 +107,25 @@ def test_an_exchange_is_called_off_while_the_region_is_unwell() -> None:
             records = [w.cp._broker.table.get(name) for name in ("m3", "m6")]
             assert all(e.end is not None for r in records for e in r.unavailability)
             assert all(record.state is MachineState.UP for record in records)
+
+    run(main())
+
+
+def test_an_exchange_ends_when_rebalancing_is_switched_off() -> None:
+    """BUG-CP82: its machines stayed drained, and no component ended that."""
+
+    async def main() -> None:
+        w = Exchanging()
+        async with asyncio.timeout(20_000):
+            async with w.running():
+                await w.begin()
+                await w.until(lambda: w.cp.rebalancer.swaps.under_way(), 2_000)
+            off = RebalanceSettings(mode=RebalanceMode.OFF)
+            w.settings = replace(w.settings, rebalance=off)
+            async with w.running():
+                await w.until(lambda: w.ended(SwapState.WITHDRAWN), 2_000)
+                records = [w.cp._broker.table.get(name) for name in ("m3", "m6")]
+                assert all(e.end is not None for r in records for e in r.unavailability)
 
     run(main())
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from math import inf, nan
+from typing import Any
 
 import pytest
 from fake_agents import IMAGE_2
@@ -16,7 +17,7 @@ from world import a_job
 
 from control_plane.api.jobs import UpdatePolicy
 from control_plane.api.policy import Fit
-from control_plane.api.rebalancing import MoveState, PauseWish
+from control_plane.api.rebalancing import MoveState, MoveView, PauseWish
 from control_plane.rebalancer.core.model import Effort, PlanStep, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.survey import Load
 from control_plane.roles import ControlPlane
@@ -190,3 +191,58 @@ def begun(w: Rebalanced) -> set[str]:
 
 def wish() -> PauseWish:
     return PauseWish(reason="to look first")
+
+
+def test_a_pause_is_kept_although_a_move_ends_at_the_same_moment() -> None:
+    """BUG-CP80: each wrote the state that it had read before the other's write."""
+
+    async def body(w: Rebalanced) -> None:
+        await w.packed()
+        await w.until(lambda: w.moves(), within_s=900)
+        rebalancer, txn = w.cp.rebalancer, w.store.txn
+        before = rebalancer.history().moves
+
+        async def slowly(*given: Any) -> Any:
+            await asyncio.sleep(1)
+            return await txn(*given)
+
+        w.store.txn = slowly  # type: ignore[method-assign]
+        move = replace(before[0], id="p9.9")
+        await asyncio.gather(
+            rebalancer.pause(PauseWish(reason="look"), "ann"), rebalancer._ended(move)
+        )
+        assert rebalancer.status().paused
+        assert rebalancer.history().moves[0].id == "p9.9"
+
+    in_region(body)
+
+
+def test_a_move_that_ended_while_the_process_was_away_is_recorded() -> None:
+    """BUG-CP81: its task did not rest, and the history did not have it."""
+
+    async def main() -> None:
+        world = Rebalanced(every_s=2_000.0)
+        async with asyncio.timeout(40_000):
+            async with world.running() as w:
+                await w.packed()
+                ended, stuck = w.cp.rebalancer._ended, list[MoveView]()
+
+                async def stops(move: MoveView) -> None:
+                    if move.state is MoveState.DONE:
+                        stuck.append(move)
+                        await asyncio.sleep(1e9)  # the process ends before this is stored
+                    await ended(move)
+
+                w.cp.rebalancer._ended = stops  # type: ignore[method-assign]
+                await w.until(lambda: stuck, 4_000)
+            async with world.running() as w:
+                rebalancer = w.cp.rebalancer
+
+                def recorded() -> list[MoveState]:
+                    return [m.state for m in rebalancer.history().moves if m.id == stuck[0].id]
+
+                await w.until(recorded)
+                assert recorded() == [MoveState.DONE]
+                assert w.cp.rebalancer._moved("web")[stuck[0].task] > 0
+
+    run(main())
