@@ -15,6 +15,7 @@ from control_plane.front_end.access import caller_header
 from control_plane.front_end.listen import serving, tcp_socket
 from control_plane.front_end.relay import RELAYED, FrontEndRelay
 from control_plane.identity.authority import CertificateSubject
+from control_plane.runtime.runtime import Runtime
 from wire import tls
 from wire.client import WireClient
 from wire.errors import Busy, Forbidden, TwineError, Unauthenticated
@@ -110,12 +111,15 @@ def test_what_others_say_for_whom_they_call_counts_for_nothing(owned: Region) ->
 
 
 @asynccontextmanager
-async def a_front_end(region: Region, cores: list[str]) -> AsyncIterator[str]:
+async def a_front_end(
+    region: Region, cores: list[str], runtime: Runtime | None = None
+) -> AsyncIterator[str]:
     """Serve a front end of a region and yield its URL."""
     subject = CertificateSubject("component", "front-end", ("127.0.0.1",))
     held = region.authority.credential(subject, "", 600.0)
     tcp = tcp_socket("127.0.0.1", 0)
-    door = FrontEndRelay(cores, tls.client_context(held, tls.CONTROL_PLANE), "twine")
+    core_tls = tls.client_context(held, tls.CONTROL_PLANE)
+    door = FrontEndRelay(cores, core_tls, "twine", runtime or Runtime())
     following = asyncio.create_task(door.follow_core())
     context = tls.server_context(held, require_client=False)
     try:
@@ -176,3 +180,26 @@ def test_what_hosts_alone_may_call_is_not_relayed() -> None:
     hosts_only = {"join", "renew", "certify_task", "show_presence", "fetch_image"}
     assert {route.name for route in ROUTES} - names <= hosts_only
     assert not names & (hosts_only - {"fetch_image"})
+
+
+def test_a_front_end_passes_on_no_change_from_before_its_pause(owned: Region) -> None:
+    """BUG-CP66: it passed a change on that its caller had sent again, and changed since."""
+
+    async def main() -> None:
+        passed_s = 0.0
+        loop = asyncio.get_running_loop()
+        runtime = Runtime(boot=lambda: loop.time() + passed_s)
+        async with (
+            a_front_end(owned, [owned.url], runtime) as url,
+            user(owned, url, "user", "ann") as ann,
+        ):
+            pause = ROUTE["pause_job"]
+            runtime.look_at_clocks()
+            assert (await ann.call(pause, job="job-of-web")).record.paused
+            passed_s = 60.0
+            with pytest.raises(Busy, match="this front end was paused"):
+                await ann.call(pause, job="job-of-web")
+            assert (await ann.call(pause, job="job-of-web")).record.paused
+
+    asyncio.run(main())
+    _restore(owned)
