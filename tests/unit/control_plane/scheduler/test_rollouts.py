@@ -374,6 +374,46 @@ def test_an_update_does_not_wait_for_extra_tasks_that_have_no_room(pace: dict):
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("pace", "why"),
+    [
+        ({"batch": 1, "health_gate_s": 60.0}, "the batch waits until task 0 has a machine"),
+        ({"canary": Canary(tasks=1, hold_s=60.0)}, "the canaries wait until task 0 has a machine"),
+    ],
+)
+def test_an_update_names_the_task_without_a_machine_that_it_waits_for(pace: dict, why: str):
+    """BUG-CP67: it waited for a task that was lost with its machine, and did not say so."""
+
+    async def main() -> None:
+        w = World(a_region(3))
+        async with w.running():
+            await w.set_up(3)
+            spec = a_job(3, limits=LARGE, update=policy(max_unavailable=2, **pace))
+            await w.cp.apply_job(spec)
+            await w.stable()
+            await w.cp.apply_job(replace(spec, command=OTHER))
+
+            async def one_is_new() -> bool:
+                return (await versions(w)).count(2) == 1 and len(await w.endpoints()) == 3
+
+            async def is_reported() -> bool:
+                return why in (await w.cp.get_job("web")).update
+
+            await w.until(one_is_new)
+            first = (await w.cp.get_job("web")).record.tasks[0]
+            assert first.version == 2
+            assert first.placement is not None
+            lost = w.region.machines[first.placement.machine]
+            lost.power_off()
+            await w.until(is_reported, 600)
+            assert (await w.cp.shards.explain("web")).update.count(why) == 1
+            lost.power_on()
+            await w.until(lambda: is_new(w, 3), 900)
+            assert not (await w.cp.get_job("web")).update
+
+    run(main())
+
+
 def test_a_task_that_has_no_room_elsewhere_does_not_hold_up_the_update_of_others():
     """BUG-CP63: it took the whole budget, round after round, and waited for room."""
 
