@@ -18,6 +18,8 @@ from wire.errors import TwineError, Unreachable
 from wire.prometheus import Prometheus
 
 TEXT_MAX_BYTES = 64 << 10
+POINTS_MAX = 10_000
+"""Points of a series in one query: Prometheus refuses more than 11,000."""
 NONE_MATCHES = "$^"
 """A regular expression that matches no task."""
 
@@ -93,6 +95,7 @@ async def _compare(
     gate: CompareGate, prometheus: str, seen: Sequence[JobProgress], age_s: float
 ) -> Measured:
     window_s = max(0.0, min(gate.window_s, age_s))
+    step_s = max(gate.step_s, window_s / POINTS_MAX)
     sides = []
     async with Prometheus(prometheus) as server:
         for tasks in (
@@ -101,7 +104,7 @@ async def _compare(
         ):
             query = gate.promql.replace("$tasks", tasks_pattern(tasks))
             end = time.time()  # Prometheus' clock is assumed to agree
-            found = await server.query_range(query, end - window_s, end, gate.step_s)
+            found = await server.query_range(query, end - window_s, end, step_s)
             sides.append([_number(text) for r in found.series("matrix") for _, text in r.values])
     return judge.of_comparison(gate, *sides)
 

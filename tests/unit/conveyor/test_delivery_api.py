@@ -33,6 +33,7 @@ from conveyor.server import DeliveryAccess, serving
 from tests.unit.conveyor.delivery_model import World, a_pipeline, digest
 from wire import tls
 from wire.errors import ConfigError, Forbidden, NotFound, Unreachable
+from wire.prometheus import PrometheusData
 
 PAUSE = ControlRequest(verb=ControlVerb.PAUSE)
 
@@ -215,6 +216,35 @@ async def test_a_comparison_asks_for_both_sides():
         found = await measured(a_gate(compare={"promql": 'l{task=~"$tasks"}'}), url)
     assert found.outcome is GateOutcome.FAIL
     assert found.numbers["new_median"] > found.numbers["stable_median"]
+
+
+async def test_a_long_comparison_asks_for_no_more_points_than_prometheus_gives(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """BUG-CP85: after three hours a comparison each second had no data, and failed the stage."""
+    asked: list[float] = []
+
+    class Server:
+        def __init__(self, _: str) -> None:
+            """Connect nowhere."""
+
+        async def __aenter__(self) -> Server:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            """Close nothing."""
+
+        async def query_range(
+            self, _: str, start: float, end: float, step_s: float
+        ) -> PrometheusData:
+            asked.append((end - start) / step_s)
+            return PrometheusData(result_type="matrix", result=[])
+
+    monkeypatch.setattr(gates, "Prometheus", Server)
+    gate = a_gate(compare={"promql": "l", "window_s": 86_400.0, "step_s": 1.0}).compare
+    assert gate is not None
+    await gates._compare(gate, "http://prometheus", [], 86_400.0)
+    assert max(asked) <= 10_001
 
 
 @pytest.mark.parametrize(
