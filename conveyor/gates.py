@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import aiohttp
-import msgspec
 
 from conveyor.api import CompareGate, HttpGate, QueryGate
 from conveyor.core import judge
@@ -131,23 +130,6 @@ async def _get(url: str, timeout_s: float, most: int) -> tuple[int, bytes]:
             return response.status, bytes(body[:most])
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
         raise Unreachable(f"no answer from {url}: {str(e) or type(e).__name__}") from e
-
-
-async def notify(url: str, message: object, timeout_s: float = 10.0) -> None:
-    """POST a message as JSON; `Unreachable` unless the answer is 2xx."""
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-    headers = {"Content-Type": "application/json"}
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(
-                url, data=msgspec.json.encode(message), headers=headers, allow_redirects=False
-            ) as response,
-        ):
-            if not 200 <= response.status < 300:
-                raise Unreachable(f"{url} answered {response.status} to a notification")
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
-        raise Unreachable(f"cannot notify {url}: {str(e) or type(e).__name__}") from e
 
 
 def _named(metric: Mapping[str, str]) -> str:

@@ -5,16 +5,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+import aiohttp
+import msgspec
+
 from control_plane.runtime.runtime import Runtime
-from conveyor.gates import notify
 from conveyor.runs import PipelineRun
-from wire.errors import TwineError
+from wire.errors import TwineError, Unreachable
 
 log = logging.getLogger(__name__)
 AGAIN_S = 60.0
 FOR_S = 86_400.0
 """A notification is dropped after this many seconds without delivery."""
 Notify = Callable[[str, object], Awaitable[None]]
+
+
+async def notify(url: str, message: object, timeout_s: float = 10.0) -> None:
+    """POST a message as JSON; `Unreachable` unless the answer is 2xx."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    headers = {"Content-Type": "application/json"}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(
+                url, data=msgspec.json.encode(message), headers=headers, allow_redirects=False
+            ) as response,
+        ):
+            if not 200 <= response.status < 300:
+                raise Unreachable(f"{url} answered {response.status} to a notification")
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
+        raise Unreachable(f"cannot notify {url}: {str(e) or type(e).__name__}") from e
 
 
 class Notifications:

@@ -19,8 +19,8 @@ from conveyor.api import ControlRequest, PipelineSpec, StartRequest
 from conveyor.core import commands, decide, judge
 from conveyor.core.acts import DeliveryAct, named
 from conveyor.core.stages import stage_name, steps, wanted
-from conveyor.gates import GateMeter, GateReader, notify
-from conveyor.notifications import Notifications, Notify
+from conveyor.gates import GateMeter, GateReader
+from conveyor.notifications import Notifications, Notify, notify
 from conveyor.push import PushWriter
 from conveyor.records import DeliveryRecords, KnownPipeline
 from conveyor.runs import (

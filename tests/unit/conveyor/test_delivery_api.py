@@ -27,6 +27,7 @@ from conveyor.api import ControlRequest, ControlVerb, PipelineGate, PipelineStag
 from conveyor.client import ConveyorClient
 from conveyor.config import ConveyorConfig, load, open_store
 from conveyor.gates import GateMeter
+from conveyor.notifications import notify
 from conveyor.routes import IDENTITY, READS, ROUTES, WRITES
 from conveyor.runs import GateOutcome, JobProgress, PipelineRun, StepTime
 from conveyor.server import DeliveryAccess, serving
@@ -285,9 +286,9 @@ async def test_an_http_check_wants_its_status_and_text():
 async def test_a_hook_that_refuses_is_reported_as_unreachable():
     async with answering("no", 500) as url:
         with pytest.raises(Unreachable, match="answered 500"):
-            await gates.notify(url, {"run": 1})
+            await notify(url, {"run": 1})
     async with answering("yes") as url:
-        await gates.notify(url, {"run": 1})
+        await notify(url, {"run": 1})
 
 
 # -- the program
