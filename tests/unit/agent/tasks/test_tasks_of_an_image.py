@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from builders import IMAGE, a_record, a_spec
 
 from agent.runtime.core.records import TaskRecord
@@ -30,8 +31,9 @@ class _Crowded(TaskQueries):
         self._being_created[f"web-{number + 1}"] = a_spec()
 
 
+@pytest.mark.behaviour("BUG-AG45")
 def test_the_tasks_of_an_image_are_found_while_other_tasks_come() -> None:
-    """BUG-AG45: the search for unused images failed in its thread, and was never repeated."""
+    """The search for unused images failed in its thread, and was never repeated."""
     tasks = _Crowded()
     tasks.create()
     tasks.create()
