@@ -125,7 +125,7 @@ async def test_a_full_disk_refuses_writes_and_takes_them_again(tmp_path: Path) -
 
 
 @pytest.mark.behaviour("F-46")
-async def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever(
+async def test_the_wait_for_a_hanging_disk_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slow is not lost. Who waits too long is told so, later ones at once."""

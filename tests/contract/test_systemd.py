@@ -219,7 +219,7 @@ def test_what_ignores_a_stop_is_killed_with_all_it_left(host: Host, unit: str) -
 
 
 @pytest.mark.behaviour("AG4")
-def test_a_start_that_takes_too_long_is_told_from_a_run_that_does(host: Host, unit: str) -> None:
+def test_a_slow_start_is_distinguished_from_a_long_run(host: Host, unit: str) -> None:
     """systemd says `timeout` of both, and only one of them ever ran."""
     if not host.real:
         host.systemd.never_up.add(unit)  # type: ignore[attr-defined]
@@ -293,9 +293,7 @@ def test_limits_can_be_changed_while_a_unit_runs(host: Host, unit: str) -> None:
         host.systemd.set_properties(unit, {"CPUWeight": 20_000})
 
 
-def test_a_slice_that_does_not_run_yet_begins_with_what_was_said_of_it(
-    host: Host, unit: str
-) -> None:
+def test_a_slice_starts_with_properties_set_before(host: Host, unit: str) -> None:
     name = unit.replace("-", "_").replace(".service", ".slice")
     host.systemd.set_properties(name, {"CPUWeight": 50, "AllowedCPUs": (0,)})
     host.systemd.start_transient(unit, a_service(Slice=name))
@@ -431,7 +429,7 @@ def test_a_slice_holds_its_units_and_is_made_with_limits(host: Host, unit: str) 
     assert host.until(unit, lambda state: state is None) is None
 
 
-def test_a_slice_that_nobody_made_comes_with_its_first_unit(host: Host, unit: str) -> None:
+def test_a_missing_slice_is_made_with_its_first_unit(host: Host, unit: str) -> None:
     name = "twinecontract-implied.slice"
 
     host.systemd.start_transient(unit, a_service(Slice=name))

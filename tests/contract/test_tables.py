@@ -156,7 +156,7 @@ async def test_an_unknown_outcome_is_found_out_before_anything_else(fate: Fate) 
 
 
 @pytest.mark.behaviour("F-47")
-async def test_while_nobody_knows_the_record_is_not_written_and_others_are() -> None:
+async def test_a_record_of_unknown_state_is_not_written_and_others_are() -> None:
     """Reading goes on with what is known; the next writer asks first."""
     async with FaultyStore(MemoryStore()) as store:
         table = owner(store)

@@ -69,7 +69,7 @@ def test_a_command_line_is_reached_by_kexec_and_given_back_by_the_next_boot(
 @pytest.mark.behaviour("F-69")
 @pytest.mark.long
 @pytest.mark.parametrize("broken", ["root=/dev/none", "rdinit=/none root=/dev/none"])
-def test_f69_a_broken_line_comes_back_by_itself_after_kexec(guest: OneGuest, broken: str) -> None:
+def test_a_broken_kernel_line_is_restored_after_kexec(guest: OneGuest, broken: str) -> None:
     """No root and, with `rdinit`, a kernel panic: the guard on the line restarts the host, and the
     firmware knows only the host's own line. The profile is degraded, and not tried again.
     """

@@ -75,7 +75,7 @@ def test_the_profile_was_verified_before_a_task_ran(web: TheLab) -> None:
 
 
 @pytest.mark.behaviour("AL4")
-def test_what_a_job_file_would_do_is_said_before_it_happens(web: TheLab) -> None:
+def test_a_plan_shows_what_a_job_file_would_do(web: TheLab) -> None:
     image = web.job()["record"]["spec"]["image"]
     before = web.tasks()
     words = ("job", "plan", str(JOB), "--set", f"image={image}", "--set", "tasks=9")

@@ -212,7 +212,7 @@ def test_by_default_the_user_may_write_to_the_root(guest: OneGuest) -> None:
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
 
-def test_a_user_whom_the_image_does_not_know_is_told(guest: OneGuest) -> None:
+def test_a_user_missing_in_the_image_is_reported(guest: OneGuest) -> None:
     run = "twine-agent run web --image oci-archive:/root/nobody.tar --memory 64MiB 2>&1; true"
     told = guest.ssh(run, timeout_s=900)
     assert "user 'nobody', and its /etc/passwd has no such user" in told

@@ -100,7 +100,7 @@ def test_a_namespace_inside_has_a_proc_of_its_own_where_that_is_allowed(
 
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
-def test_what_the_kernel_finds_nobody_inside_can_look_at_or_take_away(guest: OneGuest) -> None:
+def test_cgroup_files_cannot_be_read_or_removed_from_inside(guest: OneGuest) -> None:
     """The host's, of no process, and no way into it."""
     assert "Permission denied" in inside(guest, "ls /run/twine-nested")
     assert "Permission denied" in inside(guest, "cat /run/twine-nested/proc/kallsyms")
@@ -117,7 +117,7 @@ def test_what_the_kernel_finds_nobody_inside_can_look_at_or_take_away(guest: One
 
 @pytest.mark.behaviour("AG4")
 @pytest.mark.long
-def test_podman_runs_a_container_with_users_of_its_own_where_that_is_allowed(
+def test_podman_runs_a_container_with_a_user_namespace_where_allowed(
     guest: OneGuest,
 ) -> None:
     """Of an image in its store, in the machine's network and in one of its own."""
@@ -172,7 +172,7 @@ def test_nothing_is_left_of_a_container_whose_task_is_deleted(guest: OneGuest) -
 
 @pytest.mark.behaviour("AG4")
 @pytest.mark.long
-def test_nested_by_itself_is_refused_with_the_reason(guest: OneGuest) -> None:
+def test_nested_alone_is_refused_with_the_reason(guest: OneGuest) -> None:
     run = "twine-agent run alone --relax nested --image /root/plain.tar -- /bin/sh 2>&1 || true"
     assert "nested requires own-init" in guest.ssh(run, timeout_s=900)
     assert "nested" in guest.ssh("twine-agent facts | grep ^capabilities")

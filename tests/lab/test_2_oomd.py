@@ -90,7 +90,7 @@ def marks(guest: OneGuest, *groups: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.behaviour("AG8")
-def test_systemd_oomd_watches_the_tasks_and_is_told_whom_it_takes_last_or_never(
+def test_systemd_oomd_watches_tasks_with_their_preferences(
     guest: OneGuest,
 ) -> None:
     """What keeps the host going never; a promise is heeded, and as it is after a resize."""

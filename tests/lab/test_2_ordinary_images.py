@@ -145,7 +145,7 @@ i=0; while :; do i=$((i+1)); echo $i || exit 9; /bin/busybox usleep 50000; done"
 
 
 @pytest.mark.behaviour("BUG-AG34", "BUG-AG40")
-def test_a_log_is_what_was_written_whatever_is_started_again(guest: OneGuest) -> None:
+def test_a_log_is_complete_across_restarts(guest: OneGuest) -> None:
     """Byte for byte. BUG-AG40: no task ends because logging did, and no line is lost."""
     guest.put("/root/exact", EXACT)
     guest.put("/root/talks", TALKS)
@@ -176,7 +176,7 @@ def test_a_log_is_what_was_written_whatever_is_started_again(guest: OneGuest) ->
 
 
 @pytest.mark.behaviour("BUG-AG39", "BUG-AG42")
-def test_last_words_and_lines_that_were_dropped_are_told(guest: OneGuest) -> None:
+def test_last_lines_and_dropped_lines_are_reported(guest: OneGuest) -> None:
     """What a program wrote just before its end is in its log. BUG-AG42: journald's rate
     limit drops lines, and the log says how many."""
     many = "i=0; while [ $i -lt 10300 ]; do i=$((i+1)); echo $i; done"

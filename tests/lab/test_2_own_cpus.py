@@ -60,7 +60,7 @@ OWN_DB = "workload-local_own.slice/twine-task-db.service"
 
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
-def test_cores_of_its_own_hold_and_are_given_back(guest: OneGuest) -> None:
+def test_exclusive_cores_hold_and_are_returned(guest: OneGuest) -> None:
     """Others are off a task's cores before it runs there, through a kill of the agent, a
     resize and its end; what does not fit is refused with the numbers."""
     run(guest, "web")

@@ -196,7 +196,7 @@ def test_what_uses_too_much_inside_ends_the_task_and_no_neighbour(guest: OneGues
 
 @pytest.mark.behaviour("AG4")
 @pytest.mark.long
-def test_it_starts_again_when_it_reboots_and_ends_in_order_when_it_is_told(
+def test_it_restarts_on_reboot_and_shuts_down_in_order(
     guest: OneGuest,
 ) -> None:
     """P9: its services are told; mounts, users, cgroups and folders go with it."""
@@ -216,7 +216,7 @@ def test_it_starts_again_when_it_reboots_and_ends_in_order_when_it_is_told(
 
 @pytest.mark.behaviour("AG4", "AG8")
 @pytest.mark.long
-def test_nothing_is_left_of_one_that_is_deleted_while_it_dies_for_want_of_memory(
+def test_nothing_is_left_of_a_task_deleted_during_an_out_of_memory_kill(
     guest: OneGuest,
 ) -> None:
     """Neither mounts nor cgroups nor a unit, and another of its name starts at once."""

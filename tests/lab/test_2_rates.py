@@ -115,7 +115,7 @@ def test_a_task_reads_and_writes_no_faster_than_its_devices_limits_say(guest: On
 
 
 @pytest.mark.behaviour("AG8")
-def test_a_limit_holds_by_whatever_name_of_its_device_it_is_put(guest: OneGuest) -> None:
+def test_a_limit_holds_for_every_name_of_its_device(guest: OneGuest) -> None:
     """systemd wrote a lifted limit over that of another name; the kernel then had none."""
     group = "/sys/fs/cgroup/workload.slice/workload-local.slice/twine-task-named.service"
     links = guest.ssh("ls -d /dev/disk/by-path/* /dev/disk/by-uuid/*").split()

@@ -118,7 +118,7 @@ def phase(
 
 
 @pytest.mark.behaviour("BUG-CP3")
-def test_a_control_plane_that_stood_still_for_six_minutes_moves_nothing(
+def test_a_control_plane_paused_for_six_minutes_moves_nothing(
     the_lab: TheLab, phase: Phase
 ) -> None:
     """A stopped and continued control plane took its own pause for silence of all."""

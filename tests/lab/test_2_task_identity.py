@@ -57,7 +57,7 @@ def lab() -> Iterator[OneMachine]:
 
 @pytest.mark.behaviour("AG10")
 @pytest.mark.long
-def test_tasks_prove_to_each_other_who_they_are_and_get_the_next_key_while_they_run(
+def test_tasks_authenticate_each_other_and_get_new_keys_while_running(
     lab: OneMachine, tmp_path: Path
 ) -> None:
     """Mutual TLS with the files that each finds; a renewal, and the end of a task."""

@@ -83,7 +83,7 @@ def said(guest: OneGuest, secret: str) -> bool:
 
 @pytest.mark.behaviour("AG10")
 @pytest.mark.long
-def test_a_credential_reaches_its_task_and_nobody_else(guest: OneGuest) -> None:
+def test_only_its_task_can_read_a_credential(guest: OneGuest) -> None:
     """By systemd, in memory; a killed agent holds it still, a restart brings the next."""
     unit = "twine-task-db.service"
     put = "twine-agent credential put password"
@@ -130,7 +130,7 @@ def test_a_credential_reaches_its_task_and_nobody_else(guest: OneGuest) -> None:
 
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
-def test_who_follows_a_log_hears_what_is_written_from_then_on(guest: OneGuest) -> None:
+def test_a_log_follower_gets_new_lines(guest: OneGuest) -> None:
     """The journal is read in the sandbox of the agent's unit, with little of /proc."""
     run = "twine-agent run talks --image /root/image.tar --memory 16MiB -- /bin/sh -c"
     talk = "while :; do echo tick; /bin/busybox sleep 1; done"
@@ -142,7 +142,7 @@ def test_who_follows_a_log_hears_what_is_written_from_then_on(guest: OneGuest) -
 
 @pytest.mark.behaviour("AG4")
 @pytest.mark.long
-def test_a_start_that_takes_too_long_is_told_as_such(guest: OneGuest) -> None:
+def test_a_slow_start_is_reported_as_a_start(guest: OneGuest) -> None:
     """What comes before the command took its time; no word of a run that never was.
 
     A start that is under way when the drop-in is removed gets the usual timeout: it sleeps to its
@@ -231,7 +231,7 @@ def test_a_journald_that_is_killed_costs_no_task_its_output(guest: OneGuest) -> 
 
 @pytest.mark.behaviour("EL9")
 @pytest.mark.long
-def test_a_task_is_told_ahead_of_time_in_a_file_and_by_its_hook(guest: OneGuest) -> None:
+def test_a_task_is_notified_ahead_by_a_file_and_its_hook(guest: OneGuest) -> None:
     """It reads the file and cannot write it, its hook is called, a killed agent repeats it."""
     guest.put("/root/told.toml", TOLD)
     guest.put("/root/told", HEARS)

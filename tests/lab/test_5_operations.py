@@ -135,7 +135,7 @@ def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLa
 
 
 @pytest.mark.behaviour("SC3", "HC11", "SD1", "TC15")
-def test_a_failed_machine_is_told_of_in_order_and_nobody_asks_its_tasks(
+def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
     web: TheLab, tmp_path: Path
 ) -> None:
     """Event, unlisted, controller asked, elsewhere after its word, listed."""

@@ -75,7 +75,7 @@ def test_the_time_of_the_newest_version_for_a_lost_copy_is_found(
 
 
 @pytest.mark.behaviour("BUG-CP30")
-def test_a_stop_version_beside_the_copy_of_a_keep_version_is_found(
+def test_a_stop_version_next_to_a_keep_version_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The rule before: a change from keep to stop waits for no earlier copy."""

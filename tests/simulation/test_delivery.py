@@ -38,7 +38,7 @@ def broken_by(rules: set[str]) -> int:
 
 
 @pytest.mark.behaviour("CV1", "CV2", "CV4", "CV5")
-def test_good_images_arrive_and_wrong_ones_stop_at_the_canary_whatever_fails() -> None:
+def test_good_images_arrive_and_bad_ones_stop_at_the_canary_under_faults() -> None:
     """Several releases within the half hour, and no budget is broken."""
     outcomes = [run_one(Job(scenario.load("delivery"), seed)) for seed in SLICE]
     broken = [outcome for outcome in outcomes if not outcome.ok]

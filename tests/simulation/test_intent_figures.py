@@ -27,7 +27,7 @@ def composed() -> Course:
 
 
 @pytest.mark.behaviour("JC5", "JC6", "JC10")
-def test_figure_6_half_stays_half_at_every_size_beside_a_canary(composed: Course) -> None:
+def test_figure_6_half_stays_half_at_every_size_with_a_canary(composed: Course) -> None:
     assert composed.broken == []
     assert sizes_of(composed) == {
         "pushed": {"old": 50, "pushed": 50},

@@ -101,7 +101,7 @@ def test_a_version_that_fails_and_is_kept_is_found(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.behaviour("TC15")
-def test_a_controller_that_is_told_that_all_is_well_is_found(
+def test_a_controller_with_falsely_healthy_tasks_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the tasks that are down it lets go of a second replica."""
@@ -118,7 +118,7 @@ def test_waves_of_one_plan_at_the_same_time_are_found(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.behaviour("WH2", "TC6")
-def test_a_maintenance_that_asks_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_maintenance_without_approval_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan's moves are acknowledged like all others."""
     monkeypatch.setattr(decide, "is_let", lambda _: True)
     assert found("maintenance", {"acknowledged"}).seed <= MOST

@@ -128,7 +128,7 @@ def test_tasks_left_on_a_machine_that_comes_back_free_are_removed() -> None:
 
 
 @pytest.mark.behaviour("SH1", "AV7")
-def test_a_core_that_lags_behind_stops_no_task_of_a_job_that_it_has_not_heard_of() -> None:
+def test_a_lagging_core_stops_no_task_of_a_job_unknown_to_it() -> None:
     """The core follows a machine that it takes for free; a shard has just begun to use it.
 
     Jobs come back while the core's line to etcd is late. Before, it took their tasks for strays.

@@ -77,7 +77,7 @@ async def test_on_a_full_disk_tasks_run_on_and_can_still_be_stopped(host: FakeHo
 
 
 @pytest.mark.behaviour("F-39")
-def test_room_of_what_is_deleted_and_not_yet_cleaned_is_promised_to_nobody(host: FakeHost) -> None:
+def test_room_of_deleted_tasks_is_not_promised_before_cleanup(host: FakeHost) -> None:
     """The kernel cleans a subvolume some time after it is gone; until then it is in use."""
     run_program("mount", "-o", "remount,commit=300", str(host.state))
     btrfs, big, size = HostBtrfs(), host.state / "big", 64 << 20

@@ -58,7 +58,7 @@ def _free_port() -> int:
 
 @pytest.mark.behaviour("BUG-AG10")
 @pytest.mark.parametrize("option", [0, socket.SO_REUSEADDR])
-def test_nobody_takes_the_port_while_the_agent_is_away(keeper: Keeper, option: int) -> None:
+def test_a_port_stays_reserved_while_the_agent_is_down(keeper: Keeper, option: int) -> None:
     """A socket with SO_REUSEADDR, as most servers make, took it."""
     address = ("127.0.0.1", _free_port())
     listener = listen(address, 5)
@@ -75,7 +75,7 @@ def test_nobody_takes_the_port_while_the_agent_is_away(keeper: Keeper, option: i
 
 
 @pytest.mark.behaviour("BUG-AG10")
-def test_who_calls_meanwhile_is_refused_at_once_so_that_the_host_counts_as_alive(
+def test_a_call_during_startup_is_refused_at_once_and_the_host_is_alive(
     keeper: Keeper,
 ) -> None:
     address = ("127.0.0.1", _free_port())
@@ -110,7 +110,7 @@ def test_the_next_agent_listens_again_and_keeps_nothing_twice(
     ]
 
 
-def test_a_port_that_somebody_has_is_named(keeper: Keeper) -> None:
+def test_a_taken_port_is_named(keeper: Keeper) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as theirs,
         pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already"),

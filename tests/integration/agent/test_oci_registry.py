@@ -211,7 +211,7 @@ async def test_an_archive_whose_index_is_a_link_reads_nothing_of_the_host(
             await client.put_image(digest_of(data), ImageFormat.OCI, chunks_of(data))
 
 
-async def test_what_a_registry_does_not_have_is_said(host: FakeHost, registry: str) -> None:
+async def test_an_image_missing_in_a_registry_is_reported(host: FakeHost, registry: str) -> None:
     async with host.agent(machine(host)) as client:
         with pytest.raises(TwineError, match="cannot read docker://"):
             await client.fetch_oci_image(f"{registry}/none:1")

@@ -183,7 +183,7 @@ def test_a_removed_pipe_is_read_to_its_end_and_closed(host: Host) -> None:
 
 
 @pytest.mark.behaviour("BUG-AG42")
-def test_lines_above_the_rate_are_counted_and_told(host: Host, clock: list[float]) -> None:
+def test_lines_above_the_rate_are_counted_and_reported(host: Host, clock: list[float]) -> None:
     """The log says how many lines are missing, and so do the facts of the machine."""
     host.turned()
     found: list[bytes] = []
@@ -262,7 +262,7 @@ def test_the_words_about_lost_lines_are_marked_as_journalds_own(
 
 
 @pytest.mark.behaviour("BUG-AG34")
-def test_a_copier_that_is_told_to_end_ends_at_once(tmp_path: Path) -> None:
+def test_a_copier_ends_at_once_on_request(tmp_path: Path) -> None:
     """While it is started again tasks wait; its next look would be in ten seconds."""
     program = (
         "import agent.runtime.output_copier as o, pathlib, sys;"

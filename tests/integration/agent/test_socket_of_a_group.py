@@ -46,7 +46,7 @@ def connects(path: Path, uid: int, gid: int, groups: list[int]) -> bool:
 
 
 @pytest.mark.behaviour("F-79")
-def test_members_of_the_group_get_through_and_nobody_else(path: Path) -> None:
+def test_only_members_of_the_group_get_through(path: Path) -> None:
     """By their group or by one of their further groups; the owner is still root."""
     assert not connects(path, 64_000, GROUP, [])
     let_group(path, GROUP)

@@ -35,7 +35,7 @@ CLOSE = b"Host: x\r\nConnection: close\r\n\r\n"
 
 
 @pytest.mark.behaviour("BUG-HT10")
-def test_a_method_that_is_not_taken_is_told_with_those_that_are(face: Face) -> None:
+def test_an_unsupported_method_is_refused_with_the_supported_ones(face: Face) -> None:
     """A 405 without `Allow`."""
     status, headers, body = answered(face, b"DELETE /readyz HTTP/1.1\r\n" + CLOSE)
     assert (status, headers["Allow"]) == (405, "GET")

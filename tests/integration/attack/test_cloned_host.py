@@ -109,7 +109,7 @@ def copied(face: Face, original: Path) -> Path:
 
 
 @pytest.mark.behaviour("F-89")
-def test_a_copied_host_starts_nothing_and_the_other_one_goes_on(control_plane: Face) -> None:
+def test_a_cloned_host_starts_nothing_and_the_original_continues(control_plane: Face) -> None:
     """Told by the marks of two processes that both answer; then the operator's ways out.
 
     The copy has a task that starts again after a boot. The other host's runs on throughout, as the

@@ -67,7 +67,7 @@ async def empty(door: ConnectionAdmission) -> None:
 
 
 @pytest.mark.behaviour("BUG-HT4")
-async def test_a_reader_who_takes_nothing_is_let_go() -> None:
+async def test_a_reader_that_reads_nothing_is_disconnected() -> None:
     """The answer stays in memory for as long as nobody takes it."""
     async with served() as (door, port):
         with socket.create_connection(("127.0.0.1", port)) as sock:
@@ -80,7 +80,7 @@ async def test_a_reader_who_takes_nothing_is_let_go() -> None:
 
 @pytest.mark.behaviour("BUG-HT4")
 @pytest.mark.parametrize("said", [b"", b"G", b"GET /readyz HTTP/1.1\r\nA: b"])
-async def test_who_does_not_come_to_the_point_is_let_go(said: bytes) -> None:
+async def test_an_idle_connection_is_closed(said: bytes) -> None:
     """Without TLS, too."""
     async with served() as (door, port):
         with socket.create_connection(("127.0.0.1", port)) as sock:

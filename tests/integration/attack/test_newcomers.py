@@ -78,7 +78,7 @@ async def answered(sock: socket.socket) -> bool:
 
 
 @pytest.mark.behaviour("BUG-HT4")
-async def test_whoever_has_spoken_is_not_taken_for_one_who_says_nothing() -> None:
+async def test_an_active_connection_does_not_count_as_silent() -> None:
     """Who knocked before a burst was sent away with a request that nobody had read."""
     async with served(ConnectionLimits(pending=4)) as (_, port):
         with ExitStack() as stack:
@@ -89,7 +89,7 @@ async def test_whoever_has_spoken_is_not_taken_for_one_who_says_nothing() -> Non
 
 
 @pytest.mark.behaviour("BUG-HT4")
-async def test_those_who_wasted_a_place_go_before_a_newcomer_who_is_slow() -> None:
+async def test_wasteful_connections_are_dropped_before_a_slow_new_one() -> None:
     """Under a flood from 200 addresses a newcomer had to speak within 10 ms."""
     async with served(ConnectionLimits(pending=8)) as (door, port):
         with ExitStack() as stack:
@@ -107,7 +107,7 @@ async def test_those_who_wasted_a_place_go_before_a_newcomer_who_is_slow() -> No
 
 
 @pytest.mark.behaviour("BUG-HT4")
-async def test_suspects_who_speak_go_before_a_newcomer_who_is_about_to(tmp_path: Path) -> None:
+async def test_active_suspects_are_dropped_before_a_new_connection(tmp_path: Path) -> None:
     """Under half handshakes every second newcomer was sent away: between its connection
     and its first byte it was the only one who said nothing."""
     async with served(ConnectionLimits(pending=8, handshake_s=SETTLES_S), tmp_path) as (
@@ -128,7 +128,7 @@ async def test_suspects_who_speak_go_before_a_newcomer_who_is_about_to(tmp_path:
 
 
 @pytest.mark.behaviour("BUG-HT4")
-async def test_half_a_handshake_of_one_who_left_costs_no_tls(
+async def test_half_a_handshake_of_a_disconnected_client_costs_no_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quarter of a millisecond each, for connections that were over."""
@@ -153,7 +153,7 @@ def _is_over(sock: socket.socket) -> bool:
 
 
 @pytest.mark.behaviour("BUG-HT2")
-async def test_one_that_left_at_once_displaces_nobody() -> None:
+async def test_a_short_visit_displaces_no_other_caller() -> None:
     """The checks of a load balancer are no strangers at all."""
     async with served(ConnectionLimits(pending=1)) as (door, port):
         with ExitStack() as stack:
@@ -186,7 +186,7 @@ async def test_handshakes_begin_a_few_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("BUG-HT4")
-async def test_a_network_of_somebody_who_is_known_is_no_suspect(tmp_path: Path) -> None:
+async def test_a_network_of_a_known_caller_is_no_suspect(tmp_path: Path) -> None:
     """One that failed once is not shut out because others of its house did."""
     async with served(ConnectionLimits(), tmp_path) as (door, port):
         authority = open_authority(tmp_path / "authority.pem", "twine")

@@ -233,7 +233,7 @@ def shown(face: Face) -> dict[tuple[str, str], str]:
 
 
 @pytest.mark.behaviour("F-88")
-def test_the_drill_keeps_every_task_and_commands_nothing_before_an_operator_looked(
+def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
     control_plane: Face, hosts: Hosts
 ) -> None:
     """A job of after the copy, one changed, one removed, a host that joined, one on it.

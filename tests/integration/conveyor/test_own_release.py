@@ -166,7 +166,7 @@ async def test_cv3_av15_agents_are_released_host_by_host_and_a_broken_one_is_tak
         assert all(view.ready for view in views)
 
 
-async def test_what_a_command_said_reaches_back_to_why_a_package_does_not_start():
+async def test_output_of_a_command_explains_why_a_package_does_not_start():
     """dpkg repeats itself over four lines after the words of the maintainer script."""
     said = [
         "Setting up twine-agent (0.3.0) ...",

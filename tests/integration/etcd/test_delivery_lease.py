@@ -32,7 +32,7 @@ def on(store: EtcdStore, world: World) -> World:
 
 
 @pytest.mark.behaviour("CV1", "CV3")
-async def test_an_instance_that_lost_its_lease_changes_no_job_and_the_next_one_goes_on(
+async def test_an_instance_without_lease_changes_no_job_and_the_next_one_continues(
     one: Cluster, tmp_path: Path
 ) -> None:
     """A run that one instance began is finished by the other, each stage once."""

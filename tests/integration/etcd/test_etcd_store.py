@@ -156,7 +156,7 @@ async def test_a_process_that_was_paused_in_its_election_is_elected_again(
         await store.txn({}, [Put("a", b"1")])
 
 
-async def test_a_watch_goes_on_when_the_member_that_it_uses_dies(
+async def test_a_watch_continues_when_its_member_dies(
     three: Cluster, settings: EtcdSettings
 ) -> None:
     async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:

@@ -123,7 +123,7 @@ async def test_a_store_moves_to_etcd_and_back_with_all_records_and_rising_number
 
 @pytest.mark.behaviour("AV2")
 @pytest.mark.parametrize("to_etcd", [True, False])
-async def test_a_crash_after_any_step_leaves_at_most_one_store_and_the_command_goes_on(
+async def test_a_crash_after_any_step_leaves_at_most_one_store_and_the_command_continues(
     both: Config, to_etcd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step that is on disk may be the last one; then the region goes on, and again."""

@@ -217,7 +217,7 @@ async def test_a_cluster_whose_quota_is_used_up_refuses_writes_until_there_is_ro
 
 @pytest.mark.behaviour("AV1")
 @pytest.mark.root
-async def test_a_member_whose_disk_is_full_is_done_without(tmp_path: Path) -> None:
+async def test_the_cluster_works_without_a_member_with_a_full_disk(tmp_path: Path) -> None:
     """etcd ends there; the other two take all writes, none that was acknowledged is lost."""
     disk = tmp_path / "disk"
     disk.mkdir()

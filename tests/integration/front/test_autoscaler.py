@@ -315,7 +315,7 @@ LATENCY = LatencyTarget(
 
 
 @pytest.mark.behaviour("AS1")
-def test_a_latency_is_measured_beside_the_load(exporter: Exporter, prometheus: str) -> None:
+def test_latency_is_measured_together_with_the_load(exporter: Exporter, prometheus: str) -> None:
     """A quantile of a real histogram; without requests it is NaN, and that is a reason."""
     text = 'active_users 9\nanswers_bucket{{le="0.1"}} {0}\nanswers_bucket{{le="+Inf"}} {0}\n'
 

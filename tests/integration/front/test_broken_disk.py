@@ -103,7 +103,7 @@ async def refused(client: Client) -> str:
 
 
 @pytest.mark.behaviour("F-46")
-def test_a_full_disk_refuses_writes_and_recovers_by_itself(daemon: Daemon, disk: Path) -> None:
+def test_a_full_disk_refuses_writes_and_recovers_without_help(daemon: Daemon, disk: Path) -> None:
     """503 and Retry-After, reads go on, the process lives, and then there is room again."""
 
     async def main() -> None:
@@ -128,7 +128,7 @@ def test_a_full_disk_refuses_writes_and_recovers_by_itself(daemon: Daemon, disk:
 
 
 @pytest.mark.behaviour("F-46")
-def test_a_disk_that_takes_nothing_any_more_ends_no_process(daemon: Daemon, disk: Path) -> None:
+def test_a_full_disk_ends_no_process(daemon: Daemon, disk: Path) -> None:
     """The kernel makes the file system read-only; what is known is still told."""
 
     async def main() -> None:

@@ -97,7 +97,7 @@ def test_more_than_there_is_is_refused_with_the_sum(ctl: Ctl) -> None:
 
 
 @pytest.mark.usefixtures("machines")
-def test_everything_wrong_is_said_at_once(ctl: Ctl, tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(ctl: Ctl, tmp_path: Path) -> None:
     result = ctl("entitlement", "create", "front", "--quota", "x=1", "--datacenter", "dc7")
     assert result.exit_code == 64
     assert "per_type: the region has no machines of type x; it has: small" in result.stderr
@@ -150,7 +150,7 @@ def test_an_entitlement_is_changed_by_all_options_or_not_at_all(ctl: Ctl, machin
 
 
 @pytest.mark.behaviour("BUG-UX116")
-def test_an_owner_who_is_added_and_removed_at_once_is_refused(ctl: Ctl) -> None:
+def test_an_owner_both_added_and_removed_is_refused(ctl: Ctl) -> None:
     """`--add-owner X --remove-owner X` changed nothing, or removed X, and said done."""
     assert ctl("entitlement", "create", "front", "--machines", "2").exit_code == 0
     before = spec_of(ctl, "front")
@@ -162,7 +162,7 @@ def test_an_owner_who_is_added_and_removed_at_once_is_refused(ctl: Ctl) -> None:
 
 
 @pytest.mark.behaviour("CP6", "CP12")
-def test_requests_are_decided_by_those_who_may(region: Region, ctl: Ctl, tmp_path: Path) -> None:
+def test_requests_are_decided_by_authorized_users(region: Region, ctl: Ctl, tmp_path: Path) -> None:
     portal = region.control_plane.portal
     portal.settings = msgspec.structs.replace(portal.settings, approval=Approval.ALWAYS)
     ann, bob = as_user(region, "ann", tmp_path), as_user(region, "bob", tmp_path)

@@ -109,7 +109,7 @@ def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:
     assert ctl("job", "status", "web").exit_code == 3
 
 
-def test_what_was_done_to_tasks_is_told(ctl: Ctl, jobfile: Path) -> None:
+def test_operations_on_tasks_are_reported(ctl: Ctl, jobfile: Path) -> None:
     an_entitlement(ctl)
     assert ctl("job", "apply", str(jobfile), "--wait").exit_code == 0
     head, row = ctl("job", "events", "web").stdout.splitlines()
@@ -300,7 +300,7 @@ def test_top_shows_a_task_or_the_tasks_of_a_job(
 @pytest.mark.parametrize(
     "words", [("describe",), ("logs",), ("restart",), ("events",), ("exec", "--", "ls")]
 )
-def test_who_names_a_job_where_one_task_is_meant_is_told_how_tasks_are_named(
+def test_a_job_name_in_place_of_a_task_is_refused_with_a_hint(
     ctl: Ctl, words: tuple[str, ...]
 ) -> None:
     verb, *rest = words

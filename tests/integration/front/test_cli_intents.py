@@ -45,7 +45,7 @@ def test_each_dimension_is_shown_with_its_writer_and_what_it_waits_for(ctl: Ctl)
 
 
 @pytest.mark.behaviour("FE6")
-def test_each_command_writes_its_dimension_as_who_calls(ctl: Ctl, region: Region) -> None:
+def test_each_command_writes_its_dimension_as_its_caller(ctl: Ctl, region: Region) -> None:
     meta = ("--reason", "why", "--expect", "3", "--take-over")
     said = {"reason": "why", "expect": 3, "take_over": True}
     written = region.control_plane.intents.written
@@ -84,7 +84,7 @@ def test_each_command_writes_its_dimension_as_who_calls(ctl: Ctl, region: Region
         assert written[-1][:4] == ("withdraw", "web", verb, IntentWish(**said))
 
 
-def test_what_ends_by_itself_needs_a_time(ctl: Ctl) -> None:
+def test_an_automatic_end_needs_a_time(ctl: Ctl) -> None:
     for verb in ("canary", "hold"):
         found = ctl("job", verb, "web")
         assert found.exit_code == 64, found.output
@@ -152,7 +152,7 @@ def test_what_an_intent_says_is_refused_in_a_job_file(ctl: Ctl, tmp_path: Path, 
 
 @pytest.mark.behaviour("JC4", "FE9")
 @pytest.mark.parametrize("key", sorted(INSTEAD_OF_TASKS))
-def test_every_row_of_table_1_is_told_what_to_write_instead(region: Region, key: str) -> None:
+def test_every_row_of_table_1_names_its_replacement(region: Region, key: str) -> None:
     """Gradual rollout, canary, canary by hardware and shards, also to programs."""
 
     async def put(dimension: str, said: dict[str, object]) -> tuple[int, str]:

@@ -38,7 +38,7 @@ async def delete_groups(client: WireClient, number: int, said: list[str]) -> int
 
 
 @pytest.mark.behaviour("AV5")
-def test_nobody_deletes_everything_by_mistake(region: Region) -> None:
+def test_deleting_everything_needs_a_confirmation(region: Region) -> None:
     """One person's deletions are limited, and an operator lifts that with a reason."""
 
     said = list[str]()

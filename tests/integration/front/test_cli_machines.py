@@ -194,7 +194,7 @@ def test_a_subscriber_follows_a_broker_over_http(ctl: Ctl, region: Region) -> No
 
 @pytest.mark.behaviour("BUG-CP16", "BUG-CP23")
 @pytest.mark.usefixtures("imported")
-def test_nothing_is_confirmed_of_machines_that_nobody_waits_for(ctl: Ctl, region: Region) -> None:
+def test_machines_without_waiters_are_not_confirmed(ctl: Ctl, region: Region) -> None:
     """An operator's word counts only where something is silent."""
     assert json.loads(ctl("machine", "held-back", "-o", "json").stdout) == {"machines": []}
     for choice in (["m1"], ["--scope", "dc=prn1"]):

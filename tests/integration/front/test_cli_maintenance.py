@@ -68,9 +68,7 @@ def test_work_is_judged_announced_shown_and_called_off(ctl: Ctl) -> None:
 
 
 @pytest.mark.behaviour("HC4")
-def test_a_plan_that_takes_too_much_at_once_needs_somebody_who_knows_better(
-    ctl: Ctl, region: Region
-) -> None:
+def test_a_plan_over_the_limit_needs_an_override(ctl: Ctl, region: Region) -> None:
     """And that this was said is in the audit log."""
     whole = ("--scope", "datacenter=prn1")
     assert "WARNING: a wave takes 100% of the region's machines at once" in ok(

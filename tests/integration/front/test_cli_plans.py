@@ -189,7 +189,9 @@ def test_programs_read_both_as_json(ctl: Ctl, planner: CannedPlanner, jobfile: s
 
 
 @pytest.mark.behaviour("AG9")
-def test_where_volumes_are_and_why_nothing_starts_is_told(ctl: Ctl, planner: CannedPlanner) -> None:
+def test_places_of_volumes_and_blocked_starts_are_reported(
+    ctl: Ctl, planner: CannedPlanner
+) -> None:
     """Of very many tasks the first ones, and how many more there are."""
     kept = [f"task {n}: data on m{n}" for n in range(60)]
     planner.explained["db"] = JobExplanation(

@@ -49,7 +49,7 @@ async def _put_back(region: Region) -> None:
     plane.observations.listed("vm1", FACTS, [STRANGER], ProfileStatus(), [])
 
 
-def test_a_store_that_was_never_put_back_waits_for_nobody(region: Region) -> None:
+def test_a_store_that_was_never_restored_waits_for_no_approval(region: Region) -> None:
     assert ctl(region, "restored", "show").output == "the store was never restored from a copy\n"
     assert ctl(region, "restored", "release", "--yes").exit_code == 5
     gone = ctl(region, "restored", "stop", "c-0", "--machine", "vm1")
@@ -58,7 +58,7 @@ def test_a_store_that_was_never_put_back_waits_for_nobody(region: Region) -> Non
 
 
 @pytest.mark.behaviour("F-88")
-def test_what_the_copy_does_not_know_is_shown_released_and_let_go(region: Region) -> None:
+def test_objects_unknown_to_a_restored_copy_are_shown_and_released(region: Region) -> None:
     """The release is asked for, written down, and said once."""
     region.run(_put_back(region))
     shown = ctl(region, "restored", "show").output

@@ -82,9 +82,7 @@ def test_a_front_end_gets_through_exactly_where_its_user_may(owned: Region, name
         "x",
     ],
 )
-def test_a_front_end_speaks_for_no_host_no_component_and_nobody_else(
-    owned: Region, said: str
-) -> None:
+def test_a_front_end_forwards_requests_of_users_only(owned: Region, said: str) -> None:
     """And not without saying for whom."""
 
     async def main() -> None:

@@ -236,7 +236,7 @@ def test_a_hostile_body_is_refused(real: Real, body: bytes, status: int) -> None
         b"",
     ],
 )
-def test_broken_http_is_refused_and_the_server_goes_on(real: Real, request_: bytes) -> None:
+def test_broken_http_is_refused_and_the_server_continues(real: Real, request_: bytes) -> None:
     answer = real.raw(request_)
     assert b" 500 " not in answer.partition(b"\r\n")[0]
     assert real.send("GET", "/healthz")[0] == 200
@@ -314,7 +314,7 @@ def test_a_compressed_body_is_refused_and_not_unpacked(shared: Any, path: str) -
 
 
 @pytest.mark.behaviour("BUG-HT27")
-def test_an_expectation_that_nobody_can_meet_is_refused_like_any_other_mistake(real: Real) -> None:
+def test_an_impossible_expectation_is_refused(real: Real) -> None:
     """With a problem document, and a body is asked for where that is expected."""
     head = b"PUT /v1/entitlements/front HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     body = json.dumps({"machines": 2}).encode()

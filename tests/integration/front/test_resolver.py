@@ -313,13 +313,13 @@ def test_dns_over_udp_and_tcp(region: Region, tasks: list[TaskServer]):
         (("proxy", "haproxy", "web:http", "--reload", "true"), "about a file"),
     ],
 )
-def test_what_is_wrong_is_said_at_once(region: Region, words: tuple[str, ...], why: str):
+def test_all_errors_are_reported_together(region: Region, words: tuple[str, ...], why: str):
     done = subprocess.run(resolver(region, *words), capture_output=True, text=True, check=False)
     assert done.returncode == 64
     assert why in done.stderr
 
 
-def test_a_port_that_is_taken_is_told(region: Region):
+def test_a_taken_port_is_reported(region: Region):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -331,7 +331,7 @@ def test_a_port_that_is_taken_is_told(region: Region):
     assert "already in use" in done.stderr
 
 
-def test_a_front_end_that_is_away_is_told(tmp_path: Path):
+def test_an_unreachable_front_end_is_reported(tmp_path: Path):
     """Once means once: nothing is printed that was not known."""
     argv = [sys.executable, "-m", "resolver.cli", "--endpoint", f"unix:{tmp_path}/no.sock"]
     done = subprocess.run(

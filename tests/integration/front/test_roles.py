@@ -303,7 +303,7 @@ def test_a_row_for_owners_that_names_nothing_is_for_operators(owned: Region) -> 
             guard.check(Call(Route("new", "POST", "/v1/new", needs=needs), peer))
 
 
-def test_a_route_without_a_rule_lets_nobody_in() -> None:
+def test_a_route_without_a_rule_refuses_every_caller() -> None:
     for role in ROLES:
         for roles in ((), ("user", "local")):
             with pytest.raises((Forbidden, Unauthenticated)):
@@ -403,7 +403,7 @@ def test_a_job_moves_only_between_entitlements_that_one_owns(owned: Region) -> N
         _restore(owned)
 
 
-def test_nobody_stacks_on_machines_of_an_entitlement_that_is_not_theirs(owned: Region) -> None:
+def test_a_job_stacks_only_on_machines_of_its_entitlement(owned: Region) -> None:
     async def ask() -> None:
         wish = EntitlementWish(spec=EntitlementSpec(machines=1, materialization="web"))
         async with owned.client("user", "otto") as client:
@@ -431,7 +431,7 @@ def test_a_refusal_says_what_is_missing_and_how_to_get_it(owned: Region) -> None
 
 
 @pytest.mark.behaviour("BUG-CP18")
-def test_who_asks_for_an_entitlement_owns_it_once_an_operator_has_approved(
+def test_a_requester_owns_an_entitlement_after_approval(
     region: Region,
 ) -> None:
     """Nobody grants machines to themselves."""

@@ -73,7 +73,7 @@ def test_an_interface_is_asked_as_the_full_look_asks_it(state: Path) -> None:
     assert run(state) == ""
 
 
-def test_starting_up_looks_for_no_module_on_the_disk() -> None:
+def test_startup_searches_no_module_on_the_disk() -> None:
     """What is imported is in every interpreter: that is what makes a look cheap."""
     script = (
         "import sys; before = {*sys.modules}; sys.path.insert(0, sys.argv[1]); import look;"

@@ -170,7 +170,7 @@ def test_a_controller_that_hangs_costs_its_time_and_no_more(
         CertificateSubject("component", "control-plane", ("127.0.0.1",)),
     ],
 )
-def test_nobody_else_gets_a_byte_of_a_request(
+def test_no_other_server_gets_a_byte_of_a_request(
     subject: CertificateSubject, authority: CertificateAuthority
 ):
     """What listens at an inner address sees a handshake that breaks off."""

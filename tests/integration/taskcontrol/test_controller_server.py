@@ -101,9 +101,7 @@ def test_the_control_plane_asks_and_is_answered(
 
 
 @pytest.mark.parametrize("role", ["user", "host", "controller"])
-def test_nobody_but_the_control_plane_may_ask(
-    role: str, authority: CertificateAuthority, tmp_path: Path
-):
+def test_only_the_control_plane_may_ask(role: str, authority: CertificateAuthority, tmp_path: Path):
     async def main() -> None:
         credential = a_credential(authority, tmp_path / "c.json")
         held = authority.credential(CertificateSubject(role, "control-plane"), "")

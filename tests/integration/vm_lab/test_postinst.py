@@ -19,7 +19,7 @@ PROGRAMS = {
 
 
 @pytest.mark.behaviour("F-07")
-def test_the_operator_reads_what_the_start_said_that_failed_and_nothing_of_before(
+def test_the_operator_reads_only_the_output_of_the_failed_start(
     tmp_path: Path,
 ) -> None:
     """Its predecessor's last line stood before the reason."""

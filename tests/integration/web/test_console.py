@@ -216,7 +216,7 @@ def test_a_form_of_another_site_changes_nothing(visitor: Visitor, endpoint: str)
     assert not status_of(endpoint)["record"].get("paused")
 
 
-def test_unknown_jobs_and_parameters_are_told_in_a_page(visitor: Visitor) -> None:
+def test_unknown_jobs_and_parameters_are_reported_on_a_page(visitor: Visitor) -> None:
     status, text, _ = visitor.get("/ui/jobs/none")
     assert (status, "no job" in text) == (404, True)
     status, text, _ = visitor.get("/ui/jobs?sort=%3Cscript%3E")

@@ -29,7 +29,7 @@ def begun(command: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.behaviour("F-41")
-def test_health_is_answered_while_the_disk_stands_still(agent: TheAgent, disk: BadDisk) -> None:
+def test_health_is_answered_while_the_disk_hangs(agent: TheAgent, disk: BadDisk) -> None:
     """Who answers waits for no write; an order is acknowledged once it is on the disk."""
     pid, before = agent.pid(), agent.tasks()["old"]
     disk.stands_still()
@@ -61,7 +61,7 @@ def test_a_disk_that_takes_half_a_second_for_each_write_delays_starts_alone(
 
 
 @pytest.mark.behaviour("F-35")
-def test_reads_that_fail_are_told_and_end_with_the_fault(agent: TheAgent, disk: BadDisk) -> None:
+def test_failed_reads_are_reported_and_end_with_the_fault(agent: TheAgent, disk: BadDisk) -> None:
     """A start from an image that cannot be read fails in words; all else goes on."""
     pid, before = agent.pid(), agent.tasks()["old"]["invocation_id"]
     image = agent.tasks()["old"]["image"]
@@ -89,7 +89,7 @@ def test_reads_that_fail_are_told_and_end_with_the_fault(agent: TheAgent, disk: 
 
 
 @pytest.mark.behaviour("F-37", "F-35")
-def test_a_file_system_that_the_kernel_made_read_only_is_told_and_tasks_run_on(
+def test_a_read_only_file_system_is_reported_and_tasks_keep_running(
     agent: TheAgent, disk: BadDisk
 ) -> None:
     """After writes that failed; nothing is promised on it, nothing runs in circles."""

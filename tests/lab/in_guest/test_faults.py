@@ -146,7 +146,7 @@ def test_f70_turbo_that_a_guest_lacks_is_unsupported_unless_it_is_required(
 
 
 @pytest.mark.behaviour("F-71")
-def test_f71_of_two_sidekicks_one_is_told_to_come_again(host: TheHost) -> None:
+def test_of_two_sidekicks_one_is_refused(host: TheHost) -> None:
     before = SWAPPINESS.read_text()
     profile("one", "[sysctl]\n'vm.swappiness'=7\n")
     at_work = host.host()
@@ -161,7 +161,7 @@ def test_f71_of_two_sidekicks_one_is_told_to_come_again(host: TheHost) -> None:
 
 
 @pytest.mark.behaviour("F-72", "BUG-SK3")
-def test_f72_what_somebody_changed_is_found_and_repaired_only_where_that_is_wanted(
+def test_a_foreign_change_is_found_and_repaired_only_on_request(
     host: TheHost,
 ) -> None:
     profile("one", "[sysctl]\n'vm.swappiness'=7\n")

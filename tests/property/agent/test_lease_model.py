@@ -345,7 +345,7 @@ def test_a_command_that_was_long_on_its_way_starts_nothing(lease: Lease) -> None
     lease.a_task_that_counts_as_ended_has_ended()
 
 
-def test_an_agent_that_stood_still_starts_nothing_when_it_is_heard_again(lease: Lease) -> None:
+def test_an_agent_starts_nothing_right_after_a_pause(lease: Lease) -> None:
     lease.time_passes(60.0)
     for _ in range(2):
         lease.a_call_goes_well(put=False)

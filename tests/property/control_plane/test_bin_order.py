@@ -140,7 +140,7 @@ def one_of(kind: tuple[str, str, str]) -> Machine:
     st.integers(0, 2**32),
     st.lists(st.sampled_from(["placed", "placed", "placed", "drop"]), max_size=40),
 )
-def test_the_best_bins_are_next_whatever_is_preferred(kinds, wishes, begin, outcomes):
+def test_the_best_bins_are_next_for_every_preference(kinds, wishes, begin, outcomes):
     """Labels, sizes and weights too: no bin that is left has a better score than the next one."""
     ranking = Ranking(wishes)
     samples = {ranking.bins_of_many(one_of(kind)): one_of(kind) for kind in kinds}
@@ -183,7 +183,7 @@ def in_rack(kind: tuple[str, str, str]) -> Machine:
     st.integers(0, 1),
     st.lists(st.sampled_from(["placed", "placed", "drop", "grow"]), max_size=80),
 )
-def test_the_best_bins_are_next_though_few_are_looked_at(
+def test_the_best_bins_are_next_although_few_are_examined(
     own, free, properties, begin, growing, outcomes
 ):
     """Racks, rows and labels come one after the other, in an order that is right."""

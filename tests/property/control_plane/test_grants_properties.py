@@ -102,9 +102,7 @@ def test_no_sequence_of_accepted_requests_grants_more_than_there_is(supply, requ
 
 
 @given(SUPPLY, SUPPLY, REQUESTS)
-def test_after_machines_left_only_those_who_compete_for_the_rest_are_refused(
-    before, after, requests
-):
+def test_after_a_loss_of_machines_only_competing_requests_are_refused(before, after, requests):
     """A promise that cannot be kept any more is nobody else's: no growth makes it worse."""
     specs: dict[str, EntitlementSpec] = {}
     for name, wanted in requests:
@@ -158,7 +156,7 @@ def test_machines_are_taken_so_that_everybody_else_can_still_come(supply, wanted
 
 @pytest.mark.behaviour("CP7")
 @given(SUPPLY, st.lists(counted(), min_size=1, max_size=4))
-def test_a_take_that_is_not_allowed_would_cost_somebody_a_promise(supply, wanted):
+def test_a_refused_take_would_break_a_promise(supply, wanted):
     specs: dict[str, EntitlementSpec] = {}
     for i, spec in enumerate(wanted):
         if not shortage(f"e{i}", spec, specs, supply):

@@ -103,7 +103,7 @@ def test_exactly_the_given_number_runs_the_target_at_every_size(tasks, where, si
 
 @pytest.mark.behaviour("JC5", "JC17")
 @given(sizes, sizes, shares, machines)
-def test_a_resize_in_a_push_removes_in_proportion_and_changes_nobody(size, later, share, where):
+def test_a_resize_in_a_push_removes_in_proportion_and_changes_no_version(size, later, share, where):
     first = compose(want(size, share), [], where, NOW)
     spec = compose(want(later, share), settled(first), where, NOW)
     after = {index: task.version for index, task in spec.tasks.items()}

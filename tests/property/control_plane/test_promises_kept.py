@@ -47,7 +47,7 @@ QUOTAS = st.one_of(
 
 @settings(deadline=None, max_examples=300)
 @given(SUPPLIES, st.dictionaries(st.sampled_from("wxyz"), QUOTAS, min_size=2))
-def test_taking_what_is_unpromised_makes_nobody_short(supply, quotas):
+def test_taking_unpromised_machines_breaks_no_promise(supply, quotas):
     pools = Promises(quotas, supply)
     kept = [pool for pool in quotas if pools.shortage(pool) is None]
     for pool in kept:

@@ -88,7 +88,7 @@ def test_a_wave_fits_while_all_of_its_tasks_claim_both_places(model: RegionModel
 
 @settings(max_examples=80, deadline=None)
 @given(models())
-def test_the_gain_said_is_the_gain_measured_after(model: RegionModel) -> None:
+def test_the_reported_gain_is_the_measured_gain(model: RegionModel) -> None:
     answer = solved(model)
     replay = Replay(model)
     before = replay.cost()

@@ -64,7 +64,7 @@ async def lane(slots: Slots, name: str, wanted: Sequence[str], model: dict[str, 
 
 @pytest.mark.behaviour("F-47", "BUG-CP14")
 @given(fates, st.lists(steps, min_size=1, max_size=3))
-def test_what_is_said_of_a_lost_write_is_true_for_ever(fates, lanes) -> None:
+def test_a_report_on_a_lost_write_stays_true(fates, lanes) -> None:
     """Made, refused, lost, unheard, late: exactly what was said is there."""
 
     async def main() -> None:

@@ -261,7 +261,7 @@ async def test_a_long_comparison_asks_for_no_more_points_than_prometheus_gives(
         ({"status": "success", "data": {"resultType": "scalar", "result": [1, "NaN"]}}, 200),
     ],
 )
-async def test_whatever_else_prometheus_answers_is_no_data(answer: object, status: int):
+async def test_unexpected_answers_of_prometheus_are_no_data(answer: object, status: int):
     async with answering(answer, status) as url:
         found = await measured(QUERY, url)
     assert found.outcome is GateOutcome.NO_DATA
@@ -296,7 +296,7 @@ async def test_a_hook_that_refuses_is_reported_as_unreachable():
 # -- the program
 
 
-async def test_a_second_instance_stands_by_until_the_first_has_ended(tmp_path: Path):
+async def test_a_second_instance_waits_until_the_first_ends(tmp_path: Path):
     config = ConveyorConfig(state=str(tmp_path))
     stopping = asyncio.Event()
     first = open_store(config)
@@ -314,7 +314,7 @@ async def test_a_second_instance_stands_by_until_the_first_has_ended(tmp_path: P
     await second.__aexit__(None, None, None)
 
 
-def test_a_configuration_is_told_all_its_errors(tmp_path: Path):
+def test_all_errors_of_a_configuration_are_reported(tmp_path: Path):
     file = tmp_path / "c.toml"
     file.write_text('state = ""\nwriter = ["ann"]\nlisten = 1\n')
     with pytest.raises(ConfigError) as caught:

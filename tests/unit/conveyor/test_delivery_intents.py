@@ -77,7 +77,7 @@ async def test_a_write_between_look_and_push_is_not_overwritten():
     assert job.image == digest(2)
 
 
-async def test_a_user_who_takes_the_push_over_ends_the_run_and_keeps_the_push():
+async def test_a_user_that_takes_over_the_push_ends_the_run_and_keeps_the_push():
     world, job = await at_canary()
     job.write(ANN, digest(2), PushIntent(version=1, share=0.8), "mine")
     run = await world.until("stopped")

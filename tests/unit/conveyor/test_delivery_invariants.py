@@ -223,7 +223,7 @@ async def _play(world: World, kill_in: int | None) -> tuple[int, list[Any]]:
     return used, [_story(run) for run in ended]
 
 
-async def test_cv1_a_process_killed_at_any_await_goes_on_exactly_where_it_was():
+async def test_a_process_killed_at_any_await_continues_exactly_there():
     points, expected = await _play(World(), None)
     assert points > 50
     for point in range(points):

@@ -191,7 +191,7 @@ async def test_a_host_that_is_away_is_left_alone_and_counts():
     assert world.agents() == [NEW] * 4, "it is brought to the release when it is back"
 
 
-async def test_abort_leaves_hosts_as_they_are_and_the_next_run_goes_on():
+async def test_abort_changes_no_host_and_the_next_run_continues():
     world = await FleetWorld(a_release(fleets=["agents"])).begin()
     await world.start(NEW)
     while world.agents().count(NEW) < 2:

@@ -48,7 +48,7 @@ BAD = {
 }
 
 
-def test_every_violation_of_a_file_is_told_at_once():
+def test_every_violation_of_a_file_is_reported_at_once():
     with pytest.raises(InvalidInput) as caught:
         pipeline_spec(BAD, "web.toml")
     found = {e.field: e.reason for e in caught.value.errors}

@@ -305,7 +305,7 @@ def test_a_loop_of_requests_is_no_loop_of_reboots(fake: FakeHost) -> None:
 
 
 @pytest.mark.behaviour("BUG-SK43")
-def test_reboots_are_counted_whatever_the_clock_says(fake: FakeHost) -> None:
+def test_reboots_are_counted_at_any_clock(fake: FakeHost) -> None:
     """Without a battery each boot's clock starts earlier than the last one ended."""
     times = iter(range(1_700_000_000, 0, -10_000_000))
 

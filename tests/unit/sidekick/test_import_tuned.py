@@ -144,7 +144,7 @@ def test_a_line_that_a_profile_may_not_have_is_reported_with_its_number(
     assert library.load("the-child", {}).lineage == ("the-child", "fast")
 
 
-def test_no_line_is_neither_converted_nor_told(
+def test_every_line_is_converted_or_reported(
     folder: Path, fake: FakeHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Comparing what comes out with a count of what went in, section by section."""
@@ -183,7 +183,7 @@ def test_files_that_are_there_are_not_overwritten(
     assert (into / "fast.toml").read_text() == "mine"
 
 
-def test_a_folder_without_profiles_is_told_so(tmp_path: Path) -> None:
+def test_a_folder_without_profiles_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"has no tuned\.conf"):
         convert(tmp_path, lambda kind, word: "")
 

@@ -146,7 +146,7 @@ def test_a_line_the_kernel_would_cut_off_is_refused(fake: FakeHost) -> None:
     assert "longer than 2047" in report.detail
 
 
-def test_in_force_staged_and_gone_are_told_apart(fake: FakeHost) -> None:
+def test_in_force_staged_and_gone_are_distinguished(fake: FakeHost) -> None:
     target = a_target(fake, cmdline=(THP,))
     assert fake.apply(target).state is ProfileState.PENDING_REBOOT
     line = fake.fs.read(FILE).splitlines()[-1]

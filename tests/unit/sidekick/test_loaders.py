@@ -103,7 +103,7 @@ def test_grub_does_not_try_an_entry_once_if_it_cannot_record_the_try(
     assert fake.processes.ran == []
 
 
-def test_what_else_stands_in_the_file_stays(fake: FakeHost) -> None:
+def test_other_lines_of_the_file_stay(fake: FakeHost) -> None:
     fake.with_grub()
     mine = "menuentry 'mine' {\n\tlinux /x\n}\n\n# end"
     fake.fs.path(CUSTOM).write_text(mine + "\n")

@@ -136,7 +136,7 @@ def test_while_another_sidekick_works_nothing_is_renewed(fake: RecordedHost) -> 
 
 
 @pytest.mark.behaviour("F-72")
-def test_what_moves_by_itself_is_no_drift(fake: RecordedHost) -> None:
+def test_a_value_that_changes_on_its_own_is_no_drift(fake: RecordedHost) -> None:
     """Seen on a guest: free memory is another at each look, so each was a full one."""
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0

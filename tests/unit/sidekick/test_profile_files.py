@@ -169,7 +169,7 @@ OWNED = (
 
 
 @pytest.mark.behaviour("HP13")
-def test_an_owner_sets_what_the_parent_lets_them_set(tmp_path: Path) -> None:
+def test_an_owner_sets_what_the_parent_profile_allows(tmp_path: Path) -> None:
     mine = "description='m'\nextends='web'\nowner='{}'\n[sysctl]\n'net.core.somaxconn'=9\n"
     greedy = mine + "'vm.swappiness'=2\n[[when]]\nif='true'\nkernel.cmdline=['nosmt']\n"
     folder = library(
@@ -338,7 +338,7 @@ def test_a_profile_that_starves_the_host_is_refused(fake: FakeHost) -> None:
     assert caught.value.hint == "at most 256 pages of 2 MiB fit this host"
 
 
-def test_a_value_wanted_knows_the_file_that_says_so(fake: FakeHost) -> None:
+def test_a_wanted_value_names_its_file(fake: FakeHost) -> None:
     wanted = {w.setting: w for w in shipped(fake, "web").wanted}
     assert wanted["sysctl.vm.swappiness"] == WantedSetting(
         setting="sysctl.vm.swappiness", value="10", source="web:15"

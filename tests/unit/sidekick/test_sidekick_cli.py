@@ -174,7 +174,7 @@ def test_the_table_of_exit_codes_leaves_no_command_out() -> None:
 
 @pytest.mark.behaviour("F-71")
 @pytest.mark.parametrize("command", ["apply-profile web", "verify", "rollback", "resume"])
-def test_a_busy_host_is_told_so(fake: FakeHost, run: Run, command: str) -> None:
+def test_a_busy_host_is_reported_as_busy(fake: FakeHost, run: Run, command: str) -> None:
     host = fake.host()
     with fake.state.lock(0, host.monotonic, host.sleep):
         code, _, err = run(*command.split())
@@ -258,7 +258,7 @@ def test_the_agent_finds_a_refusal_in_the_status_file(run: Run) -> None:
     )
 
 
-def test_the_state_of_an_unfinished_record_is_told(fake: FakeHost, run: Run) -> None:
+def test_the_state_of_an_unfinished_record_is_reported(fake: FakeHost, run: Run) -> None:
     code, _, err = run("apply-profile", "einval")
     assert code == 4
     assert err == ""
@@ -359,7 +359,7 @@ def test_history_lists_trials_and_their_outcome(fake: FakeHost, run: Run) -> Non
     assert not entries[1]["changed"], "it was in force already"
 
 
-def test_history_does_not_grow_for_ever(fake: FakeHost, run: Run) -> None:
+def test_history_is_bounded_in_size(fake: FakeHost, run: Run) -> None:
     run("apply-profile", "web")
     path = fake.state.folder / "history.jsonl"
     path.write_text(path.read_text() * (2 * KEPT))
@@ -368,7 +368,7 @@ def test_history_does_not_grow_for_ever(fake: FakeHost, run: Run) -> None:
     assert json.loads(run("history", "-n", "1", "-o", "json")[1])[0]["command"] == "rollback"
 
 
-def test_profiles_are_told_apart(run: Run) -> None:
+def test_profiles_are_distinguished(run: Run) -> None:
     rows = json.loads(run("diff", "base", "web", "-o", "json")[1])
     assert rows == [
         {"setting": "sysctl.net.core.somaxconn", "base": "-", "web": "6144", "sources": "- web:4"}

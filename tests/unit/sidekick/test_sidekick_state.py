@@ -131,7 +131,7 @@ def test_a_second_sidekick_waits_and_then_gives_up(fake: FakeHost) -> None:
     assert not fake.state.is_locked()
 
 
-def test_the_lock_is_gone_with_whoever_held_it(fake: FakeHost) -> None:
+def test_a_lock_ends_with_its_holder(fake: FakeHost) -> None:
     host = fake.host()
     with fake.state.lock(0, host.monotonic, host.sleep):
         pass

@@ -89,7 +89,7 @@ def test_all_shipped_profiles_in_a_row_leave_no_trace(fake: FakeHost) -> None:
 
 
 @pytest.mark.behaviour("HP6")
-def test_web_needs_no_reboot_whatever_it_replaces(fake: FakeHost) -> None:
+def test_profile_web_never_needs_a_reboot(fake: FakeHost) -> None:
     apply(fake, shipped(fake, "cache"))
     assert (
         ApplyRun(fake.host(), fake.state, shipped(fake, "web")).sight.plan.needs is Disruption.LIVE

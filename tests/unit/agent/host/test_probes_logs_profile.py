@@ -109,7 +109,7 @@ async def test_a_slow_starter_is_not_unhealthy_before_its_start_period_is_over(
 
 
 @pytest.mark.behaviour("BUG-AG11")
-async def test_a_restart_of_the_agent_does_not_begin_the_start_period_anew(
+async def test_an_agent_restart_does_not_restart_the_start_period(
     host: FakeHost,
 ) -> None:
     answer = ["503"]
@@ -267,7 +267,7 @@ def _log_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("logs-")]
 
 
-async def test_a_reader_who_leaves_ends_the_program_and_the_thread() -> None:
+async def test_a_disconnected_reader_ends_the_program_and_the_thread() -> None:
     processes = EndlessProcesses()
     reader = Logs(processes).read(LoggedRun("u"), follow=True)
     assert await anext(reader) == b"first\n"
@@ -280,7 +280,7 @@ async def test_a_reader_who_leaves_ends_the_program_and_the_thread() -> None:
     assert _log_threads() == []
 
 
-async def test_a_reader_who_leaves_while_the_program_starts_ends_it_too() -> None:
+async def test_a_reader_that_disconnects_during_the_start_ends_the_program() -> None:
     processes = EndlessProcesses()
     processes.may_start.clear()
     reading = asyncio.ensure_future(anext(Logs(processes).read(LoggedRun("u"), follow=True)))
@@ -370,7 +370,7 @@ async def test_a_profile_that_is_delivered_is_kept_under_its_digest(host: FakeHo
     assert [(p.name, p.read_text()) for p in folder.iterdir()] == [(f"{name}.toml", "what it says")]
 
 
-async def test_a_profile_is_brought_about_by_sidekick_in_a_unit_of_its_own(host: FakeHost) -> None:
+async def test_sidekick_applies_a_profile_in_a_separate_unit(host: FakeHost) -> None:
     calls = _sidekick(host)
     async with host.agent() as client:
         asked = await client.put_profile(ProfileSpec(name="web", generation=2, allow_reboot=True))

@@ -82,7 +82,7 @@ async def test_the_mark_is_the_same_within_a_check_and_new_for_each_check(
 
 
 @pytest.mark.behaviour("F-89")
-async def test_starts_wait_for_the_first_verdict_and_not_for_ever(
+async def test_starts_wait_for_the_first_verdict_for_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host without a control plane starts what it may start by itself."""

@@ -263,9 +263,7 @@ async def test_nothing_is_renewed_for_a_removed_task_and_its_key_is_removed(
     assert len(certifier.asked) == 1
 
 
-async def test_a_task_that_ended_for_good_has_no_identity_any_more(
-    host: FakeHost, certifier: Certifier
-) -> None:
+async def test_a_finished_task_has_no_identity(host: FakeHost, certifier: Certifier) -> None:
     never = RestartPolicy(when=RestartWhen.NEVER)
     async with host.serving() as (services, client):
         await client.put_task("web-0", msgspec.structs.replace(WEB, restart=never))

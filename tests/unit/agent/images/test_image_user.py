@@ -108,7 +108,7 @@ def test_a_home_that_cannot_be_passed_on_is_the_top(home: str) -> None:
 
 
 @pytest.mark.behaviour("AG3")
-def test_the_root_is_shown_before_volumes_and_let_go_after_them_by_one_shell_each() -> None:
+def test_the_root_is_mounted_before_volumes_and_unmounted_after_them() -> None:
     """The user keeps the sandbox."""
     assert resolve("app", USERS, GROUPS) == APP
     spec = a_spec(volumes={"data": Volume(path="/data")})

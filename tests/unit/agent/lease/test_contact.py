@@ -256,9 +256,7 @@ async def test_without_a_fence_nothing_is_started_that_needs_it(
 
 
 @pytest.mark.usefixtures("component")
-async def test_a_job_that_no_longer_asks_for_it_is_let_off_without_a_restart(
-    host: FakeHost, uptime: Uptime
-) -> None:
+async def test_a_relaxation_is_removed_without_a_restart(host: FakeHost, uptime: Uptime) -> None:
     async with host.agent() as client:
         await _start(host, uptime, client)
         await client.put_task("web", a_spec(generation=2))

@@ -45,7 +45,7 @@ def test_lives_of_one_store_follow_each_other_and_an_older_one_does_not() -> Non
 
 
 @pytest.mark.behaviour("F-88")
-def test_an_older_store_is_refused_and_what_was_told_stays(tmp_path: Path) -> None:
+def test_an_older_store_is_refused_and_known_state_stays(tmp_path: Path) -> None:
     """What refuses it is not forgotten by being asked again."""
     last = FencingTerm(tmp_path / "t")
     last.check(None, commands=True)  # of an earlier release
@@ -66,7 +66,7 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.behaviour("F-88")
-async def test_what_a_command_told_outlives_the_agent(tmp_path: Path) -> None:
+async def test_a_commands_result_outlives_the_agent(tmp_path: Path) -> None:
     """An agent that was killed, or a host that was rebooted, knows it as well."""
     path, last = tmp_path / "t", FencingTerm(tmp_path / "t")
     failing = True

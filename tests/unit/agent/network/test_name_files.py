@@ -20,7 +20,7 @@ def image_of(host: FakeHost) -> Path:
 
 
 @pytest.mark.behaviour("BUG-AG31")
-async def test_each_start_writes_them_whatever_the_image_has_there(host: FakeHost) -> None:
+async def test_each_start_overwrites_files_of_the_image(host: FakeHost) -> None:
     """An image kept the resolver of its build machine; others had none."""
     host.fake.texts["/etc/resolv.conf"] = "nameserver 10.0.0.2\n"
     etc = image_of(host) / "etc"

@@ -55,7 +55,7 @@ async def test_slices_keep_the_sum_of_what_their_tasks_were_promised(host: FakeH
         assert kept(host, ALL) == kept(host, LOCAL) == (10 * MIB, 0)
 
 
-async def test_an_agent_that_begins_anew_gives_back_what_an_earlier_one_kept(
+async def test_a_new_agent_returns_what_an_earlier_one_kept(
     host: FakeHost,
 ) -> None:
     """What is in force is read, not remembered."""

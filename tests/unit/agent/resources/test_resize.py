@@ -193,7 +193,7 @@ async def test_a_term_that_no_control_plane_has_spoken_in_cannot_be_given(tmp_pa
 
 
 @pytest.mark.behaviour("BUG-HT25")
-async def test_a_task_of_a_term_that_never_was_is_removed_on_the_host_and_told_anew(
+async def test_a_task_of_an_unknown_term_is_removed_and_sent_again(
     tmp_path: Path,
 ) -> None:
     """`twine-agent stop` repairs it, and the control plane goes on."""

@@ -62,7 +62,7 @@ def test_a_task_that_asks_for_nothing_more_has_no_more_properties() -> None:
     }
 
 
-def test_what_is_no_longer_asked_for_is_lifted_from_a_running_unit() -> None:
+def test_a_removed_property_is_lifted_from_a_running_unit() -> None:
     found = live_properties(a_spec(), MUCH)
 
     assert found["MemoryMin"] == 0
@@ -133,7 +133,7 @@ def test_a_resize_changes_what_it_names_and_has_a_generation() -> None:
         ),
     ],
 )
-def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, why: str) -> None:
+def test_missing_resources_are_refused_with_the_numbers(resources: Resources, why: str) -> None:
     other = a_spec(resources=Resources(cpus=[2], memory_min_bytes=100 * MIB))
 
     spec = a_spec(resources=resources)
@@ -211,7 +211,7 @@ def test_systemd_gets_the_kernels_name_of_each_device() -> None:
         ([{}], "/dev/vda has no limit"),
     ],
 )
-def test_limits_of_a_device_are_said_once_and_say_something(
+def test_limits_of_a_device_are_given_once_and_are_not_empty(
     io: list[dict[str, int]], why: str
 ) -> None:
     found = contradiction(

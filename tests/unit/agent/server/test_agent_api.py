@@ -235,7 +235,7 @@ async def test_hostile_requests_get_a_problem_document_each(host: FakeHost) -> N
         assert (await client.list_tasks()).tasks == []
 
 
-async def test_everything_wrong_with_a_task_is_said_at_once(host: FakeHost) -> None:
+async def test_all_errors_of_a_task_are_reported_at_once(host: FakeHost) -> None:
     wrong = {"image": "x", "command": [1], "limits": {"tasks_max": 0}, "colour": "red"}
     async with (
         host.agent(),
@@ -331,7 +331,7 @@ async def test_what_a_task_wrote_that_is_gone_can_be_read(host: FakeHost) -> Non
     assert "--follow" not in host.fake.processes.calls[-1]
 
 
-async def test_what_tasks_use_is_told_of_those_that_have_processes(host: FakeHost) -> None:
+async def test_usage_is_reported_for_tasks_with_processes(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web", a_spec(entitlement="with-dash"))
         await running(client, "web")
@@ -347,7 +347,7 @@ async def test_what_tasks_use_is_told_of_those_that_have_processes(host: FakeHos
 
 
 @pytest.mark.behaviour("RE2")
-async def test_traffic_of_private_networks_and_power_of_processors_are_told(
+async def test_traffic_of_private_networks_and_processor_power_are_reported(
     host: FakeHost,
 ) -> None:
     """What plans go by; a host without RAPL says nothing of its power."""
@@ -372,7 +372,7 @@ async def test_traffic_of_private_networks_and_power_of_processors_are_told(
 
 
 @pytest.mark.behaviour("BUG-AG3")
-async def test_what_a_machine_has_is_told_while_systemd_does_not_answer(
+async def test_machine_facts_are_reported_while_systemd_hangs(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Facts waited behind the starts of tasks, and the host looked dead."""

@@ -162,7 +162,7 @@ def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run
         (("dance",), 64, "No such command"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_message_with_an_exit_code(
+def test_an_impossible_command_has_one_message_and_an_exit_code(
     host: FakeHost, run: Run, argv: tuple[str, ...], code: int, words: str
 ) -> None:
     found, out, err = run(*argv, host=host)

@@ -46,9 +46,7 @@ def test_the_words_of_the_run_before_are_found(host: FakeHost, run: Run) -> None
     assert first.invocation_id != again.invocation_id
 
 
-def test_of_a_task_that_is_gone_it_is_said_how_to_read_what_is_left(
-    host: FakeHost, run: Run
-) -> None:
+def test_a_deleted_task_is_reported_with_how_to_read_its_logs(host: FakeHost, run: Run) -> None:
     code, _, err = run("logs", "web", "--previous", host=host)
 
     assert code == 3
@@ -88,7 +86,7 @@ def test_logs_are_kept_apart_by_entitlement(host: FakeHost, run: Run) -> None:
     assert "--namespace=*" in gone
 
 
-def test_the_exact_unit_is_shown_beside_what_systemd_has(host: FakeHost, run: Run) -> None:
+def test_the_exact_unit_is_shown_next_to_systemds(host: FakeHost, run: Run) -> None:
     run("run", "web", f"--image={IMAGE}", "--memory=48MiB", "--", "/bin/server", host=host)
     host.fake.processes.answers[("systemctl", "show")] = [
         b"LoadState=loaded\n",
@@ -137,7 +135,7 @@ def test_each_field_of_the_configuration_names_its_file(tmp_path: Path, run: Run
         ("= 1\n", "is not TOML"),
     ],
 )
-def test_what_is_wrong_in_a_drop_in_is_told_with_its_file(
+def test_an_error_in_a_drop_in_is_reported_with_its_file(
     tmp_path: Path, text: str, said: str
 ) -> None:
     config = tmp_path / "agent.toml"

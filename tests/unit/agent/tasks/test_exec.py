@@ -226,7 +226,7 @@ class _Talkative:
 
 
 @pytest.mark.behaviour("AG8")
-async def test_who_reads_slowly_here_still_hears_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_still_gets_the_agents_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its pings are not answered, and `exec … | less` breaks off after half a minute."""
     command, write = _Talkative(), os.write
     reader, writer = os.pipe()
@@ -328,7 +328,7 @@ async def test_the_last_output_of_a_command_arrives_even_at_a_slow_client(
     assert duplex.sent == [b"\1last words"]
 
 
-async def test_who_does_not_count_is_sent_everything_and_heard_within_bounds() -> None:
+async def test_a_client_without_flow_control_gets_everything_within_bounds() -> None:
     """An older program on either side knows nothing of windows."""
     outflow, inflow = Outflow(), Inflow()
     async with asyncio.timeout(10):
@@ -437,7 +437,7 @@ async def test_sessions_of_a_task_are_counted(
     assert isinstance(from_problem(end.problem), Busy)
 
 
-async def test_what_cannot_be_run_is_told_in_the_last_word_or_before_it(host: FakeHost) -> None:
+async def test_a_failed_exec_is_reported_in_the_last_message_or_before(host: FakeHost) -> None:
     async with host.agent() as client:
         with pytest.raises(NotFound, match="no task none"):
             await client.exec_task("none", ["/bin/x"], tty=False).__aenter__()

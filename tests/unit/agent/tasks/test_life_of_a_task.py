@@ -169,7 +169,7 @@ async def test_the_pre_stop_hook_runs_once_however_late_the_stop_begins(
     assert len(drain.seen) == 1
 
 
-async def test_a_task_that_ended_by_itself_gets_no_pre_stop_hook(host: FakeHost) -> None:
+async def test_a_task_that_exited_gets_no_pre_stop_hook(host: FakeHost) -> None:
     drain = given(host, "drain")
     never = RestartPolicy(when=RestartWhen.NEVER)
     life = Life(pre_stop=Hook(command=["/bin/drain"]))
@@ -332,7 +332,7 @@ async def test_a_new_version_that_is_healthy_stays_and_the_old_image_is_free(
     assert (status.generation, status.reason) == (6, "")
 
 
-async def test_a_new_version_that_nobody_asks_has_to_run_for_all_of_its_gate(
+async def test_a_new_version_without_requests_runs_through_its_whole_gate(
     host: FakeHost,
 ) -> None:
     """It was healthy as soon as it ran, so the gate was passed at once."""

@@ -37,7 +37,7 @@ def test_the_journal_is_read_only_after_an_end_for_lack_of_memory() -> None:
         (NOTE, "its host was short of memory (journalctl -u systemd-oomd)"),
     ],
 )
-def test_who_killed_a_task_is_its_result_and_its_reason(said: str, why: str) -> None:
+def test_the_killer_of_a_task_is_its_result_and_its_reason(said: str, why: str) -> None:
     """And its restart policy says what follows."""
     unit = with_oomd_end(ENDED, UNIT, said)
     assert (unit.result, unit.exit_signal) == (OOMD_KILL, "SIGKILL")

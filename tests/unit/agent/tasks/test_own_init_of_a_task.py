@@ -194,7 +194,7 @@ def test_where_all_ranges_are_taken_one_is_shared() -> None:
 
 
 @pytest.mark.behaviour("AG8", "F-83")
-def test_what_containers_inside_need_is_there_only_where_it_is_asked_for() -> None:
+def test_nested_containers_get_their_files_only_on_request() -> None:
     """One folder more that the host mounts, and takes away; no right and no filter.
 
     And what dies at a limit of its own in there does not end the machine.

@@ -133,7 +133,7 @@ async def test_what_cannot_be_written_is_in_force_all_the_same(
 
 @pytest.mark.behaviour("F-06")
 @given(data=st.data())
-def test_whatever_became_of_a_record_the_copy_says_what_it_was(data: st.DataObject) -> None:
+def test_a_restored_copy_shows_each_record_as_it_was(data: st.DataObject) -> None:
     """For any bytes; those that still are the record need no copy."""
     record = a_record(spec=a_spec(generation=data.draw(st.integers(1, 99))))
     with tempfile.TemporaryDirectory() as folder:

@@ -199,7 +199,7 @@ def test_a_stepped_clock_makes_no_pause_longer_or_shorter(step_s: float) -> None
     assert due.action is A.START
 
 
-def test_a_task_in_back_off_says_when_it_is_looked_at_again() -> None:
+def test_a_task_in_back_off_reports_its_next_check() -> None:
     decision = decide(_task("backoff"), seen(), AT)
 
     assert decision.until == UP + 1

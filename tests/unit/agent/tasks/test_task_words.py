@@ -80,11 +80,11 @@ def test_a_verdict_changes_only_after_its_number_of_answers(
         (Exit(result="protocol", at=0), "it ended: protocol"),
     ],
 )
-def test_an_end_is_told_in_words(end: Exit, words: str) -> None:
+def test_an_end_is_described_in_text(end: Exit, words: str) -> None:
     assert words in describe(end)
 
 
-def test_one_that_ran_for_too_long_is_told_from_one_that_was_stopped_too_late() -> None:
+def test_a_run_over_its_limit_is_distinguished_from_a_late_stop() -> None:
     """systemd says "timeout" of both."""
     end = Exit(result="timeout", signal="SIGKILL", at=0)
 
@@ -97,14 +97,14 @@ def test_one_that_ran_for_too_long_is_told_from_one_that_was_stopped_too_late() 
 
 @pytest.mark.behaviour("F-17", "F-18")
 @pytest.mark.parametrize("code", range(200, 244))
-def test_every_exit_code_of_systemd_is_told(code: int) -> None:
+def test_every_exit_code_of_systemd_is_described(code: int) -> None:
     words = describe(Exit(result="exit-code", code=code, at=0))
 
     assert f"exit code {code}" in words
 
 
 @pytest.mark.parametrize("code", [200, 203, 217, 226])
-def test_a_step_before_the_command_is_told_as_never_started(code: int) -> None:
+def test_a_failed_step_before_the_command_is_reported_as_never_started(code: int) -> None:
     assert describe(Exit(result="exit-code", code=code, at=0)).startswith("it never started: ")
     assert "never" not in describe(Exit(result="success", code=code, at=0))
 

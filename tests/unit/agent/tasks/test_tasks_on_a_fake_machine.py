@@ -775,7 +775,7 @@ async def _five_readers(client: AgentClient, after: int) -> list[api.Events]:
     return await asyncio.gather(*(client.get_events(after, wait_s=5) for _ in range(5)))
 
 
-async def test_events_wake_those_who_wait_and_can_be_resumed(host: FakeHost) -> None:
+async def test_events_wake_waiting_readers_and_can_be_resumed(host: FakeHost) -> None:
     async with host.agent() as client:
         start = (await client.get_events(0)).latest
         waiting = asyncio.create_task(_five_readers(client, start))
@@ -791,7 +791,7 @@ async def test_events_wake_those_who_wait_and_can_be_resumed(host: FakeHost) -> 
     assert rest.events == whole.events[2:]
 
 
-async def test_a_reader_from_before_a_restart_of_the_agent_is_told_that_it_lost_events(
+async def test_a_reader_from_before_an_agent_restart_learns_of_lost_events(
     host: FakeHost,
 ) -> None:
     async with host.agent() as client:

@@ -80,7 +80,7 @@ def test_the_properties_are_those_that_were_reviewed() -> None:
 
 
 @pytest.mark.behaviour("F-84")
-def test_nobody_in_a_sandbox_has_the_kernel_do_what_its_filter_refuses() -> None:
+def test_the_filter_of_a_sandbox_cannot_be_bypassed() -> None:
     """Through a ring (io_uring) a task reached an abstract socket of its host."""
     for properties in (
         unit_properties("web", a_spec(), "/r"),
@@ -92,7 +92,7 @@ def test_nobody_in_a_sandbox_has_the_kernel_do_what_its_filter_refuses() -> None
         assert "~io_uring_setup" in properties["SystemCallFilter"]  # type: ignore[operator]
 
 
-def test_what_is_fetched_is_flushed_by_nobody_and_what_is_unpacked_may_be() -> None:
+def test_downloads_are_not_flushed_and_unpacked_images_may_be() -> None:
     fetch = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
     layer = layer_properties("/py", "/s/oci-1", [LAYER], "/s/i.tree", PIPES)
     allowed, more = layer["SystemCallFilter"], fetch["SystemCallFilter"]
@@ -102,7 +102,7 @@ def test_what_is_fetched_is_flushed_by_nobody_and_what_is_unpacked_may_be() -> N
 
 
 @given(st.integers(0, 1 << 44), st.integers(128 << 20, 1 << 30))
-def test_an_unpacking_never_uses_up_the_reserve_between_two_looks(free: int, reserve: int) -> None:
+def test_unpacking_never_uses_the_reserve_between_two_checks(free: int, reserve: int) -> None:
     pause = until_next_look_s(free, reserve)
 
     assert 0.1 <= pause <= 1.0
@@ -277,12 +277,12 @@ def test_the_root_of_a_task_is_read_only_and_the_docs_say_so() -> None:
         ("", ""),
     ],
 )
-def test_what_a_program_complains_of_is_told_without_its_dress(line: str, said: str) -> None:
+def test_an_error_of_a_program_is_reported_without_decoration(line: str, said: str) -> None:
     assert complaint(line) == said
 
 
 @pytest.mark.behaviour("BUG-AG17")
-def test_complaints_of_who_fetches_do_not_go_where_its_answer_goes() -> None:
+def test_errors_of_a_fetch_are_not_mixed_with_its_answer() -> None:
     """A refused image was told as `exit-code`."""
     unit = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
     assert (unit["StandardOutput"], unit["StandardError"]) == ("file", "journal")
@@ -354,7 +354,7 @@ def test_an_owner_says_what_ends_above_the_memory_limit() -> None:
 
 
 @pytest.mark.behaviour("BUG-AG40")
-def test_a_journald_that_dies_is_started_again_and_keeps_its_streams() -> None:
+def test_a_killed_journald_restarts_and_keeps_its_streams() -> None:
     """Debian's unit of a namespace has Restart=no; its end by itself is no failure."""
     places = {target: name for _, name, target in targets()}
     name = places["etc/systemd/system/systemd-journald@.service.d/twine.conf"]

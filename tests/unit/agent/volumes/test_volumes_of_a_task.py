@@ -32,7 +32,7 @@ def test_other_names_belong_to_no_task(name: str) -> None:
 
 
 @pytest.mark.behaviour("AG9")
-def test_volumes_are_mounted_for_the_tasks_user_before_the_start_and_let_go_after_the_end() -> None:
+def test_volumes_are_mounted_before_the_start_and_unmounted_after_the_end() -> None:
     """Those of others are read only; the dynamic user stays what it is."""
     spec = a_spec(volumes={"data": DATA, "tmp": TMP, "cache": CACHE, "theirs": THEIRS})
     found = mount_properties("web", spec, "/state", "/root")
@@ -93,7 +93,7 @@ def test_a_limit_on_disk_changes_without_a_restart_and_the_rest_with_one() -> No
         ({"a": Volume(path="/a", source="db.data")}, "volumes.a.source"),
     ],
 )
-def test_what_cannot_be_had_is_named(volumes: dict[str, Volume], field: str) -> None:
+def test_missing_resources_are_named(volumes: dict[str, Volume], field: str) -> None:
     found = contradiction(volumes, 256 * MIB)
     assert found
     assert found[0] == field

@@ -120,7 +120,7 @@ async def test_a_shared_volume_waits_for_its_owner_and_is_read_only(host: FakeHo
 
 
 @pytest.mark.behaviour("AG9")
-async def test_a_limit_that_nobody_counts_is_refused_by_name(host: FakeHost) -> None:
+async def test_an_unknown_limit_is_refused_by_name(host: FakeHost) -> None:
     """Nothing of the task is taken; without the limit it runs."""
     host.fake.btrfs.can_count = QuotaMode.OFF
     async with host.agent() as client:

@@ -134,7 +134,7 @@ class Bench:
 
 @pytest.mark.behaviour("BUG-CP7")
 @scenario()
-async def test_a_start_that_is_not_wanted_any_more_after_the_image_came_is_dropped(w):
+async def test_an_unwanted_start_is_dropped_after_its_image_arrived(w):
     """The command is derived when it is sent, not when it was asked for."""
     await w.set_up()
     for machine in w.region.machines.values():
@@ -249,7 +249,7 @@ def test_a_start_waits_for_no_image_of_another_task():
     assert all(600 <= done["m1", f"a-{n}"] < 602 for n in range(8))
 
 
-def test_a_pull_that_a_boot_interrupted_is_asked_for_again():
+def test_a_pull_interrupted_by_a_boot_is_requested_again():
     """Nobody tells of the end of a host without power: its call would be waited for in vain."""
 
     async def main() -> None:
@@ -273,7 +273,7 @@ def test_a_pull_that_a_boot_interrupted_is_asked_for_again():
 
 
 @pytest.mark.behaviour("BUG-UX60")
-def test_a_pull_that_failed_is_not_cancelled_for_a_boot_that_is_heard_of_then():
+def test_a_failed_pull_is_not_cancelled_by_a_later_boot():
     """The dispatcher rescheduled a timeout that was left, and the process ended."""
 
     async def main() -> dict[tuple[str, str], float]:
@@ -330,7 +330,7 @@ def test_what_waits_for_a_machine_that_is_gone_goes_with_it():
 
 
 @pytest.mark.behaviour("BUG-CP23")
-def test_a_failure_that_nobody_repeats_is_forgotten():
+def test_a_failure_that_does_not_repeat_is_forgotten():
     """A pause whose command is not wanted any more."""
 
     async def main() -> None:

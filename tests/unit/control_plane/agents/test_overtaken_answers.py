@@ -65,7 +65,7 @@ def test_an_answer_that_nothing_overtook_is_taken_in() -> None:
     run(body())
 
 
-def test_a_look_at_a_machine_that_nobody_asked_makes_nothing_of_it() -> None:
+def test_reading_an_idle_machine_concludes_nothing() -> None:
     """An index of a million machines kept as many blank observations."""
 
     async def body() -> None:

@@ -110,7 +110,7 @@ async def test_a_job_of_no_entitlement_is_refused():
 
 
 @pytest.mark.behaviour("AL3")
-async def test_tasks_leave_a_machine_that_takes_none_any_more():
+async def test_tasks_leave_a_machine_that_is_closed_for_tasks():
     async with allocator_of(machines(), FRONT) as allocator:
         made = await allocator.place(a_job(3))
         lost = next(iter(made.claims or ())).machine.name

@@ -64,7 +64,7 @@ def test_no_move_gains_less_than_one_task_of_spread():
     assert repairs(index, a_request(3)) == ()
 
 
-def test_where_no_move_may_gain_none_is_found_whatever_room_there_is():
+def test_without_a_possible_gain_no_move_is_found():
     """The answer without a plan agrees with the plans, over regions at random."""
     told = Counter[bool]()
     for seed in range(60):

@@ -49,7 +49,7 @@ def slowest(start_s: int) -> float:
 
 
 @pytest.mark.parametrize("start_s", [20, 60, 90])
-def test_a_rise_that_no_history_knows_is_met(start_s: int) -> None:
+def test_a_rise_without_history_is_covered(start_s: int) -> None:
     """Half of the demo's limit of 5 s, with tasks that take up to 90 s to serve."""
     assert slowest(start_s) < demo.LATENCY_LIMIT_S / 2
 

@@ -45,7 +45,7 @@ def test_zero_is_a_load_and_missing_is_none() -> None:
     assert value_of(code_of(1e300)) == pytest.approx(1e15, rel=1e-3)
 
 
-def test_a_stored_history_goes_on_where_it_ended() -> None:
+def test_a_stored_history_continues_where_it_ended() -> None:
     history, other = filled(5), filled(5)
     other = LoadHistory.from_bytes(other.to_bytes())
     for each in (history, other):

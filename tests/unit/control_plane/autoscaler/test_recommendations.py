@@ -103,7 +103,7 @@ def test_a_schedule_knows_days_of_the_year(
     assert bounds_at(a_policy(schedule=[entry]), NOON)[0] == (40 if applies else 2)
 
 
-def test_a_schedule_goes_on_over_midnight() -> None:
+def test_a_schedule_continues_past_midnight() -> None:
     entry = ScheduledBounds(days=[Weekday.FRI], start="22:00", end="02:00", maximum=5)
     policy = a_policy(schedule=[entry])
     friday = NOON - 43_200
@@ -136,7 +136,7 @@ def test_a_stale_measurement_is_none() -> None:
     )
 
 
-def test_nothing_is_taken_while_an_update_goes_on() -> None:
+def test_nothing_is_taken_during_an_update() -> None:
     found = of(5.0, tasks=30, pushing="an update to version 4 goes on")
     assert found.tasks == 30
     assert found.reason.endswith("kept at 30: not reduced: an update to version 4 goes on")

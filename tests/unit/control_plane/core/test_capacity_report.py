@@ -221,7 +221,7 @@ def test_an_empty_region_has_an_empty_report():
 
 
 @pytest.mark.behaviour("MO16", "CP8")
-def test_small_entitlements_of_one_profile_are_told_what_stacking_saves():
+def test_owners_of_small_entitlements_see_what_stacking_saves():
     machines = [machine(f"m{n}", f"e{n}") for n in range(5)]
     used = {f"m{n}": Used(1.0, 8 * GIB) for n in range(5)}
     entitlements = [

@@ -242,7 +242,7 @@ def test_the_largest_free_amount_is_of_all_machines(demand, left, words, pool, m
 
 @pytest.mark.behaviour("BUG-AL27")
 @pytest.mark.parametrize("level", ["rack", "row"])
-def test_a_preference_over_racks_looks_at_no_more_of_them_than_it_has_tasks(level, monkeypatch):
+def test_a_preference_over_racks_examines_at_most_one_per_task(level, monkeypatch):
     """120 to 320 times what the default spread costs; each ask parted all machines."""
     looked_at: list[object] = []
     count = LazyOrder._follow

@@ -73,7 +73,7 @@ def test_as_many_tasks_fit_as_their_cores_add_up_to(cpus, cores, tasks):
 
 
 @pytest.mark.behaviour("BUG-AL5")
-def test_no_claim_has_a_tolerance_of_its_own():
+def test_claims_have_no_tolerance():
     """A million tasks that each exceed a little are much."""
     index = a_region(msbs=1, machines=1, cpus=1.0, rru=1.0, memory_bytes=1 << 40)
     made = allocate(index, a_request(2, demand=Demand(1, cpus=0.500001)))
@@ -104,7 +104,7 @@ def test_tasks_that_share_a_core_by_overcommit_fit_it():
 
 
 @pytest.mark.behaviour("AL21")
-def test_cpus_of_its_own_and_shared_ones_add_up_to_the_machine():
+def test_exclusive_and_shared_cpus_add_up_to_the_machine():
     """What the host then gives are whole cores, so the claims of the others still fit."""
     own = demand_of(replace(PLAIN, resources=Resources(exclusive_cpus=3)))
     index = a_region(msbs=1, machines=1, cpus=8.0, rru=9.1, memory_bytes=1 << 40)

@@ -56,7 +56,7 @@ def per_msb(index: RegionIndex, tasks: int, own: list[Preference] | None) -> lis
         [Preference(property="label.zone")],
     ],
 )
-def test_a_preference_of_its_own_leaves_a_job_spread_over_msbs(own):
+def test_an_explicit_preference_keeps_a_job_spread_over_msbs(own):
     """Nine of nine tasks were in one MSB."""
     assert per_msb(a_region(msbs=3, machines=9), 9, own) == [3, 3, 3]
 

@@ -70,7 +70,7 @@ def test_equal_places_and_hardware_are_one_object() -> None:
     assert len({id(m.hardware) for m in machines}) == 1
 
 
-def test_all_errors_are_told_at_once_with_their_lines() -> None:
+def test_all_errors_are_reported_at_once_with_their_lines() -> None:
     rows = [
         ROW,
         ROW,
@@ -150,7 +150,7 @@ def test_the_place_of_a_machine_in_use_does_not_change() -> None:
 
 
 @pytest.mark.behaviour("MO2")
-def test_a_scope_looks_at_every_level_and_at_events() -> None:
+def test_a_scope_covers_every_level_and_events() -> None:
     record = imported(a_row(), 0.0, simulated=False)
     for level, value in {"datacenter": "dc1", "msb": "b1", "row": "w1", "rack": "r1"}.items():
         assert scope_test(MachineScope(**{level: value}))(record)

@@ -98,7 +98,7 @@ def test_a_task_lost_in_a_reboot_is_started_at_once():
 
 
 @pytest.mark.parametrize("when", list(RestartWhen))
-def test_a_task_that_was_cut_off_is_told_to_start_again_at_once(when: RestartWhen):
+def test_a_task_that_was_cut_off_restarts_at_once(when: RestartWhen):
     status = a_status(state=TaskState.STOPPED, last_exit=Exit(result="cut-off", at=1))
     task = after(a_record(a_task(), restart=RestartPolicy(when=when)), m1(status))
     assert (task.phase, task.generation, task.listed) == (TaskPhase.STARTING, 6, False)
@@ -125,7 +125,7 @@ def test_a_task_that_may_end_is_not_started_again():
 
 
 @pytest.mark.behaviour("BUG-EL8")
-def test_a_task_that_failed_by_itself_is_not_started_again_where_its_policy_is_never():
+def test_a_failed_task_with_policy_never_is_not_restarted():
     """It was, and who had handed it in never heard of the failure."""
 
     def failed(result: str, code: int | None = None, when: RestartWhen = RestartWhen.NEVER):
@@ -212,7 +212,7 @@ def test_a_stop_counts_only_once_the_agent_confirmed_it():
     assert observe(record, confirmed, at(1.0)).tasks == []
 
 
-def test_somebody_elses_change_is_overruled_by_a_higher_generation():
+def test_a_higher_generation_overrules_a_foreign_change():
     task = after(a_record(a_task()), m1(a_status(generation=40)))
     assert (task.phase, task.generation) == (TaskPhase.STARTING, 41)
 

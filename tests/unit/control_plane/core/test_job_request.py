@@ -76,7 +76,7 @@ def waits(record: JobRecord, index: RegionIndex, **fields) -> bool:
     return [group.tasks for group in groups if not group.running] == [(1,)]
 
 
-def test_a_task_that_cannot_start_again_where_it_was_is_asked_for_anew():
+def test_a_task_that_cannot_restart_on_its_machine_is_requested_again():
     index = a_region()
     record = running(index)
     there = record.tasks[1].placement
@@ -97,7 +97,7 @@ def test_a_task_that_cannot_start_again_where_it_was_is_asked_for_anew():
     assert waits(record, index)
 
 
-def test_a_version_that_needs_more_is_asked_for_apart():
+def test_a_version_that_needs_more_is_requested_separately():
     index = a_region()
     record = running(index, Limits(memory_max_bytes=2 << 30, cpu_max_cores=1.0))
     assert waits(record, index)

@@ -142,7 +142,7 @@ def test_a_pool_is_dropped_with_its_last_machine_and_its_gains_never_fall():
 
 
 @pytest.mark.behaviour("BUG-AL31")
-def test_a_plan_goes_on_when_its_pool_is_dropped_meanwhile():
+def test_a_plan_continues_if_its_pool_is_dropped():
     index = RegionIndex()
     add(index, "a", pool="e1")
     add(index, "f", pool=FREE)

@@ -166,7 +166,7 @@ def test_an_acknowledgement_lapses_when_a_deadline_forces_another_task(told: boo
         ({"overdue": True}, False),
     ],
 )
-def test_what_cannot_wait_goes_on_while_much_is_lost(said: dict[str, bool], waits: bool):
+def test_urgent_work_continues_while_many_machines_are_lost(said: dict[str, bool], waits: bool):
     """A loan that is called back, a power cap and a deadline; a maintenance waits."""
     made = decided(a_view(m0=leaving(0, 60, **said)), held_back={"m0": "much is lost in dc1"})
     assert (made.held == [0]) is waits

@@ -138,7 +138,7 @@ def test_free_machines_without_power_are_in_the_reasons():
 
 
 @pytest.mark.behaviour("AL11")
-def test_the_committer_looks_again():
+def test_the_committer_checks_again():
     """Two plans, each for the one machine that the MSB's power allows: one is refused."""
     index = a_region(dc1_msb1=400)
     plans = {}

@@ -113,7 +113,7 @@ def two_msbs(each: int) -> RegionIndex:
 
 @pytest.mark.behaviour("BUG-AL4")
 @pytest.mark.parametrize("each", [3, 64, 65, 300])
-def test_the_first_preference_matters_most_whatever_its_property(each):
+def test_the_first_preference_matters_most_for_every_property(each):
     """Rack before MSB put two of three tasks into the other MSB."""
     rack_first = by(Property.RACK, PREFER, "r1"), by(Property.MSB)
     assert per_rack(two_msbs(each), 3, *rack_first) == {"r1": 3}
@@ -235,7 +235,7 @@ def test_machines_with_gpus_are_kept_for_tasks_that_need_gpus(pool):
         ({"gpus": 0}, {"gpus": 1}),
     ],
 )
-def test_what_is_scarce_is_kept_whatever_it_is(plenty, scarce):
+def test_every_scarce_resource_is_kept(plenty, scarce):
     index = RegionIndex()
     add(index, ["a"], machine_type="rare", **scarce)
     add(index, ["b"], machine_type="common", **plenty)

@@ -56,15 +56,13 @@ def a_status(task: str, generation: int = 5, epoch: int = 7) -> TaskStatus:
     ("epoch", "restored", "expected"),
     [(7, 0, False), (7, 7, True), (7, 6, False), (0, 7, False), (8, 7, False)],
 )
-def test_what_was_told_in_an_earlier_term_is_of_before(
-    epoch: int, restored: int, expected: bool
-) -> None:
+def test_commands_of_an_earlier_term_are_old(epoch: int, restored: int, expected: bool) -> None:
     """A task that somebody started on the host itself has no term, and is nobody's."""
     assert is_of_before(a_status("c-0", epoch=epoch), restored) is expected
 
 
 @pytest.mark.behaviour("F-88")
-def test_a_task_that_only_the_copy_does_not_know_is_no_stray_until_it_is_let_go() -> None:
+def test_a_task_unknown_to_a_restored_copy_is_no_stray_until_released() -> None:
     """One that was told since the store was put back is a stray as ever."""
     tasks = {s.task_id: s for s in (a_status("c-0"), a_status("d-0", epoch=RESTORED + 1))}
     assert unknown_tasks("m1", tasks, set()) == [Stop("m1", "c-0", 5), Stop("m1", "d-0", 5)]

@@ -113,7 +113,7 @@ def test_a_version_that_is_only_kept_to_go_back_to_counts_nothing():
         ({"network_mbps": 500}, 4),
     ],
 )
-def test_each_resource_is_a_bound_of_its_own(more, tasks):
+def test_each_resource_is_a_separate_bound(more, tasks):
     specs = granted(machines=2)
     assert refused(specs, a_job(tasks=tasks, **more)) == []
     assert refused(specs, a_job(tasks=tasks + 1, **more)) != []

@@ -162,7 +162,7 @@ def test_a_bin_from_which_the_tasks_are_kept_holds_up_no_other(group, allowance)
 
 
 @pytest.mark.behaviour("BUG-AL22")
-def test_each_group_of_tasks_has_bins_of_its_own():
+def test_each_group_of_tasks_has_separate_bins():
     """Bins that only the first group could use held up the second one."""
     index = uneven(9, 9)
     add(index, ["m3"], "msb3", generation="new", **a_room(9))

@@ -36,7 +36,7 @@ def test_templates_are_filled_and_dollars_escaped():
 
 
 @pytest.mark.behaviour("SC17")
-def test_what_a_task_runs_is_said_by_its_job_alone():
+def test_only_its_job_decides_what_a_task_runs():
     """Restart policy, environment, command and image, the same for all of its tasks."""
     spec = a_job(
         environment={"A": "1"}, restart={"when": "never"}, stop_timeout_s=7, ports=[], tasks=3

@@ -106,7 +106,7 @@ def test_a_label_is_a_preference_like_any_other_in_their_order():
         ("rru", "rru", (4.0, 8.0)),
     ],
 )
-def test_machines_are_told_apart_by_what_they_have(property_, field, values):
+def test_machines_are_distinguished_by_their_properties(property_, field, values):
     """All of one type and in one MSB, where only sizes differ."""
     index = RegionIndex()
     for number, value in enumerate(values):
@@ -238,7 +238,7 @@ def test_a_preference_that_means_nothing_is_refused_with_what_is_meant(preferenc
     assert said in refusal(preference)
 
 
-def test_all_that_is_wrong_with_preferences_is_told_at_once():
+def test_all_errors_of_preferences_are_reported_at_once():
     told = refusal({"property": "msbs"}, {"property": "rack", "strategy": "pack", "max_skew": 1})
     assert "preferences[0].property" in told
     assert "preferences[1].max_skew" in told

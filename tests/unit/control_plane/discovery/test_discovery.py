@@ -103,7 +103,7 @@ async def test_a_lower_revision_than_the_known_one_counts_as_a_change(w: World):
 
 @pytest.mark.behaviour("SD4", "SD3")
 @scenario()
-async def test_each_task_of_a_private_network_is_listed_at_an_address_of_its_own(w: World):
+async def test_each_task_of_a_private_network_is_listed_at_its_address(w: World):
     """One line of the job gives each task an address; a move gives it another one."""
     await w.deployed(a_job(3, network=Reach(mode=NetworkMode.PRIVATE)))
     before = await w.cp.endpoints("web")

@@ -64,7 +64,7 @@ class Gated(SteppedRuntime):
         self.waiting -= 1
 
 
-def test_machines_that_are_lost_in_one_turn_are_not_all_looked_at_in_it():
+def test_machines_lost_in_one_turn_are_checked_in_several():
     """With an MSB thousands of lines break at once, and each loss wakes jobs and other roles."""
 
     async def main() -> None:

@@ -29,7 +29,7 @@ def held(rack: Part, silent_s: float = 10) -> str:
     return "" if found is None else found.part
 
 
-def test_one_silent_machine_is_down_whatever_share_of_a_part_it_is():
+def test_one_silent_machine_is_down_at_any_share_of_a_part():
     _, racks = region(dc1_b1=(1, 1), dc2_b1=(4, 0))
     assert held(racks["dc1_b1"]) == ""
 

@@ -93,7 +93,7 @@ def test_a_machine_that_another_process_hears_now_is_left_at_once():
     run(main())
 
 
-def test_a_host_lives_for_as_long_as_it_may_take_until_it_is_asked_again():
+def test_a_host_is_alive_until_the_next_probe_is_due():
     settings = SchedulerSettings()
     _, graces, _ = _policies(settings)
     assert graces.alive_s > settings.poll_patience_s + CONNECT_S + settings.poll_retry_s

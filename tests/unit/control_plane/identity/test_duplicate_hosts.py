@@ -123,7 +123,7 @@ def test_one_host_is_never_taken_for_two(faults: list[str]) -> None:
 
 @pytest.mark.behaviour("F-89")
 @given(st.lists(st.sampled_from(["first", "second", "control plane", "agent"]), max_size=12))
-def test_two_hosts_are_found_whoever_asks_when(steps: list[str]) -> None:
+def test_two_hosts_are_found_in_any_order_of_requests(steps: list[str]) -> None:
     """The one at the machine's address keeps the identity."""
     first, second = Host(), Host()
     world = World(first)
@@ -160,7 +160,7 @@ def test_a_process_that_ended_after_it_asked_proves_nothing() -> None:
 
 
 @pytest.mark.behaviour("F-89")
-def test_who_takes_the_address_of_a_running_host_is_the_second() -> None:
+def test_a_host_that_takes_a_running_hosts_address_is_the_clone() -> None:
     """A copy with the same address may answer at it; the host that was known first stays."""
     first, second = Host(), Host()
     world = World(first)
@@ -179,7 +179,7 @@ def test_who_takes_the_address_of_a_running_host_is_the_second() -> None:
 
 
 @pytest.mark.behaviour("F-89")
-def test_two_from_one_memory_are_told_apart() -> None:
+def test_two_processes_from_one_snapshot_are_distinguished() -> None:
     """A virtual machine that was copied while it ran has the same boot id."""
     first, second = Host("same"), Host("same")
     world = World(first)
@@ -241,7 +241,7 @@ def test_a_damaged_record_is_found_again() -> None:
 
 
 @pytest.mark.behaviour("F-89")
-def test_one_machine_is_looked_at_by_one_call_at_a_time() -> None:
+def test_one_machine_is_checked_by_one_call_at_a_time() -> None:
     """A host cannot have the control plane open connections without end."""
     host = Host()
     world = World(host)

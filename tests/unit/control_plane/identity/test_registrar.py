@@ -128,7 +128,7 @@ def test_only_a_hash_of_the_secret_is_stored(service: Setup) -> None:
     asyncio.run(scenario())
 
 
-def test_a_token_expires_and_says_so_only_to_who_has_it(service: Setup) -> None:
+def test_an_expired_token_is_reported_only_to_its_holder(service: Setup) -> None:
     async def scenario() -> None:
         async with service.store:
             token = await service.token(ttl_s=600)
@@ -172,7 +172,7 @@ def test_a_bad_request_for_a_certificate_does_not_cost_the_token(service: Setup)
 
 
 @pytest.mark.behaviour("BUG-HT7")
-def test_what_else_is_in_a_join_is_looked_at_only_for_who_has_a_token(service: Setup) -> None:
+def test_a_join_request_is_read_only_with_a_valid_token(service: Setup) -> None:
     """The request for a certificate came before the token, so who had none could send
     any, as often as they liked."""
     wrong = "twn1.aaaaaaaa." + "a" * 32

@@ -70,7 +70,7 @@ def test_no_step_is_taken_before_its_turn(step: Step) -> None:
 
 
 @pytest.mark.behaviour("BUG-AG5")
-def test_who_does_not_know_the_new_root_hinders_it() -> None:
+def test_a_host_without_the_new_root_blocks_the_exchange() -> None:
     """Hosts by number and name, and files that nobody renews."""
     roots = Roots(A, coming=B)
     knows = HostTrust(trusts=[A.ca_hash, B.ca_hash], issuer=A.ca_hash)
@@ -85,7 +85,7 @@ def test_who_does_not_know_the_new_root_hinders_it() -> None:
 
 
 @pytest.mark.behaviour("BUG-AG5")
-def test_who_has_something_of_the_former_root_hinders_its_end() -> None:
+def test_a_holder_of_the_former_root_blocks_its_end() -> None:
     """A long list is cut."""
     roots = Roots(B, former=A)
     both = [A.ca_hash, B.ca_hash]

@@ -155,7 +155,7 @@ async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
     assert (view.done, view.waves[0].left_out) == (5, 1)
 
 
-def test_a_plan_goes_on_after_a_restart_where_it_was():
+def test_a_plan_continues_after_a_restart():
     """Waves are stored before anything is announced, and nothing is announced twice."""
     region, store, events = a_region(6), MemoryStore(strict=True), {}
     wish = a_wish(wave_size=2, within=Within.MSB, deadline_s=300.0, duration_s=60.0, despite=True)
@@ -191,7 +191,7 @@ def test_a_plan_goes_on_after_a_restart_where_it_was():
 
 @pytest.mark.behaviour("HC4")
 @planned()
-async def test_what_it_would_mean_is_said_and_a_plan_without_room_is_refused(w: World):
+async def test_consequences_are_shown_and_a_plan_without_room_is_refused(w: World):
     """Nothing is announced that would leave tasks without a place, unless one knows better."""
     await w.deployed(a_job(6, limits=LARGE, update=QUICK), quota=6)
     wish = a_wish(scope=MachineScope(msb="msb1"), deadline_s=60.0)
@@ -338,7 +338,7 @@ async def test_when_power_is_short_what_matters_least_leaves_first_and_no_more_t
 
 @pytest.mark.behaviour("TC9", "HC7")
 @planned()
-async def test_a_switch_that_is_out_for_three_minutes_ends_by_itself(w: World):
+async def test_a_switch_outage_of_three_minutes_ends_without_help(w: World):
     """Those who stay are excused so long, and afterwards nothing is left to tidy up."""
     await w.set_up(6)
     wish = a_wish(
@@ -407,7 +407,7 @@ async def test_what_cannot_be_meant_is_refused_and_changes_nothing(w: World):
 
 
 @planned()
-async def test_work_is_over_when_somebody_says_so(w: World):
+async def test_work_ends_on_request(w: World):
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
     wish = a_wish(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)
     await w.cp.maintenance.accept("fans", wish, "ann")

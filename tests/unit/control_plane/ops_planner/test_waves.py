@@ -83,7 +83,7 @@ def test_what_matters_least_leaves_first_when_power_is_short():
     assert waves == [["m100-0", "m100-1"], ["m500-0", "m500-1"], ["m900-0", "m900-1"]]
 
 
-def test_no_more_is_shed_than_was_asked():
+def test_no_more_is_shed_than_requested():
     plan = a_plan(work=Work.POWER_CAP, shed_w=1000)
     waves = [a_wave("m1", "m2"), a_wave("m3", number=2, state=WaveState.WAITING)]
     hosts = {name: SeenHost(True, True, tasks=0, power_w=500) for name in ("m1", "m2", "m3")}
@@ -187,7 +187,7 @@ def test_a_plan_is_refused_for_want_of_room_or_for_its_size():
     ]
 
 
-def test_other_work_on_the_same_machines_and_jobs_is_told():
+def test_other_work_on_the_same_machines_and_jobs_is_reported():
     assert overlaps({"plan k": ["m2", "m1"]}, {"plan s": ["web"]}) == [
         "plan k: it also has 2 of these machines (m1, m2); tasks leave once, by the earlier"
         " deadline",
@@ -195,7 +195,7 @@ def test_other_work_on_the_same_machines_and_jobs_is_told():
     ]
 
 
-def test_what_is_shed_within_a_wave_without_a_deadline_is_waited_for_as_long_as_was_said():
+def test_a_wave_without_a_deadline_waits_as_long_as_announced():
     plan = a_plan(duration_s=600.0, return_within_s=300.0)
     wave = a_wave("m1", boots={"m1": "old"})
     hosts = {"m1": SeenHost(True, False, boot="old")}

@@ -138,7 +138,7 @@ async def test_a_task_that_may_not_stop_for_a_boot_says_that_it_waits_for_room(w
 
 @pytest.mark.behaviour("BUG-CP53")
 @pytest.mark.parametrize("instead", ["", STOP])
-def test_a_controller_that_lets_a_task_move_for_a_boot_hears_that_there_is_no_room(instead: str):
+def test_a_controller_that_approves_a_move_for_a_boot_learns_of_missing_room(instead: str):
     """Its owner sees that the task waits for room; a controller may let it stop."""
 
     async def acknowledge(_, request: TaskControlRequest) -> TaskControlResponse:

@@ -13,7 +13,7 @@ from tests.bench.rebalance_power import Powered
 pytestmark = pytest.mark.behaviour("RE6", "HC13", "WH10")
 
 
-def test_after_power_was_capped_on_one_machine_tasks_of_others_beside_it_leave_the_place() -> None:
+def test_after_a_power_cap_tasks_of_neighbouring_machines_leave() -> None:
     async def main() -> None:
         w = Powered(RebalanceMode.RECOMMEND)
         async with asyncio.timeout(20_000), w.running():

@@ -333,7 +333,7 @@ def test_loads_that_were_not_read_lately_do_not_count() -> None:
 
 
 @pytest.mark.behaviour("RE5", "RE7")
-def test_a_restarted_control_plane_goes_on_with_its_plan() -> None:
+def test_a_restarted_control_plane_continues_its_plan() -> None:
     """Or tells the moves of one that is too old as withdrawn."""
 
     async def main() -> None:

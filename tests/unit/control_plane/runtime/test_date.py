@@ -110,7 +110,7 @@ def test_a_step_before_the_process_is_started_again_is_not_believed_either():
 
 
 @pytest.mark.behaviour("BUG-CP9", "AV2")
-def test_each_host_that_leads_in_turn_goes_on_from_its_own_date():
+def test_each_new_leader_continues_from_its_host_date():
     """Another host led meanwhile; before, only the last one was remembered."""
 
     async def main() -> None:

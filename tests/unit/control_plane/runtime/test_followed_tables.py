@@ -114,7 +114,7 @@ async def test_a_process_whose_history_is_gone_lists_everything_again() -> None:
         assert {name: here.get(name).shard for name in here} == {"a": 5, "c": 1}
 
 
-async def test_whoever_waits_for_a_revision_sees_the_whole_transaction() -> None:
+async def test_a_waiter_for_a_revision_sees_the_whole_transaction() -> None:
     async with MemoryStore() as store:
         here, there = owners(store, "here"), owners(store, "there")
         async with followed(store, here) as following:

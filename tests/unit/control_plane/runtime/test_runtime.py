@@ -56,7 +56,7 @@ def test_a_process_that_was_stopped_notices(stopped_s, told):
 
 
 @pytest.mark.behaviour("BUG-CP3")
-def test_a_host_that_was_suspended_is_noticed_though_the_loops_clock_stood_still():
+def test_a_suspended_host_is_detected_although_the_loop_clock_stopped():
     """CLOCK_MONOTONIC does not count a suspend, CLOCK_BOOTTIME does."""
     clocks = Clocks()
 
@@ -68,7 +68,7 @@ def test_a_host_that_was_suspended_is_noticed_though_the_loops_clock_stood_still
 
 
 @pytest.mark.behaviour("BUG-CP3")
-def test_who_looks_at_the_clocks_first_learns_of_the_pause_before_it_concludes_anything():
+def test_the_first_check_of_the_clocks_learns_of_a_pause():
     """After a pause all timers are due at once, in any order."""
     seen = []
 
@@ -97,7 +97,7 @@ def test_a_step_of_the_wall_clock_is_no_pause_and_is_logged(step_s, caplog):
     assert caplog.records[0].seconds == step_s
 
 
-def test_work_that_fails_is_logged_with_its_name_and_told(caplog):
+def test_failed_work_is_logged_with_its_name_and_reported(caplog):
     async def main() -> list[tuple[str, str]]:
         told: list[tuple[str, str]] = []
         end = RUNTIME.on_failure(lambda name, error: told.append((name, str(error))))
@@ -146,7 +146,7 @@ def test_a_turn_is_that_of_the_whole_process():
     assert asyncio.run(main()) >= 80  # a turn for each 5 ms of work
 
 
-def test_who_is_cancelled_while_it_waits_for_its_turn_holds_up_nobody():
+def test_a_cancelled_waiter_blocks_no_other():
     async def main() -> list[int]:
         runtime, done = Runtime(seed=0), list[int]()
 

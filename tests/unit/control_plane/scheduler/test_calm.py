@@ -44,7 +44,7 @@ def test_reports_of_machines_cause_no_round_of_an_idle_job(rounds: list[str]) ->
     story()
 
 
-def test_the_clock_alone_looks_at_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_alone_checks_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 20,000 jobs its looks at every task were a quarter of a core, and nothing happened."""
     looks, real = list[int](), calm_jobs.serves_as_seen
 
@@ -164,7 +164,7 @@ def test_sizes_that_confirm_the_one_in_force_cost_a_calm_job_no_round(rounds: li
     story()
 
 
-def test_a_size_of_a_job_on_trial_or_held_is_looked_at_though_it_confirms(
+def test_the_size_of_a_held_job_or_a_trial_is_checked_even_if_it_is_unchanged(
     rounds: list[str],
 ) -> None:
     """What intents ask of such a job is composed anew after each write."""

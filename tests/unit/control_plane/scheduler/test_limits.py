@@ -69,7 +69,7 @@ def test_a_limit_lets_a_burst_pass_then_its_rate_and_everything_while_it_is_lift
     assert limit.view(130.0).lifted_for_s is None
 
 
-def test_a_limit_that_nobody_has_is_not_found():
+def test_a_limit_of_an_unknown_user_is_not_found():
     limits = FrontEndLimits()
     first = limits.of(LimitName.STOPS, 1.0, 1)
     assert limits.of(LimitName.STOPS, 9.0, 9) is first

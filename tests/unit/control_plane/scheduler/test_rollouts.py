@@ -502,7 +502,7 @@ def test_an_update_continues_after_the_process_is_killed(after_s):
 
 
 @scenario()
-async def test_an_update_of_which_enough_can_never_fail_does_not_stand_still(w: World):
+async def test_an_update_that_cannot_reach_its_failure_limit_continues(w: World):
     """One task is new at a time: two that fail together there will never be."""
     update = policy(max_unavailable=1, on_failure=OnFailure.ROLLBACK, failures=2)
     await w.deployed(a_job(3, update=update))

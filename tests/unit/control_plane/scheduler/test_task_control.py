@@ -337,7 +337,7 @@ async def test_a_restart_of_one_task_waits_for_the_controller(w: World):
 
 @pytest.mark.behaviour("TC6")
 @scenario()
-async def test_what_a_smaller_job_gives_up_is_asked_first(w: World):
+async def test_a_smaller_job_asks_its_controller_before_stopping_tasks(w: World):
     controller = await deployed(w, 3, nothing)
     await w.cp.apply_job(a_controlled_job(2))
     await w.until(lambda: controller.last.request)
@@ -450,7 +450,7 @@ def test_a_later_job_of_a_name_numbers_its_calls_above_the_earlier_one():
 
 @pytest.mark.behaviour("TC11", "SC7")
 @scenario()
-async def test_a_job_that_gives_up_its_controller_is_asked_about_no_more(w: World):
+async def test_a_job_that_drops_its_controller_sends_it_no_more_requests(w: World):
     """From then on the policies that are built in are all there is."""
     controller = await deployed(w, 3, nothing)
     await w.cp.apply_job(a_controlled_job(command=["/bin/other"]))

@@ -94,7 +94,7 @@ def stores(tmp_path: Path, *lines: str) -> config.Config:
 
 
 @pytest.mark.behaviour("RB9")
-def test_a_data_center_may_have_a_store_of_its_own(tmp_path: Path) -> None:
+def test_a_data_center_may_have_a_separate_store(tmp_path: Path) -> None:
     assert config.load(None, {}).broker_stores == {}
     read = stores(tmp_path, f'dc1 = "{tmp_path}/dc1"', f'dc2 = "{tmp_path}/state/dc2"')
     assert read.broker_stores == {"dc1": f"{tmp_path}/dc1", "dc2": f"{tmp_path}/state/dc2"}
@@ -127,7 +127,7 @@ def test_all_that_is_wrong_with_the_folders_of_stores_comes_at_once(tmp_path: Pa
     assert len(found) == 2, found  # the empty one, and the name
 
 
-def test_a_folder_with_a_zero_byte_is_refused_and_not_asked_for(tmp_path: Path) -> None:
+def test_a_folder_name_with_a_nul_byte_is_refused_before_any_request(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         stores(tmp_path, 'dc1 = "/a\\u0000b"')
 

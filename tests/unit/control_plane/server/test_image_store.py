@@ -106,7 +106,7 @@ def test_a_wrong_stream_leaves_nothing(
     assert files(tmp_path) == set()
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, mocker: MockerFixture) -> None:
+def test_a_full_disk_is_reported_and_nothing_is_left(tmp_path: Path, mocker: MockerFixture) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     mocker.patch("control_plane.images.store._append", side_effect=full)
 

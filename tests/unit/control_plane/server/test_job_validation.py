@@ -44,7 +44,7 @@ def test_a_good_job_is_taken_as_it_is() -> None:
     + [{"volumes": "\ud800"}, {"life": {"pre_stop": {"command": ["/a\udfff"]}}}],
     ids=ascii,
 )
-def test_text_that_no_utf8_has_is_refused_and_ends_nobody(bad: dict[str, Any]) -> None:
+def test_invalid_utf8_is_refused_and_ends_no_process(bad: dict[str, Any]) -> None:
     """Found by new bytes; it got past the types, or ended who looked at the relations."""
     found = job_errors(GOOD | bad)
     assert {e.field.split(".")[0].split("[")[0] for e in found} >= {*bad}
@@ -73,7 +73,7 @@ def test_every_mistake_in_requirements_is_listed_with_the_others() -> None:
     assert "only `machine list --where`" in error.reason
 
 
-def test_what_does_not_go_with_cpus_of_its_own_is_listed_at_once() -> None:
+def test_all_conflicts_with_exclusive_cpus_are_listed_at_once() -> None:
     own = {"exclusive_cpus": 2}
     assert job_errors(GOOD | {"resources": own, "limits": {"cpu_max_cores": 2}}) == []
     bad = {"resources": own, "cpus": 1, "rru": 2.0, "overcommit": {"cpu": 2.0}}

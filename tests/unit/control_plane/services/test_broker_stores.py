@@ -113,7 +113,7 @@ async def test_a_store_may_be_moved_to_another_folder(s: Stores) -> None:
     }
 
 
-async def test_folders_that_were_exchanged_are_told(s: Stores) -> None:
+async def test_exchanged_folders_are_reported(s: Stores) -> None:
     await s.start(dc1="a", dc2="b")
     assert await s.refused(dc1="b", dc2="a") == {
         "dc1": "is the store of dc2: /b",

@@ -29,7 +29,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 @pytest.mark.behaviour("RB1")
-async def test_each_data_center_has_a_broker_with_keys_of_its_own(store: Store) -> None:
+async def test_each_data_center_has_a_broker_with_separate_keys(store: Store) -> None:
     async with store:
         brokers = await loaded(store)
         await brokers.join(a_join("m1", "dc1"))
@@ -57,7 +57,7 @@ async def test_machines_of_an_earlier_release_are_moved_to_their_keys(store: Sto
 
 
 @pytest.mark.behaviour("RB9")
-async def test_a_data_center_may_have_a_store_of_its_own() -> None:
+async def test_a_data_center_may_have_a_separate_store() -> None:
     async with MemoryStore() as main, MemoryStore() as other:
         brokers = await loaded(main, {"dc2": other})
         await brokers.add({r.machine: r for r in (a_machine("m1"), a_machine("m2", "dc2"))})
@@ -292,7 +292,7 @@ async def test_a_cancelled_writer_leaves_no_doubt_about_what_it_wrote(tmp_path: 
         assert broker.table.get("m1").state is MachineState.DOWN
 
 
-async def test_what_is_not_known_cannot_be_asked_for() -> None:
+async def test_unknown_properties_cannot_be_required() -> None:
     async with MemoryStore() as store:
         brokers = await loaded(store)
         with pytest.raises(NotFound, match="there is no machine 'm9'"):

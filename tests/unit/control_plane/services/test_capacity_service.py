@@ -133,7 +133,7 @@ async def test_a_data_center_without_power_keeps_tasks_waiting_and_says_so(w: Wo
 
 @pytest.mark.behaviour("CP1")
 @scenario()
-async def test_quotas_that_machines_do_not_suffice_for_any_more_are_reported(w: World):
+async def test_quotas_above_the_machines_are_reported(w: World):
     await joined(w)
     await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
     portal = w.cp.capacity._portal

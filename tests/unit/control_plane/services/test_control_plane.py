@@ -39,7 +39,7 @@ async def test_six_tasks_are_spread_over_three_msbs(w: World):
 
 
 @scenario()
-async def test_each_task_gets_a_port_of_its_own_and_its_name(w: World):
+async def test_each_task_gets_its_port_and_name(w: World):
     await w.deployed()
     for machine in w.region.machines.values():
         ports = [spec.environment["TWINE_PORT_HTTP"] for spec in machine.specs.values()]

@@ -44,7 +44,7 @@ def drained(record: MachineRecord, start: float = NOW) -> MachineRecord:
 
 
 @pytest.mark.behaviour("BUG-CP19", "EL4")
-def test_a_machine_that_was_lent_counts_for_who_lent_it():
+def test_a_lent_machine_counts_for_its_lender():
     """The donor took another one for it, and had one too many when it came back."""
     region, quota = Region(), Quota(machines=2)
     region.put(a_machine("m1", entitlement="front"))
@@ -59,7 +59,7 @@ def test_a_machine_that_was_lent_counts_for_who_lent_it():
     assert region.counted.special() == []
 
 
-def test_a_machine_lent_by_the_free_pool_counts_for_nobody():
+def test_a_machine_lent_by_the_free_pool_counts_for_no_entitlement():
     region = Region()
     region.put(lent(a_machine("m1"), "batch", "plain", NOW))
     assert region.machines("batch", Quota(machines=1)) == 0

@@ -19,7 +19,7 @@ from wire.errors import Busy
 
 @pytest.mark.behaviour("BUG-AL7")
 @scenario()
-async def test_news_of_a_machine_that_is_given_back_lets_no_task_come_there(w):
+async def test_a_change_of_a_returned_machine_places_no_task_there(w):
     """The agent's news cleared "is being given back", and a task started there."""
     await w.deployed(a_job(3))
     allocator = w.cp._allocator

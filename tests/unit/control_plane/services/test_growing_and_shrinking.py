@@ -227,7 +227,7 @@ async def of_type(w: World, machine_type: str, *names: str) -> None:
 
 @pytest.mark.behaviour("CP7")
 @on(region_of("dc1/msb1", "dc1/msb1", "dc1/msb2", "dc1/msb3"))
-async def test_who_may_have_any_type_leaves_others_the_one_that_they_need(w: World):
+async def test_a_request_for_any_type_leaves_scarce_types_to_others(w: World):
     await of_type(w, "plain", "m1", "m2")
     await of_type(w, "rare", "m3", "m4")
     await entitle(w, "front", 3)
@@ -269,7 +269,7 @@ async def test_higher_priority_goes_first_when_there_are_too_few_machines(w: Wor
 
 @pytest.mark.behaviour("CP6")
 @on(region_of("dc1/msb1"))
-async def test_who_stood_behind_a_higher_priority_gets_what_that_cannot_use(w: World):
+async def test_a_lower_priority_gets_what_a_higher_one_cannot_use(w: World):
     portal = w.cp._portal
     portal.settings = replace(portal.settings, overgrant=Overgrant.ALLOW)
     await entitle(w, "old", 1)

@@ -85,7 +85,7 @@ async def test_an_abort_leaves_no_trace() -> None:
         assert brokers.in_doubt() == {}
 
 
-async def test_every_machine_that_stands_against_it_is_named_and_none_is_held() -> None:
+async def test_every_blocking_machine_is_named_and_none_is_held() -> None:
     async with MemoryStore() as store:
         brokers = await four_machines(store)
         await brokers.add({"m5": a_machine("m5"), "m6": a_machine("m6")})

@@ -193,7 +193,7 @@ async def test_what_fails_before_the_decision_changes_nothing(engines) -> None:
     assert await leftovers(stores) == []
 
 
-async def test_a_decision_whose_answer_was_lost_is_asked_for(engines) -> None:
+async def test_a_decision_with_a_lost_answer_is_read_back(engines) -> None:
     """It counts if it was made."""
 
     def loses_answers(operations: Sequence[Operation]) -> Fate:
@@ -233,7 +233,7 @@ async def test_a_list_whose_stores_fail_after_the_decision_is_finished_later(eng
 
 
 @pytest.mark.behaviour("BUG-CP23")
-async def test_a_machine_that_is_taken_before_the_decision_stands_against_the_list(engines) -> None:
+async def test_a_machine_taken_before_the_decision_blocks_the_list(engines) -> None:
     """What was written before that was found out stayed."""
     stores = engines()
     await set_up(stores)

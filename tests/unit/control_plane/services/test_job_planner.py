@@ -266,7 +266,7 @@ async def test_no_task_leaves_for_a_free_machine_before_that_proved_its_profile(
 
 @pytest.mark.behaviour("HP15")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
-async def test_a_machine_that_was_taken_for_nobody_goes_back(w: World):
+async def test_a_machine_taken_without_a_use_is_returned(w: World):
     """Its job is gone before it proved the profile."""
     await entitle(w, "front", 3)
     await w.cp.apply_job(job("a", 6, limits=Limits(memory_max_bytes=100 * MIB)))
@@ -323,7 +323,7 @@ async def test_the_largest_job_never_keeps_others_from_their_turn():
 
 @pytest.mark.behaviour("FE1")
 @on(region_of(*PLACES))
-async def test_what_is_said_of_a_large_job_is_computed_beside_the_loop(w: World):
+async def test_reports_of_large_jobs_are_computed_outside_the_loop(w: World):
     """It is the same as of a small one; the size from which a job is large is lowered here."""
     await entitle(w, "front", 5)
     await w.cp.apply_job(job("a", 3, limits=Limits(memory_max_bytes=100 * MIB)))
@@ -375,7 +375,7 @@ async def test_a_job_larger_than_its_entitlement_is_refused(w: World):
 
 @pytest.mark.behaviour("BUG-UX115")
 @on(region_of("dc1/msb1"))
-async def test_a_job_that_is_wrong_and_over_its_quota_is_told_both(w: World):
+async def test_both_errors_of_an_invalid_job_over_quota_are_reported(w: World):
     """With an error of the file the exit code stays 64, and all errors are listed."""
     await entitle(w, "front", 1)
     wanted = job("a", 15_000, limits=Limits(memory_max_bytes=1 << 20))

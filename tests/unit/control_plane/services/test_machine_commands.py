@@ -68,7 +68,7 @@ async def test_what_changed_since_it_was_read_is_left_as_it_is() -> None:
 
 
 @pytest.mark.behaviour("AV7")
-async def test_the_end_of_a_transaction_is_told_to_its_own_brokers_only(
+async def test_only_brokers_of_a_transaction_learn_of_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A broker that is away holds up no allocation that it has no part in."""

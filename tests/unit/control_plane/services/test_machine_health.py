@@ -88,7 +88,7 @@ async def test_one_slow_answer_after_a_blip_leaves_no_machine_down(w: World):
 
 @pytest.mark.behaviour("BUG-CP1")
 @scenario()
-async def test_a_machine_that_answers_is_up_whoever_marked_it_down(w: World):
+async def test_a_machine_that_answers_is_up_even_if_it_was_marked_down(w: World):
     """Up is where a machine is seen to be, not an event that may be missed."""
     await w.deployed()
     await w.cp.inventory._brokers.carry_out("m1", MarkDown(reason="a verdict that came too late"))
@@ -98,7 +98,7 @@ async def test_a_machine_that_answers_is_up_whoever_marked_it_down(w: World):
 
 @pytest.mark.behaviour("F-89")
 @scenario()
-async def test_a_second_host_at_a_machines_address_is_told_nothing(w: World):
+async def test_a_second_host_at_a_machines_address_gets_no_data(w: World):
     """It has the identity of m1 and took its address; once that is over, m1 is heard."""
     await w.deployed()
     m1 = w.region.machines["m1"]
@@ -298,7 +298,7 @@ def test_a_data_center_that_stays_silent_is_given_up_in_the_end():
 
 
 @pytest.mark.behaviour("BUG-CP16", "BUG-CP23")
-def test_an_operator_who_knows_ends_the_wait_for_what_is_silent():
+def test_an_operator_can_end_the_wait_for_silent_machines():
     """Confirmed for a scope; what returns is up, and held back anew later."""
 
     async def body(w: World) -> None:
@@ -332,7 +332,7 @@ async def is_empty(found) -> bool:
 
 
 @pytest.mark.behaviour("BUG-CP16")
-def test_an_msb_that_loses_its_power_is_recovered_without_anybody():
+def test_an_msb_without_power_is_recovered_without_an_operator():
     """Its delay is short, and it is not taken for a cut of its data center."""
 
     async def body(w: World) -> None:
@@ -381,7 +381,7 @@ async def test_a_host_that_lives_is_not_down_because_its_agent_is_slow(w: World)
 
 @pytest.mark.behaviour("HC1")
 @scenario()
-async def test_a_host_that_said_that_it_goes_down_is_down_when_it_is_silent(w: World):
+async def test_a_host_that_announced_its_shutdown_is_down_once_silent(w: World):
     """Connections that it refuses then are no sign that its tasks run."""
     await w.deployed()
     m1 = w.region.machines["m1"]

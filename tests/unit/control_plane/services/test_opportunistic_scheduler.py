@@ -133,7 +133,7 @@ async def test_an_owner_comes_first_and_the_work_runs_again_afterwards(world: Wo
 
 
 @scenario(elastic=APPLY)
-async def test_work_that_fails_is_tried_again_later_and_not_for_ever(world: World) -> None:
+async def test_failed_work_is_retried_a_bounded_number_of_times(world: World) -> None:
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
@@ -280,7 +280,7 @@ async def is_gone(world: World, name: str) -> bool:
 
 @pytest.mark.behaviour("BUG-CP74")
 @scenario(elastic=APPLY)
-async def test_two_users_who_take_a_name_at_once_do_not_share_it(world: World) -> None:
+async def test_two_users_that_claim_a_name_at_once_do_not_share_it(world: World) -> None:
     """The second replaced the work of the first, and both were told that it waits."""
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
@@ -319,7 +319,7 @@ async def test_work_that_may_not_run_delays_no_other_work(world: World) -> None:
 
 
 @scenario(elastic=APPLY)
-async def test_an_entitlement_with_machines_of_its_own_is_refused(world: World) -> None:
+async def test_an_entitlement_with_its_own_machines_is_refused(world: World) -> None:
     await world.set_up(quota=3)
     async with MemoryStore() as store:
         optimus = Optimus(world.runtime, FrontEnd(world), store, "front", {}, ahead=2)

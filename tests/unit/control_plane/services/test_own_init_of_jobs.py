@@ -46,7 +46,7 @@ async def told(w: World, name: str, capabilities: list[str]) -> None:
     await w.until(is_known)
 
 
-def test_a_file_says_no_command_and_all_that_does_not_go_with_it_is_told_at_once() -> None:
+def test_all_keys_that_conflict_in_a_file_are_reported_at_once() -> None:
     assert job_errors(FILE) == []
     bad = {
         "command": ["/sbin/init"],
@@ -149,7 +149,7 @@ def test_its_tasks_go_only_to_hosts_that_say_they_can_start_them() -> None:
 
 
 @pytest.mark.behaviour("AL4", "F-83")
-def test_containers_inside_are_allowed_by_themselves_and_need_a_host_that_knows_them() -> None:
+def test_nested_containers_can_be_allowed_alone_and_need_a_host_that_supports_them() -> None:
     """A host with an agent from before has no machines that could have any."""
 
     async def main() -> None:

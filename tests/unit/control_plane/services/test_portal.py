@@ -148,7 +148,7 @@ async def test_machines_that_left_do_not_keep_an_entitlement_from_shrinking(p: P
 
 
 @scenario()
-async def test_everything_wrong_is_said_at_once(p: Portal):
+async def test_all_errors_are_reported_at_once(p: Portal):
     bad = wish(machines=1, machine_types=["huge"], datacenter="dc9", materialization="none")
     with pytest.raises(InvalidInput) as refusal:
         await p.request("front", bad, ANN, NOTHING)

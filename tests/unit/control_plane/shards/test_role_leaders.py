@@ -130,7 +130,7 @@ async def test_a_shard_that_never_led_is_away_and_another_ones_machine_is_not_co
 
 
 @pytest.mark.behaviour("SH4")
-async def test_a_withdrawn_move_cannot_be_released_any_more() -> None:
+async def test_a_withdrawn_move_cannot_be_released() -> None:
     """What the old shard says too late is refused."""
     async with MemoryStore() as store:
         core, shard = OwnershipMap(store), OwnershipMap(store)

@@ -53,9 +53,7 @@ def test_tables_and_the_log_have_room_for_many_returns() -> None:
 
 
 @pytest.mark.behaviour("F-88")
-async def test_a_copy_is_made_beside_a_writer_and_holds_one_moment(
-    tmp_path: Path, config: Config
-) -> None:
+async def test_a_copy_made_during_writes_is_consistent(tmp_path: Path, config: Config) -> None:
     """Keys are written in order, so a copy has the first ones, whole, and no others."""
     async with SqliteStore(config.store_path) as store:
         for number in range(50):
@@ -93,7 +91,7 @@ async def test_a_copy_is_no_store_until_it_is_put_back(tmp_path: Path, config: C
 
 
 @pytest.mark.behaviour("F-88")
-async def test_what_is_put_back_goes_on_above_and_forgets_the_history(
+async def test_a_restored_store_continues_with_higher_revisions_and_no_history(
     tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Watchers list again, join tokens are gone, what was there is kept, and once more."""

@@ -28,7 +28,7 @@ def test_a_newer_schema_is_refused():
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"schema": 1}', b'{"schema": "x"}'])
-def test_damage_is_said_and_not_guessed_around(data):
+def test_damage_is_reported_without_guessing(data):
     with pytest.raises(ConfigError, match="entitlements/web"):
         decode(data, EntitlementRecord, "entitlements/web")
 

@@ -77,7 +77,7 @@ def keys() -> set[str]:
 
 
 @pytest.mark.behaviour("SH6", "SH16", "WH6")
-def test_each_component_names_records_of_its_own_and_of_no_other() -> None:
+def test_each_component_names_only_its_records() -> None:
     """The scheduler names no machine, the ReBalancer no job, no broker a task."""
     found = defaultdict(set)
     for room, path, tree in modules():

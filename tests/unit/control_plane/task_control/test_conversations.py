@@ -72,7 +72,7 @@ def test_a_nearer_deadline_makes_the_next_call_of_a_silent_controller_earlier():
     talking(body, answers=False)
 
 
-def test_what_waits_is_asked_again_after_a_while_and_not_before():
+def test_a_waiting_request_is_repeated_after_its_delay():
     async def body(controllers: Controllers, calls: list[float]) -> None:
         controllers.ask("web", REF, a_question())
         await asyncio.sleep(1)

@@ -166,7 +166,9 @@ def test_a_release_waits_at_rest_while_tasks_without_room_use_up_the_budget(wait
 
 
 @pytest.mark.parametrize(("paused_s", "accused"), [(1.9, 0), (2.6, 1)])
-def test_a_short_pause_begins_no_silence_anew(world: World, paused_s: float, accused: int) -> None:
+def test_a_short_pause_does_not_restart_a_silence(
+    world: World, paused_s: float, accused: int
+) -> None:
     """Seed 4366: below two seconds a pause is taken for a busy host."""
     checker = world.region.checker
     world.region.machines["m01"].power_off()

@@ -194,7 +194,7 @@ def test_nothing_that_a_dead_process_sends_arrives(world: World) -> None:
     assert world.machine.copies == {}
 
 
-def test_an_idle_machine_has_no_events_and_is_heard_all_the_same(world: World) -> None:
+def test_an_idle_machine_without_events_still_counts_as_alive(world: World) -> None:
     async def body() -> None:
         stream = world.link.follow(0)
         before = world.timeline.events
@@ -221,7 +221,7 @@ def test_news_arrive_and_a_line_that_is_silent_for_too_long_is_given_up(world: W
     world.run(body)
 
 
-def test_a_stopped_process_hears_nothing_until_it_goes_on(world: World) -> None:
+def test_a_stopped_process_receives_nothing_until_it_continues(world: World) -> None:
     async def body() -> None:
         stream = world.link.follow(0)
         await asyncio.sleep(10)
