@@ -114,6 +114,7 @@ def summary(status: JobStatus) -> str:
     return (
         f"{status.phase.value}, {status.healthy}/{status.wanted} healthy, "
         f"{status.updated} on version {status.record.version}"
+        + (", updates are paused" if status.record.paused else "")
     )
 
 

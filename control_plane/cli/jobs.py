@@ -89,7 +89,8 @@ def apply(
 def status(target: Target, name: str, watch: bool, wait: bool, timeout: float, output: str) -> None:
     """Show a job and each of its tasks."""
     if watch:
-        target.ask(lambda client: _watch(client, name, output))
+        called = _called(target) if output == "table" else {}
+        target.ask(lambda client: _watch(client, name, output, called))
         return
     if wait:
         found = target.ask(lambda client: follow.wait_stable(client, name, timeout))
@@ -108,7 +109,7 @@ def list_(target: Target, output: str) -> None:
     rows = [
         (
             s.record.name,
-            s.phase.value,
+            f"{s.phase.value}, paused" if s.record.paused else s.phase.value,
             f"{s.healthy}/{s.wanted}",
             s.record.version,
             s.record.spec.entitlement,
@@ -247,7 +248,9 @@ def _given(spec: JobSpec) -> list[str]:
     return [f"{what}: {between.join(found)}" for what, found, between in lines if found]
 
 
-async def _watch(client: ControlPlaneClient, name: str, output: str) -> None:
+async def _watch(
+    client: ControlPlaneClient, name: str, output: str, called: Mapping[str, list[str]]
+) -> None:
     """Show a job again and again: in place on a terminal, else one after the other."""
     if output == "json" or not show.on_terminal():
         async for status in follow.changes(client, name):
@@ -256,7 +259,7 @@ async def _watch(client: ControlPlaneClient, name: str, output: str) -> None:
             elif output == "json":
                 click.echo(msgspec.json.encode(status).decode())
             else:
-                _print_status(status)
+                _print_status(status, called)
         return
     from rich.console import Group
     from rich.live import Live
@@ -267,6 +270,6 @@ async def _watch(client: ControlPlaneClient, name: str, output: str) -> None:
             if status is None:
                 live.update(Text(f"job {show.printable(name)}: gone"), refresh=True)
                 return
-            head = Text("\n".join(show.printable(line) for line in _head(status)))
+            head = Text("\n".join(show.printable(line) for line in _head(status, called)))
             drawn = show.rich_table(_TASK_COLUMNS, _task_rows(status))
             live.update(Group(head, drawn), refresh=True)

@@ -324,6 +324,7 @@ class CannedControlPlane(ControlPlane):
         self.job_planner = CannedPlanner()  # type: ignore[assignment]
         self.intents = CannedIntents(store)  # type: ignore[assignment]
         self.jobs: dict[str, JobSpec] = self.intents.jobs
+        self.paused: set[str] = set()
         self.quarantined = []
         self.phase: JobPhase = JobPhase.STABLE
         self.reason = ""
@@ -376,9 +377,9 @@ class CannedControlPlane(ControlPlane):
         return msgspec.structs.replace(status, phase=JobPhase.STOPPING)
 
     async def pause_job(self, name: str, *, paused: bool) -> JobStatus:
-        status = await self.get_job(name)
-        record = msgspec.structs.replace(status.record, paused=paused)
-        return msgspec.structs.replace(status, record=record)
+        await self.get_job(name)
+        self.paused = self.paused | {name} if paused else self.paused - {name}
+        return await self.get_job(name)
 
     async def restart_job(self, name: str, writer: str = "") -> JobStatus:
         return await self.get_job(name)
@@ -497,7 +498,9 @@ class CannedControlPlane(ControlPlane):
         ]
         running = spec.tasks if stable else 0
         return JobStatus(
-            record=JobRecord(name=spec.name, spec=spec, version=1, tasks=tasks),
+            record=JobRecord(
+                name=spec.name, spec=spec, version=1, tasks=tasks, paused=spec.name in self.paused
+            ),
             phase=self.phase,
             wanted=spec.tasks,
             running=running,

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from agent.usage import TaskUsage
 from control_plane.api.jobs import JobPhase, JobSpec, task_id
 from control_plane.api.tasks import TaskDescription
-from control_plane.cli import follow, main
+from control_plane.cli import follow, jobs, main
 from control_plane.client import ControlPlaneClient
 from control_plane.identity.authority import CertificateSubject
 from wire import tls
@@ -109,7 +109,17 @@ def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:
     assert ctl("job", "status", "web").exit_code == 3
 
 
-def test_operations_on_tasks_are_reported(ctl: Ctl, jobfile: Path) -> None:
+def test_a_pause_is_shown_while_nothing_waits_for_it(ctl: Ctl, jobfile: Path) -> None:
+    """BUG-UX127: `job pause`, `job status` and `job list` did not show that a job is paused."""
+    an_entitlement(ctl)
+    assert ctl("job", "apply", str(jobfile), "--wait").exit_code == 0
+    line = "job web: stable, 2/2 healthy, 2 on version 1, updates are paused"
+    assert ctl("job", "pause", "web").stdout.splitlines()[0] == line
+    assert ctl("job", "status", "web").stdout.splitlines()[0] == line
+    assert ctl("job", "list").stdout.splitlines()[1].split()[:3] == ["web", "stable,", "paused"]
+
+
+def test_what_was_done_to_tasks_is_told(ctl: Ctl, jobfile: Path) -> None:
     an_entitlement(ctl)
     assert ctl("job", "apply", str(jobfile), "--wait").exit_code == 0
     head, row = ctl("job", "events", "web").stdout.splitlines()
@@ -224,21 +234,32 @@ def test_waiting_sees_the_job_get_there(ctl: Ctl, region: Region, jobfile: Path)
 
 
 def test_watching_shows_each_change_until_the_job_is_gone(
-    ctl: Ctl, region: Region, jobfile: Path
+    ctl: Ctl, region: Region, jobfile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """BUG-UX128: the table of `--watch` had the image without its names."""
     an_entitlement(ctl)
     ctl("job", "apply", str(jobfile))
 
-    def end() -> None:
-        time.sleep(2 * follow.POLL_S)
-        region.control_plane.jobs.clear()
+    known = dict(region.control_plane.jobs)
+    image = known["web"].image
+    monkeypatch.setattr(jobs, "names_of", lambda _: {"web:v1": image})
 
-    thread = threading.Thread(target=end)
-    thread.start()
-    result = ctl("job", "status", "web", "--watch", "-o", "json")
-    thread.join()
-    assert [json.loads(line)["phase"] for line in result.stdout.splitlines()] == ["stable"]
-    assert "gone" in result.stderr
+    def watched(*options: str) -> Result:
+        def end() -> None:
+            time.sleep(2 * follow.POLL_S)
+            region.control_plane.jobs.clear()
+
+        region.control_plane.jobs.update(known)
+        thread = threading.Thread(target=end)
+        thread.start()
+        result = ctl("job", "status", "web", "--watch", *options)
+        thread.join()
+        assert "gone" in result.stderr
+        return result
+
+    lines = watched("-o", "json").stdout.splitlines()
+    assert [json.loads(line)["phase"] for line in lines] == ["stable"]
+    assert f"{image} web:v1" in watched().stdout
 
 
 @pytest.mark.parametrize("words", [("job", "logs", "web", "0"), ("task", "logs", "web-0")])
