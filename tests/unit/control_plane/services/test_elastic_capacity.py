@@ -281,6 +281,29 @@ async def test_a_store_that_is_slow_to_call_back_does_not_use_up_the_promise(wor
 
 
 @scenario(elastic=APPLY)
+async def test_a_store_that_is_slow_to_take_machines_back_does_not_use_up_the_promise(
+    world: World,
+) -> None:
+    """BUG-CP77: machines went back one after the other."""
+    await world.set_up(quota=3)
+    await borrower(world)
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 3, 600)
+    loans = world.cp.elastic._parts.loans
+    give_back = loans.give_back
+
+    async def slowly(*given, **named):
+        await asyncio.sleep(100)
+        return await give_back(*given, **named)
+
+    loans.give_back = slowly
+    await world.cp.apply_job(a_job(3, limits=WHOLE))
+    await world.until(lambda: len(lent(world)) < 3, 600)
+    await asyncio.sleep(1)
+    assert lent(world) == {}
+
+
+@scenario(elastic=APPLY)
 async def test_a_deleted_entitlement_leaves_no_history_of_use(world: World) -> None:
     """BUG-CP78: histories of deleted entitlements were kept, and counted as machines in use."""
     await world.set_up(quota=3)
