@@ -18,7 +18,7 @@ from agent import api
 from agent.config import AgentConfig
 from agent.credentials.credentials import CredentialHolder
 from agent.host.core.pressure import Waits, starts_at_once
-from agent.host.facts import FactsReader
+from agent.host.facts import FactsReader, installed_profiles
 from agent.host.gc import HostInspector
 from agent.host.host_profile import HostProfile
 from agent.host.logs import Logs
@@ -256,6 +256,7 @@ class HostParts:
             Path(config.sidekick_state_dir),
             self.hardware.boot_id,
             self.machine.boottime_s,
+            installed_profiles,
         )
 
     def _ledger(self) -> HostInspector:

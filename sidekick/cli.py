@@ -29,7 +29,7 @@ from sidekick.disk import Disk
 from sidekick.facts import read_facts
 from sidekick.grammar import OUTPUT, PROFILE, CliProgram, Number, Option, PathText, Span
 from sidekick.plan import describe
-from sidekick.profile import Library, Profile
+from sidekick.profile import PROFILES, Library, Profile
 from sidekick.reboot import read_config
 from sidekick.record import Target
 from sidekick.report import Report, exit_code
@@ -43,12 +43,6 @@ from sidekick.upkeep import settled, watch
 from wire.errors import Forbidden, ProgramError, TwineError
 
 STATE = Path("/var/lib/twine/sidekick")
-PROFILES = (
-    Path("/etc/twine/profiles"),
-    Path(sys.prefix, "share/twine/profiles"),
-    Path(__file__).resolve().parent.parent / "profiles",
-)
-"""Folders of profiles: of the operator, of the installed package, of the source tree."""
 DELIVERED = "profiles"
 """Folder within the state, searched last: profiles that the agent received and stores there."""
 

@@ -13,6 +13,7 @@ import contextlib
 import fnmatch
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ from sidekick.report import ProfileText
 from sidekick.template import SUFFIX
 from wire.errors import ConfigError, NotFound
 
+PROFILES = (
+    Path("/etc/twine/profiles"),
+    Path(sys.prefix, "share/twine/profiles"),
+    Path(__file__).resolve().parent.parent / "profiles",
+)
+"""Folders of profiles: of the operator, of the installed package, of the source tree."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _FILE_NAME = re.compile(r"(.+)\.toml(\.j2)?")
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from enum import Enum
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -55,6 +56,28 @@ def _lane(route: Route) -> Lane:
     return Lane.POLL if route.is_waiting else Lane.COMMAND
 
 
+def check_endpoint(endpoint: str) -> None:
+    """Raise `InvalidInput` if the text is no address of a server."""
+    if wrong := _error_of(endpoint):
+        raise InvalidInput(
+            f"cannot connect to {endpoint!r}: {wrong}",
+            hint="for instance unix:/run/twine/agent.sock or https://cp.example:7440",
+        )
+
+
+def _error_of(endpoint: str) -> str:
+    if endpoint.startswith("unix:"):
+        return "" if endpoint != "unix:" else "the path of the socket is missing"
+    if not endpoint.startswith("https://"):
+        return "not an https:// or unix: address"
+    try:
+        parts = urlsplit(endpoint)
+        parts.port  # noqa: B018 - raises outside of 0 to 65535
+    except ValueError:
+        return "the port is not a number from 0 to 65535, or the address is malformed"
+    return "" if parts.hostname else "the name of the host is missing"
+
+
 class WireClient:
     """A connection pool to one server: `https://host:port` or `unix:/path/to.sock`."""
 
@@ -78,11 +101,7 @@ class WireClient:
         self._tls = tls
         self._sessions: dict[Lane, aiohttp.ClientSession] = {}
         self._is_closed = False
-        if not endpoint.startswith(("unix:", "https://")):
-            raise InvalidInput(
-                f"cannot connect to {endpoint!r}: not an https:// or unix: address",
-                hint="for instance unix:/run/twine/agent.sock or https://cp.example:7440",
-            )
+        check_endpoint(endpoint)
 
     async def __aenter__(self) -> Self:
         """Open the pool."""

@@ -337,6 +337,8 @@ class MachineFacts(Reported, frozen=True, kw_only=True):
     agent_version: Id
     capabilities: Annotated[list[Id], Meta(max_length=1024)] = []
     """Features that work on this host: `cgroup-v2`, `btrfs`, `systemd-257`, `private-pids`, …"""
+    profiles: Annotated[tuple[Id, ...], Meta(max_length=1024)] = ()
+    """Names of the host profiles that are installed on it; none from agents of earlier releases."""
     problems: Annotated[list[Words], Meta(max_length=1024)] = []
     """Descriptions of defects of the host, such as a read-only disk."""
     log_lines_suppressed: Count = 0

@@ -13,6 +13,12 @@ from agent.api.credentials import CONFIGURATION
 from agent.api.own_init import CAPABILITY, NESTED
 from agent.machine import HostAccess
 from agent.tasks.core.own_init import missing
+from sidekick.profile import PROFILES, Library
+
+
+def installed_profiles() -> tuple[str, ...]:
+    """Return the names of the host profiles that sidekick finds on this host. Reads folders."""
+    return tuple(Library(PROFILES, {}).names())
 
 
 @cache
@@ -69,4 +75,5 @@ def machine_facts(machine: HostAccess, name: str, state_dir: str, systemd: int) 
         nics=list(hardware.nics),
         agent_version=agent_version(),
         capabilities=capabilities,
+        profiles=installed_profiles(),
     )

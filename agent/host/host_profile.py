@@ -32,8 +32,8 @@ REPORT_VALID_S = 600.0
 """How long a report counts. `sidekick-verify.timer` makes one every two minutes; if it stops, the
 last report must not count forever (HP15)."""
 WATCH_S = 10.0
-"""Pause between checks for another report, by one stat of a small file. `sidekick-verify.timer`
-makes one every two minutes."""
+"""Pause between checks for another report, by one stat of a small file, and for other profiles, by
+a listing of three folders. `sidekick-verify.timer` makes a report every two minutes."""
 _SETTLED_S = 2.0
 """Age in s from which an unchanged mtime proves an unchanged file: its resolution is coarse."""
 
@@ -49,14 +49,17 @@ class HostProfile:
         state: Path,
         boot_id: str,
         uptime_s: Callable[[], float],
+        installed: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         """`sidekick` is the program, `state` the folder of its reports; `uptime_s` is the time
-        since the boot `boot_id`, which no step of the clock moves.
+        since the boot `boot_id`, which no step of the clock moves. `installed` returns the names
+        of all profiles.
         """
+        self._installed = installed
         self._boot_id = boot_id
         self._uptime_s = uptime_s
-        self._last_event: tuple[str, int, str] | None = None
-        """Name, generation and state in the last event."""
+        self._last_event: tuple[object, ...] | None = None
+        """Name, generation, state and installed profiles at the last event."""
         self._units = units
         self._events = events
         self._sidekick = sidekick
@@ -176,7 +179,8 @@ class HostProfile:
     async def watch(self) -> None:
         """Add an event when the reported state changes without a request.
 
-        Reasons are a setting that was changed by hand, or a sidekick that no longer checks.
+        Reasons are a setting that was changed by hand, a sidekick that no longer checks, or a
+        profile that was installed or removed.
         """
         while True:
             if not self._running and self._key() != self._last_event:
@@ -188,9 +192,9 @@ class HostProfile:
         self._last_event = self._key()
         self._events.add("profile", status.name, f"{status.state}: {status.detail}")
 
-    def _key(self) -> tuple[str, int, str]:
+    def _key(self) -> tuple[object, ...]:
         status = self.status()
-        return status.name, status.generation, status.state
+        return status.name, status.generation, status.state, self._installed()
 
     def _finish(self, failure: str) -> None:
         reported, asked = self._reported(), self._asked

@@ -31,7 +31,7 @@ from wire import tls
 from wire.errors import Busy, ConfigError, TwineError
 from wire.prometheus import Prometheus
 from wire.violations import violations
-from wire.written import WRITTEN
+from wire.written import WRITTEN, plain
 
 STANDBY_S = 2.0
 """Between two attempts to open a store that another process holds."""
@@ -66,6 +66,7 @@ def read_config(path: Path | None) -> AutoscalerConfig:
         document: dict[str, Any] = tomllib.loads(path.read_text(WRITTEN))
     except (OSError, ValueError) as e:
         raise ConfigError(f"cannot read {path}: {e}") from e
+    document = plain(document, AutoscalerConfig)
     if found := violations(document, AutoscalerConfig):
         listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
         raise ConfigError(f"{path} is not valid: {listed}", errors=tuple(found))

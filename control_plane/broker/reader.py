@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from agent.api import Location
+from agent.api import Location, MachineFacts
 from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.store import Entry
 from control_plane.store.records import SCHEMAS, decode
@@ -39,6 +39,7 @@ class MachineReader:
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_stored_machine())
         self._locations: dict[bytes | Location, Location] = {}
         self._hardware: dict[bytes | Hardware, Hardware | None] = {}
+        self._profiles: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def read(self, name: str, entry: Entry) -> MachineRecord:
         """Return a stored machine; an unreadable one raises the error of `records.decode`."""
@@ -58,6 +59,7 @@ class MachineReader:
             for time in _TIMES:
                 if not fields.get(time, True):
                     del fields[time]  # the default is one object for all
+            self._share_profiles(fields.get("facts"))
             return MachineRecord(**fields)
         except (msgspec.DecodeError, KeyError, TypeError):  # damaged, or a field is missing
             return decode(entry.value, MachineRecord, entry.key)
@@ -68,12 +70,18 @@ class MachineReader:
         hardware = record.hardware
         if hardware is not None:
             hardware = self._hardware.setdefault(hardware, hardware)
+        self._share_profiles(record.facts)
         return msgspec.structs.replace(
             record,
             location=location,
             hardware=hardware,
             **{word: intern(getattr(record, word)) for word in _WORDS},
         )
+
+    def _share_profiles(self, facts: MachineFacts | None) -> None:
+        if facts is not None:
+            shared = self._profiles.setdefault(facts.profiles, facts.profiles)
+            msgspec.structs.force_setattr(facts, "profiles", shared)
 
     def forget_text(self) -> None:
         """Drop the caches that help only while all machines are read."""

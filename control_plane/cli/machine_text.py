@@ -71,6 +71,7 @@ def _facts(facts: MachineFacts) -> list[tuple[str, object]]:
         ("kernel", facts.kernel),
         ("agent", facts.agent_version),
         ("capabilities", ", ".join(facts.capabilities) or "-"),
+        ("profiles", ", ".join(facts.profiles) or "-"),
     ]
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 50
 """Tasks that are listed one by one; -o json has all."""
+_IN_TURN = "an update chooses machines task by task, so moved tasks may get other ones than these"
 
 
 @click.command()
@@ -114,6 +115,8 @@ def _print_plan(found: JobPlan, spec: JobSpec, before: JobSpec | None) -> None:
         + f", {len(found.stopped)} stopped, {len(found.unplaced)} without room;"
         f" {some(len(found.taken), 'machine')} taken from the free pool"
     )
+    if found.new_version and any(task.moved_from for task in found.placed):
+        click.echo(_IN_TURN)
     print_outcome(found)
     click.echo(_exposure(found))
     click.echo("nothing was changed; `twinectl job apply` does it")

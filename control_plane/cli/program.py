@@ -38,7 +38,10 @@ class Target:
     def client(self) -> ControlPlaneClient:
         """Return a client, or raise why none can be made."""
         from control_plane.client import ControlPlaneClient
+        from wire.client import check_endpoint
 
+        if self.endpoint is not None:
+            check_endpoint(self.endpoint)
         if self.credential is None:
             endpoint = self.endpoint or DEFAULT_ENDPOINT
             if endpoint.startswith("https:"):

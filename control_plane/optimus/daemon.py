@@ -34,6 +34,7 @@ from wire.peers import local_user
 from wire.routes import Route
 from wire.server import Call, http_log, make_app
 from wire.violations import violations
+from wire.written import plain
 
 _http_log = http_log(__name__)
 Share = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -61,7 +62,7 @@ class OptimusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def optimus_config(path: Path) -> OptimusConfig:
     """Return the configuration of a file, or raise `ConfigError` with all its errors."""
-    document = read_document(path)
+    document = plain(read_document(path), OptimusConfig)
     if found := violations(document, OptimusConfig):
         listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
         raise ConfigError(f"{path} is not valid: {listed}", errors=tuple(found))

@@ -258,7 +258,8 @@ class Portal:
         specs, supply = self.specs(), self.supply.counts()
         before = specs.get(name)
         fixed = fixed_by_jobs(before, spec, jobs)
-        errors = (*check_entitlement(name, spec, specs, supply), *fixed)
+        profiles = self.supply.profiles()
+        errors = (*check_entitlement(name, spec, specs, supply, profiles), *fixed)
         if errors:
             raise _refused(name, errors, Conflict if fixed else InvalidInput)
         self.in_scope(name, spec)

@@ -18,6 +18,8 @@ class SupplyIndex:
     def __init__(self) -> None:
         """Start with no machines; the broker reports each machine when it is loaded."""
         self._counts: dict[_Key, int] = {}
+        self._profiles = Counter[tuple[str, ...]]()
+        """Installed host profiles → number of machines whose agents report these."""
 
     def on_machine_change(
         self, _: str, before: MachineRecord | None, after: MachineRecord | None
@@ -25,6 +27,8 @@ class SupplyIndex:
         """Count the change of one machine; called a million times during loading."""
         if before is not None and after is not None and _alike(before, after):
             return
+        self._profiles.update(_installed(after))
+        self._profiles.subtract(_installed(before))
         was = None if before is None else _key(before)
         now = None if after is None else _key(after)
         if was == now:
@@ -36,12 +40,25 @@ class SupplyIndex:
             if not self._counts[was]:
                 del self._counts[was]
 
+    def profiles(self) -> frozenset[str]:
+        """Return the host profiles of all machines; empty while some agent does not report any."""
+        found = +self._profiles
+        return (
+            frozenset[str]()
+            if () in found
+            else frozenset(name for names in found for name in names)
+        )
+
     def counts(self) -> Supply:
         """Return the number of machines of each class; empty if the region has no machines."""
         found: Counter[MachineClass] = Counter()
         for (machine_type, datacenter, rru, region), count in self._counts.items():
             found[MachineClass(machine_type, datacenter, micro(rru), region)] += count
         return found
+
+
+def _installed(record: MachineRecord | None) -> tuple[tuple[str, ...], ...]:
+    return () if record is None or record.facts is None else (record.facts.profiles,)
 
 
 def _alike(one: MachineRecord, other: MachineRecord) -> bool:

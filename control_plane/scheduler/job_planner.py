@@ -124,7 +124,7 @@ class JobPlanner:
             spread=spread,
             uneven=uneven,
             second_copies=self._scheduler.second_copies(record),
-            update=self._update_note(record),
+            update=self._update_note(record, has_waiting=bool(waiting)),
             controller=self._scheduler.controller_note(record),
             operations=_waiting(record, self._runtime.date()),
             volumes=volumes,
@@ -142,9 +142,12 @@ class JobPlanner:
         tasks = await self._runtime.compute(len(record.tasks), remaining, record, seen)
         return await self._placements.plan_final(record, tasks)
 
-    def _update_note(self, record: JobRecord) -> str:
-        """Describe the progress of a job's update, and what a pause or a hold postpones."""
-        return "; ".join(filter(None, (self._scheduler.update_note(record), postponed(record))))
+    def _update_note(self, record: JobRecord, *, has_waiting: bool) -> str:
+        """Describe the progress of a job's update, and what postpones it or has no room."""
+        words = postponed(record)
+        if not words and not has_waiting:  # else the reasons contain it
+            words = self._scheduler.detail(record.name)
+        return "; ".join(dict.fromkeys(filter(None, (self._scheduler.update_note(record), words))))
 
     async def _image_note(self, record: JobRecord) -> str:
         """Return why no task can be started from the job's image now; empty: they can."""

@@ -134,7 +134,7 @@ class Scheduler:
 
     async def status(self, name: str) -> JobStatus:
         """Return a job as its owner sees it."""
-        record, detail = self._jobs.get(name), self._details.get(name, "")
+        record, detail = self._jobs.get(name), self.detail(name)
         status = await self.runtime.compute(len(record.tasks), summarize, record, detail)
         status = replace(status, update=self.update_note(status.record))
         copies = self.second_copies(status.record)
@@ -149,6 +149,10 @@ class Scheduler:
     def update_note(self, record: JobRecord) -> str:
         """Describe the progress of a job's update; empty: there is nothing to report."""
         return describe_progress(record, Moment(self.runtime.wall(), self.runtime.now()))
+
+    def detail(self, name: str) -> str:
+        """Return what the last round of a job waits for; empty: nothing."""
+        return self._details.get(name, "")
 
     def second_copies(self, record: JobRecord) -> list[str]:
         """Describe which tasks of a job may run twice, and where."""

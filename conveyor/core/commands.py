@@ -219,8 +219,9 @@ def _approved(
     gates = stage_gates(run.spec, plan[run.step].stage)
     asked = {n: g.approval for n, g in gates.items() if g.approval is not None}
     if request.gate and request.gate not in asked:
-        names = ", ".join(asked) or "none"
-        raise _refused(record, request, f"there is no approval {request.gate!r}; known: {names}")
+        names = f"for {', '.join(asked)}" if asked else "for no approval"
+        why = f"{plan[run.step].name} does not wait for {request.gate!r} but {names}"
+        raise _refused(record, request, why)
     wanted = {n: a for n, a in asked.items() if request.gate in ("", n)}
     wanted = {n: a for n, a in wanted.items() if n not in run.verdicts}
     mine = [n for n, a in wanted.items() if not a.by or who.rpartition("/")[2] in a.by]

@@ -199,7 +199,8 @@ def test_a_unit_that_exists_cannot_be_started_again(host: Host, unit: str) -> No
     assert host.running(unit).invocation_id == first.invocation_id
 
 
-def test_what_ignores_a_stop_is_killed_with_all_it_left(host: Host, unit: str) -> None:  # F-09 F-10
+@pytest.mark.behaviour("F-09", "F-10")
+def test_what_ignores_a_stop_is_killed_with_all_it_left(host: Host, unit: str) -> None:
     script = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep 1000\" & sleep 1000"
     host.systemd.start_transient(unit, sh(script, TimeoutStopUSec=1_000_000))
     group = host.whole(unit).control_group
@@ -217,8 +218,9 @@ def test_what_ignores_a_stop_is_killed_with_all_it_left(host: Host, unit: str) -
         assert not procs.exists()
 
 
+@pytest.mark.behaviour("AG4")
 def test_a_start_that_takes_too_long_is_told_from_a_run_that_does(host: Host, unit: str) -> None:
-    """AG4: systemd says `timeout` of both, and only one of them ever ran."""
+    """systemd says `timeout` of both, and only one of them ever ran."""
     if not host.real:
         host.systemd.never_up.add(unit)  # type: ignore[attr-defined]
     slow = a_service(ExecStartPre=[["/bin/sleep", "1000"]], TimeoutStartUSec=1_000_000)
@@ -361,6 +363,7 @@ def test_a_listener_that_was_ended_hears_nothing(host: Host, unit: str) -> None:
     assert unit not in quiet.queue
 
 
+@pytest.mark.behaviour("F-19", "F-20")
 @pytest.mark.parametrize("upheaval", ["restart dbus", "daemon-reexec", "daemon-reload"])
 def test_units_and_listeners_survive_an_upheaval(
     host: Host, unit: str, heard: queue.Queue[str], upheaval: str
@@ -442,8 +445,9 @@ def test_a_slice_that_nobody_made_comes_with_its_first_unit(host: Host, unit: st
     host.systemd.stop(name)
 
 
+@pytest.mark.behaviour("BUG-AU8")
 def test_a_hardened_task_starts_from_its_own_root(host: Host, unit: str) -> None:
-    """BUG-AU8: what is tried is what is shipped."""
+    """What is tried is what is shipped."""
     assert all(HARDENING[name] is value for name, value in TASK_HARDENING.items())
     root = {"RootDirectory": str(host.root), "MemoryMax": 64 << 20, "TasksMax": 64}
 

@@ -89,10 +89,11 @@ def held_bytes(guest: OneGuest) -> int:
     )
 
 
+@pytest.mark.behaviour("AG4")
 def test_an_image_of_a_registry_runs_as_its_configuration_says(
     guest: OneGuest, digests: dict[str, str]
 ) -> None:
-    """AG4: entry point, command, variables, working directory and stop signal."""
+    """Entry point, command, variables, working directory and stop signal."""
     said = guest.ssh(f"twine-agent image pull {REGISTRY}/shop/first:1 2>&1", timeout_s=900)
     assert said.split()[-1] == digests["first"]
     assert "layer" in said, "who waits is told how far it is"

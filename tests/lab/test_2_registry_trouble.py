@@ -165,8 +165,9 @@ def shop(guest: OneGuest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         registry.end()
 
 
+@pytest.mark.behaviour("AG3")
 def test_ten_who_ask_at_once_share_one_download(guest: OneGuest, shop: Shop) -> None:
-    """AG3: of one image, counted where it comes from."""
+    """Of one image, counted where it comes from."""
     before = shop.fetched(shop.base)
     guest.ssh("; ".join(shop.asks("one", number) for number in range(PULLS)))
     digests = {shop.answer("one", number).get("digest") for number in range(PULLS)}

@@ -122,8 +122,8 @@ def _invented(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.behaviour("BUG-AU6")
 def test_no_bench_prints_a_constant_or_one_figure_by_two_names():
-    """BUG-AU6"""
     assert _invented("{'a': f(), 'b': x['y'], 'c': x['y']}") == ["c"]
     assert _invented("{'a': max(s) if s else 0}") == ["a"]
     paths = [ROOT / f"tests/bench/{bench.name}.py" for bench in RUN["benches"]()]

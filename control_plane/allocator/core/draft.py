@@ -70,6 +70,26 @@ class Draft:
         self.gained.add(claim.machine.bucket)
         self.space(claim.machine).take(claim.demand, claim.machine.capacity, -1)
 
+    def keep_machines(self, begun: int) -> None:
+        """Swap machines among equal tasks, the claims from `begun` on, so that most tasks stay."""
+        claims = self.change.claims[begun:]
+        if not claims or not self.change.freed:
+            return
+        before = {claim.task: claim.machine for claim in self.change.freed}
+        places: dict[Machine, list[Claim]] = {}
+        for claim in claims:
+            places.setdefault(claim.machine, []).append(claim)
+        found: dict[int, Claim] = {}
+        for task in [claim.task for claim in claims if claim.task in before]:
+            if here := places.get(before[task]):
+                found[task] = here.pop()
+        if not found:
+            return
+        rest = (claim for those in places.values() for claim in those)
+        self.change.claims[begun:] = [
+            (found.get(claim.task) or next(rest))._replace(task=claim.task) for claim in claims
+        ]
+
     def space(self, machine: Machine) -> PlannedRoom:
         """Return the plan's copy of a machine's room."""
         space = self.spaces.get(machine)

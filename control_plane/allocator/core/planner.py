@@ -50,8 +50,9 @@ def planning(
     gain = index.gains(request.pool)
     unplaced: list[int] = []
     for group, tasks in waiting:
-        left = yield from work.place(group, tasks)
-        unplaced += left
+        begun = len(work.change.claims)
+        unplaced += yield from work.place(group, tasks)
+        work.keep_machines(begun)
     unplaced = work.without_those_that_may_stay(unplaced, waiting)
     if unplaced and request.gang:
         work.give_up(waiting, f"all or nothing was requested, and {len(unplaced)} lack room")

@@ -14,7 +14,7 @@ which order the intents were written. Its promises, in this order (docs/intents.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from operator import attrgetter
@@ -137,9 +137,9 @@ def compose(
     if wanted.runtime and wanted.runtime != runtime:
         waits[Dimension.INFRASTRUCTURE] = NEXT_PUSH
     if wanted.held_until is not None and now < wanted.held_until:
-        for dimension in (Dimension.CANARY, Dimension.PUSH, Dimension.SIZE):
-            waits[dimension] = "the job is held"
-        return _held(wanted, tasks, infrastructure.taken, runtime, waits)
+        held = _held(wanted, tasks, infrastructure.taken, runtime)
+        free = compose(replace(wanted, held_until=None), tasks, infrastructure, now)
+        return replace(held, waits={**free.waits, **_postponed(wanted, held, free)})
     size, canary = wanted.size.wanted, wanted.canary
     if canary is not None and canary.ends_at is not None and now >= canary.ends_at:
         canary = None
@@ -158,11 +158,7 @@ def compose(
 
 
 def _held(
-    wanted: JobWants,
-    tasks: Sequence[TaskSeen],
-    taken: frozenset[int],
-    runtime: str,
-    waits: Mapping[Dimension, str],
+    wanted: JobWants, tasks: Sequence[TaskSeen], taken: frozenset[int], runtime: str
 ) -> UnifiedSpec:
     """Return the specification under a hold: only a resize that began before it is finished."""
     size = len(tasks) if wanted.size_in_force is None else wanted.size_in_force
@@ -174,7 +170,17 @@ def _held(
     spec = {task.index: held[task.version] for task in tasks}
     new = Assigned(wanted.push.stable or wanted.push.target, Why.HOLD)
     spec |= dict.fromkeys(_new(tasks, size, taken), new)
-    return UnifiedSpec(size, spec, removed, runtime, waits)
+    return UnifiedSpec(size, spec, removed, runtime)
+
+
+def _postponed(wanted: JobWants, held: UnifiedSpec, free: UnifiedSpec) -> dict[Dimension, str]:
+    """Return the dimensions whose versions the hold keeps from being in force."""
+    canary, found = wanted.canary.version if wanted.canary is not None else None, set[Dimension]()
+    for index in held.tasks.keys() & free.tasks.keys():
+        now, then = held.tasks[index].version, free.tasks[index].version
+        if now != then:
+            found.add(Dimension.CANARY if canary in (now, then) else Dimension.PUSH)
+    return dict.fromkeys(found, Why.HOLD)
 
 
 # -- how many

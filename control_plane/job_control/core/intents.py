@@ -25,7 +25,13 @@ from control_plane.api.intents import (
 )
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, is_untouched
 from control_plane.api.operations import OperationKind, OperationState
-from control_plane.job_control.core.compose import CanaryWanted, JobWants, Pushed, UnifiedSpec
+from control_plane.job_control.core.compose import (
+    CanaryWanted,
+    JobWants,
+    Pushed,
+    UnifiedSpec,
+    Why,
+)
 from control_plane.job_control.core.traffic import describe_traffic
 from wire.errors import Conflict
 
@@ -313,6 +319,8 @@ def views(record: JobRecord, unified: UnifiedSpec) -> list[IntentView]:
     effects = _effects(record, unified)
     known = [dimension for dimension in Dimension if dimension in record.intents]
     waits = dict(unified.waits)
+    if is_held(record) and size_of(record).wanted != unified.size:
+        waits[Dimension.SIZE] = Why.HOLD
     if canary_of(record) is not None and (lacks := describe_traffic(record)[1]):
         waits[Dimension.CANARY] = "; ".join(filter(None, (waits.get(Dimension.CANARY), lacks)))
     found = [_view(record.intents[one], one, effects[one], waits) for one in known]
@@ -330,7 +338,7 @@ def _effects(record: JobRecord, unified: UnifiedSpec) -> dict[Dimension, str]:
         Dimension.HOLD: "no change that an intent asks for begins",
         Dimension.PUSH: f"{counts[record.version]} of {_tasks(unified.size)} should run version "
         f"{record.version}",
-        Dimension.SIZE: f"{_tasks(unified.size)}{_bounds(size)}",
+        Dimension.SIZE: f"{_tasks(unified.size)}{_bounds(size, unified.size)}",
         Dimension.CANARY: f"{_tasks(counts[canary.version])} should run version {canary.version}"
         + describe_traffic(record)[0]
         if canary is not None
@@ -344,9 +352,9 @@ def _tasks(number: int) -> str:
     return f"{number} task{'' if number == 1 else 's'}"
 
 
-def _bounds(size: SizeIntent) -> str:
+def _bounds(size: SizeIntent, now: int) -> str:
     parts = [
-        f"{size.tasks} requested" if size.tasks != size.wanted else "",
+        f"{size.tasks} requested" if size.tasks != now else "",
         "" if size.minimum is None else f"at least {size.minimum}",
         "" if size.maximum is None else f"at most {size.maximum}",
     ]

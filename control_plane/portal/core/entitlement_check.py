@@ -6,7 +6,7 @@ the last machine of its type has left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.portal.core.grants import Supply
@@ -21,13 +21,15 @@ def check_entitlement(
     wanted: EntitlementSpec,
     specs: Mapping[str, EntitlementSpec],
     supply: Supply,
+    profiles: Collection[str] = (),
 ) -> tuple[FieldError, ...]:
     """Return every reason to refuse the specification, except the size of its quota.
 
-    In a region without machines, types are not checked.
+    In a region without machines, types are not checked. `profiles` are the host profiles that are
+    installed on machines; none: the name is not checked.
     """
     known = specs.get(name)
-    found = [*_place_errors(wanted, known, supply)]
+    found = [*_place_errors(wanted, known, supply), *_profile_errors(wanted, known, profiles)]
     if wanted.materialization is not None:
         found += _reservation_errors(name, wanted, wanted.materialization, specs)
     else:
@@ -80,6 +82,18 @@ def _place_errors(
         has = ", ".join(sorted(regions))
         found.append(_error("region", f"no machine is in region {pin}; machines are in: {has}"))
     return found
+
+
+def _profile_errors(
+    wanted: EntitlementSpec, known: EntitlementSpec | None, profiles: Collection[str]
+) -> list[FieldError]:
+    """Check the name of the host profile; a reservation has that of its materialization."""
+    profile = wanted.host_profile
+    is_kept = known is not None and known.host_profile == profile
+    if not profiles or profile in profiles or is_kept or wanted.materialization is not None:
+        return []
+    has = ", ".join(sorted(profiles))
+    return [_error("host_profile", f"no machine has a host profile {profile!r}; they have: {has}")]
 
 
 def _reservation_errors(

@@ -69,10 +69,11 @@ def bound(cgroup: Path, *ports: int) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.behaviour("BUG-AG10")
 def test_who_is_held_binds_the_given_ports_and_what_the_kernel_chooses(
     folder: Path, cgroup: Path
 ) -> None:
-    """BUG-AG10: IPv4 and IPv6, TCP and UDP alike."""
+    """IPv4 and IPv6, TCP and UDP alike."""
     keep([[], [28080, 28081]], alone=True, folder=folder)
     assert bound(cgroup, 29999) == {"29999": OK}, "nobody is held yet"
 

@@ -1,4 +1,4 @@
-"""The agent's port while there is no agent (BUG-AG10)."""
+"""The agent's port while there is no agent."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from agent.host.reserved_port import NAME, listen
 from agent.machine import notify
 from wire.errors import ConfigError
+
+pytestmark = pytest.mark.behaviour("BUG-AG10")
 
 
 class Keeper:
@@ -54,9 +56,10 @@ def _free_port() -> int:
         return int(s.getsockname()[1])
 
 
+@pytest.mark.behaviour("BUG-AG10")
 @pytest.mark.parametrize("option", [0, socket.SO_REUSEADDR])
 def test_nobody_takes_the_port_while_the_agent_is_away(keeper: Keeper, option: int) -> None:
-    """BUG-AG10: a socket with SO_REUSEADDR, as most servers make, took it."""
+    """A socket with SO_REUSEADDR, as most servers make, took it."""
     address = ("127.0.0.1", _free_port())
     listener = listen(address, 5)
     keeper.take()
@@ -71,10 +74,10 @@ def test_nobody_takes_the_port_while_the_agent_is_away(keeper: Keeper, option: i
             thief.bind(address)
 
 
+@pytest.mark.behaviour("BUG-AG10")
 def test_who_calls_meanwhile_is_refused_at_once_so_that_the_host_counts_as_alive(
     keeper: Keeper,
 ) -> None:
-    """BUG-AG10"""
     address = ("127.0.0.1", _free_port())
     listen(address, 5).close()
     keeper.take()

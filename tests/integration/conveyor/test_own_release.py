@@ -1,4 +1,4 @@
-"""CV3, AV15: a release of the agent by a pipeline, with the production control plane and agents.
+"""A release of the agent by a pipeline, with the production control plane and agents.
 
 The agents are on machines in memory, and an installation is a command that a fleet's configuration
 names: it ends the agent of a host and starts it again with another version.
@@ -26,6 +26,8 @@ from tests.integration.conveyor.test_delivery import conveyor, ctl, until
 from tests.ports import free_port
 from vm_lab.fleet import Fleet, FleetHost, fleet
 from wire.errors import HostError
+
+pytestmark = pytest.mark.behaviour("CV3", "AV15")
 
 OLD, NEW, BROKEN = "0.1.0", "0.2.0", "0.3.0"
 FILE = """

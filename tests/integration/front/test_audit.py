@@ -116,9 +116,10 @@ def test_a_change_that_failed_says_why(region: Region) -> None:
     assert "no" in entry.reason
 
 
+@pytest.mark.behaviour("BUG-CP18")
 @pytest.mark.parametrize("who", ["vic", "anyone"])
 def test_who_was_refused_a_change_is_in_the_log(region: Region, who: str) -> None:
-    """BUG-CP18: nobody could tell who had tried."""
+    """Nobody could tell who had tried."""
     with pytest.raises((Forbidden, Unauthenticated)) as refusal:
         call(region, who, "put_group", GroupSpec(members=[who]), group="sre")
     (entry,) = entries(region)
@@ -183,10 +184,11 @@ def test_the_log_is_read_with_twinectl(region: Region) -> None:
     assert ctl("group", "list").stdout.count("\n") == 1
 
 
+@pytest.mark.behaviour("F-83")
 def test_tasks_without_a_sandbox_are_for_who_was_granted_that_and_each_use_is_in_the_log(
     region: Region,
 ) -> None:
-    """F-83: not even an operator has `raw`; who has it cannot use it unseen, and it is stopped."""
+    """Not even an operator has `raw`; who has it cannot use it unseen, and it is stopped."""
     owned = EntitlementSpec(machines=1, owners=["user:ann"])
     call(region, "local", "put_entitlement", owned, entitlement="web")
     plain = JobSpec(name="j", entitlement="web", tasks=1, image=DIGEST, command=["/bin/true"])
@@ -225,8 +227,9 @@ def test_tasks_without_a_sandbox_are_for_who_was_granted_that_and_each_use_is_in
     assert sum("not a host admin" in e.reason for e in refused) == 8
 
 
+@pytest.mark.behaviour("FE8")
 def test_sizes_of_many_jobs_are_each_written_checked_and_in_the_log(region: Region) -> None:
-    """FE8: one of them that may not be written is refused by itself, one of another owner all."""
+    """One of them that may not be written is refused by itself, one of another owner all."""
     for name in ("web", "other"):
         owned = EntitlementSpec(machines=1, owners=[f"user:{name}"])
         call(region, "local", "put_entitlement", owned, entitlement=name)
@@ -254,8 +257,9 @@ def test_sizes_of_many_jobs_are_each_written_checked_and_in_the_log(region: Regi
     assert entries(region)[0].outcome is Outcome.REFUSED
 
 
+@pytest.mark.behaviour("BUG-CP18")
 def test_hosts_that_are_let_in_are_in_the_log_and_strangers_cannot_fill_it(region: Region) -> None:
-    """BUG-CP18: who brought a machine into the region is known."""
+    """Who brought a machine into the region is known."""
     token = call(region, "local", "create_token", TokenRequest(machine="vm7"))
 
     def join(text: str) -> Any:

@@ -103,6 +103,7 @@ def test_a_plan_lists_what_would_be_placed_and_changes_nothing(
     assert lines[3:] == [
         "job web: 4 tasks: 2 placed, 1 stay where they are (1 restarted in place), 1 stopped,"
         " 1 without room; 1 machine taken from the free pool",
+        "an update chooses machines task by task, so moved tasks may get other ones than these",
         "tasks per MSB: dc1/msb1 2, dc2/msb3 1",
         "  no room: 2 machines: no free ports",
         "sandbox of its tasks: exposure 9.4 of 10, 1.2 without its relaxations: proc, raw;"
@@ -113,10 +114,11 @@ def test_a_plan_lists_what_would_be_placed_and_changes_nothing(
     assert region.control_plane.jobs == {}
 
 
+@pytest.mark.behaviour("BUG-UX6")
 def test_a_plan_begins_with_what_changes_in_the_job(
     ctl: Ctl, planner: CannedPlanner, jobfile: str
 ) -> None:
-    """BUG-UX6: each field with both values; `job show` prints the job as a file to apply."""
+    """Each field with both values; `job show` prints the job as a file to apply."""
     assert ctl("entitlement", "create", "front", "--machines", "3").exit_code == 0
     applied = ctl("job", "apply", jobfile)
     assert applied.exit_code == 0, applied.output
@@ -142,10 +144,11 @@ def test_a_plan_begins_with_what_changes_in_the_job(
     assert history.stdout.startswith("version 1 (newest): ")
 
 
+@pytest.mark.behaviour("BUG-UX61")
 def test_a_plan_says_that_a_size_of_another_writer_stays(
     ctl: Ctl, planner: CannedPlanner, jobfile: str
 ) -> None:
-    """BUG-UX61: it said that the size changes to that of the file, and that nothing moves."""
+    """It said that the size changes to that of the file, and that nothing moves."""
     assert ctl("entitlement", "create", "front", "--machines", "3").exit_code == 0
     assert ctl("job", "apply", jobfile).exit_code == 0
     planner.planned = replace(PLAN, wanted=3)
@@ -185,8 +188,9 @@ def test_programs_read_both_as_json(ctl: Ctl, planner: CannedPlanner, jobfile: s
     assert explained["reasons"] == WAITS.reasons
 
 
+@pytest.mark.behaviour("AG9")
 def test_where_volumes_are_and_why_nothing_starts_is_told(ctl: Ctl, planner: CannedPlanner) -> None:
-    """AG9: of very many tasks the first ones, and how many more there are."""
+    """Of very many tasks the first ones, and how many more there are."""
     kept = [f"task {n}: data on m{n}" for n in range(60)]
     planner.explained["db"] = JobExplanation(
         job="db",

@@ -202,7 +202,8 @@ def inventory(*datacenters: str) -> bytes:
     return "\n".join([head, *lines, ""]).encode()
 
 
-def test_a_data_center_keeps_its_machines_in_a_store_of_its_own(tmp_path: Path) -> None:  # RB9
+@pytest.mark.behaviour("RB9")
+def test_a_data_center_keeps_its_machines_in_a_store_of_its_own(tmp_path: Path) -> None:
     own, file = tmp_path / "disk" / "dc2", tmp_path / "cp.toml"
     configured = f'[broker_stores]\ndc2 = "{own}"\n'
     file.write_text(configured)

@@ -1,4 +1,4 @@
-"""Front ends as processes: what they may pass on to a core, by route and by who calls (F-79)."""
+"""Front ends as processes: what they may pass on to a core, by route and by who calls."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from wire.fairness import Peer
 
 from .conftest import Region, start_region
 from .test_roles import CALLERS, MAY_CALL, PATH, ROUTE, _furnish, _passes, _restore, body_of
+
+pytestmark = pytest.mark.behaviour("F-79")
 
 SPOKEN = {who: CALLERS[who] for who in ("operator", "owner", "other owner", "viewer", "anyone")}
 
@@ -52,9 +54,10 @@ class Speaking:
         return client
 
 
+@pytest.mark.behaviour("FE3", "F-79")
 @pytest.mark.parametrize("name", sorted(MAY_CALL))
 def test_a_front_end_gets_through_exactly_where_its_user_may(owned: Region, name: str) -> None:
-    """FE3, F-79: every route by every kind of user, said by a front end."""
+    """Every route by every kind of user, said by a front end."""
     rule = MAY_CALL[name]
     allowed = rule if isinstance(rule, set) else rule[0]
 
@@ -65,6 +68,7 @@ def test_a_front_end_gets_through_exactly_where_its_user_may(owned: Region, name
     assert asyncio.run(found()) == {who: who in allowed for who in SPOKEN}
 
 
+@pytest.mark.behaviour("F-79")
 @pytest.mark.parametrize(
     "said",
     [
@@ -81,7 +85,7 @@ def test_a_front_end_gets_through_exactly_where_its_user_may(owned: Region, name
 def test_a_front_end_speaks_for_no_host_no_component_and_nobody_else(
     owned: Region, said: str
 ) -> None:
-    """F-79: and not without saying for whom."""
+    """And not without saying for whom."""
 
     async def main() -> None:
         for words in (said, ""):
@@ -97,8 +101,9 @@ def test_a_front_end_speaks_for_no_host_no_component_and_nobody_else(
     asyncio.run(main())
 
 
+@pytest.mark.behaviour("F-79")
 def test_what_others_say_for_whom_they_call_counts_for_nothing(owned: Region) -> None:
-    """F-79: a user, a host and another component with a front end's header."""
+    """A user, a host and another component with a front end's header."""
 
     async def main() -> None:
         for role, name in (("user", "vic"), ("host", "vm1"), ("component", "shard-1")):
@@ -144,8 +149,9 @@ async def asked(client: WireClient, name: str) -> Any:
         return None
 
 
+@pytest.mark.behaviour("FE2", "FE3")
 def test_users_of_a_front_end_get_what_the_core_answers_and_hosts_nothing(owned: Region) -> None:
-    """FE2, FE3: answers, errors, streams and waiting calls; the second core of two leads."""
+    """Answers, errors, streams and waiting calls; the second core of two leads."""
 
     async def main() -> None:
         nowhere = "https://127.0.0.1:1"
@@ -182,8 +188,9 @@ def test_what_hosts_alone_may_call_is_not_relayed() -> None:
     assert not names & (hosts_only - {"fetch_image"})
 
 
+@pytest.mark.behaviour("BUG-CP66")
 def test_a_front_end_passes_on_no_change_from_before_its_pause(owned: Region) -> None:
-    """BUG-CP66: it passed a change on that its caller had sent again, and changed since."""
+    """It passed a change on that its caller had sent again, and changed since."""
 
     async def main() -> None:
         passed_s = 0.0

@@ -34,6 +34,8 @@ from wire.tls import Credential
 
 from .conftest import FACTS, Region
 
+pytestmark = pytest.mark.behaviour("F-78", "F-80")
+
 ROUTE = {r.name: r for r in JOIN_ROUTES}
 
 

@@ -37,15 +37,17 @@ def run(state: Path) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
-def test_it_renews_the_report_and_starts_nothing(state: Path) -> None:  # F-72 HP15
+@pytest.mark.behaviour("F-72", "HP15")
+def test_it_renews_the_report_and_starts_nothing(state: Path) -> None:
     assert run(state) == ""
     text = (state / look.STATUS).read_bytes()
     assert look.AT not in text
     assert look.UPTIME not in text
 
 
+@pytest.mark.behaviour("F-72")
 @pytest.mark.parametrize("what", ["value", "none", "state/more", "state/seen", "state/lock"])
-def test_it_becomes_the_program_where_anything_changed(state: Path, what: str) -> None:  # F-72
+def test_it_becomes_the_program_where_anything_changed(state: Path, what: str) -> None:
     path = state.parent / what
     if what in ("state/seen", "state/lock"):
         path.unlink()

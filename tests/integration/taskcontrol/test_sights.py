@@ -51,6 +51,7 @@ ETCD = [
 ]
 
 
+@pytest.mark.behaviour("TC13")
 @pytest.mark.parametrize(
     ("dialect", "answers", "expected"),
     [
@@ -63,16 +64,15 @@ ETCD = [
     ],
 )
 def test_one_leads_or_nobody_knows(dialect, answers, expected):
-    """TC13."""
     assert asked(answers, lambda urls: observations.leader(urls, dialect)) == expected
 
 
+@pytest.mark.behaviour("TC14")
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [(0.4, 0.4), ({"load": 0.6}, 0.6), (7, 1.0), (b"busy", 1.0), ({}, 1.0), (b"NaN", 1.0)],
 )
 def test_a_load_that_nobody_says_is_a_full_one(answer, expected):
-    """TC14."""
     assert asked([answer], lambda urls: observations.load(urls[0])) == expected
 
 

@@ -130,6 +130,14 @@ def test_equal_parts_of_machines_are_one_object() -> None:
     )
     for name, value in asdict(one).items():
         assert name in ("machine", "schema") or value is getattr(two, name), name
+    words = ("machine_id", "boot_id", "kernel", "cpu_model", "agent_version")
+    numbers = ("cpus", "sockets", "numa_nodes", "memory_bytes", "disk_bytes", "disk_free_bytes")
+    facts = dict.fromkeys(words, "x") | dict.fromkeys(numbers, 1) | {"profiles": ["base"]}
+    joined = msgspec.json.encode({**msgspec.json.decode(lean), "facts": facts})
+    four, five = (reader.read(name, Entry(name, joined, 1)) for name in "de")
+    assert four.facts is not None
+    assert five.facts is not None
+    assert four.facts.profiles is five.facts.profiles
     reader.forget_text()
     three = reader.read("c", Entry("c", lean, 1))
     assert three.location is one.location

@@ -100,7 +100,8 @@ async def test_users_may_read_writers_may_change_and_others_are_refused(tmp_path
     assert view.record.active.log[-1].who == "spiffe://twine/user/ann"
 
 
-async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):  # FE6
+@pytest.mark.behaviour("FE6")
+async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):
     authority = open_authority(tmp_path / "a.pem", "twine")
     world = await World().begin()
     file = tmp_path / "web.json"
@@ -219,10 +220,11 @@ async def test_a_comparison_asks_for_both_sides():
     assert found.numbers["new_median"] > found.numbers["stable_median"]
 
 
+@pytest.mark.behaviour("BUG-CP85")
 async def test_a_long_comparison_asks_for_no_more_points_than_prometheus_gives(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """BUG-CP85: after three hours a comparison each second had no data, and failed the stage."""
+    """After three hours a comparison each second had no data, and failed the stage."""
     asked: list[float] = []
 
     class Server:

@@ -1,4 +1,4 @@
-"""Invariants of runs under random events, and under a kill at every await (CV1, CV2)."""
+"""Invariants of runs under random events, and under a kill at every await."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from tests.unit.conveyor.delivery_model import (
     digest,
 )
 from wire.errors import TwineError
+
+pytestmark = pytest.mark.behaviour("CV1", "CV2")
 
 PASSES = Measured(GateOutcome.PASS, "0.01 errors", {"max": 0.01})
 FAILS = Measured(GateOutcome.FAIL, "0.4 errors", {"max": 0.4})

@@ -1,4 +1,4 @@
-"""CV1, CV2, CV5: runs of a pipeline over model jobs, from the trigger to the end."""
+"""Runs of a pipeline over model jobs, from the trigger to the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from conveyor.core.judge import Measured
 from conveyor.runs import GateOutcome, RunState
 from tests.unit.conveyor.delivery_model import NO_DATA, ModelJob, World, a_pipeline, digest
 from wire.errors import Busy, Conflict, Forbidden, InvalidInput, NotFound, Unreachable
+
+pytestmark = pytest.mark.behaviour("CV1", "CV2", "CV5")
 
 
 def control(verb: str, reason: str = "because", gate: str = "") -> ControlRequest:
@@ -255,8 +257,9 @@ async def test_jobs_in_order_begin_when_the_previous_one_is_done():
     assert pushes == ["web"] * 3 + ["api"] * 3
 
 
+@pytest.mark.behaviour("CV3", "AV15")
 async def test_a_bug_never_reaches_the_second_of_two_regions():
-    """CV3, AV15: with a job for each region or shard, in order, the first one stops the release."""
+    """With a job for each region or shard, in order, the first one stops the release."""
     world = World(a_pipeline(jobs=["web", "api"], order="in-order"))
     world.plane.jobs["api"] = ModelJob()
     await world.begin()
@@ -438,8 +441,9 @@ async def test_a_notification_is_sent_again_until_its_hook_answers():
     assert len(world.sent) == 1
 
 
+@pytest.mark.behaviour("BUG-CP83")
 async def test_a_hook_that_is_down_does_not_keep_the_others_from_their_notification():
-    """BUG-CP83: the first that failed ended the list, and those before it got it each minute."""
+    """The first that failed ended the list, and those before it got it each minute."""
     hooks = ["http://one.example/", "http://down.example/", "http://two.example/"]
     world = await World(a_pipeline(on_failure={"notify": hooks})).begin()
 
@@ -466,8 +470,9 @@ def of_two_jobs() -> World:
     return world
 
 
+@pytest.mark.behaviour("BUG-CP84")
 async def test_a_job_that_is_removed_leaves_the_other_jobs_of_a_run_paused():
-    """BUG-CP84: they stayed half updated, and their update went on without gates."""
+    """They stayed half updated, and their update went on without gates."""
     world = await of_two_jobs().begin()
     while world.plane.jobs["api"].tasks.count(digest(2)) < 1:
         await world.rounds(1)
@@ -477,8 +482,9 @@ async def test_a_job_that_is_removed_leaves_the_other_jobs_of_a_run_paused():
     assert world.plane.jobs["api"].paused
 
 
+@pytest.mark.behaviour("BUG-CP84")
 async def test_a_job_that_is_removed_does_not_end_the_rollback_of_others():
-    """BUG-CP84: the other jobs kept the bad image."""
+    """The other jobs kept the bad image."""
     world = await of_two_jobs().begin()
     while world.plane.jobs["api"].tasks.count(digest(2)) < 5:
         await world.rounds(1)

@@ -1,4 +1,4 @@
-"""CV3, AV15: a release of Twine's own packages goes to hosts by a pipeline, canary first."""
+"""A release of Twine's own packages goes to hosts by a pipeline, canary first."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from conveyor.runs import JobProgress, PipelineRun
 from conveyor.service import DeliveryService
 from tests.unit.conveyor.delivery_model import KillableStore, Killed, ModelPlane, ScriptedMeter
 from wire.errors import Busy, HostError, InvalidInput
+
+pytestmark = pytest.mark.behaviour("CV3", "AV15")
 
 OLD, NEW, BROKEN, SICK = "0.1.0", "0.2.0", "0.3.0", "0.4.0"
 HOSTS = ["m1", "m2", "m3", "m4"]

@@ -239,8 +239,9 @@ vm.swappiness=1
 """
 
 
+@pytest.mark.behaviour("BUG-SK20")
 def test_a_condition_is_converted_or_its_instance_is_left_out(tmp_path: Path) -> None:
-    """BUG-SK20: TuneD's own throughput-performance became `thp = never` on every x86 host."""
+    """TuneD's own throughput-performance became `thp = never` on every x86 host."""
     (tmp_path / "tuned.conf").write_text(CONDITIONAL)
     (found,) = convert(tmp_path, lambda table, key: "")
     raw = tomllib.loads(found.text)
@@ -287,8 +288,9 @@ def test_a_condition_is_converted_or_its_instance_is_left_out(tmp_path: Path) ->
         assert (thp.enabled if thp else None) == enabled
 
 
+@pytest.mark.behaviour("BUG-SK20")
 def test_what_a_parent_says_is_not_silently_kept(tmp_path: Path) -> None:
-    """BUG-SK20: `enabled=0` and `replace=1` are conditions of what is inherited."""
+    """`enabled=0` and `replace=1` are conditions of what is inherited."""
     text = "[main]\ninclude=base\n[vm]\nenabled=0\n[sysctl]\nreplace=1\nvm.swappiness=1\n"
     (tmp_path / "tuned.conf").write_text(text)
     (found,) = convert(tmp_path, lambda table, key: "")
@@ -297,8 +299,9 @@ def test_what_a_parent_says_is_not_silently_kept(tmp_path: Path) -> None:
     assert reasons["[sysctl] replace = 1"] == "cannot remove a setting of a parent"
 
 
+@pytest.mark.behaviour("BUG-SK22")
 def test_a_folder_of_current_tuned_is_known(tmp_path: Path) -> None:
-    """BUG-SK22: TuneD 2.23 and later keeps its profiles one folder deeper."""
+    """TuneD 2.23 and later keeps its profiles one folder deeper."""
     folder = tmp_path / "profiles" / "mine"
     folder.mkdir(parents=True)
     (folder / "tuned.conf").write_text("[sysctl]\nvm.swappiness=1\n")

@@ -116,7 +116,8 @@ def test_a_file_is_on_the_disk_before_its_name_and_that_before_the_next_step(
     assert order == ["log", "state", "log", "state"]
 
 
-def test_a_second_sidekick_waits_and_then_gives_up(fake: FakeHost) -> None:  # F-71
+@pytest.mark.behaviour("F-71")
+def test_a_second_sidekick_waits_and_then_gives_up(fake: FakeHost) -> None:
     host = fake.host()
     with fake.state.lock(0, host.monotonic, host.sleep):
         assert fake.state.is_locked()

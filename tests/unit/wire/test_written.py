@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,9 @@ from agent.config import AgentConfig
 from control_plane.api.capacity import EntitlementSpec, EntitlementWish
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke, Undrain
 from control_plane.api.jobs import JobSpec
+from control_plane.autoscaler.daemon import read_config
 from control_plane.config import Config
+from control_plane.optimus.daemon import optimus_config
 from wire.units import quantity_of
 from wire.violations import violations
 from wire.written import plain
@@ -35,8 +38,8 @@ JOB: dict[str, Any] = {
 }
 
 
+@pytest.mark.behaviour("BUG-AG17")
 def test_sizes_as_text_become_numbers_at_any_depth() -> None:
-    """BUG-AG17."""
     written = JOB | {
         "limits": {"memory_max_bytes": "48MiB", "cpu_max_cores": "500m"},
         "probe": {"port": "http", "interval_s": "2s", "timeout_s": 1},
@@ -55,6 +58,7 @@ def test_sizes_as_text_become_numbers_at_any_depth() -> None:
     assert job.environment == {"CACHE": "48MiB"}
 
 
+@pytest.mark.behaviour("BUG-AG17")
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
@@ -73,12 +77,12 @@ def test_sizes_as_text_become_numbers_at_any_depth() -> None:
 def test_the_error_for_a_bad_value_lists_accepted_forms(
     field: str, value: Any, reason: str
 ) -> None:
-    """BUG-AG17."""
     (error,) = violations(plain(JOB | {"limits": {field: value}}, JobSpec), JobSpec)
     assert error.field == f"limits.{field}"
     assert error.reason.startswith(reason)
 
 
+@pytest.mark.behaviour("BUG-AG17")
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
@@ -101,7 +105,7 @@ def test_the_error_for_a_bad_value_lists_accepted_forms(
     ],
 )
 def test_no_error_is_in_the_words_of_the_library(document: dict[str, Any], reason: str) -> None:
-    """BUG-AG17: a job file's error shows no regular expression."""
+    """A job file's error shows no regular expression."""
     (error,) = violations(plain(JOB | document, JobSpec), JobSpec)
     assert reason in error.reason
     assert "regex" not in error.reason
@@ -113,6 +117,16 @@ def test_numbers_in_words_are_for_files_and_not_for_the_wire() -> None:
     assert error.reason == "'90s' must be written as a number here: 90"
 
 
+@pytest.mark.behaviour("BUG-UX126")
+def test_the_files_of_the_services_next_to_the_control_plane_take_durations(tmp_path: Path) -> None:
+    """`every_s = 5` was refused with "expected a duration such as 30s", and "30s", too."""
+    sizes, work = tmp_path / "autoscaler.toml", tmp_path / "optimus.toml"
+    sizes.write_text('every_s = "30s"')
+    work.write_text('entitlement = "batch"\nevery_s = "30s"')
+    assert read_config(sizes).every_s == 30.0
+    assert optimus_config(work).every_s == 30.0
+
+
 def test_a_field_that_files_call_by_a_shorter_name_takes_the_same() -> None:
     class Leave(msgspec.Struct):
         after_s: float = msgspec.field(name="after", default=0.0)
@@ -120,9 +134,10 @@ def test_a_field_that_files_call_by_a_shorter_name_takes_the_same() -> None:
     assert plain({"after": "30s"}, Leave) == {"after": 30.0}
 
 
+@pytest.mark.behaviour("BUG-AG17")
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_every_pattern_of_a_field_has_a_description(kind: type) -> None:
-    """BUG-AG17: a new pattern without a description fails here."""
+    """A new pattern without a description fails here."""
     assert undescribed(inspect.type_info(kind), kind.__name__, frozenset()) == []
 
 

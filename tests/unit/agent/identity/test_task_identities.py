@@ -102,10 +102,11 @@ def service(tmp_path: Path, certifier: Certifier) -> Setup:
     return Setup(tmp_path, certifier)
 
 
+@pytest.mark.behaviour("AG10")
 async def test_a_task_has_its_identity_and_no_other_unit_has_it(
     host: FakeHost, certifier: Certifier, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """AG10: the key is in memory of the host, and in no unit, status, event, log or record."""
+    """The key is in memory of the host, and in no unit, status, event, log or record."""
     caplog.set_level(logging.DEBUG)
     host.fake.processes.answers[("systemctl", "show")] = [b"LoadState=loaded\n"]
     folder = Path(host.config.run_dir) / "identities"

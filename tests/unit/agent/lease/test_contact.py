@@ -151,9 +151,10 @@ async def test_a_request_from_the_host_itself_is_no_contact_with_the_control_pla
             await client.put_task("other", a_spec(disconnect=STOP))
 
 
+@pytest.mark.behaviour("SH3")
 @pytest.mark.usefixtures("component")
 async def test_an_earlier_owner_of_an_entitlement_starts_and_stops_nothing(host: FakeHost) -> None:
-    """SH3: not even a task of which the host has never heard, nor an image."""
+    """Not even a task of which the host has never heard, nor an image."""
     socket = f"unix:{host.config.socket}"
     async with host.agent(), AgentClient(socket) as new, AgentClient(socket) as old:
         new.headers, old.headers = lambda: {OWNER_HEADER: "web/7"}, lambda: {OWNER_HEADER: "web/6"}
@@ -167,11 +168,12 @@ async def test_an_earlier_owner_of_an_entitlement_starts_and_stops_nothing(host:
         await new.put_task("other", a_spec(epoch=7))
 
 
+@pytest.mark.behaviour("F-43")
 @pytest.mark.usefixtures("component")
 async def test_requests_of_an_older_term_do_not_count_as_contact(
     host: FakeHost, uptime: Uptime
 ) -> None:
-    """F-43: a leader that was stopped and continued prolongs nothing."""
+    """A leader that was stopped and continued prolongs nothing."""
     socket = f"unix:{host.config.socket}"
     async with host.agent(), AgentClient(socket) as new, AgentClient(socket) as old:
         new.epoch = lambda: 7

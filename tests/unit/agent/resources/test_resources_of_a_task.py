@@ -103,7 +103,8 @@ def test_a_change_of_resources_alone_is_made_without_a_restart() -> None:
     assert decide(done, seen(a_unit(task)), now).action is Action.REST
 
 
-def test_a_unit_of_an_earlier_agent_is_left_alone() -> None:  # F-05
+@pytest.mark.behaviour("F-05")
+def test_a_unit_of_an_earlier_agent_is_left_alone() -> None:
     task = a_record(limits=Limits(), state=TaskState.RUNNING, invocation_id="i1")
 
     assert decide(task, seen(a_unit(task)), LeaseMoment(wall=1.0, boot_s=1.0)).action is Action.REST
@@ -141,6 +142,7 @@ def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, wh
     assert impossible(fits, 4, [other]) == cannot_be_kept(fits, [other], 256 * MIB) == ""
 
 
+@pytest.mark.behaviour("AG8")
 @pytest.mark.parametrize(
     ("resources", "why"),
     [
@@ -173,13 +175,14 @@ def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, wh
     ],
 )
 def test_a_device_or_node_that_is_not_there_is_refused(resources: Resources, why: str) -> None:
-    """AG8: systemd would start the task without the limit that was asked for."""
+    """systemd would start the task without the limit that was asked for."""
     found = absent(a_spec(resources=resources), 1, DISKS)
     assert why in found if why else found == ""
 
 
+@pytest.mark.behaviour("AG8")
 def test_systemd_gets_the_kernels_name_of_each_device() -> None:
-    """AG8: it writes limits by name one after the other; a lifted one hid that of another name."""
+    """It writes limits by name one after the other; a lifted one hid that of another name."""
 
     def reads(*devices: str, rate: int = 1) -> Resources:
         return Resources(io=[IoLimit(device=d, read_bytes_per_s=rate) for d in devices])

@@ -103,6 +103,7 @@ def test_other_users_of_this_host_may_not_call(monkeypatch: pytest.MonkeyPatch, 
         authorize_with(group)(_request(monkeypatch, (1000, 1000), None), ROUTE)
 
 
+@pytest.mark.behaviour("F-79")
 @pytest.mark.parametrize("role", ["host", "user"])
 def test_over_tls_only_components_may_call(monkeypatch: pytest.MonkeyPatch, role: str) -> None:
     allowed = Peer(name="spiffe://c/component/control-plane", role="component")  # F-79
@@ -137,8 +138,9 @@ async def test_metrics_count_tasks_by_state_and_images(host: FakeHost) -> None:
     assert "twine_images 1.0" in text
 
 
+@pytest.mark.behaviour("AG10")
 async def test_metrics_of_each_task_and_of_the_host_are_read_at_the_scrape(host: FakeHost) -> None:
-    """AG10: usage, pressure, restarts, OOM kills, probes."""
+    """Usage, pressure, restarts, OOM kills, probes."""
     async with host.agent() as client, _session(host) as session:
         probe = api.Probe(kind=api.ProbeKind.EXEC, command=["true"], interval_s=0.1)
         await client.put_task("web", a_spec(job="shop", probe=probe))
@@ -344,10 +346,11 @@ async def test_what_tasks_use_is_told_of_those_that_have_processes(host: FakeHos
     assert later.at_boot_s > first.at_boot_s > 0
 
 
+@pytest.mark.behaviour("RE2")
 async def test_traffic_of_private_networks_and_power_of_processors_are_told(
     host: FakeHost,
 ) -> None:
-    """RE2: what plans go by; a host without RAPL says nothing of its power."""
+    """What plans go by; a host without RAPL says nothing of its power."""
     link, zone = f"/sys/class/net/{veth_of('web')}/statistics", "/sys/class/powercap/intel-rapl:"
     private = Network(mode=NetworkMode.PRIVATE)
     async with host.agent() as client:
@@ -368,10 +371,11 @@ async def test_traffic_of_private_networks_and_power_of_processors_are_told(
     assert {u.task_id: u.network_bytes for u in after.tasks} == {"web": 760, "db": None}
 
 
+@pytest.mark.behaviour("BUG-AG3")
 async def test_what_a_machine_has_is_told_while_systemd_does_not_answer(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-AG3: facts waited behind the starts of tasks, and the host looked dead."""
+    """Facts waited behind the starts of tasks, and the host looked dead."""
     async with host.agent() as client:
         before = await client.get_machine()
 
@@ -382,8 +386,9 @@ async def test_what_a_machine_has_is_told_while_systemd_does_not_answer(
         assert await client.get_machine() == before
 
 
+@pytest.mark.behaviour("F-83")
 def test_a_task_without_a_sandbox_is_for_root_and_for_the_control_plane() -> None:
-    """F-83: members of the socket's group would be root by it."""
+    """Members of the socket's group would be root by it."""
     image = "sha256:" + "0" * 64
     raw = api.TaskSpec(image=image, relaxations=[api.Relaxation.RAW])
     machine = api.TaskSpec(image=image, relaxations=[api.Relaxation.OWN_INIT])

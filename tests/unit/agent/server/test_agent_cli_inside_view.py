@@ -21,8 +21,9 @@ def _called(host: FakeHost, program: str) -> tuple[str, ...]:
     return next(call for call in reversed(host.fake.processes.calls) if call[0] == program)
 
 
-def test_the_words_of_the_run_before_are_found(host: FakeHost, run: Run) -> None:  # AG10
-    """AG10: after a restart `--previous` shows the run that ended, not the one that is on."""
+@pytest.mark.behaviour("AG10")
+def test_the_words_of_the_run_before_are_found(host: FakeHost, run: Run) -> None:
+    """After a restart `--previous` shows the run that ended, not the one that is on."""
     run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)
     first = host.fake.systemd.find(unit("web"))
     none_yet = run("logs", "web", "--previous", host=host)
@@ -71,8 +72,9 @@ def test_a_run_that_ended_cannot_be_followed(host: FakeHost, run: Run) -> None:
     assert "exclude each other" in err
 
 
-def test_logs_are_kept_apart_by_entitlement(host: FakeHost, run: Run) -> None:  # AG8
-    """AG8: a task writes into its entitlement's journal; one that is gone is looked for in all."""
+@pytest.mark.behaviour("AG8")
+def test_logs_are_kept_apart_by_entitlement(host: FakeHost, run: Run) -> None:
+    """A task writes into its entitlement's journal; one that is gone is looked for in all."""
     run("run", "web", f"--image={IMAGE}", "--entitlement=shop", "--", "/bin/server", host=host)
     properties = host.fake.systemd.properties(unit("web"))
     run("logs", "web", host=host)

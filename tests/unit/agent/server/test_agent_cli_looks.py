@@ -184,10 +184,11 @@ def test_every_command_is_in_its_document() -> None:
         assert all(f"| `twine-agent {n}" in said for n in names), names
 
 
+@pytest.mark.behaviour("AG8")
 def test_limits_of_devices_are_changed_by_the_names_that_they_have_in_a_file(
     host: FakeHost, run: Run
 ) -> None:
-    """AG8: those of a device that is named, all of them; others stay."""
+    """Those of a device that is named, all of them; others stay."""
     host.fake.cgroups.devices = {"vda": "vda", "vdb": "vdb", "disk/by-path/pci-0:1": "vdb"}
     _start(host, run)
 

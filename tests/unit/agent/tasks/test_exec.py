@@ -51,7 +51,7 @@ async def _until_nothing_is_left(host: FakeHost) -> None:
             await asyncio.sleep(0.01)
 
 
-# AG8
+@pytest.mark.behaviour("AG8")
 async def test_output_errors_and_exit_code_come_back_and_nothing_stays(host: FakeHost) -> None:
     def speak(argv: list[str], properties: Mapping[str, Property]) -> Ended:
         Path(str(properties["StandardOutputFile"])).write_bytes(b"out")
@@ -68,8 +68,9 @@ async def test_output_errors_and_exit_code_come_back_and_nothing_stays(host: Fak
         await _until_nothing_is_left(host)
 
 
+@pytest.mark.behaviour("BUG-AG32")
 async def test_a_command_that_took_too_much_memory_ends_alone_and_says_so(host: FakeHost) -> None:
-    """BUG-AG32: it was in the task's cgroup, and the kernel ended the task for it."""
+    """It was in the task's cgroup, and the kernel ended the task for it."""
     host.fake.systemd.programs["/bin/eat"] = lambda _argv, _properties: Ended(
         code=None, signal="SIGKILL", result="oom-kill"
     )
@@ -84,8 +85,9 @@ async def test_a_command_that_took_too_much_memory_ends_alone_and_says_so(host: 
         assert (await running(client, "web")).invocation_id == before.invocation_id
 
 
+@pytest.mark.behaviour("BUG-AG32")
 async def test_a_probe_that_took_too_much_memory_says_so(host: FakeHost) -> None:
-    """BUG-AG32: the reason blamed the task."""
+    """The reason blamed the task."""
     host.fake.systemd.programs["/bin/eat"] = lambda _argv, _properties: Ended(
         code=None, signal="SIGKILL", result="oom-kill"
     )
@@ -97,10 +99,11 @@ async def test_a_probe_that_took_too_much_memory_says_so(host: FakeHost) -> None
         assert status.state is TaskState.RUNNING
 
 
+@pytest.mark.behaviour("AG8")
 async def test_a_command_whose_start_is_still_queued_has_not_ended(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AG8: a busy systemd has the unit loaded, dead, with an earlier job before it."""
+    """A busy systemd has the unit loaded, dead, with an earlier job before it."""
     find, queued = host.fake.systemd.find, iter(range(2))
 
     def slowly(name: str) -> UnitState | None:
@@ -135,10 +138,11 @@ async def test_a_command_that_systemd_could_not_execute_is_explained(host: FakeH
     assert ends[1].detail == ""
 
 
+@pytest.mark.behaviour("AG8")
 async def test_a_state_that_was_read_while_the_start_began_is_no_end(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AG8: properties are read one by one, so a dead unit may have the invocation of its start."""
+    """Properties are read one by one, so a dead unit may have the invocation of its start."""
     find, torn = host.fake.systemd.find, iter(range(2))
 
     def one_by_one(name: str) -> UnitState | None:
@@ -157,10 +161,11 @@ async def test_a_state_that_was_read_while_the_start_began_is_no_end(
     assert next(torn, None) is None
 
 
+@pytest.mark.behaviour("AG8")
 async def test_a_command_that_ended_with_its_task_says_so(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AG8: it had said that a unit was not started, and ended as if the host had failed."""
+    """It had said that a unit was not started, and ended as if the host had failed."""
     find = host.fake.systemd.find
     gone = lambda name: None if name.startswith("twine-in-") else find(name)  # noqa: E731
     async with host.agent() as client:
@@ -220,8 +225,9 @@ class _Talkative:
         self.counted.append(int.from_bytes(frame[1:], "big"))
 
 
+@pytest.mark.behaviour("AG8")
 async def test_who_reads_slowly_here_still_hears_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AG8: else its pings are not answered, and `exec … | less` breaks off after half a minute."""
+    """Else its pings are not answered, and `exec … | less` breaks off after half a minute."""
     command, write = _Talkative(), os.write
     reader, writer = os.pipe()
     read: dict[str, object] = {}
@@ -251,10 +257,11 @@ async def test_a_full_disk_of_the_client_is_explained(monkeypatch: pytest.Monkey
         await attend(_Talkative(), terminal=False, with_input=False)
 
 
+@pytest.mark.behaviour("AG8")
 async def test_a_signal_overtakes_input_that_the_command_does_not_read(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AG8: as do the end of the connection and pings, where the pipe to the command is full."""
+    """As do the end of the connection and pings, where the pipe to the command is full."""
     start, readers = host.fake.systemd.start_transient, list[int]()
 
     def opens_its_input(unit: str, properties: Mapping[str, Property]) -> None:
@@ -397,9 +404,8 @@ async def test_a_client_that_disconnects_ends_the_command(host: FakeHost) -> Non
         await _until_nothing_is_left(host)
 
 
-async def test_an_idle_session_ends(
-    host: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:  # F-26
+@pytest.mark.behaviour("F-26")
+async def test_an_idle_session_ends(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     async with host.serving() as (services, client):
         services.sessions._idle_s = 0.05
         await client.put_task("web", a_spec())

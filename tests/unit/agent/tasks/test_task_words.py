@@ -34,8 +34,9 @@ def test_a_lost_answer_is_no_verdict_but_enough_of_them_are() -> None:
     assert verdicts[7] is Health.UNHEALTHY
 
 
+@pytest.mark.behaviour("BUG-AG11")
 def test_bad_answers_of_a_task_that_starts_do_not_speak_against_it() -> None:
-    """BUG-AG11: a slow starter was unhealthy after a second."""
+    """A slow starter was unhealthy after a second."""
     streak = Streak()
     for _ in range(20):
         streak = after_answer(streak, False, PROBE, starting=True)
@@ -94,8 +95,9 @@ def test_one_that_ran_for_too_long_is_told_from_one_that_was_stopped_too_late() 
     assert "did not end in time after its stop" in describe(end, ran_s=20)
 
 
+@pytest.mark.behaviour("F-17", "F-18")
 @pytest.mark.parametrize("code", range(200, 244))
-def test_every_exit_code_of_systemd_is_told(code: int) -> None:  # F-17, F-18
+def test_every_exit_code_of_systemd_is_told(code: int) -> None:
     words = describe(Exit(result="exit-code", code=code, at=0))
 
     assert f"exit code {code}" in words

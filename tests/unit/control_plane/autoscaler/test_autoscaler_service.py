@@ -70,8 +70,8 @@ def course(
     run(main())
 
 
+@pytest.mark.behaviour("AS1", "AS4")
 def test_the_size_follows_two_days_of_load_and_no_minute_is_short() -> None:
-    """AS1, AS4."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         short: list[float] = []
@@ -94,8 +94,9 @@ def test_the_size_follows_two_days_of_load_and_no_minute_is_short() -> None:
     course(body)
 
 
+@pytest.mark.behaviour("AS1")
 def test_the_size_follows_the_bytes_of_the_network() -> None:
-    """AS1: 30 cores are 30 MB a second in the model, and a task is to have one of them."""
+    """30 cores are 30 MB a second in the model, and a task is to have one of them."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 6 * HOUR_S)
@@ -133,9 +134,10 @@ def test_it_only_recommends_unless_it_is_to_apply() -> None:
     )
 
 
+@pytest.mark.behaviour("AS1")
 @pytest.mark.parametrize("trouble", ["front end", "agents"])
 def test_silence_holds_the_size_and_says_so(trouble: str) -> None:
-    """AS1: front end or agents away: the size is held, and never reduced on silence."""
+    """Front end or agents away: the size is held, and never reduced on silence."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 2 * HOUR_S)
@@ -160,8 +162,9 @@ def test_silence_holds_the_size_and_says_so(trouble: str) -> None:
     course(body)
 
 
+@pytest.mark.behaviour("AS1")
 def test_the_size_allows_for_the_loss_of_an_msb() -> None:
-    """AS1: never below what the loss of an MSB needs."""
+    """Never below what the loss of an MSB needs."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 6 * HOUR_S)
@@ -173,8 +176,9 @@ def test_the_size_allows_for_the_loss_of_an_msb() -> None:
     course(body, lambda _: 30.0, policy=a_policy(headroom=Headroom.MSB, minimum=4, maximum=200))
 
 
+@pytest.mark.behaviour("AS1")
 def test_two_instances_at_once_keep_the_speed_limit() -> None:
-    """AS1: two at once: each has a store of its own, as after a mistake of an operator."""
+    """Two at once: each has a store of its own, as after a mistake of an operator."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         async with MemoryStore() as second:
@@ -207,8 +211,9 @@ def test_what_was_learnt_survives_a_restart() -> None:
     course(body)
 
 
+@pytest.mark.behaviour("AS1")
 def test_a_kill_at_any_step_harms_nothing() -> None:
-    """AS1: killed at each call in turn, and started again on the same store."""
+    """Killed at each call in turn, and started again on the same store."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
         await lasts(autoscaler, HOUR_S)
@@ -334,8 +339,9 @@ class OneAway(ModelRegion):
         return await super().get_job(name)
 
 
+@pytest.mark.behaviour("BUG-CP70")
 def test_a_shard_that_is_away_holds_the_sizes_of_its_jobs_only() -> None:
-    """BUG-CP70: no size of any job was changed until the shard was back."""
+    """No size of any job was changed until the shard was back."""
 
     async def main() -> None:
         region = OneAway(a_policy(minimum=4, maximum=200), 60, diurnal)
@@ -352,8 +358,9 @@ def test_a_shard_that_is_away_holds_the_sizes_of_its_jobs_only() -> None:
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP70")
 def test_a_job_that_cannot_be_read_for_weeks_keeps_its_history() -> None:
-    """BUG-CP70: and it is shown as it was."""
+    """And it is shown as it was."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
         await lasts(autoscaler, HOUR_S)
@@ -396,8 +403,9 @@ class Late(TaskUsageSource):
         return LoadReading(load=20.0, at=self.runtime.date())
 
 
+@pytest.mark.behaviour("BUG-CP71")
 def test_the_past_is_read_once_its_source_answers() -> None:
-    """BUG-CP71: a server that was down at the first look left the job without its history."""
+    """A server that was down at the first look left the job without its history."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         autoscaler._sources[LoadSignal.CPU] = Late(HOUR_S, region)

@@ -113,8 +113,9 @@ def test_its_points_are_half_hours_and_then_slots() -> None:
     assert times[0] == START
 
 
+@pytest.mark.behaviour("BUG-CP68")
 def test_a_clock_that_was_set_back_drops_what_was_stored_for_later() -> None:
-    """BUG-CP68: points of before were dropped until that time came, for days or years."""
+    """Points of before were dropped until that time came, for days or years."""
     history, now = filled(10), START + 10 * DAY_S
     for late in (2 * DAY_S, 400 * DAY_S):
         history.add(now + late, 7.0)
@@ -126,8 +127,9 @@ def test_a_clock_that_was_set_back_drops_what_was_stored_for_later() -> None:
         assert history.day_peak(int((now + late) // DAY_S)) is None
 
 
+@pytest.mark.behaviour("BUG-CP69")
 def test_the_largest_numbers_are_stored() -> None:
-    """BUG-CP69: their sum was infinite, and ended the autoscaler."""
+    """Their sum was infinite, and ended the autoscaler."""
     history = LoadHistory()
     for second in range(3):
         history.add(START + second, 1.7e308)

@@ -94,8 +94,9 @@ async def outcome(model: ModelService, wish: LoadTestWish = WISH) -> LoadTest:
     return tester.find("web")
 
 
+@pytest.mark.behaviour("AS1")
 async def test_the_capacity_of_a_task_is_found_with_the_requests_that_there_are() -> None:
-    """AS1: what a task carries is measured: more and more of the requests, up to a limit."""
+    """What a task carries is measured: more and more of the requests, up to a limit."""
     model = ModelService()
     found = await outcome(model)
     assert found.state is LoadTestState.DONE
@@ -163,8 +164,9 @@ async def test_only_a_job_at_rest_is_tested_and_once_at_a_time() -> None:
         await LoadTester(Runtime(), model, None).begin("web", WISH)
 
 
+@pytest.mark.behaviour("BUG-CP72")
 async def test_of_two_tests_that_begin_at_once_one_is_refused() -> None:
-    """BUG-CP72: both ran, and the end of one hid the other."""
+    """Both ran, and the end of one hid the other."""
     model = ModelService()
     tester = LoadTester(Runtime(), model, model)  # type: ignore[arg-type]
     slow = LoadTestWish(**_fields(step_s=3600.0))
@@ -175,8 +177,9 @@ async def test_of_two_tests_that_begin_at_once_one_is_refused() -> None:
     await tester.close()
 
 
+@pytest.mark.behaviour("BUG-CP86")
 def test_weights_end_within_two_minutes_of_the_process() -> None:
-    """BUG-CP86: they lasted for twice the step, ten minutes and more with a long one."""
+    """They lasted for twice the step, ten minutes and more with a long one."""
 
     async def main() -> None:
         model, loop = ModelService(), asyncio.get_running_loop()

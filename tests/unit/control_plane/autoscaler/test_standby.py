@@ -59,12 +59,13 @@ async def conveyor(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
         await cli.run_service(ConveyorConfig(), asyncio.Event(), lambda: None)
 
 
+@pytest.mark.behaviour("BUG-CP65")
 @pytest.mark.parametrize("opening", [autoscaler, conveyor])
 def test_a_standby_of_a_service_does_not_believe_a_step_of_its_clock(
     opening: Callable[[Runtime, pytest.MonkeyPatch], Awaitable[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """BUG-CP65: it asked for the date once it had the store, and believed any step before."""
+    """It asked for the date once it had the store, and believed any step before."""
 
     async def main() -> None:
         stepped_s = 0.0

@@ -28,7 +28,8 @@ ROW = (
 )
 
 
-def test_every_column_reaches_the_record() -> None:  # MO18
+@pytest.mark.behaviour("MO18")
+def test_every_column_reaches_the_record() -> None:
     (machine,) = parse_csv(f"{HEADER}\n{ROW}\n").machines
     assert machine.machine == "m1"
     assert machine.location == Location(
@@ -148,7 +149,8 @@ def test_the_place_of_a_machine_in_use_does_not_change() -> None:
     assert updated(record, a_row(rack="r2")).location.rack == "r2"
 
 
-def test_a_scope_looks_at_every_level_and_at_events() -> None:  # MO2
+@pytest.mark.behaviour("MO2")
+def test_a_scope_looks_at_every_level_and_at_events() -> None:
     record = imported(a_row(), 0.0, simulated=False)
     for level, value in {"datacenter": "dc1", "msb": "b1", "row": "w1", "rack": "r1"}.items():
         assert scope_test(MachineScope(**{level: value}))(record)

@@ -50,6 +50,7 @@ def with_task(record: JobRecord, phase: TaskPhase, version: int = 2, **fields) -
     return replace(record, tasks=[first, changed, last])
 
 
+@pytest.mark.behaviour("AL13")
 @pytest.mark.parametrize(
     ("phase", "version"),
     [
@@ -60,7 +61,7 @@ def with_task(record: JobRecord, phase: TaskPhase, version: int = 2, **fields) -
         (TaskPhase.RUNNING, 2),
     ],
 )
-def test_an_update_in_place_asks_for_the_same_at_each_of_its_steps(phase, version):  # AL13
+def test_an_update_in_place_asks_for_the_same_at_each_of_its_steps(phase, version):
     index = a_region()
     record = running(index)
     before = asked(record, index)

@@ -17,6 +17,8 @@ from control_plane.api.jobs import (
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
 from control_plane.scheduler.core.volume_pinning import kept_notes
 
+pytestmark = pytest.mark.behaviour("AG9")
+
 DATA = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=1 << 20)
 
 
@@ -87,8 +89,8 @@ def test_a_task_that_is_to_leave_is_named_with_the_reason() -> None:
     assert notes(with_task(a_job(data=DATA), operation=stays))[1] == "task 0: data on m1"
 
 
+@pytest.mark.behaviour("BUG-UX7")
 def test_a_task_that_has_just_moved_is_not_said_to_leave_its_new_machine() -> None:
-    """BUG-UX7."""
     moved = Operation(
         id="db-0.1",
         task=0,

@@ -1,4 +1,4 @@
-"""AV1: a control plane that no longer leads answers nothing that it read, errors included."""
+"""A control plane that no longer leads answers nothing that it read, errors included."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from control_plane.front_end.frontend import FrontEnd
 from wire.errors import Busy, NotFound
 from wire.fairness import Peer
 from wire.server import Call
+
+pytestmark = pytest.mark.behaviour("AV1")
 
 GET_JOB = next(route for route in ROUTES if route.name == "get_job")
 
@@ -70,8 +72,9 @@ class OtherShard:
         return "done"
 
 
+@pytest.mark.behaviour("BUG-CP66")
 async def test_a_core_that_lost_its_lease_passes_no_request_on_to_a_shard() -> None:
-    """BUG-CP66: after a pause it did, and a shard that did not know of the next core obeyed."""
+    """After a pause it did, and a shard that did not know of the next core obeyed."""
     why, shard = [""], OtherShard()
     store = SimpleNamespace(failure=lambda: why[0])
     processes = SimpleNamespace(table=SimpleNamespace(store=store), url_of=lambda _: shard.endpoint)

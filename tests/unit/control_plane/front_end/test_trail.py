@@ -224,8 +224,9 @@ def test_a_long_reason_is_cut() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.behaviour("BUG-CP88")
 def test_the_log_is_shown_while_no_entry_can_be_written() -> None:
-    """BUG-CP88: after 200 failed writes the newest page had no entry, and seemed to be the last."""
+    """After 200 failed writes the newest page had no entry, and seemed to be the last."""
 
     async def main() -> None:
         async with Full() as store:

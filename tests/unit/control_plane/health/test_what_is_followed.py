@@ -99,8 +99,9 @@ def test_a_host_lives_for_as_long_as_it_may_take_until_it_is_asked_again():
     assert graces.alive_s > settings.poll_patience_s + CONNECT_S + settings.poll_retry_s
 
 
+@pytest.mark.behaviour("BUG-UX60")
 def test_a_machine_may_become_doubtful_while_its_lost_stream_waits_for_a_turn():
-    """BUG-UX60: the control plane ended when a command failed meanwhile."""
+    """The control plane ended when a command failed meanwhile."""
 
     class LostStream:
         async def next(self):

@@ -1,4 +1,4 @@
-"""RE2, RE4: models of placement in TOML: read, said in words, and solved in two ways."""
+"""Models of placement in TOML: read, said in words, and solved in two ways."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from control_plane.rebalancer.core.language import (
 )
 from tests.bench.roadef import checked, generated, instances, read_instance
 from wire.errors import InvalidInput
+
+pytestmark = pytest.mark.behaviour("RE2", "RE4")
 
 ROOT = Path(__file__).resolve().parents[4]
 TEXT = """
@@ -137,6 +139,7 @@ def test_what_is_wrong_with_a_model_is_said(wrong: str, right: str, why: str) ->
         read_model(TEXT.replace(wrong, right, 1))
 
 
+@pytest.mark.behaviour("BUG-UX90")
 @pytest.mark.parametrize(
     ("wrong", "right", "why"),
     [
@@ -149,7 +152,7 @@ def test_what_is_wrong_with_a_model_is_said(wrong: str, right: str, why: str) ->
     ],
 )
 def test_amounts_that_cannot_be_added_up_are_refused(wrong: str, right: str, why: str) -> None:
-    """BUG-UX90: the answer was "goals nan -> nan, which is the best"."""
+    """The answer was "goals nan -> nan, which is the best"."""
     assert wrong in TEXT
 
     with pytest.raises(InvalidInput, match=why):

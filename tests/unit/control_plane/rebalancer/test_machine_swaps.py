@@ -1,4 +1,4 @@
-"""RE3: an exchange of two machines is carried out, over restarts, or called off."""
+"""An exchange of two machines is carried out, over restarts, or called off."""
 
 import asyncio
 
@@ -14,6 +14,8 @@ from control_plane.api.settings import RebalanceMode, RebalanceSettings
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.solving import solve
 from control_plane.roles import ControlPlane
+
+pytestmark = pytest.mark.behaviour("RE3")
 
 OF = {"m1": "front", "m2": "front", "m3": "front", "m4": "back", "m5": "back", "m6": "back"}
 OTHER_TYPE = ("m3", "m4", "m5")
@@ -111,8 +113,9 @@ def test_an_exchange_is_called_off_while_the_region_is_unwell() -> None:
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP82")
 def test_an_exchange_ends_when_rebalancing_is_switched_off() -> None:
-    """BUG-CP82: its machines stayed drained, and no component ended that."""
+    """Its machines stayed drained, and no component ended that."""
 
     async def main() -> None:
         w = Exchanging()

@@ -1,4 +1,4 @@
-"""RE7: whatever becomes of the ReBalancer and of what it is told, the region goes on."""
+"""Whatever becomes of the ReBalancer and of what it is told, the region goes on."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from control_plane.api.rebalancing import MoveState, MoveView, PauseWish
 from control_plane.rebalancer.core.model import Effort, PlanStep, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.survey import Load
 from control_plane.roles import ControlPlane
+
+pytestmark = pytest.mark.behaviour("RE7")
 
 Solving = Callable[[RegionModel, Effort], Awaitable[SolverAnswer]]
 
@@ -64,9 +66,10 @@ async def invents(model: RegionModel, effort: Effort) -> SolverAnswer:
     )
 
 
+@pytest.mark.behaviour("RE7")
 @pytest.mark.parametrize("solving", [dies, hangs, invents])
 def test_jobs_are_placed_whatever_the_solver_does(solving: Solving) -> None:
-    """RE7: it dies, it never answers, or it answers with what is not there."""
+    """It dies, it never answers, or it answers with what is not there."""
 
     class Broken(Rebalanced):
         def control_plane(self) -> ControlPlane:
@@ -86,8 +89,9 @@ def test_jobs_are_placed_whatever_the_solver_does(solving: Solving) -> None:
     run(main())
 
 
+@pytest.mark.behaviour("RE7")
 def test_jobs_are_placed_while_the_rebalancer_is_dead() -> None:
-    """RE7: its loop ends with an error as often as it begins; no other loop notices."""
+    """Its loop ends with an error as often as it begins; no other loop notices."""
     begun: list[int] = []
 
     class Dead(Rebalanced):
@@ -120,9 +124,10 @@ LIES: dict[str, Load] = {
 }
 
 
+@pytest.mark.behaviour("RE7", "RE2")
 @pytest.mark.parametrize("lie", LIES)
 def test_loads_that_are_wrong_break_no_rule_and_move_no_task_twice(lie: str) -> None:
-    """RE7, RE2: half of the tasks are said to use what they cannot use."""
+    """Half of the tasks are said to use what they cannot use."""
 
     async def body(w: Rebalanced) -> None:
         planner = w.cp.rebalancer.planner
@@ -137,8 +142,9 @@ def test_loads_that_are_wrong_break_no_rule_and_move_no_task_twice(lie: str) -> 
     in_region(body)
 
 
+@pytest.mark.behaviour("RE5")
 def test_a_job_that_is_released_is_left_alone_until_it_is_at_rest() -> None:
-    """RE5: nothing is planned for it, though its machines are hot."""
+    """Nothing is planned for it, though its machines are hot."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
@@ -154,8 +160,9 @@ def test_a_job_that_is_released_is_left_alone_until_it_is_at_rest() -> None:
     in_region(body)
 
 
+@pytest.mark.behaviour("RE5", "RE7")
 def test_nothing_is_moved_while_many_machines_are_down() -> None:
-    """RE5, RE7: the brake of the region's losses holds the ReBalancer, and lets it go again."""
+    """The brake of the region's losses holds the ReBalancer, and lets it go again."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
@@ -193,8 +200,9 @@ def wish() -> PauseWish:
     return PauseWish(reason="to look first")
 
 
+@pytest.mark.behaviour("BUG-CP80")
 def test_a_pause_is_kept_although_a_move_ends_at_the_same_moment() -> None:
-    """BUG-CP80: each wrote the state that it had read before the other's write."""
+    """Each wrote the state that it had read before the other's write."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
@@ -217,8 +225,9 @@ def test_a_pause_is_kept_although_a_move_ends_at_the_same_moment() -> None:
     in_region(body)
 
 
+@pytest.mark.behaviour("BUG-CP81")
 def test_a_move_that_ended_while_the_process_was_away_is_recorded() -> None:
-    """BUG-CP81: its task did not rest, and the history did not have it."""
+    """Its task did not rest, and the history did not have it."""
 
     async def main() -> None:
         world = Rebalanced(every_s=2_000.0)

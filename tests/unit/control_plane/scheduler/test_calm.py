@@ -78,10 +78,11 @@ def test_an_idle_job_gets_a_full_round_at_intervals(rounds: list[str]) -> None:
     story()
 
 
+@pytest.mark.behaviour("FE7")
 def test_decision_and_summary_of_a_large_job_are_computed_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """FE7: its rounds and its pages let the loop stand still for 70 ms."""
+    """Its rounds and its pages let the loop stand still for 70 ms."""
     monkeypatch.setattr(runtime, "LARGE", 3)
     beside, real = Counter[str](), runtime.SteppedRuntime.offload
 

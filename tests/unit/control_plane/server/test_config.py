@@ -57,8 +57,8 @@ def test_a_short_silence_shortens_the_polls() -> None:
         config.with_down_after(config.Config(), "0")
 
 
+@pytest.mark.behaviour("BUG-AG17")
 def test_a_file_may_say_how_long_and_how_much_in_words(tmp_path: Path) -> None:
-    """BUG-AG17."""
     file = tmp_path / "cp.toml"
     file.write_text(
         'image_max_bytes = "2GiB"\nleaf_life_s = "8h"\n[scheduler]\ndown_after_s = "30s"'
@@ -73,7 +73,8 @@ def test_a_file_may_say_how_long_and_how_much_in_words(tmp_path: Path) -> None:
         config.load(file, {})
 
 
-def test_budgets_of_power_are_named_by_places(tmp_path: Path) -> None:  # AL22
+@pytest.mark.behaviour("AL22")
+def test_budgets_of_power_are_named_by_places(tmp_path: Path) -> None:
     file = tmp_path / "cp.toml"
     file.write_text(
         '[scheduler.power]\novercommit = 1.1\n[scheduler.power.budgets_w]\n"dc1/msb1" = 500000\n'
@@ -92,7 +93,8 @@ def stores(tmp_path: Path, *lines: str) -> config.Config:
     return config.load(file, {})
 
 
-def test_a_data_center_may_have_a_store_of_its_own(tmp_path: Path) -> None:  # RB9
+@pytest.mark.behaviour("RB9")
+def test_a_data_center_may_have_a_store_of_its_own(tmp_path: Path) -> None:
     assert config.load(None, {}).broker_stores == {}
     read = stores(tmp_path, f'dc1 = "{tmp_path}/dc1"', f'dc2 = "{tmp_path}/state/dc2"')
     assert read.broker_stores == {"dc1": f"{tmp_path}/dc1", "dc2": f"{tmp_path}/state/dc2"}

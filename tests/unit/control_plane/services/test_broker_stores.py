@@ -1,4 +1,4 @@
-"""A data center's store is used only where all its machines are sure to be found (RB9)."""
+"""A data center's store is used only where all its machines are sure to be found."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,8 @@ from control_plane.store import Operation, Put, Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import encode
 from wire.errors import ConfigError, NotFound
+
+pytestmark = pytest.mark.behaviour("RB9")
 
 
 class Stores:

@@ -1,9 +1,10 @@
-"""EL1, EL2, EL7, EL9: idle machines are lent by themselves, and are back within their promise."""
+"""Idle machines are lent by themselves, and are back within their promise."""
 
 import asyncio
 from itertools import pairwise
 from types import SimpleNamespace
 
+import pytest
 from msgspec.structs import replace
 from world import World, a_job, scenario
 
@@ -25,6 +26,8 @@ from control_plane.elastic.core.matching import OpenLoan
 from control_plane.elastic.lender import Lender, PoolNow
 from control_plane.store.records import PROMISES
 from wire.errors import Busy
+
+pytestmark = pytest.mark.behaviour("EL1", "EL2", "EL7", "EL9")
 
 APPLY = ElasticSettings(mode=ElasticMode.APPLY, every_s=30, free_idle_s=60)
 WHOLE = Limits(memory_max_bytes=800 << 20)
@@ -58,11 +61,12 @@ async def running(world: World, job: str) -> int:
     return (await world.cp.get_job(job)).healthy
 
 
+@pytest.mark.behaviour("EL1", "EL2", "EL6")
 @scenario(elastic=APPLY)
 async def test_free_machines_are_lent_and_come_back_when_an_owner_needs_them(
     world: World,
 ) -> None:
-    """EL1, EL2, EL6: the owner has its machines within the promise; the work is told before."""
+    """The owner has its machines within the promise; the work is told before."""
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(best_effort())
@@ -88,9 +92,10 @@ async def test_free_machines_are_lent_and_come_back_when_an_owner_needs_them(
     assert (signal.state, signal.machines) == (CapacityState.SHORT, 1)
 
 
+@pytest.mark.behaviour("EL4")
 @scenario(elastic=APPLY, give_back_after_s=100_000)
 async def test_an_entitlement_lends_what_it_keeps_idle_and_has_it_back_first(world: World) -> None:
-    """EL4: the loan names donor and borrower; a donor's own machine comes back to it."""
+    """The loan names donor and borrower; a donor's own machine comes back to it."""
     elastic = Elastic(promise=Promise.QUICK, lend_after_s=60)
     await world.set_up(quota=3, elastic=elastic)
     await world.cp.apply_job(a_job(3, limits=WHOLE))
@@ -115,6 +120,7 @@ async def running_one(world: World) -> bool:
     return await running(world, "crunch") == 1
 
 
+@pytest.mark.behaviour("EL9")
 @scenario(elastic=replace(APPLY, mode=ElasticMode.RECOMMEND))
 async def test_a_recommendation_lends_nothing(world: World) -> None:
     await world.set_up(quota=3)
@@ -159,9 +165,10 @@ async def test_a_loan_ends_at_its_time_and_another_one_follows(world: World) -> 
     assert report(world).promises[0].ended >= 1
 
 
+@pytest.mark.behaviour("EL2")
 @scenario(elastic=APPLY)
 async def test_a_machine_that_fails_makes_room_for_its_owner_elsewhere(world: World) -> None:
-    """EL2: the loss of machines calls loans back; the work of the owner runs again in time."""
+    """The loss of machines calls loans back; the work of the owner runs again in time."""
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(a_job(1, limits=WHOLE))
@@ -195,9 +202,10 @@ async def test_counts_and_loans_outlive_the_process(world: World) -> None:
         assert [v.machine for v in again.elastic.report().loans] == list(lent(world))
 
 
+@pytest.mark.behaviour("AS3", "AS6", "EL6", "EL11")
 @scenario(elastic=APPLY, give_back_after_s=60)
 async def test_the_report_has_machine_hours_by_entitlement_that_left_them(world: World) -> None:
-    """AS3, AS6, EL6, EL11: whole machines go to others; the job and the owner are named."""
+    """Whole machines go to others; the job and the owner are named."""
     await world.set_up(quota=3)
     policy = Autoscale(minimum=1, maximum=10, target=0.5, mode=AutoscaleMode.APPLY)
     limits = Limits(memory_max_bytes=800 << 20, cpu_max_cores=1.0)
@@ -226,11 +234,12 @@ async def test_the_report_has_machine_hours_by_entitlement_that_left_them(world:
     assert 3.8 <= front.freed_machine_hours - owner_before <= 4.2
 
 
+@pytest.mark.behaviour("BUG-CP76")
 @scenario(elastic=APPLY)
 async def test_free_machines_are_lent_for_no_longer_than_all_owners_were_promised(
     world: World,
 ) -> None:
-    """BUG-CP76: owners without a promise of their own got free machines after 15 minutes."""
+    """Owners without a promise of their own got free machines after 15 minutes."""
     await world.set_up(quota=2, elastic=Elastic(promise=Promise.SLOW))
     await world.cp.put_entitlement("back", EntitlementSpec(machines=1, host_profile="web"))
     await borrower(world)
@@ -239,9 +248,10 @@ async def test_free_machines_are_lent_for_no_longer_than_all_owners_were_promise
     assert {v.promise_s for v in report(world).loans} == {APPLY.promise.seconds}
 
 
+@pytest.mark.behaviour("BUG-CP77")
 @scenario(elastic=APPLY)
 async def test_a_store_that_is_slow_to_lend_does_not_delay_owners(world: World) -> None:
-    """BUG-CP77: no owner was looked at until all machines of a matching were lent."""
+    """No owner was looked at until all machines of a matching were lent."""
     await world.set_up(quota=3)
     await borrower(world)
     lender, loans = world.cp.elastic._lender, world.cp.elastic._parts.loans
@@ -262,9 +272,10 @@ async def test_a_store_that_is_slow_to_lend_does_not_delay_owners(world: World) 
     assert max(of_round) == 1
 
 
+@pytest.mark.behaviour("BUG-CP77")
 @scenario(elastic=APPLY)
 async def test_a_store_that_is_slow_to_call_back_does_not_use_up_the_promise(world: World) -> None:
-    """BUG-CP77: loans were called back one after the other, each after a write of the store."""
+    """Loans were called back one after the other, each after a write of the store."""
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(best_effort())
@@ -283,11 +294,13 @@ async def test_a_store_that_is_slow_to_call_back_does_not_use_up_the_promise(wor
     assert all(v.revoked_at for v in report(world).loans)
 
 
+@pytest.mark.behaviour("BUG-CP77")
+@pytest.mark.behaviour("BUG-CP78")
 @scenario(elastic=APPLY)
 async def test_a_store_that_is_slow_to_take_machines_back_does_not_use_up_the_promise(
     world: World,
 ) -> None:
-    """BUG-CP77: machines went back one after the other."""
+    """Machines went back one after the other."""
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(best_effort())
@@ -306,9 +319,10 @@ async def test_a_store_that_is_slow_to_take_machines_back_does_not_use_up_the_pr
     assert lent(world) == {}
 
 
+@pytest.mark.behaviour("BUG-CP89")
 @scenario(elastic=APPLY)
 async def test_counts_that_cannot_be_stored_do_not_stop_the_lender(world: World) -> None:
-    """BUG-CP89: its loop ended, and began again after up to a minute, each time."""
+    """Its loop ended, and began again after up to a minute, each time."""
     await world.set_up(quota=3)
     await borrower(world, borrow=1, loan_s=600)
     await world.cp.apply_job(best_effort(1))
@@ -335,7 +349,7 @@ async def test_counts_that_cannot_be_stored_do_not_stop_the_lender(world: World)
 
 @scenario(elastic=APPLY)
 async def test_a_deleted_entitlement_leaves_no_history_of_use(world: World) -> None:
-    """BUG-CP78: histories of deleted entitlements were kept, and counted as machines in use."""
+    """Histories of deleted entitlements were kept, and counted as machines in use."""
     await world.set_up(quota=3)
     await borrower(world)
     service = world.cp.elastic
@@ -345,8 +359,9 @@ async def test_a_deleted_entitlement_leaves_no_history_of_use(world: World) -> N
     assert "batch" not in service._ledger._history
 
 
+@pytest.mark.behaviour("BUG-CP79")
 def test_machines_that_return_count_for_owners_that_can_use_them_only(monkeypatch) -> None:
-    """BUG-CP79: loans of another type were called back, so an owner's own type was not."""
+    """Loans of another type were called back, so an owner's own type was not."""
     monkeypatch.setattr(survey, "usable_free", lambda *_: 0)
     runtime = SimpleNamespace(now=lambda: 100.0)
     settings = SimpleNamespace(elastic=ElasticSettings())

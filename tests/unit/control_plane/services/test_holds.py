@@ -1,4 +1,4 @@
-"""Two-phase commit at the brokers: all or nothing, whatever stops in between (AL12)."""
+"""Two-phase commit at the brokers: all or nothing, whatever stops in between."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +14,8 @@ from control_plane.broker.holds import Take
 from control_plane.store import Operation
 from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict, NotFound
+
+pytestmark = pytest.mark.behaviour("AL12")
 
 MACHINES = ("m1", "m2", "m3", "m4")
 TAKES = {name: Take("front", "web") for name in MACHINES}

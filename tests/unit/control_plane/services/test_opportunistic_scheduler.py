@@ -1,4 +1,4 @@
-"""EL8, AP10: best-effort work runs on loans, in turns by share, and again after a revocation."""
+"""Best-effort work runs on loans, in turns by share, and again after a revocation."""
 
 import asyncio
 from pathlib import Path
@@ -21,6 +21,8 @@ from control_plane.optimus.daemon import OptimusConfig, serve
 from control_plane.optimus.service import Optimus
 from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, Unprocessable
+
+pytestmark = pytest.mark.behaviour("EL8", "AP10")
 
 INDEX = Path(__file__).parents[4] / "vm_lab/elastic/index.toml"
 """Of `make demo-elastic`."""
@@ -163,9 +165,10 @@ async def test_the_queue_outlives_the_process_and_a_name_is_taken_once(world: Wo
         assert again.queue().work == []
 
 
+@pytest.mark.behaviour("BUG-UX96")
 @scenario(elastic=APPLY)
 async def test_a_job_that_only_has_the_name_of_work_is_left_alone(world: World) -> None:
-    """BUG-UX96: a restart of twine-optimus stopped the job of another entitlement."""
+    """A restart of twine-optimus stopped the job of another entitlement."""
     await lent_region(world)
     await world.cp.apply_job(a_job(1, name="index"))
     async with MemoryStore() as store:
@@ -181,9 +184,10 @@ async def test_a_job_that_only_has_the_name_of_work_is_left_alone(world: World) 
         assert (record.spec.entitlement, record.stopping) == ("front", False)
 
 
+@pytest.mark.behaviour("BUG-UX98")
 @scenario(elastic=APPLY)
 async def test_a_job_that_is_made_while_work_of_its_name_starts_is_left_alone(world: World) -> None:
-    """BUG-UX98: a job that was created between Optimus' check and its write was changed."""
+    """A job that was created between Optimus' check and its write was changed."""
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
@@ -202,9 +206,10 @@ async def test_a_job_that_is_made_while_work_of_its_name_starts_is_left_alone(wo
         assert (await world.cp.get_job("index")).record.spec.entitlement == "front"
 
 
+@pytest.mark.behaviour("BUG-UX96")
 @scenario(elastic=APPLY)
 async def test_a_job_that_took_the_name_of_running_work_is_left_alone(world: World) -> None:
-    """BUG-UX96: to cancel the work stopped the job of another entitlement."""
+    """To cancel the work stopped the job of another entitlement."""
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
@@ -253,15 +258,17 @@ async def cancelled_during(world: World, call: str) -> None:
         await world.until(lambda: is_gone(world, "index"), 300)
 
 
+@pytest.mark.behaviour("BUG-CP74")
 @scenario(elastic=APPLY)
 async def test_work_that_is_cancelled_during_a_round_does_not_come_back(world: World) -> None:
-    """BUG-CP74: the round wrote it again as running."""
+    """The round wrote it again as running."""
     await cancelled_during(world, "get_job")
 
 
+@pytest.mark.behaviour("BUG-CP74")
 @scenario(elastic=APPLY)
 async def test_work_that_is_cancelled_while_it_starts_leaves_no_job(world: World) -> None:
-    """BUG-CP74: its job ran on without a record, so it was never stopped."""
+    """Its job ran on without a record, so it was never stopped."""
     await cancelled_during(world, "apply_job")
 
 
@@ -272,9 +279,10 @@ async def is_gone(world: World, name: str) -> bool:
         return True
 
 
+@pytest.mark.behaviour("BUG-CP74")
 @scenario(elastic=APPLY)
 async def test_two_users_who_take_a_name_at_once_do_not_share_it(world: World) -> None:
-    """BUG-CP74: the second replaced the work of the first, and both were told that it waits."""
+    """The second replaced the work of the first, and both were told that it waits."""
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
         found = await asyncio.gather(
@@ -285,9 +293,10 @@ async def test_two_users_who_take_a_name_at_once_do_not_share_it(world: World) -
         assert [one.user for one in optimus.queue().work] == ["ann"]
 
 
+@pytest.mark.behaviour("BUG-CP75")
 @scenario(elastic=APPLY)
 async def test_work_that_may_not_run_delays_no_other_work(world: World) -> None:
-    """BUG-CP75: the error of the first ended each round, and no work behind it was started."""
+    """The error of the first ended each round, and no work behind it was started."""
     await lent_region(world)
     async with MemoryStore() as store:
         front = FrontEnd(world)
@@ -310,8 +319,9 @@ async def test_work_that_may_not_run_delays_no_other_work(world: World) -> None:
         ]
 
 
+@pytest.mark.behaviour("BUG-CP87")
 def test_a_long_queue_is_sorted_once_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """BUG-CP87: it was sorted for each piece that was chosen, which took seconds."""
+    """It was sorted for each piece that was chosen, which took seconds."""
     sorted_ = []
 
     def counted(*given):
@@ -335,9 +345,10 @@ async def test_an_entitlement_with_machines_of_its_own_is_refused(world: World) 
             await optimus.look()
 
 
+@pytest.mark.behaviour("BUG-UX119")
 @scenario(elastic=APPLY)
 async def test_a_job_file_of_another_entitlement_is_refused(world: World) -> None:
-    """BUG-UX119: the file's entitlement was ignored, and the work ran in that of the queue."""
+    """The file's entitlement was ignored, and the work ran in that of the queue."""
     optimus = await an_optimus(world, MemoryStore())
     other = QueuedWish(job=a_job(1, name="index", entitlement="front"))
     with pytest.raises(InvalidInput, match=r"job\.entitlement: 'front' is not 'batch'"):
@@ -378,8 +389,9 @@ def typed(socket: str, *words: str) -> Result:
     return CliRunner().invoke(main, ["work", *words, "--socket", socket])
 
 
+@pytest.mark.behaviour("EL8")
 async def test_a_job_file_is_handed_in_as_it_is_written(tmp_path: Path) -> None:
-    """EL8: through the socket; times and sizes with units, as `job apply` takes them."""
+    """Through the socket; times and sizes with units, as `job apply` takes them."""
     config = OptimusConfig(
         entitlement="batch",
         endpoint=f"unix:{tmp_path}/nobody",

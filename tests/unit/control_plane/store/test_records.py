@@ -33,8 +33,9 @@ def test_damage_is_said_and_not_guessed_around(data):
         decode(data, EntitlementRecord, "entitlements/web")
 
 
+@pytest.mark.behaviour("SH9")
 def test_the_largest_job_is_one_value_that_every_engine_takes():
-    """SH9: 15,000 tasks, each on a machine of its own and with two ports."""
+    """15,000 tasks, each on a machine of its own and with two ports."""
     names = [f"prn{n % 7}-{(n * 7919) % 1_000_000:07d}" for n in range(15_000)]
     record = AllocationRecord(
         schema=1,

@@ -32,8 +32,9 @@ def test_events_of_one_moment_happen_in_the_order_they_were_announced() -> None:
     assert timeline.now == 2.0
 
 
+@pytest.mark.behaviour("F-43")
 def test_a_stopped_process_does_nothing_while_the_world_goes_on() -> None:
-    """F-43: what was due meanwhile is late, and the clock says so."""
+    """What was due meanwhile is late, and the clock says so."""
     timeline, woken, world = Timeline(), list[float](), list[float]()
     loop = VirtualLoop(timeline)
     timeline.at(0.5, loop.freeze, 100.0)
