@@ -16,6 +16,7 @@ from control_plane.elastic.survey import TURN, OwnerOf, machine_share
 from control_plane.runtime.table import Table
 from control_plane.store import Store
 from control_plane.store.records import FREED, PROMISES, USE_HISTORIES
+from wire.errors import TwineError
 
 _T = TypeVar("_T", bound=Struct)
 SAMPLES = 1000
@@ -175,12 +176,16 @@ class ElasticLedger:
     async def save(self, now: float) -> None:
         """Write counts of ended loans at once, and histories every half hour."""
         if self._dirty:
-            self._dirty = False
-            await _write(self._promises, {f"{p:g}": c for p, c in self._counts.items()})
+            self._dirty = False  # a loan may end during the write
+            try:
+                await _write(self._promises, {f"{p:g}": c for p, c in self._counts.items()})
+            except TwineError:
+                self._dirty = True
+                raise
         if not 0 <= now - self._saved_at < _SAVE_S:
-            self._saved_at = now
             await _write(self._uses, self._history)
             await _write(self._freed, self._by_job)
+            self._saved_at = now
 
 
 async def _write(table: Table[_T], records: Mapping[str, _T]) -> None:

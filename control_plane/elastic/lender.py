@@ -123,7 +123,10 @@ class Lender:
         if self._runtime.now() - self._matched_at >= self._settings.every_s:
             self._matched_at = self._runtime.now()
             await self._match(loans)
-        await self._ledger.save(self._runtime.date())
+        try:
+            await self._ledger.save(self._runtime.date())
+        except TwineError as e:  # owners do not wait for a report
+            log.warning("counts of loans were not stored", extra={"reason": str(e)})
 
     def _pools(self) -> dict[str, EntitlementSpec]:
         records = self._parts.entitlements.records()

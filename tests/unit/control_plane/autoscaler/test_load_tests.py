@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from virtual_time import run
 
 from control_plane.api.jobs import (
     Endpoint,
@@ -173,6 +175,32 @@ async def test_of_two_tests_that_begin_at_once_one_is_refused() -> None:
     )
     assert [type(one) for one in found] == [LoadTest, Conflict]
     await tester.close()
+
+
+@pytest.mark.behaviour("BUG-CP86")
+def test_weights_end_within_two_minutes_of_the_process() -> None:
+    """They lasted for twice the step, ten minutes and more with a long one."""
+
+    async def main() -> None:
+        model, loop = ModelService(), asyncio.get_running_loop()
+        put = model.put_weights
+        ends = list[tuple[float, float]]()
+
+        async def noted(job: str, weights: EndpointWeights) -> Endpoints:
+            if weights.weights:
+                ends.append((loop.time(), loop.time() + weights.for_s))
+            return await put(job, weights)
+
+        model.put_weights = noted  # type: ignore[method-assign]
+        tester = LoadTester(Runtime(), model, model)  # type: ignore[arg-type]
+        await tester.begin("web", LoadTestWish(**_fields(step_s=600.0)))
+        await asyncio.sleep(1500)
+        await tester.close()
+        assert max(end - at for at, end in ends) <= 120.0
+        assert all(after[0] < before[1] for before, after in pairwise(ends)), "no gap"
+        assert ends[-1][0] > 1400.0
+
+    run(main())
 
 
 def test_weights_are_what_proxies_take() -> None:

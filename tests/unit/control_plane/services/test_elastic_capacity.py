@@ -1,6 +1,7 @@
 """Idle machines are lent by themselves, and are back within their promise."""
 
 import asyncio
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,8 @@ from control_plane.api.jobs import JobSpec
 from control_plane.elastic import survey
 from control_plane.elastic.core.matching import OpenLoan
 from control_plane.elastic.lender import Lender, PoolNow
+from control_plane.store.records import PROMISES
+from wire.errors import Busy
 
 pytestmark = pytest.mark.behaviour("EL1", "EL2", "EL7", "EL9")
 
@@ -291,7 +294,59 @@ async def test_a_store_that_is_slow_to_call_back_does_not_use_up_the_promise(wor
     assert all(v.revoked_at for v in report(world).loans)
 
 
+@pytest.mark.behaviour("BUG-CP77")
 @pytest.mark.behaviour("BUG-CP78")
+@scenario(elastic=APPLY)
+async def test_a_store_that_is_slow_to_take_machines_back_does_not_use_up_the_promise(
+    world: World,
+) -> None:
+    """Machines went back one after the other."""
+    await world.set_up(quota=3)
+    await borrower(world)
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 3, 600)
+    loans = world.cp.elastic._parts.loans
+    give_back = loans.give_back
+
+    async def slowly(*given, **named):
+        await asyncio.sleep(100)
+        return await give_back(*given, **named)
+
+    loans.give_back = slowly
+    await world.cp.apply_job(a_job(3, limits=WHOLE))
+    await world.until(lambda: len(lent(world)) < 3, 600)
+    await asyncio.sleep(1)
+    assert lent(world) == {}
+
+
+@pytest.mark.behaviour("BUG-CP89")
+@scenario(elastic=APPLY)
+async def test_counts_that_cannot_be_stored_do_not_stop_the_lender(world: World) -> None:
+    """Its loop ended, and began again after up to a minute, each time."""
+    await world.set_up(quota=3)
+    await borrower(world, borrow=1, loan_s=600)
+    await world.cp.apply_job(best_effort(1))
+    await world.until(lambda: lent(world), 600)
+    lender, txn = world.cp.elastic._lender, world.store.txn
+    refused, rounds, look = [], [], lender._survey
+
+    async def refusing(compare, operations):
+        if any(operation.key.startswith(PROMISES) for operation in operations):
+            refused.append(world.runtime.now())
+            raise Busy("the disk is full")
+        return await txn(compare, operations)
+
+    async def counted(*given):
+        rounds.append(world.runtime.now())
+        return await look(*given)
+
+    world.store.txn, lender._survey = refusing, counted
+    await world.until(lambda: len(refused) >= 20, 5_000)
+    assert max(after - before for before, after in pairwise(rounds)) <= 2 * APPLY.look_s
+    world.store.txn = txn
+    await world.until(lambda: world.cp.elastic._ledger._promises.names(), 60)
+
+
 @scenario(elastic=APPLY)
 async def test_a_deleted_entitlement_leaves_no_history_of_use(world: World) -> None:
     """Histories of deleted entitlements were kept, and counted as machines in use."""

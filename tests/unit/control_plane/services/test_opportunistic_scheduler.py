@@ -15,6 +15,7 @@ from control_plane.api.elastic import Elastic, ElasticMode, ElasticSettings
 from control_plane.api.jobs import JobSpec
 from control_plane.api.opportunistic import QueuedState, QueuedWish, QueuedWork, WorkQueue
 from control_plane.cli import main
+from control_plane.optimus.core import choosing
 from control_plane.optimus.core.choosing import chosen, in_order, job_of
 from control_plane.optimus.daemon import OptimusConfig, serve
 from control_plane.optimus.service import Optimus
@@ -316,6 +317,23 @@ async def test_work_that_may_not_run_delays_no_other_work(world: World) -> None:
         assert [one.reason for one in optimus.queue().work if one.name == "bad"] == [
             "optimus is not a host admin"
         ]
+
+
+@pytest.mark.behaviour("BUG-CP87")
+def test_a_long_queue_is_sorted_once_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was sorted for each piece that was chosen, which took seconds."""
+    sorted_ = []
+
+    def counted(*given):
+        sorted_.append(given)
+        return in_order(*given)
+
+    monkeypatch.setattr(choosing, "in_order", counted)
+    queue = [work(f"w{i:03}", f"user{i % 3}") for i in range(300)]
+    start, stop = chosen(queue, {"user1": 200}, 100, 0.0)
+    assert (len(start), stop, len(sorted_)) == (100, [], 1)
+    users = [one.user for one in queue if one.name in start]
+    assert [users.count(f"user{i}") for i in range(3)] == [25, 50, 25]
 
 
 @scenario(elastic=APPLY)
