@@ -266,6 +266,10 @@ def test_a_value_that_is_refused_is_named(host: Host, unit: str) -> None:
         host.systemd.start_transient(unit, a_service(RootDirectory="not/absolute"))
     with pytest.raises(SystemdError, match=unit):
         host.systemd.start_transient(unit, {"Type": "exec"})
+    with pytest.raises(SystemdError, match=unit):  # BUG-AG48
+        host.systemd.start_transient(unit, a_service(ExecSearchPath=["/usr//bin"]))
+    with pytest.raises(SystemdError, match=unit):  # BUG-AG50
+        host.systemd.start_transient(unit, a_service(Environment=["A=1", "A=2"]))
 
     assert host.systemd.find(unit) is None
 

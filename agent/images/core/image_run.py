@@ -51,7 +51,8 @@ def folders_of(path: str) -> list[str]:
     """Return the folders of a PATH, each once; those of `USUAL_PATH` for an empty one.
 
     systemd refuses a unit with a relative folder, a folder that is not normalized (`//`, `/./`,
-    `/../`), or one that is too long (`path_is_normalized`, src/basic/path-util.c).
+    `/../`), or one that is too long (`path_is_normalized`, src/basic/path-util.c). Folders with
+    control characters are left out (`machine/unit_properties.py`).
     """
     given = (folder for folder in (path or USUAL_PATH).split(":") if folder.startswith("/"))
     folders = ("/" + posixpath.normpath(folder).lstrip("/") for folder in given)
@@ -60,4 +61,5 @@ def folders_of(path: str) -> list[str]:
 
 def _is_possible(folder: str) -> bool:
     data = folder.encode()
-    return len(data) < PATH_MAX and all(len(name) <= NAME_MAX for name in data.split(b"/"))
+    fits = len(data) < PATH_MAX and all(len(name) <= NAME_MAX for name in data.split(b"/"))
+    return fits and folder.isprintable()

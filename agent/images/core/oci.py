@@ -315,8 +315,10 @@ def _run_config(run: _Run, digest: str) -> OciConfig:
 
 
 def _folder(path: str, digest: str) -> str:
-    if "\0" in path:
-        raise Unprocessable(f"image {digest} has the working directory {path!r}: it has a NUL")
+    if not path.isprintable():
+        raise Unprocessable(
+            f"image {digest} has the working directory {path!r}: its name is not printable"
+        )
     if path and (not path.startswith("/") or ".." in path.split("/")):
         raise Unprocessable(f"image {digest} has the working directory {path!r}: not absolute")
     return path

@@ -368,14 +368,16 @@ async def test_an_image_with_a_file_as_working_directory_is_refused(
     assert nothing_staged(host)
 
 
-@pytest.mark.behaviour("BUG-AG47")
-async def test_an_image_whose_working_directory_has_a_nul_is_refused(
-    host: FakeHost, registry: Registry
+@pytest.mark.parametrize("folder", ["/srv/\0app", "/srv\nExecStopPost=+/bin/sh"])
+async def test_an_image_whose_working_directory_is_not_printable_is_refused(
+    host: FakeHost, registry: Registry, folder: str
 ) -> None:
-    """No file can have that name, and the agent answered with an internal error."""
-    an_image(host, registry, BASE, config={"Cmd": ["serve"], "WorkingDir": "/srv/\0app"})
+    """BUG-AG47 BUG-AG49: no file can have a NUL in its name, and the agent answered with an
+    internal error. A newline ended the line in the unit's file.
+    """
+    an_image(host, registry, BASE, config={"Cmd": ["serve"], "WorkingDir": folder})
     async with host.agent() as client:
-        with pytest.raises(Unprocessable, match=r"working directory '/srv/\\x00app': it has a NUL"):
+        with pytest.raises(Unprocessable, match=r"working directory .*: its name is not printable"):
             await client.fetch_oci_image(PLACE)
     assert nothing_staged(host)
 
@@ -410,6 +412,7 @@ async def test_a_fetch_on_a_disk_that_takes_no_writes_is_reported(
         ("", USUAL_PATH.split(":")),
         ("/opt/app//bin:/opt/./jre/../jdk/bin/:/bin/..", ["/opt/app/bin", "/opt/jdk/bin", "/"]),
         ("//bin:/bin::bin:./bin:/sbin", ["/bin", "/sbin"]),
+        ("/bin:/sbin\nExecStopPost=+/bin/sh:/usr/bin", ["/bin", "/usr/bin"]),
         (f"/{'a' * 256}:/{'b/' * 2048}:/bin", ["/bin"]),
     ],
 )

@@ -73,6 +73,15 @@ def test_a_removed_property_is_lifted_from_a_running_unit() -> None:
     assert live_properties(a_spec(), None) == limit_properties(a_spec())
 
 
+@pytest.mark.parametrize("cores", [0.01, 0.6666667, 1 / 3, 1.5, 2.00001, 63.999999])
+def test_a_cpu_limit_is_rounded_as_systemd_rounds_it(cores: float) -> None:
+    """BUG-AG53: systemd sets whole microseconds for each second, then for each period."""
+    spec = a_spec(limits=Limits(cpu_max_cores=cores))
+    quota_usec = limit_properties(spec)["CPUQuotaPerSecUSec"]
+    assert isinstance(quota_usec, int)
+    assert kernel_values(spec)["cpu.max"] == f"{quota_usec * 100_000 // 1_000_000} 100000"
+
+
 def test_limits_count_once_the_kernel_says_so() -> None:
     spec = a_spec(limits=Limits(memory_max_bytes=16 * MIB + 5, cpu_max_cores=1.5))
     right = kernel_values(spec)

@@ -344,6 +344,57 @@ async def test_a_client_without_flow_control_gets_everything_within_bounds() -> 
     assert await inflow.get() == b"more"
 
 
+@pytest.mark.parametrize("frame", [b"", None])
+async def test_frames_without_data_are_bounded(frame: bytes | None) -> None:
+    """BUG-AG51: they were held without limit while a command did not read its input."""
+    inflow = Inflow()
+    await inflow.put(bytes(2 * WINDOW_BYTES - 1))
+    await inflow.put(frame)
+    late = asyncio.ensure_future(inflow.put(frame))
+    await asyncio.wait({late}, timeout=0.01)
+    assert not late.done()
+    assert len(await inflow.get() or b"") == 2 * WINDOW_BYTES - 1
+    await late
+
+
+@pytest.mark.parametrize("refused", ["in", "out", "err"])
+async def test_pipes_that_cannot_all_be_opened_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """BUG-AG52: those that were open stayed so, and the client got no reason."""
+    before, real = set(os.listdir("/proc/self/fd")), os.open
+
+    def opened(path: Path, flags: int, *args: Any) -> int:
+        if flags & os.O_WRONLY and path.name == refused:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, flags, *args)
+
+    with monkeypatch.context() as short:
+        short.setattr(os, "open", opened)
+        with pytest.raises(HostError, match="cannot be made: Too many open files"):
+            Streams.pipes(tmp_path / "one")
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert not (tmp_path / "one").exists()
+
+
+async def test_a_terminal_that_cannot_be_opened_is_explained(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUG-AG52: the session broke off without a reason."""
+
+    def refuse() -> tuple[int, int]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        monkeypatch.setattr(os, "openpty", refuse)
+        async with client.exec_task("web", ["/bin/sh"], tty=True) as duplex:
+            _, _, end = await _end(duplex)
+    assert end.problem is not None
+    assert "a terminal cannot be opened: No space left on device" in end.problem.detail
+
+
 async def test_input_that_ends_before_the_command_opens_it_does_not_block(
     tmp_path: Path,
 ) -> None:
@@ -360,8 +411,12 @@ async def test_input_that_ends_before_the_command_opens_it_does_not_block(
 
 
 async def test_a_terminal_has_the_size_that_was_asked_for(host: FakeHost) -> None:
+    """BUG-AG50: systemd refuses a unit that sets a variable twice."""
+
     def size(argv: list[str], properties: Mapping[str, Property]) -> Ended:
-        assert "TERM=xterm" in properties["Environment"]  # type: ignore[operator]
+        environment = properties["Environment"]
+        assert isinstance(environment, list)
+        assert [pair for pair in environment if pair.startswith("TERM=")] == ["TERM=xterm"]
         with Path(str(properties["TTYPath"])).open("w") as terminal:
             columns, rows = os.get_terminal_size(terminal.fileno())
             terminal.write(f"{rows}x{columns}")
@@ -369,7 +424,7 @@ async def test_a_terminal_has_the_size_that_was_asked_for(host: FakeHost) -> Non
 
     host.fake.systemd.programs["/bin/size"] = size
     async with host.agent() as client:
-        await client.put_task("web", a_spec())
+        await client.put_task("web", a_spec(environment={"TERM": "dumb"}))
         await running(client, "web")
         session = client.exec_task("web", ["/bin/size"], tty=True, rows=31, columns=97)
         async with session as duplex:
