@@ -257,6 +257,7 @@ def test_what_is_not_there_can_be_stopped_killed_and_reset(host: Host, unit: str
     assert host.systemd.find(unit) is None
 
 
+@pytest.mark.behaviour("BUG-AG48", "BUG-AG50")
 def test_a_value_that_is_refused_is_named(host: Host, unit: str) -> None:
     with pytest.raises(
         SystemdError, match=f"cannot start {unit} with CPUWeight=20000: .*CPUWeight"

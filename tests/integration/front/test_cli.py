@@ -109,8 +109,9 @@ def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:
     assert ctl("job", "status", "web").exit_code == 3
 
 
+@pytest.mark.behaviour("BUG-UX127")
 def test_a_pause_is_shown_while_nothing_waits_for_it(ctl: Ctl, jobfile: Path) -> None:
-    """BUG-UX127: `job pause`, `job status` and `job list` did not show that a job is paused."""
+    """`job pause`, `job status` and `job list` did not show that a job is paused."""
     an_entitlement(ctl)
     assert ctl("job", "apply", str(jobfile), "--wait").exit_code == 0
     line = "job web: stable, 2/2 healthy, 2 on version 1, updates are paused"
@@ -119,7 +120,7 @@ def test_a_pause_is_shown_while_nothing_waits_for_it(ctl: Ctl, jobfile: Path) ->
     assert ctl("job", "list").stdout.splitlines()[1].split()[:3] == ["web", "stable,", "paused"]
 
 
-def test_what_was_done_to_tasks_is_told(ctl: Ctl, jobfile: Path) -> None:
+def test_operations_on_tasks_are_reported(ctl: Ctl, jobfile: Path) -> None:
     an_entitlement(ctl)
     assert ctl("job", "apply", str(jobfile), "--wait").exit_code == 0
     head, row = ctl("job", "events", "web").stdout.splitlines()
@@ -233,10 +234,11 @@ def test_waiting_sees_the_job_get_there(ctl: Ctl, region: Region, jobfile: Path)
     assert result.stderr.splitlines()[0].startswith("job web: progressing, 0/2 healthy")
 
 
+@pytest.mark.behaviour("BUG-UX128")
 def test_watching_shows_each_change_until_the_job_is_gone(
     ctl: Ctl, region: Region, jobfile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-UX128: the table of `--watch` had the image without its names."""
+    """The table of `--watch` had the image without its names."""
     an_entitlement(ctl)
     ctl("job", "apply", str(jobfile))
 

@@ -44,8 +44,9 @@ def test_a_host_is_known_by_its_files(tmp_path: Path) -> None:
     assert loaders.find(old.host()).name == "none", "this menu does not read custom.cfg"
 
 
+@pytest.mark.behaviour("BUG-SK48")
 def test_the_newest_entry_counts_where_the_running_kernel_has_none(fake: FakeHost) -> None:
-    """BUG-SK48: as text 6.9 comes after 6.10."""
+    """As text 6.9 comes after 6.10."""
     fake.with_systemd_boot()
     fake.drop("/boot/efi/loader/entries/debian.conf")
     for version in ("6.9.12-1", "6.10.3-2", "6.10.3-10", "6.2.0-rc1"):

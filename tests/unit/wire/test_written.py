@@ -119,7 +119,7 @@ def test_numbers_in_words_are_for_files_and_not_for_the_wire() -> None:
 
 @pytest.mark.behaviour("BUG-UX126")
 def test_the_files_of_the_services_next_to_the_control_plane_take_durations(tmp_path: Path) -> None:
-    """BUG-UX126: the error about a number asked for a duration, which was refused, too."""
+    """The error about a number asked for a duration, which was refused, too."""
     sizes, work = tmp_path / "autoscaler.toml", tmp_path / "optimus.toml"
     sizes.write_text('every_s = "30s"')
     work.write_text('entitlement = "batch"\nevery_s = "30s"')

@@ -368,11 +368,12 @@ async def test_an_image_with_a_file_as_working_directory_is_refused(
     assert nothing_staged(host)
 
 
+@pytest.mark.behaviour("BUG-AG47", "BUG-AG49")
 @pytest.mark.parametrize("folder", ["/srv/\0app", "/srv\nExecStopPost=+/bin/sh"])
 async def test_an_image_whose_working_directory_is_not_printable_is_refused(
     host: FakeHost, registry: Registry, folder: str
 ) -> None:
-    """BUG-AG47 BUG-AG49: no file can have a NUL in its name, and the agent answered with an
+    """No file can have a NUL in its name, and the agent answered with an
     internal error. A newline ended the line in the unit's file.
     """
     an_image(host, registry, BASE, config={"Cmd": ["serve"], "WorkingDir": folder})

@@ -108,10 +108,11 @@ def test_what_does_not_fit_is_refused_with_name_and_value(name: str, value: obje
     assert str(refused.value).startswith(f"cannot set {name} to {value!r}: ")
 
 
+@pytest.mark.behaviour("BUG-AG49")
 @pytest.mark.parametrize("text", ["/srv\nExecStopPost=+/bin/sh", "/srv\r", "/\x1b[0m", "/a\x7f"])
 @pytest.mark.parametrize("name", ["WorkingDirectory", "ExecSearchPath", "BindPaths", "DeviceAllow"])
 def test_no_text_can_begin_another_line_of_the_units_file(name: str, text: str) -> None:
-    """BUG-AG49: systemd reads the file of a unit again at a `daemon-reload`. A property after a
+    """systemd reads the file of a unit again at a `daemon-reload`. A property after a
     newline, such as a command that runs as root on the host, was then in force.
     """
     with pytest.raises(InvalidInput, match="a control character is not allowed"):

@@ -73,9 +73,10 @@ def test_a_removed_property_is_lifted_from_a_running_unit() -> None:
     assert live_properties(a_spec(), None) == limit_properties(a_spec())
 
 
+@pytest.mark.behaviour("BUG-AG53")
 @pytest.mark.parametrize("cores", [0.01, 0.6666667, 1 / 3, 1.5, 2.00001, 63.999999])
 def test_a_cpu_limit_is_rounded_as_systemd_rounds_it(cores: float) -> None:
-    """BUG-AG53: systemd sets whole microseconds for each second, then for each period."""
+    """systemd sets whole microseconds for each second, then for each period."""
     spec = a_spec(limits=Limits(cpu_max_cores=cores))
     quota_usec = limit_properties(spec)["CPUQuotaPerSecUSec"]
     assert isinstance(quota_usec, int)

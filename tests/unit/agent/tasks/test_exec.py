@@ -344,9 +344,10 @@ async def test_a_client_without_flow_control_gets_everything_within_bounds() -> 
     assert await inflow.get() == b"more"
 
 
+@pytest.mark.behaviour("BUG-AG51")
 @pytest.mark.parametrize("frame", [b"", None])
 async def test_frames_without_data_are_bounded(frame: bytes | None) -> None:
-    """BUG-AG51: they were held without limit while a command did not read its input."""
+    """They were held without limit while a command did not read its input."""
     inflow = Inflow()
     await inflow.put(bytes(2 * WINDOW_BYTES - 1))
     await inflow.put(frame)
@@ -357,11 +358,12 @@ async def test_frames_without_data_are_bounded(frame: bytes | None) -> None:
     await late
 
 
+@pytest.mark.behaviour("BUG-AG52")
 @pytest.mark.parametrize("refused", ["in", "out", "err"])
 async def test_pipes_that_cannot_all_be_opened_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    """BUG-AG52: those that were open stayed so, and the client got no reason."""
+    """Those that were open stayed so, and the client got no reason."""
     before, real = set(os.listdir("/proc/self/fd")), os.open
 
     def opened(path: Path, flags: int, *args: Any) -> int:
@@ -377,10 +379,11 @@ async def test_pipes_that_cannot_all_be_opened_leave_nothing(
     assert not (tmp_path / "one").exists()
 
 
+@pytest.mark.behaviour("BUG-AG52")
 async def test_a_terminal_that_cannot_be_opened_is_explained(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-AG52: the session broke off without a reason."""
+    """The session broke off without a reason."""
 
     def refuse() -> tuple[int, int]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -410,8 +413,9 @@ async def test_input_that_ends_before_the_command_opens_it_does_not_block(
     streams.close()
 
 
+@pytest.mark.behaviour("BUG-AG50")
 async def test_a_terminal_has_the_size_that_was_asked_for(host: FakeHost) -> None:
-    """BUG-AG50: systemd refuses a unit that sets a variable twice."""
+    """systemd refuses a unit that sets a variable twice."""
 
     def size(argv: list[str], properties: Mapping[str, Property]) -> Ended:
         environment = properties["Environment"]
