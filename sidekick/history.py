@@ -83,7 +83,7 @@ def read(state: StateFolder) -> list[Entry]:
     except OSError as e:
         raise HostError(f"cannot read {path}: {e.strerror}") from e
     for line in lines:
-        with contextlib.suppress(msgspec.MsgspecError):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
             entries.append(msgspec.json.decode(line, type=Entry))
     return entries[-KEPT:]
 

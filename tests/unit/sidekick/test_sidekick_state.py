@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fake_host import FakeHost
 
+from sidekick import history
 from sidekick.disk import Disk
 from sidekick.journal import Began, Undoing, Undone, Wrote
 from sidekick.record import Record, Target
@@ -90,6 +91,31 @@ def test_a_record_that_is_no_record_says_what_to_do(state: StateFolder) -> None:
     with pytest.raises(HostError) as caught:
         state.load()
     assert "move it to another folder" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("state.json", b'{"boot_id": "\xff"}'),
+        ("status.json", b'{"detail": "\xff"}'),
+        ("journal.jsonl", b'{"type": "undoing", "reason": "\xff"}\n'),
+        ("history.jsonl", b'{"command": "\xff"}\n'),
+    ],
+)
+def test_bytes_inside_a_text_that_are_no_text_are_a_damaged_file(
+    state: StateFolder, name: str, data: bytes
+) -> None:
+    """BUG-SK49: the decoder raises another error for them, and every command got a traceback."""
+    state.save(Record())
+    (state.folder / name).write_bytes(data)
+    assert state.unfinished() is None
+    assert state.read_status() is None
+    assert history.read(state) == []
+    if name == "state.json":
+        with pytest.raises(HostError, match=r"cannot read .*state\.json"):
+            state.load()
+    else:
+        assert state.load() == Record()
 
 
 def test_a_file_is_on_the_disk_before_its_name_and_that_before_the_next_step(

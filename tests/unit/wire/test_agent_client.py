@@ -68,6 +68,23 @@ async def test_an_answer_without_end_is_left_off_with_a_clear_word(
     assert sent < 16 << 20
 
 
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize(
+    "data", [b'{"tasks": "\xff"}', b'{"code": "\xff"}', b'{"x":' + b"[" * 9999]
+)
+async def test_an_answer_that_cannot_be_decoded_is_an_error_of_its_server(
+    tmp_path: Path, status: int, data: bytes
+) -> None:
+    """BUG-AG54: the decoder raises other errors for such bytes, which no caller expects."""
+
+    async def odd(_: web.Request) -> web.Response:
+        return web.Response(body=data, status=status, content_type="application/json")
+
+    async with _server(tmp_path / "s", odd) as endpoint, AgentClient(endpoint) as client:
+        with pytest.raises(ProtocolError, match="list_tasks"):
+            await client.list_tasks()
+
+
 async def test_a_small_answer_that_unpacks_to_a_large_one_is_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
