@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import Name
+from agent.api.ranges import END
 from control_plane.api.people import Principal
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from wire.errors import ConfigError, FieldError, InvalidInput
@@ -29,12 +30,14 @@ _SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
 Folder = Annotated[str, Meta(pattern=r"^[^\x00]+$", description="the name of a folder")]
 EtcdUrl = Annotated[
     str,
-    Meta(pattern=r"^https?://[^/]+:\d+$", description="a client URL such as https://etcd1:2379"),
+    Meta(
+        pattern=r"^https?://[^/]+:\d+" + END, description="a client URL such as https://etcd1:2379"
+    ),
 ]
 EtcdPrefix = Annotated[
     str,
     Meta(
-        pattern=r"^[!-~]+$",
+        pattern=r"^[!-~]+" + END,
         max_length=200,
         description="1 to 200 printable ASCII characters without blanks",
     ),

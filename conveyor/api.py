@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import Argument, DigestStr, EnvName, Name
+from agent.api.ranges import END
 from control_plane.api.policy import JobName
 
 DAY_S = 86_400
@@ -20,7 +21,9 @@ Span = Annotated[float, Meta(ge=0, le=STAGE_MAX_S)]
 Interval = Annotated[float, Meta(ge=1, le=3600)]
 Url = Annotated[
     str,
-    Meta(pattern=r"^https?://[^\s]+$", max_length=2048, description="an http:// or https:// URL"),
+    Meta(
+        pattern=r"^https?://[^\s]+" + END, max_length=2048, description="an http:// or https:// URL"
+    ),
 ]
 Who = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -86,9 +89,9 @@ class CompareGate(_FilePart, frozen=True, kw_only=True):
 
     promql: Annotated[str, Meta(min_length=1, max_length=4096)]
     """Sent twice: `$tasks` is replaced by the new tasks, then by the stable ones."""
-    better: Annotated[str, Meta(pattern="^(lower|higher)$", description="`lower` or `higher`")] = (
-        "lower"
-    )
+    better: Annotated[
+        str, Meta(pattern="^(lower|higher)" + END, description="`lower` or `higher`")
+    ] = "lower"
     """Which direction is good."""
     tolerance: Annotated[float, Meta(ge=0, le=10)] = 0.1
     """The new median may be worse by this share of the stable one."""
@@ -248,7 +251,7 @@ class StartRequest(_FilePart, frozen=True, kw_only=True):
     image: Annotated[
         str,
         Meta(
-            pattern=r"^(sha256:[0-9a-f]{64}|[0-9][0-9A-Za-z.+~-]{0,63})$",
+            pattern=r"^(sha256:[0-9a-f]{64}|[0-9][0-9A-Za-z.+~-]{0,63})" + END,
             description="a digest (`sha256:…`), or a release of a package (`0.2.0`) for fleets",
         ),
     ]

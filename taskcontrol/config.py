@@ -27,7 +27,9 @@ from wire.written import WRITTEN, plain
 log = logging.getLogger(__name__)
 Process = Callable[[TaskControlRequest], Awaitable[TaskControlResponse]]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Url = Annotated[str, Meta(pattern=r"^https?://[^\s]+$", description="an http:// or https:// URL")]
+Url = Annotated[
+    str, Meta(pattern=r"^https?://[^\s]+$(?!\n)", description="an http:// or https:// URL")
+]
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+)):(\d{1,5})")
 
 

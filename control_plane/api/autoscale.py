@@ -11,19 +11,21 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from agent.api.ranges import END
 from wire.errors import FieldError
 
 LARGEST = 15_000
 """Tasks of the largest job (§6.1 of the paper)."""
 Tasks = Annotated[int, Meta(ge=0, le=LARGEST)]
 TimeOfDay = Annotated[
-    str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", description='a time of day, as "07:30"')
+    str,
+    Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]" + END, description='a time of day, as "07:30"'),
 ]
 
 Date = Annotated[
     str,
     Meta(
-        pattern=r"^(\d{4}-)?(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$",
+        pattern=r"^(\d{4}-)?(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])" + END,
         description='a day of each year, as "12-24", or of one, as "2026-11-27"',
     ),
 ]

@@ -34,6 +34,7 @@ from agent.api import (
     Umask,
     VolumeMap,
 )
+from agent.api.ranges import END
 from control_plane.api.autoscale import Autoscale, AutoscaleMode
 from control_plane.api.intents import INSTEAD_OF_OVERRIDES, StoredIntent
 from control_plane.api.job_life import JobLife
@@ -64,7 +65,8 @@ class ControllerRef(_Written, frozen=True, kw_only=True):
     url: Annotated[
         str,
         Meta(
-            pattern=r"^https://(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\])(?::[0-9]{1,5})?$",
+            pattern=r"^https://(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\])(?::[0-9]{1,5})?"
+            + END,
             description="https://HOST:PORT, without a path",
         ),
     ]

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import ID_PATTERN
+from agent.api.ranges import END
 
 Value = Annotated[str, Meta(min_length=1, max_length=255)]
 """A bin: `skylake`, `msb3`, or a place as a path that begins at any level: `dc1/msb3`."""
@@ -36,7 +37,7 @@ MAX_LABELS = 32
 LabelName = Annotated[
     str,
     Meta(
-        pattern=f"^{LABEL_NAME}$",
+        pattern=f"^{LABEL_NAME}" + END,
         max_length=63,
         description=(
             "1 to 63 of a-z, 0-9, `-`, `_` and `.`, with a letter or digit at the start and end"
@@ -46,7 +47,7 @@ LabelName = Annotated[
 LabelValue = Annotated[
     str,
     Meta(
-        pattern=f"^{LABEL_VALUE}$",
+        pattern=f"^{LABEL_VALUE}" + END,
         max_length=63,
         description=(
             "1 to 63 of A-Z, a-z, 0-9, `-._:+`, with a letter or digit at the start and end"

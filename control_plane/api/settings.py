@@ -9,13 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import Name
+from agent.api.ranges import END
 from control_plane.api.elastic import ElasticSettings
 
 Positive = Annotated[float, Meta(gt=0)]
 PlacePath = Annotated[
     str,
     Meta(
-        pattern=r"^[^/\s]+(/[^/\s]+){0,3}$",
+        pattern=r"^[^/\s]+(/[^/\s]+){0,3}" + END,
         max_length=255,
         description="a data center, or a path below one: `dc1/msb2/row1/rack3`",
     ),
@@ -24,7 +25,7 @@ PlacePath = Annotated[
 ShardNumber = Annotated[
     str,
     Meta(
-        pattern=r"^([1-9]|[1-5][0-9]|6[0-3])$",
+        pattern=r"^([1-9]|[1-5][0-9]|6[0-3])" + END,
         description="a shard from 1 to 63; shard 0 has what no other shard has, so it is global",
     ),
 ]

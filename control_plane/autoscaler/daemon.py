@@ -14,6 +14,7 @@ import click
 import msgspec
 from msgspec import Meta
 
+from agent.api.ranges import END
 from control_plane.api.autoscale import LoadSignal
 from control_plane.autoscaler.load_tester import LoadTester
 from control_plane.autoscaler.prometheus import PrometheusSource
@@ -50,9 +51,9 @@ class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Folder of its store. A second process with the same folder stands by."""
     socket: str = "/run/twine/autoscaler.sock"
     """The socket that `twinectl autoscale` calls."""
-    metrics: Annotated[str, Meta(pattern=r"^(.+:\d{1,5})?$")] = ""
+    metrics: Annotated[str, Meta(pattern=r"^(.+:\d{1,5})?" + END)] = ""
     """HOST:PORT of its metrics, over plain HTTP; empty: only on the socket."""
-    prometheus: Annotated[str, Meta(pattern=r"^(https?://\S+)?$")] = ""
+    prometheus: Annotated[str, Meta(pattern=r"^(https?://\S+)?" + END)] = ""
     """Address of the Prometheus server for policies with a query; empty: they are held."""
     every_s: Annotated[float, Meta(ge=10, le=120)] = EVERY_S
     """From one evaluation to the next."""

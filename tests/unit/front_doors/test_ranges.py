@@ -15,6 +15,7 @@ import pytest
 from msgspec import inspect
 
 from agent.api import MachineFacts
+from agent.api.ranges import NO_NUL
 from agent.routes import JOIN_ROUTES
 from agent.routes import ROUTES as AGENT_ROUTES
 from control_plane.api.machines import Hardware
@@ -36,7 +37,7 @@ def entering() -> dict[str, Any]:
 
 
 def unbounded(info: inspect.Type, where: str, seen: frozenset[type]) -> Iterator[str]:
-    """Yield each place below a type that has no largest value or length."""
+    """Yield each place below a type without a largest value or length, or with an open pattern."""
     match info:
         case inspect.Metadata(type=inner):
             yield from unbounded(inner, where, seen)
@@ -48,6 +49,8 @@ def unbounded(info: inspect.Type, where: str, seen: frozenset[type]) -> Iterator
         case inspect.StrType():
             if info.max_length is None and not _is_short(info.pattern):
                 yield f"{where}: text of any length"
+            if info.pattern not in (None, NO_NUL) and str(info.pattern).endswith("$"):
+                yield f"{where}: a final newline is accepted (end with agent.api.ranges.END)"
         case inspect.ListType(item_type=item):
             if info.max_length is None:
                 yield f"{where}: a list of any length"
@@ -72,7 +75,7 @@ def _is_short(pattern: str | None) -> bool:
     return pattern is not None and "*" not in pattern and "+" not in pattern
 
 
-@pytest.mark.behaviour("BUG-HT1", "BUG-HT8")
+@pytest.mark.behaviour("BUG-HT1", "BUG-HT8", "BUG-CP90")
 @pytest.mark.parametrize("name", entering())
 def test_everything_that_enters_has_a_range(name: str) -> None:
     """For types that come later, too."""

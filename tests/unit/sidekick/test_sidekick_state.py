@@ -93,6 +93,7 @@ def test_a_record_that_is_no_record_says_what_to_do(state: StateFolder) -> None:
     assert "move it to another folder" in caught.value.hint
 
 
+@pytest.mark.behaviour("BUG-SK49")
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -105,7 +106,7 @@ def test_a_record_that_is_no_record_says_what_to_do(state: StateFolder) -> None:
 def test_bytes_inside_a_text_that_are_no_text_are_a_damaged_file(
     state: StateFolder, name: str, data: bytes
 ) -> None:
-    """BUG-SK49: the decoder raises another error for them, and every command got a traceback."""
+    """The decoder raises another error for them, and every command got a traceback."""
     state.save(Record())
     (state.folder / name).write_bytes(data)
     assert state.unfinished() is None

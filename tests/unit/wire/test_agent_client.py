@@ -68,6 +68,7 @@ async def test_an_answer_without_end_is_left_off_with_a_clear_word(
     assert sent < 16 << 20
 
 
+@pytest.mark.behaviour("BUG-AG54")
 @pytest.mark.parametrize("status", [200, 500])
 @pytest.mark.parametrize(
     "data", [b'{"tasks": "\xff"}', b'{"code": "\xff"}', b'{"x":' + b"[" * 9999]
@@ -75,7 +76,7 @@ async def test_an_answer_without_end_is_left_off_with_a_clear_word(
 async def test_an_answer_that_cannot_be_decoded_is_an_error_of_its_server(
     tmp_path: Path, status: int, data: bytes
 ) -> None:
-    """BUG-AG54: the decoder raises other errors for such bytes, which no caller expects."""
+    """The decoder raises other errors for such bytes, which no caller expects."""
 
     async def odd(_: web.Request) -> web.Response:
         return web.Response(body=data, status=status, content_type="application/json")
