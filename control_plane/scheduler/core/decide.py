@@ -289,7 +289,9 @@ def _proposed(
             or is_restarted(task)
         )
         if is_needed and known.kind is kind:
-            return task
+            if kind is not OperationKind.UPDATE or (known.cause, known.reason) == (cause, reason):
+                return task
+            return replace(task, operation=replace(known, cause=cause, reason=reason, ran=ran))
         task = made.ledger.close(task, OperationState.WITHDRAWN, "it is no longer needed")
     if task.index not in picked:
         return task
