@@ -17,6 +17,7 @@ from control_plane.front_end.listen import serving, tcp_socket
 from control_plane.front_end.relay import FrontEndRelay
 from control_plane.identity.from_file import FileIdentity
 from control_plane.process import until, url_of, version
+from control_plane.runtime.runtime import Runtime
 from wire.tls import FRONT_END
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,15 @@ async def serve_front_end(
         name = FRONT_END.rpartition("/")[2]
         identity = FileIdentity(Path(config.front_end_credential), name)
         tcp = stack.enter_context(tcp_socket(*config.listen_on()))
-        relay = FrontEndRelay(config.cores, identity.core_context(), identity.cluster)
+        runtime = Runtime()
+        relay = FrontEndRelay(config.cores, identity.core_context(), identity.cluster, runtime)
         stack.push_async_callback(relay.close)
         app, tls = relay.app(version()), identity.server_context(require_client=False)
         await stack.enter_async_context(serving(app, tcp, tls, None))
         url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
         log.info("serving", extra={"url": url, "role": name})
         started(url)
-        await until(stopping, relay.follow_core(), identity.follow_forever())
+        await until(
+            stopping, relay.follow_core(), runtime.watch_clocks(), identity.follow_forever()
+        )
         log.info("ending")

@@ -13,6 +13,7 @@ import click
 from control_plane.cli.jobfile import read_document
 from control_plane.cli.program import Program, Target
 from control_plane.notify import notify
+from control_plane.process import before, boot_id, until
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
@@ -76,30 +77,17 @@ async def run_service(
     """
     runtime = Runtime()
     store = open_store(config)
-    if not await _opened(store, stopping):
+    opening = asyncio.ensure_future(_opened(store, stopping))
+    if not await before(stopping, opening, runtime) or not opening.result():
         return
     try:
-        anchor = Anchor(store, runtime, _boot_id())
+        anchor = Anchor(store, runtime, boot_id())
         await anchor.load()
         async with _serving(config, store, runtime, round_s) as (service, fleets):
             notify("READY=1\nSTATUS=serving")
             started()
-            loops = (
-                service.run(),
-                fleets.run(),
-                store.wait_failed(),
-                runtime.watch_clocks(),
-                anchor.run(),
-            )
-            tasks = [asyncio.ensure_future(end) for end in (stopping.wait(), *loops)]
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            loops = (service.run(), fleets.run(), runtime.watch_clocks(), anchor.run())
+            await until(stopping, *loops, store.wait_failed())
     finally:
         await store.__aexit__(None, None, None)
 
@@ -144,14 +132,6 @@ async def _serving(
         access = DeliveryAccess(frozenset(config.writers))
         async with serving(service, access, Path(config.socket), at):
             yield service, writer
-
-
-def _boot_id() -> str:
-    """Return the kernel's id of this boot (random(4)); empty if it is not available."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

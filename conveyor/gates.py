@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import aiohttp
-import msgspec
 
 from conveyor.api import CompareGate, HttpGate, QueryGate
 from conveyor.core import judge
@@ -18,6 +17,8 @@ from wire.errors import TwineError, Unreachable
 from wire.prometheus import Prometheus
 
 TEXT_MAX_BYTES = 64 << 10
+POINTS_MAX = 10_000
+"""Points of a series in one query: Prometheus refuses more than 11,000."""
 NONE_MATCHES = "$^"
 """A regular expression that matches no task."""
 
@@ -93,6 +94,7 @@ async def _compare(
     gate: CompareGate, prometheus: str, seen: Sequence[JobProgress], age_s: float
 ) -> Measured:
     window_s = max(0.0, min(gate.window_s, age_s))
+    step_s = max(gate.step_s, window_s / POINTS_MAX)
     sides = []
     async with Prometheus(prometheus) as server:
         for tasks in (
@@ -101,7 +103,7 @@ async def _compare(
         ):
             query = gate.promql.replace("$tasks", tasks_pattern(tasks))
             end = time.time()  # Prometheus' clock is assumed to agree
-            found = await server.query_range(query, end - window_s, end, gate.step_s)
+            found = await server.query_range(query, end - window_s, end, step_s)
             sides.append([_number(text) for r in found.series("matrix") for _, text in r.values])
     return judge.of_comparison(gate, *sides)
 
@@ -128,23 +130,6 @@ async def _get(url: str, timeout_s: float, most: int) -> tuple[int, bytes]:
             return response.status, bytes(body[:most])
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
         raise Unreachable(f"no answer from {url}: {str(e) or type(e).__name__}") from e
-
-
-async def notify(url: str, message: object, timeout_s: float = 10.0) -> None:
-    """POST a message as JSON; `Unreachable` unless the answer is 2xx."""
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-    headers = {"Content-Type": "application/json"}
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(
-                url, data=msgspec.json.encode(message), headers=headers, allow_redirects=False
-            ) as response,
-        ):
-            if not 200 <= response.status < 300:
-                raise Unreachable(f"{url} answered {response.status} to a notification")
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
-        raise Unreachable(f"cannot notify {url}: {str(e) or type(e).__name__}") from e
 
 
 def _named(metric: Mapping[str, str]) -> str:

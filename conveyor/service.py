@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -19,7 +19,8 @@ from conveyor.api import ControlRequest, PipelineSpec, StartRequest
 from conveyor.core import commands, decide, judge
 from conveyor.core.acts import DeliveryAct, named
 from conveyor.core.stages import stage_name, steps, wanted
-from conveyor.gates import GateMeter, GateReader, notify
+from conveyor.gates import GateMeter, GateReader
+from conveyor.notifications import Notifications, Notify, notify
 from conveyor.push import PushWriter
 from conveyor.records import DeliveryRecords, KnownPipeline
 from conveyor.runs import (
@@ -40,10 +41,6 @@ ROUND_S = 2.0
 IDLE_S = 10.0
 """Between two reads of the image store."""
 _BACK_OFF_MAX_S = 30.0
-_NOTIFY_S = 60.0
-_NOTIFY_FOR_S = 86_400.0
-"""A notification is dropped after this many seconds without delivery."""
-Notify = Callable[[str, object], Awaitable[None]]
 
 
 class DeliveryService:
@@ -60,7 +57,7 @@ class DeliveryService:
     ) -> None:
         self._records, self._writer, self._runtime = records, writer, runtime
         self._meter: GateReader = meter or GateMeter()
-        self._send, self._round_s = send, round_s
+        self._notifications, self._round_s = Notifications(runtime, send), round_s
         self._known: dict[str, KnownPipeline] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._wake: dict[str, asyncio.Event] = {}
@@ -68,7 +65,6 @@ class DeliveryService:
         self._trouble: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         """Job → why its last change was refused."""
-        self._notified_at: dict[int, float] = {}
         self._looked: dict[str, float] = {}
         """Pipeline → when the image store was last read."""
         self._loops: dict[str, asyncio.Task[None]] = {}
@@ -243,20 +239,11 @@ class DeliveryService:
                 await self._write(known, changed, ())
 
     async def _notify(self, name: str) -> None:
-        """Send notifications of unsuccessful runs, each again until its URL answers."""
+        """Send notifications of unsuccessful runs."""
         for number in self._known[name].record.unsent:
             run = await self._records.run(name, number)
-            now = self._runtime.date()
-            if now - self._notified_at.get(number, float("-inf")) < _NOTIFY_S:
+            if run is not None and not await self._notifications.deliver(name, run):
                 continue
-            self._notified_at[number] = now
-            try:
-                for url in run.spec.on_failure.notify if run is not None else []:
-                    await self._send(url, run)
-            except TwineError as e:
-                log.warning("notification failed", extra={"pipeline": name, "reason": str(e)})
-                if run is not None and now - (run.ended or now) < _NOTIFY_FOR_S:
-                    continue
             async with self._lock(name):
                 known = await self._fresh(name)
                 left = tuple(n for n in known.record.unsent if n != number)
@@ -326,7 +313,8 @@ class DeliveryService:
                     hint=f"twinectl pipeline abort {name}",
                 )
             await self._records.remove(known)
-            self._known.pop(name, None)
+            for of_it in (self._known, self._trouble, self._jobs, self._looked):
+                of_it.pop(name, None)
             if (task := self._loops.pop(name, None)) is not None:
                 task.cancel()
 

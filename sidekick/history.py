@@ -58,12 +58,14 @@ def entry_of(report: Report) -> Entry:
 
 
 def note(state: StateFolder, report: Report) -> None:
-    """Append a run to the history. An error of the disk does not fail the run."""
+    """Append a run to the history. A failing disk or a damaged line does not fail the run."""
     path = _path(state)
     with contextlib.suppress(HostError, OSError):
-        lines = path.read_text().splitlines() if path.exists() else []
+        data = path.read_bytes() if path.exists() else b""
+        lines = data.decode(errors="replace").splitlines()
         line = msgspec.json.encode(entry_of(report)).decode()
-        if len(lines) < 2 * KEPT:
+        is_torn = not data.endswith(b"\n") and data != b""
+        if len(lines) < 2 * KEPT and not is_torn:
             state.disk.append(path, line)
         else:
             state.disk.write(path, "\n".join([*lines[-KEPT + 1 :], line]) + "\n")
@@ -81,7 +83,7 @@ def read(state: StateFolder) -> list[Entry]:
     except OSError as e:
         raise HostError(f"cannot read {path}: {e.strerror}") from e
     for line in lines:
-        with contextlib.suppress(msgspec.MsgspecError):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
             entries.append(msgspec.json.decode(line, type=Entry))
     return entries[-KEPT:]
 

@@ -78,7 +78,7 @@ def _steps(lines: Sequence[bytes]) -> list[Step]:
     for line in lines:
         try:
             steps.append(msgspec.json.decode(line, type=Step))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeError):
             break
     return steps
 

@@ -178,7 +178,7 @@ class StateFolder(msgspec.Struct, frozen=True):
             text = path.read_bytes()
         try:
             return msgspec.json.decode(text, type=kind)
-        except msgspec.MsgspecError as e:
+        except (msgspec.MsgspecError, UnicodeError) as e:
             raise HostError(
                 f"cannot read {path}: {e}",
                 hint="move it to another folder; sidekick then starts again and takes the present "

@@ -7,6 +7,7 @@ sidekick, of its shell, or of the host the trial ends as without a confirmation.
 from __future__ import annotations
 
 import contextlib
+import math
 
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from sidekick.state import StateFolder
 from sidekick.status import verify
 from sidekick.upkeep import is_over
 from wire.errors import Conflict, HostError
+from wire.units import seconds_text
 
 UNIT = "twine-sidekick-revert"
 
@@ -32,13 +34,16 @@ def begin(
     run = ApplyRun(host, state, target, command="try", trial_until=host.monotonic() + for_s)
     run.check_allowed()
     _stop_timer(host)
-    options = [f"--unit={UNIT}", f"--on-active={for_s:g}s", "--timer-property=AccuracySec=1s"]
+    after = f"--on-active={math.ceil(for_s)}s"  # systemd reads no exponents
+    options = [f"--unit={UNIT}", after, "--timer-property=AccuracySec=1s"]
     host.processes.run(["systemd-run", "--collect", *options, *revert])
     report = run.carry_out()
     if report.state is not ProfileState.VERIFIED:
         _stop_timer(host)
         return report
-    report = replace(report, detail=f"on trial for {for_s:g} s: `sidekick confirm` keeps it")
+    report = replace(
+        report, detail=f"on trial for {seconds_text(for_s)}: `sidekick confirm` keeps it"
+    )
     state.write_status(report)
     return report
 

@@ -27,6 +27,22 @@ _HERE = Path(__file__).parent
 _ISOLATED = (_HERE / "unit", _HERE / "property")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--behaviour", metavar="ID", help="run only the tests that show it (AL5)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests that do not show the behaviour of `--behaviour`."""
+    wanted = config.getoption("--behaviour")
+    others = [item for item in items if wanted and wanted not in _behaviours(item)]
+    items[:] = [item for item in items if item not in others]
+    config.hook.pytest_deselected(items=others)
+
+
+def _behaviours(item: pytest.Item) -> set[str]:
+    return {i for mark in item.iter_markers("behaviour") for i in mark.args}
+
+
 class LeftTheProcess(AssertionError):
     """A test of decisions or of fakes started a program or called another host."""
 

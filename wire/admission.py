@@ -203,7 +203,13 @@ class ConnectionAdmission:
         certificate = transport.get_extra_info("peercert") or {}
         name = identity_in(certificate)
         connection = HttpConnection(
-            self._runner, self._logger, self._left, pending.address, pending.network, name
+            self._runner,
+            self._logger,
+            self._left,
+            pending.address,
+            pending.network,
+            name,
+            pending.since,
         )
         connection.valid_from, connection.not_after = begins_at(certificate), ends_at(certificate)
         if name and self._of_peer[name] >= self.limits.per_peer:

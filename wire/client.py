@@ -182,7 +182,7 @@ class WireClient:
             return None
         try:
             return msgspec.json.decode(answer, type=route.response)
-        except msgspec.DecodeError as e:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
             raise ProtocolError(
                 f"{self.endpoint} answered {route.name} with an unknown format",
                 hint="does it have the same version, and is it a service of Twine?",
@@ -281,6 +281,6 @@ def answer_as(kind: type[_T], answer: object) -> _T:
 def _refusal(route: Route, status: int, answer: bytes) -> Exception:
     try:
         return from_problem(msgspec.json.decode(answer, type=Problem))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         text = answer[:200].decode("utf-8", "replace")
         return ProtocolError(f"{route.name} was answered with HTTP {status}: {text}")

@@ -44,6 +44,7 @@ class HttpConnection(web.RequestHandler):
         "_left",
         "_request",
         "_rested_at",
+        "accepted_at",
         "address",
         "name",
         "network",
@@ -61,6 +62,7 @@ class HttpConnection(web.RequestHandler):
         address: str,
         network: str,
         name: str,
+        accepted_at: float = 0.0,
     ) -> None:
         """`name` is that in the client's certificate; `left` is called when the connection ends."""
         loop = asyncio.get_running_loop()
@@ -75,6 +77,8 @@ class HttpConnection(web.RequestHandler):
             logger=logger,
         )
         self.address, self.network, self.name = address, network, name
+        self.accepted_at = accepted_at
+        """When it was accepted, before its handshake, by the time of the event loop."""
         self.valid_from, self.not_after = 0.0, float("inf")
         """When its certificate begins and ends, in seconds since 1970."""
         self.peer: Any = None

@@ -57,7 +57,7 @@ class Inflow:
             self._news.clear()
             await self._news.wait()
         self._held.append(data)
-        self._size += len(data or b"")
+        self._size += _cost(data)
         self._news.set()
 
     async def get(self) -> bytes | None:
@@ -66,7 +66,7 @@ class Inflow:
             self._news.clear()
             await self._news.wait()
         data = self._held.popleft()
-        self._size -= len(data or b"")
+        self._size -= _cost(data)
         self._news.set()
         return data
 
@@ -74,3 +74,8 @@ class Inflow:
         """Add `size` bytes that were read, and return the total."""
         self._taken += size
         return self._taken
+
+
+def _cost(data: bytes | None) -> int:
+    """Return what held data counts, at least one byte: frames without data are bounded, too."""
+    return max(1, len(data or b""))

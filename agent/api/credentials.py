@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from agent.api.ranges import NO_NUL, NO_NUL_WORDS, Bytes, Id, Moment, Reported
+from agent.api.ranges import END, NO_NUL, NO_NUL_WORDS, Bytes, Id, Moment, Reported
 
 CONFIGURATION = "configuration"
 """Capability of a host whose agent can pass a configuration to tasks."""
@@ -19,7 +19,7 @@ CONFIGURATION_MAX = 64 << 10
 FileName = Annotated[
     str,
     Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}" + END,
         description="a file name: letters, digits, dots, dashes and underscores",
     ),
 ]

@@ -202,7 +202,7 @@ class TaskIdentities(TaskStage):
         try:
             data = (self._folder / f"{task_id}.json").read_bytes()
             held = msgspec.json.decode(data, type=StoredIdentity)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeError):
             return None
         return held if (self._folder / task_id / IDENTITY).exists() else None
 

@@ -301,6 +301,12 @@ class HostImages:
         Raises `Unprocessable` for an image that cannot be fetched, does not fit or must not be
         used, `Unreachable` if its stream stalls.
         """
+        try:
+            return await self._pull(reference)
+        except OSError as e:
+            raise HostError(f"cannot store image {reference}: {e.strerror}") from e
+
+    async def _pull(self, reference: str) -> ImageInfo:
         async with self._intake(reference) as hold, self._oci.lock(reference):
             if info := self.find(place_of(reference).digest):
                 return info
@@ -316,8 +322,6 @@ class HostImages:
                     return await self._complete(
                         _info(place.digest, ImageFormat.OCI, size, assembled, reference)
                     )
-                except OSError as e:
-                    raise HostError(f"cannot store image {reference}: {e.strerror}") from e
                 finally:
                     await self._lanes.run("btrfs", self._discard, place.digest)
 

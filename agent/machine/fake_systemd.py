@@ -352,6 +352,12 @@ def _refusal(name: str, value: Property) -> str:
         return f"Value specified in {name} is out of range"
     if name == "RootDirectory" and not str(value).startswith("/"):
         return f"{name}= path is not absolute: {value}"
+    texts = [str(text) for text in value] if isinstance(value, list | tuple) else []
+    if name == "Environment" and len({text.partition("=")[0] for text in texts}) < len(texts):
+        return "Invalid environment block."
+    paths = [text.rstrip("/").split("/")[1:] for text in texts if name == "ExecSearchPath"]
+    if any({*parts} & {"", ".", ".."} for parts in paths):
+        return f"Invalid {name}"
     return ""
 
 

@@ -41,7 +41,7 @@ class HostNetwork:
                 with s.makefile("rb") as lines:
                     line = lines.readline()
             answer = msgspec.json.decode(line, type=NetAnswer)
-        except (OSError, msgspec.MsgspecError) as e:
+        except (OSError, msgspec.MsgspecError, UnicodeError) as e:
             why = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
             raise HostError(
                 f"cannot send a network request to twine-network.service: {why}",

@@ -7,7 +7,10 @@ import fcntl
 import os
 import struct
 import termios
+from collections.abc import Sequence
 from pathlib import Path
+
+from wire.errors import HostError
 
 _CHUNK = 64 << 10
 
@@ -30,9 +33,12 @@ class Streams:
 
     @classmethod
     def terminal(cls) -> Streams:
-        """Return the streams of a new pseudo terminal."""
+        """Return the streams of a new pseudo terminal. Raises `HostError` if there is none."""
         streams = cls()
-        master, slave = os.openpty()
+        try:
+            master, slave = os.openpty()
+        except OSError as e:
+            raise HostError(f"a terminal cannot be opened: {e.strerror}") from e
         os.set_blocking(master, False)
         streams.path = os.ttyname(slave)
         streams.outputs, streams._input, streams._held = {1: master}, master, [slave]
@@ -40,21 +46,33 @@ class Streams:
 
     @classmethod
     def pipes(cls, folder: Path) -> Streams:
-        """Return the streams of three named pipes, made in a folder that `close` removes."""
+        """Return the streams of three named pipes, made in a folder that `close` removes.
+
+        Raises `HostError` if they cannot be made, for instance for lack of descriptors.
+        """
         streams = cls()
-        streams._folder = folder
-        folder.mkdir(mode=0o700, parents=True)
-        paths = [folder / name for name in ("in", "out", "err")]
+        try:
+            folder.mkdir(mode=0o700, parents=True)
+            streams._folder = folder
+            streams._open([folder / name for name in ("in", "out", "err")])
+        except OSError as e:
+            streams.close()
+            raise HostError(f"pipes for a command cannot be made: {e.strerror}") from e
+        return streams
+
+    def _open(self, paths: Sequence[Path]) -> None:
         for path in paths:
             os.mkfifo(path, 0o600)
-        flags = os.O_NONBLOCK | os.O_CLOEXEC
-        readers = [os.open(path, os.O_RDONLY | flags) for path in paths]
-        writers = [os.open(path, os.O_WRONLY | flags) for path in paths]
-        streams.outputs, streams._input = {1: readers[1], 2: readers[2]}, writers[0]
+        for path in paths:
+            for access in (os.O_RDONLY, os.O_WRONLY):
+                # Held at once, so that `close` finds it if the next one cannot be opened.
+                self._held.append(os.open(path, access | os.O_NONBLOCK | os.O_CLOEXEC))
+        reader, writer, output, its_writer, errors, their_writer = self._held
         # Opening a pipe for reading blocks forever once the pipe has lost its writer.
-        streams._held = [readers[0], *writers[1:], os.dup(writers[0])]
-        streams.paths = (str(paths[0]), str(paths[1]), str(paths[2]))
-        return streams
+        again = os.dup(writer)
+        self._held = [reader, its_writer, their_writer, again]
+        self.outputs, self._input = {1: output, 2: errors}, writer
+        self.paths = (str(paths[0]), str(paths[1]), str(paths[2]))
 
     def opened(self) -> None:
         """Close our copies of the command's ends: it has opened them, or never will."""

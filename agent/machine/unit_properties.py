@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -125,6 +126,12 @@ _CAPABILITIES = [
 ]
 """In the order of their bits (include/uapi/linux/capability.h)."""
 
+_ESCAPED = frozenset(("a(sasas)", "a(say)", "aay"))
+"""Types whose values systemd escapes in the unit's file, as it does for `Environment`. It writes
+others as they are (`unit_write_setting`) and reads the file again at a `daemon-reload`. There the
+text after a newline would be another property, such as a command that runs as root."""
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+
 _ALL_NAMESPACES = 0x7E020080
 """CLONE_NEW{TIME,CGROUP,UTS,IPC,USER,PID,NET,NS} (include/uapi/linux/sched.h)."""
 _MS_REC = 16384
@@ -157,9 +164,15 @@ def _encoded(name: str, value: object) -> list[Token]:
         for wire in _wire_values(name, kind, value):
             tokens += [(ord("r"), b"sv"), (ord("s"), _wire_name(name).encode())]
             tokens += [(ord("v"), kind.encode()), *_tokens(kind, wire), CLOSE, CLOSE]
+        if name != "Environment" and kind not in _ESCAPED and any(map(_has_control, tokens)):
+            raise ValueError("a control character is not allowed")
     except (TypeError, ValueError) as e:
         raise InvalidInput(f"cannot set {name} to {value!r}: {e}") from e
     return tokens
+
+
+def _has_control(token: Token) -> bool:
+    return isinstance(token[1], bytes) and _CONTROL.search(token[1]) is not None
 
 
 _encoded_cached = lru_cache(maxsize=128)(_encoded)

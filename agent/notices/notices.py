@@ -51,7 +51,7 @@ class TaskNotices(TaskStage):
         self._session: aiohttp.ClientSession | None = None
         try:
             self._held = msgspec.json.decode((folder / _HOST).read_bytes(), type=HostNotices)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeError):
             self._held = HostNotices()
 
     # -- a stage of the tasks

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.runtime.core.records import TaskRecord, Tombstone
+from agent.runtime.core.records import TaskRecord, Tombstone, is_expired
 from agent.runtime.reserve import Reserve
 from wire.errors import ConfigError, HostError
 
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 SCHEMA = 1
 NAME, _COPY = ".name", ".name-of-journal"
 """Files with the name of a journal: in its folder, and in the folder of the records' copies."""
-TOMBSTONE_S = 86_400.0
-"""How long the agent recognises a late request for a removed task (trust F-81: 24 hours)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +150,12 @@ class Journal:
             extra = {"task": task_id, "why": str(e)}
             log.warning("cannot set aside an unreadable record", extra=extra)
 
+    def forget(self, task_id: str) -> None:
+        """Remove an expired tombstone and its copy."""
+        for folder in filter(None, (self._folder, self._copies)):
+            if (path := folder / f"{task_id}.json").exists():
+                _remove(path)
+
     def replay(self) -> Replay:
         """Return all records. Raises `ConfigError` for a record of a newer release (F-07).
 
@@ -177,7 +181,7 @@ class Journal:
                 self._copy(task_id, data)
             if isinstance(record, TaskRecord):
                 found.tasks[task_id] = record
-            elif time.time() - record.at < TOMBSTONE_S:
+            elif not is_expired(record, time.time()):
                 found.tombstones[task_id] = record
             else:
                 _remove(path)

@@ -11,7 +11,7 @@ from agent.api.own_init import contradictions as odd_own_init
 from agent.api.resources import contradiction as odd_resources
 from agent.api.signing import SIGN_HINT, distrust
 from agent.api.volumes import contradiction as odd_volumes
-from agent.images.core.oci import as_run
+from agent.images.core.image_run import as_run
 from agent.images.roots import INITS
 from agent.machine import HostHardware
 from agent.resources.core.limits import absent, cannot_be_kept, impossible

@@ -109,11 +109,11 @@ class TaskQueries:
 
     def using(self, digest: str) -> list[str]:
         """Return the ids of the tasks that run from an image, sorted."""
-        specs = [(t, spec.image) for t, spec in self._being_created.items()]
-        for task_id, loop in self._loops.items():
-            old = loop.record.previous
-            specs += [(task_id, loop.record.spec.image)]
-            specs += [(task_id, old.image)] if old is not None else []
+        loops = list(self._loops.items())  # one atomic copy: other threads call this, too
+        specs = [(t, spec.image) for t, spec in dict(self._being_created).items()]
+        for task_id, record in ((t, loop.record) for t, loop in loops):
+            specs += [(task_id, record.spec.image)]
+            specs += [(task_id, record.previous.image)] if record.previous is not None else []
         return sorted({t for t, image in specs if image == digest})
 
     def wanted(self) -> dict[str, TaskSpec]:

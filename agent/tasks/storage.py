@@ -31,6 +31,10 @@ class TaskStorage:
         """Replace the record of a task; `durable` as in `Journal.save`."""
         await self._lanes.run("journal", self._journal.save, record, durable=durable)
 
+    async def forget(self, task_id: str) -> None:
+        """Remove the expired tombstone of a task."""
+        await self._lanes.run("journal", self._journal.forget, task_id)
+
     async def set_aside(self, task_id: str) -> None:
         """Keep a copy of an unreadable record, for diagnosis."""
         await self._lanes.run("journal", self._journal.set_aside, task_id)

@@ -18,6 +18,7 @@ from agent.runtime.core.records import (
     Tombstone,
     Wanted,
     has_own_init,
+    is_expired,
     key_of,
     status_of,
 )
@@ -118,6 +119,17 @@ class HostTasks(TaskQueries):
         self._host.events.add("task-removed", record.task_id, "stopped and removed")
         extra = {"task": record.task_id}
         log.info("task %s: stopped and removed", record.task_id, extra=extra)
+        await self._forget_expired()
+
+    async def _forget_expired(self) -> None:
+        """Remove tombstones that are too old, from memory and from the disk."""
+        now = time.time()
+        for task_id in [t for t, stone in self._tombstones.items() if is_expired(stone, now)]:
+            if task_id in self._loops or task_id in self._being_created:
+                continue
+            if self._tombstones.pop(task_id, None) is not None:
+                # Queued at once, so a record of this task that is saved later stays.
+                await self._host.storage.forget(task_id)
 
     def _check(self, task_id: str, spec: TaskSpec, known: TaskRecord | Tombstone | None) -> None:
         if refused := stale(spec.generation, spec.epoch, known):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from agent.images.core.image_run import as_run, image_properties
 from agent.images.core.image_user import login
-from agent.images.core.oci import as_run, image_properties
 from agent.images.core.writable_root import in_run, opened
 from agent.images.roots import TaskRoots
 from agent.machine import UnitState

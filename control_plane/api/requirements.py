@@ -46,8 +46,8 @@ NUMBERS: dict[str, str] = {
 OF_RECORDS: dict[str, str] = {
     "state": "`up` or `down`",
     "entitlement": "the entitlement that holds it; a free machine has none",
-    "cluster": "the historic cluster",
-    "profile": "the host profile that it last proved to run",
+    "cluster": "the historic cluster, for which the machine was bought",
+    "profile": "the host profile that was verified last",
 }
 """Properties that change while tasks run; only lists of machines may test them."""
 SIZES = ("memory", "disk")

@@ -22,6 +22,8 @@ from control_plane.autoscaler.serving import serving
 from control_plane.autoscaler.signals import LoadSource, TaskUsageSource
 from control_plane.autoscaler.sizes import SizeIntents
 from control_plane.client import ControlPlaneClient
+from control_plane.process import before, boot_id, until
+from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.sqlite import SqliteStore
 from wire import log as logs
@@ -83,9 +85,11 @@ async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
     """Run until `stopping` is set, or until the store or a loop fails."""
     runtime = Runtime()
     async with AsyncExitStack() as stack:
-        store = await opened(stack, Path(config.state), stopping)
+        store = await opened(stack, Path(config.state), stopping, runtime)
         if store is None:
             return
+        anchor = Anchor(store, runtime, boot_id())
+        await anchor.load()
         client = await stack.enter_async_context(client_of(config))
         usage = TaskUsageSource(runtime, client.describe_task)
         built_in = (LoadSignal.CPU, LoadSignal.MEMORY, LoadSignal.NETWORK)
@@ -104,25 +108,21 @@ async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
         servers = serving(autoscaler, tester, Path(config.socket), config.metrics)
         await stack.enter_async_context(servers)
         click.echo(f"autoscaler serves at {config.socket}", err=True)
-        working = [
-            asyncio.create_task(work)
-            for work in (autoscaler.run(), runtime.watch_clocks(), store.wait_failed())
-        ]
-        ended = asyncio.create_task(stopping.wait())
-        try:
-            done, _ = await asyncio.wait([*working, ended], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in (*working, ended):
-                task.cancel()
-            await asyncio.gather(*working, ended, return_exceptions=True)
+        loops = (autoscaler.run(), runtime.watch_clocks(), anchor.run(), store.wait_failed())
+        await until(stopping, *loops)
 
 
 async def opened(
-    stack: AsyncExitStack, folder: Path, stopping: asyncio.Event
+    stack: AsyncExitStack, folder: Path, stopping: asyncio.Event, runtime: Runtime
 ) -> SqliteStore | None:
     """Return the store once no other process has it; None: it is time to stop."""
+    opening = asyncio.ensure_future(_opened(stack, folder, stopping))
+    return opening.result() if await before(stopping, opening, runtime) else None
+
+
+async def _opened(
+    stack: AsyncExitStack, folder: Path, stopping: asyncio.Event
+) -> SqliteStore | None:
     is_reported = False
     while not stopping.is_set():
         try:

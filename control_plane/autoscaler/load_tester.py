@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from control_plane.api.jobs import Endpoints, JobPhase, JobStatus, task_id
 from control_plane.api.load_tests import LoadTest, LoadTestState, LoadTestStep, LoadTestWish
-from control_plane.api.weights import LONGEST_S, EndpointWeights
+from control_plane.api.weights import EndpointWeights
 from control_plane.autoscaler.core.load_testing import (
     asked,
     beyond,
@@ -28,6 +28,9 @@ from wire.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachab
 from wire.prometheus import Prometheus
 
 log = logging.getLogger(__name__)
+FOR_S, AGAIN_S = 90.0, 30.0
+"""Weights are written again after `AGAIN_S`. Without that they expire after `FOR_S`: all tasks have
+their usual share within two minutes after this process died."""
 LOOKS = 5
 """Reads of latency and errors in each step; the last one is the step's measurement."""
 
@@ -63,8 +66,7 @@ class LoadTester:
 
     async def begin(self, job: str, wish: LoadTestWish) -> LoadTest:
         """Begin a test; `Conflict` while one runs, `Unprocessable` where the job is not at rest."""
-        if job in self._work:
-            raise Conflict(f"job {job!r} is being load-tested", hint="wait for it, or end it")
+        self._check_idle(job)
         if self._prometheus is None:
             hint = "start it with --prometheus URL"
             raise Unprocessable("this autoscaler has no Prometheus server", hint=hint)
@@ -78,10 +80,15 @@ class LoadTester:
                 f"tasks serve, and {name} {serves}",
                 hint="a test needs a stable job with at least two tasks that serve",
             )
+        self._check_idle(job)  # another test may have begun meanwhile
         test = LoadTest(job=job, task=name, began_at=self._runtime.date())
         self._tests[job] = test
         self._work[job] = asyncio.create_task(self._run(job, wish))
         return test
+
+    def _check_idle(self, job: str) -> None:
+        if job in self._work:
+            raise Conflict(f"job {job!r} is being load-tested", hint="wait for it, or end it")
 
     async def end(self, job: str) -> None:
         """End a running test; without one nothing happens."""
@@ -131,16 +138,21 @@ class LoadTester:
             raise Unprocessable(f"{status.healthy} of {status.record.spec.tasks} tasks are healthy")
         others = [i for i in range(status.record.spec.tasks) if i != wish.task]
         weights = weights_for(multiple, wish.task, others)
-        for_s = min(LONGEST_S, 2 * wish.step_s + 30.0)
-        await self._api.put_weights(job, EndpointWeights(weights=weights, for_s=for_s))
         step, why = LoadTestStep(multiple=round(multiple, 2), load=0.0, latency_s=0.0), ""
         for _ in range(LOOKS):
-            await self._runtime.sleep(wish.step_s / LOOKS)
+            await self._shifted(job, weights, wish.step_s / LOOKS)
             step = await self._measure(job, wish, multiple)
             why = beyond(wish, step)
             if why:
                 break
         return step, why
+
+    async def _shifted(self, job: str, weights: dict[int, int], seconds: float) -> None:
+        """Keep the weights for a time; they expire soon after this process ended."""
+        ends = self._runtime.now() + seconds
+        while (left := ends - self._runtime.now()) > 0:
+            await self._api.put_weights(job, EndpointWeights(weights=weights, for_s=FOR_S))
+            await self._runtime.sleep(min(AGAIN_S, left))
 
     async def _measure(self, job: str, wish: LoadTestWish, multiple: float) -> LoadTestStep:
         task = task_id(job, wish.task)

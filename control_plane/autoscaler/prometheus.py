@@ -58,7 +58,7 @@ class PrometheusSource:
             return LoadReading(missing=f"Prometheus: the query returns {load:g}")
         return LoadReading(load=load, at=at)
 
-    async def past(self, status: JobStatus, policy: Autoscale) -> list[tuple[float, float]]:
+    async def past(self, status: JobStatus, policy: Autoscale) -> list[tuple[float, float]] | None:
         """Return half hours of the last 8 weeks and 5-minute points of the last 3 days."""
         del status
         end = self._runtime.date()
@@ -69,7 +69,7 @@ class PrometheusSource:
             for start, until, step in parts:
                 found += await self._points(policy.query, start, until, float(step))
         except Unreachable:
-            return []  # the history begins now
+            return None
         return [(at, load) for at, load in found if math.isfinite(load) and load >= 0]
 
     async def _points(

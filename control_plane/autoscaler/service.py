@@ -81,11 +81,13 @@ class Autoscaler:
         self._statuses: dict[str, JobStatus] = {}
         self._revisions: dict[str, int] = {}
         """Job → revision that its brief had when it was read whole."""
+        self._unread: dict[str, str] = {}
+        """Job → why it could not be read in this round: its size is not changed."""
         self._gate = asyncio.Semaphore(AT_ONCE)
         self._written: dict[str, str] = {}
         self._places: dict[str, tuple[float, dict[str, str]]] = {}
         self.failing = ""
-        """Why the last round failed; empty: it did not."""
+        """Why the last round failed, or left out jobs; empty: it did not."""
         self.round_at = 0.0
         self.round_s = 0.0
         """How long the last round took."""
@@ -114,20 +116,30 @@ class Autoscaler:
                 log.warning("sizes are held", extra={"reason": str(e)})
             self.failing = str(e)
         else:
-            if self.failing:
+            left_out = self._left_out()
+            if left_out and not self.failing:
+                log.warning("sizes of some jobs are held", extra={"reason": left_out})
+            elif self.failing and not left_out:
                 log.info("sizes follow the load again")
-            self.failing, self.round_at = "", self.runtime.date()
+            self.failing, self.round_at = left_out, self.runtime.date()
         self.counts["rounds"] += 1
         self.round_s = self.runtime.now() - began
 
     async def round(self) -> None:
-        """Evaluate all jobs once; raise a `TwineError` if jobs or store do not answer."""
+        """Evaluate all jobs once; raise a `TwineError` if jobs or store do not answer.
+
+        A job that cannot be read, as while its shard is away, is left out.
+        """
         listed = await self._api.list_job_briefs()
         now = self.runtime.date()
         briefs = [brief for brief in listed.jobs if brief.autoscale is not None]
+        self._unread = {}
         read = await asyncio.gather(*map(self._read, briefs))
         followed = [(s, p) for s in read if s is not None and (p := policy_of(s)) is not None]
-        self._statuses = {status.record.name: status for status, _ in followed}
+        stale = {n: s for n, s in self._statuses.items() if n in self._unread and n in self._jobs}
+        self._statuses = stale | {status.record.name: status for status, _ in followed}
+        for name in self._unread.keys() & self._jobs.keys():
+            self._jobs[name].seen_at = now
         for source in self._sources.values():
             source.forget(set(self._statuses))
         readings = await asyncio.gather(*(self._measure(s, p) for s, p in followed))
@@ -147,12 +159,13 @@ class Autoscaler:
         for name in gone:
             del self._jobs[name]
             self._revisions.pop(name, None)
+            self._written.pop(name, None)
         await kept.save(self._store, changed, gone)
 
     async def _read(self, brief: JobBrief) -> JobStatus | None:
         """Return a job as it is now; it is read whole only if it changed since the last time.
 
-        None: it is gone. The number of healthy tasks is not stored.
+        None: it is gone, or it cannot be read now. The number of healthy tasks is not stored.
         """
         known = self._statuses.get(brief.name)
         if known is None or self._revisions.get(brief.name) != brief.revision:
@@ -160,6 +173,9 @@ class Autoscaler:
                 try:
                     known = await self._api.get_job(brief.name)
                 except NotFound:
+                    return None
+                except TwineError as e:
+                    self._unread[brief.name] = str(e)
                     return None
             self._revisions[brief.name] = brief.revision
             self.counts["read"] += 1
@@ -171,11 +187,15 @@ class Autoscaler:
             return LoadReading(missing=f"this autoscaler has no source for {policy.signal.value}")
         signal = f"{policy.signal.value} {policy.query}"
         job = self._jobs.get(status.record.name)
-        if job is None or job.signal != signal:
-            job = self._jobs[status.record.name] = KeptJob(signal=signal)
-            for at, load in await source.past(status, policy):
-                job.sizing.history.add(at, load)
-        return await source.measure(status, policy)
+        if job is not None and job.signal == signal:
+            return await source.measure(status, policy)
+        past, reading = await source.past(status, policy), await source.measure(status, policy)
+        job = self._jobs[status.record.name] = KeptJob(signal=signal)
+        if past is None and reading.load is None:
+            job.signal = ""  # read the past again, before the history begins
+        for at, load in past or ():
+            job.sizing.history.add(at, load)
+        return reading
 
     async def _evaluate(
         self, job: KeptJob, status: JobStatus, policy: Autoscale, reading: LoadReading
@@ -194,6 +214,12 @@ class Autoscaler:
         for status, found in due:
             self._note(status.record.name, found, refused.get(status.record.name, ""))
 
+    def _left_out(self) -> str:
+        if not self._unread:
+            return ""
+        name, why = min(self._unread.items())
+        return f"could not read {len(self._unread)} jobs, such as {name}: {why}"
+
     def _note(self, name: str, found: Recommendation, why: str) -> None:
         extra = {"job": name, "tasks": found.tasks, "was": found.was, "reason": found.reason}
         if why:
@@ -211,7 +237,13 @@ class Autoscaler:
         entitlement = status.record.spec.entitlement
         at, places = self._places.get(entitlement, (0.0, {}))
         if not 0 <= now - at < PLACES_S:
-            found = await self._api.list_machines(MachineScope(entitlement=entitlement))
+            scope = MachineScope(entitlement=entitlement)
+            try:
+                found = await self._api.list_machines(scope)
+            except TwineError:
+                if not places:
+                    raise
+                return msbs_of(status.record, places)
             records = [view.record for view in found.machines]
             places = {r.machine: f"{r.location.datacenter}/{r.location.msb}" for r in records}
             self._places[entitlement] = now, places

@@ -30,8 +30,8 @@ class LoadSource(Protocol):
         """Return the present load of a job. Never raises a `TwineError`: that is a reason."""
         ...
 
-    async def past(self, status: JobStatus, policy: Autoscale) -> list[tuple[float, float]]:
-        """Return the load of the last weeks, in order, where it is known; for a new history."""
+    async def past(self, status: JobStatus, policy: Autoscale) -> list[tuple[float, float]] | None:
+        """Return the load of the last weeks, in order, for a new history; None: no answer."""
         ...
 
     def forget(self, jobs: set[str]) -> None:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
 _FORCE_S = 5.0
 """Time before the end of a promise at which a machine goes back by force."""
+_AT_ONCE = 50
+"""Machines that go back at once: a slow store must not use up the promise."""
 ProfileOf = Callable[[str], str]
 """Returns the host profile of an entitlement, empty if there is no such entitlement."""
 IsEmpty = Callable[[str], bool]
@@ -128,9 +130,11 @@ class Loans:
         """Give back revoked machines that are empty or overdue, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            for record in self.lent():
-                if record.loan is not None and record.loan.revoked_at is not None:
-                    await self._try(record, is_empty(record.machine), profile_of)
+            due = [r for r in self.lent() if r.loan is not None and r.loan.revoked_at is not None]
+            for first in range(0, len(due), _AT_ONCE):
+                some = due[first : first + _AT_ONCE]
+                tries = (self._try(r, is_empty(r.machine), profile_of) for r in some)
+                await asyncio.gather(*tries)
 
     async def _try(self, record: MachineRecord, empty: bool, profile_of: ProfileOf) -> None:
         """Give a machine back if it is time; after a failure the next round tries again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 
 from msgspec import Struct
@@ -16,6 +16,7 @@ from control_plane.elastic.survey import TURN, OwnerOf, machine_share
 from control_plane.runtime.table import Table
 from control_plane.store import Store
 from control_plane.store.records import FREED, PROMISES, USE_HISTORIES
+from wire.errors import TwineError
 
 _T = TypeVar("_T", bound=Struct)
 SAMPLES = 1000
@@ -123,6 +124,11 @@ class ElasticLedger:
         self._history[pool] = after
         return after
 
+    def forget_pools(self, there: Collection[str]) -> None:
+        """Forget the histories of entitlements that were deleted."""
+        for pool in [pool for pool in self._history if pool not in there]:
+            del self._history[pool]
+
     def note_wish(self, pool: str, has: int, wants: int, seconds: float) -> None:
         """Add a period of `seconds` in which a borrower `has` machines and `wants` more."""
         known = self.history(pool)
@@ -134,9 +140,9 @@ class ElasticLedger:
         self, owner_of: OwnerOf, now: float, checkpoint: Callable[[], Awaitable[None]]
     ) -> None:
         """Record, every 5 minutes, how far autoscaled jobs are below their peak."""
-        if now - self._jobs_at < _JOBS_S:
+        if 0 <= now - self._jobs_at < _JOBS_S:
             return
-        hours = min(now - self._jobs_at, 3600.0) / 3600 if self._jobs_at else 0.0
+        hours = min(max(0.0, now - self._jobs_at), 3600.0) / 3600 if self._jobs_at else 0.0
         self._jobs_at = now
         scaled = [record for record in self._jobs.records() if record.spec.autoscale is not None]
         for record in scaled:
@@ -170,12 +176,16 @@ class ElasticLedger:
     async def save(self, now: float) -> None:
         """Write counts of ended loans at once, and histories every half hour."""
         if self._dirty:
-            self._dirty = False
-            await _write(self._promises, {f"{p:g}": c for p, c in self._counts.items()})
-        if now - self._saved_at >= _SAVE_S:
-            self._saved_at = now
+            self._dirty = False  # a loan may end during the write
+            try:
+                await _write(self._promises, {f"{p:g}": c for p, c in self._counts.items()})
+            except TwineError:
+                self._dirty = True
+                raise
+        if not 0 <= now - self._saved_at < _SAVE_S:
             await _write(self._uses, self._history)
             await _write(self._freed, self._by_job)
+            self._saved_at = now
 
 
 async def _write(table: Table[_T], records: Mapping[str, _T]) -> None:

@@ -7,10 +7,11 @@ deadlines are in the machines' records, so none is lost when the process ends.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from control_plane.agents.region import Region
 from control_plane.allocator.allocator import Allocator
@@ -41,6 +42,8 @@ from wire.errors import Conflict, NotFound, TwineError
 log = logging.getLogger(__name__)
 COUNT_S = 60.0
 """Interval between counts of the machines in use: a large region has a million machines."""
+AT_ONCE = 50
+"""Loans that are called back at once: a slow store must not use up the promise."""
 UNUSED_S = 120.0
 """A borrower gives a machine back after it has had no tasks for this long."""
 INSIST_S = 15.0
@@ -120,7 +123,10 @@ class Lender:
         if self._runtime.now() - self._matched_at >= self._settings.every_s:
             self._matched_at = self._runtime.now()
             await self._match(loans)
-        await self._ledger.save(self._runtime.date())
+        try:
+            await self._ledger.save(self._runtime.date())
+        except TwineError as e:  # owners do not wait for a report
+            log.warning("counts of loans were not stored", extra={"reason": str(e)})
 
     def _pools(self) -> dict[str, EntitlementSpec]:
         records = self._parts.entitlements.records()
@@ -132,6 +138,8 @@ class Lender:
         now, wall, specs = self._runtime.now(), self._runtime.date(), self._pools()
         if now - self._counted_at >= COUNT_S:
             self._counted_at = now
+            self.by_msb = {pool: by for pool, by in self.by_msb.items() if pool in specs}
+            self._ledger.forget_pools(specs)
             for pool in specs:
                 self.by_msb[pool] = await survey.used_by_msb(
                     self._parts.owner_of, pool, borrowed.__contains__, self._runtime.checkpoint
@@ -169,9 +177,9 @@ class Lender:
         return spec.elastic.promise.seconds if spec.elastic else self._settings.promise.seconds
 
     def _free_promise(self) -> float:
-        """Return the promise of free machines in seconds: the shortest of elastic entitlements."""
+        """Return the promise of free machines in seconds: the shortest that any owner was given."""
         owners = [s for s in self._pools().values() if s.elastic and s.machines != 0]
-        return min((self._promise(s) for s in owners), default=self._settings.promise.seconds)
+        return min([self._settings.promise.seconds, *map(self._promise, owners)])
 
     def kept_free(self) -> int:
         """Return how many free machines are not lent because owners are expected to need them."""
@@ -188,18 +196,19 @@ class Lender:
             idle_after_s=UNUSED_S,
             most=self._settings.most_calls,
         )
-        for call in calls:
-            try:
-                await self._call(call)
-            except (Conflict, NotFound):
-                continue  # the machine was returned or moved in the meantime
-            except TwineError as e:
-                fields = {"machine": call.machine, "reason": str(e)}
-                log.warning("loan could not be revoked", extra=fields)
+        for first in range(0, len(calls), AT_ONCE):
+            await asyncio.gather(*map(self._call, calls[first : first + AT_ONCE]))
 
     async def _call(self, call: CallBack) -> None:
         tasks = self._parts.tasks_on(call.machine)
-        await self._parts.loans.revoke([call.machine], call.within_s, call.why)
+        try:
+            await self._parts.loans.revoke([call.machine], call.within_s, call.why)
+        except (Conflict, NotFound):
+            return  # the machine was returned or moved in the meantime
+        except TwineError as e:
+            fields = {"machine": call.machine, "reason": str(e)}
+            log.warning("loan could not be revoked", extra=fields)
+            return
         self.why[call.machine] = call.why
         self._ledger.called(call.machine, tasks)
 
@@ -208,31 +217,33 @@ class Lender:
         found = list[Need]()
         if not loans:
             return found
-        coming = sum(loan.revoked and loan.donor == FREE for loan in loans)
+        coming = [loan for loan in loans if loan.revoked and loan.donor == FREE]
         for pool in sorted(self.now.values(), key=lambda p: (-p.spec.priority, p.pool)):
             if not pool.short:
                 continue
             waited = self._runtime.now() - self.short_since[pool.pool]
             there = survey.usable_free(self._parts.owner_of, pool.types)
             there = there if waited < INSIST_S else 0
-            own = sum(loan.revoked and loan.donor == pool.pool for loan in loans)
-            missing = max(0, pool.short - there - own)
-            taken = min(coming, missing)
-            coming -= taken
-            left = self._left(pool.pool, pool.types)
-            found.append(
-                Need(
-                    pool=pool.pool,
-                    machines=missing - taken,
-                    types=pool.types,
-                    datacenter=pool.spec.datacenter,
-                    priority=pool.spec.priority,
-                    from_free=missing - taken if left is None else min(missing - taken, left),
-                    why=f"{pool.pool} needs it",
-                    region=pool.spec.region,
-                )
+            need = Need(
+                pool=pool.pool,
+                machines=0,
+                types=pool.types,
+                datacenter=pool.spec.datacenter,
+                priority=pool.spec.priority,
+                why=f"{pool.pool} needs it",
+                region=pool.spec.region,
             )
-        free = self._parts.free() + coming
+            own = sum(
+                loan.revoked and loan.donor == pool.pool and need.suits(loan) for loan in loans
+            )
+            missing = max(0, pool.short - there - own)
+            taken = {loan.machine for loan in [c for c in coming if need.suits(c)][:missing]}
+            coming = [loan for loan in coming if loan.machine not in taken]
+            missing -= len(taken)
+            left = self._left(pool.pool, pool.types)
+            from_free = missing if left is None else min(missing, left)
+            found.append(replace(need, machines=missing, from_free=from_free))
+        free = self._parts.free() + len(coming)
         ahead = max(0, self.kept_free() - free)
         if ahead:
             why = "owners are expected to need more machines"
@@ -285,7 +296,11 @@ class Lender:
         self.proposed = len(new)
         if self._settings.mode is not ElasticMode.APPLY or self.holding():
             return
+        began = self._runtime.now()
         for loan in new:
+            if self._runtime.now() - began > self._settings.look_s:
+                self._matched_at = float("-inf")  # owners first; then what is left is matched again
+                return
             try:
                 await self._lend(loan)
             except (Conflict, NotFound):

@@ -41,7 +41,7 @@ from control_plane.shards.status import away_status
 from control_plane.status_calls import NEEDS_ONE_PROCESS
 from wire.client import WireClient
 from wire.duplex import Duplex, Talk, join
-from wire.errors import Conflict, TwineError, Unreachable
+from wire.errors import Busy, Conflict, TwineError, Unreachable
 from wire.routes import Route
 from wire.server import Call, Handler
 
@@ -238,8 +238,14 @@ class Forwarding:
         return True
 
     def _client(self, number: int) -> ShardClient:
-        """Return a client of a shard's process, at the address of its newest leader."""
+        """Return a client of a shard's process, at the address of its newest leader.
+
+        Raises `Busy` if this core no longer leads, as after a pause: a shard that has not read of
+        the next election would carry its request out.
+        """
         assert self._connect is not None
+        if failure := self._processes.table.store.failure():
+            raise Busy(f"this control plane passes on no request: {failure}", hint="try again")
         url = self._processes.url_of(number)
         known = self._clients.get(number)
         if known is None or known.endpoint != url:

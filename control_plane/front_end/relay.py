@@ -2,12 +2,16 @@
 
 It keeps no state and refuses only unauthenticated callers, so any number of front ends may run. The
 core trusts a front end only for the name of the calling user (`access`).
+
+After a pause of its process it refuses changes that it may have received before: their callers may
+have sent them again through another front end, and other changes since.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import ssl
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -21,7 +25,9 @@ from agent.api import Liveness
 from control_plane.api.routes import ROUTES
 from control_plane.api.shard_routes import CALLER_HEADER
 from control_plane.front_end.access import ANYONE, Access, caller_header
+from control_plane.runtime.runtime import Runtime
 from wire.client import Lane, WireClient
+from wire.connection import HttpConnection
 from wire.duplex import Duplex, Talk, join
 from wire.errors import Busy, Forbidden, TwineError, Unreachable
 from wire.fairness import Peer
@@ -43,6 +49,8 @@ _CALL_S, _WAIT_S, _PUSH_S = 30.0, 90.0, 3600.0
 _PROBE_S, _PROBE_PATIENCE_S = 0.5, 2.0
 _FOR: ContextVar[Peer] = ContextVar("caller")
 """The caller whose request the present asyncio task forwards."""
+_ACCEPTED: ContextVar[float] = ContextVar("accepted", default=math.inf)
+"""When the connection of that caller was accepted, by the time of the event loop."""
 _HEALTH = next(route for route in ROUTES if route.name == "healthz")
 
 
@@ -61,8 +69,12 @@ class CoreClient(WireClient):
 class FrontEndRelay:
     """A handler for each of `RELAYED`, which calls the leading core."""
 
-    def __init__(self, cores: Sequence[str], tls: ssl.SSLContext, domain: str) -> None:
+    def __init__(
+        self, cores: Sequence[str], tls: ssl.SSLContext, domain: str, runtime: Runtime
+    ) -> None:
         """Of several cores only the leader listens. No connection is opened yet."""
+        self._runtime, self._resumed_at = runtime, -math.inf
+        runtime.on_pause(self._note_pause)
         self._cores = [CoreClient(url, tls) for url in cores]
         self._core, self._access = self._cores[0], Access(owner_uid=-1, domain=domain)
         self._registry = of_process(CollectorRegistry())
@@ -70,7 +82,7 @@ class FrontEndRelay:
     def app(self, version: str) -> web.Application:
         """Return the application."""
         handlers = {route.name: partial(self._passed, route) for route in RELAYED}
-        return make_app(
+        app = make_app(
             "Twine front end",
             RELAYED,
             {**handlers, "healthz": self.healthz},
@@ -78,9 +90,13 @@ class FrontEndRelay:
             version=version,
             metrics=lambda: generate_latest(self._registry),
         )
+        app.on_response_prepare.append(self._close_old)
+        return app
 
     def authorize(self, request: web.Request, route: Route) -> Peer:
         """Return the calling user, or raise; hosts and components must call the core."""
+        self._runtime.look_at_clocks()
+        _ACCEPTED.set(_accepted_at(request))
         peer = self._access(request, route)
         if peer.role not in ("user", ANYONE):
             raise Forbidden(
@@ -118,8 +134,31 @@ class FrontEndRelay:
             return False
         return True
 
+    def _note_pause(self, _: float) -> None:
+        self._resumed_at = self._runtime.now()
+
+    def _check_pause(self) -> None:
+        """Raise if this process may have received a change before a pause.
+
+        A connection that is accepted afterwards has a caller that is there: it shook hands.
+        """
+        self._runtime.look_at_clocks()
+        if _ACCEPTED.get() <= self._resumed_at:
+            raise Busy(
+                "this front end was paused, and does not pass on changes from before",
+                hint="try again on a new connection; nothing was changed",
+            )
+
+    async def _close_old(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Close a connection from before a pause with its answer."""
+        if _accepted_at(request) <= self._resumed_at:
+            response.headers["Connection"] = "close"
+            response.force_close()
+
     async def _passed(self, route: Route, call: Call) -> Any:
         _FOR.set(call.peer)
+        if route.is_change:
+            self._check_pause()
         core, parameters = self._core, {**call.path, **call.query}
         if route.stream_out:
             return core.stream(route, **parameters)
@@ -148,6 +187,11 @@ class FrontEndRelay:
                 await opened.__aexit__(None, None, None)
 
         return talk
+
+
+def _accepted_at(request: web.Request) -> float:
+    connection = request.protocol
+    return connection.accepted_at if isinstance(connection, HttpConnection) else math.inf
 
 
 def _core_away(why: TwineError) -> Busy:

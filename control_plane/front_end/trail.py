@@ -200,8 +200,6 @@ class Trail:
                     found.append(entry)
                     if len(found) >= min(query.limit, MAX_PAGE):
                         return AuditPage(entries=found, next=entry.sequence)
-            if not listed.entries:
-                return AuditPage(entries=found)
             top = low
         return AuditPage(entries=found, next=top + 1 if top else 0)
 

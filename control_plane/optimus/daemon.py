@@ -24,6 +24,8 @@ from control_plane.autoscaler.daemon import AutoscalerConfig as ClientConfig
 from control_plane.autoscaler.daemon import client_of, opened
 from control_plane.cli.jobfile import read_document
 from control_plane.optimus.service import EVERY_S, Optimus
+from control_plane.process import boot_id, until
+from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from wire import log as logs
 from wire.errors import ConfigError, Forbidden, TwineError
@@ -126,9 +128,11 @@ async def serve(config: OptimusConfig, stopping: asyncio.Event) -> None:
     """Run until `stopping` is set, or until the store or a loop fails."""
     runtime = Runtime()
     async with AsyncExitStack() as stack:
-        store = await opened(stack, Path(config.state), stopping)
+        store = await opened(stack, Path(config.state), stopping, runtime)
         if store is None:
             return
+        anchor = Anchor(store, runtime, boot_id())
+        await anchor.load()
         front = ClientConfig(endpoint=config.endpoint, credential=config.credential)
         client = await stack.enter_async_context(client_of(front))
         optimus = Optimus(
@@ -143,16 +147,8 @@ async def serve(config: OptimusConfig, stopping: asyncio.Event) -> None:
         await optimus.load()
         await stack.enter_async_context(_serving(optimus, Path(config.socket)))
         click.echo(f"optimus serves at {config.socket}", err=True)
-        loops = (optimus.run(), runtime.watch_clocks(), store.wait_failed(), stopping.wait())
-        working = [asyncio.create_task(work) for work in loops]
-        try:
-            done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in working:
-                task.cancel()
-            await asyncio.gather(*working, return_exceptions=True)
+        loops = (optimus.run(), runtime.watch_clocks(), anchor.run(), store.wait_failed())
+        await until(stopping, *loops)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -13,7 +13,7 @@ from control_plane.api.capacity import EntitlementView
 from control_plane.api.elastic import CapacitySignal
 from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.api.opportunistic import QueuedState, QueuedWish, QueuedWork, WorkQueue
-from control_plane.optimus.core.choosing import chosen, failed, in_order, job_of, seen
+from control_plane.optimus.core.choosing import RETRY_MAX_S, chosen, failed, in_order, job_of, seen
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.store import Store
@@ -97,26 +97,43 @@ class Optimus:
             await self._stop(name)
         for work in self._table.records():
             if work.state is QueuedState.RUNNING:
-                await self._follow(work, now)
+                await self._follow(work.name, now)
             elif work.ended_at is not None and now - work.ended_at > KEEP_S:
-                await self._put(work.name, None)
+                async with self._table.lock(work.name):
+                    if self._table.find(work.name) is work:
+                        await self._table.commit(work.name, None)
         room = self._running + self._ahead
         start, stop = chosen(self._table.records(), self._shares, room, now)
         for name in stop:
-            work = self._table.get(name)
-            why = "work of higher priority needs its machines"
-            await self._end(replace(work, state=QueuedState.WAITING, reason=why))
+            async with self._table.lock(name):
+                if (one := self._in_state(name, QueuedState.RUNNING)) is not None:
+                    why = "work of higher priority needs its machines"
+                    await self._end(replace(one, state=QueuedState.WAITING, reason=why))
         for name in start:
-            await self._start(self._table.get(name), now)
+            await self._start(name, now)
 
-    async def _follow(self, work: QueuedWork, now: float) -> None:
+    def _in_state(self, name: str, state: QueuedState) -> QueuedWork | None:
+        """Return work as it is now; None: it was cancelled, or has another state.
+
+        The caller holds its lock, so that a user cannot cancel it before the next change.
+        """
+        known = self._table.find(name)
+        return known if known is not None and known.state is state else None
+
+    async def _follow(self, name: str, now: float) -> None:
+        async with self._table.lock(name):
+            if (work := self._in_state(name, QueuedState.RUNNING)) is not None:
+                await self._followed(work, now)
+
+    async def _followed(self, work: QueuedWork, now: float) -> None:
         try:
             status = await self._api.get_job(work.name)
         except NotFound:
-            await self._put(work.name, replace(work, state=QueuedState.WAITING))
+            await self._table.commit(work.name, replace(work, state=QueuedState.WAITING))
             return
         if others := self._not_ours(status):
-            await self._put(work.name, replace(work, state=QueuedState.WAITING, reason=others))
+            waiting = replace(work, state=QueuedState.WAITING, reason=others)
+            await self._table.commit(work.name, waiting)
             return
         self._running += status.running
         places = {t.index: t.placement.machine for t in status.record.tasks if t.placement}
@@ -127,30 +144,41 @@ class Optimus:
         if after.state is not QueuedState.RUNNING:
             await self._end(after)
         elif after != work:
-            await self._put(work.name, after)
+            await self._table.commit(work.name, after)
 
     async def _end(self, after: QueuedWork) -> None:
         """Store that work no longer runs, then stop its job: a failure counts once."""
         self._to_stop.add(after.name)
-        await self._put(after.name, after)
+        await self._table.commit(after.name, after)
         await self._stop(after.name)
 
-    async def _start(self, work: QueuedWork, now: float) -> None:
+    async def _start(self, name: str, now: float) -> None:
+        async with self._table.lock(name):
+            if (work := self._in_state(name, QueuedState.WAITING)) is not None:
+                await self._started(work, now)
+
+    async def _started(self, work: QueuedWork, now: float) -> None:
         try:
             found = await self._api.get_job(work.name)
         except NotFound:
             pass
         else:  # the job of its last attempt still exists, or another job with its name
             if (others := self._not_ours(found)) and work.reason != others:
-                await self._put(work.name, replace(work, reason=others))
+                await self._table.commit(work.name, replace(work, reason=others))
             return
         # stored first: a job that is not recorded would never be stopped
         running = replace(work, state=QueuedState.RUNNING, reason="")
-        await self._put(work.name, running)
+        await self._table.commit(work.name, running)
         try:
             await self._api.apply_job(job_of(work, self._entitlement), is_new=True)
         except (InvalidInput, Conflict, Unprocessable) as e:
-            await self._put(work.name, failed(running, str(e), now))
+            await self._table.commit(work.name, failed(running, str(e), now))
+        except TwineError as e:
+            if e.retryable:
+                raise
+            # a missing right or image: other work is started meanwhile
+            later = replace(work, retry_at=now + RETRY_MAX_S, reason=str(e))
+            await self._table.commit(work.name, later)
 
     async def _stop(self, name: str) -> None:
         self._placed.pop(name, None)
@@ -165,10 +193,6 @@ class Optimus:
         if spec.entitlement == self._entitlement:
             return ""
         return f"entitlement {spec.entitlement} has a job {spec.name}: the name is taken"
-
-    async def _put(self, name: str, work: QueuedWork | None) -> None:
-        async with self._table.lock(name):
-            await self._table.commit(name, work)
 
     # -- for users
 
@@ -186,11 +210,6 @@ class Optimus:
 
     async def submit(self, name: str, wish: QueuedWish, user: str) -> QueuedWork:
         """Accept a piece of work; `Conflict` if another piece has the name."""
-        known = self._table.find(name)
-        if known is not None:
-            if known.wish == wish and known.user == user:
-                return known
-            raise Conflict(f"there is already work {name!r}, of {known.user}")
         if wish.job.entitlement != self._entitlement:
             raise InvalidInput(
                 f"cannot accept work {name!r}: job.entitlement: {wish.job.entitlement!r} is not"
@@ -199,13 +218,20 @@ class Optimus:
             )
         if wish.job.tasks < 1:
             raise InvalidInput(f"cannot accept work {name!r}: job.tasks: 0 tasks have no effect")
-        made = QueuedWork(name=name, user=user, wish=wish, submitted_at=self._runtime.date())
-        await self._put(name, made)
-        return made
+        async with self._table.lock(name):
+            known = self._table.find(name)
+            if known is not None:
+                if known.wish == wish and known.user == user:
+                    return known
+                raise Conflict(f"there is already work {name!r}, of {known.user}")
+            made = QueuedWork(name=name, user=user, wish=wish, submitted_at=self._runtime.date())
+            await self._table.commit(name, made)
+            return made
 
     async def cancel(self, name: str) -> None:
         """Stop a piece of work and delete it; `NotFound` if there is none."""
-        work = self._table.get(name)
-        if work.state is QueuedState.RUNNING:
-            await self._stop(name)
-        await self._put(name, None)
+        async with self._table.lock(name):
+            work = self._table.get(name)
+            if work.state is QueuedState.RUNNING or name in self._to_stop:
+                await self._stop(name)
+            await self._table.commit(name, None)

@@ -64,8 +64,9 @@ def advance(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
     if missing:
         return _wait(record, f"cannot see {all_named(missing)}: the front end does not answer")
     gone = [job for job in run.spec.targets if not jobs[job].image]
-    if gone:
-        return _end(record, RunState.STOPPED, f"{all_named(gone)} no longer exists", now)
+    if gone and run.ending is None and (run.state is RunState.RUNNING or len(gone) == len(jobs)):
+        reason = f"{all_named(gone)} no longer exists"
+        return _stop(record, run, RunState.STOPPED, reason, now, leave=gone[0])
     if run.ending is not None:
         return _freeze_and_end(record, run, jobs, now)
     if run.state is RunState.ROLLING_BACK:

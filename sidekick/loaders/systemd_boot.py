@@ -131,9 +131,15 @@ def _own(host: Host, version: str = "") -> _LoaderFile | None:
     if folder is None:
         return None
     files = [_parse(host.fs.find(f"{folder}/{name}") or "") for name in _entries(host, folder)]
-    found = sorted((file for file in files if file), key=lambda f: f.version, reverse=True)
+    found = sorted((file for file in files if file), key=_age, reverse=True)
     exact = [file for file in found if file.version == (version or host.hardware.kernel)]
     return next(iter(exact if version else exact or found), None)
+
+
+def _age(file: _LoaderFile) -> list[str | int]:
+    """Return the version for comparisons: its numbers as numbers, so that 6.9 is before 6.10."""
+    parts = re.split(r"([0-9]+)", file.version)  # numbers are at odd places
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def _parse(text: str) -> _LoaderFile | None:

@@ -1,8 +1,11 @@
 """Frequency governor and energy preference, of all processors at once.
 
 A profile names several governors, best first; those that the driver does not offer are skipped. A
-host that offers none of them reports what it offers. Source: Linux,
-Documentation/admin-guide/pm/cpufreq.rst and intel_pstate.rst (energy performance preference).
+host that offers none of them reports what it offers. The governor `performance` sets the energy
+preference to `performance`, and the kernel refuses another one (EBUSY) while it is in force. So the
+governor is written before the preference, also when originals are restored. Source: Linux,
+Documentation/admin-guide/pm/cpufreq.rst, intel_pstate.rst and amd-pstate.rst (energy performance
+preference); drivers/cpufreq/intel_pstate.c and amd-pstate.c.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import msgspec
 from sidekick.cpulists import CPUS, joined, parted
 from sidekick.profile import Profile
 from sidekick.report import WantedSetting
-from sidekick.setting import Host, Setting
+from sidekick.setting import Host
+from sidekick.settings.leading import LeadingSetting
 from wire.errors import FieldError
 
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -41,7 +45,7 @@ class PowerFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether a host that offers none of them cannot run the profile."""
 
 
-class PowerSetting(Setting):
+class PowerSetting(LeadingSetting):
     """One value for all frequency policies, or one for each where they differ."""
 
     kind: ClassVar[str] = "power"
@@ -83,6 +87,10 @@ class PowerSetting(Setting):
                 )
             )
         return wanted
+
+    def partners(self, setting: str) -> tuple[str, ...]:
+        """Return the energy preference, which the governor `performance` changes."""
+        return ("power.energy_preference",) if setting == "power.governor" else ()
 
     def touches(self, setting: str) -> tuple[str, ...]:
         """Return the attribute of the policies."""

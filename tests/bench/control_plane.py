@@ -1,4 +1,4 @@
-"""The load that the assembled control plane carries, and its longest pauses.
+"""Which load does the assembled control plane carry, and how long are its pauses?
 
     python -m tests.bench.control_plane --machines 10000 [--json] [--idle-s 15]
 

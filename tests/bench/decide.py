@@ -1,4 +1,4 @@
-"""How long the decision about one job takes: when one task's health changes, and in a release.
+"""How long does a decision about one job take: after a change of a task's health, and in a release?
 
     python -m tests.bench.decide [--json]
 

@@ -1,4 +1,4 @@
-"""The paper's Figure 15: how large is the web tier over days, as recommended, really, and in CPU?
+"""The paper's Figure 15: the recommended size, real size and CPU of a web tier over days.
 
     python -m tests.bench.figure_15 [--days 3] [--tasks 48] [--sudden] [--out FOLDER] [--json]
 

@@ -1,4 +1,4 @@
-"""Requests per second of the front end over TLS, and its latency under attacks.
+"""How many requests per second does the front end answer over TLS, and how fast under attack?
 
 `python tests/bench/front_end.py [--json] [--seconds 5]`. A control plane as a process with 1,024
 descriptors, four users on kept connections from one address of the loopback, an attacker in a

@@ -1,4 +1,4 @@
-"""How many durable writes of sizes a control plane takes through its front end.
+"""How many durable writes of sizes does a control plane accept through its front end?
 
     python -m tests.bench.intent_writes [--json] [--seconds 20]
 

@@ -1,4 +1,4 @@
-"""How long it takes to compose the intents of one job into what the scheduler carries out.
+"""How long does it take to compose the intents of one job into a specification?
 
     python -m tests.bench.intents [--json]
 

@@ -1,4 +1,4 @@
-"""TC14: how long does a release take over the day, where capacity is short at the peak?
+"""TC14: how long does a release take over the day, when capacity is short at the peak?
 
     python -m tests.bench.peak_releases [--tasks 12] [--out FOLDER] [--json]
 

@@ -1,4 +1,4 @@
-"""What an ask costs with preferences over racks and rows, from 10,000 to a million machines.
+"""What does an allocation with preferences over racks and rows cost, by size of the region?
 
     python -m tests.bench.preference_cost [--json] [--machines 1000000]
 

@@ -1,4 +1,4 @@
-"""How well and how fast the ReBalancer improves a skewed region, against the bound and others.
+"""How well and how fast does the ReBalancer improve a skewed region, compared with other methods?
 
     python -m tests.bench.rebalance [--json] [--large] [--incremental]
 

@@ -1,4 +1,4 @@
-"""What a refusal costs, from 10,000 to a million machines, in each state without room.
+"""What does a refusal cost, from 10,000 to a million machines, in each state without room?
 
     python -m tests.bench.refusal_cost [--json] [--machines 1000000]
 

@@ -1,4 +1,4 @@
-"""What does a machine cost with one, two and four shards that are processes of their own?
+"""What does a machine cost with one, two and four shards in separate processes?
 
     python -m tests.bench.shards [--machines 20] [--shards 1 2 4] [--seconds 30] [--json]
 

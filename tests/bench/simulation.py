@@ -1,4 +1,4 @@
-"""What a simulated region costs: a seed of faults, and a machine of an idle region.
+"""What does a simulated region cost: a seed of faults, and a machine of an idle region?
 
     python tests/bench/simulation.py --json
 

@@ -1,4 +1,4 @@
-"""How fast do 200 tasks start that are asked for at once, and does the agent answer meanwhile?
+"""How fast do 200 tasks start that are requested at once, and does the agent answer meanwhile?
 
 The floor is a shell loop of `systemd-run` over the same root: plain units, one after the other, as
 a user would start them by hand. The loop's units have no snapshot, no hardening, no limits, no

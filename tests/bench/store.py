@@ -1,4 +1,4 @@
-"""How many durable transactions a second do SQLite and etcd take, and how long does each wait?
+"""How many durable transactions a second do SQLite and etcd commit, and how long does each take?
 
     python -m tests.bench.store [--seconds 3] [--records 20000] [--load 1000000] [--json]
 

@@ -1,4 +1,4 @@
-"""How long is a region without a control plane that takes writes, once its leader is killed?
+"""How long does a region have no control plane for writes after its leader is killed?
 
     python -m tests.bench.takeover [--rounds 20] [--ttl 4] [--machines 1000] [--json]
 

@@ -1,4 +1,4 @@
-"""How long does a task take to start, against a bare unit, systemd-nspawn and podman?
+"""How long does a task take to start, compared with a bare unit, systemd-nspawn and podman?
 
 Boots a guest (or uses the lab named by --lab), measures inside it, in one run and in turns,
 so that a slow moment of the machine hits all four alike:

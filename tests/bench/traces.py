@@ -1,4 +1,4 @@
-"""How full do mixes get that are hard to pack: jobs with GPUs, and jobs with much memory?
+"""How full do machines get with mixes that are hard to pack: GPU jobs, and jobs with much memory?
 
     python -m tests.bench.traces [--machines 1200] [--json]
 

@@ -1,4 +1,4 @@
-"""How long the web console's pages take, and how long they keep others waiting.
+"""How long do pages of the web console take, and how long are the pauses that they cause?
 
     python -m tests.bench.web [--machines 50000] [--jobs 10000] [--tasks 10000] [--json]
 

@@ -13,28 +13,32 @@ _HEAD = (
     "# Which images run",
     "",
     "`make compat` builds these images from packages of Debian, npm and PyPI as their usual "
-    "Dockerfiles do, runs each on a guest, and writes this page.",
-    "The recipes are in `tests/compat/recipes.toml`. No image of a public registry is used: these "
-    "behave like them (entrypoints of root that chown,",
-    "logs linked to `/dev/stdout`, pid files in `/run`, sockets, forks, users by name and number).",
-    '`make compat IMAGES="--rest"` runs those that no run found fine yet, '
-    '`IMAGES="nginx redis"` these two.',
+    "Dockerfiles do, runs each on a guest,",
+    "and writes this page. The recipes are in `tests/compat/recipes.toml`. The images do not come "
+    "from a public registry, but they",
+    "behave like the public ones (entrypoints of root that chown, logs linked to `/dev/stdout`, "
+    "pid files in `/run`, sockets, forks,",
+    'users by name and number). `make compat IMAGES="--rest"` runs the images without a successful '
+    'run, `IMAGES="nginx redis"`',
+    "only these two.",
     "",
-    "Each is run as `twine-agent run NAME --image … --network private --memory …`, with a "
-    "persistent volume where the image's documentation",
-    "names one. *None* in the column of keys means: no key beyond memory, network and volume.",
+    "Each image is run as `twine-agent run NAME --image … --network private --memory …`, with a "
+    "persistent volume if the image's",
+    "documentation names one. *None* in the column of keys means: no key beyond memory, network "
+    "and volume.",
     "",
 )
 _MEANING = (
     "",
-    "- **starts**: seconds until its program runs. **serves**: seconds until it answered a request "
-    "of its protocol over its port, or a client inside it got its answer.",
-    "- **logs**: what the image writes to its log or to `/dev/stdout` is in `twine-agent logs`.",
-    "- **stops**: seconds until nothing of it was left. It ended by its own stop signal within "
-    "30 s; systemd had to kill nothing.",
-    "- **keeps**: what was written before a restart was there after it (images with data only).",
-    "- Times are from two emulated processors that two images at a time and other work shared: "
-    "they compare images, and say nothing about a server.",
+    "- **starts**: seconds until its program runs.",
+    "- **serves**: seconds until it answered a request of its protocol over its port, or until a "
+    "client inside it got its answer.",
+    "- **logs**: the output to the image's log or to `/dev/stdout` is in `twine-agent logs`.",
+    "- **stops**: seconds until no process was left. It ended by its own stop signal within 30 s; "
+    "systemd killed no process.",
+    "- **keeps**: data written before a restart existed after it (images with data only).",
+    "- Two images at a time and other work shared two emulated processors. So the times compare "
+    "images, and do not predict a server.",
     "",
 )
 
@@ -46,7 +50,7 @@ def write_page(table: Sequence[Recipe], results: Mapping[str, Any]) -> None:
     bare = [r for r in fine if not r.keys]
     lines = [
         *_HEAD,
-        f"Of {len(table)} images {len(done)} were run: {len(fine)} do all they should, {len(bare)} "
+        f"Of {len(table)} images {len(done)} were run: {len(fine)} passed all checks, {len(bare)} "
         f"of them with no key beyond the defaults. {_when([results[r.name] for r in done])}",
         f"CI runs {len(FIXED)} (`tests/lab/test_2_compatibility.py`): {', '.join(FIXED)}.",
         "",

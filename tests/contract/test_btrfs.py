@@ -222,8 +222,9 @@ def test_what_a_subvolume_alone_takes_is_a_number_or_not_known(volume: Volume) -
     assert volume.real or found
 
 
+@pytest.mark.behaviour("AG9")
 def test_a_limit_is_read_back_and_can_be_changed_and_lifted(volume: Volume) -> None:
-    """AG9: quotas once on stay as they are; nobody counts before."""
+    """Quotas once on stay as they are; nobody counts before."""
     btrfs, path = volume.btrfs, volume.folder / "limited"
     btrfs.create(path)
     first = btrfs.enable_quota(volume.folder)
@@ -239,8 +240,9 @@ def test_a_limit_is_read_back_and_can_be_changed_and_lifted(volume: Volume) -> N
     assert btrfs.find(path) is None
 
 
+@pytest.mark.behaviour("AG9")
 def test_a_limit_holds_for_the_volume_and_what_is_made_inside_of_it(volume: Volume) -> None:
-    """AG9: a full volume can be deleted, with all that is nested; its snapshot stays."""
+    """A full volume can be deleted, with all that is nested; its snapshot stays."""
     btrfs, path, kept = volume.btrfs, volume.folder / "full", volume.folder / "full@kept"
     btrfs.create(path)
     btrfs.enable_quota(volume.folder)

@@ -1,4 +1,4 @@
-"""Who may command a machine of an entitlement: the agent and the modelled machine agree (SH3)."""
+"""Who may command a machine of an entitlement: the agent and the modelled machine agree."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from vm_lab.region.history import History
 from vm_lab.region.loop import Timeline
 from vm_lab.region.machine import MachineSetting, SimulatedMachine
 from wire.errors import Conflict
+
+pytestmark = pytest.mark.behaviour("SH3")
 
 Ask = Callable[[str, int, bool], bool]
 """Returns whether a request of a term is taken: (entitlement, number, does it change anything)."""

@@ -205,7 +205,7 @@ def test_list_then_watch_misses_nothing_and_repeats_nothing(store):
     on(store, body)
 
 
-def test_a_watch_of_forgotten_history_is_told_to_list_again(store):
+def test_a_watch_of_compacted_history_must_list_again(store):
     async def body(s: Store):
         await s.txn({}, [Put("a", b"0")])
         old = (await s.list_prefix("")).revision
@@ -221,7 +221,7 @@ def test_a_watch_of_forgotten_history_is_told_to_list_again(store):
     on(store, body)
 
 
-def test_history_is_bounded_by_itself(store):
+def test_history_drops_its_oldest_entries(store):
     async def body(s: Store):
         start = (await s.list_prefix("")).revision
         for i in range(60):
@@ -233,7 +233,7 @@ def test_history_is_bounded_by_itself(store):
     on(store, body)
 
 
-def test_a_watcher_that_waits_is_told_when_its_place_is_compacted(store):
+def test_a_waiting_watcher_learns_of_a_compaction(store):
     async def body(s: Store):
         watch = s.watch("a", (await s.list_prefix("")).revision)
         async with asyncio.TaskGroup() as group:
@@ -295,7 +295,7 @@ def test_many_writers_at_once_all_count(store):
     on(store, body)
 
 
-def test_a_damaged_database_is_said_in_words(tmp_path):
+def test_a_damaged_database_is_reported_clearly(tmp_path):
     (tmp_path / "twine.db").write_bytes(b"not a database" * 100)
 
     async def body(s: Store):

@@ -54,8 +54,9 @@ def disk_error(code: int, text: str) -> sqlite3.OperationalError:
     return error
 
 
+@pytest.mark.behaviour("BUG-CP13")
 async def test_a_dead_writer_fails_every_write_and_says_so(tmp_path: Path) -> None:
-    """BUG-CP13: it hung all writers for ever, and nobody noticed."""
+    """It hung all writers for ever, and nobody noticed."""
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         await store.txn({}, [Put("a", b"1")])
         assert store.failure() == ""
@@ -75,8 +76,9 @@ async def test_a_dead_writer_fails_every_write_and_says_so(tmp_path: Path) -> No
         assert store.failure() == ""
 
 
+@pytest.mark.behaviour("BUG-CP13")
 async def test_what_waits_behind_a_dying_write_is_known_not_to_be_made(tmp_path: Path) -> None:
-    """BUG-CP13: only what the thread had begun is in doubt."""
+    """Only what the thread had begun is in doubt."""
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         broken_connection(store, Once("COMMIT", SystemExit()))
         first = asyncio.ensure_future(store.txn({}, [Put("a", b"")]))
@@ -89,8 +91,9 @@ async def test_what_waits_behind_a_dying_write_is_known_not_to_be_made(tmp_path:
         assert [type(outcome) for outcome in outcomes] == [UnknownOutcome, Busy]
 
 
+@pytest.mark.behaviour("F-47")
 async def test_a_disk_that_fails_while_it_syncs_leaves_the_outcome_unknown(tmp_path: Path) -> None:
-    """F-47: the log may hold it after a crash; asking for the outcome ends that."""
+    """The log may hold it after a crash; asking for the outcome ends that."""
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         slots = Slots(store, "test")
         broken_connection(
@@ -105,8 +108,9 @@ async def test_a_disk_that_fails_while_it_syncs_leaves_the_outcome_unknown(tmp_p
         assert store.failure() == ""
 
 
+@pytest.mark.behaviour("F-46")
 async def test_a_full_disk_refuses_writes_and_takes_them_again(tmp_path: Path) -> None:
-    """F-46: the writer lives, reads go on, and it is known that nothing was changed."""
+    """The writer lives, reads go on, and it is known that nothing was changed."""
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         await store.txn({}, [Put("a", b"1")])
         full = disk_error(sqlite3.SQLITE_FULL, "database or disk is full")
@@ -120,10 +124,11 @@ async def test_a_full_disk_refuses_writes_and_takes_them_again(tmp_path: Path) -
         assert store.failure() == ""
 
 
-async def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever(
+@pytest.mark.behaviour("F-46")
+async def test_the_wait_for_a_hanging_disk_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-46: slow is not lost. Who waits too long is told so, later ones at once."""
+    """Slow is not lost. Who waits too long is told so, later ones at once."""
     usual = writer.SLOW_S
     monkeypatch.setattr(writer, "SLOW_S", 0.2)
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
@@ -146,10 +151,11 @@ async def test_a_disk_that_does_not_answer_is_not_waited_for_for_ever(
         assert revision == 2
 
 
+@pytest.mark.behaviour("F-43")
 async def test_a_writer_that_was_paused_for_long_does_not_take_its_disk_for_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-43: after SIGCONT the timers of the loop come before the answer of the thread."""
+    """After SIGCONT the timers of the loop come before the answer of the thread."""
     monkeypatch.setattr(writer, "SLOW_S", 0.2)
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         with closing(sqlite3.connect(tmp_path / "twine.db", isolation_level=None)) as other:
@@ -187,8 +193,9 @@ def tell(owner: subprocess.Popen[str], line: str) -> None:
     owner.stdin.flush()
 
 
+@pytest.mark.behaviour("F-43")
 def test_a_paused_owner_keeps_the_store_and_one_that_lost_it_writes_nothing(tmp_path: Path) -> None:
-    """F-43: stopped, it still holds the lock; and should somebody remove that, its late writes
+    """Stopped, it still holds the lock; and should somebody remove that, its late writes
     are refused, because the store was opened since."""
     with subprocess.Popen(
         [sys.executable, "-c", _OWNER, str(tmp_path)],
@@ -227,8 +234,9 @@ def test_a_paused_owner_keeps_the_store_and_one_that_lost_it_writes_nothing(tmp_
     assert asyncio.run(found()) == {"a": b"first", "b": b"yes"}
 
 
+@pytest.mark.behaviour("F-45")
 def test_of_two_hundred_that_wake_together_one_owns_the_store(tmp_path: Path) -> None:
-    """F-45: whenever the owner is gone, all at once; the others are told at once, and nothing of
+    """Whenever the owner is gone, all at once; the others are told at once, and nothing of
     theirs is written. Each owner has an epoch above all before it."""
     count, rounds = 200, 3
     wake, ended = threading.Barrier(count), threading.Barrier(count)
@@ -289,10 +297,11 @@ async def reads(folder: Path) -> tuple[int, list[tuple[str, int]], int]:
         return store.epoch(), [(e.key, e.revision) for e in listing.entries], listing.revision
 
 
+@pytest.mark.behaviour("F-61")
 async def test_an_interrupted_migration_leaves_the_old_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-61: stopped after any number of steps, the next start finds all, and a copy is kept."""
+    """Stopped after any number of steps, the next start finds all, and a copy is kept."""
     folder, connect, interrupted = tmp_path / "store", sqlite3.connect, 0
     folder.mkdir()
     of_the_first_release(folder / "twine.db")

@@ -199,7 +199,8 @@ def test_a_unit_that_exists_cannot_be_started_again(host: Host, unit: str) -> No
     assert host.running(unit).invocation_id == first.invocation_id
 
 
-def test_what_ignores_a_stop_is_killed_with_all_it_left(host: Host, unit: str) -> None:  # F-09 F-10
+@pytest.mark.behaviour("F-09", "F-10")
+def test_what_ignores_a_stop_is_killed_with_all_it_left(host: Host, unit: str) -> None:
     script = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep 1000\" & sleep 1000"
     host.systemd.start_transient(unit, sh(script, TimeoutStopUSec=1_000_000))
     group = host.whole(unit).control_group
@@ -217,8 +218,9 @@ def test_what_ignores_a_stop_is_killed_with_all_it_left(host: Host, unit: str) -
         assert not procs.exists()
 
 
-def test_a_start_that_takes_too_long_is_told_from_a_run_that_does(host: Host, unit: str) -> None:
-    """AG4: systemd says `timeout` of both, and only one of them ever ran."""
+@pytest.mark.behaviour("AG4")
+def test_a_slow_start_is_distinguished_from_a_long_run(host: Host, unit: str) -> None:
+    """systemd says `timeout` of both, and only one of them ever ran."""
     if not host.real:
         host.systemd.never_up.add(unit)  # type: ignore[attr-defined]
     slow = a_service(ExecStartPre=[["/bin/sleep", "1000"]], TimeoutStartUSec=1_000_000)
@@ -255,6 +257,7 @@ def test_what_is_not_there_can_be_stopped_killed_and_reset(host: Host, unit: str
     assert host.systemd.find(unit) is None
 
 
+@pytest.mark.behaviour("BUG-AG48", "BUG-AG50")
 def test_a_value_that_is_refused_is_named(host: Host, unit: str) -> None:
     with pytest.raises(
         SystemdError, match=f"cannot start {unit} with CPUWeight=20000: .*CPUWeight"
@@ -264,6 +267,10 @@ def test_a_value_that_is_refused_is_named(host: Host, unit: str) -> None:
         host.systemd.start_transient(unit, a_service(RootDirectory="not/absolute"))
     with pytest.raises(SystemdError, match=unit):
         host.systemd.start_transient(unit, {"Type": "exec"})
+    with pytest.raises(SystemdError, match=unit):  # BUG-AG48
+        host.systemd.start_transient(unit, a_service(ExecSearchPath=["/usr//bin"]))
+    with pytest.raises(SystemdError, match=unit):  # BUG-AG50
+        host.systemd.start_transient(unit, a_service(Environment=["A=1", "A=2"]))
 
     assert host.systemd.find(unit) is None
 
@@ -291,9 +298,7 @@ def test_limits_can_be_changed_while_a_unit_runs(host: Host, unit: str) -> None:
         host.systemd.set_properties(unit, {"CPUWeight": 20_000})
 
 
-def test_a_slice_that_does_not_run_yet_begins_with_what_was_said_of_it(
-    host: Host, unit: str
-) -> None:
+def test_a_slice_starts_with_properties_set_before(host: Host, unit: str) -> None:
     name = unit.replace("-", "_").replace(".service", ".slice")
     host.systemd.set_properties(name, {"CPUWeight": 50, "AllowedCPUs": (0,)})
     host.systemd.start_transient(unit, a_service(Slice=name))
@@ -361,6 +366,7 @@ def test_a_listener_that_was_ended_hears_nothing(host: Host, unit: str) -> None:
     assert unit not in quiet.queue
 
 
+@pytest.mark.behaviour("F-19", "F-20")
 @pytest.mark.parametrize("upheaval", ["restart dbus", "daemon-reexec", "daemon-reload"])
 def test_units_and_listeners_survive_an_upheaval(
     host: Host, unit: str, heard: queue.Queue[str], upheaval: str
@@ -428,7 +434,7 @@ def test_a_slice_holds_its_units_and_is_made_with_limits(host: Host, unit: str) 
     assert host.until(unit, lambda state: state is None) is None
 
 
-def test_a_slice_that_nobody_made_comes_with_its_first_unit(host: Host, unit: str) -> None:
+def test_a_missing_slice_is_made_with_its_first_unit(host: Host, unit: str) -> None:
     name = "twinecontract-implied.slice"
 
     host.systemd.start_transient(unit, a_service(Slice=name))
@@ -442,8 +448,9 @@ def test_a_slice_that_nobody_made_comes_with_its_first_unit(host: Host, unit: st
     host.systemd.stop(name)
 
 
+@pytest.mark.behaviour("BUG-AU8")
 def test_a_hardened_task_starts_from_its_own_root(host: Host, unit: str) -> None:
-    """BUG-AU8: what is tried is what is shipped."""
+    """What is tried is what is shipped."""
     assert all(HARDENING[name] is value for name, value in TASK_HARDENING.items())
     root = {"RootDirectory": str(host.root), "MemoryMax": 64 << 20, "TasksMax": 64}
 

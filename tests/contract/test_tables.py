@@ -110,8 +110,9 @@ async def test_pages_and_histories_that_are_cut_hide_nothing(
         assert told.known == {name: mine.get(name) for name in mine}
 
 
+@pytest.mark.behaviour("BUG-CP14")
 async def test_a_write_that_was_given_up_is_found_before_the_next(store: Store) -> None:
-    """BUG-CP14: cancelled on its way to the writer, it was looked for, not seen, and came."""
+    """Cancelled on its way to the writer, it was looked for, not seen, and came."""
     async with store:
         table = owner(store)
         await table.load()
@@ -129,11 +130,12 @@ async def test_a_write_that_was_given_up_is_found_before_the_next(store: Store) 
         assert table.get("a").spec.machines in (6, 7)
 
 
+@pytest.mark.behaviour("F-47", "BUG-CP14")
 @pytest.mark.parametrize(
     "fate", [UNHEARD, Fate(late=1), Fate(late=3), Fate(made=False, heard=False)]
 )
 async def test_an_unknown_outcome_is_found_out_before_anything_else(fate: Fate) -> None:
-    """F-47 BUG-CP14: the caller is told what is true, or that nobody knows yet."""
+    """The caller is told what is true, or that nobody knows yet."""
     async with FaultyStore(MemoryStore()) as store:
         table = owner(store)
         await table.load()
@@ -153,8 +155,9 @@ async def test_an_unknown_outcome_is_found_out_before_anything_else(fate: Fate) 
             assert (shown == record(name, number)) is made
 
 
-async def test_while_nobody_knows_the_record_is_not_written_and_others_are() -> None:
-    """F-47: reading goes on with what is known; the next writer asks first."""
+@pytest.mark.behaviour("F-47")
+async def test_a_record_of_unknown_state_is_not_written_and_others_are() -> None:
+    """Reading goes on with what is known; the next writer asks first."""
     async with FaultyStore(MemoryStore()) as store:
         table = owner(store)
         await table.load()

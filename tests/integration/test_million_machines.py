@@ -8,6 +8,8 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping
 
+import pytest
+
 from control_plane.allocator.core.claims import Claims
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.region_index import RegionIndex
@@ -64,7 +66,8 @@ def per(claims: Claims, level: str) -> Counter[str]:
     return Counter(getattr(claim.machine.place, level) for claim in claims)
 
 
-def test_one_allocator_manages_a_million_machines() -> None:  # AL16 AL8
+@pytest.mark.behaviour("AL16", "AL8")
+def test_one_allocator_manages_a_million_machines() -> None:
     gc.disable()  # a pass over so many objects takes as long as making them
     try:
         index = generated(MACHINES)

@@ -1,11 +1,15 @@
-"""The same region gives the same plans, whatever the seed of the hashes is (BUG-CP10)."""
+"""The same region gives the same plans, whatever the seed of the hashes is."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import control_plane
+
+pytestmark = pytest.mark.behaviour("BUG-CP10")
 
 STORY = """
 import random
@@ -65,7 +69,8 @@ def told(seed: str) -> str:
     return run.stdout
 
 
+@pytest.mark.behaviour("BUG-CP10")
 def test_plans_do_not_depend_on_the_order_of_sets():
-    """BUG-CP10: with another seed of the hashes a region got other commands."""
+    """With another seed of the hashes a region got other commands."""
     stories = {told(seed) for seed in ("0", "1", "77")}
     assert len(stories) == 1

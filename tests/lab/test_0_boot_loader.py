@@ -49,8 +49,9 @@ def test_it_is_grub_that_boots_it(guest: OneGuest) -> None:
     assert guest.ssh("hostname").strip() == "m1"
 
 
+@pytest.mark.behaviour("HP2", "HP12", "F-69")
 def test_an_entry_is_tried_once_and_the_default_once_it_came_up(guest: OneGuest) -> None:
-    # HP2 HP12 F-69
+
     before, menu = guest.line(), guest.ssh("cat /boot/grub/grub.cfg")
     reboot(guest, f"sidekick {PROFILES} apply-profile boots --reboot")
     assert {"nosoftlockup", "panic=30"} <= set(guest.line())
@@ -67,10 +68,11 @@ def test_an_entry_is_tried_once_and_the_default_once_it_came_up(guest: OneGuest)
     assert guest.status()["state"] == "none"
 
 
+@pytest.mark.behaviour("F-69")
 @pytest.mark.parametrize("broken", ["root=/dev/none", "rdinit=/none root=/dev/none"])
 def test_f69_a_line_that_does_not_boot_is_followed_by_the_hosts_own(
     guest: OneGuest, broken: str
-) -> None:  # F-69
+) -> None:
     """A root that does not come; a kernel that panics. Nobody touches the machine meanwhile."""
     before = guest.line()
     guest.ssh(f"sidekick {PROFILES} apply-profile boots; test $? = 2")
@@ -85,7 +87,8 @@ def test_f69_a_line_that_does_not_boot_is_followed_by_the_hosts_own(
     assert guest.find(f"ls {CUSTOM}") == ""
 
 
-def test_an_update_of_the_menu_keeps_the_profiles_entry(guest: OneGuest) -> None:  # HP2
+@pytest.mark.behaviour("HP2")
+def test_an_update_of_the_menu_keeps_the_profiles_entry(guest: OneGuest) -> None:
     """`update-grub` writes another menu; the entry is then a copy of an old one, and said so."""
     guest.ssh(f"sidekick {PROFILES} apply-profile boots; test $? = 2")
     guest.ssh("sed -i 's/quiet/quiet loglevel=3/' /etc/default/grub; update-grub")

@@ -12,6 +12,8 @@ import pytest
 
 from tests.lab.one_guest import OneGuest
 
+pytestmark = pytest.mark.behaviour("F-64", "F-75")
+
 BOOTS = "description = 'of a test'\n[kernel]\ncmdline = ['nosoftlockup']\n"
 PROFILES = "--profiles /run/test-profiles"
 
@@ -24,14 +26,18 @@ def guest() -> Iterator[OneGuest]:
     found.down()
 
 
+@pytest.mark.behaviour(
+    "F-64", "F-65", "F-66", "F-67", "F-68", "F-70", "F-71", "F-72", "F-73", "F-74", "F-75", "HP12"
+)
 @pytest.mark.long
 def test_f64_to_f75_on_a_real_kernel(guest: OneGuest) -> None:
-    # F-64 F-65 F-66 F-67 F-68 F-70 F-71 F-72 F-73 F-74 F-75 HP12
+
     guest.pytest("-m", "not long")
 
 
+@pytest.mark.behaviour("F-65", "F-73")
 @pytest.mark.long
-def test_every_kill_point_and_every_pair_of_profiles(guest: OneGuest) -> None:  # F-65 F-73
+def test_every_kill_point_and_every_pair_of_profiles(guest: OneGuest) -> None:
     guest.pytest("-m", "long", timeout_s=4 * 3600)
 
 
@@ -42,10 +48,11 @@ def prepared(guest: OneGuest) -> str:
     return guest.boot_id()
 
 
+@pytest.mark.behaviour("HP2", "HP12", "F-65")
 @pytest.mark.long
 def test_a_command_line_is_reached_by_kexec_and_given_back_by_the_next_boot(
     guest: OneGuest,
-) -> None:  # HP2 HP12 F-65
+) -> None:
     boot, before = prepared(guest), guest.line()
     guest.ssh(f"nohup sidekick {PROFILES} apply-profile boots --reboot >/dev/null 2>&1 &")
     guest.booted_again(boot)
@@ -59,11 +66,10 @@ def test_a_command_line_is_reached_by_kexec_and_given_back_by_the_next_boot(
     assert guest.find("ls /etc/twine/boot-line") == ""
 
 
+@pytest.mark.behaviour("F-69")
 @pytest.mark.long
 @pytest.mark.parametrize("broken", ["root=/dev/none", "rdinit=/none root=/dev/none"])
-def test_f69_a_broken_line_comes_back_by_itself_after_kexec(
-    guest: OneGuest, broken: str
-) -> None:  # F-69
+def test_a_broken_kernel_line_is_restored_after_kexec(guest: OneGuest, broken: str) -> None:
     """No root and, with `rdinit`, a kernel panic: the guard on the line restarts the host, and the
     firmware knows only the host's own line. The profile is degraded, and not tried again.
     """

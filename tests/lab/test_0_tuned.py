@@ -9,9 +9,10 @@ import pytest
 from tests.lab.one_guest import OneGuest
 
 
+@pytest.mark.behaviour("BUG-SK20", "BUG-SK22")
 @pytest.mark.long
 def test_tuneds_profiles_do_the_same_converted() -> None:
-    """BUG-SK20 BUG-SK22: effective values are compared, and rollback leaves nothing."""
+    """Effective values are compared, and rollback leaves nothing."""
     guest = OneGuest("bench", name="tuned")
     guest.up()
     guest.pytest("-s", inside=Path(__file__).parent / "beside_tuned", timeout_s=2 * 3600)

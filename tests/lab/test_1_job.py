@@ -11,8 +11,9 @@ import pytest
 from tests.lab.the_lab import JOB, Failed, TheLab
 
 
+@pytest.mark.behaviour("AG1", "AG2", "AG3", "AL8", "RB2", "SD3")
 def test_six_tasks_run_spread_over_the_msbs_and_answer_on_every_machine(web: TheLab) -> None:
-    # AG1 AG2 AG3 AL8 RB2 SD3
+
     tasks = web.tasks()
     machines = {m["record"]["machine"]: m["record"] for m in web.ctl("machine", "list")["machines"]}
     per_msb = Counter(
@@ -32,7 +33,8 @@ def test_six_tasks_run_spread_over_the_msbs_and_answer_on_every_machine(web: The
         ]
 
 
-def test_a_task_is_a_snapshot_a_slice_and_a_transient_unit(web: TheLab) -> None:  # AG2
+@pytest.mark.behaviour("AG2")
+def test_a_task_is_a_snapshot_a_slice_and_a_transient_unit(web: TheLab) -> None:
     task = web.tasks()[0]
     machine = task["placement"]["machine"]
     unit = "twine-task-web-0.service"
@@ -44,7 +46,8 @@ def test_a_task_is_a_snapshot_a_slice_and_a_transient_unit(web: TheLab) -> None:
     assert "web-0" in web.ssh(machine, "btrfs subvolume list -s /var/lib/twine")
 
 
-def test_every_machine_is_free_or_in_one_entitlement(web: TheLab) -> None:  # MO9 RB2
+@pytest.mark.behaviour("MO9", "RB2")
+def test_every_machine_is_free_or_in_one_entitlement(web: TheLab) -> None:
     records = [m["record"] for m in web.ctl("machine", "list")["machines"]]
     held = next(
         e for e in web.ctl("entitlement", "list")["entitlements"] if e["record"]["name"] == "demo"
@@ -53,6 +56,7 @@ def test_every_machine_is_free_or_in_one_entitlement(web: TheLab) -> None:  # MO
     assert all(r["entitlement"] in ("", "demo") for r in records)
 
 
+@pytest.mark.behaviour("HP1", "HP10", "HP15", "MO11")
 def test_the_profile_was_verified_before_a_task_ran(web: TheLab) -> None:
     # HP1 HP10 HP15 MO11: read in the guest's own /proc/sys, not in our records
     for machine in web.machines:
@@ -70,7 +74,8 @@ def test_the_profile_was_verified_before_a_task_ran(web: TheLab) -> None:
         assert (facts["location.region"], facts["location.msb"]) == ("lab", f"msb{machine[1:]}")
 
 
-def test_what_a_job_file_would_do_is_said_before_it_happens(web: TheLab) -> None:  # AL4
+@pytest.mark.behaviour("AL4")
+def test_a_plan_shows_what_a_job_file_would_do(web: TheLab) -> None:
     image = web.job()["record"]["spec"]["image"]
     before = web.tasks()
     words = ("job", "plan", str(JOB), "--set", f"image={image}", "--set", "tasks=9")
@@ -100,6 +105,7 @@ def test_resizing_starts_and_stops_only_what_is_missing_or_too_much(web: TheLab)
     assert set(after) == set(before)
 
 
+@pytest.mark.behaviour("SC8", "SC10", "SD1")
 def test_a_rolling_update_fails_no_request(web: TheLab, images: dict[str, str]) -> None:
     # SC8 SC10 SD1: for a client that follows discovery, and for one behind a proxy that does
     before = web.invocations()
@@ -118,8 +124,9 @@ def test_a_rolling_update_fails_no_request(web: TheLab, images: dict[str, str]) 
     assert not set(after.values()) & set(before.values())
 
 
+@pytest.mark.behaviour("FE4", "MO8")
 def test_a_bad_job_file_gets_all_its_errors_at_once(web: TheLab, tmp_path: Path) -> None:
-    # FE4 MO8
+
     before = web.job()
     bad = tmp_path / "bad.toml"
     bad.write_text(

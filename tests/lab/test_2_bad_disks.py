@@ -11,9 +11,10 @@ from tests.lab.one_guest import OneGuest, busybox_image
 FOLDER = Path(__file__).parent / "bad_disks"
 
 
+@pytest.mark.behaviour("F-04", "F-35", "F-36", "F-37", "F-41")
 @pytest.mark.long
 def test_an_agent_on_a_bad_disk() -> None:
-    """F-04 F-35 F-36 F-37 F-41 P9"""
+    """P9"""
     guest = OneGuest(name="bad-disks")
     guest.up()
     try:

@@ -62,10 +62,11 @@ def starts(lab: OneMachine) -> Counter[str]:
     return Counter(unit for unit in units if unit.startswith("twine-task-"))
 
 
+@pytest.mark.behaviour("F-48", "F-53")
 def test_orders_over_a_bad_network_are_carried_out_once_and_what_runs_is_left_alone(
     lab: OneMachine, tmp_path: Path
 ) -> None:
-    """F-48 F-53: a job is applied, updated and stopped while a fifth of what is sent is lost."""
+    """A job is applied, updated and stopped while a fifth of what is sent is lost."""
     file = tmp_path / "image.tar"
     file.write_bytes(busybox_image())
     image = lab.ctl("image", "push", str(file))["digest"]

@@ -36,8 +36,9 @@ done
 PORTS = {"0 bound", "28080 bound", "28081 refused"}
 
 
+@pytest.mark.behaviour("BUG-AG10", "F-20")
 def test_what_happens_to_systemd_leaves_a_task_its_own_ports_and_no_others(guest: OneGuest) -> None:
-    """BUG-AG10 F-20: `daemon-reload` took the programs away that systemd has for ports."""
+    """`daemon-reload` took the programs away that systemd has for ports."""
     run = "twine-agent run binds --image /root/image.tar --memory 16MiB --listen http=28080"
     guest.ssh(f"{run} -- /bin/busybox sh -c '{TRIES}'", timeout_s=900)
 
@@ -54,8 +55,9 @@ def test_what_happens_to_systemd_leaves_a_task_its_own_ports_and_no_others(guest
     guest.ssh("twine-agent stop binds", timeout_s=900)
 
 
+@pytest.mark.behaviour("F-19", "F-20")
 def test_what_happens_to_the_bus_loses_no_task_and_stalls_no_answer(guest: OneGuest) -> None:
-    """F-19 F-20: under load; the agent's face answers while nobody speaks on the bus.
+    """Under load; the agent's face answers while nobody speaks on the bus.
 
     Three tasks stay as they are, one comes and goes throughout, also after each disturbance.
     """

@@ -98,10 +98,11 @@ def image_of(lab: OneMachine, folder: Path) -> str:
     return found
 
 
+@pytest.mark.behaviour("F-11", "BUG-AG3")
 def test_an_agent_answers_while_sixty_tasks_start_at_once_and_take_the_only_cpu(
     lab: OneMachine, tmp_path: Path
 ) -> None:
-    """F-11 BUG-AG3: late no more often than one who only answers; nobody takes it for silent."""
+    """Late no more often than one who only answers; nobody takes it for silent."""
     image = image_of(lab, tmp_path)
     lab.ctl("entitlement", "create", "shop", "--machines", "1", "--host-profile", "base")
     agent = lab.ssh("m1", "systemctl show twine-agent.service -P MainPID -P NRestarts")

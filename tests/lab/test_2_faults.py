@@ -7,10 +7,13 @@ import shlex
 import time
 from collections import Counter
 
+import pytest
+
 from tests.lab.the_lab import TheLab
 
 
-def test_six_sigkills_of_the_agent_restart_no_task(web: TheLab) -> None:  # AG5 F-02
+@pytest.mark.behaviour("AG5", "F-02")
+def test_six_sigkills_of_the_agent_restart_no_task(web: TheLab) -> None:
     before = web.invocations()
     for _ in range(6):
         web.ssh("m1", "systemctl kill -s KILL twine-agent.service")
@@ -27,7 +30,8 @@ def test_six_sigkills_of_the_agent_restart_no_task(web: TheLab) -> None:  # AG5 
     assert web.invocations() == before
 
 
-def test_a_task_that_ends_while_the_agent_is_down_is_reported(web: TheLab) -> None:  # F-03 AG4
+@pytest.mark.behaviour("F-03", "AG4")
+def test_a_task_that_ends_while_the_agent_is_down_is_reported(web: TheLab) -> None:
     image = web.job()["record"]["spec"]["image"]
     script = "trap 'exit 7' TERM; echo trapped; while :; do sleep 0.2; done"
     web.ssh(
@@ -53,7 +57,8 @@ def test_a_task_that_ends_while_the_agent_is_down_is_reported(web: TheLab) -> No
     web.remove("m2", "once")
 
 
-def test_a_minute_without_the_control_plane_restarts_no_task(web: TheLab) -> None:  # AG5 AV3
+@pytest.mark.behaviour("AG5", "AV3")
+def test_a_minute_without_the_control_plane_restarts_no_task(web: TheLab) -> None:
     before = web.invocations()
     web.lab("control-plane", "stop")
     time.sleep(60)
@@ -63,7 +68,8 @@ def test_a_minute_without_the_control_plane_restarts_no_task(web: TheLab) -> Non
     assert web.invocations() == before
 
 
-def test_tasks_of_a_dead_machine_run_elsewhere_and_never_twice(web: TheLab) -> None:  # SC3 SC10
+@pytest.mark.behaviour("SC3", "SC10")
+def test_tasks_of_a_dead_machine_run_elsewhere_and_never_twice(web: TheLab) -> None:
     lost = [f"web-{i}" for i, t in web.tasks().items() if t["placement"]["machine"] == "m3"]
     assert lost
     web.lab("power-off", "m3")
@@ -98,6 +104,7 @@ def test_a_rebooted_machine_takes_tasks_again(web: TheLab) -> None:
     assert len({unit for units in running.values() for unit in units}) == 6
 
 
+@pytest.mark.behaviour("RB3", "RB11", "HC14")
 def test_a_machine_is_drained_without_a_failed_request(web: TheLab) -> None:
     # RB3 RB11 HC14: planned maintenance, within the job's availability budget
     per_machine = Counter(t["placement"]["machine"] for t in web.tasks().values())

@@ -12,6 +12,8 @@ import pytest
 
 from tests.lab.one_guest import OneGuest
 
+pytestmark = pytest.mark.behaviour("AG8")
+
 SOURCE = Path(__file__).with_name("huge_pages.c")
 FOLDERS = ("proc", "sys", "dev", "tmp", "run", "var", "var/tmp", "etc", "root")
 POOL = 8
@@ -70,9 +72,10 @@ def limit(guest: OneGuest, group: str) -> str:
     return guest.ssh(f"cat {GROUPS}/{group}/hugetlb.2MB.max {GROUPS}/{group}/hugetlb.2MB.rsvd.max")
 
 
+@pytest.mark.behaviour("AG8")
 @pytest.mark.long
 def test_a_task_gets_the_pages_that_it_asked_for_and_others_none(guest: OneGuest) -> None:
-    """AG8: the kernel holds the limit from the first instruction on, live changes are the
+    """The kernel holds the limit from the first instruction on, live changes are the
     kernel's, too, and what does not fit is refused with the numbers."""
     db = "workload-local_huge.slice/twine-task-db.service"
     run(guest, "db", pages=3)

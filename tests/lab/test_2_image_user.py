@@ -97,8 +97,9 @@ def mounts(guest: OneGuest) -> int:
     return int(guest.ssh(MOUNTS))
 
 
+@pytest.mark.behaviour("AG3", "AG8")
 def test_a_task_has_the_files_of_its_images_user_as_its_own(guest: OneGuest) -> None:
-    """AG3: it reads them, sees itself as owner, by name; AG8: and no other's."""
+    """It reads them, sees itself as owner, by name; AG8: and no other's."""
     guest.ssh(RUN, timeout_s=900)
     found = said(guest, 1)
     assert found["who"] == "app staff app /home/app /home/app"
@@ -119,8 +120,9 @@ def test_a_task_has_the_files_of_its_images_user_as_its_own(guest: OneGuest) -> 
     assert kept.count("task web") == len(kept.splitlines()) > 0
 
 
+@pytest.mark.behaviour("AG3")
 def test_no_owner_is_changed_and_nothing_is_left_mounted(guest: OneGuest) -> None:
-    """AG3: whatever ends it: a kill, a restart, an agent that dies, its stop."""
+    """Whatever ends it: a kill, a restart, an agent that dies, its stop."""
     shown = mounts(guest)
     pid = "systemctl show -P MainPID twine-task-web.service"
     before = guest.ssh(pid)
@@ -147,10 +149,11 @@ def test_no_owner_is_changed_and_nothing_is_left_mounted(guest: OneGuest) -> Non
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
 
+@pytest.mark.behaviour("F-42")
 def test_what_a_killed_clean_up_leaves_goes_with_the_next_start_or_the_root(
     guest: OneGuest,
 ) -> None:
-    """F-42: a mount that nobody let go is no root that cannot be removed."""
+    """A mount that nobody let go is no root that cannot be removed."""
     guest.ssh(RUN, timeout_s=900)
     said(guest, 4)
     shown = mounts(guest)
@@ -170,15 +173,17 @@ def test_what_a_killed_clean_up_leaves_goes_with_the_next_start_or_the_root(
     guest.ssh("rm -r /run/systemd/system/twine-task-web.service.d; systemctl daemon-reload")
 
 
+@pytest.mark.behaviour("AG3")
 def test_an_image_without_a_user_works_in_the_home_of_root(guest: OneGuest) -> None:
-    """AG3: what is there is the image's own; with `ProtectHome=yes` systemd ended with 200."""
+    """What is there is the image's own; with `ProtectHome=yes` systemd ended with 200."""
     guest.ssh("twine-agent run plain --image oci-archive:/root/plain.tar --memory 64MiB")
     guest.until("it says it", lambda: "the image's" in guest.find("twine-agent logs plain"))
     guest.ssh("twine-agent stop plain")
 
 
+@pytest.mark.behaviour("AG3")
 def test_a_number_whose_group_is_roots_has_the_files_of_that_group(guest: OneGuest) -> None:
-    """AG3: as many images have it that any user may start."""
+    """As many images have it that any user may start."""
     guest.ssh(
         "twine-agent run web --image oci-archive:/root/number.tar --file /root/task.toml"
         " --memory 64MiB",
@@ -207,7 +212,7 @@ def test_by_default_the_user_may_write_to_the_root(guest: OneGuest) -> None:
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
 
-def test_a_user_whom_the_image_does_not_know_is_told(guest: OneGuest) -> None:
+def test_a_user_missing_in_the_image_is_reported(guest: OneGuest) -> None:
     run = "twine-agent run web --image oci-archive:/root/nobody.tar --memory 64MiB 2>&1; true"
     told = guest.ssh(run, timeout_s=900)
     assert "user 'nobody', and its /etc/passwd has no such user" in told

@@ -80,10 +80,11 @@ def keeps(guest: OneGuest) -> list[int]:
     return [int(guest.ssh(f"cat {group}/memory.min")) for group in (GROUPS, SHOP, BANK)]
 
 
+@pytest.mark.behaviour("AG8")
 def test_a_task_keeps_what_it_was_promised_while_its_neighbour_loses_its_pages(
     guest: OneGuest,
 ) -> None:
-    """AG8: by the kernel's own count; what was kept is given back with the task."""
+    """By the kernel's own count; what was kept is given back with the task."""
     full = (HELD + FILE) * MIB
     guest.until("both have all", lambda: min(memory(guest).values()) >= full)
     assert keeps(guest) == [LIMIT * MIB, 0, LIMIT * MIB]

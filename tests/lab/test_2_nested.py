@@ -84,12 +84,13 @@ def invocation(guest: OneGuest, task: str) -> str:
     return guest.find(f"systemctl show -P InvocationID twine-task-{task}.service")
 
 
+@pytest.mark.behaviour("AG8", "F-83")
 @pytest.mark.long
 @pytest.mark.parametrize("who", ["", DAEMON, OWN_PROC])
 def test_a_namespace_inside_has_a_proc_of_its_own_where_that_is_allowed(
     guest: OneGuest, who: str
 ) -> None:
-    """AG8 F-83: for root, for others, and in another such namespace; elsewhere it has none."""
+    """For root, for others, and in another such namespace; elsewhere it has none."""
     command = f'{who} {OWN_PROC} sh -c "{SEEN}"'
     first, *users = inside(guest, command).splitlines()
     assert first == "me: /proc/1"
@@ -97,9 +98,10 @@ def test_a_namespace_inside_has_a_proc_of_its_own_where_that_is_allowed(
     assert "mount /proc failed" in inside(guest, command, "bare")
 
 
+@pytest.mark.behaviour("AG8")
 @pytest.mark.long
-def test_what_the_kernel_finds_nobody_inside_can_look_at_or_take_away(guest: OneGuest) -> None:
-    """AG8: the host's, of no process, and no way into it."""
+def test_cgroup_files_cannot_be_read_or_removed_from_inside(guest: OneGuest) -> None:
+    """The host's, of no process, and no way into it."""
     assert "Permission denied" in inside(guest, "ls /run/twine-nested")
     assert "Permission denied" in inside(guest, "cat /run/twine-nested/proc/kallsyms")
     for place in ("", "/proc", "/sys"):
@@ -113,11 +115,12 @@ def test_what_the_kernel_finds_nobody_inside_can_look_at_or_take_away(guest: One
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
 
+@pytest.mark.behaviour("AG4")
 @pytest.mark.long
-def test_podman_runs_a_container_with_users_of_its_own_where_that_is_allowed(
+def test_podman_runs_a_container_with_a_user_namespace_where_allowed(
     guest: OneGuest,
 ) -> None:
-    """AG4: of an image in its store, in the machine's network and in one of its own."""
+    """Of an image in its store, in the machine's network and in one of its own."""
     for network in ("host", "none"):
         command = f"sh /srv/data/podman.sh run --rm --network={network} {USERS} inner:1 {SAYS}"
         said, users = inside(guest, command).splitlines()
@@ -127,9 +130,10 @@ def test_podman_runs_a_container_with_users_of_its_own_where_that_is_allowed(
     assert "mount `proc` to `proc`: Operation not permitted" in refused
 
 
+@pytest.mark.behaviour("AG8")
 @pytest.mark.long
 def test_a_container_inside_is_within_the_limits_of_its_task(guest: OneGuest) -> None:
-    """AG8: at a limit of its own, and at the task's; neither the machine nor a neighbour ends."""
+    """At a limit of its own, and at the task's; neither the machine nor a neighbour ends."""
     limit = "--memory=40m inner:1 /bin/busybox cat /sys/fs/cgroup/memory.max"
     assert inside(guest, f"{CONTAINER} {limit}") == str(40 << 20)
     tasks = ("web", "bare")
@@ -146,9 +150,10 @@ def test_a_container_inside_is_within_the_limits_of_its_task(guest: OneGuest) ->
     assert [invocation(guest, task) for task in tasks] == before
 
 
+@pytest.mark.behaviour("AG4", "AG8")
 @pytest.mark.long
 def test_nothing_is_left_of_a_container_whose_task_is_deleted(guest: OneGuest) -> None:
-    """AG4 AG8: neither processes nor cgroups nor mounts, on the host nor in its accounts.
+    """Neither processes nor cgroups nor mounts, on the host nor in its accounts.
 
     It does not end when it is told to, and systemd inside would wait for longer than the task may.
     """
@@ -165,9 +170,9 @@ def test_nothing_is_left_of_a_container_whose_task_is_deleted(guest: OneGuest) -
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
 
+@pytest.mark.behaviour("AG4")
 @pytest.mark.long
-def test_nested_by_itself_is_refused_with_the_reason(guest: OneGuest) -> None:
-    """AG4"""
+def test_nested_alone_is_refused_with_the_reason(guest: OneGuest) -> None:
     run = "twine-agent run alone --relax nested --image /root/plain.tar -- /bin/sh 2>&1 || true"
     assert "nested requires own-init" in guest.ssh(run, timeout_s=900)
     assert "nested" in guest.ssh("twine-agent facts | grep ^capabilities")

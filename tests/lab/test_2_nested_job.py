@@ -104,11 +104,12 @@ def refused(lab: OneMachine, file: Path) -> str:
     return ended.value.stderr.strip()
 
 
+@pytest.mark.behaviour("AG4", "AL6", "F-83")
 @pytest.mark.long
 def test_a_job_runs_containers_where_its_entitlement_allows_it_and_nowhere_else(
     lab: OneMachine, tmp_path: Path
 ) -> None:
-    """AG4 AL6 F-83: refused without a trace, with the command that allows it; then it runs."""
+    """Refused without a trace, with the command that allows it; then it runs."""
     image = image_of(lab, tmp_path)
     lab.ctl("entitlement", "create", "shop", "--machines", "1", "--host-profile", "base")
     lab.ctl("entitlement", "update", "shop", "--relaxation", "own-init")

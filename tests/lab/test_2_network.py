@@ -31,9 +31,10 @@ def by_hand(lab: TheLab, name: str, script: str, *options: str) -> dict[str, str
     return dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
 
 
+@pytest.mark.behaviour("BUG-AG10", "AG8")
 @pytest.mark.long
 def test_a_task_binds_its_own_ports_and_opens_no_unix_socket(web: TheLab) -> None:
-    """BUG-AG10, AG8: in the host's network, by the kernel's own answer."""
+    """In the host's network, by the kernel's own answer."""
     parts = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     paths = " ".join(f"{part}_temp_path /tmp/{part};" for part in parts)
     nginx = (
@@ -55,8 +56,8 @@ def test_a_task_binds_its_own_ports_and_opens_no_unix_socket(web: TheLab) -> Non
     assert by_hand(web, "opener", nginx, "--unix-sockets")["unix"] == "open"
 
 
+@pytest.mark.behaviour("BUG-AG10")
 def test_the_agents_port_stays_its_own_while_there_is_no_agent(web: TheLab) -> None:
-    """BUG-AG10"""
     take = (
         "import socket; s = socket.socket();"
         " s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1);"
@@ -73,11 +74,12 @@ def test_the_agents_port_stays_its_own_while_there_is_no_agent(web: TheLab) -> N
     web.rest()
 
 
+@pytest.mark.behaviour("SD4")
 @pytest.mark.long
 def test_tasks_of_a_private_job_find_each_other_by_the_addresses_of_discovery(
     web: TheLab, images: dict[str, str], tmp_path: Path
 ) -> None:
-    """SD4: each answers at its own, for its host and for a task of its job on another host."""
+    """Each answers at its own, for its host and for a task of its job on another host."""
     web.apply(images["v1"], "tasks=1")
     text = JOB.read_text().replace('name = "web"\n', 'name = "own"\n')
     text = text.replace("tasks = 6\n", "tasks = 2\n")

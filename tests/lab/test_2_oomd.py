@@ -89,10 +89,11 @@ def marks(guest: OneGuest, *groups: str) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in lines}
 
 
-def test_systemd_oomd_watches_the_tasks_and_is_told_whom_it_takes_last_or_never(
+@pytest.mark.behaviour("AG8")
+def test_systemd_oomd_watches_tasks_with_their_preferences(
     guest: OneGuest,
 ) -> None:
-    """AG8: what keeps the host going never; a promise is heeded, and as it is after a resize."""
+    """What keeps the host going never; a promise is heeded, and as it is after a resize."""
     watched = [x.strip() for x in guest.ssh("oomctl").splitlines() if "Path: " in x]
     assert set(watched) == {"Path: /workload.slice"}
     assert "Memory Pressure Limit: 80.00%" in guest.ssh("oomctl")
@@ -112,8 +113,9 @@ def test_systemd_oomd_watches_the_tasks_and_is_told_whom_it_takes_last_or_never(
     guest.until("as before", lambda: marks(guest, kept).popitem()[1] == ["user.oomd_avoid"])
 
 
+@pytest.mark.behaviour("AG8")
 def test_the_agent_acts_first_and_systemd_oomd_not_at_all(guest: OneGuest) -> None:
-    """AG8: the task goes that the agent's rule says, whatever oomd.conf has."""
+    """The task goes that the agent's rule says, whatever oomd.conf has."""
     filled(guest)
     guest.ssh(f"{SET} MemoryHigh={SHORT}M")
     guest.until("one is evicted", lambda: bool(evictions(guest)))
@@ -123,8 +125,9 @@ def test_the_agent_acts_first_and_systemd_oomd_not_at_all(guest: OneGuest) -> No
     assert killed(guest) == []
 
 
+@pytest.mark.behaviour("AG8", "F-14")
 def test_what_systemd_oomd_kills_says_so_and_the_agent_takes_no_other(guest: OneGuest) -> None:
-    """AG8 F-14: where it is faster all the same; `kept` has a promise and stays."""
+    """Where it is faster all the same; `kept` has a promise and stays."""
     filled(guest)
     before, evicted = tasks(guest), evictions(guest)
     guest.ssh(f"{SET} {HASTY}; {SET} MemoryHigh={NEVER_ENOUGH}M")

@@ -1,4 +1,4 @@
-"""What ordinary images find in their root: names, files to write to, of root or not (BUG-AG31)."""
+"""What ordinary images find in their root: names, files to write to, of root or not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oci import Layout, entry, folder, layer
 
 from tests.lab.one_guest import BUSYBOX, FOLDERS, OneGuest
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.behaviour("BUG-AG31")]
 IMAGE = layer(
     *(folder(name) for name in FOLDERS),
     entry("bin/busybox", data=BUSYBOX.read_bytes(), mode=0o755),
@@ -81,8 +81,9 @@ def told(guest: OneGuest, name: str, times: int = 1) -> list[str]:
     return lines[begin:]
 
 
+@pytest.mark.behaviour("BUG-AG31", "BUG-AG39", "BUG-AG34", "BUG-AG32")
 def test_an_image_of_root_writes_where_it_does_elsewhere(guest: OneGuest) -> None:
-    """BUG-AG31 and the writable root: of root's image all files are the task's, within a bound."""
+    """All files of an image that runs as root belong to the task, within a bound."""
     run = "twine-agent run web --image oci-archive:/root/ordinary.tar --memory 64MiB"
     guest.ssh(f"{run} --file /root/task.toml", timeout_s=900)
     lines = told(guest, "web")
@@ -143,8 +144,9 @@ TALKS = """/bin/busybox printf "%s" "$EXACT"; echo
 i=0; while :; do i=$((i+1)); echo $i || exit 9; /bin/busybox usleep 50000; done"""
 
 
-def test_a_log_is_what_was_written_whatever_is_started_again(guest: OneGuest) -> None:
-    """BUG-AG34: byte for byte. BUG-AG40: no task ends because logging did, and no line is lost."""
+@pytest.mark.behaviour("BUG-AG34", "BUG-AG40")
+def test_a_log_is_complete_across_restarts(guest: OneGuest) -> None:
+    """Byte for byte. BUG-AG40: no task ends because logging did, and no line is lost."""
     guest.put("/root/exact", EXACT)
     guest.put("/root/talks", TALKS)
     run = "twine-agent run talks --image oci-archive:/root/ordinary.tar --memory 64MiB"
@@ -173,8 +175,9 @@ def test_a_log_is_what_was_written_whatever_is_started_again(guest: OneGuest) ->
     assert guest.ssh("ls /run/twine/output/local | grep -c talks; true").strip() == "0"
 
 
-def test_last_words_and_lines_that_were_dropped_are_told(guest: OneGuest) -> None:
-    """BUG-AG39: what a program wrote just before its end is in its log. BUG-AG42: journald's rate
+@pytest.mark.behaviour("BUG-AG39", "BUG-AG42")
+def test_last_lines_and_dropped_lines_are_reported(guest: OneGuest) -> None:
+    """What a program wrote just before its end is in its log. BUG-AG42: journald's rate
     limit drops lines, and the log says how many."""
     many = "i=0; while [ $i -lt 10300 ]; do i=$((i+1)); echo $i; done"
     script = f"{many}; /bin/busybox sleep 12; echo next; echo last > /dev/stdout; exit 3"

@@ -8,6 +8,8 @@ import pytest
 
 from tests.lab.one_guest import OneGuest, busybox_image
 
+pytestmark = pytest.mark.behaviour("AG8")
+
 SLEEP = "-- /bin/busybox sleep 100000"
 OWN = "[resources]\nexclusive_cpus = {}\n"
 GROUPS = "/sys/fs/cgroup/workload.slice/"
@@ -56,9 +58,10 @@ def kernel(guest: OneGuest, group: str) -> str:
 OWN_DB = "workload-local_own.slice/twine-task-db.service"
 
 
+@pytest.mark.behaviour("AG8")
 @pytest.mark.long
-def test_cores_of_its_own_hold_and_are_given_back(guest: OneGuest) -> None:
-    """AG8: others are off a task's cores before it runs there, through a kill of the agent, a
+def test_exclusive_cores_hold_and_are_returned(guest: OneGuest) -> None:
+    """Others are off a task's cores before it runs there, through a kill of the agent, a
     resize and its end; what does not fit is refused with the numbers."""
     run(guest, "web")
     run(guest, "db", own=2)

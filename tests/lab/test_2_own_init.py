@@ -106,11 +106,12 @@ def up(guest: OneGuest) -> None:
     guest.until("it is healthy", lambda: bool(shown.search(guest.find("twine-agent ps"))))
 
 
+@pytest.mark.behaviour("AG4", "BUG-AG30")
 @pytest.mark.long
 def test_systemd_is_up_inside_with_its_services_and_says_so_in_the_tasks_log(
     guest: OneGuest,
 ) -> None:
-    """AG4: a probe and a step inside, the log of a service, and what is run by hand."""
+    """A probe and a step inside, the log of a service, and what is run by hand."""
     assert inside(guest, "systemctl is-system-running --wait") == "running"
     guest.until("its log", lambda: "hello: daemon in web" in guest.ssh("twine-agent logs web"))
     assert "healthy" in guest.ssh("twine-agent ps | grep '^web '")
@@ -125,9 +126,10 @@ def test_systemd_is_up_inside_with_its_services_and_says_so_in_the_tasks_log(
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
 
+@pytest.mark.behaviour("AG8", "F-83")
 @pytest.mark.long
 def test_root_inside_is_nobody_outside_and_reaches_nothing_of_the_host(guest: OneGuest) -> None:
-    """AG8 F-83: by the kernel's map of users, and by whose a file on a volume is."""
+    """By the kernel's map of users, and by whose a file on a volume is."""
     first, base, count = guest.ssh(f"cat /proc/{leader(guest)}/uid_map").split()
     assert (int(first), int(count)) == (0, ID_COUNT)
     assert FIRST_ID <= int(base) < FIRST_ID + SLOTS * ID_COUNT
@@ -149,11 +151,12 @@ def test_root_inside_is_nobody_outside_and_reaches_nothing_of_the_host(guest: On
     assert "mount /proc failed" in inside(guest, NESTED), "no container inside has a /proc"
 
 
+@pytest.mark.behaviour("AG4")
 @pytest.mark.long
 def test_a_terminal_inside_has_a_size_and_an_interrupt_that_is_the_commands(
     guest: OneGuest,
 ) -> None:
-    """AG4: what is typed ends what runs in it, not the shell; nothing is left of either."""
+    """What is typed ends what runs in it, not the shell; nothing is left of either."""
     said = guest.ssh("sh /root/typed", timeout_s=1800)
     assert "30 100" in said, said
     assert "after 130" in said, said
@@ -161,9 +164,10 @@ def test_a_terminal_inside_has_a_size_and_an_interrupt_that_is_the_commands(
     guest.until("nothing is left", lambda: guest.find("pgrep -f '[s]leep 98764' || echo") == "")
 
 
+@pytest.mark.behaviour("AG4")
 @pytest.mark.long
 def test_it_outlives_its_agent_and_is_resized_while_it_runs(guest: OneGuest) -> None:
-    """AG4: neither a killed agent nor another limit touches what runs."""
+    """Neither a killed agent nor another limit touches what runs."""
     before, main = leader(guest), guest.ssh("systemctl show -P MainPID twine-agent").strip()
     guest.ssh("systemctl kill -s KILL twine-agent.service")
     now = "systemctl show -P MainPID twine-agent"
@@ -176,9 +180,10 @@ def test_it_outlives_its_agent_and_is_resized_while_it_runs(guest: OneGuest) -> 
     assert inside(guest, "systemctl is-system-running") == "running"
 
 
+@pytest.mark.behaviour("AG8")
 @pytest.mark.long
 def test_what_uses_too_much_inside_ends_the_task_and_no_neighbour(guest: OneGuest) -> None:
-    """AG8: the limit is the task's, whatever cgroups there are below."""
+    """The limit is the task's, whatever cgroups there are below."""
     plain, before = invocation(guest, "plain"), invocation(guest, "web")
     inside(guest, "sh -c 'head -c 1G /dev/zero | tail'")
     guest.until("it began anew", lambda: invocation(guest, "web") not in ("", before))
@@ -189,11 +194,12 @@ def test_what_uses_too_much_inside_ends_the_task_and_no_neighbour(guest: OneGues
     assert "root" in inside(guest, "ls /srv/data")
 
 
+@pytest.mark.behaviour("AG4")
 @pytest.mark.long
-def test_it_starts_again_when_it_reboots_and_ends_in_order_when_it_is_told(
+def test_it_restarts_on_reboot_and_shuts_down_in_order(
     guest: OneGuest,
 ) -> None:
-    """AG4 P9: its services are told; mounts, users, cgroups and folders go with it."""
+    """P9: its services are told; mounts, users, cgroups and folders go with it."""
     before = invocation(guest, "web")
     inside(guest, "systemctl --no-block reboot")
     guest.until("it began anew", lambda: invocation(guest, "web") not in ("", before))
@@ -208,11 +214,12 @@ def test_it_starts_again_when_it_reboots_and_ends_in_order_when_it_is_told(
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
 
+@pytest.mark.behaviour("AG4", "AG8")
 @pytest.mark.long
-def test_nothing_is_left_of_one_that_is_deleted_while_it_dies_for_want_of_memory(
+def test_nothing_is_left_of_a_task_deleted_during_an_out_of_memory_kill(
     guest: OneGuest,
 ) -> None:
-    """AG4 AG8: neither mounts nor cgroups nor a unit, and another of its name starts at once."""
+    """Neither mounts nor cgroups nor a unit, and another of its name starts at once."""
     guest.ssh(f"{RUN} --image /root/machine.tar", timeout_s=1800)
     up(guest)
     guest.ssh("sh /root/deleted", timeout_s=1800)
@@ -226,9 +233,10 @@ def test_nothing_is_left_of_one_that_is_deleted_while_it_dies_for_want_of_memory
     guest.ssh("twine-agent stop web", timeout_s=1800)
 
 
+@pytest.mark.behaviour("AG4")
 @pytest.mark.long
 def test_what_cannot_be_a_machine_is_refused_with_the_reason(guest: OneGuest) -> None:
-    """AG4: no init in the image, no systemd-nspawn on the host, an operator who wants none."""
+    """No init in the image, no systemd-nspawn on the host, an operator who wants none."""
     facts = "twine-agent facts | grep ^capabilities"
     run = f"{RUN} --image /root/plain.tar 2>&1 || true"
     assert "has no init" in guest.ssh(run, timeout_s=900)

@@ -67,11 +67,12 @@ def switched(lab: OneMachine, *, on: bool) -> None:
     lab.usable()
 
 
+@pytest.mark.behaviour("AL6", "AG4", "AG10", "F-83")
 @pytest.mark.long
 def test_a_job_of_machines_is_placed_known_entered_updated_and_gone(
     lab: OneMachine, tmp_path: Path
 ) -> None:
-    """AL6 AG4 AG10 F-83: with no other word than those of its owner, from plan to stop."""
+    """With no other word than those of its owner, from plan to stop."""
     image = image_of(lab, tmp_path)
     lab.ctl("entitlement", "create", "shop", "--machines", "1", "--host-profile", "base")
     first = JOB.format(image=image, edition="first")

@@ -147,11 +147,12 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Packaged]:
     found.down()
 
 
+@pytest.mark.behaviour("F-05", "F-07")
 @pytest.mark.long
 def test_records_that_an_older_package_cannot_read_stop_its_agent_and_no_task(
     guest: Packaged,
 ) -> None:
-    """F-05 F-07: dpkg fails once, with what to do; the newer package brings all back."""
+    """dpkg fails once, with what to do; the newer package brings all back."""
     before = guest.begin(2)
     guest.installed("newer")
     guest.all_run(2)
@@ -184,9 +185,10 @@ def test_records_that_an_older_package_cannot_read_stop_its_agent_and_no_task(
     guest.end("t1", "t2", "later")
 
 
+@pytest.mark.behaviour("F-07", "AV15")
 @pytest.mark.long
 def test_an_agent_that_does_not_start_is_tried_ever_more_seldom(guest: Packaged) -> None:
-    """F-07 AV15: else it takes the processor from the dpkg that brings back one that starts."""
+    """Else it takes the processor from the dpkg that brings back one that starts."""
 
     def agent(name: str) -> str:
         return guest.find(f"systemctl show -P {name} twine-agent.service")
@@ -206,9 +208,10 @@ def test_an_agent_that_does_not_start_is_tried_ever_more_seldom(guest: Packaged)
     guest.end("t1", "t2")
 
 
+@pytest.mark.behaviour("F-02", "F-05")
 @pytest.mark.long
 def test_fifty_tasks_do_not_notice_an_upgrade_and_a_downgrade_by_package(guest: Packaged) -> None:
-    """F-02 F-05 P1: nor six deaths of the agent; and what is removed leaves nothing on the host."""
+    """P1: nor six deaths of the agent; and what is removed leaves nothing on the host."""
     before = guest.begin(TASKS)
 
     for _ in range(6):

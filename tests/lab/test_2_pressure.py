@@ -64,10 +64,11 @@ def evictions(guest: OneGuest) -> list[str]:
     return [line for line in said if "evicted" in line]
 
 
+@pytest.mark.behaviour("AG8")
 def test_the_task_goes_that_has_most_beyond_its_promise_and_its_neighbours_run_on(
     guest: OneGuest,
 ) -> None:
-    """AG8: `kept` has nearly as much, all of it promised; `small` shares the entitlement."""
+    """`kept` has nearly as much, all of it promised; `small` shares the entitlement."""
     full = sum(held for _, held in TASKS.values()) * MIB
     guest.until("all tasks have what they hold", lambda: held_bytes(guest) >= full)
     assert not evictions(guest)

@@ -88,8 +88,9 @@ def rate(guest: OneGuest, path: str, key: str, least_bytes: int) -> float:
     return float(guest.ssh(f"/opt/twine/bin/python /root/sample.py {words}", timeout_s=300))
 
 
+@pytest.mark.behaviour("AG8")
 def test_a_task_reads_and_writes_no_faster_than_its_devices_limits_say(guest: OneGuest) -> None:
-    """AG8: and as fast as before once the limit is taken back; nothing is restarted for it."""
+    """And as fast as before once the limit is taken back; nothing is restarted for it."""
     counter = "/sys/fs/cgroup/workload.slice/workload-local.slice/twine-task-disk.service/io.stat"
     for what, script, key in (("write", WRITES, "wbytes"), ("read", READS, "rbytes")):
         guest.put("/root/disk.toml", DISK)
@@ -113,8 +114,9 @@ def test_a_task_reads_and_writes_no_faster_than_its_devices_limits_say(guest: On
     guest.ssh("twine-agent stop disk", timeout_s=900)
 
 
-def test_a_limit_holds_by_whatever_name_of_its_device_it_is_put(guest: OneGuest) -> None:
-    """AG8: systemd wrote a lifted limit over that of another name; the kernel then had none."""
+@pytest.mark.behaviour("AG8")
+def test_a_limit_holds_for_every_name_of_its_device(guest: OneGuest) -> None:
+    """systemd wrote a lifted limit over that of another name; the kernel then had none."""
     group = "/sys/fs/cgroup/workload.slice/workload-local.slice/twine-task-named.service"
     links = guest.ssh("ls -d /dev/disk/by-path/* /dev/disk/by-uuid/*").split()
     for rate, device in enumerate((links[0], "/dev/vda", links[-1], "/dev/vda", links[0]), 1):
@@ -134,8 +136,9 @@ def test_a_limit_holds_by_whatever_name_of_its_device_it_is_put(guest: OneGuest)
     guest.ssh("twine-agent stop named", timeout_s=900)
 
 
+@pytest.mark.behaviour("AG8")
 def test_a_private_task_sends_no_faster_than_it_may(guest: OneGuest) -> None:
-    """AG8: what it sends is what the host's end of its link received."""
+    """What it sends is what the host's end of its link received."""
     guest.ssh("systemd-run --unit sink /opt/twine/bin/python /root/sink.py")
     host = guest.ssh("ip -4 -o addr show scope global").split()[3].partition("/")[0]
     link = "/sys/class/net/$(ls /sys/class/net | grep '^tw[0-9a-f]')/statistics/rx_bytes"

@@ -17,6 +17,8 @@ import pytest
 
 from tests.lab.one_guest import OneGuest
 
+pytestmark = pytest.mark.behaviour("F-84")
+
 SOURCE = Path(__file__).with_name("red_team.c")
 GATES = {
     "twine-task-neighbour.service": 1.5,
@@ -62,9 +64,10 @@ def guest() -> Iterator[OneGuest]:
     found.down()
 
 
+@pytest.mark.behaviour("F-84", "AG8")
 @pytest.mark.long
 def test_f84_a_task_reaches_nothing_of_its_host(guest: OneGuest, tmp_path: Path) -> None:
-    """F-84 AG8: every probe is refused, and units are as little exposed as promised."""
+    """Every probe is refused, and units are as little exposed as promised."""
     guest.ssh("systemctl start twine-agent.service", timeout_s=900)
     guest.lab("ssh", "m1", "--", "cat > /root/red.tar", stdin=image(tmp_path))
     guest.ssh("systemd-run -q --unit=on-7443 python3 -m http.server 7443 --bind 127.0.0.1")

@@ -89,10 +89,11 @@ def held_bytes(guest: OneGuest) -> int:
     )
 
 
+@pytest.mark.behaviour("AG4")
 def test_an_image_of_a_registry_runs_as_its_configuration_says(
     guest: OneGuest, digests: dict[str, str]
 ) -> None:
-    """AG4: entry point, command, variables, working directory and stop signal."""
+    """Entry point, command, variables, working directory and stop signal."""
     said = guest.ssh(f"twine-agent image pull {REGISTRY}/shop/first:1 2>&1", timeout_s=900)
     assert said.split()[-1] == digests["first"]
     assert "layer" in said, "who waits is told how far it is"
@@ -131,7 +132,7 @@ def test_an_image_under_another_digest_is_refused_and_nothing_of_it_stays(
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
 
-def test_a_registry_that_is_gone_is_told_in_words(guest: OneGuest) -> None:
+def test_an_unreachable_registry_is_reported_clearly(guest: OneGuest) -> None:
     said = guest.ssh("twine-agent image pull 10.77.0.1:5999/shop/x:1 2>&1; true", timeout_s=900)
     assert "10.77.0.1:5999/shop/x" in said
     assert "connection refused" in said, "skopeo's own reason"

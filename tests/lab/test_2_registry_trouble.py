@@ -165,8 +165,9 @@ def shop(guest: OneGuest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         registry.end()
 
 
-def test_ten_who_ask_at_once_share_one_download(guest: OneGuest, shop: Shop) -> None:
-    """AG3: of one image, counted where it comes from."""
+@pytest.mark.behaviour("AG3")
+def test_ten_requests_at_once_share_one_download(guest: OneGuest, shop: Shop) -> None:
+    """Of one image, counted where it comes from."""
     before = shop.fetched(shop.base)
     guest.ssh("; ".join(shop.asks("one", number) for number in range(PULLS)))
     digests = {shop.answer("one", number).get("digest") for number in range(PULLS)}
@@ -224,7 +225,7 @@ def test_an_agent_that_restarts_in_the_middle_leaves_nothing_of_a_pull(
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
 
-def test_a_registry_that_stands_still_holds_nothing_else_up(guest: OneGuest, shop: Shop) -> None:
+def test_a_hanging_registry_delays_nothing_else(guest: OneGuest, shop: Shop) -> None:
     """An image that is here starts, is stopped and removed meanwhile; then the pull goes on."""
     shop.pull("one")
     shop.registry.signal(signal.SIGSTOP)
@@ -246,7 +247,7 @@ def test_an_image_of_zstd_layers_runs(guest: OneGuest, shop: Shop) -> None:
     guest.ssh("twine-agent stop web", timeout_s=900)
 
 
-def test_a_task_whose_image_nobody_trusted_signed_is_refused_in_words(
+def test_a_task_with_an_untrusted_image_is_refused_with_the_reason(
     guest: OneGuest, shop: Shop
 ) -> None:
     """As the control plane would put it, with the keys of an entitlement."""

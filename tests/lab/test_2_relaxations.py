@@ -11,6 +11,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from agent.api import Network, NetworkMode, Relaxation, TaskSpec
 from agent.api.relaxations import exposure_of
 from agent.runtime.core.records import has_own_init
@@ -72,8 +74,9 @@ def _word(name: str, value: object) -> str:
     return f"{value:04o}" if name == "UMask" else str(value)
 
 
+@pytest.mark.behaviour("AG8", "F-83")
 def test_the_price_of_each_mixture_is_what_systemd_says(tmp_path: Path) -> None:
-    """AG8 F-83: a change of the sandbox that forgets the table is found."""
+    """A change of the sandbox that forgets the table is found."""
     for row, names in UNITS:
         spec = TaskSpec(
             image="sha256:" + "0" * 64,

@@ -117,15 +117,17 @@ def phase(
     lab.rest()
 
 
-def test_a_control_plane_that_stood_still_for_six_minutes_moves_nothing(
+@pytest.mark.behaviour("BUG-CP3")
+def test_a_control_plane_paused_for_six_minutes_moves_nothing(
     the_lab: TheLab, phase: Phase
 ) -> None:
-    """BUG-CP3: a stopped and continued control plane took its own pause for silence of all."""
+    """A stopped and continued control plane took its own pause for silence of all."""
     _stays(the_lab, phase.places)
 
 
+@pytest.mark.behaviour("BUG-CP21", "BUG-AG3")
 def test_a_host_under_load_keeps_answering(the_lab: TheLab, phase: Phase) -> None:
-    """BUG-CP21 BUG-AG3: a busy host did not answer for 23 s and was declared down."""
+    """A busy host did not answer for 23 s and was declared down."""
     assert the_lab.ssh("m2", "systemctl is-active load.service").strip() == "active"
     said = json.loads(the_lab.ssh("m2", "cat /run/asked.json"))
     print("under load:", said)
@@ -135,20 +137,22 @@ def test_a_host_under_load_keeps_answering(the_lab: TheLab, phase: Phase) -> Non
     assert the_lab.invocations() == phase.before
 
 
+@pytest.mark.behaviour("F-63", "BUG-AG14")
 def test_a_host_whose_clock_jumps_by_two_hours_and_back_moves_nothing(
     the_lab: TheLab, phase: Phase
 ) -> None:
-    """F-63 BUG-AG14: it was two hours ahead for the whole phase; now it goes back."""
+    """It was two hours ahead for the whole phase; now it goes back."""
     the_lab.ssh("m1", f"date -s @$(( $(date +%s) - {TWO_HOURS_S} ))")
     _stays(the_lab, phase.places)
     assert _agent(the_lab, "m1") == phase.agents["m1"]
     assert the_lab.invocations() == phase.before
 
 
+@pytest.mark.behaviour("F-63", "BUG-CP9")
 def test_a_control_plane_whose_clock_jumps_by_two_hours_and_back_moves_nothing(
     the_lab: TheLab, phase: Phase, set_clock: SetClock
 ) -> None:
-    """F-63 BUG-CP9: durations are not computed from the time of day."""
+    """Durations are not computed from the time of day."""
     for seconds in (TWO_HOURS_S, 0):
         set_clock(seconds)
         _stays(the_lab, phase.places)

@@ -74,8 +74,9 @@ def answers(guest: OneGuest) -> dict[str, Answers]:
     return {name: Answers(tuple(took[str(port)])) for name, port in PORTS.items()}
 
 
+@pytest.mark.behaviour("AG8")
 def test_a_task_under_stress_keeps_its_limits_and_its_neighbour_answers(guest: OneGuest) -> None:
-    """AG8: CPU, memory and processes, by the kernel's own count; nobody is restarted."""
+    """CPU, memory and processes, by the kernel's own count; nobody is restarted."""
     run = "twine-agent run stress --image /root/stress.tar --file /root/task.toml"
     guest.ssh(f"{run} -- {STRESS}", timeout_s=900)
     refused = f"sed -n 's/^max //p' {GROUP}/pids.events"

@@ -55,11 +55,12 @@ def lab() -> Iterator[OneMachine]:
     found.down()
 
 
+@pytest.mark.behaviour("AG10")
 @pytest.mark.long
-def test_tasks_prove_to_each_other_who_they_are_and_get_the_next_key_while_they_run(
+def test_tasks_authenticate_each_other_and_get_new_keys_while_running(
     lab: OneMachine, tmp_path: Path
 ) -> None:
-    """AG10: mutual TLS with the files that each finds; a renewal, and the end of a task."""
+    """Mutual TLS with the files that each finds; a renewal, and the end of a task."""
     (tmp_path / "image.tar").write_bytes(with_openssl(busybox_image()))
     image = lab.ctl("image", "push", str(tmp_path / "image.tar"))["digest"]
     lab.ctl("entitlement", "create", "shop", "--machines", "1", "--host-profile", "base")

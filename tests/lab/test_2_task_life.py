@@ -10,6 +10,8 @@ import pytest
 
 from tests.lab.one_guest import OneGuest, busybox_image
 
+pytestmark = pytest.mark.behaviour("AG10")
+
 SECRETS = ("correct horse 1", "correct horse 2")
 SCRIPT = """b=/bin/busybox
 echo "given: $($b sha256sum < $CREDENTIALS_DIRECTORY/db)"
@@ -79,9 +81,10 @@ def said(guest: OneGuest, secret: str) -> bool:
     return hashlib.sha256(secret.encode()).hexdigest() in guest.ssh("twine-agent logs db")
 
 
+@pytest.mark.behaviour("AG10")
 @pytest.mark.long
-def test_a_credential_reaches_its_task_and_nobody_else(guest: OneGuest) -> None:
-    """AG10: by systemd, in memory; a killed agent holds it still, a restart brings the next."""
+def test_only_its_task_can_read_a_credential(guest: OneGuest) -> None:
+    """By systemd, in memory; a killed agent holds it still, a restart brings the next."""
     unit = "twine-task-db.service"
     put = "twine-agent credential put password"
     run = "twine-agent run db --image /root/image.tar --credential db=password"
@@ -125,9 +128,10 @@ def test_a_credential_reaches_its_task_and_nobody_else(guest: OneGuest) -> None:
     guest.ssh("twine-agent stop db", timeout_s=900)
 
 
+@pytest.mark.behaviour("AG8")
 @pytest.mark.long
-def test_who_follows_a_log_hears_what_is_written_from_then_on(guest: OneGuest) -> None:
-    """AG8: the journal is read in the sandbox of the agent's unit, with little of /proc."""
+def test_a_log_follower_gets_new_lines(guest: OneGuest) -> None:
+    """The journal is read in the sandbox of the agent's unit, with little of /proc."""
     run = "twine-agent run talks --image /root/image.tar --memory 16MiB -- /bin/sh -c"
     talk = "while :; do echo tick; /bin/busybox sleep 1; done"
     guest.ssh(f"{run} '{talk}'", timeout_s=900)
@@ -136,9 +140,10 @@ def test_who_follows_a_log_hears_what_is_written_from_then_on(guest: OneGuest) -
     assert heard.split() == ["tick"] * 4
 
 
+@pytest.mark.behaviour("AG4")
 @pytest.mark.long
-def test_a_start_that_takes_too_long_is_told_as_such(guest: OneGuest) -> None:
-    """AG4: what comes before the command took its time; no word of a run that never was.
+def test_a_slow_start_is_reported_as_a_start(guest: OneGuest) -> None:
+    """What comes before the command took its time; no word of a run that never was.
 
     A start that is under way when the drop-in is removed gets the usual timeout: it sleeps to its
     end then, which is far below that.
@@ -159,9 +164,10 @@ def test_a_start_that_takes_too_long_is_told_as_such(guest: OneGuest) -> None:
     guest.ssh("twine-agent stop slow", timeout_s=900)
 
 
+@pytest.mark.behaviour("AG4", "AG10")
 @pytest.mark.long
 def test_tasks_end_in_order_before_a_reboot_and_come_back(guest: OneGuest) -> None:
-    """AG4 AG10: the hook is run and the signal heeded before the host goes, and none is lost."""
+    """The hook is run and the signal heeded before the host goes, and none is lost."""
     guest.put("/root/keep.toml", KEEP)
     guest.put("/root/kept", KEPT)
     run = 'twine-agent run {} --image /root/image.tar {} -- /bin/sh -c "$(cat /root/kept)"'
@@ -183,9 +189,10 @@ def test_tasks_end_in_order_before_a_reboot_and_come_back(guest: OneGuest) -> No
     guest.ssh("twine-agent stop keep; twine-agent stop waits", timeout_s=900)
 
 
+@pytest.mark.behaviour("BUG-AG30", "BUG-AG35")
 @pytest.mark.long
 def test_shared_memory_and_process_limits_are_a_tasks_own(guest: OneGuest) -> None:
-    """BUG-AG30: tasks shared the host's /dev/shm. BUG-AG35: umask was 0077, files were 1024."""
+    """Tasks shared the host's /dev/shm. BUG-AG35: umask was 0077, files were 1024."""
     guest.put("/root/own", OWN)
     guest.ssh("touch /dev/shm/of-host")
     for name in ("one", "two"):
@@ -204,9 +211,10 @@ def test_shared_memory_and_process_limits_are_a_tasks_own(guest: OneGuest) -> No
         guest.ssh(f"twine-agent stop {name}", timeout_s=900)
 
 
+@pytest.mark.behaviour("BUG-AG40")
 @pytest.mark.long
 def test_a_journald_that_is_killed_costs_no_task_its_output(guest: OneGuest) -> None:
-    """BUG-AG40: it was not started again, and one that checks its writes ended."""
+    """It was not started again, and one that checks its writes ended."""
     talk = "n=0; while :; do n=$((n+1)); echo tick $n || exit 9; /bin/busybox sleep 1; done"
     run = "twine-agent run speaks --image /root/image.tar --memory 16MiB -- /bin/sh -c"
     guest.ssh(f"{run} '{talk}'", timeout_s=900)
@@ -221,9 +229,10 @@ def test_a_journald_that_is_killed_costs_no_task_its_output(guest: OneGuest) -> 
     guest.ssh("twine-agent stop speaks", timeout_s=900)
 
 
+@pytest.mark.behaviour("EL9")
 @pytest.mark.long
-def test_a_task_is_told_ahead_of_time_in_a_file_and_by_its_hook(guest: OneGuest) -> None:
-    """EL9: it reads the file and cannot write it, its hook is called, a killed agent repeats it."""
+def test_a_task_is_notified_ahead_by_a_file_and_its_hook(guest: OneGuest) -> None:
+    """It reads the file and cannot write it, its hook is called, a killed agent repeats it."""
     guest.put("/root/told.toml", TOLD)
     guest.put("/root/told", HEARS)
     run = "twine-agent run told --image /root/image.tar --file /root/told.toml"

@@ -30,11 +30,12 @@ def _elsewhere(lab: TheLab, name: str, lost: str) -> bool:
     return gone and lab.job(name)["healthy"] == 3
 
 
+@pytest.mark.behaviour("F-49")
 @pytest.mark.long
 def test_a_cut_off_machine_ends_the_tasks_that_ask_for_it_and_keeps_the_others(
     web: TheLab, images: dict[str, str], tmp_path: Path
 ) -> None:
-    """F-49: never two copies of `once`; two of `twice` for a while, which its status says."""
+    """Never two copies of `once`; two of `twice` for a while, which its status says."""
     web.apply(images["v1"], "tasks=1")  # two machines of one CPU take eight tasks
     for name, policy in (("once", "stop"), ("twice", "keep")):
         file = _job(tmp_path, name, policy)

@@ -28,11 +28,12 @@ def hosts() -> Iterator[OneGuest]:
     found.down()
 
 
+@pytest.mark.behaviour("AG8", "BUG-NT1")
 @pytest.mark.long
 def test_private_tasks_of_two_hosts_talk_where_they_are_let_and_leave_nothing(
     hosts: OneGuest,
 ) -> None:
-    """AG8, P9, BUG-NT1: over their own IPv6 addresses; the agents' ports are closed to them."""
+    """P9, BUG-NT1: over their own IPv6 addresses; the agents' ports are closed to them."""
     start = START.format("served", "--allow-from asker --port 8080")
     hosts.ssh(f"{start} {shlex.quote(SERVE)}")
     shown = json.loads(hosts.ssh("twine-agent show served -o json"))["task"]

@@ -8,6 +8,8 @@ import pytest
 
 from tests.lab.one_guest import OneGuest, busybox_image
 
+pytestmark = pytest.mark.behaviour("AG9")
+
 TASK = """
 [volumes.data]
 kind = "persistent"
@@ -55,9 +57,10 @@ def said(guest: OneGuest, runs: int) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines if not line.startswith("twine-task"))
 
 
+@pytest.mark.behaviour("AG9")
 @pytest.mark.long
 def test_volumes_hold_their_limits_and_what_is_in_them(guest: OneGuest) -> None:
-    """AG9: the kernel ends a write at the limit, a restart and an update find what was kept."""
+    """The kernel ends a write at the limit, a restart and an update find what was kept."""
     run = (
         "twine-agent run keep --image /root/image.tar --file /root/task.toml"
         ' -- /bin/sh -c "$(cat /root/script)"'
@@ -89,9 +92,10 @@ def test_volumes_hold_their_limits_and_what_is_in_them(guest: OneGuest) -> None:
     guest.ssh("twine-agent stop keep", timeout_s=900)
 
 
+@pytest.mark.behaviour("AG9", "F-84")
 @pytest.mark.long
 def test_an_image_with_a_link_in_place_of_a_volume_does_not_start(guest: OneGuest) -> None:
-    """AG9, F-84: it would be mounted over the host's own folder."""
+    """It would be mounted over the host's own folder."""
     before = guest.ssh("ls /etc | sha256sum")
     guest.ssh(
         "twine-agent run linked --image /root/linked.tar --file /root/task.toml"

@@ -16,7 +16,8 @@ import pytest
 from tests.lab.the_lab import BIN, NAME, ROOT, Failed, TheLab
 
 
-def test_tasks_and_agent_are_as_little_exposed_as_promised(web: TheLab) -> None:  # AG8
+@pytest.mark.behaviour("AG8")
+def test_tasks_and_agent_are_as_little_exposed_as_promised(web: TheLab) -> None:
     """Gates of the security targets: 1.5 for a task, 4.0 for the agent (of 10, less is better).
 
     Asked before any daemon-reload: systemd 257 then forgets `RestrictNamespaces` of a
@@ -34,7 +35,8 @@ def test_tasks_and_agent_are_as_little_exposed_as_promised(web: TheLab) -> None:
         assert float(found[1]) <= most, said
 
 
-def test_a_task_sees_neither_the_host_nor_its_neighbours(web: TheLab) -> None:  # AG8 F-84
+@pytest.mark.behaviour("AG8", "F-84")
+def test_a_task_sees_neither_the_host_nor_its_neighbours(web: TheLab) -> None:
     image = web.job()["record"]["spec"]["image"]
     probes = {
         "other processes": "ls -d /proc/[0-9]* | wc -l",
@@ -94,9 +96,10 @@ def test_a_restored_snapshot_is_the_lab_as_it_was(web: TheLab) -> None:
     assert web.invocations() == before
 
 
+@pytest.mark.behaviour("HP1", "HP15", "MO10", "MO11", "CP1")
 def test_a_machine_that_changes_hands_runs_the_other_profile(
     web: TheLab, images: dict[str, str]
-) -> None:  # HP1 HP15 MO10 MO11
+) -> None:
     def swappiness(machine: str) -> str:
         return web.ssh(machine, "cat /proc/sys/vm/swappiness").strip()
 
@@ -122,9 +125,10 @@ def test_a_machine_that_changes_hands_runs_the_other_profile(
     assert (status["name"], status["state"]) == ("cache", "verified")
 
 
+@pytest.mark.behaviour("HP2", "HP12")
 def test_a_kernel_command_line_is_reached_by_kexec_and_proved_after_it(
     the_lab: TheLab,
-) -> None:  # HP2 HP12
+) -> None:
     """By hand, on a machine of the free pool: the way without any control plane."""
     free = [
         m["record"]["machine"]

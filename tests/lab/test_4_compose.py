@@ -100,10 +100,11 @@ def jobs(the_lab: TheLab, tmp_path: Path) -> Iterator[dict[str, Path]]:
         the_lab.run("twinectl", "job", "stop", name, "--wait", timeout_s=1800)
 
 
+@pytest.mark.behaviour("BUG-AG31")
 def test_web_app_and_database_find_one_another_by_name(
     the_lab: TheLab, jobs: dict[str, Path], resolver: None
 ) -> None:
-    """BUG-AG31: names are found inside of tasks, over machines, and after a task has moved."""
+    """Names are found inside of tasks, over machines, and after a task has moved."""
     assert list(jobs) == ["db", "app", "web"]
     for name, file in jobs.items():
         words = ("job", "apply", str(file), "--wait", "--timeout", "1200s")

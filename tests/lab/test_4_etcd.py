@@ -115,10 +115,11 @@ def restarted(lab: TheLab) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.behaviour("TC13")
 def test_an_ensemble_changes_its_leader_once_in_a_rolling_restart(
     the_lab: TheLab, entitlement: str, tmp_path: Path
 ) -> None:
-    """TC13: followers first, the leader last; no write that was acknowledged is lost.
+    """Followers first, the leader last; no write that was acknowledged is lost.
 
     The leader is the first in the order in which a job is restarted that asks nobody: its follower
     in the lead is still to be restarted, so that costs two changes at least.

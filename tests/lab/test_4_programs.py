@@ -111,11 +111,12 @@ def unpacked(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path,
     return request.param, tar, root
 
 
+@pytest.mark.behaviour("AG1")
 @pytest.mark.parametrize("unpacked", USES, indirect=True)
 def test_a_program_of_debian_serves_its_own_client(
     the_lab: TheLab, entitlement: str, unpacked: tuple[str, Path, Path], tmp_path: Path
 ) -> None:
-    """AG1: real servers run under the default hardening."""
+    """Real servers run under the default hardening."""
     name, tar, root = unpacked
     image = the_lab.ctl("image", "push", str(tar))["digest"]
     command = ETCD if name == "etcd" else ["/usr/bin/start"]

@@ -96,8 +96,9 @@ def boots(lab: TheLab) -> dict[str, str]:
     return {m: lab.ssh(m, "cat /proc/sys/kernel/random/boot_id") for m in lab.machines}
 
 
+@pytest.mark.behaviour("HC5", "HC7")
 def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLab) -> None:
-    """HC5, HC7: drained, booted by kexec, verified, back, and then the next one."""
+    """Drained, booted by kexec, verified, back, and then the next one."""
     before, asked, order = boots(web), set[str](), list[str]()
     words = ("--work", "kernel", "--reason", "the same once more", "--wave-size", "1")
     times = ("--deadline", "3h", "--duration", "1h", "--despite")
@@ -133,10 +134,11 @@ def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLa
     web.rest()
 
 
-def test_a_failed_machine_is_told_of_in_order_and_nobody_asks_its_tasks(
+@pytest.mark.behaviour("SC3", "HC11", "SD1", "TC15")
+def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
     web: TheLab, tmp_path: Path
 ) -> None:
-    """SC3, HC11, SD1, TC15: event, unlisted, controller asked, elsewhere after its word, listed."""
+    """Event, unlisted, controller asked, elsewhere after its word, listed."""
     image = web.job()["record"]["spec"]["image"]
     web.lab("exec", "--", "ip", "address", "replace", f"{CONTROLLER}/24", "dev", "br-lab")
     credential, go, log = tmp_path / "credential.json", tmp_path / "go", tmp_path / "log"
@@ -205,10 +207,11 @@ def test_a_failed_machine_is_told_of_in_order_and_nobody_asks_its_tasks(
     assert len({task for at, task in direct["asked"] if unlisted_at < at < let_at}) == 6 - len(lost)
 
 
+@pytest.mark.behaviour("SC15", "SC2")
 def test_a_canary_that_fails_brings_the_job_back_and_one_that_holds_goes_on(
     web: TheLab, images: dict[str, str], tmp_path: Path
 ) -> None:
-    """SC15, SC2: nobody's request fails."""
+    """Nobody's request fails."""
     image = web.job()["record"]["spec"]["image"]
     text = JOB.read_text() + CANARY
     bad, good = tmp_path / "bad.toml", tmp_path / "good.toml"
@@ -235,10 +238,11 @@ def test_a_canary_that_fails_brings_the_job_back_and_one_that_holds_goes_on(
     applied(web, JOB, images["v2"])
 
 
+@pytest.mark.behaviour("HP12", "SC2")
 def test_an_owners_profile_reaches_machine_by_machine_under_their_tasks(
     web: TheLab, tmp_path: Path
 ) -> None:
-    """HP12, SC2: read in the guests; no task restarts for it; and back again."""
+    """Read in the guests; no task restarts for it; and back again."""
 
     def lengths() -> set[str]:
         return {web.ssh(m, "cat /proc/sys/net/core/somaxconn").strip() for m in web.machines}

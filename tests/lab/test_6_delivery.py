@@ -1,4 +1,4 @@
-"""CV1, CV2, CV4, CV5: the delivery demo's pipeline on three VMs, with Debian's Prometheus."""
+"""The delivery demo's pipeline on three VMs, with Debian's Prometheus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.lab.the_lab import NAME, TheLab
 from vm_lab.delivery_demo import DeliveryDemo
 from vm_lab.image.app import BAD_VERSIONS, build_app
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.behaviour("CV1", "CV2", "CV4", "CV5")]
 
 
 @pytest.fixture
@@ -24,6 +24,7 @@ def deliveries(web: TheLab) -> Iterator[DeliveryDemo]:
         web.lab("proxy", "stop")
 
 
+@pytest.mark.behaviour("CV4")
 def test_a_good_version_arrives_and_bad_ones_are_stopped_at_the_canary(
     web: TheLab, images: dict[str, str], deliveries: DeliveryDemo
 ) -> None:

@@ -1,4 +1,4 @@
-"""CV1: the conveyor as a job of the region: its image, its files as the agent gives them, TLS.
+"""The conveyor as a job of the region: its image, its files as the agent gives them, TLS.
 
 The image's root runs here in a chroot with the environment that a task finds, against a control
 plane that is a process of its own.
@@ -29,7 +29,10 @@ from tests.ports import free_port
 from vm_lab.image.conveyor import build_conveyor
 from wire import tls
 
-pytestmark = pytest.mark.long  # it builds an image: Debian's Python, and wheels
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.behaviour("CV1"),
+]  # it builds an image: Debian's Python, and wheels
 JOB_FILE = Path(__file__).parents[2] / "vm_lab/jobs/conveyor.toml"
 FILES = "/run/credentials"
 """Where the task finds its files: systemd's folder, which differs from task to task."""

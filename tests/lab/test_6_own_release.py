@@ -1,4 +1,4 @@
-"""CV3, AV15: a release of Twine itself by a pipeline on three VMs, and a broken one."""
+"""A release of Twine itself by a pipeline on three VMs, and a broken one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.lab.the_lab import NAME, TheLab
 from vm_lab.release_demo import BROKEN, MACHINES, NEW, ReleaseDemo
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.behaviour("CV3", "AV15")]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""RE1, RE2, RE5: hot machines of a real lab are relieved by moves, and no request fails.
+"""Hot machines of a real lab are relieved by moves, and no request fails.
 
 Three jobs serve pages and compute beside; all are packed on the same two machines, one in each
 data center, and the third has nothing. Agents measure that, the ReBalancer plans, and the scheduler
@@ -16,7 +16,7 @@ import pytest
 
 from tests.lab.the_lab import TheLab
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.behaviour("RE1", "RE2", "RE5")]
 CORES = 0.2
 """What each task computes, of the one core of a machine."""
 STRESS = "(while :; do :; done) & exec /usr/bin/start"

@@ -1,4 +1,4 @@
-"""EL8: Optimus in simulated regions: machines are called back, the control plane is killed.
+"""Optimus in simulated regions: machines are called back, the control plane is killed.
 
 The rules of owners hold as without it; the work is done in the end, by every task. Bugs that are
 planted by substitution are found soon.
@@ -22,6 +22,8 @@ from vm_lab.region.best_effort import BestEffortWork
 from vm_lab.region.run import Job, run_one
 from vm_lab.region.seed import SimulatedRegion, draw
 
+pytestmark = pytest.mark.behaviour("EL8")
+
 WORK = scenario.load("best-effort")
 
 
@@ -33,9 +35,10 @@ def found(rule: str, most: int = 12) -> bool:
     return False
 
 
+@pytest.mark.behaviour("EL8", "AP10")
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_work_is_done_on_lent_machines_and_hurts_no_owner(seed: int) -> None:
-    """EL8, AP10: queues, revocations, checkpoints, retries elsewhere; no rule of owners breaks."""
+    """Queues, revocations, checkpoints, retries elsewhere; no rule of owners breaks."""
     region = SimulatedRegion(WORK, seed)
     work = BestEffortWork(region, WORK.work.best_effort)
     with silent():
@@ -48,8 +51,9 @@ def test_work_is_done_on_lent_machines_and_hurts_no_owner(seed: int) -> None:
     assert region.checker.loans_revoked > 0
 
 
+@pytest.mark.behaviour("EL8")
 def test_work_on_machines_of_an_owner_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """EL8: a guaranteed job is never hurt: the work has the entitlement without machines."""
+    """A guaranteed job is never hurt: the work has the entitlement without machines."""
     job_of: Callable[[QueuedWork, str], JobSpec] = choosing.job_of
     monkeypatch.setattr(
         service, "job_of", lambda work, _: replace(job_of(work, "ent0"), entitlement="ent0")
@@ -57,16 +61,18 @@ def test_work_on_machines_of_an_owner_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert found("opportunistic")
 
 
+@pytest.mark.behaviour("BUG-EL8")
 def test_a_failed_task_that_is_started_again_against_its_policy_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """BUG-EL8: with restart `never` a failed task was started again, and it never counted."""
+    """With restart `never` a failed task was started again, and it never counted."""
     monkeypatch.setattr(reconcile, "_BY_ITSELF", ())
     assert found("work-lost")
 
 
+@pytest.mark.behaviour("EL8")
 def test_a_job_that_outlives_its_work_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """EL8: what ended is stopped, also if the scheduler ended in between."""
+    """What ended is stopped, also if the scheduler ended in between."""
 
     async def forgotten(self: service.Optimus, name: str) -> None:
         self._to_stop.discard(name)

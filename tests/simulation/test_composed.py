@@ -17,6 +17,8 @@ from vm_lab.region import scenario
 from vm_lab.region.results import as_story
 from vm_lab.region.run import Job, run_one
 
+pytestmark = pytest.mark.behaviour("BUG-CP30", "BUG-CP31", "BUG-CP32")
+
 SLICE = range(1, 23)
 """Seeds that hold."""
 FOUND = {
@@ -41,25 +43,28 @@ def broken_by(rules: set[str]) -> int:
     raise AssertionError(f"none of {MOST} seeds breaks {' or '.join(sorted(rules))}")
 
 
+@pytest.mark.behaviour("BUG-CP30", "BUG-CP31", "BUG-CP32")
 def test_no_rule_is_broken_where_kinds_of_events_meet() -> None:
-    """BUG-CP30, BUG-CP31, BUG-CP32: releases, moves, resizes and policies during cuts."""
+    """Releases, moves, resizes and policies during cuts."""
     composed = scenario.load("composed")
     outcomes = [run_one(Job(composed, seed)) for seed in SLICE]
     broken = [outcome for outcome in outcomes if not outcome.ok]
     assert not broken, "\n".join(as_story(outcome) for outcome in broken)
 
 
+@pytest.mark.behaviour("BUG-CP32")
 @pytest.mark.parametrize("seed", FOUND, ids=str)
 def test_a_seed_that_broke_a_rule_holds(seed: int) -> None:
-    """BUG-CP32: what composed seeds showed stays found and fixed."""
+    """What composed seeds showed stays found and fixed."""
     outcome = run_one(Job(scenario.load("composed"), seed))
     assert outcome.ok, f"{FOUND[seed]}: {as_story(outcome)}"
 
 
+@pytest.mark.behaviour("BUG-CP30")
 def test_the_time_of_the_newest_version_for_a_lost_copy_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """BUG-CP30: the rule before: the newest version says when an old copy has ended."""
+    """The rule before: the newest version says when an old copy has ended."""
 
     def newest(record: JobRecord, _: TaskRecord) -> JobSpec:
         return record.spec
@@ -69,19 +74,21 @@ def test_the_time_of_the_newest_version_for_a_lost_copy_is_found(
     assert broken_by({"one-copy"}) <= MOST
 
 
-def test_a_stop_version_beside_the_copy_of_a_keep_version_is_found(
+@pytest.mark.behaviour("BUG-CP30")
+def test_a_stop_version_next_to_a_keep_version_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """BUG-CP30: the rule before: a change from keep to stop waits for no earlier copy."""
+    """The rule before: a change from keep to stop waits for no earlier copy."""
     for module in (reconcile, rollout, sizing, task_versions):
         monkeypatch.setattr(module, "waits_for", lambda *_: "")
     assert broken_by({"one-copy"}) <= MOST
 
 
+@pytest.mark.behaviour("BUG-CP31")
 def test_a_lost_task_that_moves_with_its_job_before_it_is_placed_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """BUG-CP31: the rules before: a lost task became the newest version at once, and a machine of
+    """The rules before: a lost task became the newest version at once, and a machine of
     any of the job's entitlements was its.
     """
 

@@ -20,23 +20,26 @@ def by_domain() -> Replay:
     return replayed(60, 900, controlled=False)
 
 
+@pytest.mark.behaviour("EX1", "EX2")
 def test_the_first_batch_takes_no_shard_two_replicas(controlled: Replay) -> None:
-    """EX1, EX2: about a quarter of the tasks are let, and the others are refused."""
+    """About a quarter of the tasks are let, and the others are refused."""
     before = [s for s in controlled.samples if s.at < FAILS_S]
     assert 12 <= controlled.batches[0] <= 20
     assert max(s.one_down for s in before) == controlled.batches[0] * 45
     assert max(s.two_down for s in before) == 0
 
 
+@pytest.mark.behaviour("EX3", "HC12")
 def test_second_replicas_are_lost_by_the_power_cut_alone(controlled: Replay) -> None:
-    """EX3, HC12: only of shards whose first replica was being updated just then."""
+    """Only of shards whose first replica was being updated just then."""
     during = [s for s in controlled.samples if FAILS_S <= s.at <= BACK_S]
     assert max(s.two_down for s in during) > 0
     assert max(s.else_two_down for s in controlled.samples) == 0
 
 
+@pytest.mark.behaviour("EX4", "EX5", "WH2")
 def test_once_the_first_batch_is_back_nothing_misses_two_replicas_again(controlled: Replay) -> None:
-    """EX4, EX5, WH2: the MSB is still down, and the second batch shares no shard with it."""
+    """The MSB is still down, and the second batch shares no shard with it."""
     after = [s for s in controlled.samples if s.at >= AWAY_S + 30]
     assert any(s.at < BACK_S for s in after)
     assert max(s.two_down for s in after) == 0
@@ -44,18 +47,20 @@ def test_once_the_first_batch_is_back_nothing_misses_two_replicas_again(controll
     assert controlled.samples[-1].one_down == 0  # and the update ended
 
 
+@pytest.mark.behaviour("WH7")
 def test_fixed_update_domains_lose_shards_where_the_controller_loses_none(
     controlled: Replay, by_domain: Replay
 ) -> None:
-    """WH7: each domain alone is safe, and is not beside a failure in another."""
+    """Each domain alone is safe, and is not beside a failure in another."""
     before = [s for s in by_domain.samples if s.at < FAILS_S]
     assert max(s.two_down for s in before) == 0
     assert max(s.else_two_down for s in by_domain.samples) > 0
     assert max(s.else_two_down for s in controlled.samples) == 0
 
 
+@pytest.mark.behaviour("BUG-AU6")
 def test_shards_that_the_power_cut_takes_are_counted_for_either_controller() -> None:
-    """BUG-AU6: the figure of fixed domains was a constant 0."""
+    """The figure of fixed domains was a constant 0."""
     for controlled in (True, False):
         replay = Replay(60, 900, controlled)
         replay.samples = [

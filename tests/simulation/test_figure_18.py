@@ -15,8 +15,9 @@ def flow() -> Flow:
     return replayed(2.0, 6)
 
 
+@pytest.mark.behaviour("HP11", "AS2", "AS3")
 def test_machines_go_to_alm_services_as_users_come_and_back_as_they_go(flow: Flow) -> None:
-    """HP11, AS2, AS3: in hours 3 to 8, and in 13 to 20; at other hours hardly any does."""
+    """In hours 3 to 8, and in 13 to 20; at other hours hardly any does."""
     assert flow.violations == []
     to_alm, back = flow.between(ALM, 3, 9), flow.between(OTHER, 13, 21)
     assert to_alm >= 2
@@ -25,8 +26,9 @@ def test_machines_go_to_alm_services_as_users_come_and_back_as_they_go(flow: Flo
     assert back == flow.changed[OTHER].total()
 
 
+@pytest.mark.behaviour("EX17")
 def test_a_machine_changes_its_profile_less_than_once_in_a_day(flow: Flow) -> None:
-    """EX17: the paper's fleet has one change in two days."""
+    """The paper's fleet has one change in two days."""
     assert flow.figures()["days between two changes of a machine"] > 1.0
 
 

@@ -26,8 +26,8 @@ def composed() -> Course:
     return half_of_a_push()
 
 
-def test_figure_6_half_stays_half_at_every_size_beside_a_canary(composed: Course) -> None:
-    """JC5 JC6 JC10."""
+@pytest.mark.behaviour("JC5", "JC6", "JC10")
+def test_figure_6_half_stays_half_at_every_size_with_a_canary(composed: Course) -> None:
     assert composed.broken == []
     assert sizes_of(composed) == {
         "pushed": {"old": 50, "pushed": 50},
@@ -39,8 +39,9 @@ def test_figure_6_half_stays_half_at_every_size_beside_a_canary(composed: Course
     }
 
 
+@pytest.mark.behaviour("JC5")
 def test_figure_4_the_first_tasks_become_all_of_a_smaller_job() -> None:
-    """JC5: the negative control, of which the witness says what is wrong."""
+    """The negative control, of which the witness says what is wrong."""
     old_way = half_of_a_push(old_way=True)
     assert "share" in old_way.broken
     sizes = sizes_of(old_way)
@@ -48,8 +49,9 @@ def test_figure_4_the_first_tasks_become_all_of_a_smaller_job() -> None:
     assert sizes["of 50"] == {"pushed": 50}  # half was asked for, all of it has it
 
 
+@pytest.mark.behaviour("JC9")
 def test_figure_7_a_runtime_waits_for_the_next_push() -> None:
-    """JC9: the old way brought it to half of the job that no stage had tried it on."""
+    """The old way brought it to half of the job that no stage had tried it on."""
     course = a_runtime_rolled_out()
     assert course.broken == []
     assert untested(course) == 0
@@ -59,8 +61,9 @@ def test_figure_7_a_runtime_waits_for_the_next_push() -> None:
     assert "runtime" in old_way.broken
 
 
+@pytest.mark.behaviour("JC12", "SC21")
 def test_figure_8_a_shared_buffer_serves_as_well_as_twice_the_tasks() -> None:
-    """JC12 SC21: a push to all jobs and a new kernel on all machines, and each job serves."""
+    """A push to all jobs and a new kernel on all machines, and each job serves."""
     both, shared = models(JOBS, tasks=2, buffer=0), models(JOBS, tasks=1, buffer=8)
     assert both.broken == shared.broken == []
     doubled, figures = figures_of(both, JOBS), figures_of(shared, JOBS)
@@ -71,8 +74,9 @@ def test_figure_8_a_shared_buffer_serves_as_well_as_twice_the_tasks() -> None:
     assert figures["push_s"] > 0
 
 
+@pytest.mark.behaviour("JC12")
 def test_figure_8_one_task_alone_does_not_serve_all_the_time() -> None:
-    """JC12: the negative control."""
+    """The negative control."""
     alone = figures_of(models(JOBS, tasks=1, buffer=0), JOBS)
     assert alone["jobs_serving_least"] < JOBS
 

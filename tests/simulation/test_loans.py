@@ -1,4 +1,4 @@
-"""EL1, EL2: loans in simulated regions whose owners grow, fail, update and are killed.
+"""Loans in simulated regions whose owners grow, fail, update and are killed.
 
 Every rule of the witness holds, and what was lent is back within its promise.
 """
@@ -15,6 +15,8 @@ from control_plane.elastic.core import matching
 from vm_lab.region import scenario
 from vm_lab.region.run import Job, run_one
 from vm_lab.region.seed import SimulatedRegion, draw
+
+pytestmark = pytest.mark.behaviour("EL1", "EL2")
 
 LOANS = scenario.load("loans")
 
@@ -51,8 +53,9 @@ def test_the_same_seed_does_the_same() -> None:
     assert one.digest == two.digest
 
 
+@pytest.mark.behaviour("EL2")
 def test_a_deadline_beyond_the_promise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """EL2: the bug is planted by substitution; the seeds find it soon."""
+    """The bug is planted by substitution; the seeds find it soon."""
     monkeypatch.setattr(matching, "MARGIN_S", -60.0)
     for seed in range(1, 21):
         outcome = run_one(Job(LOANS, seed))

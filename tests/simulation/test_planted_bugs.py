@@ -45,8 +45,9 @@ def test_a_budget_that_ignores_failures_is_found(monkeypatch: pytest.MonkeyPatch
     assert found("everything", {"budget"}).seed <= MOST
 
 
+@pytest.mark.behaviour("BUG-CP1")
 def test_marking_up_at_an_edge_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """BUG-CP1: a machine that is called down while it answers stays down for ever."""
+    """A machine that is called down while it answers stays down for ever."""
     level: Callable[[HealthChecker, Watch, float], None] = HealthChecker._look_at_down
 
     def edge(self: HealthChecker, watch: Watch, now: float) -> None:
@@ -68,15 +69,17 @@ def test_a_second_copy_before_the_first_has_certainly_ended_is_found(
     assert found("everything", {"one-copy"}).seed <= MOST
 
 
+@pytest.mark.behaviour("TC5")
 def test_an_operation_without_acknowledgement_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TC5: what is offered begins only once the controller said so."""
+    """What is offered begins only once the controller said so."""
     for module in (decide, sizing):
         monkeypatch.setattr(module, "is_let", lambda _: True)
     assert found("f55-controllers", {"acknowledged"}).seed <= MOST
 
 
+@pytest.mark.behaviour("SC21")
 def test_more_extra_tasks_than_allowed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SC21: `update.surge` is the most of them."""
+    """`update.surge` is the most of them."""
     surged = decide.surged
 
     def more(made: Decision, seen: Seen) -> JobRecord:
@@ -89,29 +92,33 @@ def test_more_extra_tasks_than_allowed_are_found(monkeypatch: pytest.MonkeyPatch
     assert found("updates", {"surge"}).seed <= MOST
 
 
+@pytest.mark.behaviour("SC6")
 def test_a_version_that_fails_and_is_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SC6: a job that asks for it does not stay with a version of which no task gets healthy."""
+    """A job that asks for it does not stay with a version of which no task gets healthy."""
     monkeypatch.setattr(release, "_is_failed", lambda *_: False)
     monkeypatch.setattr(release, "_is_stuck", lambda *_: False)
     assert found("updates", {"rest"}).seed <= MOST
 
 
-def test_a_controller_that_is_told_that_all_is_well_is_found(
+@pytest.mark.behaviour("TC15")
+def test_a_controller_with_falsely_healthy_tasks_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """TC15: without the tasks that are down it lets go of a second replica."""
+    """Without the tasks that are down it lets go of a second replica."""
     monkeypatch.setattr(consulting, "is_down", lambda *_: False)
     monkeypatch.setattr(consulting, "_holds", lambda *_: True)
     assert found("f55-controllers", {"second-replica"}).seed <= MOST
 
 
+@pytest.mark.behaviour("HC5")
 def test_waves_of_one_plan_at_the_same_time_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HC5: the next wave waits until the machines of the one before are back."""
+    """The next wave waits until the machines of the one before are back."""
     monkeypatch.setattr(planner, "is_one_by_one", lambda _: False)
     assert found("maintenance", {"waves"}).seed <= MOST
 
 
-def test_a_maintenance_that_asks_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """WH2, TC6: a plan's moves are acknowledged like all others."""
+@pytest.mark.behaviour("WH2", "TC6")
+def test_a_maintenance_without_approval_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan's moves are acknowledged like all others."""
     monkeypatch.setattr(decide, "is_let", lambda _: True)
     assert found("maintenance", {"acknowledged"}).seed <= MOST

@@ -1,16 +1,21 @@
-"""RE6, HC13, WH10: places that draw too much are relieved before power is capped, and after.
+"""Places that draw too much are relieved before power is capped, and after.
 
 The four events of the paper's account (§5.2) fall on one MSB (`tests/bench/rebalance_power.py`).
 """
 
 from __future__ import annotations
 
+import pytest
+
 from control_plane.api.settings import RebalanceMode
 from tests.bench.rebalance_power import BUDGET_W, figures_of, picture, played
 
+pytestmark = pytest.mark.behaviour("RE6", "HC13", "WH10")
 
+
+@pytest.mark.behaviour("RE6", "HC13", "WH10", "AL22")
 def test_four_events_cap_power_without_the_rebalancer_and_not_with_it() -> None:
-    """RE6, HC13, WH10, AL22: the numbers of docs/rebalancing.md."""
+    """The numbers of docs/rebalancing.md."""
     without, with_it = played(RebalanceMode.OFF), played(RebalanceMode.APPLY)
     left, right = figures_of(without), figures_of(with_it)
 
@@ -23,8 +28,9 @@ def test_four_events_cap_power_without_the_rebalancer_and_not_with_it() -> None:
     assert picture({"without": without, "with": with_it}).count("<polyline") == 2
 
 
+@pytest.mark.behaviour("HC13", "WH10")
 def test_once_power_was_capped_tasks_leave_and_the_place_is_below_its_budget() -> None:
-    """HC13, WH10: capping stops nothing by itself; moves bring the draw below the budget."""
+    """Capping stops nothing by itself; moves bring the draw below the budget."""
     late = figures_of(played(RebalanceMode.APPLY, late=True))
 
     assert late["machines_capped"] > 0

@@ -1,4 +1,4 @@
-"""RE1, RE2, RE5: the ReBalancer in simulated regions, with churn, failures and restarts.
+"""The ReBalancer in simulated regions, with churn, failures and restarts.
 
 Every rule of the checker holds with it (one copy, budgets, profiles, capacity), fewer machines are
 hot over time than without it, and a run is the same for the same seed.
@@ -18,6 +18,8 @@ from control_plane.api.rebalancing import MoveState
 from vm_lab.region import scenario
 from vm_lab.region.scenario import FaultRate, Scenario
 from vm_lab.region.seed import SimulatedRegion, draw, of_seed
+
+pytestmark = pytest.mark.behaviour("RE1", "RE2", "RE5")
 
 REBALANCE = scenario.load("rebalance")
 HOT = 0.6
@@ -83,9 +85,10 @@ def test_no_rule_is_broken_and_fewer_machines_are_hot(seed: int) -> None:
     assert sum(with_it.hot) / len(with_it.hot) < 0.8 * sum(without.hot) / len(without.hot)
 
 
+@pytest.mark.behaviour("RE7", "RE5")
 @pytest.mark.parametrize("kind", ["plane-kill-at-step", "plane-kill-at-write"])
 def test_no_rule_is_broken_if_it_is_killed_at_any_await(kind: str) -> None:
-    """RE7, RE5: the control plane dies at a drawn step, or at a write, thirty times an hour."""
+    """The control plane dies at a drawn step, or at a write, thirty times an hour."""
     kills = FaultRate(kind=kind, per_hour=30, seconds=(2.0, 20.0), value=(1.0, 2_000.0))
     if kind == "plane-kill-at-write":
         kills = replace(kills, value=(1.0, 12.0))

@@ -1,4 +1,4 @@
-"""RE1, RE2: with a daily load, churn and failures few machines are hot, and few tasks move."""
+"""With a daily load, churn and failures few machines are hot, and few tasks move."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import pytest
 
 from tests.bench.rebalance_weeks import figures, picture
 
+pytestmark = pytest.mark.behaviour("RE1", "RE2")
 
+
+@pytest.mark.behaviour("RE8", "EX16")
 def test_the_same_machines_bear_more_load_with_it() -> None:
-    """RE8, EX16: a fifth more load with it leaves fewer hot machines than today's without it.
+    """A fifth more load with it leaves fewer hot machines than today's without it.
 
     The paper reports about 2 % of all machines of a fleet; here it is load per machine.
     """

@@ -40,9 +40,10 @@ def at_work(region: SimulatedRegion, name: str) -> Iterator[str]:
             yield line
 
 
+@pytest.mark.behaviour("TC12")
 @pytest.mark.parametrize("name", REPLAYS)
 def test_each_replay_is_a_picture_and_breaks_no_rule(name: str) -> None:
-    """TC12, Figure 2 and the others: never two tasks of a shard, a failure included."""
+    """Figure 2 and the others: never two tasks of a shard, a failure included."""
     chosen = scenario.load(name)
     for seed in SEEDS:
         outcome = run_seed(chosen, seed)
@@ -56,9 +57,10 @@ def test_each_replay_is_a_picture_and_breaks_no_rule(name: str) -> None:
     assert all(event.partition(" ")[2].split()[0] in said for event in chosen.story)
 
 
+@pytest.mark.behaviour("TC4")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_figure_8_call_by_call(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TC4, Figure 8: asked for two tasks, one is let go; then the other; then nothing is left."""
+    """Figure 8: asked for two tasks, one is let go; then the other; then nothing is left."""
     calls: list[tuple[set[int], set[int], set[int]]] = []
     answer = Application.answer
 
@@ -82,9 +84,10 @@ def test_figure_8_call_by_call(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert told[-2:] == [({other}, {first}, {other}), (set(), {other}, set())]
 
 
+@pytest.mark.behaviour("HC6", "TC8")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_machine_with_the_second_replica_waits_for_the_deadline(seed: int) -> None:
-    """HC6 TC8, 49 of 50: the others get their kernel at once, and those that waited, too."""
+    """49 of 50: the others get their kernel at once, and those that waited, too."""
     region = replayed("replay-49-of-50", seed)
     job = region.clients.jobs["job0"].granted
     assert job is not None
@@ -109,18 +112,20 @@ def test_the_machine_with_the_second_replica_waits_for_the_deadline(seed: int) -
     assert all(off[machine] < 600.0 for machine in off.keys() - waiting)
 
 
+@pytest.mark.behaviour("TC9", "HC7")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_task_moves_because_a_switch_is_replaced(seed: int) -> None:
-    """TC9 HC7: controllers sit it out, although it takes all of the time it was announced for."""
+    """Controllers sit it out, although it takes all of the time it was announced for."""
     region = replayed("replay-switch", seed)
     struck = {p.machine for p in region.places if p.rack == "r0"}
     assert any(region.machines[name].copies for name in struck)
     assert [line for name in region.machines for line in at_work(region, name)] == []
 
 
+@pytest.mark.behaviour("HC9")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_machines_are_given_back_in_minutes_where_tickets_took_weeks(seed: int) -> None:
-    """HC9: by tickets half of the owners took 7.5 days and the last one 87 (paper §1, Figure 1).
+    """By tickets half of the owners took 7.5 days and the last one 87 (paper §1, Figure 1).
 
     Here budgets and controllers are all that it waits for, long before the deadline.
     """
@@ -137,11 +142,12 @@ def test_machines_are_given_back_in_minutes_where_tickets_took_weeks(seed: int) 
     assert max(gone) - asked_at < 900.0
 
 
+@pytest.mark.behaviour("TC13")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_ensemble_keeps_its_majority_and_restarts_its_leader_last(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TC13: as with ZooKeeper (§2.5) a restart of all costs one change of leader, not one each."""
+    """As with ZooKeeper (§2.5) a restart of all costs one change of leader, not one each."""
     let: list[int] = []
     down: list[int] = []
     leaders: list[int] = []
@@ -168,9 +174,10 @@ def test_an_ensemble_keeps_its_majority_and_restarts_its_leader_last(
     assert 0 < max(down) <= 2, "a majority of five serves"
 
 
+@pytest.mark.behaviour("AV6", "AV5")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_four_events_and_too_little_power_halt_an_upgrade(seed: int) -> None:
-    """AV6 AV5: capacity lost while power is short is not added to by a release (paper §5.2).
+    """Capacity lost while power is short is not added to by a release (paper §5.2).
 
     Beside it the same without the limit on lost capacity, where the release goes on.
     """

@@ -47,8 +47,9 @@ def found(name: str, rules: set[str]) -> int:
     raise AssertionError(f"none of {MOST} seeds of {name} breaks {' or '.join(sorted(rules))}")
 
 
+@pytest.mark.behaviour("AV1", "AV2", "AV7", "AV16", "SH1", "SH3", "SH4")
 def test_no_rule_is_broken_by_leaders_that_fail_in_the_middle_of_everything() -> None:
-    """AV1 AV2 AV7 AV16 SH1 SH3 SH4: a core of three and two shards of two processes each.
+    """A core of three and two shards of two processes each.
 
     Leaders are killed, stopped and cut off, either way, from all or from etcd alone, at their
     writes and between them, while entitlements move, versions go out, and machines fail.
@@ -61,9 +62,10 @@ def test_no_rule_is_broken_by_leaders_that_fail_in_the_middle_of_everything() ->
     assert all(outcome.figures["moves"] >= 5 for outcome in outcomes)
 
 
+@pytest.mark.behaviour("AV2", "SH3")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_task_restarts_because_another_process_leads(seed: int) -> None:
-    """AV2 SH3: each task gets one start command, whoever leads and whoever owns it meanwhile."""
+    """Each task gets one start command, whoever leads and whoever owns it meanwhile."""
     chosen = scenario.load("roles-quiet")
     region = SimulatedRegion(chosen, seed)
     region.run(list(draw(chosen, seed)))
@@ -76,8 +78,9 @@ def test_no_task_restarts_because_another_process_leads(seed: int) -> None:
     assert set(puts.values()) == {1}, puts
 
 
+@pytest.mark.behaviour("AV3", "AV16")
 def test_all_processes_down_restart_no_task() -> None:
-    """AV3 AV16: every leader and every standby is killed at once; tasks run on and are adopted."""
+    """Every leader and every standby is killed at once; tasks run on and are adopted."""
     chosen = replace(scenario.load("roles-quiet"), minutes=4.0, faults=[])
     roles = ("core", "shard-1", "shard-2")
     story = [f"10.0s role-kill role:{role} 60.0s" for role in roles]
@@ -91,9 +94,10 @@ def test_all_processes_down_restart_no_task() -> None:
     assert set(puts.values()) == {1}, puts
 
 
+@pytest.mark.behaviour("AV1", "AV12", "AV13")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_data_center_is_lost_with_the_leaders_that_run_there(seed: int) -> None:
-    """AV1 AV12 AV13: standbys elsewhere lead, and lost tasks come back on the machines left.
+    """Standbys elsewhere lead, and lost tasks come back on the machines left.
 
     Half of the machines lose power, and the leader of each role with them, while versions go out.
     """
@@ -110,8 +114,9 @@ def test_a_data_center_is_lost_with_the_leaders_that_run_there(seed: int) -> Non
     assert outcome.figures["take-overs"] >= 3
 
 
+@pytest.mark.behaviour("SH1", "AV7")
 def test_tasks_left_on_a_machine_that_comes_back_free_are_removed() -> None:
-    """SH1 AV7: the process of their shard removes them, though the machine is not its own.
+    """The process of their shard removes them, though the machine is not its own.
 
     The core follows free machines, and only the shard knows that the tasks left: before, their
     second copies ran on for ever.
@@ -122,8 +127,9 @@ def test_tasks_left_on_a_machine_that_comes_back_free_are_removed() -> None:
     assert not outcome.violations, [str(violation) for violation in outcome.violations]
 
 
-def test_a_core_that_lags_behind_stops_no_task_of_a_job_that_it_has_not_heard_of() -> None:
-    """SH1 AV7: the core follows a machine that it takes for free; a shard has just begun to use it.
+@pytest.mark.behaviour("SH1", "AV7")
+def test_a_lagging_core_stops_no_task_of_a_job_unknown_to_it() -> None:
+    """The core follows a machine that it takes for free; a shard has just begun to use it.
 
     Jobs come back while the core's line to etcd is late. Before, it took their tasks for strays.
     """
@@ -138,15 +144,17 @@ def test_a_core_that_lags_behind_stops_no_task_of_a_job_that_it_has_not_heard_of
     assert not outcome.violations, [str(violation) for violation in outcome.violations]
 
 
+@pytest.mark.behaviour("SH14", "CP7")
 def test_no_shard_takes_what_an_entitlement_of_another_was_promised() -> None:
-    """SH14 CP7: shards share the free machines, and hardly more of them than quotas."""
+    """Shards share the free machines, and hardly more of them than quotas."""
     outcome = run_seed(scenario.load("roles-promises"), 2)
     assert not outcome.violations, [str(violation) for violation in outcome.violations]
     assert outcome.figures["moves"] >= 3
 
 
+@pytest.mark.behaviour("SH14", "CP7")
 def test_promises_that_are_kept_per_shard_only_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SH14 CP7: a shard that lays the quotas of its own entitlements alone upon free machines."""
+    """A shard that lays the quotas of its own entitlements alone upon free machines."""
     made = Quotas.__init__
 
     def blind(self: Quotas, region: Region, *rest: Any) -> None:
@@ -162,10 +170,11 @@ def test_promises_that_are_kept_per_shard_only_are_found(monkeypatch: pytest.Mon
     assert found("roles-promises", {"promises"}) <= MOST
 
 
+@pytest.mark.behaviour("SH14", "CP7")
 def test_promises_that_are_judged_before_machines_are_held_only_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SH14 CP7: two shards that take at once each see a machine to spare, and there is only one.
+    """Two shards that take at once each see a machine to spare, and there is only one.
 
     All jobs come back at once while every line to etcd is late.
     """
@@ -188,8 +197,9 @@ def test_promises_that_are_judged_before_machines_are_held_only_are_found(
     raise AssertionError(f"none of {MOST} seeds takes what another entitlement was promised")
 
 
+@pytest.mark.behaviour("AV2")
 def test_a_write_of_a_leader_that_was_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AV2: without the comparison with the leader's key a late write of an old one is made."""
+    """Without the comparison with the leader's key a late write of an old one is made."""
     request = EtcdStore._request
 
     def anyone(self: EtcdStore, *asked: Any) -> Any:
@@ -201,8 +211,9 @@ def test_a_write_of_a_leader_that_was_replaced_is_found(monkeypatch: pytest.Monk
     assert found("roles-late", {"stale-write"}) <= MOST
 
 
+@pytest.mark.behaviour("SH4")
 def test_two_owners_after_a_crash_in_a_move_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SH4: a shard that starts goes by what its process had before, instead of by the map."""
+    """A shard that starts goes by what its process had before, instead of by the map."""
     kept: dict[int, set[str]] = {}
 
     def owner(ownership: OwnershipMap, number: int) -> Callable[[str], bool]:
@@ -224,24 +235,27 @@ def test_two_owners_after_a_crash_in_a_move_are_found(monkeypatch: pytest.Monkey
     assert found("roles-quiet", {"one-owner"}) <= MOST
 
 
+@pytest.mark.behaviour("SH13")
 def test_pinned_entitlements_stay_in_their_region_and_in_shards_for_it() -> None:
-    """SH13: two regional shards and two global ones, on hardly more machines than quotas."""
+    """Two regional shards and two global ones, on hardly more machines than quotas."""
     outcome = run_seed(scenario.load("roles-regions"), 1)
     assert not outcome.violations, [str(violation) for violation in outcome.violations]
     assert outcome.figures["moves"] >= 3
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_shard_that_gets_an_entitlement_of_another_region_is_found(
     mocker: MockerFixture,
 ) -> None:
-    """SH13: as if each move were allowed."""
+    """As if each move were allowed."""
     mocker.patch.object(scopes, "may_own", return_value=True)
     chosen = replace(scenario.load("roles-regions"), minutes=2.0, settle_minutes=4.0)
     assert "scope" in {violation.rule for violation in run_seed(chosen, 1).violations}
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_machine_of_another_region_is_found(mocker: MockerFixture) -> None:
-    """SH13: as if neither quotas nor demands knew of regions, and machines to spare."""
+    """As if neither quotas nor demands knew of regions, and machines to spare."""
     without_region = demand.demand_of
     mocker.patch.object(demand, "demand_of", lambda *given: without_region(*given[:3]))
     mocker.patch.object(pools, "Quota", lambda *given: Quota(*given[:5]))

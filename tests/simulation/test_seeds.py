@@ -43,8 +43,9 @@ def test_no_rule_is_broken_in_the_first_seeds(first: int) -> None:
     hold([Job(everything, seed) for seed in range(first, first + AT_ONCE)])
 
 
+@pytest.mark.behaviour("F-55", "WH2")
 def test_controllers_of_all_kinds_are_asked_and_harmless() -> None:
-    """F-55, WH2: good ones and those that are away, slow, wrong or lying, among all other faults.
+    """Good ones and those that are away, slow, wrong or lying, among all other faults.
 
     Nothing is taken down without an acknowledgement, no deadline passes without a notice, and no
     shard loses a second replica to an operation.
@@ -53,14 +54,16 @@ def test_controllers_of_all_kinds_are_asked_and_harmless() -> None:
     hold([Job(controllers, seed) for seed in range(3, 15)])
 
 
+@pytest.mark.behaviour("HC5", "SC2", "SC6", "WH2")
 def test_plans_in_waves_overlap_drains_releases_and_failures() -> None:
-    """HC5, SC2, SC6, WH2: budgets and controllers hold, and no two waves of a plan are away."""
+    """Budgets and controllers hold, and no two waves of a plan are away."""
     maintenance = scenario.load("maintenance")
     hold([Job(maintenance, seed) for seed in range(1, 13)])
 
 
+@pytest.mark.behaviour("SC2", "SC6", "SC21", "HP12")
 def test_updates_of_all_kinds_end_and_those_that_fail_go_back() -> None:
-    """SC2 SC6 SC21 HP12: canaries, gates, extra tasks, bad versions, moves, profiles in use.
+    """Canaries, gates, extra tasks, bad versions, moves, profiles in use.
 
     Never more extra tasks than allowed, nothing taken beyond the budget, every way back ends.
     """
@@ -68,8 +71,9 @@ def test_updates_of_all_kinds_end_and_those_that_fail_go_back() -> None:
     hold([Job(updates, seed) for seed in range(1, 31)])
 
 
+@pytest.mark.behaviour("SC11", "SC6")
 def test_jobs_move_between_entitlements_among_faults() -> None:
-    """SC11 SC6: back and forth, within the budget, no task ever on machines of the other one."""
+    """Back and forth, within the budget, no task ever on machines of the other one."""
     transfers = scenario.load("transfers")
     hold([Job(transfers, seed) for seed in range(1, 13)])
 
@@ -79,13 +83,28 @@ def test_seeds_that_once_broke_a_rule_hold_now() -> None:
     hold([Job(scenario.load(name), seed) for name, seed in kept])
 
 
+@pytest.mark.behaviour(
+    "F-43",
+    "F-44",
+    "F-46",
+    "F-47",
+    "F-48",
+    "F-49",
+    "F-50",
+    "F-51",
+    "F-52",
+    "F-53",
+    "F-55",
+    "F-56",
+    "F-57",
+    "F-58",
+    "F-59",
+    "F-60",
+    "F-63",
+)
 @pytest.mark.parametrize("name", NAMED)
 def test_no_rule_is_broken_by_the_fault_of_a_scenario(name: str) -> None:
-    """Each has a scenario named after it.
-
-    F-43, F-44, F-46, F-47, F-48, F-49, F-50, F-51, F-52, F-53, F-55, F-56, F-57, F-58, F-59, F-60,
-    F-63. In each of them tasks run, so that there is something to break.
-    """
+    """Each fault has a scenario with its name, in which tasks run."""
     for outcome in hold([Job(scenario.load(name), seed) for seed in (1, 2)]):
         assert max(sample.copies for sample in outcome.samples) > 0
 

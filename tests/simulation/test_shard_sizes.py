@@ -42,9 +42,10 @@ def pools(seed: int) -> Iterator[tuple[int, float]]:
     return iter(made)
 
 
+@pytest.mark.behaviour("SH11", "SH8")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_shard_has_more_than_its_part_of_the_power_by_one_pool_alone(seed: int) -> None:
-    """SH11 SH8: 7.5 of 150 MW are the mean, and beside its largest pool no shard has much more.
+    """7.5 of 150 MW are the mean, and beside its largest pool no shard has much more.
 
     A shard is not chosen by power: one with a pool of GPUs may have 21 MW.
     """
@@ -62,8 +63,9 @@ def test_a_shard_has_more_than_its_part_of_the_power_by_one_pool_alone(seed: int
     assert max(of.load for of in loads) < LARGEST + MACHINES / SHARDS
 
 
+@pytest.mark.behaviour("SH17", "SH8")
 def test_the_end_of_a_shard_is_where_its_line_meets_one_core() -> None:
-    """SH17 SH8: twice the events end it earlier, and a fixed part counts once."""
+    """Twice the events end it earlier, and a fixed part counts once."""
     points = [
         {"machines": n, "idle_percent": 5 + n / 1000, "rss_mb": 100 + n / 50, "event_ms": 0.9}
         | {"start_cpu_s": n / 500}

@@ -28,9 +28,10 @@ def found(rules: set[str]) -> int:
     raise AssertionError(f"none of {MOST} seeds breaks {' or '.join(sorted(rules))}")
 
 
+@pytest.mark.behaviour("SH1", "SH3", "SH4", "SH15", "AV7")
 @pytest.mark.parametrize("seed", range(1, 13))
 def test_entitlements_move_between_shards_among_faults(seed: int) -> None:
-    """SH1 SH3 SH4 SH15 AV7: one owner at a time, no machine for two; a move ends or did not begin.
+    """One owner at a time, no machine for two; a move ends or did not begin.
 
     The process is killed before and after writes, stores do not say what became of one, and
     releases, drains and transfers of jobs go on meanwhile.
@@ -39,9 +40,10 @@ def test_entitlements_move_between_shards_among_faults(seed: int) -> None:
     assert not outcome.violations, [str(violation) for violation in outcome.violations]
 
 
+@pytest.mark.behaviour("SH3")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_task_restarts_by_moves_of_its_entitlement(seed: int) -> None:
-    """SH3: each task is told once to start, however often its owner changes."""
+    """Each task is told once to start, however often its owner changes."""
     chosen = of_seed(scenario.load("shards-quiet"), seed)
     region = SimulatedRegion(chosen, seed)
     region.run(list(draw(chosen, seed)))
@@ -54,10 +56,11 @@ def test_no_task_restarts_by_moves_of_its_entitlement(seed: int) -> None:
     assert not region.checker.violations
 
 
+@pytest.mark.behaviour("SH4")
 def test_two_owners_of_an_entitlement_that_moved_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SH4: a shard that goes by what it owned before goes on beside the new owner."""
+    """A shard that goes by what it owned before goes on beside the new owner."""
 
     def owner(ownership: OwnershipMap, number: int) -> Callable[[str], bool]:
         had = set[str]()
@@ -73,7 +76,8 @@ def test_two_owners_of_an_entitlement_that_moved_are_found(
     assert found({"one-owner"}) <= MOST
 
 
+@pytest.mark.behaviour("SH3")
 def test_claims_that_an_old_owner_keeps_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SH3: the new owner has to take the allocations over, or it places every task anew."""
+    """The new owner has to take the allocations over, or it places every task anew."""
     monkeypatch.setattr(running_shards.handover, "adopt", lambda *_: None)
     assert found({"budget", "one-copy", "second-copy", "rest", "capacity"}) <= MOST

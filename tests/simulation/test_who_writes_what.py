@@ -111,8 +111,9 @@ def run(story: str, settle_minutes: float) -> tuple[Ledger, SimulatedRegion]:
     return ledger, region
 
 
-def test_each_role_writes_records_of_its_own_whoever_leads_it() -> None:
-    """SH6 SH16 WH6: quotas and owners are the core's, a job is written by the one that owns it."""
+@pytest.mark.behaviour("SH6", "SH16", "WH6")
+def test_each_role_writes_only_its_records_under_any_leader() -> None:
+    """Quotas and owners are the core's, a job is written by the one that owns it."""
     ledger, region = run(STORY, 5.0)
     assert not region.checker.violations, [str(v) for v in region.checker.violations]
     assert region.figures["moves"] >= 3
@@ -123,10 +124,11 @@ def test_each_role_writes_records_of_its_own_whoever_leads_it() -> None:
         assert {"jobs", "allocations"} <= ledger.tables[role] <= SHARED
 
 
-def test_a_shard_that_goes_on_writing_what_it_has_given_away_is_found(
+@pytest.mark.behaviour("SH16")
+def test_a_shard_that_writes_after_a_handover_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SH16: the ledger of writes would show it."""
+    """The ledger of writes would show it."""
 
     def owner(ownership: OwnershipMap, number: int) -> Callable[[str], bool]:
         had = set[str]()

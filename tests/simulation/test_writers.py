@@ -44,15 +44,16 @@ def broken_by(rule: str) -> int:
     raise AssertionError(f"none of {MOST} seeds breaks {rule}")
 
 
+@pytest.mark.behaviour("JC5", "JC6", "JC8", "JC9", "JC15")
 def test_the_share_is_exact_or_an_operation_is_under_way() -> None:
-    """JC5 JC6 JC8 JC9 JC15: owner, autoscaler, conveyor, tester and operators at once."""
+    """Owner, autoscaler, conveyor, tester and operators at once."""
     outcomes = [run_one(Job(scenario.load("writers"), seed)) for seed in SLICE]
     broken = [outcome for outcome in outcomes if not outcome.ok]
     assert not broken, "\n".join(as_story(outcome) for outcome in broken)
     assert [outcome.refused for outcome in outcomes if outcome.refused] == []
 
 
-def test_the_witness_looks_while_operations_are_under_way_and_after() -> None:
+def test_the_witness_checks_during_operations_and_after() -> None:
     writers = scenario.load("writers")
     region = SimulatedRegion(writers, 1)
     region.run(draw(writers, 1))
@@ -60,8 +61,9 @@ def test_the_witness_looks_while_operations_are_under_way_and_after() -> None:
     assert region.intent_checker.looks["under way"] > 50
 
 
+@pytest.mark.behaviour("JC5")
 def test_a_share_of_the_tasks_instead_of_the_size_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JC5, the article's figure 4: a smaller size then takes the push further."""
+    """The article's figure 4: a smaller size then takes the push further."""
 
     def of_the_tasks(
         wanted: JobWants, tasks: Sequence[TaskSeen], infrastructure: Infrastructure, now: float
@@ -76,10 +78,10 @@ def test_a_share_of_the_tasks_instead_of_the_size_is_found(monkeypatch: pytest.M
     assert broken_by("share") <= MOST
 
 
+@pytest.mark.behaviour("JC6")
 def test_a_canary_that_counts_as_progress_of_the_push_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """JC6."""
     versions = composing._versions
 
     def counted(
@@ -96,23 +98,25 @@ def test_a_canary_that_counts_as_progress_of_the_push_is_found(
     assert broken_by("share") <= MOST
 
 
-def test_a_stale_writer_who_wins_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JC15: a write on top of what was replaced meanwhile."""
+@pytest.mark.behaviour("JC15")
+def test_a_winning_stale_writer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write on top of what was replaced meanwhile."""
     for module in (intents, job_change):
         monkeypatch.setattr(module, "check_writer", lambda *_: None)
     assert broken_by("last-write") <= MOST
 
 
+@pytest.mark.behaviour("JC10")
 def test_a_canary_without_an_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JC10."""
     monkeypatch.setattr(intents, "_ends", lambda _: [])
     assert broken_by("last-write") <= MOST
 
 
+@pytest.mark.behaviour("JC9")
 def test_a_runtime_that_enters_in_the_middle_of_a_push_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """JC9, the article's figure 7."""
+    """The article's figure 7."""
     changed = job_change._changed
 
     def entering(record, spec):  # type: ignore[no-untyped-def]
@@ -124,8 +128,8 @@ def test_a_runtime_that_enters_in_the_middle_of_a_push_is_found(
     assert broken_by("runtime") <= MOST
 
 
+@pytest.mark.behaviour("JC8")
 def test_a_hold_that_holds_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JC8."""
 
     def unheld(
         wanted: JobWants, tasks: Sequence[TaskSeen], infrastructure: Infrastructure, now: float

@@ -51,13 +51,13 @@ def test_the_one_guest_has_the_most_memory_that_a_bench_asks_for(tmp_path):
     assert [words[words.index("--cpus") + 1] for words in asked if "--cpus" in words] == ["1", "2"]
 
 
-def test_a_bench_in_a_guest_is_told_where_and_others_are_not():
+def test_only_a_bench_in_a_guest_gets_the_guests_name():
     bench = RUN["Bench"]("store", "How fast?", False)
     assert RUN["command"](bench, "") == [sys.executable, "-m", "tests.bench.store", "--json"]
     assert RUN["command"](bench, "bench")[-2:] == ["--lab", "bench"]
 
 
-def test_one_section_is_written_anew_and_the_others_stay():
+def test_one_section_is_rewritten_and_the_others_stay():
     one, two = (RUN["Bench"](name, f"About {name}.", False) for name in ("one", "two"))
     said = {"ms": 1.25, "deep": {"n": 12_345}, "list": [1, 2]}
     first = RUN["section"](two, {**said, "details": {"ms": {"1": 9.75}}}, "abc")
@@ -122,8 +122,8 @@ def _invented(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.behaviour("BUG-AU6")
 def test_no_bench_prints_a_constant_or_one_figure_by_two_names():
-    """BUG-AU6"""
     assert _invented("{'a': f(), 'b': x['y'], 'c': x['y']}") == ["c"]
     assert _invented("{'a': max(s) if s else 0}") == ["a"]
     paths = [ROOT / f"tests/bench/{bench.name}.py" for bench in RUN["benches"]()]

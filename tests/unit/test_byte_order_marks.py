@@ -47,6 +47,7 @@ def explain_model(path: Path) -> Any:
     return found.output
 
 
+@pytest.mark.behaviour("BUG-UX117")
 @pytest.mark.parametrize(
     ("name", "text", "read"),
     [
@@ -70,7 +71,7 @@ def explain_model(path: Path) -> Any:
 def test_a_file_with_a_byte_order_mark_is_read_as_without_it(
     tmp_path: Path, name: str, text: str, read: Callable[[Path], Any]
 ) -> None:
-    """BUG-UX117: a job file with the mark was refused with "Invalid statement"."""
+    """A job file with the mark was refused with "Invalid statement"."""
     file = tmp_path / name
     file.write_text(text)
     expected = read(file)

@@ -44,6 +44,7 @@ def test_each_word_is_found_in_the_file_that_it_names() -> None:
     assert missing == []
 
 
+@pytest.mark.behaviour("MO20")
 @pytest.mark.parametrize(
     ("word", "in_kubernetes"),
     [
@@ -55,6 +56,5 @@ def test_each_word_is_found_in_the_file_that_it_names() -> None:
     ],
 )
 def test_the_papers_words_are_mapped_to_those_of_kubernetes(word: str, in_kubernetes: str) -> None:
-    """MO20."""
     elsewhere = {row[0]: row[2].split("; ") for row in rows()}
     assert in_kubernetes in elsewhere[word]

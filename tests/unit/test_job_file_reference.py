@@ -4,6 +4,8 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 from sidekick.tuned import REASONS
 
 TOOL = runpy.run_path(str(Path(__file__).resolve().parents[2] / "tools/references"))
@@ -14,8 +16,9 @@ def test_the_page_is_what_the_types_say() -> None:
     assert TOOL["written"]() == PAGE, "run tools/references"
 
 
+@pytest.mark.behaviour("BUG-SK20")
 def test_the_page_of_tuneds_plugins_is_what_the_code_does() -> None:
-    """BUG-SK20: each plugin of TuneD has a line, converted or with a reason."""
+    """Each plugin of TuneD has a line, converted or with a reason."""
     page = TOOL["TUNED_PAGE"].read_text()
     assert TOOL["written_tuned"]() == page, "run tools/references"
     rows = [re.split(r"(?<!\\) \| ", line) for line in page.splitlines() if line.startswith("| `[")]

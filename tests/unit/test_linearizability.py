@@ -85,7 +85,7 @@ def played(chance: random.Random, read_at: Callable[[list[object]], object]) -> 
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_histories_of_a_real_register_are_accepted_whatever_the_order(seed: int) -> None:
+def test_histories_of_a_real_register_are_accepted_in_any_order(seed: int) -> None:
     assert violations_in(played(random.Random(seed), lambda values: values[-1])) == []
 
 

@@ -42,6 +42,7 @@ def test_files_that_are_collected_together_have_names_of_their_own(together: tup
     assert {n for n in loose if loose.count(n) > 1} - {"conftest.py"} == set()
 
 
+@pytest.mark.behaviour("F-15")
 def test_no_host_process_is_ever_signalled_by_its_pid() -> None:
     """PIDs are reused; units and cgroups are not (F-15)."""
     offenders = [
@@ -147,8 +148,9 @@ def test_a_skip_and_an_assert_that_cannot_fail_are_found(line: str) -> None:
     assert list(_found("assert x\nassert x >= 1\nassert x or y\nitems.skip(3)")) == []
 
 
-def test_no_test_is_skipped_and_no_assert_holds_whatever_the_code_does() -> None:
-    """BUG-AU5, BUG-AU7: a suite that cannot run has to fail."""
+@pytest.mark.behaviour("BUG-AU5", "BUG-AU7")
+def test_no_test_is_skipped_and_no_assert_always_holds() -> None:
+    """A suite that cannot run has to fail."""
     offenders = [
         f"{path.relative_to(ROOT)}:{line}: {kind}"
         for path in TESTS

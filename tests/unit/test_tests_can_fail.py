@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parents[1]
 FUNCTION = re.compile(r"^( *)(?:async )?def (\w+)\((.*?)^\1\S", re.MULTILINE | re.DOTALL)
 """A function up to the next line that stands as far left; what is inside of it is part of it."""
@@ -36,8 +38,9 @@ def that_cannot_fail(texts: dict[str, str]) -> list[str]:
     return [f"{path}: {name}" for path, name, said in tests if not said & can]
 
 
+@pytest.mark.behaviour("BUG-AU5")
 def test_each_test_can_fail() -> None:
-    """BUG-AU5: also by what a helper or the end of a fixture asserts."""
+    """Also by what a helper or the end of a fixture asserts."""
     paths = {path for path in TESTS.rglob("*.py") if "data" not in path.parts} - {Path(__file__)}
     texts = {str(path.relative_to(TESTS)): path.read_text() for path in paths}
     assert sum(name.startswith("test_") for t in texts.values() for name, _ in functions(t)) > 3000

@@ -74,15 +74,15 @@ ELSEWHERE: dict[str, Elsewhere] = {
     ),
 }
 """Faults that tests show, and the simulated region shows partly or not at all."""
-_HEAD = """# Faults and what comes of them
+_HEAD = """# Faults of the control plane, and their outcomes
 
-Made by `twine-lab region faults --write docs/faults.md`; do not edit. Each row is a scenario of
-the simulated region (`vm_lab/region/scenarios/`): the production control plane on virtual time,
-modelled machines, seeded faults, and a checker that verifies after every event that no rule is
-broken. A region is "at rest" when every job runs as it was granted, on the machines in the records,
-and no other task is left on any machine.
+`twine-lab region faults --write docs/faults.md` writes this page; do not edit it. Each row is a
+scenario of the simulated region (`vm_lab/region/scenarios/`): the production control plane on
+virtual time, modelled machines and seeded faults. A checker verifies after every event that no rule
+is broken. A region is "at rest" when every job runs as granted, on the machines in the records, and
+no machine has any other task.
 
-| fault | what happens | scenario | seeds | events | rules broken | at rest after | least copies |
+| fault | event | scenario | seeds | events | rules broken | at rest after | least copies |
 |---|---|---|---|---|---|---|---|
 """
 
@@ -90,7 +90,7 @@ and no other task is left on any machine.
 _TAIL = """
 Some faults need a real disk, several processes or several allocators. A test names each of them:
 
-| fault | what happens | outcome | test |
+| fault | event | outcome | test |
 |---|---|---|---|
 """
 

@@ -16,9 +16,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import replace
 
-from agent.api import OciConfig, TaskSpec
+from agent.api import OciConfig
 from agent.api.ranges import DIGEST_PATTERN
 from wire.errors import Unprocessable
 
@@ -51,10 +50,6 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "
 TAG = "org.opencontainers.image.ref.name"
 """Annotation of an image in a layout: its tag (`image-layout.md`)."""
 _DIGEST = re.compile(DIGEST_PATTERN)
-USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""PATH of an image without one, as in container engines: some programs are only in /bin.
-
-systemd's default has no /bin if /bin is a link on the host."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _SIGNAL_NAMES = (
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP "
@@ -320,6 +315,10 @@ def _run_config(run: _Run, digest: str) -> OciConfig:
 
 
 def _folder(path: str, digest: str) -> str:
+    if not path.isprintable():
+        raise Unprocessable(
+            f"image {digest} has the working directory {path!r}: its name is not printable"
+        )
     if path and (not path.startswith("/") or ".." in path.split("/")):
         raise Unprocessable(f"image {digest} has the working directory {path!r}: not absolute")
     return path
@@ -381,34 +380,3 @@ def place_of(reference: str) -> ImageLocation:
     registry, _, path = rest.partition("/")
     repository, _, tag = path.partition(":")
     return ImageLocation(f"{registry}/{repository}", tag, digest)
-
-
-def as_run(spec: TaskSpec, config: OciConfig | None) -> TaskSpec:
-    """Return the specification, completed with the image's configuration.
-
-    A command replaces entry point and command of the image; variables override the image's.
-    """
-    if config is None:
-        return spec
-    command = spec.command or [*config.entrypoint, *config.command]
-    folder = config.working_dir.rstrip("/")
-    if command and "/" in command[0] and not command[0].startswith("/"):
-        command = [f"{folder}/{command[0].removeprefix('./')}", *command[1:]]
-    return replace(spec, command=command, environment={**config.environment, **spec.environment})
-
-
-def image_properties(spec: TaskSpec, config: OciConfig | None) -> dict[str, object]:
-    """Return the unit properties that follow from an image's configuration.
-
-    `spec` is the result of `as_run`.
-    """
-    path = spec.environment.get("PATH", "") or USUAL_PATH
-    found: dict[str, object] = {"ExecSearchPath": [p for p in path.split(":") if p.startswith("/")]}
-    if config is None:
-        return found
-    found["KillMode"] = "mixed"  # the main process ends the others (docs/adr/0222)
-    if config.working_dir.rstrip("/"):
-        found["WorkingDirectory"] = config.working_dir
-    if config.stop_signal:
-        found["KillSignal"] = SIGNALS[config.stop_signal]
-    return found

@@ -111,11 +111,9 @@ def live_properties(spec: TaskSpec, before: Resources | None) -> dict[str, objec
 def kernel_values(spec: TaskSpec) -> dict[str, str]:
     """Return the required values of the task's cgroup files (cgroup-v2.rst)."""
     limits, more = spec.limits, spec.resources
-    quota = limits.cpu_max_cores
-    quota_usec = None if quota is None else round(quota * _PERIOD_USEC)
     return {
         "cpu.weight": str(limits.cpu_weight),
-        "cpu.max": f"{quota_usec or 'max'} {_PERIOD_USEC}",
+        "cpu.max": f"{_quota(limits.cpu_max_cores)} {_PERIOD_USEC}",
         "memory.max": pages(limits.memory_max_bytes),
         "memory.high": pages(more.memory_high_bytes),
         "memory.min": pages(more.memory_min_bytes),
@@ -123,6 +121,13 @@ def kernel_values(spec: TaskSpec) -> dict[str, str]:
         "memory.swap.max": pages(more.swap_max_bytes),
         "pids.max": str(limits.tasks_max),
     }
+
+
+def _quota(cores: float | None) -> str:
+    """Return the quota of cpu.max: systemd rounds `CPUQuotaPerSecUSec` down for each period
+    (`cgroup_apply_unified_cpu_quota`); `max` for None.
+    """
+    return "max" if cores is None else str(round(cores * _S) * _PERIOD_USEC // _S)
 
 
 def pages(size: int | None) -> str:

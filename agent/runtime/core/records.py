@@ -94,6 +94,10 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was found on the host without a specification; it is only being removed."""
 
 
+TOMBSTONE_S = 86_400.0
+"""How long the agent recognises a late request for a removed task (trust F-81: 24 hours)."""
+
+
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
     """A removed task, kept so that a late request does not start it again."""
 
@@ -101,6 +105,11 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     epoch: int
     at: float
+
+
+def is_expired(stone: Tombstone, now: float) -> bool:
+    """Return whether a tombstone is too old to be needed; `now` is in seconds since 1970."""
+    return now - stone.at >= TOMBSTONE_S
 
 
 def key_of(spec: TaskSpec) -> str:

@@ -8,7 +8,7 @@ and ends with it. It has a memory limit of its own: if it exceeds that limit, on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.api import Step
@@ -112,7 +112,7 @@ def _in_sandbox(whole: Mapping[str, object], command: InsideCommand) -> dict[str
         **whole,
         "ExecStart": [list(command.argv)],
         "RootDirectoryStartOnly": True,
-        "Environment": [*environment, *command.environment],
+        "Environment": _merged([*environment, *command.environment]),
         "MemoryMax": memory_of_commands(most),
         "OOMPolicy": "kill",
         "OOMScoreAdjust": _OOM_SCORE,
@@ -122,6 +122,11 @@ def _in_sandbox(whole: Mapping[str, object], command: InsideCommand) -> dict[str
     if bound := bounded_inside(whole.get("ExecStartPre", ())):
         properties["ExecStartPre"] = bound
     return properties
+
+
+def _merged(assignments: Sequence[str]) -> list[str]:
+    """Return assignments of variables, the last one of each: systemd refuses a second one."""
+    return list({pair.partition("=")[0]: pair for pair in assignments}.values())
 
 
 def _streams(command: InsideCommand) -> dict[str, object]:

@@ -22,6 +22,10 @@ _HEAD = struct.Struct("<HqqdI")
 _FORMAT = 1
 BYTES = _HEAD.size + 2 * (FINE + HALF_HOURS + DAYS)
 """Size of a stored history, of any age."""
+STEP_SLOTS = 12
+"""A point that is an hour older than the newest one shows that the clock was set back."""
+LARGEST = 1e15
+"""A larger load counts as this."""
 _LEAST, _STEP = 1e-6, math.log(1e21) / 65_533
 """Code 2 stands for the least value, 65,535 for 1e15; 0 is missing, 1 is zero."""
 
@@ -72,7 +76,7 @@ class LoadHistory:
             closed = self.slot if self.count else None
             self._open(slot)
             self.first = self.first or slot
-        self.total += load
+        self.total += min(load, LARGEST)
         self.count += 1
         mean = code_of(self.total / self.count)
         self.fine[slot % FINE] = mean
@@ -88,6 +92,22 @@ class LoadHistory:
             for number in range(max(before + 1, now - len(ring) + 1), now + 1):
                 ring[number % len(ring)] = 0
         self.slot, self.total, self.count = slot, 0.0, 0
+
+    def go_back(self, at: float) -> bool:
+        """Drop what was stored for the time after `at`; return whether the clock was set back.
+
+        Otherwise no point would be stored until that time comes. A step below an hour is waited
+        for: the date follows a step only after an hour.
+        """
+        slot = int(at // SLOT_S)
+        if slot > self.slot - STEP_SLOTS:
+            return False
+        for ring, width in ((self.fine, 1), (self.half_hours, 6), (self.days, DAY_S // SLOT_S)):
+            now, last = slot // width, self.slot // width
+            for number in range(now + 1, min(last, now + len(ring)) + 1):
+                ring[number % len(ring)] = 0
+        self.slot, self.first, self.total, self.count = slot, min(self.first, slot), 0.0, 0
+        return True
 
     def mean(self, slot: int) -> float | None:
         """Return the mean load of a 5-minute slot of the last 3 days."""

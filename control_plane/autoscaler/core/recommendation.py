@@ -15,7 +15,7 @@ import msgspec
 from control_plane.api.autoscale import Autoscale, LoadSignal
 from control_plane.api.sizings import Forecast, Recommendation
 from control_plane.autoscaler.core.forecast import ForecastState, forecast, learn, slope_of
-from control_plane.autoscaler.core.history import SLOT_S, LoadHistory
+from control_plane.autoscaler.core.history import LARGEST, SLOT_S, LoadHistory
 from control_plane.autoscaler.core.latency import LearntLatency, load_of_task, with_latency
 from control_plane.autoscaler.core.sizing import (
     bounds_at,
@@ -109,6 +109,8 @@ class JobSizing:
         self._note_sizes(policy, seen)
         slots = self._slots(policy)
         load = fresh_load(policy, seen, self.state.push_seen)
+        if self.history.go_back(seen.at):
+            self._set(predicted=None, learnt=msgspec.structs.replace(self.state.learnt, pending=()))
         if load is not None:
             closed = self.history.add(seen.measured_at, load)
             learnt, stale = self.state.learnt, self.state.predicted is None
@@ -226,7 +228,7 @@ def fresh_load(policy: Autoscale, seen: JobObservation, push_seen: float) -> flo
     if not -STALE_S <= seen.at - seen.measured_at <= STALE_S:
         return None
     spiked = push_seen > 0 and seen.at - push_seen < SETTLE_S
-    return None if spiked and policy.signal is not LoadSignal.QUERY else load
+    return None if spiked and policy.signal is not LoadSignal.QUERY else min(load, LARGEST)
 
 
 def fresh_latency(seen: JobObservation) -> float | None:

@@ -58,13 +58,13 @@ def replay(
         wanted = max(0, rule(at, load, size, healthy))
         if wanted > size:
             starting.append((at + start_s, wanted - size))
-        for _ in range(size - wanted):  # starting tasks go first
-            if starting:
-                ready, count = starting.pop()
-                if count > 1:
-                    starting.append((ready, count - 1))
-            else:
-                healthy -= 1
+        removed = max(0, size - wanted)
+        while removed and starting:  # starting tasks go first
+            ready, count = starting.pop()
+            if count > removed:
+                starting.append((ready, count - removed))
+            removed -= min(count, removed)
+        healthy -= removed
         size = wanted
         if load is None or at < counted_from:
             before = size

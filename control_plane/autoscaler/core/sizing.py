@@ -29,8 +29,11 @@ class Needed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tasks_for(load: float, per_task: float) -> int:
-    """Return the fewest tasks that carry a load; the largest number for an invalid load."""
-    quotient = load / per_task
+    """Return the fewest tasks that carry a load; the largest number if that is no number.
+
+    `per_task` is 0 if a tiny target was multiplied by a small limit.
+    """
+    quotient = load / per_task if per_task > 0 else math.inf
     if not math.isfinite(quotient) or quotient > _LARGEST:
         return _LARGEST
     return max(0, math.ceil(quotient - 1e-6))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -14,6 +14,7 @@ from control_plane.api.opportunistic import QueuedState, QueuedWork
 RETRY_S, RETRY_MAX_S = 30.0, 1800.0
 """Pause after the first failure; it doubles with each further failure, up to the maximum."""
 OPEN = (QueuedState.WAITING, QueuedState.RUNNING)
+_Rank = tuple[int, bool, float, float, float, str]
 
 
 def job_of(work: QueuedWork, entitlement: str) -> JobSpec:
@@ -33,13 +34,21 @@ def in_order(work: Sequence[QueuedWork], shares: Mapping[str, int]) -> list[Queu
     the least recent use of its share, then the oldest. So no work is stopped for work of the same
     priority.
     """
+    rank = _ranks(work, shares)[0]
+    return sorted((one for one in work if one.state in OPEN), key=rank)
+
+
+def _ranks(
+    work: Sequence[QueuedWork], shares: Mapping[str, int]
+) -> tuple[Callable[[QueuedWork], _Rank], Counter[str], Counter[str]]:
+    """Return the rank of open work, and the use and the running tasks of each user it reads."""
     used, tasks = Counter[str](), Counter[str]()
     for one in work:
         used[one.user] += int(one.machine_s)
         if one.state is QueuedState.RUNNING:
             tasks[one.user] += one.wish.job.tasks
 
-    def rank(one: QueuedWork) -> tuple[int, bool, float, float, float, str]:
+    def rank(one: QueuedWork) -> _Rank:
         share = shares.get(one.user, 100)
         return (
             -one.wish.priority,
@@ -50,7 +59,7 @@ def in_order(work: Sequence[QueuedWork], shares: Mapping[str, int]) -> list[Queu
             one.name,
         )
 
-    return sorted((one for one in work if one.state in OPEN), key=rank)
+    return rank, used, tasks
 
 
 def chosen(
@@ -64,23 +73,23 @@ def chosen(
     running = {one.name for one in work if one.state is QueuedState.RUNNING}
     ready = [one for one in work if one.name in running or one.retry_at <= now]
     picked, taken = set[str](), 0
-    left = list(ready)
-    while left and taken < max(1, room):
-        first = next(iter(in_order(left, shares)), None)
-        if first is None:
-            break
+    rank, used, tasks = _ranks(ready, shares)
+    queues = defaultdict[str, deque[QueuedWork]](deque)
+    for one in in_order(ready, shares):
+        queues[one.user].append(one)
+    while queues and taken < max(1, room):
+        first = min((queue[0] for queue in queues.values()), key=rank)
         size = first.wish.job.tasks
         if taken and taken + size > room and first.name not in running:
             break
         picked.add(first.name)
         taken += size
-        # count its tasks as used, so that other users get their turn
-        left = [
-            replace(one, state=QueuedState.DONE, machine_s=one.machine_s + size)
-            if one.name == first.name
-            else one
-            for one in left
-        ]
+        used[first.user] += size  # so that other users get their turn
+        if first.name in running:
+            tasks[first.user] -= size
+        queues[first.user].popleft()
+        if not queues[first.user]:
+            del queues[first.user]
     start = [one.name for one in ready if one.name in picked - running]
     waits = max((one.wish.priority for one in ready if one.name in start), default=-1)
     stop = [one.name for one in work if one.name in running - picked and one.wish.priority < waits]

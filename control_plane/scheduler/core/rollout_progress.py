@@ -8,7 +8,11 @@ from control_plane.job_control.core.intents import push_of, stable_of, waits_for
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.new_tasks import is_new, is_of, serves
 from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.rollout import HOMELESS
 from control_plane.scheduler.core.task_versions import canaries, is_here
+
+_NAMED = 5
+"""Tasks that a text names."""
 
 
 def describe_progress(record: JobRecord, now: Moment) -> str:
@@ -22,8 +26,13 @@ def describe_progress(record: JobRecord, now: Moment) -> str:
         return rollout.reason if rollout.reason else ""
     if rollout.done:
         return ""
-    words = [_describe_canaries(record, rollout, now), _describe_transfer(record, rollout)]
-    return "; ".join(filter(None, [*words, _describe_share(record)]))
+    words = [
+        _describe_canaries(record, rollout, now),
+        _describe_homeless(record, rollout),
+        _describe_transfer(record, rollout),
+        _describe_share(record),
+    ]
+    return "; ".join(filter(None, words))
 
 
 def postponed(record: JobRecord) -> str:
@@ -65,6 +74,29 @@ def _describe_transfer(record: JobRecord, rollout: Rollout) -> str:
         f"the job moves from entitlement {base.entitlement} to {record.spec.entitlement}:"
         f" {there} of {record.spec.tasks} tasks serve there"
     )
+
+
+def _describe_homeless(record: JobRecord, rollout: Rollout) -> str:
+    """Describe the new tasks without a machine that a stage waits for; empty: it waits for none."""
+    if rollout.passed and record.spec.update.batch is None:
+        return ""
+    waits = [
+        task.index
+        for task in record.tasks
+        if is_new(task, record) and not task.extra and task.phase in HOMELESS and task.reason
+    ]
+    if not waits:
+        return ""
+    stage = "batch" if rollout.passed else "canaries"
+    return f"the {stage} wait{'s' if rollout.passed else ''} until {_named(waits)} a machine"
+
+
+def _named(indexes: list[int]) -> str:
+    first = ", ".join(str(index) for index in indexes[:_NAMED])
+    if len(indexes) == 1:
+        return f"task {first} has"
+    more = f" and {len(indexes) - _NAMED} more" if len(indexes) > _NAMED else ""
+    return f"tasks {first}{more} have"
 
 
 def _describe_canaries(record: JobRecord, rollout: Rollout, now: Moment) -> str:

@@ -69,10 +69,9 @@ def bound(cgroup: Path, *ports: int) -> dict[str, list[int]]:
     return found
 
 
-def test_who_is_held_binds_the_given_ports_and_what_the_kernel_chooses(
-    folder: Path, cgroup: Path
-) -> None:
-    """BUG-AG10: IPv4 and IPv6, TCP and UDP alike."""
+@pytest.mark.behaviour("BUG-AG10")
+def test_a_gated_task_binds_its_ports_and_ephemeral_ones(folder: Path, cgroup: Path) -> None:
+    """IPv4 and IPv6, TCP and UDP alike."""
     keep([[], [28080, 28081]], alone=True, folder=folder)
     assert bound(cgroup, 29999) == {"29999": OK}, "nobody is held yet"
 
@@ -82,14 +81,14 @@ def test_who_is_held_binds_the_given_ports_and_what_the_kernel_chooses(
     assert bound(cgroup, 0, 28080, 28081, 28082, 29999) == expected
 
 
-def test_who_has_no_port_binds_none(folder: Path, cgroup: Path) -> None:
+def test_a_task_without_a_port_binds_none(folder: Path, cgroup: Path) -> None:
     keep([[]], alone=True, folder=folder)
     assert hold(cgroup, [], folder)
 
     assert bound(cgroup, 0, 28080) == {"0": OK, "28080": EPERM}
 
 
-def test_being_held_outlasts_the_program_and_whoever_asked(folder: Path, cgroup: Path) -> None:
+def test_a_hold_outlasts_the_program_and_its_caller(folder: Path, cgroup: Path) -> None:
     keep([[28080]], alone=True, folder=folder)
     assert hold(cgroup, [28080], folder)
     keep([[]], alone=True, folder=folder)
@@ -133,7 +132,7 @@ def test_the_most_ports_that_a_task_can_have_fit(folder: Path, cgroup: Path) -> 
     assert len(program(ports)) == 8 * (len(ports) + 5)
 
 
-def test_a_cgroup_that_is_gone_is_told_and_a_gate_that_is_not_there_is_an_error(
+def test_a_missing_cgroup_is_reported_and_a_missing_gate_is_an_error(
     folder: Path, cgroup: Path
 ) -> None:
     keep([[]], alone=True, folder=folder)

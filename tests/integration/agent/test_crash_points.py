@@ -153,11 +153,12 @@ async def _at_rest(client: AgentClient) -> None:
             pass
 
 
+@pytest.mark.behaviour("F-01", "F-42")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_step_that_was_cut_off_is_redone_or_undone_and_never_done_twice(
     host: FakeHost, point: str
 ) -> None:
-    """F-01 F-42: at every point; afterwards all is accounted for, and the same request works."""
+    """At every point; afterwards all is accounted for, and the same request works."""
     story = STORIES[point.partition(".")[0]]
 
     assert dies(host, story, point) == KILLED, f"{point} was not reached"

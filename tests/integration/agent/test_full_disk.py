@@ -1,4 +1,4 @@
-"""The state folder on a real btrfs that is full of data (F-33)."""
+"""The state folder on a real btrfs that is full of data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.api import ImageFormat, TaskState
 from agent.machine.btrfs import HostBtrfs
 from wire.errors import TwineError
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.behaviour("F-33")]
 DATA = a_tar(app="code")
 DIGEST = digest_of(DATA)
 
@@ -36,8 +36,9 @@ def _fill(folder: Path) -> None:
     os.sync()
 
 
+@pytest.mark.behaviour("F-33")
 async def test_on_a_full_disk_tasks_run_on_and_can_still_be_stopped(host: FakeHost) -> None:
-    """F-33: nothing new is taken in, what runs is kept, what is to go goes."""
+    """Nothing new is taken in, what runs is kept, what is to go goes."""
     async with host.agent(machine(host)) as client:
         await client.put_image(DIGEST, ImageFormat.TAR, chunks_of(DATA))
         for name in ("stays", "goes"):
@@ -75,8 +76,9 @@ async def test_on_a_full_disk_tasks_run_on_and_can_still_be_stopped(host: FakeHo
         await running(client, "new")
 
 
-def test_room_of_what_is_deleted_and_not_yet_cleaned_is_promised_to_nobody(host: FakeHost) -> None:
-    """F-39: the kernel cleans a subvolume some time after it is gone; until then it is in use."""
+@pytest.mark.behaviour("F-39")
+def test_room_of_deleted_tasks_is_not_promised_before_cleanup(host: FakeHost) -> None:
+    """The kernel cleans a subvolume some time after it is gone; until then it is in use."""
     run_program("mount", "-o", "remount,commit=300", str(host.state))
     btrfs, big, size = HostBtrfs(), host.state / "big", 64 << 20
     btrfs.create(big)

@@ -1,4 +1,4 @@
-"""The state folder on a real btrfs whose trees are full (F-34)."""
+"""The state folder on a real btrfs whose trees are full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from on_btrfs import machine, mounted, really
 from agent.api import ImageFormat, TaskState
 from wire.errors import HostError
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.behaviour("F-34")]
 DATA = a_tar(app="code")
 DIGEST = digest_of(DATA)
 INLINE_BYTES = 2000
@@ -62,10 +62,11 @@ def _remove_some(folder: Path) -> int:
     return len(some)
 
 
+@pytest.mark.behaviour("F-34")
 async def test_with_full_trees_what_cannot_be_written_is_refused_and_later_carried_out(
     host: FakeHost,
 ) -> None:
-    """F-34: no record finds room, so nothing is promised; what runs, runs on, and fsck is clean.
+    """No record finds room, so nothing is promised; what runs, runs on, and fsck is clean.
 
     Once part of what fills the trees was removed the same orders are carried out.
     """

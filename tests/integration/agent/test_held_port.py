@@ -1,4 +1,4 @@
-"""The agent's port while there is no agent (BUG-AG10)."""
+"""The agent's port while there is no agent."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from agent.host.reserved_port import NAME, listen
 from agent.machine import notify
 from wire.errors import ConfigError
+
+pytestmark = pytest.mark.behaviour("BUG-AG10")
 
 
 class Keeper:
@@ -54,9 +56,10 @@ def _free_port() -> int:
         return int(s.getsockname()[1])
 
 
+@pytest.mark.behaviour("BUG-AG10")
 @pytest.mark.parametrize("option", [0, socket.SO_REUSEADDR])
-def test_nobody_takes_the_port_while_the_agent_is_away(keeper: Keeper, option: int) -> None:
-    """BUG-AG10: a socket with SO_REUSEADDR, as most servers make, took it."""
+def test_a_port_stays_reserved_while_the_agent_is_down(keeper: Keeper, option: int) -> None:
+    """A socket with SO_REUSEADDR, as most servers make, took it."""
     address = ("127.0.0.1", _free_port())
     listener = listen(address, 5)
     keeper.take()
@@ -71,10 +74,10 @@ def test_nobody_takes_the_port_while_the_agent_is_away(keeper: Keeper, option: i
             thief.bind(address)
 
 
-def test_who_calls_meanwhile_is_refused_at_once_so_that_the_host_counts_as_alive(
+@pytest.mark.behaviour("BUG-AG10")
+def test_a_call_during_startup_is_refused_at_once_and_the_host_is_alive(
     keeper: Keeper,
 ) -> None:
-    """BUG-AG10"""
     address = ("127.0.0.1", _free_port())
     listen(address, 5).close()
     keeper.take()
@@ -107,7 +110,7 @@ def test_the_next_agent_listens_again_and_keeps_nothing_twice(
     ]
 
 
-def test_a_port_that_somebody_has_is_named(keeper: Keeper) -> None:
+def test_a_taken_port_is_named(keeper: Keeper) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as theirs,
         pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already"),

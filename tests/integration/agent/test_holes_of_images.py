@@ -72,10 +72,11 @@ FORMATS = {
 }
 
 
+@pytest.mark.behaviour("AG3")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_layer_by_gnu_tar_keeps_its_holes_in_each_format(
     host: FakeHost, tmp_path: Path, kind: str
-) -> None:  # AG3
+) -> None:
     data = packed(tmp_path, *FORMATS[kind])
     (tmp_path / "blob").write_bytes(data)
     tree = host.state / "tree"
@@ -86,9 +87,10 @@ def test_a_layer_by_gnu_tar_keeps_its_holes_in_each_format(
     is_as_packed(tree)
 
 
+@pytest.mark.behaviour("AG3")
 async def test_a_plain_tar_keeps_the_holes_that_it_was_packed_with(
     host: FakeHost, tmp_path: Path
-) -> None:  # AG3
+) -> None:
     data = packed(tmp_path)
     async with host.agent(machine(host)) as client:
         info = await client.put_image(digest_of(data), ImageFormat.TAR, chunks_of(data))
@@ -110,10 +112,11 @@ def zeros_packed(size: int) -> tuple[bytes, str]:
     return b"".join((*out, packer.flush())), "sha256:" + inside.hexdigest()
 
 
+@pytest.mark.behaviour("F-33")
 def test_zeros_beyond_the_disk_take_no_room_and_other_data_does(
     host: FakeHost, tmp_path: Path
 ) -> None:
-    """F-33: what bounds an unpacking is the room that it takes, not the length of its files."""
+    """What bounds an unpacking is the room that it takes, not the length of its files."""
     blob, inside = zeros_packed(2 * DISK)
     (tmp_path / "blob").write_bytes(blob)
     tree = host.state / "tree"
@@ -138,9 +141,10 @@ def test_zeros_beyond_the_disk_take_no_room_and_other_data_does(
         apply(str(tmp_path), "blob", "tar", sha(dense), sha(dense), str(tree))
 
 
+@pytest.mark.behaviour("AG3")
 async def test_an_image_of_zeros_is_taken_in_and_takes_no_room(
     host: FakeHost, tmp_path: Path
-) -> None:  # AG3
+) -> None:
     data = layer(entry("zeros", data=bytes(64 << 20)), entry("dense", data=os.urandom(1 << 20)))
     layout = Layout(tmp_path / "layout")
     layout.image(data, config={"Cmd": ["/x"]})

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from builders import FakeHost, a_spec, running, until
 from msgspec.structs import replace
 
@@ -48,10 +49,11 @@ async def a_server(answer: list[str]) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
+@pytest.mark.behaviour("BUG-AG2")
 async def test_a_service_manager_that_hangs_costs_starts_and_nothing_else(
     tmp_path: Path, monkeypatch
 ) -> None:
-    """BUG-AG2: health, states, logs, probes and the watchdog go on; starts wait and come."""
+    """Health, states, logs, probes and the watchdog go on; starts wait and come."""
     told: list[str] = []
     monkeypatch.setattr(daemon, "notify", lambda *words: told.extend(words))
     monkeypatch.setattr(daemon, "watchdog_s", lambda: 0.03)

@@ -57,9 +57,10 @@ def trees(host: FakeHost, kind: str) -> dict[str, dict[str, str]]:
     }
 
 
+@pytest.mark.behaviour("F-42")
 @pytest.mark.parametrize("point", WAYS)
 async def test_what_is_complete_after_a_power_cut_is_whole(tmp_path: Path, point: str) -> None:
-    """F-42: nothing is half there, and what a caller was told of stays."""
+    """Nothing is half there, and what a caller was told of stays."""
     before, after, cut = tmp_path / "before", tmp_path / "after", tmp_path / "cut"
     before.mkdir()
     after.mkdir()

@@ -102,11 +102,12 @@ def written(host: FakeHost) -> int:
     return int(next(line for line in said.splitlines() if "Used:" in line).split()[1])
 
 
+@pytest.mark.behaviour("AG3", "BUG-AG31")
 @pytest.mark.parametrize("how", ["gzip", "zstd", "tar"])
 async def test_an_image_from_a_registry_is_the_tree_that_was_pushed(
     host: FakeHost, registry: str, tmp_path: Path, how: str
 ) -> None:
-    """AG3: fetched by skopeo, verified, layer by layer on btrfs, run as a task."""
+    """Fetched by skopeo, verified, layer by layer on btrfs, run as a task."""
     old, new = tmp_path / "old", tmp_path / "new"
     for tree, text in ((old, "old"), (new, "new")):
         (tree / "etc").mkdir(parents=True)
@@ -144,10 +145,11 @@ async def test_an_image_from_a_registry_is_the_tree_that_was_pushed(
     assert list((host.state / "staging").iterdir()) == []
 
 
+@pytest.mark.behaviour("AG3")
 async def test_a_second_image_on_a_base_costs_its_own_layer(
     host: FakeHost, registry: str, tmp_path: Path
 ) -> None:
-    """AG3: what the file system holds grows by the second image's own layer, not by its base."""
+    """What the file system holds grows by the second image's own layer, not by its base."""
     own = [layer(entry(f"app{n}", data=os.urandom(2 << 20))) for n in (1, 2)]
     references = []
     for n in (0, 1):
@@ -196,9 +198,10 @@ async def test_an_archive_of_dockers_is_refused_by_name(host: FakeHost, tmp_path
     assert list((host.state / "staging").iterdir()) == []
 
 
+@pytest.mark.behaviour("F-31")
 async def test_an_archive_whose_index_is_a_link_reads_nothing_of_the_host(
     host: FakeHost, tmp_path: Path
-) -> None:  # F-31
+) -> None:
     data = layer(
         entry("oci-layout", data=b"{}"),
         entry("index.json", tarfile.SYMTYPE, linkname="/etc/shadow"),
@@ -208,7 +211,7 @@ async def test_an_archive_whose_index_is_a_link_reads_nothing_of_the_host(
             await client.put_image(digest_of(data), ImageFormat.OCI, chunks_of(data))
 
 
-async def test_what_a_registry_does_not_have_is_said(host: FakeHost, registry: str) -> None:
+async def test_an_image_missing_in_a_registry_is_reported(host: FakeHost, registry: str) -> None:
     async with host.agent(machine(host)) as client:
         with pytest.raises(TwineError, match="cannot read docker://"):
             await client.fetch_oci_image(f"{registry}/none:1")
@@ -227,7 +230,8 @@ async def test_many_pulls_at_once_fetch_each_layer_once(
     assert len({i.digest for i in infos}) == len(copies) == 1
 
 
-def test_a_zstd_layer_that_is_cut_short_is_refused(tmp_path: Path) -> None:  # F-29
+@pytest.mark.behaviour("F-29")
+def test_a_zstd_layer_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     data = layer(entry("new", data=os.urandom(50_000)))
     blob = compressed(data, "zstd")[:-1000]
     (tmp_path / "blob").write_bytes(blob)
@@ -246,10 +250,11 @@ def send(source: Path, target: Path, parent: Path | None = None) -> bytes:
     return target.read_bytes()
 
 
+@pytest.mark.behaviour("AG3", "BUG-AG12")
 async def test_an_incremental_stream_needs_its_parent_and_costs_its_difference(
     host: FakeHost, tmp_path: Path
 ) -> None:
-    """AG3: full, then on top of it; refused without its parent. BUG-AG12: set-uid is dropped."""
+    """Full, then on top of it; refused without its parent. BUG-AG12: set-uid is dropped."""
     sender = tmp_path / "sender"
     with (tmp_path / "other").open("wb") as file:
         file.truncate(256 << 20)

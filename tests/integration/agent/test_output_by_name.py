@@ -113,8 +113,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+@pytest.mark.behaviour("BUG-AG34")
 def test_a_log_is_byte_for_byte_what_was_written(host: Host) -> None:
-    """BUG-AG34: journald's streams drop empty lines, blanks and CR at the end, and break at NUL."""
+    """journald's streams drop empty lines, blanks and CR at the end, and break at NUL."""
     host.turned()
     with host.pipe.open("wb", buffering=0) as out:
         out.write(EXACT)
@@ -124,8 +125,9 @@ def test_a_log_is_byte_for_byte_what_was_written(host: Host) -> None:
     assert found == [*lines, long[:LINE_BYTES], long[LINE_BYTES:], b"last"]
 
 
+@pytest.mark.behaviour("BUG-AG39")
 def test_the_output_can_be_opened_by_name_and_the_order_holds(host: Host) -> None:
-    """BUG-AG39: with a socket, `echo x > /dev/stdout` fails with ENXIO."""
+    """With a socket, `echo x > /dev/stdout` fails with ENXIO."""
     host.turned()
     script = "echo a; echo b >/dev/stdout; echo c >>/dev/stderr; echo d >&2; printf e"
     with host.pipe.open("wb", buffering=0) as out:
@@ -149,8 +151,9 @@ def test_entries_name_unit_and_run_of_the_task(host: Host) -> None:
     assert {e["OBJECT_SYSTEMD_UNIT"] for e in found} == {b"twine-task-web.service"}
 
 
+@pytest.mark.behaviour("BUG-AG34")
 def test_a_copier_that_was_killed_loses_no_word_and_ends_no_task(host: Host) -> None:
-    """BUG-AG34: systemd holds a reading end; the next copier goes on with it."""
+    """systemd holds a reading end; the next copier goes on with it."""
     host.turned()
     (pipe,) = host.copier._pipes.values()
     kept = os.dup(pipe.fd)  # what systemd does (FDSTORE=1)
@@ -179,8 +182,9 @@ def test_a_removed_pipe_is_read_to_its_end_and_closed(host: Host) -> None:
     assert not host.copier._pipes
 
 
-def test_lines_above_the_rate_are_counted_and_told(host: Host, clock: list[float]) -> None:
-    """BUG-AG42: the log says how many lines are missing, and so do the facts of the machine."""
+@pytest.mark.behaviour("BUG-AG42")
+def test_lines_above_the_rate_are_counted_and_reported(host: Host, clock: list[float]) -> None:
+    """The log says how many lines are missing, and so do the facts of the machine."""
     host.turned()
     found: list[bytes] = []
     with host.pipe.open("wb", buffering=0) as out:
@@ -196,10 +200,11 @@ def test_lines_above_the_rate_are_counted_and_told(host: Host, clock: list[float
     assert totals(host.folder) == [3000, 0]
 
 
+@pytest.mark.behaviour("BUG-AG34")
 def test_a_journal_that_takes_nothing_holds_a_task_up_for_ten_seconds_only(
     host: Host, clock: list[float]
 ) -> None:
-    """BUG-AG34: no task is blocked for ever because logging ended; what is lost is counted."""
+    """No task is blocked for ever because logging ended; what is lost is counted."""
     host.turned()
     host.journal.socket.close()
     with host.pipe.open("wb", buffering=0) as out:
@@ -227,8 +232,9 @@ def test_a_journal_that_takes_nothing_holds_a_task_up_for_ten_seconds_only(
     assert totals(host.folder)[1] >= 23
 
 
+@pytest.mark.behaviour("BUG-AG34")
 def test_a_journal_that_is_back_in_time_gets_all(host: Host, clock: list[float]) -> None:
-    """BUG-AG34: a restart of journald loses nothing."""
+    """A restart of journald loses nothing."""
     host.turned()
     host.journal.socket.close()
     with host.pipe.open("wb", buffering=0) as out:
@@ -255,8 +261,9 @@ def test_the_words_about_lost_lines_are_marked_as_journalds_own(
     assert (told["MESSAGE_ID"], told["N_DROPPED"]) == (DROPPED.encode(), b"2000")
 
 
-def test_a_copier_that_is_told_to_end_ends_at_once(tmp_path: Path) -> None:
-    """BUG-AG34: while it is started again tasks wait; its next look would be in ten seconds."""
+@pytest.mark.behaviour("BUG-AG34")
+def test_a_copier_ends_at_once_on_request(tmp_path: Path) -> None:
+    """While it is started again tasks wait; its next look would be in ten seconds."""
     program = (
         "import agent.runtime.output_copier as o, pathlib, sys;"
         f"o.FOLDER = pathlib.Path({str(tmp_path / 'output')!r}); o.SCAN_S = 1e6; o.main()"

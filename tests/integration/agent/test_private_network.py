@@ -38,16 +38,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.behaviour("AG8")
 def test_a_private_task_is_reached_by_its_host_and_by_whom_it_let_in_only(
     found: dict[str, Any],
-) -> None:  # AG8
+) -> None:
     walls = found["walls"]
     assert (walls["host"], walls["db"]) == ("open", "open")
     assert (walls["other"], walls["other by IPv4"]) == ("silence", "silence")
 
 
+@pytest.mark.behaviour("BUG-AG10", "AG8")
 def test_a_private_task_reaches_neither_agent_nor_metadata(found: dict[str, Any]) -> None:
-    """BUG-AG10, AG8"""
     walls = found["walls"]
     assert walls["agent"] not in ("open", "silence")
     assert walls["beside the agent"] == "open"
@@ -68,13 +69,15 @@ def test_the_same_request_again_changes_nothing(found: dict[str, Any]) -> None:
     assert found["walls"]["same again"]
 
 
-def test_nothing_is_left_after_a_hundred_networks(found: dict[str, Any]) -> None:  # F-27, P9
+@pytest.mark.behaviour("F-27")
+def test_nothing_is_left_after_a_hundred_networks(found: dict[str, Any]) -> None:  # P9
     assert found["cycles"] == {"networks": 0, "links": [], "files": [], "mounts": 0}
 
 
+@pytest.mark.behaviour("F-27")
 def test_what_belongs_to_no_task_is_removed_by_name_and_nothing_else(
     found: dict[str, Any],
-) -> None:  # P9, F-27
+) -> None:  # P9
     strays = found["strays"]
     assert (strays["links"], strays["files"]) == (["e0"], [])
     assert "e0 is not a link of a task" in strays["refused"]

@@ -49,7 +49,7 @@ def test_a_program_that_is_ended_by_its_reader_has_not_failed() -> None:
 
 
 @pytest.mark.parametrize("program", ["agent.cli:main", "control_plane.cli:main"])
-def test_a_reader_who_goes_away_is_no_failure(program: str) -> None:
+def test_a_disconnected_reader_is_no_failure(program: str) -> None:
     """`twine-agent logs web | head` ended with 1."""
     module, _, name = program.partition(":")
     there, here = os.pipe()

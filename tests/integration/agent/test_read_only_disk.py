@@ -1,4 +1,4 @@
-"""The state folder on a real btrfs that the kernel has turned read-only (F-37)."""
+"""The state folder on a real btrfs that the kernel has turned read-only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent.runtime.core.records import Tombstone
 from agent.runtime.journal import Journal
 from wire.errors import HostError
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.behaviour("F-37")]
 DATA = a_tar(app="code")
 DIGEST = digest_of(DATA)
 
@@ -56,10 +56,11 @@ def _leave_things_behind(host: FakeHost) -> None:
     Journal(journal).save(Tombstone(task_id="old", generation=1, epoch=0, at=1.0))
 
 
+@pytest.mark.behaviour("BUG-AG8", "F-37")
 async def test_an_agent_on_a_read_only_disk_starts_says_so_and_loses_nothing(
     host: FakeHost,
 ) -> None:
-    """BUG-AG8: it crashed in a loop, and with it went the health of all tasks. F-37"""
+    """It crashed in a loop, and with it went the health of all tasks. F-37"""
     async with host.agent(_machine(host)) as client:
         await client.put_image(DIGEST, ImageFormat.TAR, chunks_of(DATA))
         await client.put_task("web", a_spec(image=DIGEST))

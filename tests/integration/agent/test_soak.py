@@ -33,7 +33,7 @@ from agent.runtime.journal import Journal
 from agent.tasks import supervisor
 from wire.errors import HostError, NotFound, SystemdError, TwineError
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.behaviour("F-27")]
 
 CYCLES = int(os.environ.get("TWINE_SOAK", "1000"))
 SEED = int(os.environ.get("TWINE_SOAK_SEED", "1"))
@@ -222,11 +222,12 @@ def nothing_kept() -> Iterator[None]:
         handler.setLevel(level)
 
 
+@pytest.mark.behaviour("F-27")
 @pytest.mark.usefixtures("nothing_kept")
 def test_f27_a_thousand_starts_and_stops_with_faults_leave_nothing(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """F-27 P9: descriptors, units, subvolumes, mounts as before; memory within a tenth."""
+    """P9: descriptors, units, subvolumes, mounts as before; memory within a tenth."""
     soak = Soak(host, random.Random(SEED))
     tars = [a_tar(app=str(n)) for n in range(3)]
     images = [digest_of(tar) for tar in tars]

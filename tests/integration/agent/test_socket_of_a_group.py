@@ -45,8 +45,9 @@ def connects(path: Path, uid: int, gid: int, groups: list[int]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_members_of_the_group_get_through_and_nobody_else(path: Path) -> None:
-    """F-79: by their group or by one of their further groups; the owner is still root."""
+@pytest.mark.behaviour("F-79")
+def test_only_members_of_the_group_get_through(path: Path) -> None:
+    """By their group or by one of their further groups; the owner is still root."""
     assert not connects(path, 64_000, GROUP, [])
     let_group(path, GROUP)
     assert connects(path, 64_000, GROUP, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
 from builders import a_spec
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -13,8 +14,9 @@ from agent.machine import Usage
 from agent.usage import TaskUsage, Usages
 
 
+@pytest.mark.behaviour("AG10")
 def test_promtool_has_nothing_to_say_of_the_metrics_of_tasks() -> None:
-    """AG10: names, units and help of every metric are as Prometheus asks for."""
+    """Names, units and help of every metric are as Prometheus asks for."""
     end = Exit(result="oom-kill", signal="SIGKILL", at=5.0)
     status = TaskStatus(
         task_id="web",

@@ -59,10 +59,11 @@ def mounted(
     return done.returncode, done.stderr, said.read_text().splitlines() if said.exists() else []
 
 
+@pytest.mark.behaviour("AG9")
 def test_volumes_are_mounted_into_the_root_for_the_number_that_the_user_has(
     tmp_path: Path,
 ) -> None:
-    """AG9: whatever the image has at their places."""
+    """Whatever the image has at their places."""
     (tmp_path / "root/cache").mkdir(parents=True)
     code, err, said = mounted(tmp_path, a_spec(volumes={"data": DATA, "cache": CACHE}))
     assert (code, err) == (0, "")
@@ -75,9 +76,10 @@ def test_volumes_are_mounted_into_the_root_for_the_number_that_the_user_has(
     assert (root / "data").is_dir()
 
 
+@pytest.mark.behaviour("AG9", "F-84")
 @pytest.mark.parametrize("link", ["data", "var"])
 def test_an_image_with_a_link_where_a_volume_is_to_be_is_refused(tmp_path: Path, link: str) -> None:
-    """AG9, F-84: it would be mounted wherever on the host the image says."""
+    """It would be mounted wherever on the host the image says."""
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / link).symlink_to("/etc")
     spec = a_spec(volumes={"data": msgspec.structs.replace(DATA, path=f"/{link}/lib/x")})
@@ -99,8 +101,9 @@ def an_image(tmp_path: Path, spec: TaskSpec) -> Path:
     return tmp_path / "root"
 
 
+@pytest.mark.behaviour("AG3")
 def test_a_root_is_shown_to_its_images_user_before_volumes_are_put_into_it(tmp_path: Path) -> None:
-    """AG3: every start writes the lists anew from those of the image."""
+    """Every start writes the lists anew from those of the image."""
     spec = a_spec(volumes={"data": DATA})
     root = an_image(tmp_path, spec)
     outside = tmp_path / "outside"
@@ -124,8 +127,9 @@ def test_a_root_is_shown_to_its_images_user_before_volumes_are_put_into_it(tmp_p
     assert outside.read_text() == "nobody's business"
 
 
+@pytest.mark.behaviour("AG3")
 def test_a_user_without_a_name_has_the_lists_as_they_are(tmp_path: Path) -> None:
-    """AG3: of the group of root, too, which is then shown as the task's own."""
+    """Of the group of root, too, which is then shown as the task's own."""
     root = an_image(tmp_path, a_spec())
     code, err, said = mounted(tmp_path, a_spec(), ImageUser(uid=1000, gid=0))
     assert (code, err) == (0, "")
@@ -136,9 +140,10 @@ def test_a_user_without_a_name_has_the_lists_as_they_are(tmp_path: Path) -> None
     assert (root / "etc/group").read_text() == "root:x:0:\n"
 
 
+@pytest.mark.behaviour("AG8", "F-84")
 @pytest.mark.parametrize("link", ["usr/etc/passwd", "etc"])
 def test_a_list_is_not_written_through_a_link(tmp_path: Path, link: str) -> None:
-    """AG8, F-84: it would be a file of the host's."""
+    """It would be a file of the host's."""
     root = an_image(tmp_path, a_spec())
     host = tmp_path / "host"
     host.mkdir()
@@ -153,8 +158,9 @@ def test_a_list_is_not_written_through_a_link(tmp_path: Path, link: str) -> None
     assert (host / "group").read_text() == "the host's"
 
 
+@pytest.mark.behaviour("BUG-AG31")
 def test_in_a_root_that_is_all_the_tasks_every_name_is_the_tasks_user(tmp_path: Path) -> None:
-    """BUG-AG31: `chown www-data` in an entrypoint of root failed (apache2ctl: "Invalid argument"),
+    """`chown www-data` in an entrypoint of root failed (apache2ctl: "Invalid argument"),
     and so did a change to the image's own user (unbound)."""
     root = an_image(tmp_path, a_spec())
     image = tmp_path / "images" / a_spec().image.removeprefix("sha256:")
@@ -172,8 +178,9 @@ def test_in_a_root_that_is_all_the_tasks_every_name_is_the_tasks_user(tmp_path: 
     assert (root / "etc/group").read_text() == groups
 
 
+@pytest.mark.behaviour("BUG-AG31")
 def test_an_image_of_one_program_gets_the_folders_that_its_unit_needs(tmp_path: Path) -> None:
-    """BUG-AG31: an image without /dev and /proc never started; other runtimes make them."""
+    """An image without /dev and /proc never started; other runtimes make them."""
     root = tmp_path / "root"
     (root / "usr/sbin").mkdir(parents=True)
     (root / "var").symlink_to(tmp_path / "host")

@@ -1,4 +1,4 @@
-"""The authority's key is lost: what goes on, what is refused, and the ways out (F-88)."""
+"""The authority's key is lost: what goes on, what is refused, and the ways out."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from .test_authority_rotates import credential
 from .test_cloned_host import joined, on, runs, serves, task
 from .test_identity import ctl
 from .test_revoked_agent import agent_in, answering
+
+pytestmark = pytest.mark.behaviour("F-88")
 
 DATA = a_tar(app="code")
 WEB = a_spec(image=digest_of(DATA))
@@ -66,8 +68,9 @@ def ends(face: Face) -> None:
         log.write(b"@@@\n")
 
 
+@pytest.mark.behaviour("F-88")
 def test_a_file_that_is_lost_under_a_control_plane_is_written_again(control_plane: Face) -> None:
-    """F-88: the key is in its memory; hosts renew, and a step that is taken back writes all."""
+    """The key is in its memory; hosts renew, and a step that is taken back writes all."""
     face, port = control_plane, free_port(USER)
     folder = face.folder / "host"
     joined(face, "vm1", port, folder)
@@ -87,8 +90,9 @@ def test_a_file_that_is_lost_under_a_control_plane_is_written_again(control_plan
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.behaviour("F-88")
 def test_a_lost_key_stops_no_task_and_hosts_join_again(control_plane: Face) -> None:
-    """F-88: nobody makes another authority unasked; then the steps of docs/security.md.
+    """Nobody makes another authority unasked; then the steps of docs/security.md.
 
     The task's process is the same throughout: its agent is started again only at the very end.
     """

@@ -1,4 +1,4 @@
-"""Certificates are renewed, and their root is exchanged, while requests run (F-87)."""
+"""Certificates are renewed, and their root is exchanged, while requests run."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from .face import USER, running
 from .test_authority_rotates import Load, credential, shown
 from .test_identity import ctl, joins
 from .test_revoked_agent import agent, answering
+
+pytestmark = pytest.mark.behaviour("F-87")
 
 ASK: Route = next(route for route in JOIN_ROUTES if route.name == "show_presence")
 STEP, REQUESTS = 300, 1000
@@ -94,10 +96,11 @@ async def refused(held: tls.Credential) -> str:
     return str(why.value)
 
 
+@pytest.mark.behaviour("F-87")
 def test_no_request_fails_while_leaves_are_renewed_and_the_root_is_exchanged(
     tmp_path: Path,
 ) -> None:
-    """F-87: three hosts that renew some times a second, two agents that are called, a user.
+    """Three hosts that renew some times a second, two agents that are called, a user.
 
     A thousand requests of hosts, some in each step. Both roots are trusted in between; what the
     former one issued is refused after it was retired.

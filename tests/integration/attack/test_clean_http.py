@@ -1,4 +1,4 @@
-"""Whatever is sent is answered as HTTP says, with a problem document (BUG-HT10, BUG-HT4)."""
+"""Whatever is sent is answered as HTTP says, with a problem document."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import socket
 import pytest
 
 from .face import Face
+
+pytestmark = pytest.mark.behaviour("BUG-HT10", "BUG-HT4")
 
 
 def answered(
@@ -32,13 +34,15 @@ def answered(
 CLOSE = b"Host: x\r\nConnection: close\r\n\r\n"
 
 
-def test_a_method_that_is_not_taken_is_told_with_those_that_are(face: Face) -> None:
-    """BUG-HT10: a 405 without `Allow`."""
+@pytest.mark.behaviour("BUG-HT10")
+def test_an_unsupported_method_is_refused_with_the_supported_ones(face: Face) -> None:
+    """A 405 without `Allow`."""
     status, headers, body = answered(face, b"DELETE /readyz HTTP/1.1\r\n" + CLOSE)
     assert (status, headers["Allow"]) == (405, "GET")
     assert json.loads(body)["code"] == "no_such_method"
 
 
+@pytest.mark.behaviour("BUG-HT10")
 @pytest.mark.parametrize(
     "request_",
     [
@@ -53,7 +57,7 @@ def test_a_method_that_is_not_taken_is_told_with_those_that_are(face: Face) -> N
 def test_no_answer_tells_versions_and_every_refusal_is_a_problem(
     face: Face, request_: bytes
 ) -> None:
-    """BUG-HT10: `Server:` told versions, and some errors were text."""
+    """`Server:` told versions, and some errors were text."""
     status, headers, body = answered(face, request_)
     assert headers["Server"] == "Twine"
     assert status in (200, 400, 404)
@@ -62,22 +66,25 @@ def test_no_answer_tells_versions_and_every_refusal_is_a_problem(
         assert json.loads(body)["detail"]
 
 
+@pytest.mark.behaviour("BUG-HT10")
 def test_a_half_closed_client_is_answered(face: Face) -> None:
-    """BUG-HT10: who closed its sending side got nothing."""
+    """Who closed its sending side got nothing."""
     request = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
     assert answered(face, request, half_close=True)[0] == 200
 
 
+@pytest.mark.behaviour("BUG-HT4")
 def test_a_body_that_breaks_off_is_no_body(face: Face) -> None:
-    """BUG-HT4: what came until then is not taken for the whole."""
+    """What came until then is not taken for the whole."""
     path = b"/v1/profile" if face.kind == "agent" else b"/v1/groups/web"
     request = b"PUT " + path + b' HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"name":'
     status, _, body = answered(face, request, half_close=True)
     assert (status, json.loads(body)["code"]) == (400, "invalid_input")
 
 
+@pytest.mark.behaviour("F-76")
 def test_a_huge_body_is_refused_at_its_limit(face: Face) -> None:
-    """F-76: a body of a gigabyte takes a megabyte of memory at most."""
+    """A body of a gigabyte takes a megabyte of memory at most."""
     path = b"/v1/profile" if face.kind == "agent" else b"/v1/groups/web"
     before = face.memory()
     with socket.socket(socket.AF_UNIX) as sock:

@@ -1,4 +1,4 @@
-"""A disk of a host is copied, with its key and its records, and boots elsewhere (F-89)."""
+"""A disk of a host is copied, with its key and its records, and boots elsewhere."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from wire.errors import Busy, Conflict, Forbidden, Unreachable
 from .face import USER, Face, running
 from .test_identity import ctl, joins
 from .test_revoked_agent import agent_in, answering
+
+pytestmark = pytest.mark.behaviour("F-89")
 
 T = TypeVar("T")
 DATA = a_tar(app="code")
@@ -106,8 +108,9 @@ def copied(face: Face, original: Path) -> Path:
     return copy
 
 
-def test_a_copied_host_starts_nothing_and_the_other_one_goes_on(control_plane: Face) -> None:
-    """F-89: told by the marks of two processes that both answer; then the operator's ways out.
+@pytest.mark.behaviour("F-89")
+def test_a_cloned_host_starts_nothing_and_the_original_continues(control_plane: Face) -> None:
+    """Told by the marks of two processes that both answer; then the operator's ways out.
 
     The copy has a task that starts again after a boot. The other host's runs on throughout, as the
     same process, and its agent is restarted and asked again in between.
@@ -156,10 +159,11 @@ def test_a_copied_host_starts_nothing_and_the_other_one_goes_on(control_plane: F
     assert "Traceback" not in face.log.read_text()
 
 
+@pytest.mark.behaviour("F-89")
 def test_the_second_host_becomes_the_machine_when_the_other_one_is_gone(
     control_plane: Face,
 ) -> None:
-    """F-89: by an operator's word, never by the other one's silence alone."""
+    """By an operator's word, never by the other one's silence alone."""
     face, original = control_plane, control_plane.folder / "original"
     port, other_port = free_port(USER), free_port(USER)
     joined(face, "vm1", port, original)

@@ -1,4 +1,4 @@
-"""What connections alone can do to a face: nothing (BUG-HT2, BUG-HT4, BUG-AG1)."""
+"""What connections alone can do to a face: nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from contextlib import ExitStack
 import pytest
 
 from .face import DESCRIPTORS, Face
+
+pytestmark = pytest.mark.behaviour("BUG-HT2", "BUG-HT4", "BUG-AG1")
 
 
 def _closed(face: Face) -> None:
@@ -40,6 +42,7 @@ def _handshake(face: Face) -> None:
         assert face.kind == "agent"  # it lets nobody in without a certificate
 
 
+@pytest.mark.behaviour("BUG-HT2")
 @pytest.mark.parametrize(
     ("attack", "times"),
     [(_closed, 3000), (_one_byte, 1000), (_no_tls, 1000), (_half_a_hello, 1000), (_handshake, 300)],
@@ -47,7 +50,7 @@ def _handshake(face: Face) -> None:
 def test_connections_that_come_and_go_leave_nothing(
     face: Face, attack: Callable[[Face], None], times: int
 ) -> None:
-    """BUG-HT2: each connection that closed before a TLS byte left 0.3 MB, 3,000 a gigabyte."""
+    """Each connection that closed before a TLS byte left 0.3 MB, 3,000 a gigabyte."""
     for _ in range(times):
         attack(face)
 
@@ -59,9 +62,10 @@ def _opened(face: Face, count: int, first: bytes) -> Iterator[socket.socket]:
         yield sock
 
 
+@pytest.mark.behaviour("BUG-HT4", "BUG-AG1")
 @pytest.mark.parametrize("first", [b"", b"\x16"])
 def test_idle_connections_do_not_keep_others_out(face: Face, first: bytes) -> None:
-    """BUG-HT4, BUG-AG1: a thousand idle connects stopped users and the operators' socket, and
+    """A thousand idle connects stopped users and the operators' socket, and
     the agent could not write its journal any more; 673 MB of log in three minutes."""
     written = face.log.stat().st_size
     with ExitStack() as stack:
@@ -75,8 +79,9 @@ def test_idle_connections_do_not_keep_others_out(face: Face, first: bytes) -> No
     assert b"Traceback" not in text
 
 
+@pytest.mark.behaviour("BUG-HT4")
 def test_one_address_keeps_no_other_out_and_not_even_itself(face: Face) -> None:
-    """BUG-HT4: of 500 idle connections of one address most are closed; a user behind the same
+    """Of 500 idle connections of one address most are closed; a user behind the same
     address gets in."""
     with ExitStack() as stack:
         for _ in range(500):
@@ -93,8 +98,9 @@ UNFINISHED = [
 ]
 
 
+@pytest.mark.behaviour("BUG-HT4")
 def test_what_is_not_finished_is_closed(face: Face) -> None:
-    """BUG-HT4: half a header, and silence after the handshake, stayed open for minutes."""
+    """Half a header, and silence after the handshake, stayed open for minutes."""
     with ExitStack() as stack:
         socks = []
         for first in UNFINISHED[1:]:

@@ -1,4 +1,4 @@
-"""Who does not take an answer, or does not send a body, is let go (BUG-HT4)."""
+"""Who does not take an answer, or does not send a body, is let go."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from wire.errors import InvalidInput
 from wire.fairness import Peer
 from wire.limits import ConnectionLimits
 from wire.server import Call, make_app
+
+pytestmark = pytest.mark.behaviour("BUG-HT4")
 
 ROUTES = [r for r in JOIN_ROUTES if r.name in ("renew", "fetch_image")]
 QUICK = ConnectionLimits(write_s=0.5, first_byte_s=0.5, header_s=0.5, idle_s=0.5)
@@ -64,8 +66,9 @@ async def empty(door: ConnectionAdmission) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_reader_who_takes_nothing_is_let_go() -> None:
-    """BUG-HT4: the answer stays in memory for as long as nobody takes it."""
+@pytest.mark.behaviour("BUG-HT4")
+async def test_a_reader_that_reads_nothing_is_disconnected() -> None:
+    """The answer stays in memory for as long as nobody takes it."""
     async with served() as (door, port):
         with socket.create_connection(("127.0.0.1", port)) as sock:
             sock.sendall(b"GET /v1/images/x/stream HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -75,9 +78,10 @@ async def test_a_reader_who_takes_nothing_is_let_go() -> None:
             await empty(door)
 
 
+@pytest.mark.behaviour("BUG-HT4")
 @pytest.mark.parametrize("said", [b"", b"G", b"GET /readyz HTTP/1.1\r\nA: b"])
-async def test_who_does_not_come_to_the_point_is_let_go(said: bytes) -> None:
-    """BUG-HT4: without TLS, too."""
+async def test_an_idle_connection_is_closed(said: bytes) -> None:
+    """Without TLS, too."""
     async with served() as (door, port):
         with socket.create_connection(("127.0.0.1", port)) as sock:
             sock.sendall(said)
@@ -87,8 +91,9 @@ async def test_who_does_not_come_to_the_point_is_let_go(said: bytes) -> None:
             await empty(door)
 
 
+@pytest.mark.behaviour("BUG-HT4")
 async def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """BUG-HT4: an announced body of a gigabyte stayed open for minutes."""
+    """An announced body of a gigabyte stayed open for minutes."""
     monkeypatch.setattr(server, "BODY_PAUSE_S", 0.3)
     async with served() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -99,8 +104,9 @@ async def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPa
     assert answer.startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.behaviour("BUG-HT7")
 def test_no_certificate_request_makes_an_error_of_ours() -> None:
-    """BUG-HT7: a request of version 1 was a 500; here 10,000 that were changed at random."""
+    """A request of version 1 was a 500; here 10,000 that were changed at random."""
     chance = random.Random(7)
     good = keys.signing_request(keys.new_key(), "vm1")
     assert public_key_of(good) is not None

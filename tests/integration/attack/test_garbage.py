@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 COMMON = """
 import gc, weakref
 from control_plane.runtime import garbage
@@ -25,8 +27,9 @@ def run(code: str) -> None:
     subprocess.run([sys.executable, "-c", COMMON + code], check=True, timeout=120)
 
 
+@pytest.mark.behaviour("BUG-HT21")
 def test_a_cycle_that_became_old_is_collected() -> None:
-    """BUG-HT21: 180 KB of each exec session stayed for good."""
+    """180 KB of each exec session stayed for good."""
     run("""
 with garbage.heap_that_stays():
     loaded = [[] for _ in range(100_000)]

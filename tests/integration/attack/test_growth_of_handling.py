@@ -166,8 +166,9 @@ def growth(face: Face, route: Route, small: bytes, large: bytes) -> float:
     return large_s / small_s
 
 
+@pytest.mark.behaviour("BUG-HT3")
 def test_the_work_of_a_handler_grows_with_what_it_is_given(prepared: Face) -> None:
-    """BUG-HT3: made from the route tables; what is valid is carried out, and costs its size."""
+    """Made from the route tables; what is valid is carried out, and costs its size."""
     face = prepared
     statuses: dict[str, set[int]] = {}
     for route in AGENT_ROUTES if face.kind == "agent" else ROUTES:

@@ -1,4 +1,4 @@
-"""An identity ends when it ends: by time, by an operator's word, at its own domain (BUG-HT5)."""
+"""An identity ends when it ends: by time, by an operator's word, at its own domain."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ from wire.routes import Route
 from wire.tls import Credential
 
 from .face import SETTLES_S, USER, Face, running
+
+pytestmark = pytest.mark.behaviour("BUG-HT5")
 
 FACTS = MachineFacts(
     machine_id="vm1",
@@ -80,8 +82,9 @@ def asked(http: HTTPConnection, method: str = "GET", path: str = "/v1/myself") -
     return answer.status
 
 
+@pytest.mark.behaviour("BUG-HT5")
 def test_a_session_is_not_resumed(face: Face) -> None:
-    """BUG-HT5: with a ticket an expired certificate went on, and renewed itself."""
+    """With a ticket an expired certificate went on, and renewed itself."""
     held = face.authority.credential(
         CertificateSubject("component" if face.kind == "agent" else "user", "ann"), ""
     )
@@ -96,8 +99,9 @@ def test_a_session_is_not_resumed(face: Face) -> None:
         assert not again.session_reused
 
 
+@pytest.mark.behaviour("BUG-HT5")
 def test_a_kept_connection_ends_with_its_certificate(face: Face) -> None:
-    """BUG-HT5: it went on for as long as it was kept."""
+    """It went on for as long as it was kept."""
     role = "component" if face.kind == "agent" else "user"
     for life_s in (4.0, 30.0, 300.0):  # a slow machine takes long to get there
         held = face.authority.credential(CertificateSubject(role, "ann"), "", life_s)
@@ -122,8 +126,9 @@ async def _revoke(face: Face, user: str) -> None:
         await client.revoke_user(user)
 
 
+@pytest.mark.behaviour("BUG-HT5")
 def test_a_revoked_user_is_let_in_nowhere_and_a_new_credential_is(control_plane: Face) -> None:
-    """BUG-HT5: users' credentials could not be revoked."""
+    """Users' credentials could not be revoked."""
     face = control_plane
     held = face.authority.credential(CertificateSubject("user", "zoe"), "")
     with closing(connection(face, held)) as kept:
@@ -147,8 +152,9 @@ def test_a_revoked_user_is_let_in_nowhere_and_a_new_credential_is(control_plane:
     assert asyncio.run(listed()) == ["zoe"]
 
 
+@pytest.mark.behaviour("BUG-HT5")
 def test_a_stream_ends_when_its_reader_is_revoked(control_plane: Face) -> None:
-    """BUG-HT5: also a connection on which nothing is asked any more."""
+    """Also a connection on which nothing is asked any more."""
     face = control_plane
     held = face.authority.credential(CertificateSubject("user", "yan"), "")
     with closing(connection(face, held)) as kept:
@@ -188,8 +194,9 @@ def _path(route: Route) -> str:
 OPEN = {"anyone"}
 
 
+@pytest.mark.behaviour("F-78", "BUG-HT5", "BUG-HT10")
 def test_no_bad_identity_gets_through_any_route(face: Face) -> None:
-    """F-78, BUG-HT5, BUG-HT10: every route of both programs, made from their tables."""
+    """Every route of both programs, made from their tables."""
     routes = AGENT_ROUTES if face.kind == "agent" else ROUTES
     time.sleep(0.01)
     passed = []
@@ -222,8 +229,9 @@ def ends_by_itself(kept: HTTPConnection) -> bool:
         return True
 
 
+@pytest.mark.behaviour("BUG-HT5")
 def test_a_credential_is_listed_and_revoked_by_command(control_plane: Face, tmp_path: Path) -> None:
-    """BUG-HT5: `twinectl user list | revoke`."""
+    """`twinectl user list | revoke`."""
     face, out = control_plane, tmp_path / "ida.json"
     state = str(face.folder / "state")
     made = CliRunner().invoke(
@@ -255,8 +263,9 @@ def joins(face: Face, machine: str, address: str = "127.0.0.1:1") -> HostIdentit
     return host
 
 
+@pytest.mark.behaviour("BUG-HT5", "BUG-UX110")
 def test_a_host_whose_identity_is_revoked_by_command_has_to_join_again(control_plane: Face) -> None:
-    """BUG-HT5: `twinectl machine revoke-identity`; its agent is told why it cannot renew."""
+    """`twinectl machine revoke-identity`; its agent is told why it cannot renew."""
     face = control_plane
     host = joins(face, "vm9")
     asyncio.run(host.renew())
@@ -275,8 +284,9 @@ def test_a_host_whose_identity_is_revoked_by_command_has_to_join_again(control_p
     asyncio.run(joins(face, "vm9").renew())
 
 
+@pytest.mark.behaviour("BUG-HT5")
 def test_no_identity_is_revoked_of_a_machine_that_there_is_not(control_plane: Face) -> None:
-    """BUG-HT5: a name that was mistyped is said."""
+    """A name that was mistyped is said."""
     words = ["--endpoint", f"unix:{control_plane.socket}", "machine", "revoke-identity", "nobody"]
     nobody = CliRunner().invoke(main, words)
     assert nobody.exit_code == 3, nobody.output
@@ -316,8 +326,9 @@ def endings(face: Face) -> float:
     return float(re.findall(r"^twine_identities_ending (\S+)$", text, re.MULTILINE)[0])
 
 
+@pytest.mark.behaviour("BUG-HT5")
 def test_a_host_that_does_not_renew_is_warned_of_a_week_ahead(control_plane: Face) -> None:
-    """BUG-HT5: in the list of machines, in the metrics, and in the log."""
+    """In the list of machines, in the metrics, and in the log."""
     face = control_plane
     life_s = 3 * 86_400.0
     held = face.authority.credential(

@@ -71,8 +71,9 @@ def work_s(face: Face, route: Route, parameter: str, unit: str, size: int) -> fl
     return min(found)
 
 
+@pytest.mark.behaviour("BUG-HT3")
 def test_the_work_of_a_parameter_grows_with_its_size(face: Face) -> None:
-    """BUG-HT3: made from the route tables, for each parameter of each route."""
+    """Made from the route tables, for each parameter of each route."""
     for route in AGENT_ROUTES if face.kind == "agent" else ROUTES:
         for parameter in (*route.parameters, *route.query):
             for unit in VALUES:
@@ -86,8 +87,9 @@ def test_the_work_of_a_parameter_grows_with_its_size(face: Face) -> None:
                 assert large < LINEAR * TIMES * small, (route.name, parameter, unit, small, large)
 
 
+@pytest.mark.behaviour("BUG-HT3")
 @pytest.mark.parametrize("at", ["/v1/jobs/{}", "/v1/tasks/{}", "/v1/machines?where={}"])
 def test_a_line_without_end_is_refused(face: Face, at: str) -> None:
-    """BUG-HT3: the bound that the test above counts on."""
+    """The bound that the test above counts on."""
     with suppress(ConnectionError):
         assert asked(face, "GET", at.format("a" * 20_000)) in (400, 414)

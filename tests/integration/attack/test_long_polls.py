@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
 from control_plane.front_end.access import Access
@@ -84,8 +85,9 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.behaviour("BUG-HT22")
 async def test_a_wait_ends_when_its_client_leaves(tmp_path: Path) -> None:
-    """BUG-HT22: a long poll whose client had left kept its place for up to a minute."""
+    """A long poll whose client had left kept its place for up to a minute."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
     ann, news = client(authority, "ann"), News()
     async with served(authority, news) as port:
@@ -98,8 +100,9 @@ async def test_a_wait_ends_when_its_client_leaves(tmp_path: Path) -> None:
             await until(lambda: news.waiting == 0)
 
 
+@pytest.mark.behaviour("BUG-HT23")
 async def test_anonymous_long_polls_do_not_shut_out_a_certificate(tmp_path: Path) -> None:
-    """BUG-HT23: a task in its host's network cut its own host's agent off."""
+    """A task in its host's network cut its own host's agent off."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
     ann, anybody, news = client(authority, "ann"), client(authority, ""), News()
     async with served(authority, news) as port, AsyncExitStack() as stack:

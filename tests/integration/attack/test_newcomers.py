@@ -1,4 +1,4 @@
-"""A flood keeps no newcomer out, and those who are known not waiting (BUG-HT4)."""
+"""A flood keeps no newcomer out, and those who are known not waiting."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from wire.limits import ConnectionLimits
 from wire.networks import PROVED_S, SUSPECT_S, Suspects
 
 from .face import ATTACKER, SETTLES_S, USER
+
+pytestmark = pytest.mark.behaviour("BUG-HT4")
 
 ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40)
@@ -75,8 +77,9 @@ async def answered(sock: socket.socket) -> bool:
     return answer.startswith(b"HTTP/1.1 200")
 
 
-async def test_whoever_has_spoken_is_not_taken_for_one_who_says_nothing() -> None:
-    """BUG-HT4: who knocked before a burst was sent away with a request that nobody had read."""
+@pytest.mark.behaviour("BUG-HT4")
+async def test_an_active_connection_does_not_count_as_silent() -> None:
+    """Who knocked before a burst was sent away with a request that nobody had read."""
     async with served(ConnectionLimits(pending=4)) as (_, port):
         with ExitStack() as stack:
             user = came(stack, port, USER, ASKED)
@@ -85,8 +88,9 @@ async def test_whoever_has_spoken_is_not_taken_for_one_who_says_nothing() -> Non
             assert await answered(user)
 
 
-async def test_those_who_wasted_a_place_go_before_a_newcomer_who_is_slow() -> None:
-    """BUG-HT4: under a flood from 200 addresses a newcomer had to speak within 10 ms."""
+@pytest.mark.behaviour("BUG-HT4")
+async def test_wasteful_connections_are_dropped_before_a_slow_new_one() -> None:
+    """Under a flood from 200 addresses a newcomer had to speak within 10 ms."""
     async with served(ConnectionLimits(pending=8)) as (door, port):
         with ExitStack() as stack:
 
@@ -102,8 +106,9 @@ async def test_those_who_wasted_a_place_go_before_a_newcomer_who_is_slow() -> No
             assert await answered(user)
 
 
-async def test_suspects_who_speak_go_before_a_newcomer_who_is_about_to(tmp_path: Path) -> None:
-    """BUG-HT4: under half handshakes every second newcomer was sent away: between its connection
+@pytest.mark.behaviour("BUG-HT4")
+async def test_active_suspects_are_dropped_before_a_new_connection(tmp_path: Path) -> None:
+    """Under half handshakes every second newcomer was sent away: between its connection
     and its first byte it was the only one who said nothing."""
     async with served(ConnectionLimits(pending=8, handshake_s=SETTLES_S), tmp_path) as (
         door,
@@ -122,10 +127,11 @@ async def test_suspects_who_speak_go_before_a_newcomer_who_is_about_to(tmp_path:
             assert not _is_over(user)
 
 
-async def test_half_a_handshake_of_one_who_left_costs_no_tls(
+@pytest.mark.behaviour("BUG-HT4")
+async def test_half_a_handshake_of_a_disconnected_client_costs_no_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-HT4: a quarter of a millisecond each, for connections that were over."""
+    """A quarter of a millisecond each, for connections that were over."""
     async with served(ConnectionLimits(), tmp_path) as (door, port):
         begun: list[object] = []
         monkeypatch.setattr(door._handshakes, "_begin", begun.append)
@@ -146,8 +152,9 @@ def _is_over(sock: socket.socket) -> bool:
         return True
 
 
-async def test_one_that_left_at_once_displaces_nobody() -> None:
-    """BUG-HT2: the checks of a load balancer are no strangers at all."""
+@pytest.mark.behaviour("BUG-HT2")
+async def test_a_short_visit_displaces_no_other_caller() -> None:
+    """The checks of a load balancer are no strangers at all."""
     async with served(ConnectionLimits(pending=1)) as (door, port):
         with ExitStack() as stack:
             user = came(stack, port, USER)
@@ -160,8 +167,9 @@ async def test_one_that_left_at_once_displaces_nobody() -> None:
             assert _is_over(user)
 
 
+@pytest.mark.behaviour("BUG-HT4")
 async def test_handshakes_begin_a_few_at_a_time(tmp_path: Path) -> None:
-    """BUG-HT4: those who are known have their turn between them: one costs a millisecond."""
+    """Those who are known have their turn between them: one costs a millisecond."""
     async with served(ConnectionLimits(), tmp_path) as (door, port):
         with ExitStack() as stack:
             for number in range(60):
@@ -177,8 +185,9 @@ async def test_handshakes_begin_a_few_at_a_time(tmp_path: Path) -> None:
             assert max(now - before for before, now in pairwise(seen)) <= 4
 
 
-async def test_a_network_of_somebody_who_is_known_is_no_suspect(tmp_path: Path) -> None:
-    """BUG-HT4: one that failed once is not shut out because others of its house did."""
+@pytest.mark.behaviour("BUG-HT4")
+async def test_a_network_of_a_known_caller_is_no_suspect(tmp_path: Path) -> None:
+    """One that failed once is not shut out because others of its house did."""
     async with served(ConnectionLimits(), tmp_path) as (door, port):
         authority = open_authority(tmp_path / "authority.pem", "twine")
         context = tls.unverified_context()
@@ -191,8 +200,9 @@ async def test_a_network_of_somebody_who_is_known_is_no_suspect(tmp_path: Path) 
         writer.close()
 
 
+@pytest.mark.behaviour("BUG-HT4")
 def test_suspicion_ends() -> None:
-    """BUG-HT4: an address is not shut out for what was done from it an hour ago."""
+    """An address is not shut out for what was done from it an hour ago."""
     suspects = Suspects()
     suspects.add("a", 0.0)
     assert suspects.has("a", SUSPECT_S - 1)
@@ -204,9 +214,10 @@ def test_suspicion_ends() -> None:
     assert suspects.has("a", PROVED_S + 1)
 
 
+@pytest.mark.behaviour("BUG-HT2")
 @pytest.mark.parametrize("count", [10_000])
 def test_suspects_are_bounded(count: int) -> None:
-    """BUG-HT2: what is remembered of strangers is bounded like everything about them."""
+    """What is remembered of strangers is bounded like everything about them."""
     suspects = Suspects()
     for number in range(count):
         suspects.add(str(number), float(number))

@@ -1,4 +1,4 @@
-"""One certificate may hold so many connections and no more; the others notice nothing (BUG-HT4)."""
+"""One certificate may hold so many connections and no more; the others notice nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
 from control_plane.identity.authority import (
@@ -22,6 +23,8 @@ from wire.admission import ConnectionAdmission, open_admission
 from wire.fairness import Peer
 from wire.limits import ConnectionLimits
 from wire.server import make_app
+
+pytestmark = pytest.mark.behaviour("BUG-HT4")
 
 BOUND, BEYOND = 4, 12
 PATIENT_S = 600.0
@@ -84,8 +87,9 @@ def client(authority: CertificateAuthority, name: str) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.behaviour("BUG-HT4")
 async def test_a_flood_of_one_identity_ends_at_its_bound(tmp_path: Path) -> None:
-    """BUG-HT4: who has a certificate is no stranger, and still cannot take every connection."""
+    """Who has a certificate is no stranger, and still cannot take every connection."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
     eve, ann, nobody = (client(authority, name) for name in ("eve", "ann", ""))
     async with served(authority) as (door, port):

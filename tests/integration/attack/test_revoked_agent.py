@@ -1,4 +1,4 @@
-"""An agent whose identity was revoked is told nothing more, on no connection (BUG-HT5)."""
+"""An agent whose identity was revoked is told nothing more, on no connection."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tests.ports import free_port
 
 from .face import USER, Face, running
 from .test_identity import ctl, joins
+
+pytestmark = pytest.mark.behaviour("BUG-HT5")
 
 ESTABLISHED = "01"
 """Of a connection, in /proc/net/tcp (Documentation/networking/proc_net_tcp.rst)."""
@@ -71,8 +73,9 @@ def standing(port: int) -> int:
     return sum(row[1].endswith(f":{port:04X}") and row[3] == ESTABLISHED for row in rows)
 
 
+@pytest.mark.behaviour("BUG-HT5")
 def test_a_revoked_agent_is_talked_to_no_more(control_plane: Face) -> None:
-    """BUG-HT5: the control plane went on with a connection that stood, until the leaf ended."""
+    """The control plane went on with a connection that stood, until the leaf ended."""
     face, port = control_plane, free_port(USER)
     joins(face, "vm7", f"{USER}:{port}")
     with agent(face, "vm7", port):
@@ -86,8 +89,9 @@ def test_a_revoked_agent_is_talked_to_no_more(control_plane: Face) -> None:
     assert "Unclosed" not in revoked
 
 
+@pytest.mark.behaviour("BUG-HT5")
 def test_one_that_joined_again_is_talked_to_again(control_plane: Face) -> None:
-    """BUG-HT5: a revocation is of certificates, not of the machine."""
+    """A revocation is of certificates, not of the machine."""
     face, port = control_plane, free_port(USER)
     joins(face, "vm6", f"{USER}:{port}")
     with agent(face, "vm6", port):

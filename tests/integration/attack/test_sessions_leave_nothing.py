@@ -136,9 +136,10 @@ def reachable() -> int:
     return len(gc.get_objects())
 
 
+@pytest.mark.behaviour("BUG-HT21")
 @pytest.mark.parametrize("kind", ["exec", "exec cut short", "logs", "wait", "call"])
 async def test_a_session_leaves_no_object_behind(tmp_path: Path, kind: str) -> None:
-    """BUG-HT21: each exec session left 180 KB in the control plane for good."""
+    """Each exec session left 180 KB in the control plane for good."""
     async with served(tmp_path) as (door, url, context):
         await have(kind, 2 * BATCH, door, url, context)
         before = reachable()
@@ -148,8 +149,9 @@ async def test_a_session_leaves_no_object_behind(tmp_path: Path, kind: str) -> N
                 await asyncio.sleep(0.2)
 
 
+@pytest.mark.behaviour("BUG-HT21")
 async def test_a_websocket_that_was_closed_is_no_cycle(tmp_path: Path) -> None:
-    """BUG-HT21: an old generation that is not looked at for long does not hold sessions."""
+    """An old generation that is not looked at for long does not hold sessions."""
     async with served(tmp_path) as (door, url, context):
         await have("exec", BATCH, door, url, context)
         gc.collect()

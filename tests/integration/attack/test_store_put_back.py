@@ -1,4 +1,4 @@
-"""A control plane whose store is put back from an old copy: nothing newer than it ends (F-88)."""
+"""A control plane whose store is put back from an old copy: nothing newer than it ends."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ from .test_authority_rotates import credential
 from .test_cloned_host import joined, on
 from .test_identity import FACTS, ctl
 from .test_revoked_agent import agent_in, answering
+
+pytestmark = pytest.mark.behaviour("F-88")
 
 T = TypeVar("T")
 DATA = a_tar(app="code")
@@ -141,10 +143,11 @@ def restored(face: Face, copy: Path) -> None:
     shutil.copytree(copy, face.folder / "state/store")
 
 
+@pytest.mark.behaviour("F-88")
 def test_an_old_copy_that_is_simply_put_back_is_noticed_by_the_hosts(
     control_plane: Face, hosts: Hosts
 ) -> None:
-    """F-88: it would have taken the tasks since for strays, and ended them within a minute.
+    """It would have taken the tasks since for strays, and ended them within a minute.
 
     The copy was taken of a store at rest: the control plane that finds it begins the very term
     that the last one had, so that its commands would not be older than theirs.
@@ -229,10 +232,11 @@ def shown(face: Face) -> dict[tuple[str, str], str]:
     return {(t["machine"], t["task"]): t["difference"] for t in view["tasks"]}
 
 
-def test_the_drill_keeps_every_task_and_commands_nothing_before_an_operator_looked(
+@pytest.mark.behaviour("F-88")
+def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
     control_plane: Face, hosts: Hosts
 ) -> None:
-    """F-88: a job of after the copy, one changed, one removed, a host that joined, one on it.
+    """A job of after the copy, one changed, one removed, a host that joined, one on it.
 
     Throughout, the processes of what was not removed are the same, but for what an owner applied
     anew; a naive start of the copy is refused without any host, for the copy says that it is one.
@@ -328,10 +332,11 @@ def test_the_drill_keeps_every_task_and_commands_nothing_before_an_operator_look
     assert "Traceback" not in face.log.read_text()
 
 
+@pytest.mark.behaviour("F-88")
 def test_a_host_of_which_the_agent_was_started_again_refuses_it_as_well(
     control_plane: Face,
 ) -> None:
-    """F-88: what the host was told is on its disk; it forgets that only when it joins anew."""
+    """What the host was told is on its disk; it forgets that only when it joins anew."""
     face, port = control_plane, free_port(USER)
     folder = face.folder / "host"
     joined(face, "vm1", port, folder)

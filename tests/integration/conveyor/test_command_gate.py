@@ -1,10 +1,12 @@
-"""CV1: a gate that runs a command as a task, against the production control plane."""
+"""A gate that runs a command as a task, against the production control plane."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from agent.api import Limits
 from agent.machine.fake_systemd import Ended
@@ -15,6 +17,8 @@ from conveyor.client import ConveyorClient
 from conveyor.config import ConveyorConfig
 from tests.integration.conveyor.test_delivery import _new, conveyor, ctl, pushed, until
 from vm_lab.fleet import fleet
+
+pytestmark = pytest.mark.behaviour("CV1")
 
 FILE = """
 name = "web"
@@ -34,8 +38,9 @@ command = { run = ["/bin/smoke"], timeout_s = 60 }
 """
 
 
-async def test_a_command_decides_as_a_task_beside_other_writers(tmp_path: Path):
-    """CV1, FE11, JC15: a size and a hold are written meanwhile, and compose with the push."""
+@pytest.mark.behaviour("CV1", "FE11", "JC15")
+async def test_a_gate_command_runs_as_a_task_while_others_write(tmp_path: Path):
+    """A size and a hold are written meanwhile, and compose with the push."""
     async with fleet(4) as region:
         client = region.client
         await region.entitle()

@@ -1,4 +1,4 @@
-"""CV1, CV2, CV5: a pipeline against the production control plane and Debian's Prometheus.
+"""A pipeline against the production control plane and Debian's Prometheus.
 
 Agents on machines in memory run the tasks; an exporter gives each task the metrics of its image.
 """
@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import ClientError, ClientSession, web
 from click.testing import CliRunner
 from msgspec.structs import replace
@@ -32,6 +33,8 @@ from conveyor.config import ConveyorConfig
 from conveyor.runs import PipelineView
 from tests.ports import free_port
 from vm_lab.fleet import fleet
+
+pytestmark = pytest.mark.behaviour("CV1", "CV2", "CV5")
 
 PATIENCE_S = 60.0
 ROUND_S = 0.2

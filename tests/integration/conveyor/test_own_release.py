@@ -1,4 +1,4 @@
-"""CV3, AV15: a release of the agent by a pipeline, with the production control plane and agents.
+"""A release of the agent by a pipeline, with the production control plane and agents.
 
 The agents are on machines in memory, and an installation is a command that a fleet's configuration
 names: it ends the agent of a host and starts it again with another version.
@@ -26,6 +26,8 @@ from tests.integration.conveyor.test_delivery import conveyor, ctl, until
 from tests.ports import free_port
 from vm_lab.fleet import Fleet, FleetHost, fleet
 from wire.errors import HostError
+
+pytestmark = pytest.mark.behaviour("CV3", "AV15")
 
 OLD, NEW, BROKEN = "0.1.0", "0.2.0", "0.3.0"
 FILE = """
@@ -164,7 +166,7 @@ async def test_cv3_av15_agents_are_released_host_by_host_and_a_broken_one_is_tak
         assert all(view.ready for view in views)
 
 
-async def test_what_a_command_said_reaches_back_to_why_a_package_does_not_start():
+async def test_output_of_a_command_explains_why_a_package_does_not_start():
     """dpkg repeats itself over four lines after the words of the maintainer script."""
     said = [
         "Setting up twine-agent (0.3.0) ...",

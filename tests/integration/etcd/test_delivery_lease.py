@@ -31,10 +31,11 @@ def on(store: EtcdStore, world: World) -> World:
     return world
 
 
-async def test_an_instance_that_lost_its_lease_changes_no_job_and_the_next_one_goes_on(
+@pytest.mark.behaviour("CV1", "CV3")
+async def test_an_instance_without_lease_changes_no_job_and_the_next_one_continues(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """CV1, CV3: a run that one instance began is finished by the other, each stage once."""
+    """A run that one instance began is finished by the other, each stage once."""
     ends_soon = EtcdSettings(endpoints=one.urls, prefix=f"/{tmp_path.name}", ttl_s=2, standby=True)
     first, second = EtcdStore(ends_soon), EtcdStore(ends_soon)
     async with asyncio.timeout(PATIENCE_S):

@@ -68,10 +68,11 @@ async def written(store: EtcdStore, number: int) -> int:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.behaviour("AV1")
 async def test_no_acknowledged_write_is_lost_when_the_members_die_in_turn(
     three: Cluster, settings: EtcdSettings
 ) -> None:
-    """AV1: each of three members is killed in turn while 20 writers go on."""
+    """Each of three members is killed in turn while 20 writers go on."""
     async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
         for turn, member in enumerate(three.members):
             numbers = range(turn * 20, turn * 20 + 20)
@@ -87,10 +88,11 @@ async def test_no_acknowledged_write_is_lost_when_the_members_die_in_turn(
         assert store.failure() == ""
 
 
+@pytest.mark.behaviour("AV2")
 async def test_a_minority_takes_no_writes_and_says_so_until_the_majority_is_back(
     three: Cluster, settings: EtcdSettings
 ) -> None:
-    """AV2: nothing is acknowledged by one of three; the leader stops before its lease ends."""
+    """Nothing is acknowledged by one of three; the leader stops before its lease ends."""
     async with asyncio.timeout(PATIENCE_S), EtcdStore(short(settings)) as store:
         revision = await store.txn({}, [Put("a", b"1")])
         for member in three.members[:2]:
@@ -111,10 +113,11 @@ async def test_a_minority_takes_no_writes_and_says_so_until_the_majority_is_back
         assert await store.get("b") is None
 
 
+@pytest.mark.behaviour("AV2")
 async def test_a_paused_leader_is_replaced_and_its_writes_are_refused(
     settings: EtcdSettings,
 ) -> None:
-    """AV2: also a write that it sends before it looks at its own clock."""
+    """Also a write that it sends before it looks at its own clock."""
     settings = short(settings)
     async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as first:
         revision = await first.txn({}, [Put("a", b"first")])
@@ -130,10 +133,11 @@ async def test_a_paused_leader_is_replaced_and_its_writes_are_refused(
             assert (await second.get("a")).value == b"second"
 
 
+@pytest.mark.behaviour("BUG-CP58")
 async def test_a_process_that_was_paused_in_its_election_is_elected_again(
     settings: EtcdSettings,
 ) -> None:
-    """BUG-CP58: its answer came after its lease, and it loaded the store and began to serve."""
+    """Its answer came after its lease, and it loaded the store and began to serve."""
     paused_s = [0.0]
 
     class PausedOnce(EtcdClient):
@@ -152,7 +156,7 @@ async def test_a_process_that_was_paused_in_its_election_is_elected_again(
         await store.txn({}, [Put("a", b"1")])
 
 
-async def test_a_watch_goes_on_when_the_member_that_it_uses_dies(
+async def test_a_watch_continues_when_its_member_dies(
     three: Cluster, settings: EtcdSettings
 ) -> None:
     async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
@@ -198,10 +202,11 @@ async def test_a_list_of_many_keys_is_of_one_revision(settings: EtcdSettings) ->
         assert listing.entries[0].value == listing.entries[-1].value
 
 
+@pytest.mark.behaviour("AV1")
 def test_a_standby_takes_over_with_everything_that_was_acknowledged(
     three: Cluster, tmp_path: Path
 ) -> None:
-    """AV1: two control planes on one cluster; the leader is killed."""
+    """Two control planes on one cluster; the leader is killed."""
 
     async def put(plane: Replica, name: str) -> None:
         async with ControlPlaneClient(f"unix:{plane.socket}") as client:
@@ -233,10 +238,11 @@ def test_a_standby_takes_over_with_everything_that_was_acknowledged(
         assert second.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.behaviour("AV1")
 async def test_a_standby_follows_the_store_and_reads_nothing_when_it_takes_over(
     settings: EtcdSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AV1: what was changed and deleted while it stood by; compacted meanwhile, too."""
+    """What was changed and deleted while it stood by; compacted meanwhile, too."""
     ranges = list[bytes]()
     read = EtcdClient.read
 

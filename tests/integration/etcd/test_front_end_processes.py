@@ -31,10 +31,11 @@ def user(region: RegionOfProcesses, where: str, name: str) -> ControlPlaneClient
     return ControlPlaneClient(region.url(where), tls.client_context(held, tls.ENTRANCES))
 
 
+@pytest.mark.behaviour("FE2", "FE3", "FE5")
 async def test_two_front_ends_behind_one_core_serve_users_and_outlive_it(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """FE2, FE3, FE5: the one is killed, then the core is; what each user may do is the same.
+    """The one is killed, then the core is; what each user may do is the same.
 
     What a front end has to remember is in its audit log, which the core keeps: none is lost.
     """
@@ -78,10 +79,11 @@ async def test_two_front_ends_behind_one_core_serve_users_and_outlive_it(
         assert region.started() == before
 
 
+@pytest.mark.behaviour("F-79")
 async def test_a_front_end_has_no_right_but_to_speak_for_users(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """F-79: its credential alone reads nothing of the core, and a shard does not know it."""
+    """Its credential alone reads nothing of the core, and a shard does not know it."""
     async with region_of_processes(tmp_path, one, 2) as region:
         region.front_end("front1")
         held = tls.load(tmp_path / "front1.credential")

@@ -163,10 +163,11 @@ async def faults(
     await some_answers()
 
 
+@pytest.mark.behaviour("AV1", "AV2")
 async def test_jobs_and_entitlements_are_registers_while_leaders_pause_and_die(
     three: Cluster, tmp_path: Path
 ) -> None:
-    """AV1 AV2: also what a paused leader answers once it wakes up, and writes without an answer."""
+    """Also what a paused leader answers once it wakes up, and writes without an answer."""
     with ExitStack() as stack:
 
         def start(name: str) -> Replica:
@@ -201,10 +202,11 @@ def with_one_stale_read(history: list[Did]) -> list[Did]:
     return [*history, Did(last.key, "read", -1, last.called + 10, last.called + 11)]
 
 
+@pytest.mark.behaviour("AV2")
 async def test_a_machine_is_assigned_by_one_leader_at_a_time(
     three: Cluster, tmp_path: Path
 ) -> None:
-    """AV2: compare-and-set on machines by leaders of which one never learns that it was deposed."""
+    """Compare-and-set on machines by leaders of which one never learns that it was deposed."""
     settings = EtcdSettings(endpoints=three.urls, prefix=f"/{tmp_path.name}", ttl_s=2)
     recorder, made = Recorder(), 0
 

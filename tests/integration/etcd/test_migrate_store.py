@@ -93,10 +93,11 @@ async def moved(config: Config, *, to_etcd: bool) -> None:
             await asyncio.sleep(0.2)
 
 
+@pytest.mark.behaviour("AV1")
 async def test_a_store_moves_to_etcd_and_back_with_all_records_and_rising_numbers(
     both: Config,
 ) -> None:
-    """AV1: what hosts and clients compare goes on, so the new store is no older one (ADR 0111)."""
+    """What hosts and clients compare goes on, so the new store is no older one (ADR 0111)."""
     await fill(sqlite_of(both))
     for to_etcd in (True, False, True, False):
         source, target = (sqlite_of(both), both) if to_etcd else (both, sqlite_of(both))
@@ -120,11 +121,12 @@ async def test_a_store_moves_to_etcd_and_back_with_all_records_and_rising_number
         assert await openable(both) == ["etcd" if to_etcd else "sqlite"]
 
 
+@pytest.mark.behaviour("AV2")
 @pytest.mark.parametrize("to_etcd", [True, False])
-async def test_a_crash_after_any_step_leaves_at_most_one_store_and_the_command_goes_on(
+async def test_a_crash_after_any_step_leaves_at_most_one_store_and_the_command_continues(
     both: Config, to_etcd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AV2: every step that is on disk may be the last one; then the region goes on, and again."""
+    """Every step that is on disk may be the last one; then the region goes on, and again."""
     await fill(sqlite_of(both), 300)
     if not to_etcd:
         await moved(both, to_etcd=True)
@@ -237,8 +239,9 @@ def killed_after(config: Path, to: str, lines: int) -> int:
         time.sleep(0.3)  # the lease of the one that was killed
 
 
+@pytest.mark.behaviour("AV1")
 async def test_the_command_is_killed_again_and_again_and_nothing_is_lost(both: Config) -> None:
-    """AV1: SIGKILL of the real process, after each line that it prints and in the copying."""
+    """SIGKILL of the real process, after each line that it prints and in the copying."""
     await fill(sqlite_of(both), 20_000)
     async with stopped_store(sqlite_of(both)) as store:
         before = await held(store)
@@ -270,10 +273,11 @@ class OtherRole(Leadership):
         self.key += b"-shard-1"
 
 
+@pytest.mark.behaviour("AV2")
 async def test_no_leader_of_another_role_and_no_migration_have_one_store_together(
     both: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AV2: whichever comes second is refused, and a migration that has ended is in no one's way."""
+    """Whichever comes second is refused, and a migration that has ended is in no one's way."""
     await fill(both, 10)
 
     async with EtcdClient(both.etcd) as client:
@@ -331,10 +335,11 @@ async def plane(config: Config) -> AsyncIterator[ControlPlaneClient]:
         await running
 
 
+@pytest.mark.behaviour("SH3", "AV3")
 async def test_a_region_moves_to_etcd_and_back_and_no_task_restarts(
     both: Config, tmp_path: Path
 ) -> None:
-    """SH3 AV3: agents take the new store's terms, and what runs is adopted."""
+    """Agents take the new store's terms, and what runs is adopted."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     with socket.create_server(("127.0.0.1", 0)) as unused:
@@ -374,10 +379,11 @@ async def test_a_region_moves_to_etcd_and_back_and_no_task_restarts(
             await asyncio.gather(*(host.stop() for host in hosts))
 
 
+@pytest.mark.behaviour("AV1")
 async def test_a_restored_cluster_is_put_back_as_a_store_that_asks_first(
     both: Config, tmp_path: Path
 ) -> None:
-    """AV1: what docs/scale.md says of a cluster restored from a snapshot."""
+    """What docs/scale.md says of a cluster restored from a snapshot."""
     await fill(both, 10)
     await moved(both, to_etcd=False)
     sqlite = sqlite_of(both)

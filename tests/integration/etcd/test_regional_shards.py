@@ -1,4 +1,4 @@
-"""SH13: a regional shard in a process of its own, whose region is a setting of the core."""
+"""A regional shard in a process of its own, whose region is a setting of the core."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from control_plane.api.capacity import EntitlementSpec
 from tests.etcd import Cluster, etcd_cluster
 from tests.role_processes import RegionOfProcesses, region_of_processes
 from wire.errors import Conflict
+
+pytestmark = pytest.mark.behaviour("SH13")
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +34,9 @@ async def owned(region: RegionOfProcesses) -> list[tuple[str, list[str]]]:
     return [(load.region, load.entitlements) for load in loads]
 
 
+@pytest.mark.behaviour("SH13")
 async def test_the_scopes_of_processes_are_the_cores(one: Cluster, tmp_path: Path) -> None:
-    """SH13: gifts, moves, changes of region, and a start of the core with another region."""
+    """Gifts, moves, changes of region, and a start of the core with another region."""
     async with region_of_processes(tmp_path, one, 2, regions={"1": "west"}) as region:
         await region.join(2, "west")
         await region.join(2, "east")

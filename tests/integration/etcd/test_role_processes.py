@@ -52,10 +52,11 @@ async def refused(region: RegionOfProcesses, job: str) -> TwineError:
     return found[0]
 
 
+@pytest.mark.behaviour("AV7", "FE3")
 async def test_a_shard_that_is_away_fails_its_own_jobs_only_and_restarts_nothing(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """AV7, FE3: one of two shard processes is killed and comes back."""
+    """One of two shard processes is killed and comes back."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         before, killed = region.started(), region.processes[1]
@@ -85,10 +86,11 @@ async def test_a_shard_that_is_away_fails_its_own_jobs_only_and_restarts_nothing
         assert region.started() == after
 
 
+@pytest.mark.behaviour("SH7", "AV7")
 async def test_shards_finish_what_was_begun_while_the_only_api_server_is_gone(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """SH7, AV7: nothing between a shard and its hosts goes through the core, or waits for it."""
+    """Nothing between a shard and its hosts goes through the core, or waits for it."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         for job in ("j1", "j2"):
@@ -107,10 +109,11 @@ async def test_shards_finish_what_was_begun_while_the_only_api_server_is_gone(
         assert len(region.started()) == 2 * HOSTS, "the core that is back starts nothing again"
 
 
+@pytest.mark.behaviour("SH3", "SH4", "FE2", "WH8")
 async def test_an_entitlement_moves_between_running_processes_and_no_task_restarts(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """SH3, SH4, FE2, WH8: there, to the core's shard, and back; clients ask all the time."""
+    """There, to the core's shard, and back; clients ask all the time."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         before, errors, ends = region.started(), list[TwineError](), asyncio.Event()
@@ -140,10 +143,11 @@ async def test_an_entitlement_moves_between_running_processes_and_no_task_restar
         assert len((await region.client.get_job("j1")).record.tasks) == 2
 
 
+@pytest.mark.behaviour("SH4")
 async def test_a_move_from_a_shard_that_is_away_changes_nothing(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """SH4: a shard that does not let go keeps what it has, also if both end in the middle."""
+    """A shard that does not let go keeps what it has, also if both end in the middle."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         before, (core, first, _) = region.started(), region.processes
@@ -176,10 +180,11 @@ def replica(region: RegionOfProcesses) -> PlaneProcess:
     return made
 
 
+@pytest.mark.behaviour("AV1", "AV14")
 async def test_a_second_process_of_a_shard_takes_over_when_the_first_is_killed(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """AV1, AV14: the leader is killed; the one that stood by had cost no more than the leader."""
+    """The leader is killed; the one that stood by had cost no more than the leader."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         second, before = replica(region), region.started()
@@ -205,10 +210,11 @@ async def test_a_second_process_of_a_shard_takes_over_when_the_first_is_killed(
         await region.until(is_gone, "hosts obey the new leader")
 
 
+@pytest.mark.behaviour("AV2")
 async def test_a_paused_leader_of_a_shard_that_wakes_up_is_refused_and_ends(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """AV2: it no longer leads when it wakes up, and says so."""
+    """It no longer leads when it wakes up, and says so."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         second, first = replica(region), region.processes[1]
@@ -225,8 +231,9 @@ async def test_a_paused_leader_of_a_shard_that_wakes_up_is_refused_and_ends(
         assert region.started() == before
 
 
+@pytest.mark.behaviour("SH1")
 async def test_processes_that_do_not_go_together_do_not_start(one: Cluster, tmp_path: Path) -> None:
-    """SH1: all roles in one process beside shards in others would be two owners."""
+    """All roles in one process beside shards in others would be two owners."""
     async with region_of_processes(tmp_path, one, 2, ttl_s=60) as region:
         whole = region.made("whole", "all")
         core, shard = region.processes[:2]
@@ -246,8 +253,9 @@ async def test_processes_that_do_not_go_together_do_not_start(one: Cluster, tmp_
         assert shard.said("--role core")
 
 
+@pytest.mark.behaviour("F-79")
 async def test_only_the_core_may_call_the_process_of_a_shard(one: Cluster, tmp_path: Path) -> None:
-    """F-79: every route of a shard by every kind of caller; users are judged by the core."""
+    """Every route of a shard by every kind of caller; users are judged by the core."""
     async with region_of_processes(tmp_path, one, 2) as region:
         authority = open_authority(tmp_path / "core" / "authority.pem", "twine")
         callers = [

@@ -38,10 +38,11 @@ async def twinectl(region: RegionOfProcesses, *words: str) -> tuple[int, str]:
     return process.returncode or 0, (out + err).decode()
 
 
+@pytest.mark.behaviour("SH2", "SH14", "FE2", "FE3")
 async def test_a_shard_is_added_under_load_and_no_request_notices(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """SH2, SH14, FE2, FE3: requests all the time; the new shard gets the next entitlement."""
+    """Requests all the time; the new shard gets the next entitlement."""
     async with region_of_processes(tmp_path, one, 2) as region:
         await region.join(4)
         image = await region.image()
@@ -87,10 +88,11 @@ async def test_a_shard_is_added_under_load_and_no_request_notices(
         assert [unit for unit in region.started() if "a1" in unit] == before
 
 
+@pytest.mark.behaviour("SH10", "AV7", "HC2")
 async def test_status_and_metrics_tell_of_each_process_and_of_one_that_is_away(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """SH10 AV7 HC2: leader, term, since, lag, store, CPU, memory, machines, tasks of each role."""
+    """Leader, term, since, lag, store, CPU, memory, machines, tasks of each role."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await region.join(3)
         image = await region.image()

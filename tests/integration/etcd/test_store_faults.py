@@ -67,10 +67,11 @@ def pair(stack: ExitStack, folder: Path, urls: list[str]) -> tuple[Replica, Repl
     return made[0], made[1]
 
 
+@pytest.mark.behaviour("AV2")
 async def test_a_paused_leader_that_wakes_up_tells_nothing_old_and_steps_down(
     three: Cluster, tmp_path: Path
 ) -> None:
-    """AV2: requests that waited in its socket meanwhile are answered by no stale record."""
+    """Requests that waited in its socket meanwhile are answered by no stale record."""
     with ExitStack() as stack:
         first, second = await asyncio.to_thread(pair, stack, tmp_path, three.urls)
         await put(first, "before")
@@ -87,10 +88,11 @@ async def test_a_paused_leader_that_wakes_up_tells_nothing_old_and_steps_down(
         assert await members(second) == ["after"]
 
 
+@pytest.mark.behaviour("AV2")
 async def test_a_cluster_that_answers_after_half_a_second_keeps_its_leader(
     three: Cluster, tmp_path: Path
 ) -> None:
-    """AV2: slow is not gone: the lease is renewed, all writes are made, no change is missed."""
+    """Slow is not gone: the lease is renewed, all writes are made, no change is missed."""
     relay = Relay(three.urls[0])
     relay.answers_after_s = SLOW_S
     async with relay.running() as url, asyncio.timeout(PATIENCE_S):
@@ -151,11 +153,12 @@ class Relay:
         loop.call_later(self.answers_after_s, to.close)
 
 
+@pytest.mark.behaviour("AV2")
 @pytest.mark.parametrize(("answers", "requests"), [(True, False), (False, True), (True, True)])
 async def test_a_leader_that_is_cut_off_from_etcd_stops_before_another_leads(
     three: Cluster, tmp_path: Path, answers: bool, requests: bool
 ) -> None:
-    """AV2: one way or both: a write without an answer is made or not, and never made later."""
+    """One way or both: a write without an answer is made or not, and never made later."""
     relay, prefix = Relay(three.urls[0]), f"/{tmp_path.name}"
     async with asyncio.timeout(PATIENCE_S), relay.running() as url:
         settings = EtcdSettings(endpoints=[url], prefix=prefix, ttl_s=2)
@@ -190,10 +193,11 @@ async def use_up(store: EtcdStore) -> None:
         await store.txn({}, [Put("k", os.urandom(100 << 10))])
 
 
+@pytest.mark.behaviour("AV1")
 async def test_a_cluster_whose_quota_is_used_up_refuses_writes_until_there_is_room(
     tmp_path: Path,
 ) -> None:
-    """AV1: the leader stays, reads go on, the error says what to do, and doing it helps."""
+    """The leader stays, reads go on, the error says what to do, and doing it helps."""
     with etcd_cluster(1, None, "--quota-backend-bytes", str(2 << 20)) as cluster:
         settings = EtcdSettings(endpoints=cluster.urls, standby=False)
         async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
@@ -211,9 +215,10 @@ async def test_a_cluster_whose_quota_is_used_up_refuses_writes_until_there_is_ro
             assert await store.txn({}, [Put("k", b"again")]) > 0
 
 
+@pytest.mark.behaviour("AV1")
 @pytest.mark.root
-async def test_a_member_whose_disk_is_full_is_done_without(tmp_path: Path) -> None:
-    """AV1: etcd ends there; the other two take all writes, none that was acknowledged is lost."""
+async def test_the_cluster_works_without_a_member_with_a_full_disk(tmp_path: Path) -> None:
+    """etcd ends there; the other two take all writes, none that was acknowledged is lost."""
     disk = tmp_path / "disk"
     disk.mkdir()
     run("mount", "-t", "tmpfs", "-o", "size=700m", "none", str(disk))

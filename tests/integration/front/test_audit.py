@@ -53,7 +53,7 @@ def call(region: Region, who: str, route: str, body: Any = None, **given: Any) -
     return asyncio.run(ask())
 
 
-def test_a_change_is_written_down_with_who_what_and_both_revisions(region: Region) -> None:
+def test_the_audit_log_has_caller_change_and_both_revisions(region: Region) -> None:
     spec = EntitlementSpec(machines=1, owners=["user:ann"])
     call(region, "local", "put_entitlement", spec, entitlement="web")
     call(region, "local", "put_entitlement", EntitlementSpec(machines=2), entitlement="web")
@@ -116,9 +116,10 @@ def test_a_change_that_failed_says_why(region: Region) -> None:
     assert "no" in entry.reason
 
 
+@pytest.mark.behaviour("BUG-CP18")
 @pytest.mark.parametrize("who", ["vic", "anyone"])
-def test_who_was_refused_a_change_is_in_the_log(region: Region, who: str) -> None:
-    """BUG-CP18: nobody could tell who had tried."""
+def test_a_refused_change_is_in_the_log(region: Region, who: str) -> None:
+    """Nobody could tell who had tried."""
     with pytest.raises((Forbidden, Unauthenticated)) as refusal:
         call(region, who, "put_group", GroupSpec(members=[who]), group="sre")
     (entry,) = entries(region)
@@ -129,7 +130,7 @@ def test_who_was_refused_a_change_is_in_the_log(region: Region, who: str) -> Non
     assert entry.reason == str(refusal.value)
 
 
-def test_an_owner_who_reaches_for_what_is_not_theirs_is_in_the_log_once(region: Region) -> None:
+def test_an_owner_that_exceeds_its_rights_is_logged_once(region: Region) -> None:
     for name, owner in (("web", "ann"), ("other", "otto")):
         spec = EntitlementSpec(machines=1, owners=[f"user:{owner}"])
         region.run(region.control_plane.portal.put(name, spec, jobs=[]))
@@ -183,10 +184,11 @@ def test_the_log_is_read_with_twinectl(region: Region) -> None:
     assert ctl("group", "list").stdout.count("\n") == 1
 
 
-def test_tasks_without_a_sandbox_are_for_who_was_granted_that_and_each_use_is_in_the_log(
+@pytest.mark.behaviour("F-83")
+def test_tasks_without_a_sandbox_need_a_grant_and_are_logged(
     region: Region,
 ) -> None:
-    """F-83: not even an operator has `raw`; who has it cannot use it unseen, and it is stopped."""
+    """Not even an operator has `raw`; who has it cannot use it unseen, and it is stopped."""
     owned = EntitlementSpec(machines=1, owners=["user:ann"])
     call(region, "local", "put_entitlement", owned, entitlement="web")
     plain = JobSpec(name="j", entitlement="web", tasks=1, image=DIGEST, command=["/bin/true"])
@@ -225,8 +227,9 @@ def test_tasks_without_a_sandbox_are_for_who_was_granted_that_and_each_use_is_in
     assert sum("not a host admin" in e.reason for e in refused) == 8
 
 
+@pytest.mark.behaviour("FE8")
 def test_sizes_of_many_jobs_are_each_written_checked_and_in_the_log(region: Region) -> None:
-    """FE8: one of them that may not be written is refused by itself, one of another owner all."""
+    """One of them that may not be written is refused by itself, one of another owner all."""
     for name in ("web", "other"):
         owned = EntitlementSpec(machines=1, owners=[f"user:{name}"])
         call(region, "local", "put_entitlement", owned, entitlement=name)
@@ -254,8 +257,9 @@ def test_sizes_of_many_jobs_are_each_written_checked_and_in_the_log(region: Regi
     assert entries(region)[0].outcome is Outcome.REFUSED
 
 
+@pytest.mark.behaviour("BUG-CP18")
 def test_hosts_that_are_let_in_are_in_the_log_and_strangers_cannot_fill_it(region: Region) -> None:
-    """BUG-CP18: who brought a machine into the region is known."""
+    """Who brought a machine into the region is known."""
     token = call(region, "local", "create_token", TokenRequest(machine="vm7"))
 
     def join(text: str) -> Any:

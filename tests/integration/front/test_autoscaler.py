@@ -150,8 +150,9 @@ def measured(
     return asyncio.run(work())
 
 
+@pytest.mark.behaviour("AS2")
 def test_a_real_server_gives_a_load_with_its_time(exporter: Exporter, prometheus: str) -> None:
-    """AS2: a business figure from a real server."""
+    """A business figure from a real server."""
     exporter.text = 'active_users{site="a"} 400\nactive_users{site="b"} 240\n'
     until(lambda: measured(prometheus, "sum(active_users)").load == 640.0)
     found = measured(prometheus, "sum(active_users)")
@@ -161,10 +162,11 @@ def test_a_real_server_gives_a_load_with_its_time(exporter: Exporter, prometheus
     assert "2 series; aggregate them" in several.missing
 
 
+@pytest.mark.behaviour("AS2")
 def test_a_counter_that_begins_again_is_no_negative_load(
     exporter: Exporter, prometheus: str
 ) -> None:
-    """AS2: counter resets."""
+    """Counter resets."""
     exporter.text = "requests_total 1000000\n"
     until(lambda: measured(prometheus, "requests_total").load == 1e6)
     exporter.text = "requests_total 5\n"
@@ -174,6 +176,7 @@ def test_a_counter_that_begins_again_is_no_negative_load(
     assert 0 <= found.load < 100
 
 
+@pytest.mark.behaviour("AS2")
 @pytest.mark.parametrize(
     ("text", "query", "why"),
     [
@@ -187,7 +190,7 @@ def test_a_counter_that_begins_again_is_no_negative_load(
 def test_what_is_no_load_is_a_reason(
     exporter: Exporter, prometheus: str, text: str, query: str, why: str
 ) -> None:
-    """AS2: NaN, negative, infinite and missing values are reasons, not loads."""
+    """NaN, negative, infinite and missing values are reasons, not loads."""
     exporter.text = text
     until(lambda: why in measured(prometheus, query).missing)
     assert measured(prometheus, query).load is None
@@ -215,6 +218,7 @@ def values(*pairs: Any) -> bytes:
     return json.dumps({"status": "success", "data": data}).encode()
 
 
+@pytest.mark.behaviour("AS2")
 @pytest.mark.parametrize(
     ("status", "body", "wait_s", "why"),
     [
@@ -231,7 +235,7 @@ def values(*pairs: Any) -> bytes:
 def test_a_server_that_is_slow_or_wrong_is_a_reason(
     status: int, body: bytes, wait_s: float, why: str
 ) -> None:
-    """AS2: Prometheus wrong, slow or away."""
+    """Prometheus wrong, slow or away."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
     server.status, server.body = status, body  # type: ignore[attr-defined]
     server.wait_s, server.let_go = wait_s, threading.Event()  # type: ignore[attr-defined]
@@ -266,10 +270,10 @@ def resizable(region: Region, spec: JobSpec) -> None:
     intents.resize = resize  # type: ignore[method-assign]
 
 
+@pytest.mark.behaviour("AS2", "AS8", "BUG-UX93")
 def test_a_job_grows_with_its_active_users_and_twinectl_says_why(
     region: Region, exporter: Exporter, prometheus: str, tmp_path: Path
 ) -> None:
-    """AS2, AS8."""
     exporter.text = "active_users 710\n"
     until(lambda: measured(prometheus, POLICY.query).load == 710.0)
     resizable(region, SPEC)
@@ -310,8 +314,9 @@ LATENCY = LatencyTarget(
 )
 
 
-def test_a_latency_is_measured_beside_the_load(exporter: Exporter, prometheus: str) -> None:
-    """AS1: a quantile of a real histogram; without requests it is NaN, and that is a reason."""
+@pytest.mark.behaviour("AS1")
+def test_latency_is_measured_together_with_the_load(exporter: Exporter, prometheus: str) -> None:
+    """A quantile of a real histogram; without requests it is NaN, and that is a reason."""
     text = 'active_users 9\nanswers_bucket{{le="0.1"}} {0}\nanswers_bucket{{le="+Inf"}} {0}\n'
 
     def latency() -> LoadReading:
@@ -332,10 +337,11 @@ def test_a_latency_is_measured_beside_the_load(exporter: Exporter, prometheus: s
     assert latency().load in (None, pytest.approx(0.095))
 
 
+@pytest.mark.behaviour("AS1")
 def test_a_job_follows_the_load_that_its_latency_allows(
     region: Region, exporter: Exporter, prometheus: str, tmp_path: Path
 ) -> None:
-    """AS1: what was learnt before a restart sizes the job; twinectl says it, with its age."""
+    """What was learnt before a restart sizes the job; twinectl says it, with its age."""
     limit, learnt, now = (
         replace(LATENCY, query="sum(latency_seconds)"),
         LearntLatency(),

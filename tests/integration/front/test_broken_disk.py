@@ -102,8 +102,9 @@ async def refused(client: Client) -> str:
     raise AssertionError("a full disk took a thousand writes")
 
 
-def test_a_full_disk_refuses_writes_and_recovers_by_itself(daemon: Daemon, disk: Path) -> None:
-    """F-46: 503 and Retry-After, reads go on, the process lives, and then there is room again."""
+@pytest.mark.behaviour("F-46")
+def test_a_full_disk_refuses_writes_and_recovers_without_help(daemon: Daemon, disk: Path) -> None:
+    """503 and Retry-After, reads go on, the process lives, and then there is room again."""
 
     async def main() -> None:
         async with asyncio.timeout(START_S), Client(daemon) as client:
@@ -126,8 +127,9 @@ def test_a_full_disk_refuses_writes_and_recovers_by_itself(daemon: Daemon, disk:
     assert (code, "Traceback" in said) == (0, False)
 
 
-def test_a_disk_that_takes_nothing_any_more_ends_no_process(daemon: Daemon, disk: Path) -> None:
-    """F-46: the kernel makes the file system read-only; what is known is still told."""
+@pytest.mark.behaviour("F-46")
+def test_a_full_disk_ends_no_process(daemon: Daemon, disk: Path) -> None:
+    """The kernel makes the file system read-only; what is known is still told."""
 
     async def main() -> None:
         async with asyncio.timeout(START_S), Client(daemon) as client:

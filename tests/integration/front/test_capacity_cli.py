@@ -67,8 +67,9 @@ def spec_of(ctl: Ctl, name: str) -> dict[str, Any]:
     return found["record"]["spec"]
 
 
+@pytest.mark.behaviour("CP1")
 @pytest.mark.usefixtures("machines")
-def test_an_entitlement_is_created_grown_shown_shrunk_and_deleted(ctl: Ctl) -> None:  # CP1
+def test_an_entitlement_is_created_grown_shown_shrunk_and_deleted(ctl: Ctl) -> None:
     made = ctl("entitlement", "create", "front", "--machines", "2", "--business-unit", "ads/rank")
     assert made.stdout == "entitlement front: up to 2 machines, profile base\n"
     grown = ctl("entitlement", "update", "front", "--machines", "4")
@@ -82,8 +83,9 @@ def test_an_entitlement_is_created_grown_shown_shrunk_and_deleted(ctl: Ctl) -> N
     assert ctl("entitlement", "show", "front").exit_code == 3
 
 
+@pytest.mark.behaviour("CP1")
 @pytest.mark.usefixtures("machines")
-def test_more_than_there_is_is_refused_with_the_sum(ctl: Ctl) -> None:  # CP1
+def test_more_than_there_is_is_refused_with_the_sum(ctl: Ctl) -> None:
     ctl("entitlement", "create", "front", "--machines", "3")
     result = ctl("entitlement", "create", "back", "--machines", "2", "--datacenter", "dc1")
     assert result.exit_code == 5
@@ -95,7 +97,7 @@ def test_more_than_there_is_is_refused_with_the_sum(ctl: Ctl) -> None:  # CP1
 
 
 @pytest.mark.usefixtures("machines")
-def test_everything_wrong_is_said_at_once(ctl: Ctl, tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(ctl: Ctl, tmp_path: Path) -> None:
     result = ctl("entitlement", "create", "front", "--quota", "x=1", "--datacenter", "dc7")
     assert result.exit_code == 64
     assert "per_type: the region has no machines of type x; it has: small" in result.stderr
@@ -130,8 +132,9 @@ overcommit = {cpu = 1.5}
     assert spec_of(ctl, "front")["datacenter"] is None
 
 
+@pytest.mark.behaviour("BUG-UX102")
 def test_an_entitlement_is_changed_by_all_options_or_not_at_all(ctl: Ctl, machines: None) -> None:
-    """BUG-UX102: a wrong `--unset` and the first of two quotas of one type were dropped."""
+    """A wrong `--unset` and the first of two quotas of one type were dropped."""
     assert ctl("entitlement", "create", "front", "--machines", "2").exit_code == 0
     before = spec_of(ctl, "front")
     for options, words in (
@@ -146,8 +149,9 @@ def test_an_entitlement_is_changed_by_all_options_or_not_at_all(ctl: Ctl, machin
     assert spec_of(ctl, "front") == before
 
 
-def test_an_owner_who_is_added_and_removed_at_once_is_refused(ctl: Ctl) -> None:
-    """BUG-UX116: `--add-owner X --remove-owner X` changed nothing, or removed X, and said done."""
+@pytest.mark.behaviour("BUG-UX116")
+def test_an_owner_both_added_and_removed_is_refused(ctl: Ctl) -> None:
+    """`--add-owner X --remove-owner X` changed nothing, or removed X, and said done."""
     assert ctl("entitlement", "create", "front", "--machines", "2").exit_code == 0
     before = spec_of(ctl, "front")
     for option in ("--add-owner", "--owner"):
@@ -157,9 +161,8 @@ def test_an_owner_who_is_added_and_removed_at_once_is_refused(ctl: Ctl) -> None:
     assert spec_of(ctl, "front") == before
 
 
-def test_requests_are_decided_by_those_who_may(  # CP6 CP12
-    region: Region, ctl: Ctl, tmp_path: Path
-) -> None:
+@pytest.mark.behaviour("CP6", "CP12")
+def test_requests_are_decided_by_authorized_users(region: Region, ctl: Ctl, tmp_path: Path) -> None:
     portal = region.control_plane.portal
     portal.settings = msgspec.structs.replace(portal.settings, approval=Approval.ALWAYS)
     ann, bob = as_user(region, "ann", tmp_path), as_user(region, "bob", tmp_path)
@@ -196,8 +199,9 @@ def test_requests_are_decided_by_those_who_may(  # CP6 CP12
     assert ann("entitlement", "withdraw", "r3").stdout.endswith("is withdrawn\n")
 
 
+@pytest.mark.behaviour("MO13", "CP8", "CP11", "AL22")
 @pytest.mark.usefixtures("machines")
-def test_a_capacity_report_has_a_table_for_each_question(ctl: Ctl) -> None:  # MO13 CP8 CP11 AL22
+def test_a_capacity_report_has_a_table_for_each_question(ctl: Ctl) -> None:
     ctl("entitlement", "create", "front", "--machines", "3", "--business-unit", "ads/rank")
     whole = ctl("capacity", "report")
     assert whole.exit_code == 0, whole.output
@@ -215,8 +219,9 @@ def test_a_capacity_report_has_a_table_for_each_question(ctl: Ctl) -> None:  # M
     assert (split["unused_quota"]["machines"], split["buffer"]["machines"]) == (3, 1)
 
 
+@pytest.mark.behaviour("EL7", "EL9", "EL10")
 @pytest.mark.usefixtures("machines")
-def test_what_is_lent_and_kept_spare_has_tables(ctl: Ctl, tmp_path: Path) -> None:  # EL7 EL9 EL10
+def test_what_is_lent_and_kept_spare_has_tables(ctl: Ctl, tmp_path: Path) -> None:
     ctl("entitlement", "create", "front", "--machines", "3")
     file = tmp_path / "batch.toml"
     file.write_text("machines = 0\n[elastic]\nborrow = 2\nnotice = '5m'\n")

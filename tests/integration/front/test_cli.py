@@ -61,7 +61,8 @@ def an_entitlement(ctl: Ctl) -> None:
     assert ctl("entitlement", "create", "front", "--machines", "3").exit_code == 0
 
 
-def test_what_a_job_keeps_and_is_given_is_shown(ctl: Ctl, jobfile: Path) -> None:  # AG9 AG10
+@pytest.mark.behaviour("AG9", "AG10")
+def test_what_a_job_keeps_and_is_given_is_shown(ctl: Ctl, jobfile: Path) -> None:
     an_entitlement(ctl)
     more = """credentials = { db = "db-password" }
 [volumes.data]
@@ -83,7 +84,8 @@ source = "other-0.data"
     ]
 
 
-def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:  # FE6
+@pytest.mark.behaviour("FE6")
+def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:
     an_entitlement(ctl)
     applied = ctl("job", "apply", str(jobfile), "--wait")
     assert applied.exit_code == 0, applied.output
@@ -107,8 +109,9 @@ def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:  #
     assert ctl("job", "status", "web").exit_code == 3
 
 
+@pytest.mark.behaviour("BUG-UX127")
 def test_a_pause_is_shown_while_nothing_waits_for_it(ctl: Ctl, jobfile: Path) -> None:
-    """BUG-UX127: `job pause`, `job status` and `job list` did not show that a job is paused."""
+    """`job pause`, `job status` and `job list` did not show that a job is paused."""
     an_entitlement(ctl)
     assert ctl("job", "apply", str(jobfile), "--wait").exit_code == 0
     line = "job web: stable, 2/2 healthy, 2 on version 1, updates are paused"
@@ -117,7 +120,7 @@ def test_a_pause_is_shown_while_nothing_waits_for_it(ctl: Ctl, jobfile: Path) ->
     assert ctl("job", "list").stdout.splitlines()[1].split()[:3] == ["web", "stable,", "paused"]
 
 
-def test_what_was_done_to_tasks_is_told(ctl: Ctl, jobfile: Path) -> None:
+def test_operations_on_tasks_are_reported(ctl: Ctl, jobfile: Path) -> None:
     an_entitlement(ctl)
     assert ctl("job", "apply", str(jobfile), "--wait").exit_code == 0
     head, row = ctl("job", "events", "web").stdout.splitlines()
@@ -231,10 +234,11 @@ def test_waiting_sees_the_job_get_there(ctl: Ctl, region: Region, jobfile: Path)
     assert result.stderr.splitlines()[0].startswith("job web: progressing, 0/2 healthy")
 
 
+@pytest.mark.behaviour("BUG-UX128")
 def test_watching_shows_each_change_until_the_job_is_gone(
     ctl: Ctl, region: Region, jobfile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-UX128: the table of `--watch` had the image without its names."""
+    """The table of `--watch` had the image without its names."""
     an_entitlement(ctl)
     ctl("job", "apply", str(jobfile))
 
@@ -319,7 +323,7 @@ def test_top_shows_a_task_or_the_tasks_of_a_job(
 @pytest.mark.parametrize(
     "words", [("describe",), ("logs",), ("restart",), ("events",), ("exec", "--", "ls")]
 )
-def test_who_names_a_job_where_one_task_is_meant_is_told_how_tasks_are_named(
+def test_a_job_name_in_place_of_a_task_is_refused_with_a_hint(
     ctl: Ctl, words: tuple[str, ...]
 ) -> None:
     verb, *rest = words
@@ -390,9 +394,8 @@ def test_an_image_is_signed_and_an_entitlement_names_the_key(ctl: Ctl, tmp_path:
     assert "image_keys[0]" in bad.stderr
 
 
-def test_an_image_is_removed_unless_a_job_runs_it(
-    ctl: Ctl, region: Region, tmp_path: Path
-) -> None:  # BUG-CP23
+@pytest.mark.behaviour("BUG-CP23")
+def test_an_image_is_removed_unless_a_job_runs_it(ctl: Ctl, region: Region, tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(a_tar(b"an image that was replaced"))
     digest = json.loads(ctl("image", "push", str(tmp_path / "old"), "-o", "json").stdout)["digest"]
     job = JobSpec(name="user", entitlement="front", tasks=1, image=digest, command=["/bin/true"])
@@ -446,7 +449,8 @@ def test_machines_and_entitlements_are_listed(ctl: Ctl, region: Region) -> None:
     assert json.loads(ctl("entitlement", "list", "-o", "json").stdout) == {"entitlements": []}
 
 
-def test_names_cannot_steer_a_terminal(ctl: Ctl, region: Region) -> None:  # F-86
+@pytest.mark.behaviour("F-86")
+def test_names_cannot_steer_a_terminal(ctl: Ctl, region: Region) -> None:
     evil = "\x1b]0;owned\x07\x9b2J\u202e"
     refused = ctl("entitlement", "create", "front", "--machines", "1", "--business-unit", evil)
     assert refused.exit_code == 64
@@ -550,10 +554,11 @@ def test_busy_is_to_be_tried_again(region: Region) -> None:
     assert refusal.value.exit_code == 75
 
 
+@pytest.mark.behaviour("BUG-UX3")
 def test_an_image_is_called_by_its_name_and_applied_by_its_digest(
     ctl: Ctl, region: Region, tmp_path: Path
 ) -> None:
-    """BUG-UX3: the name is resolved at apply, shown beside the digest, and may move later."""
+    """The name is resolved at apply, shown beside the digest, and may move later."""
     (tmp_path / "root.tar").write_bytes(a_tar(b"an image with a name"))
     digest = ctl("image", "push", str(tmp_path / "root.tar"), "--name", "redis:7").stdout.strip()
     assert ctl("image", "list").stdout.splitlines()[1].split()[:2] == ["redis:7", digest]

@@ -36,14 +36,16 @@ def ctl(region: Region) -> Ctl:
     return run
 
 
-def test_each_dimension_is_shown_with_its_writer_and_what_it_waits_for(ctl: Ctl) -> None:  # JC8
+@pytest.mark.behaviour("JC8")
+def test_each_dimension_is_shown_with_its_writer_and_what_it_waits_for(ctl: Ctl) -> None:
     found = ctl("job", "intents", "web")
     assert found.exit_code == 0, found.output
     for text in ("size", "user:ann", "4 tasks", "the job is held", "evening"):
         assert text in found.output
 
 
-def test_each_command_writes_its_dimension_as_who_calls(ctl: Ctl, region: Region) -> None:  # FE6
+@pytest.mark.behaviour("FE6")
+def test_each_command_writes_its_dimension_as_its_caller(ctl: Ctl, region: Region) -> None:
     meta = ("--reason", "why", "--expect", "3", "--take-over")
     said = {"reason": "why", "expect": 3, "take_over": True}
     written = region.control_plane.intents.written
@@ -82,13 +84,14 @@ def test_each_command_writes_its_dimension_as_who_calls(ctl: Ctl, region: Region
         assert written[-1][:4] == ("withdraw", "web", verb, IntentWish(**said))
 
 
-def test_what_ends_by_itself_needs_a_time(ctl: Ctl) -> None:
+def test_an_automatic_end_needs_a_time(ctl: Ctl) -> None:
     for verb in ("canary", "hold"):
         found = ctl("job", verb, "web")
         assert found.exit_code == 64, found.output
         assert "--for DURATION is missing" in found.output
 
 
+@pytest.mark.behaviour("BUG-UX94")
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -99,13 +102,14 @@ def test_what_ends_by_itself_needs_a_time(ctl: Ctl) -> None:
 def test_an_end_is_not_given_together_with_what_begins(
     ctl: Ctl, region: Region, arguments: tuple[str, ...], named: str
 ) -> None:
-    """BUG-UX94: the other options were ignored, and the hold or the canary ended."""
+    """The other options were ignored, and the hold or the canary ended."""
     refused = ctl("job", *arguments)
     assert refused.exit_code != 0
     assert f"--end cannot be given with {named}" in refused.output
     assert region.control_plane.intents.written == []
 
 
+@pytest.mark.behaviour("BUG-UX104")
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -117,7 +121,7 @@ def test_an_end_is_not_given_together_with_what_begins(
 def test_a_canary_drops_no_option(
     ctl: Ctl, region: Region, options: tuple[str, ...], words: str
 ) -> None:
-    """BUG-UX104: `--tasks` next to `--share`, and the first of two equal keys, were dropped."""
+    """`--tasks` next to `--share`, and the first of two equal keys, were dropped."""
     refused = ctl("job", "canary", "web", *options, "--for", "1m")
     assert refused.exit_code == 64, refused.output
     assert words in refused.output
@@ -133,9 +137,10 @@ def test_a_job_file_is_pushed_without_its_size(ctl: Ctl, region: Region, tmp_pat
     assert (wish.spec.name, wish.share) == ("web", 0.1)
 
 
+@pytest.mark.behaviour("JC4", "FE9")
 @pytest.mark.parametrize("key", sorted(INSTEAD_OF_OVERRIDES))
 def test_what_an_intent_says_is_refused_in_a_job_file(ctl: Ctl, tmp_path: Path, key: str) -> None:
-    """JC4, FE9: task overrides are refused with a pointer to the intent (table 1)."""
+    """Task overrides are refused with a pointer to the intent (table 1)."""
     path = tmp_path / "web.toml"
     text = f'name="web"\nentitlement="front"\ntasks=7\nimage="{IMAGE}"\ncommand=["/x"]\n{key}=1\n'
     path.write_text(text)
@@ -145,9 +150,10 @@ def test_what_an_intent_says_is_refused_in_a_job_file(ctl: Ctl, tmp_path: Path, 
         assert "twinectl job " in found.output
 
 
+@pytest.mark.behaviour("JC4", "FE9")
 @pytest.mark.parametrize("key", sorted(INSTEAD_OF_TASKS))
-def test_every_row_of_table_1_is_told_what_to_write_instead(region: Region, key: str) -> None:
-    """JC4, FE9: gradual rollout, canary, canary by hardware and shards, also to programs."""
+def test_every_row_of_table_1_names_its_replacement(region: Region, key: str) -> None:
+    """Gradual rollout, canary, canary by hardware and shards, also to programs."""
 
     async def put(dimension: str, said: dict[str, object]) -> tuple[int, str]:
         connector = aiohttp.UnixConnector(str(region.socket))
@@ -164,8 +170,9 @@ def test_every_row_of_table_1_is_told_what_to_write_instead(region: Region, key:
     assert region.control_plane.intents.written == []
 
 
+@pytest.mark.behaviour("JC13")
 def test_a_job_is_adopted_as_it_is(ctl: Ctl, region: Region) -> None:
-    """JC13: both intents are written with what they say now, on top of what was read."""
+    """Both intents are written with what they say now, on top of what was read."""
     found = ctl("job", "adopt", "web")
     assert found.exit_code == 0, found.output
     said = {"reason": "adopted", "take_over": False}
@@ -175,13 +182,14 @@ def test_a_job_is_adopted_as_it_is(ctl: Ctl, region: Region) -> None:
     ]
 
 
+@pytest.mark.behaviour("JC13")
 @pytest.mark.parametrize(
     ("value", "part"), [({"tasks": 1}, {"tasks": 1}), ({"share": 0.25}, {"share": 0.25}), ({}, {})]
 )
 def test_to_adopt_takes_a_push_no_further(
     ctl: Ctl, region: Region, value: dict[str, object], part: dict[str, Any]
 ) -> None:
-    """JC13: a push that is on a part of the tasks stays on that part, whether share or number."""
+    """A push that is on a part of the tasks stays on that part, whether share or number."""
     region.control_plane.intents.pushed = StoredIntent(version=7, value={"version": 3, **value})
     found = ctl("job", "adopt", "web", "--take-over", "--reason", "mine")
     assert found.exit_code == 0, found.output

@@ -37,8 +37,9 @@ async def delete_groups(client: WireClient, number: int, said: list[str]) -> int
     return number
 
 
-def test_nobody_deletes_everything_by_mistake(region: Region) -> None:
-    """AV5: one person's deletions are limited, and an operator lifts that with a reason."""
+@pytest.mark.behaviour("AV5")
+def test_deleting_everything_needs_a_confirmation(region: Region) -> None:
+    """One person's deletions are limited, and an operator lifts that with a reason."""
 
     said = list[str]()
 
@@ -85,8 +86,9 @@ def limit_metrics(region: Region) -> tuple[bool, bool]:
     return found[0], found[1]
 
 
+@pytest.mark.behaviour("AV5", "BUG-AU5")
 def test_what_limits_hold_back_is_in_the_metrics(region: Region) -> None:
-    """AV5, BUG-AU5: what waits is seen without asking for it."""
+    """What waits is seen without asking for it."""
 
     async def spree() -> int:
         async with region.client() as client:
@@ -99,8 +101,8 @@ def test_what_limits_hold_back_is_in_the_metrics(region: Region) -> None:
     assert limit_metrics(region)[1]
 
 
+@pytest.mark.behaviour("AL24", "BUG-AU5")
 def test_what_the_allocator_did_is_in_the_metrics(region: Region) -> None:
-    """AL24, BUG-AU5"""
     counts = region.control_plane.allocations[0].counts
     counts.hits, counts.misses, counts.conflicts = 7, 3, 2
     counts.stored, counts.taken, counts.cpu_s = 4, 5, 1.5

@@ -50,8 +50,9 @@ def names(result: Result) -> list[str]:
     return [line.split()[0] for line in result.stdout.splitlines()[1:]]
 
 
+@pytest.mark.behaviour("MO2")
 @pytest.mark.usefixtures("imported")
-def test_machines_are_listed_by_every_filter(ctl: Ctl) -> None:  # MO2
+def test_machines_are_listed_by_every_filter(ctl: Ctl) -> None:
     everything = ctl("machine", "list")
     assert names(everything) == ["m1", "m2", "m3"]
     assert everything.stderr == "3 machine(s): 3 up, 3 free, 0 in 0 entitlement(s)\n"
@@ -110,8 +111,9 @@ def test_labels_are_set_shown_asked_for_and_removed(ctl: Ctl, imported: Path) ->
     assert names(ctl("machine", "list", "--where", "label.a exists")) == []
 
 
+@pytest.mark.behaviour("MO18")
 @pytest.mark.usefixtures("imported")
-def test_a_machine_is_shown_with_place_hardware_and_events(ctl: Ctl) -> None:  # MO18
+def test_a_machine_is_shown_with_place_hardware_and_events(ctl: Ctl) -> None:
     drained = ctl(
         *("machine", "drain", "m1", "--reason", "new fan", "--start", "1h"),
         *("--deadline", "30m", "--duration", "2h"),
@@ -125,8 +127,9 @@ def test_a_machine_is_shown_with_place_hardware_and_events(ctl: Ctl) -> None:  #
     assert "agent has not joined yet" in " ".join(shown.split())
 
 
+@pytest.mark.behaviour("RB11", "HC14", "FE6")
 @pytest.mark.usefixtures("imported")
-def test_a_cluster_is_drained_undrained_and_removed(ctl: Ctl) -> None:  # RB11 HC14 FE6
+def test_a_cluster_is_drained_undrained_and_removed(ctl: Ctl) -> None:
     drain = ("machine", "drain", "--scope", "cluster=c1", "--reason", "old")
     found = json.loads(ctl(*drain, "--kind", "decommission", "-o", "json").stdout)
     assert [record["machine"] for record in found["machines"]] == ["m1", "m2"]
@@ -139,8 +142,9 @@ def test_a_cluster_is_drained_undrained_and_removed(ctl: Ctl) -> None:  # RB11 H
     assert names(ctl("machine", "list")) == ["m2", "m3"]
 
 
+@pytest.mark.behaviour("EL1", "EL4")
 @pytest.mark.usefixtures("imported")
-def test_a_machine_is_lent_and_called_back(ctl: Ctl) -> None:  # EL1 EL4
+def test_a_machine_is_lent_and_called_back(ctl: Ctl) -> None:
     assert ctl("machine", "lend", "m1", "--to", "batch").stdout == (
         "machine m1: lent to batch by the free pool\n"
     )
@@ -166,8 +170,9 @@ def test_a_wrong_list_is_refused_with_all_its_lines(ctl: Ctl, imported: Path) ->
     assert json.loads(dry.stdout) == {**counts, "dry_run": True, "pending": False}
 
 
+@pytest.mark.behaviour("RB1", "RB4")
 @pytest.mark.usefixtures("imported")
-def test_a_subscriber_follows_a_broker_over_http(ctl: Ctl, region: Region) -> None:  # RB1 RB4
+def test_a_subscriber_follows_a_broker_over_http(ctl: Ctl, region: Region) -> None:
     async def follow() -> list[str]:
         async with ControlPlaneClient(f"unix:{region.socket}") as client:
             brokers = (await client.list_brokers()).brokers
@@ -187,9 +192,10 @@ def test_a_subscriber_follows_a_broker_over_http(ctl: Ctl, region: Region) -> No
     assert asyncio.run(follow()) == ["m2"]
 
 
+@pytest.mark.behaviour("BUG-CP16", "BUG-CP23")
 @pytest.mark.usefixtures("imported")
-def test_nothing_is_confirmed_of_machines_that_nobody_waits_for(ctl: Ctl, region: Region) -> None:
-    """BUG-CP16 BUG-CP23: an operator's word counts only where something is silent."""
+def test_machines_without_waiters_are_not_confirmed(ctl: Ctl, region: Region) -> None:
+    """An operator's word counts only where something is silent."""
     assert json.loads(ctl("machine", "held-back", "-o", "json").stdout) == {"machines": []}
     for choice in (["m1"], ["--scope", "dc=prn1"]):
         refused = ctl("machine", "confirm-down", *choice, "--reason", "fire")
@@ -199,9 +205,10 @@ def test_nothing_is_confirmed_of_machines_that_nobody_waits_for(ctl: Ctl, region
     assert ctl("machine", "confirm-down", "m1").exit_code == 64
 
 
+@pytest.mark.behaviour("BUG-CP23")
 @pytest.mark.usefixtures("imported")
 def test_what_is_held_back_is_shown_and_confirmed(ctl: Ctl, region: Region) -> None:
-    """BUG-CP23: the reason is shown, and the caller's name and word are passed on."""
+    """The reason is shown, and the caller's name and word are passed on."""
     told: list[str] = []
 
     class Checker:

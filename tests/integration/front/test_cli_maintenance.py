@@ -41,8 +41,9 @@ def ok(result: Result) -> str:
     return result.stdout
 
 
+@pytest.mark.behaviour("HC4")
 def test_work_is_judged_announced_shown_and_called_off(ctl: Ctl) -> None:
-    """HC4: scope, kind, start, deadline and duration; and what it would mean, before."""
+    """Scope, kind, start, deadline and duration; and what it would mean, before."""
     scope = ("--scope", "msb=msb1", "--wave-size", "2", "--within", "rack")
     plan = json.loads(ok(ctl("maintenance", "plan", "k1", *KERNEL, *scope, "-o", "json")))
     assert (plan["machines"], plan["waves"], plan["ends"]) == (4, [1, 1, 1, 1], "reboot")
@@ -66,10 +67,9 @@ def test_work_is_judged_announced_shown_and_called_off(ctl: Ctl) -> None:
     assert ", ended " in ok(ctl("machine", "show", "m1"))
 
 
-def test_a_plan_that_takes_too_much_at_once_needs_somebody_who_knows_better(
-    ctl: Ctl, region: Region
-) -> None:
-    """HC4: and that this was said is in the audit log."""
+@pytest.mark.behaviour("HC4")
+def test_a_plan_over_the_limit_needs_an_override(ctl: Ctl, region: Region) -> None:
+    """And that this was said is in the audit log."""
     whole = ("--scope", "datacenter=prn1")
     assert "WARNING: a wave takes 100% of the region's machines at once" in ok(
         ctl("maintenance", "plan", "all", *KERNEL, *whole)

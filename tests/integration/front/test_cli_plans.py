@@ -114,10 +114,11 @@ def test_a_plan_lists_what_would_be_placed_and_changes_nothing(
     assert region.control_plane.jobs == {}
 
 
+@pytest.mark.behaviour("BUG-UX6")
 def test_a_plan_begins_with_what_changes_in_the_job(
     ctl: Ctl, planner: CannedPlanner, jobfile: str
 ) -> None:
-    """BUG-UX6: each field with both values; `job show` prints the job as a file to apply."""
+    """Each field with both values; `job show` prints the job as a file to apply."""
     assert ctl("entitlement", "create", "front", "--machines", "3").exit_code == 0
     applied = ctl("job", "apply", jobfile)
     assert applied.exit_code == 0, applied.output
@@ -143,10 +144,11 @@ def test_a_plan_begins_with_what_changes_in_the_job(
     assert history.stdout.startswith("version 1 (newest): ")
 
 
+@pytest.mark.behaviour("BUG-UX61")
 def test_a_plan_says_that_a_size_of_another_writer_stays(
     ctl: Ctl, planner: CannedPlanner, jobfile: str
 ) -> None:
-    """BUG-UX61: it said that the size changes to that of the file, and that nothing moves."""
+    """It said that the size changes to that of the file, and that nothing moves."""
     assert ctl("entitlement", "create", "front", "--machines", "3").exit_code == 0
     assert ctl("job", "apply", jobfile).exit_code == 0
     planner.planned = replace(PLAN, wanted=3)
@@ -186,8 +188,11 @@ def test_programs_read_both_as_json(ctl: Ctl, planner: CannedPlanner, jobfile: s
     assert explained["reasons"] == WAITS.reasons
 
 
-def test_where_volumes_are_and_why_nothing_starts_is_told(ctl: Ctl, planner: CannedPlanner) -> None:
-    """AG9: of very many tasks the first ones, and how many more there are."""
+@pytest.mark.behaviour("AG9")
+def test_places_of_volumes_and_blocked_starts_are_reported(
+    ctl: Ctl, planner: CannedPlanner
+) -> None:
+    """Of very many tasks the first ones, and how many more there are."""
     kept = [f"task {n}: data on m{n}" for n in range(60)]
     planner.explained["db"] = JobExplanation(
         job="db",

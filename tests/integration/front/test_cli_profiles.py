@@ -43,8 +43,8 @@ def ok(result: Result) -> str:
     return result.stdout
 
 
+@pytest.mark.behaviour("HP13")
 def test_a_profile_is_proposed_shown_and_taken_back(ctl: Ctl, tmp_path: Path) -> None:
-    """HP13"""
     file, name = tmp_path / "queue.toml", version_name("web", TEXT)
     file.write_text(TEXT)
     propose = ("profile", "propose", "front", str(file), "--reason", "bursts")
@@ -81,8 +81,8 @@ async def _reports(region: Region, machine: str, profile: ProfileStatus) -> None
     region.control_plane.observations.listed(machine, FACTS, [], profile, [])
 
 
+@pytest.mark.behaviour("HP4", "BUG-AU5")
 def test_times_of_switches_are_a_table(ctl: Ctl, region: Region) -> None:
-    """HP4, BUG-AU5"""
     head = ["SETTING", "SWITCHES", "P50", "P90"]
     assert ok(ctl("profile", "stats")).split() == head
     assert json.loads(ok(ctl("profile", "stats", "-o", "json"))) == {"machines": 0, "settings": []}

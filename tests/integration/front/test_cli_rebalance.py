@@ -53,7 +53,7 @@ def test_a_plan_is_made_and_shown_although_the_rebalancer_is_off(ctl: Ctl) -> No
     assert json.loads(ok(ctl("rebalance", "plan", "-o", "json")))["moves"] == []
 
 
-def test_a_plan_is_a_picture_and_metrics_say_what_the_rebalancer_knows(
+def test_a_plan_is_drawn_and_metrics_report_the_state_of_the_rebalancer(
     ctl: Ctl, region: Region
 ) -> None:
     picture = ElementTree.fromstring(ok(ctl("rebalance", "plan", "-o", "svg")))
@@ -114,10 +114,11 @@ def test_history_is_empty_and_an_unknown_move_is_not_found(ctl: Ctl) -> None:
     assert "there is no move 'p1.1'" in unknown.stderr
 
 
-def test_the_model_is_said_in_words_and_written_as_toml_and_solved_without_the_region(
+@pytest.mark.behaviour("RE4", "BUG-UX101")
+def test_a_model_is_described_written_as_toml_and_solved_without_the_region(
     ctl: Ctl, tmp_path: Path
 ) -> None:
-    """RE4, BUG-UX101: `explain` without a move says what plans go by; `solve` tries a file out."""
+    """`explain` without a move says what plans go by; `solve` tries a file out."""
     assert "0 objects in 0 containers." in ok(ctl("rebalance", "explain"))
     file = tmp_path / "model.toml"
     file.write_text(ok(ctl("rebalance", "explain", "-o", "toml")))
@@ -154,8 +155,11 @@ def test_a_solver_that_has_too_little_memory_fails_alone() -> None:
         asyncio.run(solver_process(64)(a_model(3, 12, 150), Effort(seconds=5.0)))
 
 
-def test_a_missing_solver_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RE7: the control plane is not harmed by a solver that cannot run."""
+@pytest.mark.behaviour("RE7")
+def test_a_missing_solver_is_reported_with_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The control plane is not harmed by a solver that cannot run."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(Busy) as raised:
         asyncio.run(solver_process(64)(a_model(3, 12, 150), Effort(seconds=5.0)))

@@ -1,9 +1,10 @@
-"""`twinectl restored` against a front end: what people are shown, and what they may say (F-88)."""
+"""`twinectl restored` against a front end: what people are shown, and what they may say."""
 
 from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner, Result
 
 from agent.api import Health, Location, ProfileStatus, TaskState, TaskStatus
@@ -14,6 +15,8 @@ from control_plane.store import Put
 from control_plane.store.records import RESTORED, encode
 
 from .conftest import FACTS, Region
+
+pytestmark = pytest.mark.behaviour("F-88")
 
 STRANGER = TaskStatus(
     task_id="c-0",
@@ -46,7 +49,7 @@ async def _put_back(region: Region) -> None:
     plane.observations.listed("vm1", FACTS, [STRANGER], ProfileStatus(), [])
 
 
-def test_a_store_that_was_never_put_back_waits_for_nobody(region: Region) -> None:
+def test_a_store_that_was_never_restored_waits_for_no_approval(region: Region) -> None:
     assert ctl(region, "restored", "show").output == "the store was never restored from a copy\n"
     assert ctl(region, "restored", "release", "--yes").exit_code == 5
     gone = ctl(region, "restored", "stop", "c-0", "--machine", "vm1")
@@ -54,8 +57,9 @@ def test_a_store_that_was_never_put_back_waits_for_nobody(region: Region) -> Non
     assert "twinectl restored show" in gone.output
 
 
-def test_what_the_copy_does_not_know_is_shown_released_and_let_go(region: Region) -> None:
-    """F-88: the release is asked for, written down, and said once."""
+@pytest.mark.behaviour("F-88")
+def test_objects_unknown_to_a_restored_copy_are_shown_and_released(region: Region) -> None:
+    """The release is asked for, written down, and said once."""
     region.run(_put_back(region))
     shown = ctl(region, "restored", "show").output
     assert "vm1      c-0   unknown-job  c    front        running" in shown

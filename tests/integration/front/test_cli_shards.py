@@ -1,18 +1,22 @@
-"""`twinectl shard`: what each shard has to do, and moves between them (SH4)."""
+"""`twinectl shard`: what each shard has to do, and moves between them."""
 
 from __future__ import annotations
 
+import pytest
 from click.testing import CliRunner, Result
 
 from control_plane.cli import main
 
 from .conftest import CannedShards, Region
 
+pytestmark = pytest.mark.behaviour("SH4")
+
 
 def ctl(region: Region, *arguments: str) -> Result:
     return CliRunner().invoke(main, arguments, env={"TWINE_ENDPOINT": f"unix:{region.socket}"})
 
 
+@pytest.mark.behaviour("BUG-UX91")
 def test_shards_are_listed_with_what_they_have_to_do(region: Region) -> None:
     lines = ctl(region, "shard", "list").stdout.splitlines()
     assert [line.split() for line in lines[1:]] == [

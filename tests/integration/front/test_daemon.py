@@ -72,7 +72,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
             running.wait()
 
 
-def test_it_serves_until_it_is_told_to_stop(daemon: Daemon, tmp_path: Path) -> None:
+def test_it_serves_until_it_is_stopped(daemon: Daemon, tmp_path: Path) -> None:
     assert "READY=1\nSTATUS=serving at https://127.0.0.1:" in daemon.wait_ready()
 
     async def ask() -> bool:
@@ -145,7 +145,7 @@ def test_a_killed_daemon_leaves_nothing_in_the_way_of_the_next(
         (("--down-after-s", "0"), "--down-after 0: 0s is not valid"),
     ],
 )
-def test_what_cannot_be_used_is_said(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
+def test_unusable_input_is_reported(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
     code, said = Daemon(tmp_path, *options).wait()
     assert (code, reason in said, "Traceback" in said) == (78, True, False), said
 
@@ -158,7 +158,7 @@ def test_a_user_needs_a_control_plane_first(tmp_path: Path) -> None:
     assert "there is no authority" in made.stderr
 
 
-def test_a_credential_that_cannot_be_written_is_said(daemon: Daemon, tmp_path: Path) -> None:
+def test_an_unwritable_credential_is_reported(daemon: Daemon, tmp_path: Path) -> None:
     daemon.wait_ready()
     command = [sys.executable, "-m", "control_plane.daemon", "user", "add", "ada"]
     command += ["--out", "/proc/x/ada.json", "--state", str(daemon.state)]
@@ -189,7 +189,7 @@ def test_help_loads_nothing_heavy() -> None:
         ("dc1", "broker_stores.dc1: 'dc1' is not an absolute path"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path, folder: str, reason: str) -> None:
+def test_an_unusable_folder_is_reported(tmp_path: Path, folder: str, reason: str) -> None:
     file = tmp_path / "cp.toml"
     file.write_text(f'[broker_stores]\ndc1 = "{folder}"\n')
     code, said = Daemon(tmp_path, "--config", str(file)).wait()
@@ -202,7 +202,8 @@ def inventory(*datacenters: str) -> bytes:
     return "\n".join([head, *lines, ""]).encode()
 
 
-def test_a_data_center_keeps_its_machines_in_a_store_of_its_own(tmp_path: Path) -> None:  # RB9
+@pytest.mark.behaviour("RB9")
+def test_a_data_center_keeps_its_machines_in_a_separate_store(tmp_path: Path) -> None:
     own, file = tmp_path / "disk" / "dc2", tmp_path / "cp.toml"
     configured = f'[broker_stores]\ndc2 = "{own}"\n'
     file.write_text(configured)

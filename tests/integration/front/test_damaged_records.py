@@ -1,4 +1,4 @@
-"""No stored record keeps the control plane from starting (BUG-HT1)."""
+"""No stored record keeps the control plane from starting."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from control_plane.store.sqlite import SqliteStore
 
 from .conftest import FACTS
 from .test_daemon import START_S, Daemon
+
+pytestmark = pytest.mark.behaviour("BUG-HT1")
 
 HUGE = b"1" + b"0" * 400
 
@@ -63,9 +65,10 @@ async def _seen(socket: Path) -> tuple[list[str], str, str]:
             return named, ready.detail, await answer.text()
 
 
+@pytest.mark.behaviour("BUG-HT1")
 @pytest.mark.parametrize("field", ["memory_bytes", "cpus"])
 def test_facts_that_cannot_be_computed_with_do_not_stop_a_start(tmp_path: Path, field: str) -> None:
-    """BUG-HT1: one host's facts of 10^400 bricked the control plane for good."""
+    """One host's facts of 10^400 bricked the control plane for good."""
     state = tmp_path / "state"
     state.mkdir()
     value = getattr(FACTS, field)
@@ -111,8 +114,9 @@ def test_facts_that_cannot_be_computed_with_do_not_stop_a_start(tmp_path: Path, 
     assert _check(state) == (0, "all stored records are usable\n")
 
 
+@pytest.mark.behaviour("BUG-HT1")
 def test_an_operator_sets_one_record_aside(tmp_path: Path) -> None:
-    """BUG-HT1: by its name, and it is kept until somebody drops it."""
+    """By its name, and it is kept until somebody drops it."""
     state = tmp_path / "state"
     state.mkdir()
     asyncio.run(_put(state, {"machines/dc1/vm2": _machine("vm2")}))

@@ -1,4 +1,4 @@
-"""Front ends as processes: what they may pass on to a core, by route and by who calls (F-79)."""
+"""Front ends as processes: what they may pass on to a core, by route and by who calls."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from control_plane.front_end.access import caller_header
 from control_plane.front_end.listen import serving, tcp_socket
 from control_plane.front_end.relay import RELAYED, FrontEndRelay
 from control_plane.identity.authority import CertificateSubject
+from control_plane.runtime.runtime import Runtime
 from wire import tls
 from wire.client import WireClient
 from wire.errors import Busy, Forbidden, TwineError, Unauthenticated
@@ -22,6 +23,8 @@ from wire.fairness import Peer
 
 from .conftest import Region, start_region
 from .test_roles import CALLERS, MAY_CALL, PATH, ROUTE, _furnish, _passes, _restore, body_of
+
+pytestmark = pytest.mark.behaviour("F-79")
 
 SPOKEN = {who: CALLERS[who] for who in ("operator", "owner", "other owner", "viewer", "anyone")}
 
@@ -51,9 +54,10 @@ class Speaking:
         return client
 
 
+@pytest.mark.behaviour("FE3", "F-79")
 @pytest.mark.parametrize("name", sorted(MAY_CALL))
 def test_a_front_end_gets_through_exactly_where_its_user_may(owned: Region, name: str) -> None:
-    """FE3, F-79: every route by every kind of user, said by a front end."""
+    """Every route by every kind of user, said by a front end."""
     rule = MAY_CALL[name]
     allowed = rule if isinstance(rule, set) else rule[0]
 
@@ -64,6 +68,7 @@ def test_a_front_end_gets_through_exactly_where_its_user_may(owned: Region, name
     assert asyncio.run(found()) == {who: who in allowed for who in SPOKEN}
 
 
+@pytest.mark.behaviour("F-79")
 @pytest.mark.parametrize(
     "said",
     [
@@ -77,10 +82,8 @@ def test_a_front_end_gets_through_exactly_where_its_user_may(owned: Region, name
         "x",
     ],
 )
-def test_a_front_end_speaks_for_no_host_no_component_and_nobody_else(
-    owned: Region, said: str
-) -> None:
-    """F-79: and not without saying for whom."""
+def test_a_front_end_forwards_requests_of_users_only(owned: Region, said: str) -> None:
+    """And not without saying for whom."""
 
     async def main() -> None:
         for words in (said, ""):
@@ -96,8 +99,9 @@ def test_a_front_end_speaks_for_no_host_no_component_and_nobody_else(
     asyncio.run(main())
 
 
+@pytest.mark.behaviour("F-79")
 def test_what_others_say_for_whom_they_call_counts_for_nothing(owned: Region) -> None:
-    """F-79: a user, a host and another component with a front end's header."""
+    """A user, a host and another component with a front end's header."""
 
     async def main() -> None:
         for role, name in (("user", "vic"), ("host", "vm1"), ("component", "shard-1")):
@@ -110,12 +114,15 @@ def test_what_others_say_for_whom_they_call_counts_for_nothing(owned: Region) ->
 
 
 @asynccontextmanager
-async def a_front_end(region: Region, cores: list[str]) -> AsyncIterator[str]:
+async def a_front_end(
+    region: Region, cores: list[str], runtime: Runtime | None = None
+) -> AsyncIterator[str]:
     """Serve a front end of a region and yield its URL."""
     subject = CertificateSubject("component", "front-end", ("127.0.0.1",))
     held = region.authority.credential(subject, "", 600.0)
     tcp = tcp_socket("127.0.0.1", 0)
-    door = FrontEndRelay(cores, tls.client_context(held, tls.CONTROL_PLANE), "twine")
+    core_tls = tls.client_context(held, tls.CONTROL_PLANE)
+    door = FrontEndRelay(cores, core_tls, "twine", runtime or Runtime())
     following = asyncio.create_task(door.follow_core())
     context = tls.server_context(held, require_client=False)
     try:
@@ -140,8 +147,9 @@ async def asked(client: WireClient, name: str) -> Any:
         return None
 
 
+@pytest.mark.behaviour("FE2", "FE3")
 def test_users_of_a_front_end_get_what_the_core_answers_and_hosts_nothing(owned: Region) -> None:
-    """FE2, FE3: answers, errors, streams and waiting calls; the second core of two leads."""
+    """Answers, errors, streams and waiting calls; the second core of two leads."""
 
     async def main() -> None:
         nowhere = "https://127.0.0.1:1"
@@ -176,3 +184,27 @@ def test_what_hosts_alone_may_call_is_not_relayed() -> None:
     hosts_only = {"join", "renew", "certify_task", "show_presence", "fetch_image"}
     assert {route.name for route in ROUTES} - names <= hosts_only
     assert not names & (hosts_only - {"fetch_image"})
+
+
+@pytest.mark.behaviour("BUG-CP66")
+def test_a_front_end_passes_on_no_change_from_before_its_pause(owned: Region) -> None:
+    """It passed a change on that its caller had sent again, and changed since."""
+
+    async def main() -> None:
+        passed_s = 0.0
+        loop = asyncio.get_running_loop()
+        runtime = Runtime(boot=lambda: loop.time() + passed_s)
+        async with (
+            a_front_end(owned, [owned.url], runtime) as url,
+            user(owned, url, "user", "ann") as ann,
+        ):
+            pause = ROUTE["pause_job"]
+            runtime.look_at_clocks()
+            assert (await ann.call(pause, job="job-of-web")).record.paused
+            passed_s = 60.0
+            with pytest.raises(Busy, match="this front end was paused"):
+                await ann.call(pause, job="job-of-web")
+            assert (await ann.call(pause, job="job-of-web")).record.paused
+
+    asyncio.run(main())
+    _restore(owned)

@@ -44,6 +44,8 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
 from wire.fairness import MAX_BODY_BYTES
 
+pytestmark = pytest.mark.behaviour("F-76", "F-77")
+
 DIGEST = "sha256:" + "a" * 64
 JOB: dict[str, Any] = {
     "name": "web",
@@ -234,7 +236,7 @@ def test_a_hostile_body_is_refused(real: Real, body: bytes, status: int) -> None
         b"",
     ],
 )
-def test_broken_http_is_refused_and_the_server_goes_on(real: Real, request_: bytes) -> None:
+def test_broken_http_is_refused_and_the_server_continues(real: Real, request_: bytes) -> None:
     answer = real.raw(request_)
     assert b" 500 " not in answer.partition(b"\r\n")[0]
     assert real.send("GET", "/healthz")[0] == 200
@@ -256,6 +258,7 @@ def test_the_document_of_the_api_is_valid_and_complete(real: Real) -> None:
             assert named == {part[1:-1].partition("}")[0] for part in _placeholders(path)}
 
 
+@pytest.mark.behaviour("AL24")
 def test_metrics_count_by_route_and_status(real: Real) -> None:
     before = _samples(real).get(("twine_requests_total", "get_job", "404"), 0.0)
     real.send("GET", "/v1/jobs/nothing")
@@ -291,9 +294,10 @@ def _placeholders(path: str) -> list[str]:
     return ["{" + part.partition("}")[0] + "}" for part in path.split("{")[1:]]
 
 
+@pytest.mark.behaviour("BUG-HT3", "BUG-HT7")
 @pytest.mark.parametrize("path", ["/v1/machines:import", "/v1/join"])
 def test_a_compressed_body_is_refused_and_not_unpacked(shared: Any, path: str) -> None:
-    """BUG-HT3, BUG-HT7: 58 KB of gzip at an import took 17 GB of memory; a plain body that says
+    """58 KB of gzip at an import took 17 GB of memory; a plain body that says
     it is gzip was a 500."""
 
     async def post(body: bytes) -> tuple[int, str]:
@@ -309,8 +313,9 @@ def test_a_compressed_body_is_refused_and_not_unpacked(shared: Any, path: str) -
         assert asyncio.run(post(body)) == (400, "a compressed body is not supported")
 
 
-def test_an_expectation_that_nobody_can_meet_is_refused_like_any_other_mistake(real: Real) -> None:
-    """BUG-HT27: with a problem document, and a body is asked for where that is expected."""
+@pytest.mark.behaviour("BUG-HT27")
+def test_an_impossible_expectation_is_refused(real: Real) -> None:
+    """With a problem document, and a body is asked for where that is expected."""
     head = b"PUT /v1/entitlements/front HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     body = json.dumps({"machines": 2}).encode()
     length = b"Content-Length: %d\r\n" % len(body)

@@ -1,4 +1,4 @@
-"""FE8: programs create, change and delete jobs by the API, many at once, against a real process."""
+"""Programs create, change and delete jobs by the API, many at once, against a real process."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from control_plane.client import ControlPlaneClient
 from tests.integration.attack.face import Face, running
 from tests.integration.conveyor.test_delivery import pushed
 from wire.errors import NotFound
+
+pytestmark = pytest.mark.behaviour("FE8")
 
 JOBS, AT_ONCE = 30, 16
 """As many as one caller may delete at once without an operator (`twinectl limit lift`)."""

@@ -34,6 +34,8 @@ from wire.tls import Credential
 
 from .conftest import FACTS, Region
 
+pytestmark = pytest.mark.behaviour("F-78", "F-80")
+
 ROUTE = {r.name: r for r in JOIN_ROUTES}
 
 
@@ -131,7 +133,7 @@ def test_a_token_is_bound_to_its_host(region: Region, tmp_path: Path) -> None:
     assert len(region.control_plane.brokers.table) == 0
 
 
-def test_who_guesses_has_to_wait(region: Region, tmp_path: Path) -> None:
+def test_wrong_tokens_are_delayed(region: Region, tmp_path: Path) -> None:
     good = invitation(region)
     bad = Invitation(region.url, "twn1." + "a" * 8 + "." + "b" * 32, good.ca_hash)
     host = HostIdentity(tmp_path)
@@ -198,7 +200,7 @@ def test_nothing_secret_is_sent_to_an_authority_with_another_pin(
     assert good.token.encode() not in listener.received
 
 
-def test_nothing_secret_is_sent_to_who_only_shows_the_right_authority(
+def test_no_secret_is_sent_to_a_caller_with_only_the_right_authority(
     region: Region, tmp_path: Path
 ) -> None:
     """A man in the middle passes the true certificate on, also with his own behind it."""

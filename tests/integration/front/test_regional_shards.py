@@ -1,4 +1,4 @@
-"""SH13: regional and global shards through the real front end, by `twinectl`.
+"""Regional and global shards through the real front end, by `twinectl`.
 
 The control plane is the real one on the in-memory store. Its region is two: four machines in each
 have joined, and no agent answers.
@@ -38,6 +38,8 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
 
 from .conftest import FACTS
+
+pytestmark = pytest.mark.behaviour("SH13")
 
 DIGEST = "sha256:" + "a" * 64
 Ctl = Callable[..., Result]
@@ -143,8 +145,8 @@ def shards(ctl: Ctl) -> dict[int, tuple[str, dict[str, str]]]:
     }
 
 
+@pytest.mark.behaviour("SH13")
 def test_entitlements_are_given_shown_moved_and_drained_by_scope(ctl: Ctl, tmp_path: Path) -> None:
-    """SH13."""
     deploy(ctl, tmp_path, "ads")
     deploy(ctl, tmp_path, "pay", "--region", "west")
     deploy(ctl, tmp_path, "log", "--region", "east", "--datacenter", "dc2")
@@ -183,8 +185,9 @@ def test_entitlements_are_given_shown_moved_and_drained_by_scope(ctl: Ctl, tmp_p
     assert set(shards(ctl)[1][1]) == {"pay", "web"}
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_shard_whose_entitlements_no_other_may_own_is_not_drained(tmp_path: Path) -> None:
-    """SH13: and none of its entitlements has moved by then."""
+    """And none of its entitlements has moved by then."""
     regions = {"1": "west", "2": "east", "3": "east"}
     with serve(tmp_path, MemoryStore(), regions) as ctl:
         deploy(ctl, tmp_path, "ads")
@@ -196,8 +199,9 @@ def test_a_shard_whose_entitlements_no_other_may_own_is_not_drained(tmp_path: Pa
         assert set(shards(ctl)[0][1]) == {"ads", "pay"}
 
 
+@pytest.mark.behaviour("BUG-UX98", "BUG-UX101")
 def test_the_only_shard_is_not_drained_and_a_job_is_created_once(tmp_path: Path) -> None:
-    """BUG-UX98, BUG-UX101: `job apply --new` is refused where the job exists."""
+    """`job apply --new` is refused where the job exists."""
     with serve(tmp_path, MemoryStore(), {}, number=1) as ctl:
         deploy(ctl, tmp_path, "ads")
         file = str(tmp_path / "ads.toml")
@@ -211,10 +215,11 @@ def test_the_only_shard_is_not_drained_and_a_job_is_created_once(tmp_path: Path)
         assert "cannot drain shard 0: it is the only one" in refused.stderr
 
 
+@pytest.mark.behaviour("SH13")
 def test_what_still_has_machines_of_another_region_is_drained_into_a_global_shard(
     ctl: Ctl, tmp_path: Path
 ) -> None:
-    """SH13: a regional shard gets no machine of another region by a move."""
+    """A regional shard gets no machine of another region by a move."""
     deploy(ctl, tmp_path, "pay", requires="region = east")
     until(lambda: json.loads(ctl("entitlement", "show", "pay", "-o", "json").stdout)["held"])
     changed = ctl("entitlement", "update", "pay", "--region", "west")

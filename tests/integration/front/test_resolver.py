@@ -165,10 +165,11 @@ class Traffic:
         return [page for _, page in self.seen[begin : begin + count]]
 
 
+@pytest.mark.behaviour("SD1")
 def test_haproxy_follows_a_job_without_a_failed_request(
     region: Region, tasks: list[TaskServer], tmp_path: Path
 ):
-    """SD1: behind a proxy no request goes to a task after it is unlisted, and none fails."""
+    """Behind a proxy no request goes to a task after it is unlisted, and none fails."""
     haproxy = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
     assert haproxy
     old, new = tasks[:2], tasks[2:]
@@ -212,12 +213,13 @@ def test_nginx_takes_what_is_written(region: Region, tasks: list[TaskServer], tm
         assert get(port) == (200, "web-0")
 
 
+@pytest.mark.behaviour("JC10")
 @pytest.mark.parametrize("name", ["haproxy", "nginx"])
 @pytest.mark.parametrize("traffic", [0.1, 0.0])
 def test_a_canary_gets_its_part_of_the_requests_of_a_real_proxy(
     region: Region, tasks: list[TaskServer], tmp_path: Path, name: str, traffic: float
 ):
-    """JC10: one of four tasks gets a tenth of 200 requests, or none."""
+    """One of four tasks gets a tenth of 200 requests, or none."""
     program = shutil.which(name, path="/usr/sbin:/usr/bin")
     assert program
     own, other = weights_of(traffic, 1, len(tasks) - 1)
@@ -270,8 +272,9 @@ def test_what_the_check_refuses_never_counts(region: Region, tmp_path: Path):
     assert sorted(p.name for p in tmp_path.glob(".*")) == []
 
 
+@pytest.mark.behaviour("SD3")
 def test_dns_over_udp_and_tcp(region: Region, tasks: list[TaskServer]):
-    """SD3: a client that knows nothing but DNS finds a job's tasks and their ports."""
+    """A client that knows nothing but DNS finds a job's tasks and their ports."""
     region.run(region.control_plane.serve(tasks[0].endpoint()))
     argv = resolver(region, "dns", "--listen", "127.0.0.1:0", "--zone", "twine.test")
     with running(*argv) as process:
@@ -310,13 +313,13 @@ def test_dns_over_udp_and_tcp(region: Region, tasks: list[TaskServer]):
         (("proxy", "haproxy", "web:http", "--reload", "true"), "about a file"),
     ],
 )
-def test_what_is_wrong_is_said_at_once(region: Region, words: tuple[str, ...], why: str):
+def test_all_errors_are_reported_together(region: Region, words: tuple[str, ...], why: str):
     done = subprocess.run(resolver(region, *words), capture_output=True, text=True, check=False)
     assert done.returncode == 64
     assert why in done.stderr
 
 
-def test_a_port_that_is_taken_is_told(region: Region):
+def test_a_taken_port_is_reported(region: Region):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -328,7 +331,7 @@ def test_a_port_that_is_taken_is_told(region: Region):
     assert "already in use" in done.stderr
 
 
-def test_a_front_end_that_is_away_is_told(tmp_path: Path):
+def test_an_unreachable_front_end_is_reported(tmp_path: Path):
     """Once means once: nothing is printed that was not known."""
     argv = [sys.executable, "-m", "resolver.cli", "--endpoint", f"unix:{tmp_path}/no.sock"]
     done = subprocess.run(

@@ -303,18 +303,19 @@ def test_a_row_for_owners_that_names_nothing_is_for_operators(owned: Region) -> 
             guard.check(Call(Route("new", "POST", "/v1/new", needs=needs), peer))
 
 
-def test_a_route_without_a_rule_lets_nobody_in() -> None:
+def test_a_route_without_a_rule_refuses_every_caller() -> None:
     for role in ROLES:
         for roles in ((), ("user", "local")):
             with pytest.raises((Forbidden, Unauthenticated)):
                 check_role(Peer(name="x", role=role), Route("new", "GET", "/new", roles=roles))
 
 
+@pytest.mark.behaviour("BUG-CP18", "F-78", "F-79")
 @pytest.mark.parametrize(("name", "place"), CELLS)
 def test_each_caller_gets_through_exactly_where_they_may(
     owned: Region, name: str, place: str
 ) -> None:
-    """BUG-CP18, F-78, F-79: any user's credential deployed into any entitlement."""
+    """Any user's credential deployed into any entitlement."""
     route, rule = ROUTE[name], MAY_CALL[name]
     allowed = rule if isinstance(rule, set) else rule[place == "other"]
 
@@ -352,8 +353,9 @@ async def _passes(region: Region, route: Route, who: str, place: str) -> bool:
     return True
 
 
+@pytest.mark.behaviour("BUG-CP18")
 def test_a_job_is_not_moved_into_or_out_of_what_one_does_not_own(owned: Region) -> None:
-    """BUG-CP18: otto neither brings his job into `web` nor takes theirs."""
+    """Otto neither brings his job into `web` nor takes theirs."""
 
     async def moved(name: str, into: str) -> None:
         job = spec_of(into)
@@ -368,8 +370,9 @@ def test_a_job_is_not_moved_into_or_out_of_what_one_does_not_own(owned: Region) 
         asyncio.run(moved("fresh", "nowhere"))
 
 
+@pytest.mark.behaviour("SC11")
 def test_a_job_moves_only_between_entitlements_that_one_owns(owned: Region) -> None:
-    """SC11: for the way back, too, the rights of both are needed."""
+    """For the way back, too, the rights of both are needed."""
 
     async def move(who: str, name: str, into: str) -> None:
         async with owned.client("user", who) as client:
@@ -400,7 +403,7 @@ def test_a_job_moves_only_between_entitlements_that_one_owns(owned: Region) -> N
         _restore(owned)
 
 
-def test_nobody_stacks_on_machines_of_an_entitlement_that_is_not_theirs(owned: Region) -> None:
+def test_a_job_stacks_only_on_machines_of_its_entitlement(owned: Region) -> None:
     async def ask() -> None:
         wish = EntitlementWish(spec=EntitlementSpec(machines=1, materialization="web"))
         async with owned.client("user", "otto") as client:
@@ -427,10 +430,11 @@ def test_a_refusal_says_what_is_missing_and_how_to_get_it(owned: Region) -> None
     assert len(refusal.value.request_id) == 16
 
 
-def test_who_asks_for_an_entitlement_owns_it_once_an_operator_has_approved(
+@pytest.mark.behaviour("BUG-CP18")
+def test_a_requester_owns_an_entitlement_after_approval(
     region: Region,
 ) -> None:
-    """BUG-CP18: nobody grants machines to themselves."""
+    """Nobody grants machines to themselves."""
 
     async def asked() -> Any:
         async with region.client("user", "vic") as client:

@@ -20,10 +20,11 @@ BODY = '{"ok":true,"detail":""}'
 HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
 
 
+@pytest.mark.behaviour("BUG-CP10")
 def test_calls_to_many_machines_share_a_context_and_reach_only_whom_they_are_for(
     tmp_path: Path,
 ) -> None:
-    """BUG-CP10: a context per machine took 2 s per 1,000 of them at each renewal."""
+    """A context per machine took 2 s per 1,000 of them at each renewal."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
     identity = OwnIdentity(authority, ["127.0.0.1"])
     context = identity.agents_context()
@@ -67,10 +68,11 @@ def test_calls_to_many_machines_share_a_context_and_reach_only_whom_they_are_for
     asyncio.run(forgetful())
 
 
+@pytest.mark.behaviour("BUG-CP10")
 def test_a_renewal_installs_one_certificate_however_many_machines_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-CP10: the loop stood still meanwhile."""
+    """The loop stood still meanwhile."""
     identity = OwnIdentity(open_authority(tmp_path / "authority.pem", "twine"), ["127.0.0.1"])
     held = [identity.server_context(), identity.agents_context()]
     installed: list[ssl.SSLContext] = []

@@ -113,8 +113,9 @@ async def talk(server: Task, client: ssl.SSLContext) -> tuple[str, str]:
             writer.close()
 
 
+@pytest.mark.behaviour("AG10")
 def test_two_tasks_know_each_other_by_their_identities(region: Region, tmp_path: Path) -> None:
-    """AG10: mutual TLS with nothing but the files that each task finds."""
+    """Mutual TLS with nothing but the files that each task finds."""
     for job, machine in PLACES.items():
         deploy(region, job, machine)
 
@@ -134,7 +135,7 @@ def test_two_tasks_know_each_other_by_their_identities(region: Region, tmp_path:
     asyncio.run(scenario())
 
 
-def test_a_host_gets_identities_of_its_own_tasks_only(region: Region, tmp_path: Path) -> None:
+def test_a_host_gets_only_the_identities_of_its_tasks(region: Region, tmp_path: Path) -> None:
     for job, machine in PLACES.items():
         deploy(region, job, machine)
     deploy(region, "plain", "vm1", identity=False)
@@ -181,8 +182,9 @@ def test_a_host_whose_identity_was_revoked_gets_none(region: Region, tmp_path: P
     asyncio.run(scenario())
 
 
-def test_a_task_is_nobody_at_the_front_doors(region: Region, tmp_path: Path) -> None:
-    """F-79: its certificate is of the same authority, and names no user, host or component."""
+@pytest.mark.behaviour("F-79")
+def test_a_task_has_no_rights_at_the_front_doors(region: Region, tmp_path: Path) -> None:
+    """Its certificate is of the same authority, and names no user, host or component."""
     deploy(region, "web", "vm1")
 
     async def scenario() -> None:

@@ -152,6 +152,7 @@ def changed(draw: Callable[..., Any], good: bytes) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.behaviour("F-76")
 @fuzzed
 @given(documents(JOB))
 @example("\ud800")
@@ -161,7 +162,7 @@ def changed(draw: Callable[..., Any], good: bytes) -> bytes:
 @example(JOB | {"command": "\ud800"})
 @example(JOB | {"command": ["\ud800"]})
 def test_fuzz_of_a_job_specification(document: Any) -> None:
-    """F-76: it is a job, or there is a list of what keeps it from being one."""
+    """It is a job, or there is a list of what keeps it from being one."""
     with in_time():
         errors = job_errors(document)
         if errors:
@@ -174,6 +175,7 @@ def test_fuzz_of_a_job_specification(document: Any) -> None:
             assert again == found
 
 
+@pytest.mark.behaviour("F-76")
 @fuzzed
 @given(st.one_of(changed(json.dumps(JOB).encode()), changed(json.dumps(TASK).encode())))
 @example(b"[" * 100_000)
@@ -181,7 +183,7 @@ def test_fuzz_of_a_job_specification(document: Any) -> None:
 @example(b'{"tasks": 1e999, "tasks": NaN}')
 @example('{"name": "x"}'.encode("utf-16"))
 def test_fuzz_of_bytes_where_a_specification_should_be(data: bytes) -> None:
-    """F-76: of a job at the front end, of a task at an agent."""
+    """Of a job at the front end, of a task at an agent."""
     with in_time():
         for kind, relations in ((JobSpec, job_relations), (api.TaskSpec, None)):
             try:
@@ -252,18 +254,20 @@ def _applied(data: bytes, plain: bytes, how: str) -> None:
         assert (top / "beside").read_text() == "untouched"
 
 
+@pytest.mark.behaviour("F-31", "F-32")
 @fuzzed
 @given(st.one_of(headers(), changed(ARCHIVE)))
 def test_fuzz_of_the_headers_of_an_archive(data: bytes) -> None:
-    """F-31 F-32 P10: nothing beside the tree is touched, whatever the headers say."""
+    """P10: nothing beside the tree is touched, whatever the headers say."""
     _applied(data, data, "tar")
 
 
+@pytest.mark.behaviour("F-29")
 @fuzzed
 @given(changed(gzip.compress(ARCHIVE, mtime=0)))
 @example(gzip.compress(b"", mtime=0) * 1000)
 def test_fuzz_of_a_compressed_stream(data: bytes) -> None:
-    """F-29: bits flipped, ends cut off, bytes that follow."""
+    """Bits flipped, ends cut off, bytes that follow."""
     _applied(data, ARCHIVE, "gzip")
 
 
@@ -291,10 +295,11 @@ CONFIG = {
 }
 
 
+@pytest.mark.behaviour("F-30")
 @fuzzed
 @given(documents(MANIFEST), documents(CONFIG), st.text(max_size=80))
 def test_fuzz_of_what_describes_an_image(manifest: Any, config: Any, reference: str) -> None:
-    """F-30: manifest, configuration and reference of an OCI image."""
+    """Manifest, configuration and reference of an OCI image."""
     good = read_manifest(json.dumps(MANIFEST).encode())
     data = json.dumps(manifest).encode()
     with in_time():
@@ -336,6 +341,7 @@ _HEADS = st.builds(
 )
 
 
+@pytest.mark.behaviour("F-06", "F-07")
 @fuzzed
 @given(
     st.one_of(
@@ -345,7 +351,7 @@ _HEADS = st.builds(
     )
 )
 def test_fuzz_of_a_record_of_the_journal(data: bytes) -> None:
-    """F-06 F-07: read whole, told as unreadable, or of a newer release; others are read."""
+    """Read whole, told as unreadable, or of a newer release; others are read."""
     with tempfile.TemporaryDirectory() as folder, in_time():
         journal = Journal(Path(folder))
         journal.save(a_record(task_id="other"), durable=False)
@@ -376,6 +382,7 @@ REPLIES = [
 ]
 
 
+@pytest.mark.behaviour("F-55")
 @fuzzed
 @given(
     st.lists(
@@ -390,7 +397,7 @@ REPLIES = [
     )
 )
 def test_fuzz_of_a_controllers_reply(replies: list[bytes]) -> None:
-    """F-55: an answer that is understood, or one of our errors."""
+    """An answer that is understood, or one of our errors."""
     asyncio.run(_asked(replies))
 
 

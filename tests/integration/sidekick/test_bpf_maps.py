@@ -39,8 +39,9 @@ def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+@pytest.mark.behaviour("HP7")
 @pytest.mark.parametrize("size", [1, 4, 8])
-def test_a_number_is_set_read_and_given_back(pinned: Path, size: int) -> None:  # HP7
+def test_a_number_is_set_read_and_given_back(pinned: Path, size: int) -> None:
     fs, name, most = KernelFs(), f"of{size}", (1 << (8 * size)) - 1
     assert find_value(fs, name, 1) == 0
     set_value(fs, name, 1, most)

@@ -37,15 +37,17 @@ def run(state: Path) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
-def test_it_renews_the_report_and_starts_nothing(state: Path) -> None:  # F-72 HP15
+@pytest.mark.behaviour("F-72", "HP15")
+def test_it_renews_the_report_and_starts_nothing(state: Path) -> None:
     assert run(state) == ""
     text = (state / look.STATUS).read_bytes()
     assert look.AT not in text
     assert look.UPTIME not in text
 
 
+@pytest.mark.behaviour("F-72")
 @pytest.mark.parametrize("what", ["value", "none", "state/more", "state/seen", "state/lock"])
-def test_it_becomes_the_program_where_anything_changed(state: Path, what: str) -> None:  # F-72
+def test_it_becomes_the_program_where_anything_changed(state: Path, what: str) -> None:
     path = state.parent / what
     if what in ("state/seen", "state/lock"):
         path.unlink()
@@ -71,7 +73,7 @@ def test_an_interface_is_asked_as_the_full_look_asks_it(state: Path) -> None:
     assert run(state) == ""
 
 
-def test_starting_up_looks_for_no_module_on_the_disk() -> None:
+def test_startup_searches_no_module_on_the_disk() -> None:
     """What is imported is in every interpreter: that is what makes a look cheap."""
     script = (
         "import sys; before = {*sys.modules}; sys.path.insert(0, sys.argv[1]); import look;"

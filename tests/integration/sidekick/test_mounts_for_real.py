@@ -59,8 +59,9 @@ def in_a_namespace(tmp_path: Path, prepare: str, script: str) -> None:
     assert done.stdout == "ok\n", done.stdout + done.stderr
 
 
+@pytest.mark.behaviour("BUG-SK33")
 def test_a_read_only_bind_mount_changes_alone_and_comes_back(tmp_path: Path) -> None:
-    """BUG-SK33: the file system below a read-only bind mount stays writable."""
+    """The file system below a read-only bind mount stays writable."""
     prepare = (
         "mkdir fs ro; mount -t tmpfs -o nosuid,nodev,relatime t fs; mkdir fs/in; "
         "mount --bind fs/in ro; mount -o remount,bind,ro,nodiratime ro; touch fs/x"
@@ -81,8 +82,9 @@ print("ok")
     in_a_namespace(tmp_path, prepare, script)
 
 
+@pytest.mark.behaviour("BUG-SK33")
 def test_options_of_a_file_system_leave_its_mounts_as_they_are(tmp_path: Path) -> None:
-    """BUG-SK33: `commit` and `lazytime` are set at the first mount, and a bind mount has none."""
+    """`commit` and `lazytime` are set at the first mount, and a bind mount has none."""
     prepare = (
         "truncate -s 32M disk; mkfs.ext4 -q disk; mkdir fs bind; "
         "mount -o loop,nosuid disk fs; mount --bind fs bind; mount -o remount,bind,ro bind"
@@ -105,8 +107,9 @@ print("ok")
     in_a_namespace(tmp_path, prepare, script)
 
 
+@pytest.mark.behaviour("BUG-SK33")
 def test_a_covered_mount_is_left_alone(tmp_path: Path) -> None:
-    """BUG-SK33: a mount is known by its id, not by its path."""
+    """A mount is known by its id, not by its path."""
     prepare = "mkdir -p a/b; mount -t tmpfs one a/b; mount -t tmpfs two a; mkdir a/b"
     script = """
 point = str(folder / "a/b")
@@ -119,8 +122,9 @@ print("ok")
     in_a_namespace(tmp_path, prepare, script)
 
 
+@pytest.mark.behaviour("BUG-SK39")
 def test_a_state_disk_that_is_really_full_leaves_a_way_back(tmp_path: Path) -> None:
-    """BUG-SK39: rollback on a file system without a free block."""
+    """Rollback on a file system without a free block."""
     prepare = "mkdir fs state; mount -t tmpfs t fs; mount -t tmpfs -o size=2M s state"
     script = """
 import os

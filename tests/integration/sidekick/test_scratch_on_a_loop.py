@@ -44,8 +44,9 @@ print("ok")
 """
 
 
+@pytest.mark.behaviour("HP2", "HP10")
 @pytest.mark.root
-def test_btrfs_in_a_file_is_made_in_a_share_and_taken_back() -> None:  # HP2 HP10
+def test_btrfs_in_a_file_is_made_in_a_share_and_taken_back() -> None:
     name = f"twine-scratch-{os.getpid()}"
     file, place = Path(f"/var/lib/{name}.img"), Path(f"/mnt/{name}")
     with file.open("wb") as made:

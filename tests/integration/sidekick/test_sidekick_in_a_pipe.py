@@ -11,7 +11,7 @@ import pytest
 
 @pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize("words", [["list"], ["facts"], ["plan", "web"], ["list", "--help"]])
-def test_nobody_who_reads_only_the_first_lines_is_told_of_it(
+def test_a_reader_of_only_the_first_lines_gets_no_error(
     words: list[str], buffered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Text that is kept until the end fails there, text that is not at its first line."""

@@ -77,6 +77,7 @@ def http(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
     return "\r\n".join(head).encode() + body
 
 
+@pytest.mark.behaviour("F-55")
 @pytest.mark.parametrize(
     "answer",
     [
@@ -99,7 +100,7 @@ def http(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
 def test_an_answer_that_is_none_is_an_error_and_no_more(
     answer: bytes, authority: CertificateAuthority
 ):
-    """F-55: garbage, nonsense, redirects, endless nesting."""
+    """Garbage, nonsense, redirects, endless nesting."""
 
     async def main() -> None:
         async with answering(authority, saying(answer)) as ref:
@@ -109,8 +110,9 @@ def test_an_answer_that_is_none_is_an_error_and_no_more(
     asyncio.run(main())
 
 
+@pytest.mark.behaviour("F-55")
 def test_an_answer_without_end_is_cut_off(authority: CertificateAuthority):
-    """F-55: of a reply of a gigabyte no more is read than an answer could be long."""
+    """Of a reply of a gigabyte no more is read than an answer could be long."""
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n" + b" " * (3 << 20)
 
     async def main() -> None:
@@ -131,11 +133,11 @@ def test_an_answer_without_end_is_cut_off(authority: CertificateAuthority):
     asyncio.run(main())
 
 
+@pytest.mark.behaviour("F-55", "TC16")
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"])
 def test_a_controller_that_hangs_costs_its_time_and_no_more(
     answer: bytes, authority: CertificateAuthority
 ):
-    """F-55, TC16."""
 
     async def main() -> None:
         ended = asyncio.Event()
@@ -159,6 +161,7 @@ def test_a_controller_that_hangs_costs_its_time_and_no_more(
     asyncio.run(main())
 
 
+@pytest.mark.behaviour("F-82")
 @pytest.mark.parametrize(
     "subject",
     [
@@ -167,10 +170,10 @@ def test_a_controller_that_hangs_costs_its_time_and_no_more(
         CertificateSubject("component", "control-plane", ("127.0.0.1",)),
     ],
 )
-def test_nobody_else_gets_a_byte_of_a_request(
+def test_no_other_server_gets_a_byte_of_a_request(
     subject: CertificateSubject, authority: CertificateAuthority
 ):
-    """F-82: what listens at an inner address sees a handshake that breaks off."""
+    """What listens at an inner address sees a handshake that breaks off."""
     got: list[bytes] = []
 
     async def main() -> None:
@@ -190,11 +193,12 @@ def test_nobody_else_gets_a_byte_of_a_request(
     assert b"".join(got) == b""
 
 
+@pytest.mark.behaviour("F-82")
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "127.1"]
 )
 def test_no_way_of_writing_an_inner_address_leads_there(host: str, authority: CertificateAuthority):
-    """F-82: names, numbers and mapped addresses are judged by where they lead."""
+    """Names, numbers and mapped addresses are judged by where they lead."""
     connected = asyncio.Event()
 
     async def main() -> None:
@@ -212,10 +216,11 @@ def test_no_way_of_writing_an_inner_address_leads_there(host: str, authority: Ce
     assert not connected.is_set()
 
 
+@pytest.mark.behaviour("F-82")
 def test_a_name_that_leads_elsewhere_the_second_time_is_judged_again(
     authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ):
-    """F-82: rebinding: the connection goes to the very addresses that were judged."""
+    """Rebinding: the connection goes to the very addresses that were judged."""
     answers = ["203.0.113.9", "127.0.0.1"]
     asked: list[str] = []
 
@@ -249,8 +254,9 @@ def test_a_name_that_leads_elsewhere_the_second_time_is_judged_again(
     asyncio.run(main())
 
 
+@pytest.mark.behaviour("TC1")
 def test_the_ready_server_answers_the_real_caller(authority: CertificateAuthority, tmp_path: Path):
-    """TC1: by name, as jobs mostly write it."""
+    """By name, as jobs mostly write it."""
     subject = CertificateSubject("controller", "db", ("localhost",))
     tls.save(authority.credential(subject, ""), tmp_path / "c.json")
 

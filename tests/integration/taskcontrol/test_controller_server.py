@@ -82,11 +82,11 @@ async def later(request: TaskControlRequest) -> TaskControlResponse:
     return first(request)
 
 
+@pytest.mark.behaviour("TC1", "TC2", "TC3")
 @pytest.mark.parametrize("process", [first, later])
 def test_the_control_plane_asks_and_is_answered(
     process, authority: CertificateAuthority, tmp_path: Path
 ):
-    """TC1, TC2, TC3."""
 
     async def main() -> None:
         credential = a_credential(authority, tmp_path / "c.json")
@@ -101,9 +101,7 @@ def test_the_control_plane_asks_and_is_answered(
 
 
 @pytest.mark.parametrize("role", ["user", "host", "controller"])
-def test_nobody_but_the_control_plane_may_ask(
-    role: str, authority: CertificateAuthority, tmp_path: Path
-):
+def test_only_the_control_plane_may_ask(role: str, authority: CertificateAuthority, tmp_path: Path):
     async def main() -> None:
         credential = a_credential(authority, tmp_path / "c.json")
         held = authority.credential(CertificateSubject(role, "control-plane"), "")
@@ -133,8 +131,9 @@ def test_another_controller_at_the_address_is_not_believed(
     asyncio.run(main())
 
 
+@pytest.mark.behaviour("TC2")
 def test_what_goes_over_the_wire_has_the_papers_names():
-    """TC2: Figure 8; OpenAPI says the same."""
+    """Figure 8; OpenAPI says the same."""
     sent = msgspec.json.decode(msgspec.json.encode(a_request(down=(2,))))
     names = {"jobHandle", "request", "allUnhealthyTasks", "sequenceNumber", "tasks", "at"}
     assert sent.keys() == names
@@ -152,8 +151,9 @@ def example() -> str:
     return code
 
 
+@pytest.mark.behaviour("TC17")
 def test_the_example_of_the_guide_is_short_and_does_what_it_says():
-    """TC17: the page shows a whole controller; it is run here as it stands there."""
+    """The page shows a whole controller; it is run here as it stands there."""
     assert len(example().splitlines()) < 60
     namespace: dict[str, object] = {"__name__": "cache_controller"}
     exec(compile(example(), "docs/taskcontrol.md", "exec"), namespace)
@@ -183,10 +183,10 @@ def test_the_example_of_the_guide_is_short_and_does_what_it_says():
     assert asked(noon + 601) == 1
 
 
+@pytest.mark.behaviour("TC17")
 def test_a_controller_from_a_file_runs_as_a_program(
     authority: CertificateAuthority, tmp_path: Path
 ):
-    """TC17."""
     a_credential(authority, tmp_path / "c.json")
     (tmp_path / "shards.json").write_text('{"a": [0, 1], "b": [2]}')
     file = tmp_path / "db.toml"

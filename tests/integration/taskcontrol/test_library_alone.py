@@ -1,4 +1,4 @@
-"""TC17, TC21: what an application's owner imports stands alone, and tells others the whole call."""
+"""What an application's owner imports stands alone, and tells others the whole call."""
 
 import json
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.behaviour("TC17", "TC21")
 
 ROOT = Path(__file__).parents[3]
 OURS = {"wire", "agent", "control_plane", "resolver", "sidekick", "taskcontrol", "vm_lab"}
@@ -31,8 +33,9 @@ def run(*words: str, path: Path = ROOT) -> str:
     return done.stdout
 
 
+@pytest.mark.behaviour("TC17")
 def test_a_controller_needs_nothing_of_the_control_plane() -> None:
-    """TC17: in a process of its own, by its list of modules."""
+    """In a process of its own, by its list of modules."""
     loaded = json.loads(run("-c", LOADED))
     ours = {module for module in loaded if module.split(".")[0] in OURS}
     others = {module for module in ours if not module.startswith(("taskcontrol", "wire"))}
@@ -40,9 +43,10 @@ def test_a_controller_needs_nothing_of_the_control_plane() -> None:
     assert "taskcontrol.server" in ours
 
 
+@pytest.mark.behaviour("TC17")
 @pytest.mark.parametrize("kind", ["api", "quorum", "shards", "stateless", "windows"])
 def test_a_rule_alone_needs_no_server_either(kind: str) -> None:
-    """TC17: decisions are plain functions of a request; who has a server of their own uses it."""
+    """Decisions are plain functions of a request; who has a server of their own uses it."""
     code = f"import sys, json, taskcontrol.{kind}; print(json.dumps(sorted(sys.modules)))"
     loaded = set(json.loads(run("-c", code)))
     assert {module for module in loaded if module.split(".")[0] in OURS - {"taskcontrol"}} <= {
@@ -52,8 +56,9 @@ def test_a_rule_alone_needs_no_server_either(kind: str) -> None:
     assert not {"aiohttp", "ssl", "click"} & loaded
 
 
+@pytest.mark.behaviour("TC1", "TC2", "TC3", "TC21")
 def test_the_document_of_the_call_is_all_that_another_language_needs() -> None:
-    """TC1, TC2, TC3, TC21: one call, with every field said and every name resolved."""
+    """One call, with every field said and every name resolved."""
     document = json.loads(run("-m", "taskcontrol.cli", "openapi"))
     assert document["openapi"].startswith("3.")
     (call,) = (row["post"] for path, row in document["paths"].items() if path == "/v1/process")

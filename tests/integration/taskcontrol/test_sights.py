@@ -51,6 +51,7 @@ ETCD = [
 ]
 
 
+@pytest.mark.behaviour("TC13")
 @pytest.mark.parametrize(
     ("dialect", "answers", "expected"),
     [
@@ -62,17 +63,16 @@ ETCD = [
         (Dialect.PLAIN, [[], "x", b"[" * 100_000], None),
     ],
 )
-def test_one_leads_or_nobody_knows(dialect, answers, expected):
-    """TC13."""
+def test_one_process_leads_or_the_leader_is_unknown(dialect, answers, expected):
     assert asked(answers, lambda urls: observations.leader(urls, dialect)) == expected
 
 
+@pytest.mark.behaviour("TC14")
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [(0.4, 0.4), ({"load": 0.6}, 0.6), (7, 1.0), (b"busy", 1.0), ({}, 1.0), (b"NaN", 1.0)],
 )
-def test_a_load_that_nobody_says_is_a_full_one(answer, expected):
-    """TC14."""
+def test_a_missing_load_counts_as_full(answer, expected):
     assert asked([answer], lambda urls: observations.load(urls[0])) == expected
 
 
@@ -83,7 +83,7 @@ def test_a_member_that_is_not_there_does_not_lead():
     assert asked([{"leader": True}], ask) == 1
 
 
-def test_a_map_of_shards_is_told_by_task():
+def test_a_map_of_shards_is_described_by_task():
     assert observations.by_task({"a": [0, 1], "b": [1]}) == {0: {"a"}, 1: {"a", "b"}}
     with pytest.raises(ConfigError, match="not a shard map"):
         observations.by_task({"a": "0"})

@@ -15,8 +15,9 @@ from control_plane.cli import main as twinectl
 from vm_lab.cli import main
 
 
+@pytest.mark.behaviour("HC10", "SC1")
 def test_real_agents_join_are_given_tasks_updated_and_a_third_of_them_lost() -> None:
-    """HC10, SC1: what ran on hosts that are gone runs on the others."""
+    """What ran on hosts that are gone runs on the others."""
     result = CliRunner().invoke(main, ["fleet", "--agents", "4", "--tasks", "6", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -30,6 +31,7 @@ def test_commands_that_import_the_control_plane_are_listed_and_found(name: str) 
     assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
 
 
+@pytest.mark.behaviour("BUG-UX100")
 def test_make_dev_prints_an_endpoint_that_answers_and_ends_on_ctrl_c() -> None:
     """The laptop loop: production control plane and agents, no VM."""
     argv = (sys.executable, "-c", "from vm_lab.cli import main; main()", "dev", "--agents", "3")
@@ -65,8 +67,9 @@ main(["build-long"])
 """
 
 
+@pytest.mark.behaviour("BUG-UX111")
 def test_a_command_that_is_terminated_removes_its_files() -> None:
-    """BUG-UX111: SIGTERM left the temporary folder of `twine-lab image` behind."""
+    """SIGTERM left the temporary folder of `twine-lab image` behind."""
     argv = (sys.executable, "-c", _BUILD)
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, bufsize=1) as build:
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from vm_lab.package import RECIPE
 
 PROGRAMS = {
@@ -16,10 +18,11 @@ PROGRAMS = {
 }
 
 
-def test_the_operator_reads_what_the_start_said_that_failed_and_nothing_of_before(
+@pytest.mark.behaviour("F-07")
+def test_the_operator_reads_only_the_output_of_the_failed_start(
     tmp_path: Path,
 ) -> None:
-    """F-07: its predecessor's last line stood before the reason."""
+    """Its predecessor's last line stood before the reason."""
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)

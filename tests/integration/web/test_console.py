@@ -1,4 +1,4 @@
-"""FE1, FE7: the console in Debian's Chromium, over a control plane with agents in memory."""
+"""The console in Debian's Chromium, over a control plane with agents in memory."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ from control_plane.cli import main as twinectl
 from control_plane.daemon import main as control_plane
 from control_plane.web.forms import ACTIONS
 from control_plane.web.pages import PAGES
+
+pytestmark = pytest.mark.behaviour("FE1", "FE7")
 
 PATIENCE_S = 120
 SHOTS = Path(os.environ.get("TWINE_SHOTS", "build/screenshots"))
@@ -221,7 +223,7 @@ def test_an_unknown_format_of_a_page_is_refused(visitor: Visitor) -> None:
     assert "parameter format is json, not &#39;xml&#39;" in text
 
 
-def test_unknown_jobs_and_parameters_are_told_in_a_page(visitor: Visitor) -> None:
+def test_unknown_jobs_and_parameters_are_reported_on_a_page(visitor: Visitor) -> None:
     status, text, _ = visitor.get("/ui/jobs/none")
     assert (status, "no job" in text) == (404, True)
     status, text, _ = visitor.get("/ui/jobs?sort=%3Cscript%3E")
@@ -378,8 +380,9 @@ def test_a_page_in_chromium_follows_changes_and_forms_reach_the_audit_log(
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
+@pytest.mark.behaviour("FE1")
 def test_a_page_says_since_when_it_is_old_and_keeps_what_it_showed(endpoint: str) -> None:
-    """FE1: without an answer for five seconds there is a banner. On paper there are no buttons."""
+    """Without an answer for five seconds there is a banner. On paper there are no buttons."""
     with ExitStack() as stack:
         serving = stack.enter_context(ExitStack())
         browser = stack.enter_context(chromium(serving.enter_context(console(endpoint))))
@@ -430,10 +433,11 @@ def text_of(browser: webdriver.Chrome) -> str:
     return str(browser.execute_script("return document.getElementById('main').innerText"))
 
 
+@pytest.mark.behaviour("FE1")
 def test_forms_in_chromium_reach_the_audit_log_with_their_reason(
     browser: webdriver.Chrome, endpoint: str, tmp_path: Path
 ) -> None:
-    """FE1: a request is approved, a machine drained and confirmed down, a job rolled back."""
+    """A request is approved, a machine drained and confirmed down, a job rolled back."""
     wait = patient(browser)
     ctl(endpoint, "entitlement", "request", "front", "--machines", "7", "--reason", "calm")
     submit(browser, "/ui/entitlements", "Approve", reason="it is calm")
@@ -477,10 +481,11 @@ def test_forms_in_chromium_reach_the_audit_log_with_their_reason(
     assert "it is off" in text_of(browser)
 
 
+@pytest.mark.behaviour("FE1")
 def test_a_viewer_is_shown_no_form_and_what_one_would_send_is_refused(
     viewer: Visitor, endpoint: str
 ) -> None:
-    """FE1: by the rule of each form's route; nothing is changed, and the audit log says so."""
+    """By the rule of each form's route; nothing is changed, and the audit log says so."""
     for page in PAGES:
         status, text, _ = viewer.get(page.path.format(**FILLED))
         assert status == (403 if page.path.endswith(("/audit", "/logs")) else 200), page.path

@@ -6,6 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from conftest import TheAgent
 from disk import FOLDER, STATE, BadDisk, shell
 from write_log import entries
@@ -27,8 +28,9 @@ def begun(command: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_health_is_answered_while_the_disk_stands_still(agent: TheAgent, disk: BadDisk) -> None:
-    """F-41: who answers waits for no write; an order is acknowledged once it is on the disk."""
+@pytest.mark.behaviour("F-41")
+def test_health_is_answered_while_the_disk_hangs(agent: TheAgent, disk: BadDisk) -> None:
+    """Who answers waits for no write; an order is acknowledged once it is on the disk."""
     pid, before = agent.pid(), agent.tasks()["old"]
     disk.stands_still()
     try:
@@ -47,10 +49,10 @@ def test_health_is_answered_while_the_disk_stands_still(agent: TheAgent, disk: B
     assert agent.tasks()["new"]["state"] == "running"
 
 
+@pytest.mark.behaviour("F-41")
 def test_a_disk_that_takes_half_a_second_for_each_write_delays_starts_alone(
     agent: TheAgent, disk: BadDisk
 ) -> None:
-    """F-41"""
     pid = agent.pid()
     disk.behaves(f"delay {disk.loops[0]} 0 0 {disk.loops[0]} 0 500")
     agent.run("new")
@@ -58,8 +60,9 @@ def test_a_disk_that_takes_half_a_second_for_each_write_delays_starts_alone(
     assert agent.pid() == pid
 
 
-def test_reads_that_fail_are_told_and_end_with_the_fault(agent: TheAgent, disk: BadDisk) -> None:
-    """F-35: a start from an image that cannot be read fails in words; all else goes on."""
+@pytest.mark.behaviour("F-35")
+def test_failed_reads_are_reported_and_end_with_the_fault(agent: TheAgent, disk: BadDisk) -> None:
+    """A start from an image that cannot be read fails in words; all else goes on."""
     pid, before = agent.pid(), agent.tasks()["old"]["invocation_id"]
     image = agent.tasks()["old"]["image"]
     disk.behaves(f"flakey {disk.loops[0]} 0 0 3600 1 error_reads")
@@ -85,10 +88,11 @@ def test_reads_that_fail_are_told_and_end_with_the_fault(agent: TheAgent, disk: 
     assert (agent.pid(), agent.tasks()["old"]["invocation_id"]) == (pid, before)
 
 
-def test_a_file_system_that_the_kernel_made_read_only_is_told_and_tasks_run_on(
+@pytest.mark.behaviour("F-37", "F-35")
+def test_a_read_only_file_system_is_reported_and_tasks_keep_running(
     agent: TheAgent, disk: BadDisk
 ) -> None:
-    """F-37, F-35: after writes that failed; nothing is promised on it, nothing runs in circles."""
+    """After writes that failed; nothing is promised on it, nothing runs in circles."""
     pid, before = agent.pid(), agent.tasks()["old"]
     disk.behaves(f"flakey {disk.loops[0]} 0 0 3600 1 error_writes")
     subprocess.run(["sh", "-c", f"touch {STATE}/x; sync -f {STATE}"], check=False)
@@ -154,8 +158,9 @@ def recovered(disk: Path) -> tuple[dict[str, TaskRecord], dict[str, str]]:
         shell(f"umount {folder} && rm {copy}")
 
 
+@pytest.mark.behaviour("F-36")
 def test_what_was_acknowledged_is_there_whenever_the_power_goes() -> None:
-    """F-36 P9: each flush of the disk is a moment at which it may; no record is ever torn."""
+    """P9: each flush of the disk is a moment at which it may; no record is ever torn."""
     orders = [("run", "a"), ("run", "b"), ("stop", "a"), ("run", "c"), ("stop", "b"), ("run", "a")]
     with BadDisk(logged=True) as disk:
         agent = TheAgent()
@@ -196,8 +201,9 @@ def test_what_was_acknowledged_is_there_whenever_the_power_goes() -> None:
     assert flushes > 4 * len(orders)
 
 
+@pytest.mark.behaviour("F-04")
 def test_an_agent_that_hangs_is_replaced_and_tasks_run_on(agent: TheAgent) -> None:
-    """F-04: the service manager's watchdog ends it, and starts another."""
+    """The service manager's watchdog ends it, and starts another."""
     pid, before = agent.pid(), agent.tasks()["old"]["invocation_id"]
     shell(f"kill -STOP {pid}")
     agent.until("there is another agent", lambda: agent.pid() not in (0, pid))

@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from the_host import differences, everything
 
 INTO = Path("/run/of-tuned")
@@ -63,8 +64,9 @@ def ancestors(name: str, found: dict[str, Any]) -> list[str]:
     return [name, *above]
 
 
+@pytest.mark.behaviour("BUG-SK20", "BUG-SK22")
 def test_every_profile_of_tuned_does_the_same_or_says_why_not() -> None:
-    """BUG-SK20 BUG-SK22: 39 profiles of TuneD 2.25 (Debian 13)."""
+    """39 profiles of TuneD 2.25 (Debian 13)."""
     run("systemctl", "stop", "sidekick-verify.timer")
     run("systemctl", "start", "tuned")
     found, wrong, rows = imported(), [], []

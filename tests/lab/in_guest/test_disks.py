@@ -39,10 +39,11 @@ def mounted(place: str) -> str:
     return found[-1] if found else ""
 
 
+@pytest.mark.behaviour("HP2")
 @pytest.mark.long
 def test_scratch_is_made_mounted_kept_over_a_switch_and_taken_back(
     host: TheHost, file: Path
-) -> None:  # HP2
+) -> None:
     swappiness = SWAPPINESS.read_text()
     for kind in ("xfs", "btrfs"):
         table = (
@@ -71,8 +72,9 @@ def test_scratch_is_made_mounted_kept_over_a_switch_and_taken_back(
         assert not any(device.read(1 << 20))
 
 
+@pytest.mark.behaviour("HP2")
 @pytest.mark.long
-def test_scratch_never_takes_what_holds_data(host: TheHost, file: Path) -> None:  # HP2
+def test_scratch_never_takes_what_holds_data(host: TheHost, file: Path) -> None:
     subprocess.run(["mkfs.xfs", "-q", "-L", "somebodys", str(file)], check=True)
     PLACE.mkdir(exist_ok=True)
     before = digest(file)
@@ -81,7 +83,8 @@ def test_scratch_never_takes_what_holds_data(host: TheHost, file: Path) -> None:
     assert digest(file) == before
 
 
-def test_options_of_a_mount_change_alone_and_come_back(host: TheHost) -> None:  # HP2
+@pytest.mark.behaviour("HP2")
+def test_options_of_a_mount_change_alone_and_come_back(host: TheHost) -> None:
     """`lazytime` and `commit` belong to the file system, whose first mount is the root."""
     point = "/var/lib/twine"
     before = mounted("/"), mounted(point)

@@ -17,6 +17,8 @@ from sidekick.cli import PROFILES, main
 from sidekick.report import ApplyOutcome, ProfileState
 from wire.errors import Unreachable
 
+pytestmark = pytest.mark.behaviour("F-64", "F-75")
+
 SIDEKICK = "/opt/twine/bin/sidekick"
 POOL = Path("/proc/sys/vm/nr_hugepages")
 SWAPPINESS = Path("/proc/sys/vm/swappiness")
@@ -43,6 +45,7 @@ def reported() -> dict[str, str]:
     return {s["setting"]: s["outcome"] for s in report["settings"]}
 
 
+@pytest.mark.behaviour("F-64")
 @pytest.mark.parametrize(
     "line",
     ["'vm.no_such'=1", "'kernel.ngroups_max'=5", "'vm.swappiness'=201", "'kernel.pid_max'=1"],
@@ -50,7 +53,7 @@ def reported() -> dict[str, str]:
 )
 def test_f64_a_value_that_the_kernel_refuses_takes_everything_back(
     host: TheHost, untouched: dict[str, str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:  # F-64
+) -> None:
     profile("bad", f"[sysctl]\n'net.core.somaxconn'=5000\n{line}\n[thp]\nenabled='never'\n")
     assert sidekick("plan", "bad") == 2
     said = capsys.readouterr().out
@@ -62,9 +65,10 @@ def test_f64_a_value_that_the_kernel_refuses_takes_everything_back(
     assert "failed" in reported().values()
 
 
+@pytest.mark.behaviour("F-66", "HP3")
 def test_f66_pages_that_do_not_come_are_counted_and_wait_for_a_boot(
     host: TheHost, untouched: dict[str, str]
-) -> None:  # F-66 HP3
+) -> None:
     pages, before = 120, POOL.read_text()
     for policy in ("reboot", "undo", "keep"):
         budget = f"[hugepages]\npages_2m={pages}\nbudget_s=1\nif_short='{policy}'\n"
@@ -87,9 +91,10 @@ def test_f66_pages_that_do_not_come_are_counted_and_wait_for_a_boot(
     assert differences(untouched, everything()) == []
 
 
+@pytest.mark.behaviour("F-67")
 def test_f67_pages_that_would_starve_the_host_are_refused(
     host: TheHost, untouched: dict[str, str]
-) -> None:  # F-67
+) -> None:
     before = POOL.read_text()
     kib = int(Path("/proc/meminfo").read_text().split()[1])
     profile("greedy", f"[hugepages]\npages_2m={kib // 2048 - 8}\n")
@@ -114,9 +119,10 @@ HOSTILE = (
 )
 
 
+@pytest.mark.behaviour("F-68")
 def test_f68_an_argument_that_is_none_never_reaches_a_line(
     host: TheHost, untouched: dict[str, str]
-) -> None:  # F-68
+) -> None:
     for argument in HOSTILE:
         profile("hostile", f'[kernel]\ncmdline = ["{argument}"]\n')
         for command in ("plan", "apply-profile"):
@@ -125,9 +131,10 @@ def test_f68_an_argument_that_is_none_never_reaches_a_line(
     assert differences(untouched, everything()) == []
 
 
+@pytest.mark.behaviour("F-70")
 def test_f70_turbo_that_a_guest_lacks_is_unsupported_unless_it_is_required(
     host: TheHost, untouched: dict[str, str]
-) -> None:  # F-70
+) -> None:
     profile("may", "[turbo]\nmode='off'\n[sysctl]\n'vm.swappiness'=7\n")
     profile("must", "[turbo]\nmode='off'\nrequired=true\n[sysctl]\n'vm.swappiness'=8\n")
     assert sidekick("apply-profile", "may") == 0
@@ -138,7 +145,8 @@ def test_f70_turbo_that_a_guest_lacks_is_unsupported_unless_it_is_required(
     assert differences(untouched, everything()) == []
 
 
-def test_f71_of_two_sidekicks_one_is_told_to_come_again(host: TheHost) -> None:  # F-71
+@pytest.mark.behaviour("F-71")
+def test_of_two_sidekicks_one_is_refused(host: TheHost) -> None:
     before = SWAPPINESS.read_text()
     profile("one", "[sysctl]\n'vm.swappiness'=7\n")
     at_work = host.host()
@@ -152,9 +160,10 @@ def test_f71_of_two_sidekicks_one_is_told_to_come_again(host: TheHost) -> None: 
     assert SWAPPINESS.read_text().strip() == "7"
 
 
-def test_f72_what_somebody_changed_is_found_and_repaired_only_where_that_is_wanted(
+@pytest.mark.behaviour("F-72", "BUG-SK3")
+def test_a_foreign_change_is_found_and_repaired_only_on_request(
     host: TheHost,
-) -> None:  # F-72 BUG-SK3
+) -> None:
     profile("one", "[sysctl]\n'vm.swappiness'=7\n")
     assert sidekick("apply-profile", "one") == 0
     SWAPPINESS.write_text("33")
@@ -178,9 +187,8 @@ def history() -> list[dict[str, str]]:
     return [json.loads(line) for line in (STATE / "history.jsonl").read_text().splitlines()]
 
 
-def test_f73_there_and_back_leaves_no_trace(
-    host: TheHost, untouched: dict[str, str]
-) -> None:  # F-73 HP12
+@pytest.mark.behaviour("F-73", "HP12")
+def test_f73_there_and_back_leaves_no_trace(host: TheHost, untouched: dict[str, str]) -> None:
     host.apply("web")
     as_web = everything()
     host.apply("cache")
@@ -193,7 +201,8 @@ def test_f73_there_and_back_leaves_no_trace(
     assert (again.state, again.settings) == (ProfileState.NONE, [])
 
 
-def test_f74_an_agent_that_ends_takes_no_profile_back(host: TheHost) -> None:  # F-74 HP12
+@pytest.mark.behaviour("F-74", "HP12")
+def test_f74_an_agent_that_ends_takes_no_profile_back(host: TheHost) -> None:
     """The agent drives it (`PUT /v1/profile`), is killed, and then stopped."""
     shell("systemctl start twine-agent.service")
     try:
@@ -230,9 +239,8 @@ async def _profile_by_the_agent(name: str):  # type: ignore[no-untyped-def]
         return status
 
 
-def test_f75_tasks_are_not_disturbed_by_a_profile(
-    host: TheHost, untouched: dict[str, str]
-) -> None:  # F-75
+@pytest.mark.behaviour("F-75")
+def test_f75_tasks_are_not_disturbed_by_a_profile(host: TheHost, untouched: dict[str, str]) -> None:
     profile("gentle", "[sysctl]\n'vm.swappiness'=7\n")
     profile("rough", "[controllers]\ndisable=['cpu']\nrequired=true\n[sysctl]\n'vm.swappiness'=9\n")
     shell(

@@ -58,11 +58,12 @@ def values() -> dict[str, str | None]:
     return {path: fs.find(path) for path in CHANGED}
 
 
+@pytest.mark.behaviour("F-65", "HP12")
 @counts
 @pytest.mark.parametrize("to", ["other", "fails"])
 def test_f65_a_switch_that_is_killed_is_seen_and_then_finished_or_undone(
     on_one: TheHost, to: str, count: int
-) -> None:  # F-65 HP12
+) -> None:
     """`other` is applied; `fails` is taken back half-way: the kills hit apply and undo."""
     host = on_one
     as_one = values()
@@ -97,10 +98,11 @@ def test_f65_a_switch_that_is_killed_is_seen_and_then_finished_or_undone(
     assert half >= (1 if count else 5)
 
 
+@pytest.mark.behaviour("F-65", "F-73", "HP12")
 @counts
 def test_f65_a_release_that_is_killed_is_finished_by_the_next_run(
     on_one: TheHost, count: int
-) -> None:  # F-65 F-73 HP12
+) -> None:
     host = on_one
     host.release()
     as_none = values()
@@ -113,10 +115,11 @@ def test_f65_a_release_that_is_killed_is_finished_by_the_next_run(
         assert values() == as_none, f"at point {point}"
 
 
+@pytest.mark.behaviour("F-65", "HP12")
 @counts
 def test_f65_a_boots_resume_that_is_killed_is_finished_by_the_next_one(
     on_one: TheHost, count: int
-) -> None:  # F-65 HP12
+) -> None:
     """As after a boot: the kernel's own values, the record of the boot before. Real boots are in
     `test_0_boot_loader.py`.
     """

@@ -35,9 +35,10 @@ def applied(host: TheHost, name: str) -> None:
     assert failed == []
 
 
+@pytest.mark.behaviour("F-73", "HP6", "HP12")
 def test_every_profile_in_a_row_and_none_at_the_end(
     host: TheHost, untouched: dict[str, str]
-) -> None:  # F-73 HP6 HP12
+) -> None:
     assert len(SHIPPED) >= 11
     for name in [*SHIPPED, *reversed(SHIPPED)]:
         applied(host, name)
@@ -45,10 +46,11 @@ def test_every_profile_in_a_row_and_none_at_the_end(
     assert differences(untouched, everything()) == []
 
 
+@pytest.mark.behaviour("F-73", "HP12")
 @pytest.mark.long
 def test_every_profile_to_every_other_and_released(
     host: TheHost, untouched: dict[str, str]
-) -> None:  # F-73 HP12
+) -> None:
     """What is in force after any switch is what the profile brings when it is the first one."""
     alone = {}
     for name in SHIPPED:
@@ -75,6 +77,7 @@ def looked() -> str:
     return said(f"systemctl show -P InvocationID {VERIFY}").strip()
 
 
+@pytest.mark.behaviour("BUG-SK34", "BUG-SK35")
 @pytest.mark.parametrize(
     ("action", "device"),
     [("online", "/sys/devices/system/cpu/cpu0"), ("add", "/sys/class/block/vda")],
@@ -82,7 +85,7 @@ def looked() -> str:
 def test_udev_has_sidekick_look_when_hardware_comes_or_goes(
     host: TheHost, action: str, device: str
 ) -> None:
-    """BUG-SK34 BUG-SK35: within a moment, not with the timer's next turn."""
+    """Within a moment, not with the timer's next turn."""
     said("systemctl stop sidekick-verify.timer")
     try:
         assert host.apply("web").state is ProfileState.VERIFIED

@@ -110,9 +110,10 @@ def applied(host: TheHost, name: str) -> Report:
     return report
 
 
+@pytest.mark.behaviour("BUG-SK26", "BUG-SK29", "BUG-SK36", "F-73", "HP12")
 @pytest.mark.long
 def test_random_profiles_leave_no_trace(host: TheHost, untouched: dict[str, str]) -> None:
-    # BUG-SK26 BUG-SK29 BUG-SK36 F-73 HP12
+
     drawn, before = Drawn(SEED), dict(untouched)
     wrong: list[str] = []
     counts = dict.fromkeys(("verified", "degraded"), 0)

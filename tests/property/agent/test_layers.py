@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oci import compressed, difference, look, sha
@@ -62,12 +63,13 @@ def _build(top: Path, tree: dict[str, object], files: list[Path]) -> None:
                 path.chmod(what[1])
 
 
+@pytest.mark.behaviour("AG3")
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(TREES, TREES, st.sampled_from(["tar", "gzip"]))
 def test_a_difference_applied_to_where_it_came_from_gives_where_it_leads(
     before: dict[str, object], after: dict[str, object], how: str
 ) -> None:
-    """AG3: files, folders, links of both kinds, pipes, modes, owners, times and attributes."""
+    """Files, folders, links of both kinds, pipes, modes, owners, times and attributes."""
     with tempfile.TemporaryDirectory() as base:
         old, new = Path(base) / "old", Path(base) / "new"
         _build(old, before, [])

@@ -311,8 +311,9 @@ def _ended_and_given_up(lease: Lease) -> None:
     assert lease.w.control_plane.gone
 
 
+@pytest.mark.behaviour("F-50")
 def test_requests_that_arrive_prolong_nothing_while_no_answer_does(lease: Lease) -> None:
-    """F-50: the network lets through one way only."""
+    """The network lets through one way only."""
     lease.requests_arrive_and_answers_do_not(7.0)
     assert lease.w.control_plane.gone
     lease.a_task_that_counts_as_ended_has_ended()
@@ -331,8 +332,9 @@ def test_a_start_that_was_held_up_happens_no_more(lease: Lease) -> None:
     assert w.unit is None
 
 
+@pytest.mark.behaviour("F-48", "F-49")
 def test_a_command_that_was_long_on_its_way_starts_nothing(lease: Lease) -> None:
-    """F-48 F-49: it was sent before the machine was cut off."""
+    """It was sent before the machine was cut off."""
     lease.the_control_plane_asks(put=True)
     late = lease.w.to_agent.pop()
     _ended_and_given_up(lease)
@@ -343,7 +345,7 @@ def test_a_command_that_was_long_on_its_way_starts_nothing(lease: Lease) -> None
     lease.a_task_that_counts_as_ended_has_ended()
 
 
-def test_an_agent_that_stood_still_starts_nothing_when_it_is_heard_again(lease: Lease) -> None:
+def test_an_agent_starts_nothing_right_after_a_pause(lease: Lease) -> None:
     lease.time_passes(60.0)
     for _ in range(2):
         lease.a_call_goes_well(put=False)
@@ -355,9 +357,10 @@ def test_an_agent_that_stood_still_starts_nothing_when_it_is_heard_again(lease: 
     assert lease.w.memory.cut_off
 
 
+@pytest.mark.behaviour("F-49")
 @pytest.mark.parametrize("steps", range(10))
 def test_a_task_ends_in_time_wherever_its_agent_died(lease: Lease, steps: int) -> None:
-    """F-49: the host is cut off, and its agent dies as well."""
+    """The host is cut off, and its agent dies as well."""
     lease.time_passes(19.0)
     for step in range(steps):
         lease.w.look() if step % 2 == 0 else lease.w.act()

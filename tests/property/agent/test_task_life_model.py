@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+import pytest
 from builders import IMAGE, OTHER_IMAGE, a_record, a_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from agent.lease.core.lease import LeaseMoment
 from agent.runtime.core.records import TaskRecord, Wanted, key_of, must_last
 from agent.tasks.core.admission import accept
 from agent.tasks.core.lifecycle import Action, Decision, SeenTask, SeenUnit, decide
+
+pytestmark = pytest.mark.behaviour("AG5")
 
 QUICK = RestartPolicy(backoff_s=0.001, backoff_max_s=0.001)
 
@@ -229,7 +232,7 @@ class TaskLife(RuleBasedStateMachine):
         assert model.memory.invocation_id == unit.invocation
 
     @rule()
-    def an_agent_restart_restarts_no_task(self) -> None:  # AG5
+    def an_agent_restart_restarts_no_task(self) -> None:
         self.model.settle()
         starts, unit = self.model.starts, self.model.unit
         self.model.crash()

@@ -1,8 +1,9 @@
-"""The cache never says what a fresh computation would not say (AL13)."""
+"""The cache never says what a fresh computation would not say."""
 
 import asyncio
 from dataclasses import replace
 
+import pytest
 from allocating import HARDWARE, TASK, a_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from control_plane.allocator.transactions import Allocation, Allocations
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.store.memory import MemoryStore
+
+pytestmark = pytest.mark.behaviour("AL13")
 
 NAMES = [f"m{n}" for n in range(6)]
 MACHINE = st.sampled_from(NAMES)
@@ -136,9 +139,10 @@ class Model:
         assert made.unplaced == got.unplaced
 
 
+@pytest.mark.behaviour("AL13")
 @settings(deadline=None, max_examples=200)
 @given(st.lists(EVENTS, max_size=40))
-def test_the_cache_says_what_a_fresh_computation_says(events):  # AL13
+def test_the_cache_says_what_a_fresh_computation_says(events):
     async def main() -> None:
         async with Failing() as store:
             model = Model(store)

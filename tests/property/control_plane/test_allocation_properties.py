@@ -19,6 +19,8 @@ from control_plane.allocator.core.request import Group, Plan, Request
 from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.broker.core.capacity import micro
 
+pytestmark = pytest.mark.behaviour("MO9", "MO12", "AL21")
+
 POOLS = ["e1", "e2"]
 JOBS = ["a", "b", "c"]
 PLACES = [a_place(f"msb{1 + i % 3}", f"dc{1 + i // 3}", f"rack{r}") for i in range(5) for r in "12"]
@@ -225,7 +227,7 @@ class Region(RuleBasedStateMachine):
             assert job not in self.index.claims
 
     @invariant()
-    def all_agrees(self) -> None:  # MO9 MO12 AL21
+    def all_agrees(self) -> None:
         check(self.index, self.reserved.values())
 
 
@@ -233,8 +235,9 @@ Region.TestCase.settings = settings(max_examples=150, stateful_step_count=30, de
 test_a_region_agrees_with_itself_whatever_happens = Region.TestCase
 
 
+@pytest.mark.behaviour("MO9", "MO12", "AL11", "AL21")
 @given(regions(), st.lists(st.tuples(REQUESTS, ALLOWANCES), max_size=6))
-def test_the_committer_agrees_with_the_planner(index, requests):  # MO9 MO12 AL11 AL21
+def test_the_committer_agrees_with_the_planner(index, requests):
     for request, allowance in requests:
         made = plan(index, request, allowance)
         assert index.reserve(made.change) == ()
@@ -259,12 +262,13 @@ def placed(made: Plan) -> tuple[object, ...]:
     return claims, made.change.freed, made.change.takes, made.unplaced
 
 
+@pytest.mark.behaviour("AL7", "AL24")
 @settings(max_examples=300, deadline=None)
 @given(
     regions(most=20),
     st.lists(st.tuples(st.one_of(PLAIN, PLAIN, REQUESTS), ALLOWANCES, st.booleans()), max_size=8),
 )
-def test_what_is_placed_at_sight_is_what_a_whole_search_finds(index, turns):  # AL7 AL24
+def test_what_is_placed_at_sight_is_what_a_whole_search_finds(index, turns):
     """The short way is taken for most new jobs: no machine is another one for that."""
     for request, allowance, first in turns:
         found = {}
@@ -279,8 +283,9 @@ def test_what_is_placed_at_sight_is_what_a_whole_search_finds(index, turns):  # 
         index.settle(made.change)
 
 
+@pytest.mark.behaviour("AL13")
 @given(regions(), REQUESTS, ALLOWANCES.filter(lambda a: a.machines != 1))
-def test_the_same_request_again_changes_nothing(index, request, allowance):  # AL13
+def test_the_same_request_again_changes_nothing(index, request, allowance):
     made = plan(index, request, allowance)
     assert index.reserve(made.change) == ()
     index.settle(made.change)
@@ -292,8 +297,9 @@ def test_the_same_request_again_changes_nothing(index, request, allowance):  # A
 FREELY = st.builds(Demand, st.integers(1, 3), cpus=st.sampled_from([0.0, 0.3, 1.0]))
 
 
+@pytest.mark.behaviour("AL8")
 @given(regions(), FREELY, st.lists(st.integers(0, 25), min_size=1, max_size=4), st.booleans())
-def test_no_msb_with_room_has_two_tasks_fewer_than_another(index, demand, sizes, grows):  # AL8
+def test_no_msb_with_room_has_two_tasks_fewer_than_another(index, demand, sizes, grows):
     """As a new job comes and as it grows: room is that of machines held and, if it may take
     machines, of free ones. An MSB may be behind only if it has no room for one more task."""
     allowance = Allowance(machines=None if grows else 0)
@@ -321,8 +327,9 @@ def most_by_hand(index: RegionIndex, demand: Demand, pool: str, *, grows: bool) 
     return found
 
 
+@pytest.mark.behaviour("AL17")
 @given(regions(), st.lists(st.tuples(REQUESTS, DEMANDS, st.booleans()), min_size=1, max_size=6))
-def test_no_machine_that_fits_is_hidden_by_what_was_found_earlier(index, turns):  # AL17
+def test_no_machine_that_fits_is_hidden_by_what_was_found_earlier(index, turns):
     """Whatever searches in vain left behind: as many tasks are placed as fit by hand."""
     for request, demand, grows in turns:
         allowance = Allowance(machines=None if grows else 0)
@@ -338,8 +345,9 @@ def test_no_machine_that_fits_is_hidden_by_what_was_found_earlier(index, turns):
         index.settle(made.change)
 
 
+@pytest.mark.behaviour("CP3", "MO6")
 @given(regions(), REQUESTS, ALLOWANCES)
-def test_no_more_is_taken_than_allowed(index, request, allowance):  # CP3 MO6
+def test_no_more_is_taken_than_allowed(index, request, allowance):
     machines, rru, per_type = allowance.machines, allowance.micro_rru, allowance.per_type
     takes = plan(index, request, allowance).change.takes
     assert machines is None or len(takes) <= machines
@@ -351,8 +359,9 @@ def test_no_more_is_taken_than_allowed(index, request, allowance):  # CP3 MO6
     )
 
 
+@pytest.mark.behaviour("AL5")
 @given(regions(), REQUESTS, ALLOWANCES)
-def test_no_bin_gets_more_than_at_most_and_requirements_hold(index, request, allowance):  # AL5
+def test_no_bin_gets_more_than_at_most_and_requirements_hold(index, request, allowance):
     made = plan(index, request, allowance)
     for preference in request.preferences:
         if preference.at_most is None:

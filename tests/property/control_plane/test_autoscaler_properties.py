@@ -1,10 +1,11 @@
-"""Whatever is observed: bounds, speed limits, and no step down without a reason (AS1)."""
+"""Whatever is observed: bounds, speed limits, and no step down without a reason."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from control_plane.autoscaler.core.recommendation import (
     recommend,
 )
 from control_plane.autoscaler.core.sizing import surviving, tasks_for
+
+pytestmark = pytest.mark.behaviour("AS1")
 
 START = 20_000 * 86_400.0
 LOADS = st.floats(0, 1e9) | st.sampled_from([math.nan, math.inf, -1.0, 0.0]) | st.none()
@@ -91,22 +94,24 @@ def test_sizes_stay_within_bounds_and_speed_limits(
             sizes.append((at, tasks))
 
 
+@pytest.mark.behaviour("AS1")
 @given(policies(), LOADS, st.floats() | st.just(math.nan), st.integers(1, 500))
 def test_a_mad_forecast_never_leaves_the_bounds(
     policy: Autoscale, load: float | None, mad: float, tasks: int
 ) -> None:
-    """AS1: whatever a forecast says."""
+    """Whatever a forecast says."""
     seen = JobObservation(at=START, tasks=tasks, healthy=tasks, capacity=2.0, measured_at=START)
     found = recommend(policy, seen, load, Forecast(load=mad, expected=mad), SizingState())
     top = max(policy.maximum, tasks if found.held else 0)
     assert policy.minimum <= found.tasks <= top
 
 
+@pytest.mark.behaviour("AS1")
 @given(st.integers(0, 5000), st.integers(2, 40))
 def test_the_survivors_of_any_msb_are_enough_and_one_task_fewer_is_not(
     survivors: int, msbs: int
 ) -> None:
-    """AS1: never below what the loss of one MSB needs, and not more."""
+    """Never below what the loss of one MSB needs, and not more."""
     tasks = surviving(survivors, msbs)
 
     def left(size: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,8 +85,9 @@ def test_the_best_bins_are_next(own, free, preferences, begin, growing, before, 
         assert order.bins is None
 
 
+@pytest.mark.behaviour("AL7", "AL8")
 @given(WHERE, WHERE, st.integers(0, 2**32), st.integers(0, 1))
-def test_the_first_bins_are_known_before(own, free, begin, growing):  # AL7 AL8
+def test_the_first_bins_are_known_before(own, free, begin, growing):
     """They are those that the order gives while each of them has room."""
     mine, others, ranking = partition(own), partition(free), Ranking(DEFAULT)
     known = first_bins(ranking, mine, others, begin, growing=growing)
@@ -131,13 +133,14 @@ def one_of(kind: tuple[str, str, str]) -> Machine:
     return Machine("m", capacity, Place("r", "dc1", "dc1/m", "dc1/m/w", f"dc1/m/w/{rack}"), "")
 
 
+@pytest.mark.behaviour("AL7")
 @given(
     st.lists(KINDS, unique=True, min_size=1, max_size=12),
     st.lists(WISHES, min_size=1, max_size=3),
     st.integers(0, 2**32),
     st.lists(st.sampled_from(["placed", "placed", "placed", "drop"]), max_size=40),
 )
-def test_the_best_bins_are_next_whatever_is_preferred(kinds, wishes, begin, outcomes):  # AL7
+def test_the_best_bins_are_next_for_every_preference(kinds, wishes, begin, outcomes):
     """Labels, sizes and weights too: no bin that is left has a better score than the next one."""
     ranking = Ranking(wishes)
     samples = {ranking.bins_of_many(one_of(kind)): one_of(kind) for kind in kinds}
@@ -171,6 +174,7 @@ def in_rack(kind: tuple[str, str, str]) -> Machine:
     return Machine("m", Capacity("small", 1.0, 1.0, 1, labels=labels), place, "")
 
 
+@pytest.mark.behaviour("BUG-AL27")
 @given(
     st.lists(RACKED, unique=True, max_size=12),
     st.lists(RACKED, unique=True, max_size=12),
@@ -179,10 +183,10 @@ def in_rack(kind: tuple[str, str, str]) -> Machine:
     st.integers(0, 1),
     st.lists(st.sampled_from(["placed", "placed", "drop", "grow"]), max_size=80),
 )
-def test_the_best_bins_are_next_though_few_are_looked_at(
+def test_the_best_bins_are_next_although_few_are_examined(
     own, free, properties, begin, growing, outcomes
 ):
-    """BUG-AL27: racks, rows and labels come one after the other, in an order that is right."""
+    """Racks, rows and labels come one after the other, in an order that is right."""
     ranking = Ranking([Preference(property=p) for p in properties])
     samples = {ranking.bins_of_many(in_rack(k)): in_rack(k) for k in (*own, *free)}
     pools = [FineBins(ranking, 0), FineBins(ranking, 0)]

@@ -3,6 +3,7 @@
 import heapq
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,10 +28,11 @@ MACHINES = st.lists(
 )
 
 
+@pytest.mark.behaviour("BUG-CP16", "F-51")
 @settings(deadline=None, max_examples=100)
 @given(MACHINES)
-def test_a_brake_lets_no_more_than_its_share_of_a_part_down_before_its_delay(machines):
-    """BUG-CP16 F-51: `None` answers for ever, the others fall silent at a time, for good."""
+def test_a_brake_limits_machines_down_in_a_part_before_its_delay(machines):
+    """`None` answers for ever, the others fall silent at a time, for good."""
     parts = Parts()
     racks = [parts.rack(place) for place, _ in machines]
     standings = [Standing.WELL for _ in machines]

@@ -1,4 +1,4 @@
-"""A machine is free or in exactly one entitlement, whatever is done and restarted (MO9)."""
+"""A machine is free or in exactly one entitlement, whatever is done and restarted."""
 
 import asyncio
 import tempfile
@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -22,6 +23,8 @@ from control_plane.store import Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
 from wire.errors import Conflict, NotFound
+
+pytestmark = pytest.mark.behaviour("MO9")
 
 NAMES = ["m1", "m2", "m3", "m4", "m5"]
 MACHINE = st.sampled_from(NAMES)

@@ -1,7 +1,8 @@
-"""The short way to the first machine of a rack or row ends where the long way ends (BUG-AL27)."""
+"""The short way to the first machine of a rack or row ends where the long way ends."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_mock import MockerFixture
@@ -17,6 +18,8 @@ from control_plane.api.policy import Preference
 from control_plane.api.settings import PowerSettings
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import Capacity, Place
+
+pytestmark = pytest.mark.behaviour("BUG-AL27")
 
 GIB = 1 << 30
 SIZES = (

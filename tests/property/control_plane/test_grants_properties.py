@@ -3,6 +3,7 @@
 from fractions import Fraction
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,8 +75,9 @@ def quotas_fit(quotas, supply) -> bool:
     )
 
 
+@pytest.mark.behaviour("CP1", "MO6")
 @given(SUPPLY, st.lists(counted(), max_size=6))
-def test_what_hall_forbids_is_refused_and_nothing_else(supply, wanted):  # CP1 MO6
+def test_what_hall_forbids_is_refused_and_nothing_else(supply, wanted):
     specs = {f"e{i}": spec for i, spec in enumerate(wanted)}
     assert (not unkept(specs, supply)) == can_all_be_served(specs, supply)
 
@@ -83,8 +85,9 @@ def test_what_hall_forbids_is_refused_and_nothing_else(supply, wanted):  # CP1 M
 REQUESTS = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | counted()), max_size=12)
 
 
+@pytest.mark.behaviour("CP1", "CP7")
 @given(SUPPLY, REQUESTS)
-def test_no_sequence_of_accepted_requests_grants_more_than_there_is(supply, requests):  # CP1 CP7
+def test_no_sequence_of_accepted_requests_grants_more_than_there_is(supply, requests):
     """And each refusal was right: with that request, somebody could not be served."""
     specs: dict[str, EntitlementSpec] = {}
     for name, wanted in requests:
@@ -99,9 +102,7 @@ def test_no_sequence_of_accepted_requests_grants_more_than_there_is(supply, requ
 
 
 @given(SUPPLY, SUPPLY, REQUESTS)
-def test_after_machines_left_only_those_who_compete_for_the_rest_are_refused(
-    before, after, requests
-):
+def test_after_a_loss_of_machines_only_competing_requests_are_refused(before, after, requests):
     """A promise that cannot be kept any more is nobody else's: no growth makes it worse."""
     specs: dict[str, EntitlementSpec] = {}
     for name, wanted in requests:
@@ -124,8 +125,9 @@ def _lacking(specs, supply) -> int:
     )
 
 
+@pytest.mark.behaviour("CP7")
 @given(SUPPLY, st.lists(counted(), max_size=4), st.data())
-def test_machines_are_taken_so_that_everybody_else_can_still_come(supply, wanted, data):  # CP7
+def test_machines_are_taken_so_that_everybody_else_can_still_come(supply, wanted, data):
     """Any order of takes that are allowed ends with every quota held in full."""
     specs: dict[str, EntitlementSpec] = {}
     for i, spec in enumerate(wanted):
@@ -152,8 +154,9 @@ def test_machines_are_taken_so_that_everybody_else_can_still_come(supply, wanted
         assert sum(held[pool].values()) == min(total, quota.machines or total)
 
 
+@pytest.mark.behaviour("CP7")
 @given(SUPPLY, st.lists(counted(), min_size=1, max_size=4))
-def test_a_take_that_is_not_allowed_would_cost_somebody_a_promise(supply, wanted):  # CP7
+def test_a_refused_take_would_break_a_promise(supply, wanted):
     specs: dict[str, EntitlementSpec] = {}
     for i, spec in enumerate(wanted):
         if not shortage(f"e{i}", spec, specs, supply):
@@ -171,12 +174,13 @@ def test_a_take_that_is_not_allowed_would_cost_somebody_a_promise(supply, wanted
 RRU = st.integers(1, 40)
 
 
+@pytest.mark.behaviour("MO6")
 @given(
     st.tuples(st.integers(0, 9), st.integers(0, 9)),
     st.tuples(st.integers(1, 5), st.integers(1, 5)),
     st.lists(st.tuples(st.sampled_from(["a", "b", "ab"]), st.booleans(), RRU), max_size=5),
 )
-def test_rru_and_machines_are_weighed_against_each_other_exactly(counts, sizes, wanted):  # MO6
+def test_rru_and_machines_are_weighed_against_each_other_exactly(counts, sizes, wanted):
     """Against linear duality on two classes: prices 1 and t, t at each point of change."""
     supply = {
         MachineClass(t, "dc1", size * MICRO): count
@@ -205,8 +209,9 @@ def test_rru_and_machines_are_weighed_against_each_other_exactly(counts, sizes, 
     assert bool(unkept(specs, supply)) == any(overpriced(p) for p in prices)
 
 
+@pytest.mark.behaviour("CP3")
 @given(counted(), st.lists(st.tuples(st.sampled_from(TYPES), st.integers(1, 4)), max_size=30))
-def test_no_more_is_held_than_the_quota_and_no_limit_is_missed(spec, offered):  # CP3
+def test_no_more_is_held_than_the_quota_and_no_limit_is_missed(spec, offered):
     quota = pool_quotas({"e": spec})["e"]
     left = quota.left([])
     held: list[tuple[str, float]] = []

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,8 @@ from control_plane.job_control.core.compose import (
     compose,
 )
 from control_plane.job_control.core.intents import sized, wanted_of, written
+
+pytestmark = pytest.mark.behaviour("JC5", "JC15", "JC17")
 
 STABLE, TARGET, TRIAL = 1, 2, 3
 TYPES = ("t1", "t2")
@@ -77,8 +80,9 @@ def settled(spec: UnifiedSpec) -> list[TaskSeen]:
     return [TaskSeen(index, task.version) for index, task in spec.tasks.items()]
 
 
+@pytest.mark.behaviour("JC5")
 @given(crowds, machines, sizes, shares, st.none() | canaries)
-def test_exactly_the_share_runs_the_target_at_every_size(tasks, where, size, share, canary):  # JC5
+def test_exactly_the_share_runs_the_target_at_every_size(tasks, where, size, share, canary):
     spec = compose(want(size, share, canary), tasks, where, NOW)
     trial = sum(1 for task in spec.tasks.values() if task.why is Why.CANARY)
     assert len(spec.tasks) == spec.size == size
@@ -87,10 +91,9 @@ def test_exactly_the_share_runs_the_target_at_every_size(tasks, where, size, sha
     assert not spec.removed & spec.tasks.keys()
 
 
+@pytest.mark.behaviour("JC7", "CV2")
 @given(crowds, machines, sizes, st.integers(0, 20), st.none() | canaries)
-def test_exactly_the_given_number_runs_the_target_at_every_size(
-    tasks, where, size, number, canary
-):  # JC7 CV2
+def test_exactly_the_given_number_runs_the_target_at_every_size(tasks, where, size, number, canary):
     push = Pushed(TARGET, STABLE, tasks=number)
     spec = compose(JobWants(push, SizeIntent(tasks=size), canary), tasks, where, NOW)
     trial = sum(1 for task in spec.tasks.values() if task.why is Why.CANARY)
@@ -98,10 +101,9 @@ def test_exactly_the_given_number_runs_the_target_at_every_size(
     assert counts(spec)[STABLE] == size - counts(spec)[TARGET] - trial
 
 
+@pytest.mark.behaviour("JC5", "JC17")
 @given(sizes, sizes, shares, machines)
-def test_a_resize_in_a_push_removes_in_proportion_and_changes_nobody(
-    size, later, share, where
-):  # JC5 JC17
+def test_a_resize_in_a_push_removes_in_proportion_and_changes_no_version(size, later, share, where):
     first = compose(want(size, share), [], where, NOW)
     spec = compose(want(later, share), settled(first), where, NOW)
     after = {index: task.version for index, task in spec.tasks.items()}
@@ -141,10 +143,9 @@ def test_composing_again_what_was_carried_out_changes_nothing(tasks, where, size
     assert not again.removed
 
 
+@pytest.mark.behaviour("JC6", "JC7", "JC10")
 @given(crowds, machines, sizes, shares, canaries)
-def test_canaries_are_timed_tied_and_no_part_of_the_push(
-    tasks, where, size, share, canary
-):  # JC6 JC7 JC10
+def test_canaries_are_timed_tied_and_no_part_of_the_push(tasks, where, size, share, canary):
     spec = compose(want(size, share, canary), tasks, where, NOW)
     trial = {i for i, task in spec.tasks.items() if task.why is Why.CANARY}
     assert counts(spec)[TRIAL] == len(trial)
@@ -170,8 +171,9 @@ def test_canaries_are_timed_tied_and_no_part_of_the_push(
         assert not any(known.get(index) == TARGET for index in trial)
 
 
+@pytest.mark.behaviour("JC8")
 @given(crowds, machines, sizes, shares, st.none() | canaries)
-def test_under_a_hold_nothing_changes(tasks, where, size, share, canary):  # JC8
+def test_under_a_hold_nothing_changes(tasks, where, size, share, canary):
     spec = compose(want(size, share, canary, held=NOW + 1), tasks, where, NOW)
     assert {i: t.version for i, t in spec.tasks.items()} == {t.index: t.version for t in tasks}
     assert not spec.removed
@@ -196,8 +198,9 @@ def test_nothing_that_serves_goes_for_what_does_not(tasks, size):
         assert all(task.missed == SERVES for task in stays)
 
 
+@pytest.mark.behaviour("JC9", "CV6")
 @given(crowds, sizes, shares)
-def test_a_push_keeps_the_runtime_that_it_started_with(tasks, size, share):  # JC9 CV6
+def test_a_push_keeps_the_runtime_that_it_started_with(tasks, size, share):
     wanted = replace(
         want(size, share), push=Pushed(TARGET, STABLE, share, runtime="r1"), runtime="r2"
     )
@@ -233,8 +236,9 @@ def value_of(dimension: Dimension, number: int) -> msgspec.Struct | None:
             return HoldIntent() if number % 2 else None
 
 
+@pytest.mark.behaviour("JC15")
 @given(writes(), st.randoms(use_true_random=False))
-def test_the_last_write_of_each_dimension_survives_in_any_order(said, chance):  # JC15
+def test_the_last_write_of_each_dimension_survives_in_any_order(said, chance):
     spec = JobSpec(name="web", entitlement="front", tasks=3, image="sha256:" + "0" * 64)
     record = JobRecord(name="web", spec=spec, version=1, specs={1: spec})
 

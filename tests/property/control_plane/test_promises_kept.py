@@ -1,8 +1,9 @@
-"""What one pool may take at once leaves all others what they were promised (CP7)."""
+"""What one pool may take at once leaves all others what they were promised."""
 
 import asyncio
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from regions import a_capacity, a_place
@@ -14,6 +15,8 @@ from control_plane.broker.core.assignment import FREE
 from control_plane.portal.core.grants import MachineClass, Promises, quota_left
 from control_plane.portal.core.pools import MICRO, Quota
 from control_plane.runtime.runtime import Runtime
+
+pytestmark = pytest.mark.behaviour("CP7")
 
 KINDS = [
     MachineClass("a", "dc1", 2 * MICRO),
@@ -44,7 +47,7 @@ QUOTAS = st.one_of(
 
 @settings(deadline=None, max_examples=300)
 @given(SUPPLIES, st.dictionaries(st.sampled_from("wxyz"), QUOTAS, min_size=2))
-def test_taking_what_is_unpromised_makes_nobody_short(supply, quotas):
+def test_taking_unpromised_machines_breaks_no_promise(supply, quotas):
     pools = Promises(quotas, supply)
     kept = [pool for pool in quotas if pools.shortage(pool) is None]
     for pool in kept:
@@ -152,6 +155,7 @@ ACTS = st.one_of(
 )
 
 
+@pytest.mark.behaviour("BUG-CP6", "BUG-CP2")
 @settings(deadline=None, max_examples=200)
 @given(
     SUPPLIES,
@@ -159,7 +163,7 @@ ACTS = st.one_of(
     st.lists(ACTS, min_size=5, max_size=30),
 )
 def test_promises_are_kept_while_machines_change_hands_and_sums_are_under_way(supply, quotas, acts):
-    """BUG-CP6, BUG-CP2: at whichever step of the sums, no take breaks another one's promise."""
+    """At whichever step of the sums, no take breaks another one's promise."""
 
     async def live() -> None:
         life = Life(supply, quotas)

@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
@@ -228,8 +229,8 @@ async def live(events: list[tuple[str, Any]]) -> None:
                 life.specs.clear()
 
 
+@pytest.mark.behaviour("BUG-AL20", "BUG-AL21", "BUG-AL35")
 @settings(deadline=None, max_examples=150)
 @given(st.lists(EVENTS, min_size=1, max_size=12))
 def test_whatever_an_allocator_lives_through_its_limits_hold_and_nothing_that_fits_waits(events):
-    """BUG-AL20, BUG-AL21, BUG-AL35."""
     asyncio.run(live(events))

@@ -174,8 +174,9 @@ def is_changing(task: TaskRecord) -> bool:
     )
 
 
+@pytest.mark.behaviour("JC5", "JC6", "JC8", "JC15")
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_five_writers_and_failing_machines(seed: int) -> None:  # JC5 JC6 JC8 JC15
+def test_five_writers_and_failing_machines(seed: int) -> None:
     async def main() -> None:
         w = World(a_region(MACHINES))
         async with asyncio.timeout(1_000_000), w.running():

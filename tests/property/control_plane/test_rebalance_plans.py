@@ -1,4 +1,4 @@
-"""RE1, RE2, RE4: whatever the region, a plan breaks nothing on the way and gains what it says."""
+"""Whatever the region, a plan breaks nothing on the way and gains what it says."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from control_plane.rebalancer.core.model import (
 )
 from control_plane.rebalancer.core.solving import solve
 from tests.rebalancer_models import Replay, a_model
+
+pytestmark = pytest.mark.behaviour("RE1", "RE2", "RE4")
 
 CHEAP = Weights(move=0.001, move_per_gib=0.0, open=0.01)
 
@@ -86,7 +88,7 @@ def test_a_wave_fits_while_all_of_its_tasks_claim_both_places(model: RegionModel
 
 @settings(max_examples=80, deadline=None)
 @given(models())
-def test_the_gain_said_is_the_gain_measured_after(model: RegionModel) -> None:
+def test_the_reported_gain_is_the_measured_gain(model: RegionModel) -> None:
     answer = solved(model)
     replay = Replay(model)
     before = replay.cost()
@@ -119,12 +121,13 @@ def test_the_same_seed_finds_the_same_plan_and_no_more_moves_than_asked(
     assert len(one.steps) <= moves
 
 
+@pytest.mark.behaviour("RE6")
 @settings(max_examples=40, deadline=None)
 @given(models(), st.integers(1, 4), st.floats(0.3, 1.1))
 def test_the_gain_in_power_is_what_plain_arithmetic_says(
     model: RegionModel, number: int, share: float
 ) -> None:
-    """RE6: whichever places have budgets, on two levels."""
+    """Whichever places have budgets, on two levels."""
     machines = len(model.machines)
     watts = [10.0 + 5.0 * (m % 3) for m in range(machines)]
     levels = [

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -198,9 +199,10 @@ def get_well(model: Model) -> None:
             model.tasks[machine][name] = replace(status, health=Health.HEALTHY)
 
 
+@pytest.mark.behaviour("SC6", "SC10", "SC21")
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, 6), POLICIES, EVENTS)
-def test_a_rollout_keeps_its_budget_and_always_ends(tasks, update, events):  # SC6 SC10 SC21
+def test_a_rollout_keeps_its_budget_and_always_ends(tasks, update, events):
     model = Model(tasks, update)
     for kind, what in events:
         happen(model, kind, what)

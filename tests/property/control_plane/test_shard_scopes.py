@@ -1,9 +1,10 @@
-"""SH13: no entitlement is ever in a shard whose scope excludes it, whatever happens at once."""
+"""No entitlement is ever in a shard whose scope excludes it, whatever happens at once."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from control_plane.shards.scoping import ShardScopes
 from control_plane.store import Operation
 from control_plane.store.memory import MemoryStore
 from wire.errors import TwineError
+
+pytestmark = pytest.mark.behaviour("SH13")
 
 SHARDS, REGIONS = 3, ("west", "east")
 SCOPES = st.dictionaries(
@@ -100,6 +103,7 @@ class Life:
         self.scopes.check_owners()
 
 
+@pytest.mark.behaviour("SH13")
 @settings(deadline=None, max_examples=100)
 @given(
     SCOPES,
@@ -111,7 +115,7 @@ class Life:
 def test_no_entitlement_gets_into_a_shard_whose_scope_excludes_it(
     regions: dict[str, str], batches: list[list[tuple[object, ...]]], turns: list[int]
 ) -> None:
-    """SH13: grants, changes of region, gifts and moves run at the same time, and all may fail."""
+    """Grants, changes of region, gifts and moves run at the same time, and all may fail."""
 
     async def live() -> None:
         async with SlowStore(turns) as store:
@@ -127,11 +131,11 @@ def test_no_entitlement_gets_into_a_shard_whose_scope_excludes_it(
     asyncio.run(live())
 
 
+@pytest.mark.behaviour("SH13")
 @given(LOADS, st.sampled_from((None, *REGIONS)))
 def test_the_order_of_shards_leaves_out_what_may_not_own_and_puts_the_region_first(
     loads: list[ShardLoad], region: str | None
 ) -> None:
-    """SH13."""
     by_number = {load.shard: load for load in loads}
     order = [by_number[number] for number in least_loaded_first(loads, region)]
     assert {load.shard for load in order} == {

@@ -62,9 +62,10 @@ async def lane(slots: Slots, name: str, wanted: Sequence[str], model: dict[str, 
                 at[operation.key] = 0
 
 
+@pytest.mark.behaviour("F-47", "BUG-CP14")
 @given(fates, st.lists(steps, min_size=1, max_size=3))
-def test_what_is_said_of_a_lost_write_is_true_for_ever(fates, lanes) -> None:
-    """F-47 BUG-CP14: made, refused, lost, unheard, late: exactly what was said is there."""
+def test_a_report_on_a_lost_write_stays_true(fates, lanes) -> None:
+    """Made, refused, lost, unheard, late: exactly what was said is there."""
 
     async def main() -> None:
         left = iter(fates)
@@ -84,8 +85,9 @@ def test_what_is_said_of_a_lost_write_is_true_for_ever(fates, lanes) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.behaviour("BUG-CP14")
 async def test_a_write_that_comes_after_the_question_is_refused() -> None:
-    """BUG-CP14: not to be seen yet was taken for failed, and then it was there."""
+    """Not to be seen yet was taken for failed, and then it was there."""
     async with FaultyStore(MemoryStore(), lambda _: MADE) as store:
         slots = Slots(store, "test")
         store.fate = lambda operations: Fate(late=5) if operations[0].key == "a" else MADE

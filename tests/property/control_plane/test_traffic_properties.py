@@ -1,14 +1,17 @@
-"""Weights of endpoints by which a canary gets its part of the requests (JC10)."""
+"""Weights of endpoints by which a canary gets its part of the requests."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from control_plane.api.weights import USUAL_WEIGHT, WEIGHT_MAX
 from control_plane.job_control.core.traffic import ROUNDING, part_of_requests, weights_of
+
+pytestmark = pytest.mark.behaviour("JC10")
 
 PARTS = st.one_of(
     st.sampled_from((0.0, 1.0, 0.5, 0.01, 0.05, 0.1, 0.99, 1e-9)),

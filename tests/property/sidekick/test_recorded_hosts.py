@@ -28,6 +28,7 @@ def _folders_that_go_away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
+@pytest.mark.behaviour("F-65", "F-73")
 @settings(max_examples=6, deadline=None)
 @given(
     st.sampled_from(["amd", "debian-12", "vm"]),
@@ -35,7 +36,7 @@ def _folders_that_go_away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 )
 def test_any_history_of_shipped_profiles_leaves_no_trace(
     name: str, history: list[tuple[str, int]]
-) -> None:  # F-65 F-73
+) -> None:
     fake = RecordedHost(Path(tempfile.mkdtemp()), name)
     before = fake.everything()
     for profile, crash in history:

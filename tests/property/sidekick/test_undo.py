@@ -99,8 +99,9 @@ def test_the_host_gets_its_command_line_back(own: str, arguments: list[str]) -> 
     assert without(own, taken(own, groups)) == own, "it may not have been booted yet"
 
 
+@pytest.mark.behaviour("F-68")
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_only_harmless_arguments_pass(key: str, value: str) -> None:  # F-68
+def test_only_harmless_arguments_pass(key: str, value: str) -> None:
     for argument in (f"{key}={value}", f"nosmt={value}", f"nosmt {value}", f"{key}"):
         if not KernelSetting().check(a_profile(cmdline=(argument,))):
             name = argument.partition("=")[0]
@@ -130,12 +131,13 @@ def test_a_plan_is_the_same_whenever_it_is_made_and_empty_once_it_is_done(
 LOADERS = st.sampled_from([lambda fake: fake, FakeHost.with_grub, FakeHost.with_systemd_boot])
 
 
+@pytest.mark.behaviour("F-65", "F-73", "HP12")
 @settings(max_examples=25, deadline=None)
 @given(LOADERS, st.lists(st.tuples(PROFILES, st.integers(0, 40), st.booleans()), max_size=4))
 def test_any_history_of_switches_crashes_and_boots_can_be_rolled_back(
     make: Callable[[FakeHost], FakeHost],
     history: list[tuple[dict[str, object], int, bool]],
-) -> None:  # F-65 F-73 HP12
+) -> None:
     fake = make(a_host())
     before = fake.everything()
     for number, (parts, crash, boot) in enumerate(history):

@@ -6,6 +6,7 @@ comes back, and machines fail whenever they like.
 
 from collections import Counter
 
+import pytest
 from asked import MONDAY, a_request, acked, an_update
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,10 +76,10 @@ def finish(job: Job, answer) -> None:
     raise AssertionError(f"{len(job.outdated)} tasks are never updated")
 
 
+@pytest.mark.behaviour("TC13")
 @given(tasks=st.integers(3, 9), leader=st.integers(0, 8), steps=STEPS)
 @settings(max_examples=150, deadline=None)
 def test_an_ensemble_never_loses_its_majority_to_an_operation(tasks, leader, steps):
-    """TC13."""
     job, leading = Job(tasks), leader % tasks
 
     def answer(request):
@@ -101,6 +102,7 @@ def test_an_ensemble_never_loses_its_majority_to_an_operation(tasks, leader, ste
     finish(job, answer)
 
 
+@pytest.mark.behaviour("TC12", "TC14")
 @given(
     tasks=st.integers(3, 12),
     shards=st.lists(st.sets(st.integers(0, 11), min_size=2, max_size=3), max_size=20),
@@ -110,7 +112,6 @@ def test_an_ensemble_never_loses_its_majority_to_an_operation(tasks, leader, ste
 )
 @settings(max_examples=150, deadline=None)
 def test_no_shard_loses_a_second_replica_to_an_operation(tasks, shards, most, at_once, steps):
-    """TC12, TC14."""
     held: dict[int, set[str]] = {}
     for number, replicas in enumerate(shards):
         for task in replicas:
@@ -125,6 +126,7 @@ def test_no_shard_loses_a_second_replica_to_an_operation(tasks, shards, most, at
     finish(job, lambda request: rule.answer(request, held))
 
 
+@pytest.mark.behaviour("TC14")
 @given(
     tasks=st.integers(1, 60),
     loads=st.lists(st.floats(0, 1), min_size=1, max_size=10),
@@ -134,7 +136,6 @@ def test_no_shard_loses_a_second_replica_to_an_operation(tasks, shards, most, at
 )
 @settings(max_examples=150, deadline=None)
 def test_those_that_are_left_can_carry_the_load(tasks, loads, at_most, at_least, steps):
-    """TC14."""
     job, rule = Job(tasks), Stateless(at_most=at_most, at_least=at_least)
     for number, (what, which) in enumerate(steps):
         job.happens(what, which)

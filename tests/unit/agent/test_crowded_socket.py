@@ -69,7 +69,7 @@ async def latest(client: AgentClient) -> int:
         await asyncio.sleep(0.01)
 
 
-async def test_beside_as_many_waits_as_may_be_the_same_user_still_gets_commands_through(
+async def test_a_user_at_its_limit_of_waits_can_still_send_commands(
     host: FakeHost,
 ) -> None:
     told, quiet = MANY - WAITS_OF_ONE, False

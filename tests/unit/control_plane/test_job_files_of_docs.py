@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from agent.api import NetworkMode
 from control_plane.cli.jobfile import read_job
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "compose.md"
 
 
+@pytest.mark.behaviour("BUG-AG31")
 def test_the_three_jobs_are_valid_and_let_one_another_in(tmp_path: Path) -> None:
-    """BUG-AG31: by the names of jobs, which the resolver has as well."""
+    """By the names of jobs, which the resolver has as well."""
     found = {}
     files = re.findall(r"```toml\n# (\w+)\.toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     for name, text in files:

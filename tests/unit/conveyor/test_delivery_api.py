@@ -27,12 +27,14 @@ from conveyor.api import ControlRequest, ControlVerb, PipelineGate, PipelineStag
 from conveyor.client import ConveyorClient
 from conveyor.config import ConveyorConfig, load, open_store
 from conveyor.gates import GateMeter
+from conveyor.notifications import notify
 from conveyor.routes import IDENTITY, READS, ROUTES, WRITES
 from conveyor.runs import GateOutcome, JobProgress, PipelineRun, StepTime
 from conveyor.server import DeliveryAccess, serving
 from tests.unit.conveyor.delivery_model import World, a_pipeline, digest
 from wire import tls
 from wire.errors import ConfigError, Forbidden, NotFound, Unreachable
+from wire.prometheus import PrometheusData
 
 PAUSE = ControlRequest(verb=ControlVerb.PAUSE)
 
@@ -98,7 +100,8 @@ async def test_users_may_read_writers_may_change_and_others_are_refused(tmp_path
     assert view.record.active.log[-1].who == "spiffe://twine/user/ann"
 
 
-async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):  # FE6
+@pytest.mark.behaviour("FE6")
+async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):
     authority = open_authority(tmp_path / "a.pem", "twine")
     world = await World().begin()
     file = tmp_path / "web.json"
@@ -217,6 +220,36 @@ async def test_a_comparison_asks_for_both_sides():
     assert found.numbers["new_median"] > found.numbers["stable_median"]
 
 
+@pytest.mark.behaviour("BUG-CP85")
+async def test_a_long_comparison_asks_for_no_more_points_than_prometheus_gives(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """After three hours a comparison each second had no data, and failed the stage."""
+    asked: list[float] = []
+
+    class Server:
+        def __init__(self, _: str) -> None:
+            """Connect nowhere."""
+
+        async def __aenter__(self) -> Server:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            """Close nothing."""
+
+        async def query_range(
+            self, _: str, start: float, end: float, step_s: float
+        ) -> PrometheusData:
+            asked.append((end - start) / step_s)
+            return PrometheusData(result_type="matrix", result=[])
+
+    monkeypatch.setattr(gates, "Prometheus", Server)
+    gate = a_gate(compare={"promql": "l", "window_s": 86_400.0, "step_s": 1.0}).compare
+    assert gate is not None
+    await gates._compare(gate, "http://prometheus", [], 86_400.0)
+    assert max(asked) <= 10_001
+
+
 @pytest.mark.parametrize(
     ("answer", "status"),
     [
@@ -228,7 +261,7 @@ async def test_a_comparison_asks_for_both_sides():
         ({"status": "success", "data": {"resultType": "scalar", "result": [1, "NaN"]}}, 200),
     ],
 )
-async def test_whatever_else_prometheus_answers_is_no_data(answer: object, status: int):
+async def test_unexpected_answers_of_prometheus_are_no_data(answer: object, status: int):
     async with answering(answer, status) as url:
         found = await measured(QUERY, url)
     assert found.outcome is GateOutcome.NO_DATA
@@ -255,15 +288,15 @@ async def test_an_http_check_wants_its_status_and_text():
 async def test_a_hook_that_refuses_is_reported_as_unreachable():
     async with answering("no", 500) as url:
         with pytest.raises(Unreachable, match="answered 500"):
-            await gates.notify(url, {"run": 1})
+            await notify(url, {"run": 1})
     async with answering("yes") as url:
-        await gates.notify(url, {"run": 1})
+        await notify(url, {"run": 1})
 
 
 # -- the program
 
 
-async def test_a_second_instance_stands_by_until_the_first_has_ended(tmp_path: Path):
+async def test_a_second_instance_waits_until_the_first_ends(tmp_path: Path):
     config = ConveyorConfig(state=str(tmp_path))
     stopping = asyncio.Event()
     first = open_store(config)
@@ -281,7 +314,7 @@ async def test_a_second_instance_stands_by_until_the_first_has_ended(tmp_path: P
     await second.__aexit__(None, None, None)
 
 
-def test_a_configuration_is_told_all_its_errors(tmp_path: Path):
+def test_all_errors_of_a_configuration_are_reported(tmp_path: Path):
     file = tmp_path / "c.toml"
     file.write_text('state = ""\nwriter = ["ann"]\nlisten = 1\n')
     with pytest.raises(ConfigError) as caught:

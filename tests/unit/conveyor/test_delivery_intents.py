@@ -60,8 +60,9 @@ async def test_cv2_a_canary_stage_is_a_count_and_a_percent_stage_a_share_of_the_
     assert (job.push, job.owner) == (PushIntent(version=1), "")
 
 
+@pytest.mark.behaviour("JC15")
 async def test_a_write_between_look_and_push_is_not_overwritten():
-    """JC15: the push names the version that it replaces."""
+    """The push names the version that it replaces."""
     world = await World().begin()
     world.plane.images["web"] = digest(2)
     job = world.plane.jobs["web"]
@@ -76,7 +77,7 @@ async def test_a_write_between_look_and_push_is_not_overwritten():
     assert job.image == digest(2)
 
 
-async def test_a_user_who_takes_the_push_over_ends_the_run_and_keeps_the_push():
+async def test_a_user_that_takes_over_the_push_ends_the_run_and_keeps_the_push():
     world, job = await at_canary()
     job.write(ANN, digest(2), PushIntent(version=1, share=0.8), "mine")
     run = await world.until("stopped")
@@ -201,8 +202,9 @@ def a_status(**changes: Any) -> JobStatus:
     )
 
 
+@pytest.mark.behaviour("JC6")
 def test_canaries_of_a_tester_and_extra_tasks_are_neither_new_nor_stable():
-    """JC6: the push is not diluted, and the comparison is with what serves unchanged."""
+    """The push is not diluted, and the comparison is with what serves unchanged."""
     seen = progress(a_status(), digest(2))
     assert (seen.new, seen.new_healthy, seen.size) == (1, 1, 4)
     assert (seen.new_tasks, seen.stable_tasks) == (("web-0",), ("web-2", "web-3"))
@@ -220,8 +222,9 @@ def test_the_push_its_writer_and_a_hold_are_read_from_the_intents():
     assert progress(a_status(intents={"push": given_back}), digest(2)).owner == ""
 
 
+@pytest.mark.behaviour("CV1")
 def test_a_registry_tag_names_the_newest_image_that_was_fetched_from_it():
-    """CV1: `trigger.image` is a name that was signed, or a reference of a registry."""
+    """`trigger.image` is a name that was signed, or a reference of a registry."""
 
     def an_image(number: int, reference: str) -> ImageInfo:
         return ImageInfo(

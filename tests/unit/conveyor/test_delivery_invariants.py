@@ -1,4 +1,4 @@
-"""Invariants of runs under random events, and under a kill at every await (CV1, CV2)."""
+"""Invariants of runs under random events, and under a kill at every await."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from tests.unit.conveyor.delivery_model import (
     digest,
 )
 from wire.errors import TwineError
+
+pytestmark = pytest.mark.behaviour("CV1", "CV2")
 
 PASSES = Measured(GateOutcome.PASS, "0.01 errors", {"max": 0.01})
 FAILS = Measured(GateOutcome.FAIL, "0.4 errors", {"max": 0.4})
@@ -221,7 +223,7 @@ async def _play(world: World, kill_in: int | None) -> tuple[int, list[Any]]:
     return used, [_story(run) for run in ended]
 
 
-async def test_cv1_a_process_killed_at_any_await_goes_on_exactly_where_it_was():
+async def test_a_process_killed_at_any_await_continues_exactly_there():
     points, expected = await _play(World(), None)
     assert points > 50
     for point in range(points):

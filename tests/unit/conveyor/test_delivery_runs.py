@@ -1,4 +1,4 @@
-"""CV1, CV2, CV5: runs of a pipeline over model jobs, from the trigger to the end."""
+"""Runs of a pipeline over model jobs, from the trigger to the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from conveyor.core.judge import Measured
 from conveyor.runs import GateOutcome, RunState
 from tests.unit.conveyor.delivery_model import NO_DATA, ModelJob, World, a_pipeline, digest
 from wire.errors import Busy, Conflict, Forbidden, InvalidInput, NotFound, Unreachable
+
+pytestmark = pytest.mark.behaviour("CV1", "CV2", "CV5")
 
 
 def control(verb: str, reason: str = "because", gate: str = "") -> ControlRequest:
@@ -255,8 +257,9 @@ async def test_jobs_in_order_begin_when_the_previous_one_is_done():
     assert pushes == ["web"] * 3 + ["api"] * 3
 
 
+@pytest.mark.behaviour("CV3", "AV15")
 async def test_a_bug_never_reaches_the_second_of_two_regions():
-    """CV3, AV15: with a job for each region or shard, in order, the first one stops the release."""
+    """With a job for each region or shard, in order, the first one stops the release."""
     world = World(a_pipeline(jobs=["web", "api"], order="in-order"))
     world.plane.jobs["api"] = ModelJob()
     await world.begin()
@@ -425,7 +428,7 @@ async def test_a_notification_is_sent_again_until_its_hook_answers():
         refused += 1
         raise Unreachable("no answer")
 
-    world.service._send = refuses
+    world.service._notifications.send = refuses
     world.plane.images["web"] = digest(2)
     world.meter.bad = {digest(2)}
     await world.until("rolled-back")
@@ -433,9 +436,64 @@ async def test_a_notification_is_sent_again_until_its_hook_answers():
     assert 2 <= refused <= 5, "once a minute"
     world.restart()
     await world.service.load()
-    world.service._send = answered
+    world.service._notifications.send = answered
     await world.rounds(20)
     assert len(world.sent) == 1
+
+
+@pytest.mark.behaviour("BUG-CP83")
+async def test_a_hook_that_is_down_does_not_keep_the_others_from_their_notification():
+    """The first that failed ended the list, and those before it got it each minute."""
+    hooks = ["http://one.example/", "http://down.example/", "http://two.example/"]
+    world = await World(a_pipeline(on_failure={"notify": hooks})).begin()
+
+    async def sends(url: str, message: object) -> None:
+        if url == hooks[1]:
+            raise Unreachable("no answer")
+        await world._send(url, message)
+
+    world.service._notifications.send = sends
+    world.plane.images["web"] = digest(2)
+    world.meter.bad = {digest(2)}
+    await world.until("rolled-back")
+    await world.rounds(40)
+    assert [url for url, _ in world.sent] == [hooks[0], hooks[2]]
+    assert (await world.service.view("web")).record.unsent
+    await world.rounds(20, 6_000.0)
+    assert not (await world.service.view("web")).record.unsent
+
+
+def of_two_jobs() -> World:
+    world = World(a_pipeline(jobs=["web", "api"], order="together"))
+    world.plane.jobs["api"] = ModelJob()
+    world.plane.images["web"] = digest(2)
+    return world
+
+
+@pytest.mark.behaviour("BUG-CP84")
+async def test_a_job_that_is_removed_leaves_the_other_jobs_of_a_run_paused():
+    """They stayed half updated, and their update went on without gates."""
+    world = await of_two_jobs().begin()
+    while world.plane.jobs["api"].tasks.count(digest(2)) < 1:
+        await world.rounds(1)
+    del world.plane.jobs["web"]
+    run = await world.until("stopped")
+    assert "job web no longer exists" in run.reason
+    assert world.plane.jobs["api"].paused
+
+
+@pytest.mark.behaviour("BUG-CP84")
+async def test_a_job_that_is_removed_does_not_end_the_rollback_of_others():
+    """The other jobs kept the bad image."""
+    world = await of_two_jobs().begin()
+    while world.plane.jobs["api"].tasks.count(digest(2)) < 5:
+        await world.rounds(1)
+    world.meter.bad = {digest(2)}
+    while (await world.run()).state != "rolling-back":
+        await world.rounds(1)
+    del world.plane.jobs["web"]
+    await world.until("rolled-back")
+    assert set(world.plane.jobs["api"].tasks) == {digest(1)}
 
 
 async def test_only_a_pipeline_without_a_run_can_be_removed_and_its_history_with_it():

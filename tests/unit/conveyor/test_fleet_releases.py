@@ -1,4 +1,4 @@
-"""CV3, AV15: a release of Twine's own packages goes to hosts by a pipeline, canary first."""
+"""A release of Twine's own packages goes to hosts by a pipeline, canary first."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from conveyor.runs import JobProgress, PipelineRun
 from conveyor.service import DeliveryService
 from tests.unit.conveyor.delivery_model import KillableStore, Killed, ModelPlane, ScriptedMeter
 from wire.errors import Busy, HostError, InvalidInput
+
+pytestmark = pytest.mark.behaviour("CV3", "AV15")
 
 OLD, NEW, BROKEN, SICK = "0.1.0", "0.2.0", "0.3.0", "0.4.0"
 HOSTS = ["m1", "m2", "m3", "m4"]
@@ -189,7 +191,7 @@ async def test_a_host_that_is_away_is_left_alone_and_counts():
     assert world.agents() == [NEW] * 4, "it is brought to the release when it is back"
 
 
-async def test_abort_leaves_hosts_as_they_are_and_the_next_run_goes_on():
+async def test_abort_changes_no_host_and_the_next_run_continues():
     world = await FleetWorld(a_release(fleets=["agents"])).begin()
     await world.start(NEW)
     while world.agents().count(NEW) < 2:

@@ -48,7 +48,7 @@ BAD = {
 }
 
 
-def test_every_violation_of_a_file_is_told_at_once():
+def test_every_violation_of_a_file_is_reported_at_once():
     with pytest.raises(InvalidInput) as caught:
         pipeline_spec(BAD, "web.toml")
     found = {e.field: e.reason for e in caught.value.errors}
@@ -243,6 +243,7 @@ def test_a_command_gate_has_time_to_pass_and_a_job_name():
     assert "56 are possible" in found["gates.a-rather-long-name-of-a-gate"]
 
 
+@pytest.mark.behaviour("CV1")
 @pytest.mark.parametrize(
     ("state", "result", "code", "outcome"),
     [
@@ -256,7 +257,7 @@ def test_a_command_gate_has_time_to_pass_and_a_job_name():
 def test_the_end_of_a_command_is_its_verdict(
     state: TaskState, result: str, code: int | None, outcome: GateOutcome | None
 ):
-    """CV1: a machine that failed meanwhile says nothing of what was checked."""
+    """A machine that failed meanwhile says nothing of what was checked."""
     spec = JobSpec(name="c", entitlement="e", tasks=1, image=f"sha256:{1:064x}", command=["/c"])
     last = Exit(result=result, code=code, at=1.0)
     task = TaskRecord(index=0, version=1, generation=1, state=state, last_exit=last)

@@ -93,9 +93,10 @@ BODIES = {
 """One route for each type of body: it is the body that costs."""
 
 
+@pytest.mark.behaviour("BUG-HT3")
 @pytest.mark.parametrize("name", BODIES)
 def test_the_work_of_a_request_grows_with_its_size(name: str) -> None:
-    """BUG-HT3: `${` 20,000 times took 22 s; a port listed 30,000 times made 246 MB of answer."""
+    """`${` 20,000 times took 22 s; a port listed 30,000 times made 246 MB of answer."""
     route = BODIES[name]
     for where in dict.fromkeys(fields_of(inspect.type_info(route.request))):
         for what, value in VALUES.items():
@@ -107,9 +108,10 @@ def test_the_work_of_a_request_grows_with_its_size(name: str) -> None:
             assert large < LINEAR * TIMES * small, (where, what, small, large)
 
 
+@pytest.mark.behaviour("BUG-HT3")
 @pytest.mark.parametrize("name", BODIES)
 def test_a_refusal_is_never_longer_than_what_was_refused(name: str) -> None:
-    """BUG-HT3: at most 100 errors, each of them short."""
+    """At most 100 errors, each of them short."""
     route = BODIES[name]
     for where in dict.fromkeys(fields_of(inspect.type_info(route.request))):
         for what, value in VALUES.items():

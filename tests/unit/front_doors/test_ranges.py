@@ -22,6 +22,8 @@ from control_plane.api.routes import ROUTES
 from wire.errors import InvalidInput
 from wire.routes import Route, decode_json
 
+pytestmark = pytest.mark.behaviour("BUG-HT1", "BUG-HT8")
+
 LARGEST = float(1 << 53)
 """Beyond it two programs that read the same JSON may have different numbers."""
 
@@ -70,9 +72,10 @@ def _is_short(pattern: str | None) -> bool:
     return pattern is not None and "*" not in pattern and "+" not in pattern
 
 
+@pytest.mark.behaviour("BUG-HT1", "BUG-HT8")
 @pytest.mark.parametrize("name", entering())
 def test_everything_that_enters_has_a_range(name: str) -> None:
-    """BUG-HT1, BUG-HT8: for types that come later, too."""
+    """For types that come later, too."""
     assert list(unbounded(inspect.type_info(entering()[name]), "", frozenset())) == []
 
 
@@ -81,10 +84,11 @@ UNREADABLE = "1e400"
 """No number to any program: the whole is refused before its fields are looked at."""
 
 
+@pytest.mark.behaviour("BUG-HT1")
 @pytest.mark.parametrize("number", HUGE)
 @pytest.mark.parametrize("field", ["memory_bytes", "cpus", "disk_bytes", "numa_nodes"])
 def test_facts_of_a_host_are_refused_with_field_value_and_range(field: str, number: str) -> None:
-    """BUG-HT1: memory of 10^400 bytes was stored, and no start came after it."""
+    """Memory of 10^400 bytes was stored, and no start came after it."""
     facts = {
         "machine_id": "vm1",
         "boot_id": "b",
@@ -102,8 +106,9 @@ def test_facts_of_a_host_are_refused_with_field_value_and_range(field: str, numb
     assert len(str(refused.value)) < 300
 
 
+@pytest.mark.behaviour("BUG-HT1")
 def test_numbers_of_queries_have_a_range() -> None:
-    """BUG-HT1: of the queries, too."""
+    """Of the queries, too."""
     from wire.fairness import Peer
     from wire.server import Call
 
@@ -113,8 +118,9 @@ def test_numbers_of_queries_have_a_range() -> None:
             Call(route, Peer("x", "user"), query={"after": text}).number("after")
 
 
+@pytest.mark.behaviour("BUG-HT1")
 def test_an_answer_with_a_huge_number_is_no_answer() -> None:
-    """BUG-HT1: a joined agent may say what it likes; the client takes no such answer."""
+    """A joined agent may say what it likes; the client takes no such answer."""
     for number in HUGE:
         with pytest.raises(msgspec.DecodeError):
             msgspec.json.decode(f'{{"cpus": {number}}}', type=Hardware)

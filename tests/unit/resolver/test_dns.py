@@ -62,6 +62,7 @@ def data(section) -> list[str]:
     return sorted(f"{dns.rdatatype.to_text(s.rdtype)} {r}" for s in section for r in s)
 
 
+@pytest.mark.behaviour("SD3")
 @pytest.mark.parametrize(
     ("name", "kind", "expected"),
     [
@@ -78,7 +79,7 @@ def data(section) -> list[str]:
     ],
 )
 def test_names_of_the_zone(name: str, kind: str, expected: list[str]):
-    """SD3: a job, one of its tasks, one of its ports."""
+    """A job, one of its tasks, one of its ports."""
     reply = ask(name, kind)
     assert reply.rcode() == dns.rcode.NOERROR
     assert reply.flags & dns.flags.AA
@@ -115,8 +116,9 @@ def test_no_such_name_is_not_no_such_record(name: str, kind: str, code: int):
     assert soa.minimum == ZONE.ttl_s
 
 
+@pytest.mark.behaviour("JC10")
 def test_srv_records_have_weights_where_they_differ_and_no_task_without_requests():
-    """JC10: a resolver that follows RFC 2782 gives a canary its part of the requests."""
+    """A resolver that follows RFC 2782 gives a canary its part of the requests."""
     few, none, *others = WEB
     server = a_server(web=[replace(few, weight=7), replace(none, weight=0), *others])
     told = data(ask("_http._tcp.web.twine.internal", "SRV", server).answer)

@@ -78,6 +78,7 @@ def test_weights_are_written_where_they_differ() -> None:
     assert f"server {first.host}:20000 weight=200;  # web-0" in text
 
 
+@pytest.mark.behaviour("JC10")
 def test_a_task_that_is_to_get_no_requests_is_in_the_file_and_gets_none() -> None:
     """A canary with none of the requests (JC10): nginx knows no weight of 0."""
     first, *others = WEB
@@ -101,12 +102,14 @@ def test_what_names_no_port_is_refused(text: str):
         proxies.service(text)
 
 
+@pytest.mark.behaviour("BUG-UX84")
 def test_a_service_that_is_named_twice_is_written_once() -> None:
-    """BUG-UX84: `api:http api:http` had two backends of one name, which HAProxy refuses."""
+    """`api:http api:http` had two backends of one name, which HAProxy refuses."""
     wanted = proxies.services(["web:http=:8080", "gone:http", "web:http=:8080"])
     assert proxies.shipped("haproxy.cfg.j2")(wanted, KNOWN) == HAPROXY
 
 
+@pytest.mark.behaviour("BUG-UX84")
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
@@ -116,7 +119,6 @@ def test_a_service_that_is_named_twice_is_written_once() -> None:
     ],
 )
 def test_services_that_collide_are_refused(texts: list[str], told: str) -> None:
-    """BUG-UX84."""
     with pytest.raises(InvalidInput, match=told):
         proxies.services(texts)
 

@@ -60,6 +60,13 @@ class TreeKernel(FakeKernel, frozen=True):
         }.get(name)
         if offers and value not in self.read(path.replace(name, offers)).split():
             self._refuse(path, value, errno.EINVAL)
+        folder = path.removesuffix(name)
+        is_preference = name == "energy_performance_preference"
+        if is_preference and "performance" == self.read(f"{folder}scaling_governor") != value:
+            self._refuse(path, value, errno.EBUSY)
+        preference = f"{folder}energy_performance_preference"
+        if f"{name}={value}" == "scaling_governor=performance" and self.exists(preference):
+            super().write(preference, value)  # it stays so, as with amd_pstate
         if name == "no_turbo" and " ida" not in self.read("/proc/cpuinfo"):
             self._refuse(path, value, errno.EPERM)
         if path == f"{CPUS}/smt/control":

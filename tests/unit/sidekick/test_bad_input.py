@@ -43,11 +43,12 @@ def run(
     return code, told.out, told.err
 
 
+@pytest.mark.behaviour("BUG-SK24")
 @pytest.mark.parametrize("name", TOO_MUCH)
 def test_a_profile_that_exceeds_the_limits_is_one_error_with_its_place(
     fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """BUG-SK24: a traceback, and `list` and `lint` of all profiles ended."""
+    """A traceback, and `list` and `lint` of all profiles ended."""
     text, where = TOO_MUCH[name]
     (profiles / "bad.toml").write_text(text)
     code, _, err = run(fake, profiles, capsys, "plan", "bad")
@@ -88,6 +89,7 @@ def test_the_limits_ignore_texts_and_comments(text: str) -> None:
     assert find_excess(text) is None
 
 
+@pytest.mark.behaviour("BUG-SK38")
 @pytest.mark.parametrize(
     ("line", "code", "kind"),
     [
@@ -109,7 +111,7 @@ def test_an_error_is_json_where_json_is_asked_for(
     kind: str,
     how: list[str],
 ) -> None:
-    """BUG-SK38: nothing came out on exits 3, 5 and 78."""
+    """Nothing came out on exits 3, 5 and 78."""
     (profiles / "wrong.toml").write_text("description='x'\nnosuch=1\n")
     found, out, err = run(fake, profiles, capsys, *line, *how)
     assert found == code
@@ -139,6 +141,7 @@ def as_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("io.open", refusing(open))
 
 
+@pytest.mark.behaviour("BUG-SK38")
 @pytest.mark.usefixtures("as_a_user")
 @pytest.mark.parametrize(
     ("line", "code"),
@@ -158,17 +161,18 @@ def as_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_user_without_rights_gets_an_answer_or_one_error(
     fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str], line: list[str], code: int
 ) -> None:
-    """BUG-SK38: tracebacks for users who may not read the state of root."""
+    """Tracebacks for users who may not read the state of root."""
     found, out, err = run(fake, profiles, capsys, *line, "-o", "json")
     assert found == code
     assert json.loads(out) is not None
     assert ("run as root" in err) is (code == 77)
 
 
+@pytest.mark.behaviour("BUG-SK38")
 def test_profiles_that_a_user_may_not_see_are_left_out(
     fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str], as_a_user: None
 ) -> None:
-    """BUG-SK38: those of the agent lie in root's folder."""
+    """Those of the agent lie in root's folder."""
     closed = fake.state.folder / "profiles"
     options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={closed}"]
     code = main([*options, "list"], make_host=lambda root: fake.host(root))

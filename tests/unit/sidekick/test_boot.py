@@ -39,7 +39,8 @@ def by_name(report: Report, setting: str) -> ApplyOutcome:
     return next(s.outcome for s in report.settings if s.setting == setting)
 
 
-def test_a_command_line_is_pending_until_it_is_seen_in_force(fake: FakeHost) -> None:  # HP2 HP12
+@pytest.mark.behaviour("HP2", "HP12")
+def test_a_command_line_is_pending_until_it_is_seen_in_force(fake: FakeHost) -> None:
     report = apply(fake, batch(fake))
     assert (report.state, exit_code(report)) == (ProfileState.PENDING_REBOOT, 2)
     assert by_name(report, "kernel.cmdline") is ApplyOutcome.PENDING_REBOOT
@@ -132,6 +133,7 @@ def test_a_reboot_that_did_not_help_is_not_repeated(fake: FakeHost) -> None:
     assert fake.processes.commands()[-1] == "systemctl kexec", "a new request may try again"
 
 
+@pytest.mark.behaviour("F-69")
 def test_a_failed_boot_is_detected_also_if_it_had_to_replace_an_argument(fake: FakeHost) -> None:
     # F-69: seen on a guest; the host's own line has neither the old argument nor the new one
     fake.apply(batch(fake))
@@ -193,7 +195,8 @@ def test_a_rollback_after_the_boot_waits_for_another_one(fake: FakeHost) -> None
     assert fake.state.load().boot == ()
 
 
-def test_every_boot_brings_the_profile_back(fake: FakeHost) -> None:  # HP12
+@pytest.mark.behaviour("HP12")
+def test_every_boot_brings_the_profile_back(fake: FakeHost) -> None:
     fake.with_grub()
     apply(fake, shipped(fake, "cache"))
     wanted = fake.live()
@@ -213,7 +216,8 @@ def test_originals_end_with_the_boot_they_belong_to(fake: FakeHost) -> None:
     assert fake.sysctl("vm.swappiness") == "60"
 
 
-def test_pages_that_memory_cannot_give_come_with_the_boot(fake: FakeHost) -> None:  # HP3
+@pytest.mark.behaviour("HP3")
+def test_pages_that_memory_cannot_give_come_with_the_boot(fake: FakeHost) -> None:
     fake.fs.free_pages["node0"] = 10
     target = a_target(fake, "cache", hugepages=Hugepages(pages_2m=32))
     report = apply(fake, target, reboot=True)
@@ -252,7 +256,8 @@ def test_pages_that_the_boot_did_not_bring_fail_the_profile(fake: FakeHost) -> N
     assert "booted with 32" in report.detail
 
 
-def test_a_run_is_undone_if_the_boot_loader_cannot_be_written(fake: FakeHost) -> None:  # F-69
+@pytest.mark.behaviour("F-69")
+def test_a_run_is_undone_if_the_boot_loader_cannot_be_written(fake: FakeHost) -> None:
     fake.with_grub()
     before = fake.everything()
     fake.fs.path(f"{CUSTOM}.new").mkdir()
@@ -263,7 +268,8 @@ def test_a_run_is_undone_if_the_boot_loader_cannot_be_written(fake: FakeHost) ->
     assert fake.everything() == before
 
 
-def test_pages_come_back_with_a_boot_on_every_node(tmp_path: Path) -> None:  # HP3
+@pytest.mark.behaviour("HP3")
+def test_pages_come_back_with_a_boot_on_every_node(tmp_path: Path) -> None:
     fake = FakeHost(tmp_path, nodes=2, memory_mib=8192)
     fake.fs.free_pages.update(node0=10, node1=0)
     fake.fs.free_large.update(node0=0, node1=0)
@@ -278,7 +284,8 @@ def test_pages_come_back_with_a_boot_on_every_node(tmp_path: Path) -> None:  # H
     assert (fake.pages(0), fake.pages(1), fake.pages(1, LARGE_POOL)) == (0, 0, 0)
 
 
-def test_the_guards_effect_ends_once_the_boot_has_come_up(fake: FakeHost) -> None:  # F-69 F-73
+@pytest.mark.behaviour("F-69", "F-73")
+def test_the_guards_effect_ends_once_the_boot_has_come_up(fake: FakeHost) -> None:
     fake.apply(batch(fake))
     fake.boot(LINE)
     fake.put("/proc/sys/kernel/panic", "30")
@@ -286,7 +293,8 @@ def test_the_guards_effect_ends_once_the_boot_has_come_up(fake: FakeHost) -> Non
     assert fake.sysctl("kernel.panic") == "0"
 
 
-def test_a_loop_of_requests_is_no_loop_of_reboots(fake: FakeHost) -> None:  # F-69
+@pytest.mark.behaviour("F-69")
+def test_a_loop_of_requests_is_no_loop_of_reboots(fake: FakeHost) -> None:
     for generation in (1, 2, 3):
         fake.apply(batch(fake, generation), may_reboot=True)
         fake.boot(ROOT)
@@ -296,8 +304,9 @@ def test_a_loop_of_requests_is_no_loop_of_reboots(fake: FakeHost) -> None:  # F-
     assert fake.processes.commands().count("systemctl kexec") == 3
 
 
-def test_reboots_are_counted_whatever_the_clock_says(fake: FakeHost) -> None:
-    """BUG-SK43: without a battery each boot's clock starts earlier than the last one ended."""
+@pytest.mark.behaviour("BUG-SK43")
+def test_reboots_are_counted_at_any_clock(fake: FakeHost) -> None:
+    """Without a battery each boot's clock starts earlier than the last one ended."""
     times = iter(range(1_700_000_000, 0, -10_000_000))
 
     def apply_at(generation: int) -> None:
@@ -314,8 +323,9 @@ def test_reboots_are_counted_whatever_the_clock_says(fake: FakeHost) -> None:
     apply_at(4)
 
 
+@pytest.mark.behaviour("BUG-SK43")
 def test_a_reboot_that_did_not_happen_is_not_counted(fake: FakeHost) -> None:
-    """BUG-SK43: a boot is counted by its id."""
+    """A boot is counted by its id."""
     for generation in (1, 2, 3, 4, 5):
         fake.apply(batch(fake, generation), may_reboot=True)
     assert len(fake.state.load().reboots) == 1
@@ -328,11 +338,12 @@ def test_reboots_that_an_earlier_release_noted_still_count(fake: FakeHost) -> No
         fake.apply(batch(fake), may_reboot=True)
 
 
+@pytest.mark.behaviour("BUG-SK44")
 @pytest.mark.parametrize("own", ["0", "10", "30"])
 def test_the_record_distinguishes_the_hosts_own_panic_from_the_guards(
     fake: FakeHost, own: str
 ) -> None:
-    """BUG-SK44: any 30 was taken for the guard's and became 0, also after rollback."""
+    """Any 30 was taken for the guard's and became 0, also after rollback."""
     fake.put("/proc/sys/kernel/panic", own)
     fake.apply(batch(fake))
     for line in (LINE, LINE, ROOT):
@@ -344,9 +355,10 @@ def test_the_record_distinguishes_the_hosts_own_panic_from_the_guards(
         assert standing.verify(fake.host(), fake.state).state is not ProfileState.DRIFTED
 
 
+@pytest.mark.behaviour("BUG-SK44")
 @pytest.mark.parametrize("name", ["kernel.panic", "kernel/panic"])
 def test_a_profiles_value_of_panic_is_not_mistaken_for_the_hosts(fake: FakeHost, name: str) -> None:
-    """BUG-SK44: the host's own value is the original of the setting, not what is in force."""
+    """The host's own value is the original of the setting, not what is in force."""
     wanted = a_target(fake, "p", sysctl={name: 30}, cmdline=(THP,))
     fake.apply(a_target(fake, "p", sysctl={name: 30}))
     fake.apply(wanted)
@@ -357,8 +369,9 @@ def test_a_profiles_value_of_panic_is_not_mistaken_for_the_hosts(fake: FakeHost,
     assert fake.sysctl("kernel.panic") == "0"
 
 
+@pytest.mark.behaviour("BUG-SK42")
 def test_kexec_never_gets_a_boot_loaders_source_text(fake: FakeHost) -> None:
-    """BUG-SK42: GRUB's variables arrived literally, and `$kernelopts` left no root."""
+    """GRUB's variables arrived literally, and `$kernelopts` left no root."""
     fake.with_grub()
     menu = fake.fs.read("/boot/grub/grub.cfg")
     fake.put("/boot/grub/grub.cfg", menu.replace(ROOT, "root=/dev/vda1 $tuned_params $kernelopts"))
@@ -373,8 +386,9 @@ def test_kexec_never_gets_a_boot_loaders_source_text(fake: FakeHost) -> None:
     assert fake.processes.ran[-2][3] == f"--command-line={ROOT} skew_tick=1"
 
 
+@pytest.mark.behaviour("BUG-SK42")
 def test_kexec_is_not_used_if_only_the_loader_knows_an_argument(fake: FakeHost) -> None:
-    """BUG-SK42: what was displaced is a variable; the way back is a boot through the loader."""
+    """What was displaced is a variable; the way back is a boot through the loader."""
     fake.with_grub()
     menu = fake.fs.read("/boot/grub/grub.cfg")
     fake.put("/boot/grub/grub.cfg", menu.replace(ROOT, f"{ROOT} transparent_hugepage=$thp"))
@@ -388,7 +402,8 @@ def test_kexec_is_not_used_if_only_the_loader_knows_an_argument(fake: FakeHost) 
     assert "kexec" not in " ".join(fake.processes.commands())
 
 
-def test_no_reboot_under_running_tasks(fake: FakeHost) -> None:  # F-75
+@pytest.mark.behaviour("F-75")
+def test_no_reboot_under_running_tasks(fake: FakeHost) -> None:
     events = "/sys/fs/cgroup/workload.slice/workload-a.slice/twine-task-x.service/cgroup.events"
     fake.put(events, "populated 1")
     with pytest.raises(Unprocessable, match="no reboot while tasks run"):
@@ -397,7 +412,8 @@ def test_no_reboot_under_running_tasks(fake: FakeHost) -> None:  # F-75
     assert standing.status(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
 
 
-def test_another_kernel_is_booted_by_its_version(fake: FakeHost) -> None:  # HP2
+@pytest.mark.behaviour("HP2")
+def test_another_kernel_is_booted_by_its_version(fake: FakeHost) -> None:
     target = a_target(fake, "new", kernel=Kernel(version="6.13.1-amd64"))
     report = fake.apply(target)
     assert "there is no /boot/vmlinuz-6.13.1-amd64" in report.settings[0].detail

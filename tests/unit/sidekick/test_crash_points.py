@@ -54,10 +54,11 @@ def crashed(folder: Path, point: int, target: Callable[[FakeHost], Target]) -> F
     return fake
 
 
+@pytest.mark.behaviour("HP12", "F-65")
 @pytest.mark.parametrize("target", [cache, bad])
 def test_a_crash_at_any_point_is_seen_finished_and_undone(
     tmp_path: Path, target: Callable[[FakeHost], Target]
-) -> None:  # HP12 F-65
+) -> None:
     points = points_of(tmp_path / "count", target)
     assert points > 20
     as_web = reference(tmp_path / "web").live()
@@ -129,7 +130,8 @@ def test_a_failure_after_a_crash_goes_back_to_the_profile_before_the_crash(
         assert fake.state.unfinished() is None
 
 
-def test_a_boot_finishes_what_the_power_cut_interrupted(tmp_path: Path) -> None:  # F-65
+@pytest.mark.behaviour("F-65")
+def test_a_boot_finishes_what_the_power_cut_interrupted(tmp_path: Path) -> None:
     as_web = reference(tmp_path / "web").live()
     as_cache = reference(tmp_path / "cache", cache).live()
     for point in range(10, points_of(tmp_path / "count", cache), 3):

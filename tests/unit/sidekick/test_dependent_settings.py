@@ -83,6 +83,7 @@ def values(fake: FakeHost) -> dict[str, str]:
     return {name: fake.sysctl(name) for name in DEFAULTS}
 
 
+@pytest.mark.behaviour("BUG-SK23")
 @pytest.mark.parametrize(
     "sysctl",
     [
@@ -93,7 +94,7 @@ def values(fake: FakeHost) -> dict[str, str]:
         {PERCENT: 100, RATE: 50000, PERIOD: 500000, RUNTIME: 400000},
     ],
 )
-def test_values_that_limit_each_other_are_applied_and_restored(  # BUG-SK23
+def test_values_that_limit_each_other_are_applied_and_restored(
     host: FakeHost, sysctl: dict[str, Any]
 ) -> None:
     report = host.apply(a_target(host, sysctl=sysctl))
@@ -103,7 +104,8 @@ def test_values_that_limit_each_other_are_applied_and_restored(  # BUG-SK23
     assert host.state.load().originals == {}
 
 
-def test_a_failed_run_undoes_values_that_limit_each_other(host: FakeHost) -> None:  # BUG-SK23
+@pytest.mark.behaviour("BUG-SK23")
+def test_a_failed_run_undoes_values_that_limit_each_other(host: FakeHost) -> None:
     wanted = {PERIOD: 500000, RUNTIME: 400000, PERCENT: 0, RATE: 50000, "vm.swappiness": 10}
     host.fs.refuses.add(path("vm.swappiness"))
     report = host.apply(a_target(host, sysctl=wanted))
@@ -128,9 +130,10 @@ STATES = st.fixed_dictionaries(
 )  # fmt: skip
 
 
+@pytest.mark.behaviour("BUG-SK23")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(profiles=st.lists(STATES.filter(is_valid), min_size=1, max_size=3))
-def test_any_sequence_of_profiles_is_undone_on_a_kernel_with_dependent_values(  # BUG-SK23
+def test_any_sequence_of_profiles_is_undone_on_a_kernel_with_dependent_values(
     tmp_path_factory: pytest.TempPathFactory, profiles: list[dict[str, Any]]
 ) -> None:
     fake = a_host(tmp_path_factory.mktemp("host"))
@@ -144,14 +147,16 @@ def test_any_sequence_of_profiles_is_undone_on_a_kernel_with_dependent_values(  
     assert values(fake) == DEFAULTS
 
 
-def test_a_value_that_was_empty_is_empty_again(host: FakeHost) -> None:  # BUG-SK25
+@pytest.mark.behaviour("BUG-SK25")
+def test_a_value_that_was_empty_is_empty_again(host: FakeHost) -> None:
     host.put(path(RESERVED), "")
     assert host.apply(a_target(host, sysctl={RESERVED: "8080"})).state is ProfileState.VERIFIED
     assert host.apply(Target()).state is ProfileState.NONE
     assert host.sysctl(RESERVED) == ""
 
 
-def test_a_refused_spelling_leaves_an_empty_value_empty(host: FakeHost) -> None:  # BUG-SK25
+@pytest.mark.behaviour("BUG-SK25")
+def test_a_refused_spelling_leaves_an_empty_value_empty(host: FakeHost) -> None:
     host.put(path(RESERVED), "")
     host.fs.rounds[path(RESERVED)] = lambda value: value.replace("8080,8081", "8080")
     report = host.apply(a_target(host, sysctl={RESERVED: "8080,8081"}))
@@ -176,7 +181,8 @@ def with_module(fake: FakeHost, monkeypatch: pytest.MonkeyPatch, brings: bool = 
     monkeypatch.setattr(fake.processes, "run", modprobe)
 
 
-def test_a_module_is_loaded_before_its_sysctls_are_read(  # BUG-SK30
+@pytest.mark.behaviour("BUG-SK30")
+def test_a_module_is_loaded_before_its_sysctls_are_read(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_module(host, monkeypatch)
@@ -188,7 +194,8 @@ def test_a_module_is_loaded_before_its_sysctls_are_read(  # BUG-SK30
     assert not host.fs.exists("/sys/module/br_netfilter")
 
 
-def test_a_module_that_does_not_bring_the_sysctl_is_unloaded(  # BUG-SK30
+@pytest.mark.behaviour("BUG-SK30")
+def test_a_module_that_does_not_bring_the_sysctl_is_unloaded(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_module(host, monkeypatch, brings=False)
@@ -207,7 +214,8 @@ def with_huge_pages(fake: FakeHost) -> None:
     fake.fs.after[f"{FOLDER}/enabled"] = lambda _: fake.put(path(FREE), "67584")
 
 
-def test_huge_pages_and_the_reserve_that_they_change_are_both_applied(  # BUG-SK37
+@pytest.mark.behaviour("BUG-SK37")
+def test_huge_pages_and_the_reserve_that_they_change_are_both_applied(
     host: FakeHost,
 ) -> None:
     with_huge_pages(host)
@@ -219,8 +227,9 @@ def test_huge_pages_and_the_reserve_that_they_change_are_both_applied(  # BUG-SK
     assert host.sysctl(FREE) == "45056"
 
 
+@pytest.mark.behaviour("BUG-SK37")
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_memory_reserve_that_huge_pages_changed_is_restored(  # BUG-SK37
+def test_the_memory_reserve_that_huge_pages_changed_is_restored(
     host: FakeHost, fails: bool
 ) -> None:
     with_huge_pages(host)
@@ -235,7 +244,8 @@ def test_the_memory_reserve_that_huge_pages_changed_is_restored(  # BUG-SK37
     assert host.sysctl(FREE) == "45056"
 
 
-def test_a_childs_name_of_a_limit_replaces_its_parents_other() -> None:  # BUG-SK21
+@pytest.mark.behaviour("BUG-SK21")
+def test_a_childs_name_of_a_limit_replaces_its_parents_other() -> None:
     merged = SysctlSetting().merge(
         {"vm.dirty_ratio": 10, "vm.swappiness": 1}, {"vm.dirty_bytes": 8388608}
     )
@@ -243,10 +253,9 @@ def test_a_childs_name_of_a_limit_replaces_its_parents_other() -> None:  # BUG-S
     assert SysctlSetting().check(a_profile(sysctl=merged)) == []
 
 
+@pytest.mark.behaviour("BUG-SK32")
 @pytest.mark.parametrize("module", ["bfq.ko.xz", "kyber-iosched.ko.xz"])
-def test_a_scheduler_that_is_a_module_is_loaded_by_the_write(  # BUG-SK32
-    host: FakeHost, module: str
-) -> None:
+def test_a_scheduler_that_is_a_module_is_loaded_by_the_write(host: FakeHost, module: str) -> None:
     queue, choice = "/sys/block/vda/queue", module.partition(".")[0].removesuffix("-iosched")
     host.put(f"{queue}/scheduler", "[none] mq-deadline")
     host.put(f"{queue}/rotational", "0")
@@ -263,6 +272,7 @@ def test_a_scheduler_that_is_a_module_is_loaded_by_the_write(  # BUG-SK32
 NEIGH = "net.ipv4.neigh.default."
 
 
+@pytest.mark.behaviour("BUG-SK26")
 @pytest.mark.parametrize(
     ("coarse", "exact", "unit", "original"),
     [
@@ -273,7 +283,7 @@ NEIGH = "net.ipv4.neigh.default."
     ],
 )
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_coarse_name_of_a_value_is_undone_through_its_exact_name(  # BUG-SK26
+def test_a_coarse_name_of_a_value_is_undone_through_its_exact_name(
     host: FakeHost, coarse: str, exact: str, unit: int, original: int, fails: bool
 ) -> None:
     one, other = (path_of(f"sysctl.{name}") for name in (coarse, exact))
@@ -292,8 +302,9 @@ def test_a_coarse_name_of_a_value_is_undone_through_its_exact_name(  # BUG-SK26
     assert host.state.load().originals == {}
 
 
+@pytest.mark.behaviour("BUG-SK29")
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_list_that_a_congestion_control_extended_is_restored(  # BUG-SK29
+def test_the_list_that_a_congestion_control_extended_is_restored(
     host: FakeHost, fails: bool
 ) -> None:
     chosen, allowed = "net.ipv4.tcp_congestion_control", "net.ipv4.tcp_allowed_congestion_control"

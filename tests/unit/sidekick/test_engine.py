@@ -36,7 +36,8 @@ ENGINE = [
 KNOB = "/sys/class/thing/knob"
 
 
-def test_the_engine_names_no_kind_of_setting() -> None:  # BUG-SK5
+@pytest.mark.behaviour("BUG-SK5")
+def test_the_engine_names_no_kind_of_setting() -> None:
     kinds = set(SETTINGS)
     paths = [FOLDER / f"{name}.py" for name in ENGINE] + list((FOLDER / "loaders").glob("*.py"))
     for path in paths:
@@ -101,7 +102,8 @@ def a_thing(fake: FakeHost, name: str = "web", **section: str) -> Target:
     return target_of(a_profile(name, thing=Thing(**section)), fake.host())
 
 
-def test_a_new_kind_is_applied_verified_and_undone(thing: FakeHost) -> None:  # BUG-SK5
+@pytest.mark.behaviour("BUG-SK5")
+def test_a_new_kind_is_applied_verified_and_undone(thing: FakeHost) -> None:
     report = thing.apply(a_thing(thing, knob="fast"))
     assert report.state is ProfileState.VERIFIED
     assert (thing.fs.read(KNOB), thing.processes.ran) == (
@@ -112,7 +114,8 @@ def test_a_new_kind_is_applied_verified_and_undone(thing: FakeHost) -> None:  # 
     assert thing.fs.read(KNOB) == "slow"
 
 
-def test_a_kernel_that_keeps_its_own_value_fails_the_run(thing: FakeHost) -> None:  # F-64
+@pytest.mark.behaviour("F-64")
+def test_a_kernel_that_keeps_its_own_value_fails_the_run(thing: FakeHost) -> None:
     thing.fs.rounds[KNOB] = lambda value: "medium"
     report = thing.apply(a_thing(thing, knob="fast"))
     assert report.rolled_back is False, "medium is neither slow nor fast"
@@ -127,7 +130,8 @@ def test_a_run_is_undone_if_a_service_does_not_restart(thing: FakeHost) -> None:
     assert "Job failed" in report.detail
 
 
-def test_a_service_is_restarted_even_if_the_run_before_was_killed(thing: FakeHost) -> None:  # F-65
+@pytest.mark.behaviour("F-65")
+def test_a_service_is_restarted_even_if_the_run_before_was_killed(thing: FakeHost) -> None:
     from fake_host import Crash
 
     class Killed(Crash):

@@ -120,7 +120,7 @@ def test_the_facts_of_branches_that_are_not_taken_are_known() -> None:
     assert parse("a.b if c.d or e.f else [g.h]").facts == {"a.b", "c.d", "e.f", "g.h"}
 
 
-def test_facts_are_not_changed_by_whoever_gets_them() -> None:
+def test_readers_cannot_change_facts() -> None:
     value = parse("disk.names").evaluate(FACTS)
     assert isinstance(value, list)
     value.clear()

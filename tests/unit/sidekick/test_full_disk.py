@@ -83,12 +83,13 @@ def writes_of(folder: Path, target: Callable[[FakeHost], Target]) -> int:
     return disk.writes - before
 
 
+@pytest.mark.behaviour("BUG-SK39")
 @pytest.mark.parametrize("is_taken", [False, True])
 @pytest.mark.parametrize("target", [cache, bad])
 def test_a_disk_that_is_full_at_any_write_leaves_a_way_back(
     tmp_path: Path, target: Callable[[FakeHost], Target], is_taken: bool
 ) -> None:
-    """BUG-SK39: 11 settings stayed changed, and rollback was blocked."""
+    """11 settings stayed changed, and rollback was blocked."""
     writes = writes_of(tmp_path / "count", target)
     assert writes > 8
     for at in range(1, writes + 1):
@@ -108,11 +109,12 @@ def test_a_disk_that_is_full_at_any_write_leaves_a_way_back(
         assert standing.status(fake.host(), fake.state).state is ProfileState.NONE
 
 
+@pytest.mark.behaviour("BUG-SK39")
 @pytest.mark.parametrize("target", [cache])
 def test_a_full_disk_after_the_first_write_does_not_stop_a_run(
     tmp_path: Path, target: Callable[[FakeHost], Target]
 ) -> None:
-    """BUG-SK39: the reserve holds the record and the journal of the whole run."""
+    """The reserve holds the record and the journal of the whole run."""
     fake, disk = on(tmp_path)
     fake.apply(web(fake))
     wanted = target(fake)
@@ -127,8 +129,9 @@ def test_a_full_disk_after_the_first_write_does_not_stop_a_run(
     assert fake.state.load().applied == wanted
 
 
+@pytest.mark.behaviour("BUG-SK40")
 def test_a_torn_report_blocks_nothing_and_is_made_again(fake: FakeHost) -> None:
-    """BUG-SK40: a torn status.json stopped status, apply and rollback."""
+    """A torn status.json stopped status, apply and rollback."""
     untouched = fake.everything()
     status = fake.state.folder / "status.json"
     fake.apply(web(fake))
@@ -148,18 +151,20 @@ def test_a_torn_report_blocks_nothing_and_is_made_again(fake: FakeHost) -> None:
     assert fake.everything() == untouched
 
 
+@pytest.mark.behaviour("BUG-SK40")
 def test_a_lost_report_is_made_again_from_the_host(fake: FakeHost) -> None:
-    """BUG-SK40: it is read, not assumed to be as it was."""
+    """It is read, not assumed to be as it was."""
     fake.apply(a_target(fake, sysctl={"vm.swappiness": 10}))
     (fake.state.folder / "status.json").write_text("")
     fake.fs.write("/proc/sys/vm/swappiness", "20")
     assert standing.status(fake.host(), fake.state).state is ProfileState.DRIFTED
 
 
+@pytest.mark.behaviour("BUG-SK39")
 def test_a_failed_write_leaves_no_partial_data_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-SK39: half of a copy, or half of a line, would keep the disk full."""
+    """Half of a copy, or half of a line, would keep the disk full."""
     disk, path = Disk(), tmp_path / "file"
     disk.append(path, "one")
 

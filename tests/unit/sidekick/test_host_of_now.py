@@ -80,8 +80,9 @@ def bench(tmp_path: Path) -> Bench:
     return made
 
 
+@pytest.mark.behaviour("BUG-SK34")
 def test_bug_sk34_a_disk_that_appears_is_found_by_verify_and_plan(bench: Bench) -> None:
-    # BUG-SK34
+
     bench.add_disk()
     assert bench.run("plan", "mine") == 2
     assert bench.run("verify") == 2
@@ -95,7 +96,8 @@ def test_bug_sk34_a_disk_that_appears_is_found_by_verify_and_plan(bench: Bench) 
     assert read.strip() == "128"
 
 
-def test_bug_sk34_a_disk_that_goes_away_is_no_drift(bench: Bench) -> None:  # BUG-SK34
+@pytest.mark.behaviour("BUG-SK34")
+def test_bug_sk34_a_disk_that_goes_away_is_no_drift(bench: Bench) -> None:
     bench.add_disk()
     assert bench.run("apply-profile", "mine") == 0
     bench.remove_disk()
@@ -105,8 +107,9 @@ def test_bug_sk34_a_disk_that_goes_away_is_no_drift(bench: Bench) -> None:  # BU
     assert bench.run("rollback") == 0
 
 
+@pytest.mark.behaviour("BUG-SK35")
 def test_bug_sk35_a_processor_that_goes_offline_changes_what_is_wanted(bench: Bench) -> None:
-    # BUG-SK35
+
     before = bench.fake.fs.read("/proc/sys/net/core/netdev_max_backlog")
     bench.fake.fs.path(f"{CPUS}/online").write_text("0-1\n")
     assert bench.run("plan", "mine") == 2
@@ -117,10 +120,11 @@ def test_bug_sk35_a_processor_that_goes_offline_changes_what_is_wanted(bench: Be
     assert bench.fake.fs.read("/proc/sys/net/core/netdev_max_backlog") == "2000"
 
 
+@pytest.mark.behaviour("BUG-SK34", "BUG-SK35")
 @pytest.mark.parametrize("change", [Bench.add_disk, lambda b: _offline(b)])
 def test_bug_sk34_the_timers_look_sees_that_the_host_changed(
     bench: Bench, change: Callable[[Bench], None]
-) -> None:  # BUG-SK34 BUG-SK35
+) -> None:
     assert bench.run("verify", "--timer") == 0
     assert look.is_as_it_was(str(bench.fake.state.folder))
     change(bench)
@@ -131,8 +135,9 @@ def _offline(bench: Bench) -> None:
     bench.fake.fs.path(f"{CPUS}/online").write_text("0-1\n")
 
 
+@pytest.mark.behaviour("BUG-SK34")
 def test_bug_sk34_the_timer_sets_up_a_new_device_if_repair_is_enabled(bench: Bench) -> None:
-    # BUG-SK34
+
     config = bench.fake.root / "etc/twine/sidekick.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text("repair_drift = true\n")
@@ -143,15 +148,17 @@ def test_bug_sk34_the_timer_sets_up_a_new_device_if_repair_is_enabled(bench: Ben
     assert read.strip() == "64"
 
 
+@pytest.mark.behaviour("BUG-SK34")
 def test_bug_sk34_a_boot_applies_the_profile_to_the_present_disks(bench: Bench) -> None:
-    # BUG-SK34
+
     bench.fake.fs.write("/proc/sys/kernel/random/boot_id", "another")
     bench.add_disk()
     assert bench.run("resume") == 0
     assert bench.outcome("block.nvme9n1.read_ahead_kb") is ApplyOutcome.APPLIED
 
 
-def test_an_edited_file_is_no_drift_before_it_is_applied(bench: Bench) -> None:  # BUG-SK34
+@pytest.mark.behaviour("BUG-SK34")
+def test_an_edited_file_is_no_drift_before_it_is_applied(bench: Bench) -> None:
     bench.write(PROFILE.replace("= 64", "= 32"))
     assert bench.run("verify") == 0
     (bench.profiles / "mine.toml").unlink()
@@ -160,8 +167,9 @@ def test_an_edited_file_is_no_drift_before_it_is_applied(bench: Bench) -> None: 
     assert bench.run("verify") == 0
 
 
+@pytest.mark.behaviour("BUG-SK35")
 def test_bug_sk35_a_profile_that_no_longer_fits_is_reported_without_an_error(bench: Bench) -> None:
-    # BUG-SK35
+
     text = PROFILE.replace("cpu.count * 1000", "60000 // (cpu.count - 2)")
     bench.write(text)
     assert bench.run("apply-profile", "mine") == 0
@@ -171,9 +179,10 @@ def test_bug_sk35_a_profile_that_no_longer_fits_is_reported_without_an_error(ben
     assert "does not fit the present host" in bench.report().detail
 
 
+@pytest.mark.behaviour("BUG-SK35")
 def test_bug_sk35_a_setting_that_changes_facts_is_settled_in_one_command(
     tmp_path: Path,
-) -> None:  # BUG-SK35
+) -> None:
     bench = Bench(tmp_path, PROFILE + '[smt]\nmode = "off"\n')
     assert bench.run("apply-profile", "mine") == 0
     assert bench.run("verify") == 0
@@ -189,10 +198,11 @@ sysctl."vm.swappiness" = 7
 """
 
 
+@pytest.mark.behaviour("HP10")
 @pytest.mark.parametrize(("datacenter", "wanted"), [("dc1", "7"), ("dc2", "60")])
 def test_hp10_a_profile_may_use_the_location_of_the_machine(
     tmp_path: Path, datacenter: str, wanted: str
-) -> None:  # HP10
+) -> None:
     bench = Bench(tmp_path, TURBO)
     candidate = CandidateIdentity(
         machine="m1",
@@ -207,10 +217,11 @@ def test_hp10_a_profile_may_use_the_location_of_the_machine(
     assert bench.fake.fs.read("/proc/sys/vm/swappiness") == wanted
 
 
+@pytest.mark.behaviour("HP10")
 @pytest.mark.parametrize("text", ["not toml [", "colour = 'red'\n", "msb = 3\n"])
 def test_hp10_a_bad_file_of_the_location_is_one_error(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:  # HP10
+) -> None:
     bench = Bench(tmp_path, TURBO)
     path = bench.fake.fs.path("/etc/twine/location.toml")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,8 +230,9 @@ def test_hp10_a_bad_file_of_the_location_is_one_error(
     assert "/etc/twine/location.toml" in capsys.readouterr().err
 
 
+@pytest.mark.behaviour("BUG-SK34")
 def test_a_record_of_an_earlier_release_is_verified_as_it_was_written(bench: Bench) -> None:
-    # BUG-SK34
+
     record = bench.fake.state.load()
     assert record.applied
     fields = {name: getattr(record, name) for name in Record.__struct_fields__}

@@ -26,7 +26,8 @@ def a_change(before: int, after: int, node: int = 0, if_short: str = "reboot") -
     )
 
 
-def test_pages_are_spread_over_the_nodes(tmp_path: Path) -> None:  # HP3
+@pytest.mark.behaviour("HP3")
+def test_pages_are_spread_over_the_nodes(tmp_path: Path) -> None:
     fake = FakeHost(tmp_path, nodes=3, memory_mib=4096)
     target = a_target(fake, hugepages=Hugepages(pages_2m=8))
     assert [(w.setting, w.value) for w in target.wanted] == [
@@ -65,7 +66,8 @@ def test_pages_that_are_there_are_applied_at_once(fake: FakeHost, pages: int) ->
     assert fake.slept == []
 
 
-def test_a_shortfall_is_met_by_compaction(fake: FakeHost) -> None:  # F-66
+@pytest.mark.behaviour("F-66")
+def test_a_shortfall_is_met_by_compaction(fake: FakeHost) -> None:
     fake.fs.free_pages["node0"] = 20
     fake.fs.compacted.extend([4, 8])
     applied = SETTING.apply(fake.host(), a_change(0, 32))
@@ -140,9 +142,10 @@ def boot_line(fake: FakeHost, own: str = "", **pages: object) -> str:
     return " ".join(a for c in SETTING.boot(wanted, own) for a in c.arguments)
 
 
+@pytest.mark.behaviour("HP3")
 def test_boot_arguments_name_every_page_size_and_each_of_several_nodes(
     tmp_path: Path,
-) -> None:  # HP3
+) -> None:
     one = FakeHost(tmp_path / "one", memory_mib=8192)
     two = FakeHost(tmp_path / "two", nodes=2, memory_mib=8192)
     assert boot_line(one, pages_2m=8) == "hugepagesz=2M hugepages=8"
@@ -152,7 +155,8 @@ def test_boot_arguments_name_every_page_size_and_each_of_several_nodes(
     assert boot_line(one, pages_2m=0) == ""
 
 
-def test_a_count_never_becomes_one_of_another_size(tmp_path: Path) -> None:  # BUG-SK1
+@pytest.mark.behaviour("BUG-SK1")
+def test_a_count_never_becomes_one_of_another_size(tmp_path: Path) -> None:
     fake = FakeHost(tmp_path, memory_mib=8192)
     own = "ro hugepagesz=1G hugepages=4 quiet"
     assert boot_line(fake, own, pages_2m=200) == (
@@ -191,7 +195,8 @@ def test_pools_shrink_before_others_grow_and_large_pages_come_before_small_ones(
     assert [c.setting for c in changes] == ["hugepages.1g.node0", "hugepages.2m.node0"]
 
 
-def test_memory_in_use_is_not_taken_from_running_tasks(fake: FakeHost) -> None:  # F-67 F-75
+@pytest.mark.behaviour("F-67", "F-75")
+def test_memory_in_use_is_not_taken_from_running_tasks(fake: FakeHost) -> None:
     fake.put("/proc/meminfo", "MemTotal: 1048576 kB\nMemAvailable: 131072 kB\n")
     events = "/sys/fs/cgroup/workload.slice/workload-a.slice/twine-task-x.service/cgroup.events"
     fake.put(events, "populated 1\nfrozen 0")

@@ -144,7 +144,7 @@ def test_a_line_that_a_profile_may_not_have_is_reported_with_its_number(
     assert library.load("the-child", {}).lineage == ("the-child", "fast")
 
 
-def test_no_line_is_neither_converted_nor_told(
+def test_every_line_is_converted_or_reported(
     folder: Path, fake: FakeHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Comparing what comes out with a count of what went in, section by section."""
@@ -183,7 +183,7 @@ def test_files_that_are_there_are_not_overwritten(
     assert (into / "fast.toml").read_text() == "mine"
 
 
-def test_a_folder_without_profiles_is_told_so(tmp_path: Path) -> None:
+def test_a_folder_without_profiles_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"has no tuned\.conf"):
         convert(tmp_path, lambda kind, word: "")
 
@@ -239,8 +239,9 @@ vm.swappiness=1
 """
 
 
+@pytest.mark.behaviour("BUG-SK20")
 def test_a_condition_is_converted_or_its_instance_is_left_out(tmp_path: Path) -> None:
-    """BUG-SK20: TuneD's own throughput-performance became `thp = never` on every x86 host."""
+    """TuneD's own throughput-performance became `thp = never` on every x86 host."""
     (tmp_path / "tuned.conf").write_text(CONDITIONAL)
     (found,) = convert(tmp_path, lambda table, key: "")
     raw = tomllib.loads(found.text)
@@ -287,8 +288,9 @@ def test_a_condition_is_converted_or_its_instance_is_left_out(tmp_path: Path) ->
         assert (thp.enabled if thp else None) == enabled
 
 
+@pytest.mark.behaviour("BUG-SK20")
 def test_what_a_parent_says_is_not_silently_kept(tmp_path: Path) -> None:
-    """BUG-SK20: `enabled=0` and `replace=1` are conditions of what is inherited."""
+    """`enabled=0` and `replace=1` are conditions of what is inherited."""
     text = "[main]\ninclude=base\n[vm]\nenabled=0\n[sysctl]\nreplace=1\nvm.swappiness=1\n"
     (tmp_path / "tuned.conf").write_text(text)
     (found,) = convert(tmp_path, lambda table, key: "")
@@ -297,8 +299,9 @@ def test_what_a_parent_says_is_not_silently_kept(tmp_path: Path) -> None:
     assert reasons["[sysctl] replace = 1"] == "cannot remove a setting of a parent"
 
 
+@pytest.mark.behaviour("BUG-SK22")
 def test_a_folder_of_current_tuned_is_known(tmp_path: Path) -> None:
-    """BUG-SK22: TuneD 2.23 and later keeps its profiles one folder deeper."""
+    """TuneD 2.23 and later keeps its profiles one folder deeper."""
     folder = tmp_path / "profiles" / "mine"
     folder.mkdir(parents=True)
     (folder / "tuned.conf").write_text("[sysctl]\nvm.swappiness=1\n")

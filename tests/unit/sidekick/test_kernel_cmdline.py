@@ -79,6 +79,7 @@ def test_pages_that_linger_on_the_line_ask_for_no_reboot() -> None:
     assert leftovers(f"ro hugepages=8 {THP}", owned, {}) == [THP]
 
 
+@pytest.mark.behaviour("F-68")
 @pytest.mark.parametrize(
     "argument",
     [
@@ -104,19 +105,21 @@ def test_pages_that_linger_on_the_line_ask_for_no_reboot() -> None:
         "cgroup_disable=pids",
     ],
 )
-def test_a_hostile_argument_is_refused(argument: str) -> None:  # F-68
+def test_a_hostile_argument_is_refused(argument: str) -> None:
     (error,) = KernelSetting().check(a_profile(cmdline=(argument,)))
     assert error.field == "kernel.cmdline"
 
 
-def test_what_voids_every_limit_is_refused_by_name() -> None:  # BUG-SK4
+@pytest.mark.behaviour("BUG-SK4")
+def test_what_voids_every_limit_is_refused_by_name() -> None:
     check = KernelSetting().check
     (error,) = check(a_profile(cmdline=("cgroup_disable=memory",)))
     assert "would void every limit of tasks: memory must stay" in error.reason
     assert check(a_profile(cmdline=("cgroup_disable=cpu",))) == []
 
 
-def test_a_kernel_version_is_no_way_into_a_path() -> None:  # F-68
+@pytest.mark.behaviour("F-68")
+def test_a_kernel_version_is_no_way_into_a_path() -> None:
     for version in ("../../tmp/x", "6.1 init=/bin/sh", "", "$(reboot)"):
         assert KernelSetting().check(a_profile(kernel=Kernel(version=version)))
 
@@ -143,7 +146,7 @@ def test_a_line_the_kernel_would_cut_off_is_refused(fake: FakeHost) -> None:
     assert "longer than 2047" in report.detail
 
 
-def test_in_force_staged_and_gone_are_told_apart(fake: FakeHost) -> None:
+def test_in_force_staged_and_gone_are_distinguished(fake: FakeHost) -> None:
     target = a_target(fake, cmdline=(THP,))
     assert fake.apply(target).state is ProfileState.PENDING_REBOOT
     line = fake.fs.read(FILE).splitlines()[-1]

@@ -26,9 +26,10 @@ def stuck(fake: FakeHost) -> FakeHost:
     return fake
 
 
+@pytest.mark.behaviour("BUG-SK36")
 def test_bug_sk36_rollback_restores_the_rest_and_names_what_a_boot_brings(
     stuck: FakeHost,
-) -> None:  # BUG-SK36
+) -> None:
     report = stuck.apply(Target())
     assert (report.state, report.rolled_back) == (ProfileState.PENDING_REBOOT, False)
     assert exit_code(report) == 2
@@ -38,8 +39,9 @@ def test_bug_sk36_rollback_restores_the_rest_and_names_what_a_boot_brings(
     assert "the next boot restores the original" in left.detail
 
 
+@pytest.mark.behaviour("BUG-SK36")
 def test_bug_sk36_it_stays_reported_until_the_boot_and_no_longer(stuck: FakeHost) -> None:
-    # BUG-SK36
+
     stuck.apply(Target())
     for look in (verify, status):
         assert look(stuck.host(), stuck.state).state is ProfileState.PENDING_REBOOT
@@ -52,8 +54,9 @@ def test_bug_sk36_it_stays_reported_until_the_boot_and_no_longer(stuck: FakeHost
     assert verify(stuck.host(), stuck.state).state is ProfileState.NONE
 
 
+@pytest.mark.behaviour("BUG-SK36")
 def test_bug_sk36_the_next_profile_is_applied_and_says_what_is_left(stuck: FakeHost) -> None:
-    # BUG-SK36
+
     report = stuck.apply(a_target(stuck, sysctl={OTHER: 9}))
     assert report.state is ProfileState.PENDING_REBOOT
     assert stuck.fs.read("/proc/sys/vm/swappiness") == "9"
@@ -62,16 +65,18 @@ def test_bug_sk36_the_next_profile_is_applied_and_says_what_is_left(stuck: FakeH
     assert stuck.fs.read("/proc/sys/vm/swappiness") == "8"
 
 
+@pytest.mark.behaviour("BUG-SK36")
 def test_bug_sk36_a_value_restored_by_hand_is_no_longer_reported(
     stuck: FakeHost,
-) -> None:  # BUG-SK36
+) -> None:
     stuck.apply(Target())
     stuck.put(PATH, "4096")
     assert verify(stuck.host(), stuck.state).state is ProfileState.NONE
 
 
+@pytest.mark.behaviour("BUG-SK36", "F-64")
 def test_bug_sk36_a_wanted_value_that_is_refused_still_undoes_everything(fake: FakeHost) -> None:
-    # BUG-SK36 F-64
+
     fake.fs.rounds[PATH] = lambda _: "4096"
     report = fake.apply(a_target(fake, sysctl={STUCK: 5000, OTHER: 7}))
     assert (report.state, report.rolled_back) == (ProfileState.DEGRADED, True)
@@ -82,8 +87,9 @@ def test_bug_sk36_a_wanted_value_that_is_refused_still_undoes_everything(fake: F
 SCHEDULED = "description = 'x'\n[block.rotating]\nscheduler = 'mq-deadline'\n"
 
 
+@pytest.mark.behaviour("BUG-SK29")
 def test_bug_sk29_a_module_that_a_value_loaded_is_unloaded_with_it(tmp_path: Path) -> None:
-    # BUG-SK29
+
     fake = RecordedHost(tmp_path / "host", "vm")
     (tmp_path / "x.toml").write_text(SCHEDULED)
     fake.fs.path("/sys/block/vda/queue/scheduler").write_text("[none] mq-deadline\n")

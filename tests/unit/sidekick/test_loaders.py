@@ -44,10 +44,22 @@ def test_a_host_is_known_by_its_files(tmp_path: Path) -> None:
     assert loaders.find(old.host()).name == "none", "this menu does not read custom.cfg"
 
 
+@pytest.mark.behaviour("BUG-SK48")
+def test_the_newest_entry_counts_where_the_running_kernel_has_none(fake: FakeHost) -> None:
+    """As text 6.9 comes after 6.10."""
+    fake.with_systemd_boot()
+    fake.drop("/boot/efi/loader/entries/debian.conf")
+    for version in ("6.9.12-1", "6.10.3-2", "6.10.3-10", "6.2.0-rc1"):
+        text = f"title x\nversion {version}\nlinux /vmlinuz-{version}\noptions root={version}\n"
+        fake.put(f"/boot/efi/loader/entries/{version}.conf", text)
+    assert loaders.find(fake.host()).own_line(fake.host()) == "root=6.10.3-10"
+
+
+@pytest.mark.behaviour("F-69")
 @real_loader
 def test_an_entry_is_tried_once_and_kept_only_after_a_healthy_boot(
     fake: FakeHost, make: Make
-) -> None:  # F-69
+) -> None:
     without_kexec(make(fake))
     untouched = fake.everything()
     fake.apply(batch(fake), may_reboot=True)
@@ -65,10 +77,9 @@ def test_an_entry_is_tried_once_and_kept_only_after_a_healthy_boot(
     assert fake.everything() == untouched
 
 
+@pytest.mark.behaviour("F-69")
 @real_loader
-def test_a_boot_that_fails_is_followed_by_the_hosts_own_line(
-    fake: FakeHost, make: Make
-) -> None:  # F-69
+def test_a_boot_that_fails_is_followed_by_the_hosts_own_line(fake: FakeHost, make: Make) -> None:
     without_kexec(make(fake))
     fake.apply(batch(fake), may_reboot=True)
     assert fake.next_line() == LINE, "this one panics before anything of ours runs"
@@ -93,16 +104,17 @@ def test_an_unplanned_reboot_uses_the_hosts_own_line(fake: FakeHost, make: Make)
     assert fake.resume().state is ProfileState.PENDING_REBOOT
 
 
+@pytest.mark.behaviour("F-69")
 def test_grub_does_not_try_an_entry_once_if_it_cannot_record_the_try(
     fake: FakeHost,
-) -> None:  # F-69
+) -> None:
     without_kexec(fake.with_grub("btrfs"))
     with pytest.raises(Unprocessable, match="cannot record on btrfs"):
         fake.apply(batch(fake), may_reboot=True)
     assert fake.processes.ran == []
 
 
-def test_what_else_stands_in_the_file_stays(fake: FakeHost) -> None:
+def test_other_lines_of_the_file_stay(fake: FakeHost) -> None:
     fake.with_grub()
     mine = "menuentry 'mine' {\n\tlinux /x\n}\n\n# end"
     fake.fs.path(CUSTOM).write_text(mine + "\n")
@@ -134,10 +146,9 @@ def test_an_entry_that_is_missing_damaged_or_outdated_is_drift(fake: FakeHost) -
     assert "vmlinuz-6.13.0-" in fake.fs.read(CUSTOM)
 
 
+@pytest.mark.behaviour("BUG-SK2", "F-65", "HP12")
 @every_loader
-def test_a_crash_at_any_point_of_staging_loses_nothing(
-    tmp_path: Path, make: Make
-) -> None:  # BUG-SK2 F-65 HP12
+def test_a_crash_at_any_point_of_staging_loses_nothing(tmp_path: Path, make: Make) -> None:
     whole = make(FakeHost(tmp_path / "whole"))
     whole.apply(batch(whole))
     points = whole.points.passed
@@ -157,10 +168,11 @@ def test_a_crash_at_any_point_of_staging_loses_nothing(
         assert fake.state.load().boot == ()
 
 
+@pytest.mark.behaviour("BUG-SK2", "F-65", "F-69", "HP12")
 @every_loader
 def test_a_crash_at_any_point_of_a_reboot_or_of_its_rollback_loses_nothing(
     tmp_path: Path, make: Make
-) -> None:  # BUG-SK2 F-65 F-69 HP12
+) -> None:
     """The whole life of a line: staged, armed, booted, made the default, released, booted off."""
 
     def boot(fake: FakeHost) -> None:
@@ -208,6 +220,7 @@ def test_a_release_takes_an_armed_entry_back(fake: FakeHost) -> None:
     assert not fake.fs.exists(CUSTOM)
 
 
+@pytest.mark.behaviour("BUG-SK41")
 @pytest.mark.parametrize(
     "theirs",
     [
@@ -221,7 +234,7 @@ def test_a_release_takes_an_armed_entry_back(fake: FakeHost) -> None:
 def test_other_text_in_custom_cfg_stays_unchanged_to_the_byte(
     fake: FakeHost, theirs: bytes | None
 ) -> None:
-    """BUG-SK41: the last newline, the encoding, the mode, and whether there was a file."""
+    """The last newline, the encoding, the mode, and whether there was a file."""
     fake.with_grub()
     path = fake.fs.path(CUSTOM)
     if theirs is not None:
@@ -236,8 +249,9 @@ def test_other_text_in_custom_cfg_stays_unchanged_to_the_byte(
     assert theirs is None or path.stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.behaviour("BUG-SK41")
 def test_text_added_after_our_block_stays_in_its_place(fake: FakeHost) -> None:
-    """BUG-SK41: our block is replaced where it is, and taken out of there."""
+    """Our block is replaced where it is, and taken out of there."""
     fake.with_grub()
     path = fake.fs.path(CUSTOM)
     path.write_bytes(b"set a=1")
@@ -250,9 +264,10 @@ def test_text_added_after_our_block_stays_in_its_place(fake: FakeHost) -> None:
     assert path.read_bytes() == b"set a=1\nset b=2"
 
 
+@pytest.mark.behaviour("BUG-SK41")
 @pytest.mark.parametrize("content", [b"set a=1\n", None])
 def test_a_link_to_custom_cfg_stays_one(fake: FakeHost, content: bytes | None) -> None:
-    """BUG-SK41: the file that it leads to was left behind, and a copy took the link's place."""
+    """The file that it leads to was left behind, and a copy took the link's place."""
     fake.with_grub()
     link, real = fake.fs.path(CUSTOM), fake.fs.path("/boot/real.cfg")
     link.symlink_to("../real.cfg")

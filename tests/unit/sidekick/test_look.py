@@ -46,9 +46,10 @@ def last(fake: RecordedHost) -> Report:
     return found
 
 
+@pytest.mark.behaviour("F-72", "HP15")
 def test_an_unchanged_host_gets_the_same_report_with_new_times(
     fake: RecordedHost,
-) -> None:  # F-72 HP15
+) -> None:
     assert sidekick(fake, "apply-profile", "web") == 0
     assert not looked(fake), "nothing was kept before the first look"
     assert sidekick(fake, "verify", "--timer") == 0
@@ -66,9 +67,10 @@ def _plain(report: Report) -> dict[str, object]:
     return {name: getattr(report, name) for name in report.__struct_fields__}
 
 
+@pytest.mark.behaviour("F-72", "HP15")
 def test_all_that_a_profile_sets_is_seen_when_it_changes(
     fake: RecordedHost,
-) -> None:  # F-72 HP15
+) -> None:
     """Whatever a full verify calls drift, a look does not pass."""
     assert sidekick(fake, "apply-profile", "memcache") == 0
     assert sidekick(fake, "verify", "--timer") == 0
@@ -87,7 +89,8 @@ def test_all_that_a_profile_sets_is_seen_when_it_changes(
         assert looked(fake), path
 
 
-def test_drift_is_left_to_the_full_look(fake: RecordedHost) -> None:  # F-72
+@pytest.mark.behaviour("F-72")
+def test_drift_is_left_to_the_full_look(fake: RecordedHost) -> None:
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
     fake.fs.write(SWAPPINESS, "77")
@@ -100,11 +103,12 @@ def test_drift_is_left_to_the_full_look(fake: RecordedHost) -> None:  # F-72
     assert not looked(fake), "drift is not kept: each look at it is a full one"
 
 
+@pytest.mark.behaviour("HP15")
 @pytest.mark.parametrize(
     "words", [("apply-profile", "cache"), ("rollback",), ("verify",), ("try", "web", "--for=60s")]
 )
 def test_any_other_run_ends_what_was_kept(fake: RecordedHost, words: tuple[str, ...]) -> None:
-    # HP15
+
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
     assert looked(fake)
@@ -112,14 +116,16 @@ def test_any_other_run_ends_what_was_kept(fake: RecordedHost, words: tuple[str, 
     assert not looked(fake)
 
 
-def test_another_boot_ends_what_was_kept(fake: RecordedHost) -> None:  # HP15
+@pytest.mark.behaviour("HP15")
+def test_another_boot_ends_what_was_kept(fake: RecordedHost) -> None:
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
     fake.fs.write("/proc/sys/kernel/random/boot_id", "another")
     assert not looked(fake)
 
 
-def test_while_another_sidekick_works_nothing_is_renewed(fake: RecordedHost) -> None:  # F-71
+@pytest.mark.behaviour("F-71")
+def test_while_another_sidekick_works_nothing_is_renewed(fake: RecordedHost) -> None:
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
     kept = (fake.state.folder / look.KEPT).read_bytes()
@@ -129,7 +135,8 @@ def test_while_another_sidekick_works_nothing_is_renewed(fake: RecordedHost) -> 
     assert looked(fake)
 
 
-def test_what_moves_by_itself_is_no_drift(fake: RecordedHost) -> None:  # F-72
+@pytest.mark.behaviour("F-72")
+def test_a_value_that_changes_on_its_own_is_no_drift(fake: RecordedHost) -> None:
     """Seen on a guest: free memory is another at each look, so each was a full one."""
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
@@ -152,8 +159,9 @@ def test_what_was_kept_in_part_is_not_believed(fake: RecordedHost, torn: int) ->
     assert not looked(fake)
 
 
+@pytest.mark.behaviour("HP15")
 def test_every_shipped_profile_allows_the_short_check_on_some_host(tmp_path: Path) -> None:
-    # HP15
+
     able = set()
     for name in NAMES:
         fake = RecordedHost(tmp_path / name, name)

@@ -60,8 +60,9 @@ BASE = (
 )
 
 
+@pytest.mark.behaviour("BUG-SK21")
 def test_bug_sk21_a_setting_that_a_child_unsets_is_not_changed_on_the_host(tmp_path: Path) -> None:
-    # BUG-SK21
+
     names = "'sysctl.vm.swappiness', 'modules.bfq', 'block.flash.scheduler', 'thp'"
     child = f"description='c'\nextends='base'\nunset=[{names}, 'sysctl.vm.dirty_ratio']\n"
     folder = library(tmp_path, base=BASE, child=child)
@@ -80,7 +81,8 @@ def test_bug_sk21_a_setting_that_a_child_unsets_is_not_changed_on_the_host(tmp_p
     assert values_of(folder.load("again", FACTS))["vm.swappiness"].value == 5
 
 
-def test_bug_sk21_what_no_parent_sets_cannot_be_unset(tmp_path: Path) -> None:  # BUG-SK21
+@pytest.mark.behaviour("BUG-SK21")
+def test_bug_sk21_what_no_parent_sets_cannot_be_unset(tmp_path: Path) -> None:
     child = "description='c'\nextends='base'\nunset=['sysctl.vm.swapiness', 'modules.bfq']\n"
     with pytest.raises(ConfigError) as caught:
         library(tmp_path, base=BASE, child=child).load("child", FACTS)
@@ -89,7 +91,8 @@ def test_bug_sk21_what_no_parent_sets_cannot_be_unset(tmp_path: Path) -> None:  
     ]
 
 
-def test_bug_sk21_an_owner_unsets_only_what_it_may_set(tmp_path: Path) -> None:  # BUG-SK21
+@pytest.mark.behaviour("BUG-SK21")
+def test_bug_sk21_an_owner_unsets_only_what_it_may_set(tmp_path: Path) -> None:
     base = BASE.replace("[sysctl]", "[allow]\nteam=['sysctl.*']\n[sysctl]", 1)
     child = "description='c'\nowner='team'\nextends='base'\nunset=['thp', 'sysctl.kernel.panic']\n"
     with pytest.raises(ConfigError) as caught:
@@ -165,7 +168,8 @@ OWNED = (
 )
 
 
-def test_an_owner_sets_what_the_parent_lets_them_set(tmp_path: Path) -> None:  # HP13
+@pytest.mark.behaviour("HP13")
+def test_an_owner_sets_what_the_parent_profile_allows(tmp_path: Path) -> None:
     mine = "description='m'\nextends='web'\nowner='{}'\n[sysctl]\n'net.core.somaxconn'=9\n"
     greedy = mine + "'vm.swappiness'=2\n[[when]]\nif='true'\nkernel.cmdline=['nosmt']\n"
     folder = library(
@@ -314,7 +318,8 @@ def test_the_shipped_profiles_fit_hosts_of_any_size(
     assert shipped(fake, name).wanted
 
 
-def test_the_shipped_profiles_differ_where_it_shows(fake: FakeHost) -> None:  # HP2
+@pytest.mark.behaviour("HP2")
+def test_the_shipped_profiles_differ_where_it_shows(fake: FakeHost) -> None:
     facts = read_facts(fake.fs)
     library = Library([PROFILES], SETTINGS)
     loaded = {name: library.load(name, facts) for name in ("web", "cache", "batch")}
@@ -324,7 +329,8 @@ def test_the_shipped_profiles_differ_where_it_shows(fake: FakeHost) -> None:  # 
     assert [name for name, p in loaded.items() if p.section("kernel")] == ["batch"]
 
 
-def test_a_profile_that_starves_the_host_is_refused(fake: FakeHost) -> None:  # F-67
+@pytest.mark.behaviour("F-67")
+def test_a_profile_that_starves_the_host_is_refused(fake: FakeHost) -> None:
     text = "description='w'\n[hugepages]\npages_2m=300"
     profile = library(fake.root, greedy=text).load("greedy", FACTS)
     with pytest.raises(Unprocessable, match=r"600 MiB of 1024 MiB.*512 MiB must stay") as caught:
@@ -332,7 +338,7 @@ def test_a_profile_that_starves_the_host_is_refused(fake: FakeHost) -> None:  # 
     assert caught.value.hint == "at most 256 pages of 2 MiB fit this host"
 
 
-def test_a_value_wanted_knows_the_file_that_says_so(fake: FakeHost) -> None:
+def test_a_wanted_value_names_its_file(fake: FakeHost) -> None:
     wanted = {w.setting: w for w in shipped(fake, "web").wanted}
     assert wanted["sysctl.vm.swappiness"] == WantedSetting(
         setting="sysctl.vm.swappiness", value="10", source="web:15"

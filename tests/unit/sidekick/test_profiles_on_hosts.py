@@ -68,10 +68,9 @@ def every_pair(names: list[str]) -> list[str]:
     return [first, *there_and_back, *every_pair(rest), first]
 
 
+@pytest.mark.behaviour("F-73", "HP12")
 @pytest.mark.parametrize("name", ["amd", "debian-12", "intel", "vm"])
-def test_any_profile_after_any_other_is_as_if_it_were_the_first(
-    tmp_path: Path, name: str
-) -> None:  # F-73 HP12
+def test_any_profile_after_any_other_is_as_if_it_were_the_first(tmp_path: Path, name: str) -> None:
     fake = RecordedHost(tmp_path, name)
     before = fake.everything()
     able = [profile for profile in LIVE if (profile, name) not in UNABLE]
@@ -90,7 +89,8 @@ def test_any_profile_after_any_other_is_as_if_it_were_the_first(
     assert fake.everything() == before
 
 
-def test_the_memcache_profile_has_the_shape_of_the_paper(tmp_path: Path) -> None:  # HP7
+@pytest.mark.behaviour("HP7")
+def test_the_memcache_profile_has_the_shape_of_the_paper(tmp_path: Path) -> None:
     fake = RecordedHost(tmp_path, "intel")
     wanted = {w.setting: w.value for w in fake.target("memcache").wanted}
     own = Library([PROFILES], SETTINGS).load("memcache", read_facts(fake.fs))
@@ -104,7 +104,8 @@ def test_the_memcache_profile_has_the_shape_of_the_paper(tmp_path: Path) -> None
     assert len(network) >= 17
 
 
-def test_the_web_profile_takes_huge_pages_of_both_sizes(tmp_path: Path) -> None:  # HP3 HP7
+@pytest.mark.behaviour("HP3", "HP7")
+def test_the_web_profile_takes_huge_pages_of_both_sizes(tmp_path: Path) -> None:
     fake = RecordedHost(tmp_path, "two-nodes")
     wanted = {w.setting: w.value for w in fake.target("web").wanted}
     pages = {name: value for name, value in wanted.items() if name.startswith("hugepages.")}
@@ -116,7 +117,8 @@ def test_the_web_profile_takes_huge_pages_of_both_sizes(tmp_path: Path) -> None:
     }
 
 
-def test_the_shapes_of_the_paper_are_there() -> None:  # HP7 HP10
+@pytest.mark.behaviour("HP7", "HP10")
+def test_the_shapes_of_the_paper_are_there() -> None:
     shapes = {
         *("base", "default", "web", "memcache", "machine", "flash"),
         *("turbo", "batch", "training", "latency"),
@@ -134,7 +136,8 @@ def test_every_kind_and_key_has_its_place_in_the_documentation() -> None:
             assert {k for k in keys if f"`{k}`" not in rows[f"[{setting.kind}]"]} == set()
 
 
-def test_every_shipped_profile_is_explained() -> None:  # HP9
+@pytest.mark.behaviour("HP9")
+def test_every_shipped_profile_is_explained() -> None:
     page = (PROFILES / "README.md").read_text()
     assert [name for name in SHIPPED if f"| `{name}` |" not in page] == []
 

@@ -97,7 +97,8 @@ def read(fake: RecordedHost) -> str | None:
     return ScratchSetting().read(fake.host(), SETTING)
 
 
-def test_an_empty_device_gets_a_file_system_and_is_empty_again(fake: RecordedHost) -> None:  # HP2
+@pytest.mark.behaviour("HP2")
+def test_an_empty_device_gets_a_file_system_and_is_empty_again(fake: RecordedHost) -> None:
     before = fake.everything()
     for kind in ("xfs", "btrfs"):
         state, outcomes = apply(fake, target(fake, f"filesystem='{kind}'\noptions=['noatime']"))
@@ -112,7 +113,8 @@ def test_an_empty_device_gets_a_file_system_and_is_empty_again(fake: RecordedHos
     assert fake.everything() == before
 
 
-def test_a_boot_loses_the_mount_and_nothing_else(fake: RecordedHost) -> None:  # HP2
+@pytest.mark.behaviour("HP2")
+def test_a_boot_loses_the_mount_and_nothing_else(fake: RecordedHost) -> None:
     apply(fake, target(fake))
     data = fake.fs.path(DEVICE).read_bytes()
     lines = fake.fs.read("/proc/self/mounts").splitlines()
@@ -126,6 +128,7 @@ def test_a_boot_loses_the_mount_and_nothing_else(fake: RecordedHost) -> None:  #
     assert read(fake) == "empty"
 
 
+@pytest.mark.behaviour("HP2")
 @pytest.mark.parametrize(
     ("at", "data"),
     [
@@ -138,9 +141,7 @@ def test_a_boot_loses_the_mount_and_nothing_else(fake: RecordedHost) -> None:  #
     ],
     ids=["xfs", "btrfs", "ext4", "partitions", "at the end", "raw"],
 )
-def test_what_holds_anybodys_data_is_left_alone(
-    fake: RecordedHost, at: int, data: bytes
-) -> None:  # HP2
+def test_what_holds_anybodys_data_is_left_alone(fake: RecordedHost, at: int, data: bytes) -> None:
     with fake.fs.path(DEVICE).open("r+b") as file:
         file.seek(at)
         file.write(data)
@@ -207,7 +208,8 @@ def test_a_file_is_recognized_by_any_of_its_loop_devices(fake: RecordedHost) -> 
     assert read(fake) == "xfs at /scratch"
 
 
-def test_a_remaining_loop_device_is_waited_for_and_then_reported(fake: RecordedHost) -> None:  # HP2
+@pytest.mark.behaviour("HP2")
+def test_a_remaining_loop_device_is_waited_for_and_then_reported(fake: RecordedHost) -> None:
     """It would be mounted again, with what it remembers of the file system before."""
     apply(fake, target(fake))
     run = fake.processes.run
@@ -226,9 +228,10 @@ def test_a_remaining_loop_device_is_waited_for_and_then_reported(fake: RecordedH
     assert fake.fs.path(DEVICE).read_bytes()[:4] == b"XFSB", "nothing was made beside it"
 
 
+@pytest.mark.behaviour("HP2", "HP10")
 @pytest.mark.parametrize("kind", ["xfs", "btrfs"])
 def test_a_share_of_a_device_is_exposed_and_no_more(fake: RecordedHost, kind: str) -> None:
-    # HP2 HP10
+
     before = fake.everything()
     half = target(fake, f"filesystem='{kind}'\nshare=0.5")
     assert apply(fake, half)[0] is ProfileState.VERIFIED
@@ -249,7 +252,8 @@ def test_a_share_that_is_too_small_for_a_file_system_changes_nothing(fake: Recor
     assert fake.everything() == before
 
 
-def test_without_mkfs_the_device_is_not_changed(fake: RecordedHost) -> None:  # HP2
+@pytest.mark.behaviour("HP2")
+def test_without_mkfs_the_device_is_not_changed(fake: RecordedHost) -> None:
     apply(fake, target(fake))
     before = fake.fs.path(DEVICE).read_bytes()
     fake.fs.path("/sbin/mkfs.btrfs").unlink()

@@ -79,6 +79,7 @@ def a_change(before: str, after: str, name: str = "a.service") -> SettingChange:
     return SettingChange(setting=f"services.{name}", before=before, after=after)
 
 
+@pytest.mark.behaviour("BUG-SK31")
 @pytest.mark.parametrize(
     ("active", "sub", "state"),
     [
@@ -94,14 +95,15 @@ def a_change(before: str, after: str, name: str = "a.service") -> SettingChange:
     ],
 )
 def test_a_state_is_systemds_word(fake: FakeHost, active: str, sub: str, state: str) -> None:
-    """BUG-SK31: an active oneshot runs, whatever its cgroup holds, in whichever slice it is."""
+    """An active oneshot runs, whatever its cgroup holds, in whichever slice it is."""
     unit = a_unit(active=active, sub=sub, kind="oneshot", control_group="/other.slice/a.service")
     host, _ = a_host(fake, unit)
     assert SETTING.read(host, "services.a.service") == state == state_of(unit)
 
 
+@pytest.mark.behaviour("BUG-SK31")
 def test_a_service_without_a_file_in_the_three_folders_exists(fake: FakeHost) -> None:
-    """BUG-SK31: a generated unit, or one below /usr/local, is known to systemd alone."""
+    """A generated unit, or one below /usr/local, is known to systemd alone."""
     host, manager = a_host(fake, a_unit("made@1.service"))
     assert SETTING.check(wants(stopped=["made@1.service"])) == []
     (wanted,) = SETTING.wanted(wants(stopped=["made@1.service"]), host)
@@ -112,8 +114,9 @@ def test_a_service_without_a_file_in_the_three_folders_exists(fake: FakeHost) ->
     assert SETTING.read(host, "services.no.service") is None
 
 
+@pytest.mark.behaviour("BUG-SK31")
 def test_an_alias_is_the_service_that_it_names(fake: FakeHost) -> None:
-    """BUG-SK31: two names of one service have one original, and cannot contradict each other."""
+    """Two names of one service have one original, and cannot contradict each other."""
     host, _ = a_host(
         fake,
         a_unit(),
@@ -136,6 +139,7 @@ def test_a_template_is_not_a_service() -> None:
     assert "name an instance of it" in error.reason
 
 
+@pytest.mark.behaviour("BUG-SK31")
 @pytest.mark.parametrize(
     ("then", "reason"),
     [
@@ -154,7 +158,7 @@ def test_a_template_is_not_a_service() -> None:
 def test_a_service_that_crashes_at_once_is_not_applied(
     fake: FakeHost, then: list[ServiceUnit], reason: str
 ) -> None:
-    """BUG-SK31: it must still run after a settle time, by one and the same start."""
+    """It must still run after a settle time, by one and the same start."""
     host, manager = a_host(fake, a_unit(active="inactive"), then={"a.service": then})
     made = SETTING.apply(host, a_change("stopped", "running"))
     assert made.outcome is ApplyOutcome.FAILED
@@ -219,10 +223,11 @@ def tree(fake: FakeHost) -> Callable[[str, str], Recorded]:
     return build
 
 
+@pytest.mark.behaviour("BUG-SK31")
 def test_a_recorded_tree_has_all_folders_and_slices(
     fake: FakeHost, tree: Callable[[str, str], Recorded]
 ) -> None:
-    """BUG-SK31: /usr/local, generators, templates and other slices count there, too."""
+    """/usr/local, generators, templates and other slices count there, too."""
     found = tree("/usr/local/lib/systemd/system/a.service", "/b.slice/b-c.slice/a.service").load(
         "a.service"
     )

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 from recorded import RecordedHost
 
+from sidekick.apply import ApplyRun
 from sidekick.expression import Facts
 from sidekick.facts import read_facts
 from sidekick.profile import Library, Profile
+from sidekick.record import Target
 from sidekick.report import ApplyOutcome, Disruption, SettingChange, WantedSetting
 from sidekick.setting import Setting
 from sidekick.settings import SETTINGS, setting_of
 from sidekick.settings.affinity import divide
+from sidekick.targets import target_of
 from wire.errors import KernelFileError
 
 GUEST = {"turbo", "power", "cstates", "smt", "prefetch", "services", "affinity"}
@@ -109,7 +112,25 @@ def test_what_is_applied_reads_back_and_is_undone_to_the_bit(fake: RecordedHost,
     assert fake.everything() == before
 
 
-def test_turbo_is_one_switch_for_all_makes(tmp_path: Path) -> None:  # F-70
+@pytest.mark.behaviour("BUG-SK45")
+def test_an_energy_preference_is_restored_after_its_governor(fake: RecordedHost) -> None:
+    """With the governor `performance` the kernel refuses every other preference, and it
+    does not restore the earlier one itself.
+    """
+    policies = {f"/sys/devices/system/cpu/cpufreq/policy{number}" for number in range(36)}
+    for text in (SECTIONS["power"], "[power]\ngovernor='performance'\n"):
+        before = fake.everything()
+        profile = a_profile(fake.root.parent, text, read_facts(fake.fs))
+        for target in (target_of(profile, fake.host()), Target()):
+            report = ApplyRun(fake.host(), fake.state, target).carry_out()
+            wanted = "performance" if target.name else "balance_performance"
+            files = {f"{policy}/energy_performance_preference" for policy in policies}
+            assert {fake.fs.read(file) for file in files} == {wanted}, report
+        assert fake.everything() == before
+
+
+@pytest.mark.behaviour("F-70")
+def test_turbo_is_one_switch_for_all_makes(tmp_path: Path) -> None:
     switches = {
         "intel": "/sys/devices/system/cpu/intel_pstate/no_turbo",
         "amd": "/sys/devices/system/cpu/cpufreq/boost",
@@ -133,8 +154,9 @@ def test_turbo_by_policy_is_restored_policy_by_policy(fake: RecordedHost) -> Non
     assert fake.everything() == before
 
 
+@pytest.mark.behaviour("F-70")
 @pytest.mark.parametrize("fake", ["intel-no-turbo"], indirect=True)
-def test_firmware_that_forbids_turbo_is_no_failure(fake: RecordedHost) -> None:  # F-70
+def test_firmware_that_forbids_turbo_is_no_failure(fake: RecordedHost) -> None:
     setting, wanted = wanted_of(fake, "turbo", "[turbo]\nmode='on'\n")
     with pytest.raises(KernelFileError, match="Operation not permitted"):
         setting.write(fake.host(), "turbo.mode", "on")
@@ -180,7 +202,8 @@ def test_idle_states_are_bounded_by_what_they_cost(fake: RecordedHost) -> None:
     assert found == ["0", "0", "1", "1"]
 
 
-def test_the_memcache_shape_of_the_paper(fake: RecordedHost) -> None:  # HP7
+@pytest.mark.behaviour("HP7")
+def test_the_memcache_shape_of_the_paper(fake: RecordedHost) -> None:
     parts = divide(fake.host(), 12, 1)
     assert parts
     assert [len(p) for p in (parts.irqs, parts.busy, parts.workers)] == [12, 1, 23]
@@ -193,8 +216,9 @@ def test_the_memcache_shape_of_the_paper(fake: RecordedHost) -> None:  # HP7
     assert told == "irqs=0-5,18-23 busy=6 workers=7-17,24-35"
 
 
+@pytest.mark.behaviour("BUG-SK29")
 def test_interrupts_that_come_later_stay_off_the_processors_of_tasks(fake: RecordedHost) -> None:
-    """BUG-SK29: a driver that is reset asks for new interrupts, which get the kernel's default."""
+    """A driver that is reset asks for new interrupts, which get the kernel's default."""
     mask = fake.fs.path("/proc/irq/default_smp_affinity")
     mask.write_text("f,ffffffff\n")
     setting, wanted = wanted_of(fake, "affinity")
@@ -367,7 +391,8 @@ def test_a_guests_card_that_cannot_delay_interrupts_is_unsupported(fake: Recorde
     assert "more than the driver of eth0 takes" in setting.lacking("nic.eth0.rx_usecs:16")
 
 
-def test_a_map_is_named_by_where_it_is_pinned(fake: RecordedHost) -> None:  # HP7
+@pytest.mark.behaviour("HP7")
+def test_a_map_is_named_by_where_it_is_pinned(fake: RecordedHost) -> None:
     setting, wanted = wanted_of(fake, "bpf", "[bpf]\nmaps={'sampler/config:1'=9}\n")
     assert [(w.setting, w.value) for w in wanted] == [("bpf.maps.sampler/config:1", "9")]
     applied(fake, setting, wanted)

@@ -172,8 +172,9 @@ def test_the_table_of_exit_codes_leaves_no_command_out() -> None:
     }
 
 
+@pytest.mark.behaviour("F-71")
 @pytest.mark.parametrize("command", ["apply-profile web", "verify", "rollback", "resume"])
-def test_a_busy_host_is_told_so(fake: FakeHost, run: Run, command: str) -> None:  # F-71
+def test_a_busy_host_is_reported_as_busy(fake: FakeHost, run: Run, command: str) -> None:
     host = fake.host()
     with fake.state.lock(0, host.monotonic, host.sleep):
         code, _, err = run(*command.split())
@@ -223,7 +224,8 @@ def test_every_command_speaks_json(run: Run, command: str) -> None:
     assert json.loads(out)
 
 
-def test_a_broken_profile_does_not_hide_the_others(run: Run) -> None:  # HP9
+@pytest.mark.behaviour("HP9")
+def test_a_broken_profile_does_not_hide_the_others(run: Run) -> None:
     _, out, _ = run("list")
     lines = [line.split("\t") for line in out.splitlines()]
     assert [line[0] for line in lines] == sorted(FILES)
@@ -256,7 +258,7 @@ def test_the_agent_finds_a_refusal_in_the_status_file(run: Run) -> None:
     )
 
 
-def test_the_state_of_an_unfinished_record_is_told(fake: FakeHost, run: Run) -> None:
+def test_the_state_of_an_unfinished_record_is_reported(fake: FakeHost, run: Run) -> None:
     code, _, err = run("apply-profile", "einval")
     assert code == 4
     assert err == ""
@@ -327,6 +329,18 @@ def test_history_lists_every_run_and_the_time_of_each_setting(fake: FakeHost, ru
     assert len(json.loads(run("history", "-o", "json")[1])) == 3
 
 
+@pytest.mark.behaviour("BUG-SK47")
+def test_a_damaged_history_fails_no_run_and_loses_no_later_one(fake: FakeHost, run: Run) -> None:
+    """A power cut may leave bytes that are not text, and a line without its end."""
+    run("apply-profile", "web")
+    with (fake.state.folder / "history.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\x00torn")
+    assert run("rollback")[0] == 0
+    assert run("apply-profile", "web")[0] == 0
+    entries = json.loads(run("history", "-o", "json")[1])
+    assert [e["command"] for e in entries] == ["apply", "rollback", "apply"]
+
+
 def test_history_lists_trials_and_their_outcome(fake: FakeHost, run: Run) -> None:
     run("try", "web")
     run("confirm")
@@ -345,7 +359,7 @@ def test_history_lists_trials_and_their_outcome(fake: FakeHost, run: Run) -> Non
     assert not entries[1]["changed"], "it was in force already"
 
 
-def test_history_does_not_grow_for_ever(fake: FakeHost, run: Run) -> None:
+def test_history_is_bounded_in_size(fake: FakeHost, run: Run) -> None:
     run("apply-profile", "web")
     path = fake.state.folder / "history.jsonl"
     path.write_text(path.read_text() * (2 * KEPT))
@@ -354,7 +368,7 @@ def test_history_does_not_grow_for_ever(fake: FakeHost, run: Run) -> None:
     assert json.loads(run("history", "-n", "1", "-o", "json")[1])[0]["command"] == "rollback"
 
 
-def test_profiles_are_told_apart(run: Run) -> None:
+def test_profiles_are_distinguished(run: Run) -> None:
     rows = json.loads(run("diff", "base", "web", "-o", "json")[1])
     assert rows == [
         {"setting": "sysctl.net.core.somaxconn", "base": "-", "web": "6144", "sources": "- web:4"}
@@ -387,10 +401,11 @@ def test_the_manual_page_has_every_command_and_option(run: Run) -> None:
     assert all(line[0] == "." or line[0].isalnum() or line[0] == "[" for line in page.splitlines())
 
 
+@pytest.mark.behaviour("HP13")
 def test_profiles_from_the_agent_are_found_after_those_of_the_package(
     fake: FakeHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """HP13: by every command, so at each boot too; none stands in for one of the package."""
+    """By every command, so at each boot too; none stands in for one of the package."""
     folder = fake.state.folder / DELIVERED
     folder.mkdir(parents=True)
     (folder / "web-0123.toml").write_text("description='Longer queues'\nextends='web'\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fake_host import FakeHost
 
+from sidekick import history
 from sidekick.disk import Disk
 from sidekick.journal import Began, Undoing, Undone, Wrote
 from sidekick.record import Record, Target
@@ -92,6 +93,31 @@ def test_a_record_that_is_no_record_says_what_to_do(state: StateFolder) -> None:
     assert "move it to another folder" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("state.json", b'{"boot_id": "\xff"}'),
+        ("status.json", b'{"detail": "\xff"}'),
+        ("journal.jsonl", b'{"type": "undoing", "reason": "\xff"}\n'),
+        ("history.jsonl", b'{"command": "\xff"}\n'),
+    ],
+)
+def test_bytes_inside_a_text_that_are_no_text_are_a_damaged_file(
+    state: StateFolder, name: str, data: bytes
+) -> None:
+    """BUG-SK49: the decoder raises another error for them, and every command got a traceback."""
+    state.save(Record())
+    (state.folder / name).write_bytes(data)
+    assert state.unfinished() is None
+    assert state.read_status() is None
+    assert history.read(state) == []
+    if name == "state.json":
+        with pytest.raises(HostError, match=r"cannot read .*state\.json"):
+            state.load()
+    else:
+        assert state.load() == Record()
+
+
 def test_a_file_is_on_the_disk_before_its_name_and_that_before_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +142,8 @@ def test_a_file_is_on_the_disk_before_its_name_and_that_before_the_next_step(
     assert order == ["log", "state", "log", "state"]
 
 
-def test_a_second_sidekick_waits_and_then_gives_up(fake: FakeHost) -> None:  # F-71
+@pytest.mark.behaviour("F-71")
+def test_a_second_sidekick_waits_and_then_gives_up(fake: FakeHost) -> None:
     host = fake.host()
     with fake.state.lock(0, host.monotonic, host.sleep):
         assert fake.state.is_locked()
@@ -130,7 +157,7 @@ def test_a_second_sidekick_waits_and_then_gives_up(fake: FakeHost) -> None:  # F
     assert not fake.state.is_locked()
 
 
-def test_the_lock_is_gone_with_whoever_held_it(fake: FakeHost) -> None:
+def test_a_lock_ends_with_its_holder(fake: FakeHost) -> None:
     host = fake.host()
     with fake.state.lock(0, host.monotonic, host.sleep):
         pass

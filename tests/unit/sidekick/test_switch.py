@@ -28,7 +28,8 @@ def outcomes(report: Report) -> dict[str, str]:
     return {s.setting: s.outcome.value for s in report.settings}
 
 
-def test_a_profile_is_applied_read_back_and_reported(fake: FakeHost) -> None:  # HP1 HP12
+@pytest.mark.behaviour("HP1", "HP12")
+def test_a_profile_is_applied_read_back_and_reported(fake: FakeHost) -> None:
     report = apply(fake, a_target(fake, sysctl=WEB, generation=7))
     assert report.state is ProfileState.VERIFIED
     assert (report.name, report.generation, report.effective) == ("web", 7, "web")
@@ -38,7 +39,8 @@ def test_a_profile_is_applied_read_back_and_reported(fake: FakeHost) -> None:  #
     assert fake.state.read_status() == report
 
 
-def test_the_same_profile_again_writes_nothing(fake: FakeHost) -> None:  # HP12
+@pytest.mark.behaviour("HP12")
+def test_the_same_profile_again_writes_nothing(fake: FakeHost) -> None:
     target = a_target(fake, sysctl=WEB)
     apply(fake, target)
     fake.fs.refuses.update(f"/proc/sys/{name.replace('.', '/')}" for name in WEB)
@@ -60,7 +62,8 @@ def test_a_switch_changes_only_what_differs(fake: FakeHost) -> None:
     assert plan.needs is Disruption.LIVE
 
 
-def test_there_and_back_is_as_never_switched(fake: FakeHost) -> None:  # F-73
+@pytest.mark.behaviour("F-73")
+def test_there_and_back_is_as_never_switched(fake: FakeHost) -> None:
     web, cache = a_target(fake, "web", sysctl=WEB), a_target(fake, "cache", sysctl=CACHE)
     untouched = fake.live()
     apply(fake, web)
@@ -74,7 +77,8 @@ def test_there_and_back_is_as_never_switched(fake: FakeHost) -> None:  # F-73
     assert fake.state.load().originals == {}
 
 
-def test_all_shipped_profiles_in_a_row_leave_no_trace(fake: FakeHost) -> None:  # F-73
+@pytest.mark.behaviour("F-73")
+def test_all_shipped_profiles_in_a_row_leave_no_trace(fake: FakeHost) -> None:
     untouched = fake.everything()
     for name in ("web", "cache", "batch", "web", "batch", "cache", "web"):
         report = apply(fake, shipped(fake, name))
@@ -84,7 +88,8 @@ def test_all_shipped_profiles_in_a_row_leave_no_trace(fake: FakeHost) -> None:  
     assert fake.everything() == untouched
 
 
-def test_web_needs_no_reboot_whatever_it_replaces(fake: FakeHost) -> None:  # HP6
+@pytest.mark.behaviour("HP6")
+def test_profile_web_never_needs_a_reboot(fake: FakeHost) -> None:
     apply(fake, shipped(fake, "cache"))
     assert (
         ApplyRun(fake.host(), fake.state, shipped(fake, "web")).sight.plan.needs is Disruption.LIVE
@@ -99,7 +104,8 @@ def test_an_original_is_what_was_there_before_the_first_profile(fake: FakeHost) 
     assert fake.sysctl("vm.swappiness") == "60"
 
 
-def test_a_refused_value_takes_everything_back(fake: FakeHost) -> None:  # F-64
+@pytest.mark.behaviour("F-64")
+def test_a_refused_value_takes_everything_back(fake: FakeHost) -> None:
     apply(fake, a_target(fake, "web", sysctl=WEB))
     web = fake.live()
     report = apply(fake, a_target(fake, "bad", sysctl={**CACHE, "vm.swappiness": 300}))
@@ -140,7 +146,8 @@ def test_a_required_setting_that_the_kernel_lacks_is_reported_before_any_write(
     assert fake.live() == untouched
 
 
-def test_an_optional_setting_that_the_kernel_lacks_is_unsupported(fake: FakeHost) -> None:  # F-70
+@pytest.mark.behaviour("F-70")
+def test_an_optional_setting_that_the_kernel_lacks_is_unsupported(fake: FakeHost) -> None:
     optional = SysctlValue(value=1, required=False)
     report = apply(fake, a_target(fake, sysctl={"vm.swappiness": 1, "vm.new_knob": optional}))
     assert report.state is ProfileState.VERIFIED
@@ -179,7 +186,8 @@ def test_two_writes_that_undo_each_other_are_noticed(fake: FakeHost) -> None:
     assert "cannot restore sysctl." in report.detail, "nor can both be taken back"
 
 
-def test_drift_is_found_and_left_alone(fake: FakeHost) -> None:  # F-72
+@pytest.mark.behaviour("F-72")
+def test_drift_is_found_and_left_alone(fake: FakeHost) -> None:
     apply(fake, a_target(fake, sysctl=WEB))
     fake.fs.write("/proc/sys/vm/swappiness", "55")
     report = standing.verify(fake.host(), fake.state)
@@ -236,7 +244,8 @@ def test_pages_and_sysctls_are_given_back_together(fake: FakeHost) -> None:
     assert fake.live() == untouched
 
 
-def test_the_time_of_a_switch_is_reported_until_the_next_one(fake: FakeHost) -> None:  # HP4
+@pytest.mark.behaviour("HP4")
+def test_the_time_of_a_switch_is_reported_until_the_next_one(fake: FakeHost) -> None:
     assert standing.verify(fake.host(), fake.state).switched is None
     fake.apply(a_target(fake, "web", 3, sysctl={"vm.swappiness": 10, "kernel.panic": 9}))
     for _ in range(2):

@@ -48,7 +48,8 @@ def test_a_value_that_the_kernel_rounds_is_not_applied(fake: FakeHost) -> None:
     assert "wrote '50000', but the kernel keeps '49984'" in applied.detail
 
 
-def test_a_value_out_of_range_is_the_kernels_refusal(fake: FakeHost) -> None:  # F-64
+@pytest.mark.behaviour("F-64")
+def test_a_value_out_of_range_is_the_kernels_refusal(fake: FakeHost) -> None:
     with pytest.raises(KernelFileError, match="Invalid argument"):
         SETTING.apply(fake.host(), a_change("vm.swappiness", "60", "300"))
 
@@ -89,6 +90,7 @@ def test_an_undo_that_does_not_read_back_is_an_error(fake: FakeHost) -> None:
         SETTING.undo(fake.host(), change)
 
 
+@pytest.mark.behaviour("BUG-SK4")
 @pytest.mark.parametrize(
     "name",
     [
@@ -102,7 +104,7 @@ def test_an_undo_that_does_not_read_back_is_an_error(fake: FakeHost) -> None:
         "net.ipv4.ip_forward",
     ],
 )
-def test_a_setting_that_cannot_be_restored_is_refused_by_name(name: str) -> None:  # BUG-SK4
+def test_a_setting_that_cannot_be_restored_is_refused_by_name(name: str) -> None:
     (error,) = SETTING.check(a_profile(sysctl={name: 1}))
     assert "undone" in error.reason or "be restored" in error.reason
 
@@ -128,6 +130,7 @@ def test_lint_reports_a_value_that_no_kernel_accepts(name: str, value: Value, wh
     assert bool(told) is bool(why)
 
 
+@pytest.mark.behaviour("BUG-SK27")
 @pytest.mark.parametrize(
     ("written", "read"),
     [
@@ -141,10 +144,11 @@ def test_lint_reports_a_value_that_no_kernel_accepts(name: str, value: Value, wh
 )
 def test_bug_sk27_a_spelling_that_the_kernel_changes_is_the_same_value(
     written: str, read: str
-) -> None:  # BUG-SK27
+) -> None:
     assert SysctlSetting().same(written, read)
 
 
+@pytest.mark.behaviour("BUG-SK27")
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -157,13 +161,14 @@ def test_bug_sk27_a_spelling_that_the_kernel_changes_is_the_same_value(
         ("3-1", "1-3"),
     ],
 )
-def test_bug_sk27_different_values_stay_different(one: str, other: str) -> None:  # BUG-SK27
+def test_bug_sk27_different_values_stay_different(one: str, other: str) -> None:
     assert not SysctlSetting().same(one, other)
 
 
+@pytest.mark.behaviour("BUG-SK27")
 @given(st.sets(st.integers(0, 200), min_size=2))
 def test_bug_sk27_any_spelling_of_a_set_of_ports_is_one_value(ports: set[int]) -> None:
-    # BUG-SK27
+
     listed = ",".join(map(str, sorted(ports, reverse=True)))
     ranges: list[list[int]] = []
     for port in sorted(ports):
@@ -175,7 +180,8 @@ def test_bug_sk27_any_spelling_of_a_set_of_ports_is_one_value(ports: set[int]) -
     assert SysctlSetting().same(listed, joined)
 
 
-def test_bug_sk28_a_secret_that_cannot_be_unset_is_refused_by_name() -> None:  # BUG-SK28
+@pytest.mark.behaviour("BUG-SK28")
+def test_bug_sk28_a_secret_that_cannot_be_unset_is_refused_by_name() -> None:
     name = "net.ipv6.conf.eth0.stable_secret"
     found = Profile(name="x", sections={"sysctl": {name: "2001:db8::1"}})
     assert "cannot be unset" in SysctlSetting().check(found)[0].reason

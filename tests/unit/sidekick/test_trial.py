@@ -66,6 +66,15 @@ def test_a_trial_without_confirmation_is_reverted(on_web: FakeHost) -> None:
     assert on_web.state.load().trial is None
 
 
+@pytest.mark.behaviour("BUG-SK46")
+def test_a_trial_may_last_for_weeks(on_web: FakeHost) -> None:
+    """systemd accepts no exponents, and a timer that is early reverts nothing."""
+    report = begin(on_web, 30 * 86_400.25)
+    assert report.state is ProfileState.VERIFIED
+    assert "on trial for 30d" in report.detail
+    assert "--on-active=2592008s" in on_web.processes.ran[1]
+
+
 def test_a_confirmed_trial_stays(on_web: FakeHost) -> None:
     begin(on_web)
     assert trial.confirm(on_web.host(), on_web.state).state is ProfileState.VERIFIED
@@ -99,8 +108,9 @@ def test_the_verify_timer_ends_a_trial_whose_own_timer_is_lost(on_web: FakeHost)
     assert on_web.live() == before
 
 
+@pytest.mark.behaviour("F-65")
 @pytest.mark.parametrize("end", ["timer", "boot", "crashed sidekick resumes"])
-def test_a_trial_that_is_killed_at_any_point_is_reverted(tmp_path: Path, end: str) -> None:  # F-65
+def test_a_trial_that_is_killed_at_any_point_is_reverted(tmp_path: Path, end: str) -> None:
     whole = FakeHost(tmp_path / "whole")
     whole.apply(web(whole))
     before, first = whole.live(), whole.points.passed
@@ -152,8 +162,9 @@ def test_a_trial_shows_in_the_status(on_web: FakeHost) -> None:
     assert "on trial for" in status(on_web.host(), on_web.state).detail
 
 
+@pytest.mark.behaviour("BUG-SK3", "F-72")
 def test_drift_is_reported_with_time_and_program_if_known(on_web: FakeHost) -> None:
-    # BUG-SK3 F-72
+
     on_web.put("/etc/sysctl.d/99-other.conf", "# mine\n-vm/swappiness = 77")
     on_web.fs.write("/proc/sys/vm/swappiness", "77")
     on_web.fs.write("/proc/sys/net/core/somaxconn", "1")
@@ -170,7 +181,8 @@ def test_drift_is_reported_with_time_and_program_if_known(on_web: FakeHost) -> N
     assert on_web.sysctl("vm.swappiness") == "77", "reported, not repaired"
 
 
-def test_drift_is_repaired_where_the_policy_says_so(on_web: FakeHost) -> None:  # BUG-SK3 F-72
+@pytest.mark.behaviour("BUG-SK3", "F-72")
+def test_drift_is_repaired_where_the_policy_says_so(on_web: FakeHost) -> None:
     on_web.fs.write("/proc/sys/vm/swappiness", "77")
     report = watch(on_web.host(), on_web.state, repair=True)
     assert report.state is ProfileState.VERIFIED
@@ -188,7 +200,8 @@ def test_a_check_of_a_host_without_drift_writes_nothing_to_it(on_web: FakeHost) 
     assert on_web.processes.ran == []
 
 
-def test_a_daemon_that_ends_takes_nothing_back(on_web: FakeHost) -> None:  # F-74
+@pytest.mark.behaviour("F-74")
+def test_a_daemon_that_ends_takes_nothing_back(on_web: FakeHost) -> None:
     """There is no daemon: after the run nothing of sidekick is left that could end."""
     before = on_web.live()
     verify(on_web.host(), on_web.state)

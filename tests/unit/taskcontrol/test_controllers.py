@@ -29,8 +29,9 @@ def updates(*tasks: int):
 # -- shards
 
 
+@pytest.mark.behaviour("TC12")
 def test_two_tasks_that_share_a_shard_never_go_together():
-    """TC12: Figure 2: tasks 1 and 3 hold two replicas of A."""
+    """Figure 2: tasks 1 and 3 hold two replicas of A."""
     found = acked(Sharded().answer(a_request(8, *updates(*range(1, 8))), FIGURE_2))
     assert not {"t1", "t3"} <= set(found)
     shards = [shard for ack in found for shard in FIGURE_2[int(ack[1:])]]
@@ -38,8 +39,9 @@ def test_two_tasks_that_share_a_shard_never_go_together():
     assert found
 
 
+@pytest.mark.behaviour("TC12")
 def test_no_task_that_shares_a_shard_with_a_task_that_is_down_is_stopped():
-    """TC12: Figure 2: the machine of task 4 failed, so tasks 1 and 7 must keep C alive."""
+    """Figure 2: the machine of task 4 failed, so tasks 1 and 7 must keep C alive."""
     found = acked(Sharded().answer(a_request(8, *updates(1, 7, 2), down=[4]), FIGURE_2))
     assert found == ["t2"]
 
@@ -49,11 +51,12 @@ def test_a_task_that_is_down_is_moved_at_once():
     assert acked(Sharded().answer(a_request(8, move, down=[4]), FIGURE_2)) == ["t4"]
 
 
+@pytest.mark.behaviour("TC12", "F-55")
 @pytest.mark.parametrize(("indexes", "expected"), [([(1, 3), (5, 7)], ["t2"]), ([], ["t1", "t2"])])
 def test_a_task_that_was_given_up_has_lost_its_replicas_until_the_map_says_otherwise(
     indexes, expected
 ):
-    """TC12 F-55: task 4 did not serve and is the job's no more, so C has one replica less.
+    """Task 4 did not serve and is the job's no more, so C has one replica less.
 
     Who does not say which tasks a job has (an older control plane) is answered as before.
     """
@@ -67,6 +70,7 @@ def a_notice(**fields):
     return AdvanceNotice(**known | fields)
 
 
+@pytest.mark.behaviour("TC8", "TC9")
 @pytest.mark.parametrize(
     ("notice", "instead", "expected"),
     [
@@ -79,7 +83,7 @@ def a_notice(**fields):
     ],
 )
 def test_a_maintenance_is_met_in_one_of_three_ways(notice, instead, expected):
-    """TC8, TC9: a switch that is replaced in minutes moves nothing of a stateful service."""
+    """A switch that is replaced in minutes moves nothing of a stateful service."""
     move = an_update(4, kind="move", cause="maintenance", notice="n", instead=instead)
     request = a_request(8, move, advance_notices=[notice])
     assert acked(Sharded(rebuild_s=1800).answer(request, FIGURE_2)) == expected
@@ -88,8 +92,9 @@ def test_a_maintenance_is_met_in_one_of_three_ways(notice, instead, expected):
 # -- quorum
 
 
+@pytest.mark.behaviour("TC13")
 def test_followers_go_first_one_by_one_and_the_leader_last():
-    """TC13: an ensemble of three changes its leader once in a release, not three times."""
+    """An ensemble of three changes its leader once in a release, not three times."""
     left, order = [0, 1, 2], []
     while left:
         (ack,) = acked(Quorum().answer(a_request(3, *updates(*left)), leader=1))
@@ -117,12 +122,13 @@ def test_a_member_that_is_down_moves_only_while_a_majority_has_the_data():
 # -- stateless
 
 
+@pytest.mark.behaviour("TC14")
 @pytest.mark.parametrize(
     ("load", "down", "expected"),
     [(0.2, [], 5), (0.6, [], 5), (0.7, [], 2), (0.78, [], 1), (1.0, [], 1), (0.2, [18, 19], 3)],
 )
 def test_the_less_there_is_to_do_the_more_tasks_go_at_once(load, down, expected):
-    """TC14: a release is slower at the peak, and nobody has to be there for it."""
+    """A release is slower at the peak, and nobody has to be there for it."""
     request = a_request(20, *updates(*range(18)), down=down)
     assert len(acked(Stateless().answer(request, load))) == expected
 
@@ -188,8 +194,9 @@ def lost(down: set[int]) -> set[str]:
     return {shard for shard in away if away.count(shard) > 1}
 
 
+@pytest.mark.behaviour("WH7")
 def test_fixed_update_domains_lose_a_shard_where_a_controller_does_not():
-    """WH7: a machine fails in the middle of a release, in another domain than is updated."""
+    """A machine fails in the middle of a release, in another domain than is updated."""
     failed = 4
     assert not any(lost(set(domain)) for domain in DOMAINS)  # each alone is safe
     assert lost({failed} | set(DOMAINS[0]))  # and is not while something else is down

@@ -87,7 +87,7 @@ def test_a_lab_at_rest_has_nothing_to_come():
         ),
     ],
 )
-def test_a_machine_that_takes_no_tasks_is_unrest_whoever_holds_it(changes, why):
+def test_a_machine_that_takes_no_tasks_is_unrest_for_every_holder(changes, why):
     assert why in said(a_machine("m2", **changes))
 
 

@@ -28,7 +28,7 @@ async def test_a_part_that_fails_ends_what_waits_for_it_with_its_error() -> None
     assert seen == ["ended"]
 
 
-async def test_what_goes_on_for_ever_ends_with_what_it_goes_on_beside() -> None:
+async def test_endless_loops_end_with_the_work_they_accompany() -> None:
     seen: list[str] = []
     async with going(runs(seen)):
         await asyncio.sleep(0)

@@ -1,11 +1,16 @@
-"""The composed scenario deals every pair of kinds of events to its seeds (BUG-CP32)."""
+"""The composed scenario deals every pair of kinds of events to its seeds."""
 
 from itertools import combinations_with_replacement
 
+import pytest
+
 from vm_lab.region.composed import pairs_of, turn_of
 
+pytestmark = pytest.mark.behaviour("BUG-CP32")
 
-def test_a_turn_of_seeds_composes_every_pair_of_kinds_once():  # BUG-CP32
+
+@pytest.mark.behaviour("BUG-CP32")
+def test_a_turn_of_seeds_composes_every_pair_of_kinds_once():
     kinds = ["cut", "drain", "move-job", "propose-profile", "release"]
     dealt = [
         tuple(sorted(pair))

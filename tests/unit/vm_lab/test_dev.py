@@ -16,10 +16,11 @@ from click.testing import CliRunner
 from vm_lab import fleet
 
 
+@pytest.mark.behaviour("BUG-UX73")
 def test_it_ends_with_its_control_plane(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """BUG-UX73: it stayed without one, and every command said that there is no socket."""
+    """It stayed without one, and every command said that there is no socket."""
 
     async def nothing(*_: object) -> None:
         return None
@@ -38,8 +39,9 @@ def test_it_ends_with_its_control_plane(
     assert capsys.readouterr().err == "error: the control plane ended\n"
 
 
+@pytest.mark.behaviour("BUG-UX88")
 def test_sigterm_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """BUG-UX88: only Ctrl-C removed /tmp/twine-fleet-*."""
+    """Only Ctrl-C removed /tmp/twine-fleet-*."""
 
     async def nothing(*_: object) -> None:
         return None

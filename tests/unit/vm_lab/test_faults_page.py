@@ -39,11 +39,12 @@ def test_the_page_has_a_row_for_each() -> None:
     assert all(shown.test in page for shown in ELSEWHERE.values())
 
 
+@pytest.mark.behaviour("BUG-AU6", "F-49")
 @pytest.mark.parametrize("breaks", [True, False])
 def test_the_command_fails_if_a_seed_broke_a_rule(
     breaks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-AU6: it ended with 0 in either case."""
+    """It ended with 0 in either case."""
 
     def ran(jobs: list[Job], *_: object) -> list[SeedOutcome]:
         found = [SeedOutcome(j.scenario.name, j.seed, [], [], "", 0, 0, 0.0, 0.0, 1) for j in jobs]

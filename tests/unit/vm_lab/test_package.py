@@ -35,8 +35,9 @@ def files(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()}
 
 
+@pytest.mark.behaviour("F-05")
 def test_units_move_to_the_folder_of_packages_and_configuration_stays_in_etc(root: Path) -> None:
-    """F-05: each version has the units that it came with, and dpkg knows all of them."""
+    """Each version has the units that it came with, and dpkg knows all of them."""
     before = [target for _, _, target in targets()]
     replaced = arrange(root)
 
@@ -50,8 +51,9 @@ def test_units_move_to_the_folder_of_packages_and_configuration_stays_in_etc(roo
     assert [p for p in (root / "usr").rglob("*") if p.is_dir() and not any(p.iterdir())] == []
 
 
+@pytest.mark.behaviour("F-05")
 def test_scripts_remove_what_would_hide_the_packages_units(root: Path) -> None:
-    """F-05: a host that was set up by pip gets the package's units, not those of then."""
+    """A host that was set up by pip gets the package's units, not those of then."""
     replaced = arrange(root)
     describe(root, version_of(root), replaced)
 
@@ -72,8 +74,9 @@ def test_layers_with_no_or_two_distributions_are_refused(root: Path) -> None:
         version_of(root)
 
 
+@pytest.mark.behaviour("F-05")
 def test_an_installation_by_hand_is_refused_if_the_package_is_installed(root: Path) -> None:
-    """F-05: units in /etc would hide those of every later version."""
+    """Units in /etc would hide those of every later version."""
     arrange(root)
     before = files(root)
     with pytest.raises(Conflict, match="was installed from a package"):

@@ -33,8 +33,9 @@ def below(region, upper, lower):
     return sorted(map(len, found.values()))
 
 
+@pytest.mark.behaviour("MO2", "MO3", "MO4")
 def test_a_region_has_six_levels_in_the_sizes_of_the_paper(region):
-    """MO2, MO3, MO4: region PRN, buildings PRN1 to PRN5, 12 MSBs each, tens of rows and racks."""
+    """Region PRN, buildings PRN1 to PRN5, 12 MSBs each, tens of rows and racks."""
     assert len({m.machine for m in region}) == len(region) == 60_000
     assert {m.location.region for m in region} == {"prn"}
     assert {m.location.datacenter for m in region} == {f"prn{n}" for n in range(1, 6)}
@@ -51,8 +52,9 @@ def test_a_region_has_six_levels_in_the_sizes_of_the_paper(region):
     assert max(rack.size for rack in full) == 36
 
 
+@pytest.mark.behaviour("MO5", "MO6")
 def test_a_region_has_several_hardware_types_and_each_rack_has_one(region):
-    """MO5, MO6: types with RRU, memory, GPUs, network and power."""
+    """Types with RRU, memory, GPUs, network and power."""
     types = Counter(m.machine_type for m in region)
     assert len(types) == 11
     assert types["web-skylake"] / len(region) > 0.2
@@ -90,8 +92,9 @@ def test_a_small_region_has_all_its_machines(machines):
     assert len(list(make_region(machines))) == machines
 
 
+@pytest.mark.behaviour("MO19")
 def test_there_can_be_many_regions():
-    """MO19: more than 20 of them."""
+    """More than 20 of them."""
     machines = list(make_regions(26, 5000))
     assert len({m.location.region for m in machines}) == 26
     assert len({m.machine for m in machines}) == 5000
@@ -100,8 +103,9 @@ def test_there_can_be_many_regions():
     )
 
 
+@pytest.mark.behaviour("EX6", "EX7")
 def test_entitlements_are_as_skewed_as_the_published_ones():
-    """EX6, EX7: the CDF points of Figures 9 and 22."""
+    """The CDF points of Figures 9 and 22."""
     made = make_entitlements(3000, 700_000)
     sizes = [e.spec.machines for e in made]
     assert len({e.name for e in made}) == len(made) == 3000
@@ -131,8 +135,9 @@ def test_machines_are_assigned_as_entitlements_are_owed(region):
     assert len(largest) == 60
 
 
+@pytest.mark.behaviour("AL15")
 def test_jobs_have_36_tasks_in_the_mean_and_15000_at_most():
-    """AL15 and the paper's §6.1."""
+    """These are the figures of the paper's §6.1."""
     made = make_entitlements(3000, 700_000)
     jobs = make_jobs(made)
     tasks = [job.tasks for job in jobs]
@@ -175,8 +180,9 @@ def test_the_printed_list_can_be_imported(form, parse, capsys, monkeypatch):
     assert tuple(names) == COLUMNS == tuple(columns(made[0]))
 
 
+@pytest.mark.behaviour("CP11")
 def test_off_peak_55_percent_is_guaranteed_and_45_opportunistic() -> None:
-    """CP11: the paper's split, with all of its sources, in the report of a generated region."""
+    """The paper's split, with all of its sources, in the report of a generated region."""
     total = 6000
     entitlements = make_entitlements(300, round(total * 0.7))
     machines = assigned(make_region(total), make_racks(total), entitlements)

@@ -34,8 +34,9 @@ async def _server(socket: Path, handler: Any) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+@pytest.mark.behaviour("BUG-UX82")
 async def test_the_error_of_a_failed_call_names_its_path(tmp_path: Path) -> None:
-    """BUG-UX82: words of a route's name are no sentence: "cannot region status at …"."""
+    """Words of a route's name are no sentence: "cannot region status at …"."""
     async with AgentClient(f"unix:{tmp_path}/none") as client:
         with pytest.raises(Unreachable, match=r"^cannot call GET /v1/tasks/web/logs at "):
             _ = [chunk async for chunk in client.task_logs("web")]
@@ -43,11 +44,12 @@ async def test_the_error_of_a_failed_call_names_its_path(tmp_path: Path) -> None
             await client.list_tasks()
 
 
+@pytest.mark.behaviour("BUG-HT9", "BUG-CP23")
 @pytest.mark.parametrize("status", [200, 500])
 async def test_an_answer_without_end_is_left_off_with_a_clear_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    """BUG-HT9 BUG-CP23: an agent's endless answer filled the control plane's memory."""
+    """An agent's endless answer filled the control plane's memory."""
     monkeypatch.setattr(AgentClient, "max_answer_bytes", 1 << 20)
     sent = 0
 
@@ -64,6 +66,23 @@ async def test_an_answer_without_end_is_left_off_with_a_clear_word(
         with pytest.raises(ProtocolError, match="list_tasks"):
             await client.list_tasks()
     assert sent < 16 << 20
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize(
+    "data", [b'{"tasks": "\xff"}', b'{"code": "\xff"}', b'{"x":' + b"[" * 9999]
+)
+async def test_an_answer_that_cannot_be_decoded_is_an_error_of_its_server(
+    tmp_path: Path, status: int, data: bytes
+) -> None:
+    """BUG-AG54: the decoder raises other errors for such bytes, which no caller expects."""
+
+    async def odd(_: web.Request) -> web.Response:
+        return web.Response(body=data, status=status, content_type="application/json")
+
+    async with _server(tmp_path / "s", odd) as endpoint, AgentClient(endpoint) as client:
+        with pytest.raises(ProtocolError, match="list_tasks"):
+            await client.list_tasks()
 
 
 async def test_a_small_answer_that_unpacks_to_a_large_one_is_large(
@@ -107,8 +126,9 @@ async def test_requests_to_an_older_agent_use_its_format(tmp_path: Path) -> None
     assert asked == ["after=7&wait_s=1.0"] * 2
 
 
+@pytest.mark.behaviour("BUG-HT6")
 async def test_commands_do_not_wait_behind_readers(tmp_path: Path) -> None:
-    """BUG-HT6: 130 followers of silent logs took all connections to an agent."""
+    """130 followers of silent logs took all connections to an agent."""
     reading = 0
     enough = asyncio.Event()
 
@@ -137,9 +157,10 @@ async def test_commands_do_not_wait_behind_readers(tmp_path: Path) -> None:
         await asyncio.gather(*followers, return_exceptions=True)
 
 
+@pytest.mark.behaviour("BUG-CP55")
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
 async def test_a_request_whose_answer_is_lost_is_sent_once(tmp_path: Path, method: str) -> None:
-    """BUG-CP55: aiohttp sent it again on a new connection, over what others wrote in between."""
+    """Aiohttp sent it again on a new connection, over what others wrote in between."""
     route, heard = Route("put_thing", method, "/thing"), 0
 
     async def made(request: web.Request) -> web.Response:

@@ -37,8 +37,9 @@ def taken(stack: ExitStack, waiting: WaitingCalls, peer: Peer) -> int:
     raise AssertionError("there is no bound")
 
 
+@pytest.mark.behaviour("BUG-HT6", "BUG-HT22")
 def test_places_of_long_polls_are_left_for_callers_that_have_none() -> None:
-    """BUG-HT6, BUG-HT22: three viewers and an anonymous client took all 512 places."""
+    """Three viewers and an anonymous client took all 512 places."""
     waiting = WaitingCalls()
     with ExitStack() as stack:
         viewers = [Peer(f"spiffe://x/user/v{n}", "user") for n in range(20)]
@@ -51,8 +52,9 @@ def test_places_of_long_polls_are_left_for_callers_that_have_none() -> None:
         pass
 
 
+@pytest.mark.behaviour("BUG-HT24")
 def test_anonymous_callers_are_distinguished_by_address() -> None:
-    """BUG-HT24: one address made discovery answer 503 to all clients without a certificate."""
+    """One address made discovery answer 503 to all clients without a certificate."""
     waiting = WaitingCalls()
     with ExitStack() as stack:
         assert taken(stack, waiting, HERE) >= 32
@@ -60,8 +62,9 @@ def test_anonymous_callers_are_distinguished_by_address() -> None:
         assert taken(stack, waiting, ANN) >= 32
 
 
+@pytest.mark.behaviour("BUG-HT20")
 async def test_an_account_in_debt_waits_and_the_others_do_not() -> None:
-    """BUG-HT20: computing time is shared, too."""
+    """Computing time is shared, too."""
     now = 100.0
     computing = Computing(lambda: now)
     computing.charge(ANN, USERS.burst_s + 0.5)
@@ -75,8 +78,9 @@ async def test_an_account_in_debt_waits_and_the_others_do_not() -> None:
         await computing.turn(ANN)
 
 
+@pytest.mark.behaviour("BUG-HT24")
 def test_one_anonymous_address_leaves_computing_time_to_the_others() -> None:
-    """BUG-HT24: an address has its own share, and all addresses have one together."""
+    """An address has its own share, and all addresses have one together."""
     computing = Computing(lambda: 100.0)
     computing.charge(HERE, 0.3)
     assert computing.pause_s(HERE) > 0
@@ -86,8 +90,9 @@ def test_one_anonymous_address_leaves_computing_time_to_the_others() -> None:
     assert computing.pause_s(ANN) == 0
 
 
+@pytest.mark.behaviour("BUG-HT20")
 async def test_work_is_charged_with_what_it_computes_and_not_with_what_it_waits() -> None:
-    """BUG-HT20: each step on the event loop counts, whether it ends well or not."""
+    """Each step on the event loop counts, whether it ends well or not."""
     computing = Computing()
 
     async def work(fails: bool) -> int:
@@ -108,16 +113,18 @@ async def test_work_is_charged_with_what_it_computes_and_not_with_what_it_waits(
     assert computing._debts[ANN.account][0] > 0.001
 
 
+@pytest.mark.behaviour("BUG-HT20")
 def test_a_body_is_bounded_by_the_class_of_its_sender() -> None:
-    """BUG-HT20: before anything of it is decoded."""
+    """Before anything of it is decoded."""
     route, large = Route("a", "PUT", "/a"), Route("b", "PUT", "/b", body_bytes=7)
     limits = [body_limit(route, peer) for peer in (HERE, ANN, OPERATOR)]
     assert limits == [ANYONE_BODY_BYTES, USER_BODY_BYTES, MAX_BODY_BYTES]
     assert body_limit(large, HERE) == body_limit(large, ANN) == 7
 
 
+@pytest.mark.behaviour("BUG-HT27")
 async def test_costly_requests_of_one_caller_are_answered_in_turn() -> None:
-    """BUG-HT27: eight plans of one user ran at once."""
+    """Eight plans of one user ran at once."""
     turns = Turns()
     async with turns.of(ANN):
         assert turns.of(ANN).locked()

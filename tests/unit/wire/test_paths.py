@@ -8,9 +8,10 @@ from wire.routes import Route
 ROUTE = Route(name="show", method="GET", path="/v1/jobs/{job}/tasks/{index}")
 
 
+@pytest.mark.behaviour("BUG-UX64")
 @pytest.mark.parametrize("value", ["", ".", ".."])
 def test_a_value_that_a_client_would_drop_from_the_path_is_refused(value: str) -> None:
-    """BUG-UX64: `job status ''` said that there is no /v1/jobs/ here, and `..` asked for /v1/."""
+    """`job status ''` said that there is no /v1/jobs/ here, and `..` asked for /v1/."""
     with pytest.raises(InvalidInput, match=f"'{value}' cannot be used as job"):
         ROUTE.url(job=value, index=0)
 

@@ -24,6 +24,7 @@ from wire.units import (
 )
 
 
+@pytest.mark.behaviour("BUG-AG17")
 @pytest.mark.parametrize(
     ("text", "count"),
     [
@@ -39,13 +40,13 @@ from wire.units import (
     ],
 )
 def test_a_size_has_a_unit_or_is_in_bytes(text: str, count: int) -> None:
-    """BUG-AG17: people write 48MiB, not 50331648."""
+    """People write 48MiB, not 50331648."""
     assert size(text) == count
 
 
+@pytest.mark.behaviour("BUG-AG17")
 @pytest.mark.parametrize("text", ["", "48 megs", "MiB", "-1MiB", "1e3", "1,5GiB", "4 8MiB", "٣MiB"])
 def test_the_error_for_a_bad_size_lists_accepted_forms(text: str) -> None:
-    """BUG-AG17."""
     with pytest.raises(InvalidInput) as refusal:
         size(text)
     assert str(refusal.value) == f"{text!r} is not a size; write bytes or 48MiB, 1.5GiB, …"
@@ -137,10 +138,11 @@ def test_any_other_text_is_a_number_or_invalid_input(text: str) -> None:
             assert read(text) >= 0
 
 
+@pytest.mark.behaviour("BUG-HT3")
 @pytest.mark.parametrize("read", [size, seconds, cores])
 @pytest.mark.parametrize("text", ["1" * 100_000, "1h" * 50_000, " " * 100_000, "1." * 50_000])
 def test_a_long_text_is_refused_without_work(read: object, text: str) -> None:
-    """BUG-HT3: no text of a user keeps the program busy."""
+    """No text of a user keeps the program busy."""
     before = time.process_time()
     with pytest.raises(InvalidInput) as refusal:
         read(text)  # type: ignore[operator]
@@ -198,8 +200,9 @@ def test_an_error_shows_a_refused_fractional_size_as_a_size() -> None:
     assert size_text(0.5) == "0.5B"
 
 
+@pytest.mark.behaviour("BUG-UX74")
 def test_a_refused_date_is_shown_as_its_author_wrote_it() -> None:
-    """BUG-UX74: `name = 2026-01-01` was shown as datetime.date(2026, 1, 1)."""
+    """`name = 2026-01-01` was shown as datetime.date(2026, 1, 1)."""
     written = tomllib.loads("day = 2026-01-01\nat = 2026-01-01T10:00:00Z\nhour = 07:30:00")
     assert [shown(value) for value in written.values()] == [
         *("2026-01-01", "2026-01-01 10:00:00+00:00", "07:30:00")

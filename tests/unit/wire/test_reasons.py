@@ -1,4 +1,4 @@
-"""Why a connection failed, in our own words (BUG-AG17)."""
+"""Why a connection failed, in our own words."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from wire.error_text import why
 from wire.errors import ProtocolError
 from wire.routes import Route
 
+pytestmark = pytest.mark.behaviour("BUG-AG17")
+
 ROUTE = Route("get_job", "GET", "/v1/jobs")
 
 
@@ -27,6 +29,7 @@ def connect_failed(number: int) -> aiohttp.ClientConnectorError:
     return aiohttp.ClientConnectorError(key, cause)
 
 
+@pytest.mark.behaviour("BUG-AG17")
 @pytest.mark.parametrize(
     ("number", "words"),
     [
@@ -37,7 +40,7 @@ def connect_failed(number: int) -> aiohttp.ClientConnectorError:
     ],
 )
 def test_the_error_of_a_failed_connection_follows_from_its_errno(number: int, words: str) -> None:
-    """BUG-AG17: `Cannot connect to host … ssl:default [Connect call failed …]` is for nobody."""
+    """`Cannot connect to host … ssl:default [Connect call failed …]` is for nobody."""
     assert why(connect_failed(number)) == words
 
 
@@ -58,8 +61,8 @@ def test_every_kind_of_failure_has_words(error: Exception, words: str) -> None:
     assert not any(text in why(error) for text in ("_ssl", "Errno", "ssl:default", "call failed"))
 
 
+@pytest.mark.behaviour("BUG-AG17")
 async def test_a_caller_reads_where_nothing_listens() -> None:
-    """BUG-AG17."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
@@ -72,8 +75,9 @@ async def test_a_caller_reads_where_nothing_listens() -> None:
     )
 
 
+@pytest.mark.behaviour("BUG-HT9", "BUG-CP23")
 async def test_an_endless_answer_is_not_kept_in_memory(tmp_path: Path) -> None:
-    """BUG-HT9, BUG-CP23: an agent's endless answer took 2.2 GB in 20 s."""
+    """An agent's endless answer took 2.2 GB in 20 s."""
 
     async def endless(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

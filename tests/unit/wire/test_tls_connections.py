@@ -7,14 +7,17 @@ import tracemalloc
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
 from control_plane.identity.authority import CertificateSubject, OwnIdentity, open_authority
 from wire import tls
 
 CONNECTIONS, KIB = 20, 1 << 10
 
 
+@pytest.mark.behaviour("BUG-CP56")
 async def test_a_connection_that_waits_keeps_little_and_passes_much(tmp_path: Path) -> None:
-    """BUG-CP56: asyncio's buffer of 256 KiB at each end was most of what a host costs a shard."""
+    """Asyncio's buffer of 256 KiB at each end was most of what a host costs a shard."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
     held = authority.credential(CertificateSubject("user", "ann"), "", 600.0)
     sent = bytes(range(256)) * (4 * KIB)

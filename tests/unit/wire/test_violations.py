@@ -16,6 +16,8 @@ from wire.errors import InvalidInput
 from wire.routes import decode_json
 from wire.violations import MAX_ERRORS, violations
 
+pytestmark = pytest.mark.behaviour("FE4")
+
 GOOD = {"image": "sha256:" + "a" * 64, "command": ["/bin/true"]}
 
 
@@ -27,8 +29,9 @@ def test_a_good_document_has_no_violations() -> None:
     assert violations(GOOD, TaskSpec) == []
 
 
+@pytest.mark.behaviour("F-24")
 def test_an_error_escapes_a_name_that_is_not_valid_utf8() -> None:
-    """F-24: half of a surrogate pair, as JSON and YAML files can have it."""
+    """Half of a surrogate pair, as JSON and YAML files can have it."""
     found = violations(GOOD | {"\ud800x": 1, "environment": {"A\udc00": "b"}}, TaskSpec)
 
     assert [e.field for e in found] == ["\\ud800x", "environment.A\\udc00"]
@@ -175,11 +178,12 @@ HOSTILE: dict[str, Any] = {
 }
 
 
+@pytest.mark.behaviour("BUG-HT20")
 @pytest.mark.parametrize("what", HOSTILE)
 def test_the_search_for_violations_ends_with_the_last_one_that_is_listed(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-HT20: 70,000 wrong names took a second of a control plane, and are cut at 100."""
+    """70,000 wrong names took a second of a control plane, and are cut at 100."""
     calls = {"convert": 0, "near": 0}
     convert, near = msgspec.convert, difflib.get_close_matches
 
@@ -201,15 +205,17 @@ def test_the_search_for_violations_ends_with_the_last_one_that_is_listed(
     assert calls["near"] <= 8
 
 
+@pytest.mark.behaviour("BUG-HT20")
 def test_names_in_a_refusal_are_short() -> None:
-    """BUG-HT20: a hundred errors below a name of a megabyte made an answer of a hundred."""
+    """A hundred errors below a name of a megabyte made an answer of a hundred."""
     found = violations({"x" * MANY: 1, "names": {"a" * MANY: {"y" * MANY: 1}}}, Whole)
     assert max(len(e.field) + len(e.reason) for e in found) < 400
 
 
+@pytest.mark.behaviour("BUG-HT20")
 @pytest.mark.parametrize("number", ["1e300", "5e-324", "1.7976931348623157e308"])
 def test_many_numbers_that_are_slow_to_read_are_refused_unread(number: str) -> None:
-    """BUG-HT20: msgspec takes 12 us for each of them, 0.6 s for 300 KB."""
+    """msgspec takes 12 us for each of them, 0.6 s for 300 KB."""
     with pytest.raises(InvalidInput, match="numbers with an exponent"):
         decode_json(f"[{','.join([number] * 1000)}]".encode(), list[float], "the body")
     text = f'"{",".join([number] * 1000)}"'

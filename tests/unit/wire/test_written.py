@@ -38,8 +38,8 @@ JOB: dict[str, Any] = {
 }
 
 
+@pytest.mark.behaviour("BUG-AG17")
 def test_sizes_as_text_become_numbers_at_any_depth() -> None:
-    """BUG-AG17."""
     written = JOB | {
         "limits": {"memory_max_bytes": "48MiB", "cpu_max_cores": "500m"},
         "probe": {"port": "http", "interval_s": "2s", "timeout_s": 1},
@@ -58,6 +58,7 @@ def test_sizes_as_text_become_numbers_at_any_depth() -> None:
     assert job.environment == {"CACHE": "48MiB"}
 
 
+@pytest.mark.behaviour("BUG-AG17")
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
@@ -76,12 +77,12 @@ def test_sizes_as_text_become_numbers_at_any_depth() -> None:
 def test_the_error_for_a_bad_value_lists_accepted_forms(
     field: str, value: Any, reason: str
 ) -> None:
-    """BUG-AG17."""
     (error,) = violations(plain(JOB | {"limits": {field: value}}, JobSpec), JobSpec)
     assert error.field == f"limits.{field}"
     assert error.reason.startswith(reason)
 
 
+@pytest.mark.behaviour("BUG-AG17")
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
@@ -104,7 +105,7 @@ def test_the_error_for_a_bad_value_lists_accepted_forms(
     ],
 )
 def test_no_error_is_in_the_words_of_the_library(document: dict[str, Any], reason: str) -> None:
-    """BUG-AG17: a job file's error shows no regular expression."""
+    """A job file's error shows no regular expression."""
     (error,) = violations(plain(JOB | document, JobSpec), JobSpec)
     assert reason in error.reason
     assert "regex" not in error.reason
@@ -116,8 +117,9 @@ def test_numbers_in_words_are_for_files_and_not_for_the_wire() -> None:
     assert error.reason == "'90s' must be written as a number here: 90"
 
 
+@pytest.mark.behaviour("BUG-UX126")
 def test_the_files_of_the_services_next_to_the_control_plane_take_durations(tmp_path: Path) -> None:
-    """BUG-UX126: the error about a number asked for a duration, which was refused, too."""
+    """The error about a number asked for a duration, which was refused, too."""
     sizes, work = tmp_path / "autoscaler.toml", tmp_path / "optimus.toml"
     sizes.write_text('every_s = "30s"')
     work.write_text('entitlement = "batch"\nevery_s = "30s"')
@@ -132,9 +134,10 @@ def test_a_field_that_files_call_by_a_shorter_name_takes_the_same() -> None:
     assert plain({"after": "30s"}, Leave) == {"after": 30.0}
 
 
+@pytest.mark.behaviour("BUG-AG17")
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_every_pattern_of_a_field_has_a_description(kind: type) -> None:
-    """BUG-AG17: a new pattern without a description fails here."""
+    """A new pattern without a description fails here."""
     assert undescribed(inspect.type_info(kind), kind.__name__, frozenset()) == []
 
 

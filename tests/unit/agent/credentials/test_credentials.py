@@ -40,10 +40,11 @@ async def _given(host: FakeHost, unit: str, name: str) -> bytes:
     return await asyncio.to_thread(_asked, host, unit, name)
 
 
+@pytest.mark.behaviour("AG10")
 async def test_a_task_gets_its_credential_through_systemd_alone(
     host: FakeHost, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """AG10: the value is in no status, event, log, unit or file; its units alone are answered."""
+    """The value is in no status, event, log, unit or file; its units alone are answered."""
     caplog.set_level(logging.DEBUG)
     host.fake.processes.answers[("systemctl", "show")] = [b"LoadState=loaded\n"]
     async with host.agent() as client:
@@ -160,8 +161,9 @@ def test_the_requesting_unit_follows_from_the_address(
     assert requested_credential(address) == found
 
 
+@pytest.mark.behaviour("JC14")
 def test_a_configuration_is_in_the_unit_next_to_its_credentials() -> None:
-    """JC14: systemd makes a file of each text; another text is another process."""
+    """systemd makes a file of each text; another text is another process."""
     spec = a_spec(credentials={"db": "key"}, configuration={"app.toml": "größe = 1\n"})
     assert credential_properties(spec, "/run/s") == {
         "LoadCredential": ["db:/run/s"],

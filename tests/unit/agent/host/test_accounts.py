@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from builders import IMAGE, OTHER_IMAGE, FakeHost, a_spec, gone, running
 from msgspec.structs import replace
 from oci import Layout, Registry, files
@@ -51,6 +52,7 @@ async def test_after_a_task_came_and_went_all_is_accounted_for(host: FakeHost) -
         assert ("root", "web") not in await at_rest(client)
 
 
+@pytest.mark.behaviour("F-42")
 async def test_objects_without_an_owner_are_found_and_removed(host: FakeHost) -> None:
     """P9 F-42: strays of every kind, and what a repair leaves for a person."""
     host.fake.network.unowned = ["lost", "tw0123456789a"]
@@ -90,8 +92,9 @@ async def test_a_running_task_whose_root_is_missing_is_reported(host: FakeHost) 
                 pass
 
 
+@pytest.mark.behaviour("F-40", "F-42")
 async def test_images_go_by_age_and_their_layers_with_the_last_of_them(host: FakeHost) -> None:
-    """F-40: what is used stays, by whatever name; F-42."""
+    """What is used stays, by whatever name; F-42."""
     registry = Registry()
     host.fake.systemd.programs["skopeo"] = registry.skopeo
     base = files(base="b")
@@ -119,7 +122,8 @@ async def test_images_go_by_age_and_their_layers_with_the_last_of_them(host: Fak
         await at_rest(client)
 
 
-async def test_on_a_short_disk_unused_images_go(host: FakeHost) -> None:  # F-33
+@pytest.mark.behaviour("F-33")
+async def test_on_a_short_disk_unused_images_go(host: FakeHost) -> None:
     host.config = replace(host.config, image_free_bytes=host.fake.btrfs.available_bytes + 1)
     async with serving(host) as client:
         os.utime(host.state / "images" / f"{IMAGE[7:]}.json", (1, 1))

@@ -131,13 +131,15 @@ def test_what_is_under_way_is_not_wrong() -> None:
         assert wrong(replace(WELL, tasks=tasks, units={}, roots=())) == []
 
 
-def test_a_task_whose_record_cannot_be_read_keeps_its_objects_and_is_reported() -> None:  # F-06
+@pytest.mark.behaviour("F-06")
+def test_a_task_whose_record_cannot_be_read_keeps_its_objects_and_is_reported() -> None:
     spared = replace(WELL, tasks={}, unreadable=("web",), mounts=())
     assert wrong(spared) == [("record", "web.json")]
 
 
+@pytest.mark.behaviour("F-06")
 def test_mounts_in_a_root_are_of_its_task_whether_or_not_its_record_can_be_read() -> None:
-    """F-06: a root that is shown to its image's user, and volumes in it."""
+    """A root that is shown to its image's user, and volumes in it."""
     at = ("/tasks/state/tasks/web", "/tasks/state/tasks/web/srv/tasks/x")
     for here in (replace(WELL, mounts=at), replace(WELL, tasks={}, unreadable=("web",), mounts=at)):
         root, volume = [a for a in judge(here) if a.kind == "mount"]

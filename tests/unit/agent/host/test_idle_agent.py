@@ -101,7 +101,7 @@ def test_pauses_of_one_length_end_together_and_none_is_nothing() -> None:
     assert all(next_round(n * 0.37, 0.01) > n * 0.37 for n in range(1000))
 
 
-async def test_a_rest_ends_before_its_time_where_somebody_ends_it() -> None:
+async def test_a_rest_can_be_ended_early() -> None:
     rest = Rest()
     rest.end()
     resting = asyncio.ensure_future(rest.until_round(3600.0))

@@ -27,8 +27,8 @@ def woken(host: FakeHost) -> Iterator[socket.socket]:
         yield found
 
 
+@pytest.mark.behaviour("BUG-AG34", "BUG-AG39")
 def test_every_output_is_a_pipe_unless_the_socket_is_requested() -> None:
-    """BUG-AG34 BUG-AG39"""
     assert is_piped(a_spec())
     assert is_piped(a_spec(stdout=Stdout.PIPE))
     assert not is_piped(a_spec(stdout=Stdout.JOURNAL))
@@ -36,10 +36,11 @@ def test_every_output_is_a_pipe_unless_the_socket_is_requested() -> None:
     assert key_of(a_spec()) != key_of(a_spec(stdout=Stdout.PIPE))
 
 
+@pytest.mark.behaviour("BUG-AG34")
 async def test_a_task_has_a_pipe_from_its_start_to_its_end(
     host: FakeHost, woken: socket.socket
 ) -> None:
-    """BUG-AG34: the service is woken, and no other user gets at the pipes of others."""
+    """The service is woken, and no other user gets at the pipes of others."""
     pipe = Path(host.config.run_dir) / "output" / "local" / "web"
     async with host.agent() as client:
         await client.put_task("web", a_spec())
@@ -55,18 +56,19 @@ async def test_a_task_has_a_pipe_from_its_start_to_its_end(
         assert not pipe.exists()
 
 
+@pytest.mark.behaviour("BUG-AG34")
 async def test_without_the_service_a_task_starts_with_the_socket(host: FakeHost) -> None:
-    """BUG-AG34: no start waits for a reader that does not come."""
+    """No start waits for a reader that does not come."""
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
     assert "StandardOutputFile" not in host.fake.systemd.properties(unit_of("web"))
 
 
+@pytest.mark.behaviour("BUG-AG42")
 async def test_facts_count_the_lines_that_are_in_no_log(
     host: FakeHost, woken: socket.socket
 ) -> None:
-    """BUG-AG42"""
     (Path(host.config.run_dir) / "output" / ".lost").write_text("[12, 3]")
     async with host.agent() as client:
         facts = await client.get_machine()
@@ -88,8 +90,9 @@ async def test_a_pipe_that_is_there_is_kept(tmp_path: Path) -> None:
     assert before[0] == before[1] != []
 
 
+@pytest.mark.behaviour("BUG-AG34")
 def test_logs_are_read_from_the_entries_of_the_service_too() -> None:
-    """BUG-AG34: only entries of the service itself count; no task can write as it."""
+    """Only entries of the service itself count; no task can write as it."""
     run = LoggedRun("twine-task-web.service", "twine-a", "4" * 32)
     words = journal_command(run)
     at = words.index("_SYSTEMD_UNIT=twine-output.service")

@@ -30,6 +30,7 @@ from agent.tasks.core.restarts import evicted
 MIB = 1 << 20
 
 
+@pytest.mark.behaviour("F-11")
 @pytest.mark.parametrize(
     ("waits", "number"),
     [
@@ -42,13 +43,12 @@ MIB = 1 << 20
     ],
 )
 def test_starts_are_let_in_by_what_the_agent_waits_for(waits: Waits, number: int) -> None:
-    """F-11"""
     assert starts_at_once(4, waits) == number
     assert starts_at_once(1, Waits()) == 4
 
 
+@pytest.mark.behaviour("F-14")
 def test_a_task_is_evicted_only_after_a_lasting_shortage_and_then_none_for_a_while() -> None:
-    """F-14"""
     watch, short = ShortageWatch(), Waits(tasks=0.9)
     for look in range(LOOKS - 1):
         watch, goes = watched(watch, short, float(look))
@@ -69,8 +69,9 @@ def test_one_good_look_ends_a_shortage() -> None:
     assert (watch.looks, goes) == (0, False)
 
 
+@pytest.mark.behaviour("F-14")
 def test_the_task_with_most_beyond_its_promise_in_the_slice_with_most_is_evicted() -> None:
-    """F-14: and not the largest of all."""
+    """And not the largest of all."""
     loads = [
         Load("large", "front", 300 * MIB),
         Load("a", "back", 200 * MIB),
@@ -113,8 +114,9 @@ def test_an_eviction_is_an_end_by_the_restart_policy() -> None:
     assert evicted(leaving, "why", now) is leaving
 
 
+@pytest.mark.behaviour("F-14")
 def test_a_task_that_waits_at_its_own_limit_is_no_shortage_of_the_host() -> None:
-    """F-14: also right after the kernel's killer made room in it; one who waits besides is."""
+    """Also right after the kernel's killer made room in it; one who waits besides is."""
     full = Load("full", "shop", 99, limit_bytes=100, waits=0.8)
     room = Load("room", "shop", 50, limit_bytes=100, waits=0.5)
     still = Load("still", "shop", 50, limit_bytes=100, waits=0.01)

@@ -19,8 +19,8 @@ from agent.tasks.starts import Starts
 MIB = 1 << 20
 
 
+@pytest.mark.behaviour("F-11")
 async def test_starts_get_places_in_the_order_of_their_requests() -> None:
-    """F-11"""
     starts, began = Starts(2), list[int]()
     leave = [asyncio.Event() for _ in range(5)]
 
@@ -71,10 +71,11 @@ async def test_a_place_that_was_given_and_not_taken_is_given_on() -> None:
         assert starts.under_way == 1
 
 
+@pytest.mark.behaviour("F-14")
 async def test_the_task_with_most_memory_is_evicted_and_the_event_has_the_reason(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-14: it is restarted with a pause; what is within its promise is left alone."""
+    """It is restarted with a pause; what is within its promise is left alone."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
     monkeypatch.setattr(pressure, "CALM_S", 0.01)
     slow = RestartPolicy(backoff_s=3600.0, backoff_max_s=3600.0)
@@ -102,10 +103,11 @@ async def test_the_task_with_most_memory_is_evicted_and_the_event_has_the_reason
             assert (await client.get_task(name)).state is TaskState.RUNNING
 
 
+@pytest.mark.behaviour("F-14")
 async def test_a_task_that_waits_at_its_own_limit_does_not_have_to_go(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-14: nothing else runs, so the slice waits whenever it does; the host has room."""
+    """Nothing else runs, so the slice waits whenever it does; the host has room."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
     monkeypatch.setattr(pressure, "CALM_S", 0.01)
     spec = a_spec(limits=Limits(memory_max_bytes=100 * MIB))
@@ -136,8 +138,9 @@ async def test_a_task_that_waits_at_its_own_limit_does_not_have_to_go(
 KILLED = "Killed /workload.slice/workload-local.slice/{} due to memory used being more than 90.00%"
 
 
+@pytest.mark.behaviour("F-14")
 async def test_a_task_that_systemd_oomd_killed_says_so(host: FakeHost) -> None:
-    """F-14: not that it had more than its limit, which systemd's own word means otherwise."""
+    """Not that it had more than its limit, which systemd's own word means otherwise."""
     said = KILLED.format(unit("web"))
     host.fake.processes.answers[("journalctl",)] = [said.encode()]
     async with host.agent() as client:
@@ -151,10 +154,11 @@ async def test_a_task_that_systemd_oomd_killed_says_so(host: FakeHost) -> None:
     assert "systemd-oomd killed it, since its host was short of memory: memory" in status.reason
 
 
+@pytest.mark.behaviour("F-14")
 async def test_no_task_is_evicted_after_systemd_oomd_has_just_freed_memory(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-14: two of three went for one shortage; later it is as ever."""
+    """Two of three went for one shortage; later it is as ever."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
     monkeypatch.setattr(pressure, "CALM_S", 0.01)
     monkeypatch.setattr(core_pressure, "PAUSE_S", 0.05)
@@ -174,10 +178,11 @@ async def test_no_task_is_evicted_after_systemd_oomd_has_just_freed_memory(
         assert status.last_exit.result == "evicted"
 
 
+@pytest.mark.behaviour("F-11")
 async def test_a_host_under_pressure_starts_one_task_at_a_time(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-11: all that were asked for at once start all the same."""
+    """All that were asked for at once start all the same."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
     monkeypatch.setattr(pressure, "CALM_S", 0.01)
     host.fake.cgroups.waits["/hostcritical.slice", "cpu"] = 0.9
@@ -193,10 +198,11 @@ async def test_a_host_under_pressure_starts_one_task_at_a_time(
         assert starts.under_way <= 1
 
 
+@pytest.mark.behaviour("F-11")
 async def test_a_start_keeps_its_place_until_its_unit_is_up(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-11: systemd has much to do before a command runs; a hundred at once were seen."""
+    """systemd has much to do before a command runs; a hundred at once were seen."""
     made: list[Starts] = []
 
     class OnePlace(Starts):

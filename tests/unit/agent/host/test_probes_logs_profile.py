@@ -81,10 +81,10 @@ async def test_a_task_is_healthy_once_its_probe_answers_and_not_when_it_fails(
     assert len(host.fake.systemd.started) == 1
 
 
+@pytest.mark.behaviour("BUG-AG11")
 async def test_a_slow_starter_is_not_unhealthy_before_its_start_period_is_over(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-AG11."""
     really, answer, asked, enough = Prober._ask, ["503"], list[str](), asyncio.Event()
 
     async def counted(self: Prober, probe: Probe, inside: Ask, at: str) -> str:
@@ -108,10 +108,10 @@ async def test_a_slow_starter_is_not_unhealthy_before_its_start_period_is_over(
     assert Health.UNHEALTHY not in seen
 
 
-async def test_a_restart_of_the_agent_does_not_begin_the_start_period_anew(
+@pytest.mark.behaviour("BUG-AG11")
+async def test_an_agent_restart_does_not_restart_the_start_period(
     host: FakeHost,
 ) -> None:
-    """BUG-AG11."""
     answer = ["503"]
     async with a_server(answer) as port:
         async with host.agent() as client:
@@ -125,7 +125,8 @@ async def test_a_restart_of_the_agent_does_not_begin_the_start_period_anew(
             await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
 
 
-async def test_health_survives_a_restart_of_the_agent(host: FakeHost) -> None:  # AG5
+@pytest.mark.behaviour("AG5")
+async def test_health_survives_a_restart_of_the_agent(host: FakeHost) -> None:
     async with a_server(["200"]) as port:
         async with host.agent() as client:
             await client.put_task("web", a_spec(probe=a_probe(port)))
@@ -181,6 +182,7 @@ async def _read(client: AgentClient, **options: Any) -> bytes:
     return b"".join([c async for c in client.task_logs("web", **options)])
 
 
+@pytest.mark.behaviour("BUG-AG34", "BUG-AG42")
 async def test_what_a_task_wrote_is_read_from_the_journal(host: FakeHost) -> None:
     lines = [f"line {n}\n".encode() for n in range(500)]
     host.fake.processes.answers[("journalctl",)] = lines
@@ -265,7 +267,7 @@ def _log_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("logs-")]
 
 
-async def test_a_reader_who_leaves_ends_the_program_and_the_thread() -> None:
+async def test_a_disconnected_reader_ends_the_program_and_the_thread() -> None:
     processes = EndlessProcesses()
     reader = Logs(processes).read(LoggedRun("u"), follow=True)
     assert await anext(reader) == b"first\n"
@@ -278,7 +280,7 @@ async def test_a_reader_who_leaves_ends_the_program_and_the_thread() -> None:
     assert _log_threads() == []
 
 
-async def test_a_reader_who_leaves_while_the_program_starts_ends_it_too() -> None:
+async def test_a_reader_that_disconnects_during_the_start_ends_the_program() -> None:
     processes = EndlessProcesses()
     processes.may_start.clear()
     reading = asyncio.ensure_future(anext(Logs(processes).read(LoggedRun("u"), follow=True)))
@@ -352,8 +354,9 @@ async def _profile(client: AgentClient, state: ProfileState, generation: int) ->
             after = (await client.get_events(after, wait_s=5)).latest
 
 
+@pytest.mark.behaviour("HP13")
 async def test_a_profile_that_is_delivered_is_kept_under_its_digest(host: FakeHost) -> None:
-    """HP13: sidekick finds it by its name, at each boot as well; no name means another text."""
+    """sidekick finds it by its name, at each boot as well; no name means another text."""
     calls = _sidekick(host)
     name = version_name("web", "what it says")
     async with host.agent() as client:
@@ -367,7 +370,7 @@ async def test_a_profile_that_is_delivered_is_kept_under_its_digest(host: FakeHo
     assert [(p.name, p.read_text()) for p in folder.iterdir()] == [(f"{name}.toml", "what it says")]
 
 
-async def test_a_profile_is_brought_about_by_sidekick_in_a_unit_of_its_own(host: FakeHost) -> None:
+async def test_sidekick_applies_a_profile_in_a_separate_unit(host: FakeHost) -> None:
     calls = _sidekick(host)
     async with host.agent() as client:
         asked = await client.put_profile(ProfileSpec(name="web", generation=2, allow_reboot=True))
@@ -400,8 +403,9 @@ async def test_an_older_profile_is_a_conflict_also_before_the_newer_one_is_appli
     assert calls[-1][3] == "--generation=5"
 
 
+@pytest.mark.behaviour("BUG-HT25")
 async def test_a_profile_of_a_term_that_never_was_is_replaced_on_the_host(host: FakeHost) -> None:
-    """BUG-HT25: a report with epoch 2^53 lets no control plane apply one; an operator can."""
+    """A report with epoch 2^53 lets no control plane apply one; an operator can."""
     calls = _sidekick(host)
     (host.folder / "sidekick").mkdir()
     report = {"name": "web", "generation": 3, "epoch": COUNT_MAX, "state": "verified"}
@@ -429,6 +433,7 @@ async def test_a_sidekick_that_ends_without_a_report_leaves_the_profile_degraded
     assert "without a report" in status.detail
 
 
+@pytest.mark.behaviour("HP15")
 async def test_what_was_verified_in_an_earlier_boot_is_not_verified_now(host: FakeHost) -> None:
     # HP15: after a reboot nothing starts on the word of a report from before it
     (host.folder / "sidekick").mkdir()
@@ -441,6 +446,7 @@ async def test_what_was_verified_in_an_earlier_boot_is_not_verified_now(host: Fa
     assert "before this boot" in status.detail
 
 
+@pytest.mark.behaviour("HP15", "BUG-SK3")
 async def test_an_old_report_counts_as_drift(host: FakeHost) -> None:
     # HP15 BUG-SK3: by the time since the boot, so a step of the clock makes nothing old
     (host.folder / "sidekick").mkdir()
@@ -461,9 +467,10 @@ async def test_an_old_report_counts_as_drift(host: FakeHost) -> None:
     assert again.state is ProfileState.VERIFIED
 
 
+@pytest.mark.behaviour("BUG-SK3", "F-72")
 async def test_drift_that_the_timer_found_is_an_event(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:  # BUG-SK3 F-72
+) -> None:
     monkeypatch.setattr(host_profile, "WATCH_S", 0.01)
     (host.folder / "sidekick").mkdir()
     path = host.folder / "sidekick" / "status.json"
@@ -484,10 +491,11 @@ async def test_drift_that_the_timer_found_is_an_event(
     assert f"drifted: {detail}" in [event.message for event in found]
 
 
+@pytest.mark.behaviour("BUG-UX120")
 async def test_a_profile_that_is_installed_is_reported(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-UX120: the control plane reads the facts again at an event of this kind."""
+    """The control plane reads the facts again at an event of this kind."""
     monkeypatch.setattr(host_profile, "WATCH_S", 0.01)
     folder = host.folder / "profiles"
     folder.mkdir()
@@ -503,9 +511,10 @@ async def test_a_profile_that_is_installed_is_reported(
         assert (await client.get_machine()).profiles == ("queue",)
 
 
+@pytest.mark.behaviour("F-65")
 async def test_an_interrupted_switch_is_drift_until_it_is_requested_again(
     host: FakeHost,
-) -> None:  # F-65 P6
+) -> None:  # P6
     (host.folder / "sidekick").mkdir()
     report = {"name": "web", "generation": 3, "state": "applying", "detail": "3 of 5 written"}
     (host.folder / "sidekick" / "status.json").write_text(json.dumps(report))

@@ -31,11 +31,12 @@ def a_credential(**fields: object) -> Credential:
     return msgspec.structs.replace(held, **fields)
 
 
+@pytest.mark.behaviour("BUG-AG5")
 @given(st.floats(0, 2e9), st.floats(60, 1e8), st.floats(RENEW_FROM, RENEW_TO))
 def test_a_certificate_is_renewed_while_a_third_of_its_life_is_left(
     issued_at: float, life_s: float, share: float
 ) -> None:
-    """BUG-AG5: and each day, so that the rest of a long life is left for a long outage."""
+    """And each day, so that the rest of a long life is left for a long outage."""
     due = renewal_time(issued_at, issued_at + life_s, share)
     within = min(life_s, DAY_S)
     assert issued_at + 0.49 * within <= due <= issued_at + 0.67 * within
@@ -69,6 +70,7 @@ def test_a_certificate_that_does_not_work_never_replaces_one_that_does(tmp_path:
     assert found.machine == "vm1"
 
 
+@pytest.mark.behaviour("BUG-HT5")
 @pytest.mark.parametrize(
     "error",
     [
@@ -82,7 +84,7 @@ def test_a_failed_renewal_is_tried_again_until_it_works(
     caplog: pytest.LogCaptureFixture,
     error: TwineError,
 ) -> None:
-    """BUG-HT5: a host whose identity was revoked says so, and goes on once it has joined again."""
+    """A host whose identity was revoked says so, and goes on once it has joined again."""
     now = 0.0
     attempts: list[float] = []
     real_sleep = asyncio.sleep

@@ -1,4 +1,4 @@
-"""A host asks whether it is the only one with its identity, and heeds the answer (F-89)."""
+"""A host asks whether it is the only one with its identity, and heeds the answer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from agent.identity.clone_check import CloneCheck
 from agent.identity.identity import HostIdentity
 from agent.runtime.events import HostEvents
 from wire.errors import Conflict, TwineError, Unreachable
+
+pytestmark = pytest.mark.behaviour("F-89")
 
 AGAIN, SECOND, ALONE = (
     PresenceAnswer(verdict=Verdict.AGAIN),
@@ -64,10 +66,11 @@ def a_host(plane: ControlPlane) -> CloneCheck:
     return host
 
 
+@pytest.mark.behaviour("F-89")
 async def test_the_mark_is_the_same_within_a_check_and_new_for_each_check(
     tmp_path: Path,
 ) -> None:
-    """F-89: the mark is kept within a round, and never used in another one."""
+    """The mark is kept within a round, and never used in another one."""
     plane = ControlPlane(tmp_path, AGAIN, ALONE, AGAIN, AGAIN, AGAIN)
     host = a_host(plane)
     assert (await host.ask()).verdict is Verdict.ALONE
@@ -78,10 +81,11 @@ async def test_the_mark_is_the_same_within_a_check_and_new_for_each_check(
     assert {p.boot_id for p in plane.shown} == {"boot"}
 
 
-async def test_starts_wait_for_the_first_verdict_and_not_for_ever(
+@pytest.mark.behaviour("F-89")
+async def test_starts_wait_for_the_first_verdict_for_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-89: a host without a control plane starts what it may start by itself."""
+    """A host without a control plane starts what it may start by itself."""
     monkeypatch.setattr(uniqueness, "FIRST_S", 0.01)
     host = a_host(ControlPlane(tmp_path))
     woken = asyncio.Event()
@@ -93,17 +97,19 @@ async def test_starts_wait_for_the_first_verdict_and_not_for_ever(
     watching.cancel()
 
 
+@pytest.mark.behaviour("F-89")
 async def test_a_host_that_has_not_joined_waits_for_no_verdict(tmp_path: Path) -> None:
-    """F-89: it has no identity that another one could have."""
+    """It has no identity that another one could have."""
     plane = ControlPlane(tmp_path)
     plane.joined = False
     assert a_host(plane).bars() == ""
 
 
+@pytest.mark.behaviour("F-89")
 async def test_the_verdict_survives_a_restart_and_can_be_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-89: on disk, for a boot without a control plane; a word of it ends that."""
+    """On disk, for a boot without a control plane; a word of it ends that."""
     monkeypatch.setattr(uniqueness, "SECOND_EVERY_S", 0.001)
     plane = ControlPlane(tmp_path, SECOND)
     host = a_host(plane)
@@ -124,8 +130,9 @@ async def test_the_verdict_survives_a_restart_and_can_be_withdrawn(
     assert a_host(plane).second == ""
 
 
+@pytest.mark.behaviour("F-89")
 async def test_a_full_disk_hinders_no_verdict(tmp_path: Path) -> None:
-    """F-89: it counts for as long as this agent runs."""
+    """It counts for as long as this agent runs."""
     plane = ControlPlane(tmp_path, SECOND)
     (tmp_path / "second-host").mkdir()
     with pytest.raises(TwineError):
@@ -136,10 +143,11 @@ async def test_a_full_disk_hinders_no_verdict(tmp_path: Path) -> None:
     watching.cancel()
 
 
+@pytest.mark.behaviour("F-89")
 async def test_a_second_host_takes_no_task_and_keeps_what_runs(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-89: nobody can be sure which of the two is meant, so nothing is ended."""
+    """Nobody can be sure which of the two is meant, so nothing is ended."""
     plane = ControlPlane(host.state / "identity")
     async with host.agent() as client:
         await client.put_task("web", a_spec())
@@ -165,10 +173,11 @@ async def test_a_second_host_takes_no_task_and_keeps_what_runs(
         await client.delete_task("web")
 
 
+@pytest.mark.behaviour("F-89")
 async def test_a_verdict_that_cannot_be_stored_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-89: the verdict counts all the same."""
+    """The verdict counts all the same."""
 
     def fails(_self: HostIdentity, _why: str) -> None:
         raise OSError(28, "No space left on device")

@@ -102,10 +102,11 @@ def service(tmp_path: Path, certifier: Certifier) -> Setup:
     return Setup(tmp_path, certifier)
 
 
+@pytest.mark.behaviour("AG10")
 async def test_a_task_has_its_identity_and_no_other_unit_has_it(
     host: FakeHost, certifier: Certifier, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """AG10: the key is in memory of the host, and in no unit, status, event, log or record."""
+    """The key is in memory of the host, and in no unit, status, event, log or record."""
     caplog.set_level(logging.DEBUG)
     host.fake.processes.answers[("systemctl", "show")] = [b"LoadState=loaded\n"]
     folder = Path(host.config.run_dir) / "identities"
@@ -262,9 +263,7 @@ async def test_nothing_is_renewed_for_a_removed_task_and_its_key_is_removed(
     assert len(certifier.asked) == 1
 
 
-async def test_a_task_that_ended_for_good_has_no_identity_any_more(
-    host: FakeHost, certifier: Certifier
-) -> None:
+async def test_a_finished_task_has_no_identity(host: FakeHost, certifier: Certifier) -> None:
     never = RestartPolicy(when=RestartWhen.NEVER)
     async with host.serving() as (services, client):
         await client.put_task("web-0", msgspec.structs.replace(WEB, restart=never))

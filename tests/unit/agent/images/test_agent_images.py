@@ -42,7 +42,8 @@ def _nothing_stays(host: FakeHost, digest: str = DIGEST) -> None:
     assert host.fake.systemd.units("twine-unpack-*") == []
 
 
-async def test_an_image_is_streamed_in_verified_and_read_only(host: FakeHost) -> None:  # AG3
+@pytest.mark.behaviour("AG3")
+async def test_an_image_is_streamed_in_verified_and_read_only(host: FakeHost) -> None:
     async with host.agent() as client:
         info = await client.put_image(DIGEST, TAR, chunks_of(DATA))
         listed = (await client.list_images()).images
@@ -55,10 +56,11 @@ async def test_an_image_is_streamed_in_verified_and_read_only(host: FakeHost) ->
     assert host.fake.systemd.units("twine-unpack-*") == []
 
 
+@pytest.mark.behaviour("AG3")
 async def test_a_task_can_use_an_image_whose_archive_has_no_entry_for_its_top(
     host: FakeHost,
 ) -> None:
-    """AG3: with the agent's umask it was its owner's alone, and no task ever started from it."""
+    """With the agent's umask it was its owner's alone, and no task ever started from it."""
     before = os.umask(0o077)
     try:
         async with host.agent() as client:
@@ -69,6 +71,7 @@ async def test_a_task_can_use_an_image_whose_archive_has_no_entry_for_its_top(
     assert _folder(host).stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.behaviour("F-29", "F-30")
 @pytest.mark.parametrize(
     "sent", [DATA[:-1], DATA + b"x", b"", bytes([DATA[0] ^ 1]) + DATA[1:]]
 )  # F-29, F-30
@@ -80,7 +83,8 @@ async def test_a_stream_with_another_digest_is_refused_whole(host: FakeHost, sen
         await client.put_image(DIGEST, TAR, chunks_of(DATA))
 
 
-async def test_a_stream_that_breaks_off_leaves_nothing(host: FakeHost) -> None:  # F-29
+@pytest.mark.behaviour("F-29")
+async def test_a_stream_that_breaks_off_leaves_nothing(host: FakeHost) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield DATA[:5000]
         raise Unreachable("the sender is gone")
@@ -111,7 +115,8 @@ async def test_the_same_image_twice_at_once_is_taken_in_once(host: FakeHost) -> 
     assert len(host.fake.systemd.started) == 1
 
 
-async def test_an_image_in_use_is_not_deleted(host: FakeHost) -> None:  # F-40
+@pytest.mark.behaviour("F-40")
+async def test_an_image_in_use_is_not_deleted(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         with pytest.raises(Conflict, match="web"):
@@ -130,6 +135,7 @@ async def test_an_unused_image_can_be_deleted(host: FakeHost) -> None:
     assert not _folder(host, IMAGE).exists()
 
 
+@pytest.mark.behaviour("F-40")
 async def test_a_delete_never_takes_the_image_of_a_task_that_is_just_put(host: FakeHost) -> None:
     async with host.agent() as client:  # F-40
         for n in range(10):
@@ -148,7 +154,8 @@ async def test_a_delete_never_takes_the_image_of_a_task_that_is_just_put(host: F
                 await client.delete_task(f"t{n}")
 
 
-async def test_an_image_is_refused_before_the_disk_is_full(host: FakeHost) -> None:  # F-33
+@pytest.mark.behaviour("F-33")
+async def test_an_image_is_refused_before_the_disk_is_full(host: FakeHost) -> None:
     host.fake.btrfs.available_bytes = 100 << 20
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match="does not fit"):
@@ -156,8 +163,9 @@ async def test_an_image_is_refused_before_the_disk_is_full(host: FakeHost) -> No
     _nothing_stays(host)
 
 
+@pytest.mark.behaviour("BUG-AG9", "F-33")
 async def test_an_unpacking_that_fills_the_disk_is_stopped(host: FakeHost) -> None:
-    """BUG-AG9: 10 MB of zeros filled the host; then nothing could even be stopped. F-33"""
+    """10 MB of zeros filled the host; then nothing could even be stopped. F-33"""
 
     def a_bomb(_argv: list[str], _properties: Mapping[str, Property]) -> None:
         host.fake.btrfs.available_bytes = 90 << 20  # and it would go on
@@ -169,8 +177,9 @@ async def test_an_unpacking_that_fills_the_disk_is_stopped(host: FakeHost) -> No
     _nothing_stays(host)
 
 
+@pytest.mark.behaviour("BUG-AG6", "F-29", "BUG-AG15")
 async def test_a_stalled_stream_does_not_block_the_image(host: FakeHost) -> None:
-    """BUG-AG6: its digest was blocked until the agent was restarted. F-29"""
+    """Its digest was blocked until the agent was restarted. F-29"""
 
     async def stalls() -> AsyncIterator[bytes]:
         yield DATA[:5000]
@@ -209,9 +218,10 @@ async def test_what_is_complete_was_on_disk_before_and_is_after(
     assert synced == [("files", False, False), ("names", False, True)]
 
 
+@pytest.mark.behaviour("F-33", "F-35")
 async def test_an_error_of_the_disk_is_no_bug_of_ours(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:  # F-33, F-35
+) -> None:
     def fails(*_: Any) -> int:
         raise OSError(5, "Input/output error")
 
@@ -252,7 +262,8 @@ async def test_unpacking_left_over_from_a_killed_agent_is_not_taken_for_a_succes
     assert (_folder(host) / "app").read_text() == "code"
 
 
-async def test_leftovers_of_every_kind_are_tidied_at_the_start(host: FakeHost) -> None:  # F-42
+@pytest.mark.behaviour("F-42")
+async def test_leftovers_of_every_kind_are_tidied_at_the_start(host: FakeHost) -> None:
     staging, images = host.state / "staging", host.state / "images"
     staging.mkdir()
     (staging / "x.stream").write_bytes(b"half")

@@ -31,6 +31,7 @@ APP = ImageUser(
 )
 
 
+@pytest.mark.behaviour("AG3")
 @pytest.mark.parametrize(
     ("user", "numbers", "names"),
     [
@@ -50,7 +51,7 @@ APP = ImageUser(
 def test_a_user_is_resolved_by_the_lists_of_the_image(
     user: str, numbers: tuple[int, int], names: tuple[str, str]
 ) -> None:
-    """AG3: by name or number, with a group or without; the first line counts."""
+    """By name or number, with a group or without; the first line counts."""
     found = resolve(user, USERS, GROUPS)
     assert found
     assert ((found.uid, found.gid), (found.name, found.group)) == (numbers, names)
@@ -106,8 +107,9 @@ def test_a_home_that_cannot_be_passed_on_is_the_top(home: str) -> None:
     assert (found.home, found.shell) == ("/", "")
 
 
-def test_the_root_is_shown_before_volumes_and_let_go_after_them_by_one_shell_each() -> None:
-    """AG3: the user keeps the sandbox."""
+@pytest.mark.behaviour("AG3")
+def test_the_root_is_mounted_before_volumes_and_unmounted_after_them() -> None:
+    """The user keeps the sandbox."""
     assert resolve("app", USERS, GROUPS) == APP
     spec = a_spec(volumes={"data": Volume(path="/data")})
     found = mount_properties("web", spec, "/state", "/root", APP)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,13 @@ from agent.api import (
     pull_event_text,
 )
 from agent.cli.image import fetch
+from agent.images.core.image_run import USUAL_PATH, folders_of
 from agent.images.roots import TaskRoots
 from agent.machine import Property
 from agent.machine.fake import ends_with
 from agent.runtime.core.records import TaskRecord
 from agent.tasks.unit import task_unit
-from wire.errors import Busy, InvalidInput, TwineError, Unprocessable
+from wire.errors import Busy, HostError, InvalidInput, TwineError, Unprocessable
 
 BASE, APP, OTHER = files(base="base"), files(app="1"), files(app="2", other="x")
 LISTS = layer(
@@ -90,10 +93,11 @@ def nothing_staged(host: FakeHost) -> bool:
     return not list((host.state / "staging").iterdir()) and not units
 
 
+@pytest.mark.behaviour("AG3")
 async def test_an_image_comes_from_a_registry_with_its_layers_read_only(
     host: FakeHost, registry: Registry
 ) -> None:
-    """AG3: every layer is a subvolume, the image one of them and a task's root another."""
+    """Every layer is a subvolume, the image one of them and a task's root another."""
     digest = an_image(host, registry)
     async with host.agent() as client:
         info = await client.fetch_oci_image(PLACE)
@@ -113,10 +117,11 @@ async def test_an_image_comes_from_a_registry_with_its_layers_read_only(
     assert nothing_staged(host)
 
 
+@pytest.mark.behaviour("AG3")
 async def test_a_second_image_on_the_same_base_fetches_and_applies_its_own_layer_only(
     host: FakeHost, registry: Registry
 ) -> None:
-    """AG3: images share layers; what is here is neither fetched nor unpacked again."""
+    """Images share layers; what is here is neither fetched nor unpacked again."""
     an_image(host, registry)
     an_image(host, registry, BASE, OTHER, place="registry.example:5000/team/web:4")
     async with host.agent() as client:
@@ -134,10 +139,11 @@ async def test_a_second_image_on_the_same_base_fetches_and_applies_its_own_layer
     assert (tree / "base").read_text() + (tree / "app").read_text() == "base2"
 
 
+@pytest.mark.behaviour("AG3")
 async def test_an_image_that_has_the_same_layer_twice_is_taken_in(
     host: FakeHost, registry: Registry
 ) -> None:
-    """AG3: the same packed layer on different ones below is two layers."""
+    """The same packed layer on different ones below is two layers."""
     an_image(host, registry, BASE, APP, OTHER, APP)
     async with host.agent() as client:
         info = await client.fetch_oci_image(PLACE)
@@ -146,10 +152,11 @@ async def test_an_image_that_has_the_same_layer_twice_is_taken_in(
     assert (host.state / "images" / info.digest[7:] / "app").read_text() == "1"
 
 
+@pytest.mark.behaviour("AG3")
 async def test_pulls_of_one_image_at_once_share_one_download(
     host: FakeHost, registry: Registry
 ) -> None:
-    """AG3: of five who ask at once, one fetches; asking again by digest fetches nothing."""
+    """Of five who ask at once, one fetches; asking again by digest fetches nothing."""
     digest = an_image(host, registry)
     async with host.agent() as client:
         infos = await asyncio.gather(*(client.fetch_oci_image(PLACE) for _ in range(5)))
@@ -193,10 +200,11 @@ async def test_layers_are_snapshots_of_one_tree_and_their_blobs_are_gone_by_then
         assert snapshots == [("staging", False), ("layers", True)]
 
 
+@pytest.mark.behaviour("AG3")
 async def test_pulls_at_once_of_images_on_one_base_each_get_their_own(
     host: FakeHost, registry: Registry
 ) -> None:
-    """AG3: who waited for a layer that somebody else applied goes on from there."""
+    """Who waited for a layer that somebody else applied goes on from there."""
     stacks = [(BASE, APP), (BASE, OTHER), (BASE, APP, OTHER), (BASE,), (OTHER, APP)]
     for number, layers in enumerate(stacks):
         an_image(host, registry, *layers, place=f"registry.example/web:{number}")
@@ -294,10 +302,11 @@ async def test_an_archive_is_an_image_under_the_digest_of_the_archive(host: Fake
     assert nothing_staged(host)
 
 
+@pytest.mark.behaviour("AG3")
 async def test_a_task_runs_as_its_image_says_unless_it_says_otherwise(
     host: FakeHost, registry: Registry
 ) -> None:
-    """AG3: entry point, command, variables, working directory and stop signal."""
+    """Entry point, command, variables, working directory and stop signal."""
     digest = an_image(host, registry, BASE, LISTS, config=CONFIG)
     async with host.agent() as client:
         await client.fetch_oci_image(PLACE)
@@ -328,10 +337,11 @@ async def test_a_task_runs_as_its_image_says_unless_it_says_otherwise(
     assert "odd.name" not in config.environment
 
 
+@pytest.mark.behaviour("AG3")
 async def test_an_image_that_leaves_folder_and_path_open_runs_as_elsewhere(
     host: FakeHost, registry: Registry
 ) -> None:
-    """AG3: engines make a working directory that no layer has, and look for programs in /bin."""
+    """Engines make a working directory that no layer has, and look for programs in /bin."""
     config = {"Cmd": ["serve"], "WorkingDir": "/srv/made/here"}
     digest = an_image(host, registry, BASE, config=config)
     async with host.agent() as client:
@@ -356,6 +366,62 @@ async def test_an_image_with_a_file_as_working_directory_is_refused(
         ):
             await client.fetch_oci_image(PLACE)
     assert nothing_staged(host)
+
+
+@pytest.mark.behaviour("BUG-AG47", "BUG-AG49")
+@pytest.mark.parametrize("folder", ["/srv/\0app", "/srv\nExecStopPost=+/bin/sh"])
+async def test_an_image_whose_working_directory_is_not_printable_is_refused(
+    host: FakeHost, registry: Registry, folder: str
+) -> None:
+    """No file can have a NUL in its name, and the agent answered with an
+    internal error. A newline ended the line in the unit's file.
+    """
+    an_image(host, registry, BASE, config={"Cmd": ["serve"], "WorkingDir": folder})
+    async with host.agent() as client:
+        with pytest.raises(Unprocessable, match=r"working directory .*: its name is not printable"):
+            await client.fetch_oci_image(PLACE)
+    assert nothing_staged(host)
+
+
+@pytest.mark.behaviour("BUG-AG47")
+async def test_a_fetch_on_a_disk_that_takes_no_writes_is_reported(
+    host: FakeHost, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was reported about a fetch in the background."""
+    an_image(host, registry)
+    mkdir = Path.mkdir
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path.name.startswith("oci-"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    async with host.agent() as client, asyncio.timeout(10):
+        with pytest.raises(HostError, match=r"cannot store image .*: Read-only file system"):
+            await client.fetch_oci_image(PLACE)
+        after = (await client.get_events(0)).latest
+        await client.stage_image(PLACE)
+        [failed] = (await client.get_events(after, wait_s=5)).events
+    assert failed.message.startswith("not fetched: cannot store image")
+
+
+@pytest.mark.behaviour("BUG-AG48")
+@pytest.mark.parametrize(
+    ("path", "folders"),
+    [
+        ("", USUAL_PATH.split(":")),
+        ("/opt/app//bin:/opt/./jre/../jdk/bin/:/bin/..", ["/opt/app/bin", "/opt/jdk/bin", "/"]),
+        ("//bin:/bin::bin:./bin:/sbin", ["/bin", "/sbin"]),
+        ("/bin:/sbin\nExecStopPost=+/bin/sh:/usr/bin", ["/bin", "/usr/bin"]),
+        (f"/{'a' * 256}:/{'b/' * 2048}:/bin", ["/bin"]),
+    ],
+)
+def test_the_folders_of_a_path_are_those_that_systemd_accepts(
+    path: str, folders: list[str]
+) -> None:
+    """A task with another folder in its PATH never started."""
+    assert folders_of(path) == folders
 
 
 async def test_an_image_of_root_starts_without_a_command_before_it_if_nothing_is_written(
@@ -392,6 +458,7 @@ async def test_a_machine_of_such_an_image_is_root_as_its_init_is(
     assert not {"ExecStartPre", "ExecStopPost"} & set(machine)
 
 
+@pytest.mark.behaviour("F-30", "F-84")
 @pytest.mark.parametrize(
     ("lists", "why"),
     [
@@ -416,7 +483,7 @@ async def test_a_machine_of_such_an_image_is_root_as_its_init_is(
 async def test_an_image_of_a_user_whom_it_does_not_know_is_refused(
     host: FakeHost, registry: Registry, lists: bytes, why: str
 ) -> None:
-    """F-30 F-84: nothing outside of the image is asked who that is."""
+    """Nothing outside of the image is asked who that is."""
     digest = an_image(host, registry, BASE, lists, config=CONFIG)
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match=why):
@@ -482,6 +549,7 @@ def _broken(host: FakeHost, registry: Registry) -> None:
     host.fake.systemd.programs["python3"] = ends_with(1)
 
 
+@pytest.mark.behaviour("F-29", "F-30", "F-33")
 @pytest.mark.parametrize(
     ("harm", "why"),
     [(_tampered, "layer sha256:.* is refused"), (_big, "does not fit"), (_broken, "is refused")],
@@ -489,7 +557,7 @@ def _broken(host: FakeHost, registry: Registry) -> None:
 async def test_an_image_that_is_harmed_on_its_way_is_refused_and_leaves_nothing(
     host: FakeHost, registry: Registry, harm: Any, why: str
 ) -> None:
-    """F-29 F-30 F-33: refused with words, nothing stays but whole layers."""
+    """Refused with words, nothing stays but whole layers."""
     digest = an_image(host, registry)
     harm(host, registry)
     async with host.agent() as client:
@@ -500,9 +568,10 @@ async def test_an_image_that_is_harmed_on_its_way_is_refused_and_leaves_nothing(
     assert len(stored(host, "layers")) <= 1
 
 
+@pytest.mark.behaviour("F-30")
 async def test_a_manifest_with_another_digest_is_refused(
     host: FakeHost, registry: Registry
-) -> None:  # F-30
+) -> None:
     digest = an_image(host, registry)
     _shifted(host, registry)
     async with host.agent() as client:
@@ -520,10 +589,11 @@ async def test_a_reference_that_names_no_place_is_refused(host: FakeHost, refere
             await client.fetch_oci_image(reference)
 
 
+@pytest.mark.behaviour("F-42")
 async def test_what_a_killed_agent_had_begun_is_gone_and_its_layers_are_used(
     host: FakeHost, registry: Registry
 ) -> None:
-    """F-42: leftovers of a pull are removed at the next start, whole layers stay."""
+    """Leftovers of a pull are removed at the next start, whole layers stay."""
     an_image(host, registry)
     async with host.agent() as client:
         info = await client.fetch_oci_image(PLACE)
@@ -539,10 +609,11 @@ async def test_what_a_killed_agent_had_begun_is_gone_and_its_layers_are_used(
     assert nothing_staged(host)
 
 
+@pytest.mark.behaviour("F-85")
 async def test_the_credentials_and_the_option_to_trust_come_from_the_configuration(
     tmp_path: Path,
 ) -> None:
-    """F-85: no option of a request turns verification off or names a file."""
+    """No option of a request turns verification off or names a file."""
     host = FakeHost(tmp_path)
     asked: list[list[str]] = []
     seen: list[Property] = []

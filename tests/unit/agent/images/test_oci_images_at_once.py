@@ -115,10 +115,11 @@ async def test_a_failed_pull_releases_the_layers_that_it_held(
         assert layers_here(host) == set()
 
 
+@pytest.mark.behaviour("AG3")
 async def test_of_images_on_one_base_at_once_the_first_brings_it(
     host: FakeHost, registry: Held
 ) -> None:
-    """AG3: ten images that share a base cost one download of it."""
+    """Ten images that share a base cost one download of it."""
     places = [f"registry.example/team/web:{number}" for number in range(10)]
     for number, place in enumerate(places):
         push(host, registry, place, BASE, files(own=str(number)), held=number == 0)
@@ -157,10 +158,11 @@ async def test_where_the_first_fails_the_next_brings_the_base(
     assert (host.state / "images" / info.digest[7:] / "base").read_text() == "base"
 
 
+@pytest.mark.behaviour("F-29")
 async def test_a_stalled_fetch_is_given_up_and_does_not_block_its_base(
     host: FakeHost, registry: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-29: skopeo waits for ever for a registry that says no more."""
+    """skopeo waits for ever for a registry that says no more."""
     monkeypatch.setattr("agent.images.sandbox.FETCH_IDLE_S", 0.2)
     push(host, registry, FIRST, BASE, APP, held=True)
     push(host, registry, SECOND, BASE, OTHER)
@@ -193,10 +195,11 @@ async def test_a_fetch_that_gets_something_is_waited_for(
         assert (await fetching).digest == digest
 
 
+@pytest.mark.behaviour("BUG-AG38")
 async def test_what_is_taken_in_is_listed_and_can_be_cancelled(
     host: FakeHost, registry: Held
 ) -> None:
-    """BUG-AG38: an intake whose client had left went on, was not listed and could not be ended."""
+    """An intake whose client had left went on, was not listed and could not be ended."""
     push(host, registry, FIRST, BASE, held=True)
     push(host, registry, SECOND, APP)
     async with host.agent() as client:

@@ -44,8 +44,9 @@ def index(*variants: str, architecture: str = "amd64") -> bytes:
     return json.dumps({"schemaVersion": 2, "manifests": listed}).encode()
 
 
+@pytest.mark.behaviour("BUG-AG41")
 def test_an_image_for_a_larger_processor_is_refused() -> None:
-    """BUG-AG41: an index with amd64/v3 alone was accepted on a processor without it."""
+    """An index with amd64/v3 alone was accepted on a processor without it."""
     with pytest.raises(Unprocessable, match="not for linux/amd64/v1, only for linux/amd64/v3"):
         choose(index("v3"), SMALL)
     with pytest.raises(Unprocessable, match="only for linux/arm64/v9"):
@@ -58,8 +59,9 @@ def test_of_variants_that_run_the_plain_one_comes_first_and_then_the_highest() -
     assert choose(index("v2", "v3", "v4"), LARGE) == of("v3")
 
 
+@pytest.mark.behaviour("BUG-AG41")
 def test_the_variant_of_an_image_without_an_index_counts_too() -> None:
-    """BUG-AG41: so does that of its configuration, which registries serve without an index."""
+    """So does that of its configuration, which registries serve without an index."""
     config = {"os": "linux", "architecture": "amd64", "variant": "v2"}
     config["rootfs"] = {"type": "layers", "diff_ids": [of("layer")]}  # type: ignore[assignment]
     data = json.dumps(config).encode()
@@ -72,8 +74,9 @@ def test_the_variant_of_an_image_without_an_index_counts_too() -> None:
     assert read_config(data, manifest, LARGE)[0][0].diff_id == of("layer")
 
 
+@pytest.mark.behaviour("BUG-AG36")
 def test_the_error_for_several_images_without_platform_lists_their_tags() -> None:
-    """BUG-AG36: the message did not say how one of them is named."""
+    """The message did not say how one of them is named."""
     listed = [
         {"mediaType": MANIFEST, "digest": of(t), "size": 1, "annotations": {TAG: t}} for t in "ba"
     ]

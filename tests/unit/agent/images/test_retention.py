@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,13 +75,14 @@ IMAGES = st.builds(
 )
 
 
+@pytest.mark.behaviour("F-40")
 @given(
     st.lists(IMAGES, unique_by=lambda i: i.digest, max_size=8),
     st.integers(0, 4 << 30),
     st.integers(0, 4 << 30),
 )
 def test_objects_in_use_are_never_removed(images: list[ImageUse], free: int, wanted: int) -> None:
-    """F-40: no image of a task, no layer of an image that stays, nothing that just came."""
+    """No image of a task, no layer of an image that stays, nothing that just came."""
     fates = decide_images(images, RetentionLimits(free, wanted, 7 * DAY_S), NOW)
     layers = decide_layers([LayerUse(c) for c in "xyz"], images, fates)
     for image in images:

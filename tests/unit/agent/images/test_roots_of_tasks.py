@@ -41,8 +41,9 @@ def roots_of(host: FakeHost) -> TaskRoots:
     return TaskRoots(host.fake.btrfs, host.state / "tasks", host.state / "images")
 
 
+@pytest.mark.behaviour("BUG-AG31")
 def test_a_writable_root_is_new_with_each_start_and_bounded(host: FakeHost) -> None:
-    """BUG-AG31: what a run wrote is gone with the next, and may not fill the host's disk."""
+    """What a run wrote is gone with the next, and may not fill the host's disk."""
     roots, spec = roots_of(host), a_spec(root=RootMode.WRITABLE, root_max_bytes=1 << 20)
     roots.prepare("web", IMAGE)
     roots.renew("web", spec)

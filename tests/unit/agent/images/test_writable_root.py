@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from builders import a_spec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +20,9 @@ OCI = OciConfig(command=["serve"])
 NAMES = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=8)
 
 
+@pytest.mark.behaviour("BUG-AG31")
 def test_only_an_oci_image_has_a_writable_root_by_default() -> None:
-    """BUG-AG31: what people already have writes below /var, /run and /etc."""
+    """What people already have writes below /var, /run and /etc."""
     asked, refused = a_spec(root=RootMode.WRITABLE), a_spec(root=RootMode.READ_ONLY)
     assert is_writable(a_spec(), OCI, can_bound=True)
     assert not is_writable(a_spec(), None, can_bound=True)

@@ -151,9 +151,10 @@ async def test_a_request_from_the_host_itself_is_no_contact_with_the_control_pla
             await client.put_task("other", a_spec(disconnect=STOP))
 
 
+@pytest.mark.behaviour("SH3")
 @pytest.mark.usefixtures("component")
 async def test_an_earlier_owner_of_an_entitlement_starts_and_stops_nothing(host: FakeHost) -> None:
-    """SH3: not even a task of which the host has never heard, nor an image."""
+    """Not even a task of which the host has never heard, nor an image."""
     socket = f"unix:{host.config.socket}"
     async with host.agent(), AgentClient(socket) as new, AgentClient(socket) as old:
         new.headers, old.headers = lambda: {OWNER_HEADER: "web/7"}, lambda: {OWNER_HEADER: "web/6"}
@@ -167,11 +168,12 @@ async def test_an_earlier_owner_of_an_entitlement_starts_and_stops_nothing(host:
         await new.put_task("other", a_spec(epoch=7))
 
 
+@pytest.mark.behaviour("F-43")
 @pytest.mark.usefixtures("component")
 async def test_requests_of_an_older_term_do_not_count_as_contact(
     host: FakeHost, uptime: Uptime
 ) -> None:
-    """F-43: a leader that was stopped and continued prolongs nothing."""
+    """A leader that was stopped and continued prolongs nothing."""
     socket = f"unix:{host.config.socket}"
     async with host.agent(), AgentClient(socket) as new, AgentClient(socket) as old:
         new.epoch = lambda: 7
@@ -254,9 +256,7 @@ async def test_without_a_fence_nothing_is_started_that_needs_it(
 
 
 @pytest.mark.usefixtures("component")
-async def test_a_job_that_no_longer_asks_for_it_is_let_off_without_a_restart(
-    host: FakeHost, uptime: Uptime
-) -> None:
+async def test_a_relaxation_is_removed_without_a_restart(host: FakeHost, uptime: Uptime) -> None:
     async with host.agent() as client:
         await _start(host, uptime, client)
         await client.put_task("web", a_spec(generation=2))

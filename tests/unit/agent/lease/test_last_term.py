@@ -1,4 +1,4 @@
-"""A host refuses a control plane whose store is older than what it was told (F-88)."""
+"""A host refuses a control plane whose store is older than what it was told."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from agent.lease.core.term import is_older, newest
 from agent.lease.fencing import FencingOwners, FencingTerm
 from wire.errors import Conflict, HostError, InvalidInput, OlderStore
 
+pytestmark = pytest.mark.behaviour("F-88")
+
 ONE, TWO = "0" * 15 + "1", "0" * 15 + "2"
 
 
@@ -29,8 +31,9 @@ def test_a_term_is_read_as_it_was_written_and_nothing_else_is_one() -> None:
         assert read_term(bad) is None, bad
 
 
+@pytest.mark.behaviour("F-88")
 def test_lives_of_one_store_follow_each_other_and_an_older_one_does_not() -> None:
-    """F-88: also one that begins the very term (epoch) of the life that it replaces."""
+    """Also one that begins the very term (epoch) of the life that it replaces."""
     lives = [Term(ONE, 0, 5), Term(TWO, 5, 5), Term(ONE[::-1], 5, 9)]
     for before, after in pairwise(lives):
         assert not is_older(after, before)
@@ -41,8 +44,9 @@ def test_lives_of_one_store_follow_each_other_and_an_older_one_does_not() -> Non
     assert newest(lives[1], lives[0]) == lives[1]
 
 
-def test_an_older_store_is_refused_and_what_was_told_stays(tmp_path: Path) -> None:
-    """F-88: what refuses it is not forgotten by being asked again."""
+@pytest.mark.behaviour("F-88")
+def test_an_older_store_is_refused_and_known_state_stays(tmp_path: Path) -> None:
+    """What refuses it is not forgotten by being asked again."""
     last = FencingTerm(tmp_path / "t")
     last.check(None, commands=True)  # of an earlier release
     last.check(said(ONE, 0, 9), commands=True)
@@ -61,8 +65,9 @@ async def _until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def test_what_a_command_told_outlives_the_agent(tmp_path: Path) -> None:
-    """F-88: an agent that was killed, or a host that was rebooted, knows it as well."""
+@pytest.mark.behaviour("F-88")
+async def test_a_commands_result_outlives_the_agent(tmp_path: Path) -> None:
+    """An agent that was killed, or a host that was rebooted, knows it as well."""
     path, last = tmp_path / "t", FencingTerm(tmp_path / "t")
     failing = True
 
@@ -88,8 +93,9 @@ async def test_what_a_command_told_outlives_the_agent(tmp_path: Path) -> None:
     after.check(said(TWO, 0, 0), commands=False)
 
 
+@pytest.mark.behaviour("SH3")
 async def test_the_owners_of_a_host_outlive_the_agent(tmp_path: Path) -> None:
-    """SH3: an earlier owner is refused after a reboot; a host that joins anew forgets both."""
+    """An earlier owner is refused after a reboot; a host that joins anew forgets both."""
     path, owners = tmp_path / "o", FencingOwners(tmp_path / "o")
 
     async def write(where: Path, data: bytes) -> None:

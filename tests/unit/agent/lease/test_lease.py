@@ -72,12 +72,12 @@ def test_a_bound_task_does_not_run_before_the_first_contact_in_a_boot() -> None:
     assert ends_at(spec, 5.0) == 5.0 + spec.disconnect.after_s
 
 
-def test_a_running_task_is_looked_at_again_when_its_time_runs_out() -> None:
+def test_a_running_task_is_checked_again_at_its_time_limit() -> None:
     limited = _task(limits=a_spec().limits)
     assert decide(limited, seen(a_unit(limited)), _at(7.0)).until == HEARD + 30.0
 
 
-def test_a_task_that_does_not_ask_for_it_runs_on_for_ever() -> None:
+def test_a_task_without_a_time_limit_keeps_running() -> None:
     task = a_record(state=S.RUNNING, invocation_id="i1", boot_id=BOOT)
     for now in (_at(1e6), LeaseMoment(wall=0.0, boot_s=1e6, contact_s=None)):
         assert decide(task, seen(a_unit(task)), now).task.state is S.RUNNING

@@ -10,6 +10,7 @@ import pytest
 from agent.machine.beneath import ensure_folder, find_place, read_file
 
 
+@pytest.mark.behaviour("F-84")
 @pytest.mark.parametrize(
     ("links", "place"),
     [
@@ -24,7 +25,7 @@ from agent.machine.beneath import ensure_folder, find_place, read_file
 def test_links_of_a_tree_lead_inside_of_it(
     tmp_path: Path, links: dict[str, str], place: str
 ) -> None:
-    """F-84: as if the tree were the root of all."""
+    """As if the tree were the root of all."""
     (tmp_path / place).parent.mkdir(parents=True)
     (tmp_path / place).write_text("its own")
     for name, target in links.items():
@@ -61,11 +62,12 @@ def test_a_folder_is_made_where_the_links_of_the_tree_lead(tmp_path: Path) -> No
     assert [p.name for p in tmp_path.iterdir()] == ["tree"]
 
 
+@pytest.mark.behaviour("F-84")
 @pytest.mark.parametrize("target", [None, "/nowhere", "../../outside"])
 def test_no_folder_is_made_through_a_file_or_a_link_to_nothing(
     tmp_path: Path, target: str | None
 ) -> None:
-    """F-84: nor is anything made outside of the tree."""
+    """Nor is anything made outside of the tree."""
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "x").symlink_to(target) if target else (tree / "x").write_text("")

@@ -31,8 +31,9 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.s
         yield listener
 
 
+@pytest.mark.behaviour("BUG-AG2")
 def test_other_threads_go_on_while_one_waits_for_an_answer(silent: socket.socket) -> None:
-    """BUG-AG2: pystemd keeps the interpreter's lock, and the whole agent stood still."""
+    """pystemd keeps the interpreter's lock, and the whole agent stood still."""
     failed = list[DBusBaseError]()
     bus = open_bus()
     near, _ = silent.accept()

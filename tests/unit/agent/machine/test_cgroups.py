@@ -83,8 +83,9 @@ def test_disks_are_those_that_the_kernel_has(tmp_path: Path) -> None:
     assert found == {name: name for name in ("cciss/c0d0", "dm-0", "vda", "vdb")}
 
 
+@pytest.mark.behaviour("AG8")
 def test_a_link_to_a_disk_is_that_of_the_device_with_the_greatest_priority(tmp_path: Path) -> None:
-    """AG8: as udev has them in its database, which is all that the agent sees of them."""
+    """As udev has them in its database, which is all that the agent sees of them."""
     devices = {
         "sda": ("8:0", "S:disk/by-id/wwn-1\nS:disk/by-path/pci-0000:00:02.0\nE:ID=x\nV:1\n"),
         "dm-0": ("253:0", "S:disk/by-id/wwn-1\nL:50\nS:mapper/data\nG:systemd\n"),

@@ -87,7 +87,8 @@ def test_a_kernel_list_counts_each_number(text: str, count: int) -> None:
     assert listed(numbers(text)) == text
 
 
-def test_memory_taken_as_huge_pages_of_any_size_is_known(tmp_path: Path) -> None:  # BUG-AG4
+@pytest.mark.behaviour("BUG-AG4")
+def test_memory_taken_as_huge_pages_of_any_size_is_known(tmp_path: Path) -> None:
     pools = "sys/kernel/mm/hugepages/hugepages"
     fs = a_host(
         tmp_path, {f"{pools}-2048kB/nr_hugepages": "3\n", f"{pools}-1048576kB/nr_hugepages": "2\n"}
@@ -122,8 +123,9 @@ def test_a_kernel_without_topology_has_a_core_for_each_cpu(tmp_path: Path) -> No
     assert read_cores(fs) == (Core((0,)),)
 
 
+@pytest.mark.behaviour("F-84")
 def test_a_unit_that_sees_only_processes_reads_what_it_was_given(tmp_path: Path) -> None:
-    """F-84: the agent's `ProcSubset=pid`; the files that it reads are bound elsewhere."""
+    """The agent's `ProcSubset=pid`; the files that it reads are bound elsewhere."""
     whole = read_hardware(a_host(tmp_path / "whole"))
     fs = a_host(tmp_path / "apart")
     (tmp_path / "apart/run/twine-kernel").mkdir(parents=True)
@@ -134,8 +136,9 @@ def test_a_unit_that_sees_only_processes_reads_what_it_was_given(tmp_path: Path)
         read_hardware(fs)
 
 
+@pytest.mark.behaviour("F-84")
 def test_the_unit_is_given_every_file_of_proc_that_is_read() -> None:
-    """F-84: one that is forgotten would end the agent at its start."""
+    """One that is forgotten would end the agent at its start."""
     root = Path(__file__).parents[4] / "agent"
     code = (root / "machine/hardware.py").read_text()
     read = set(re.findall(r'_proc\(fs, "(/proc/\S+)"\)', code))
@@ -145,11 +148,12 @@ def test_the_unit_is_given_every_file_of_proc_that_is_read() -> None:
     assert bound == {path: KEPT + path for path in read}
 
 
+@pytest.mark.behaviour("BUG-HT27")
 @pytest.mark.parametrize(
     "unit", ["agent/units/twine-agent.service", "control_plane/units/twine-control-plane.service"]
 )
 def test_a_service_that_holds_keys_leaves_no_core(unit: str) -> None:
-    """BUG-HT27: a core dump would hold keys and the credentials of tasks."""
+    """A core dump would hold keys and the credentials of tasks."""
     root = Path(__file__).parents[4]
     lines = (root / unit).read_text().splitlines()
     assert "LimitCORE=0" in lines

@@ -57,8 +57,9 @@ class Bus:
         """End it."""
 
 
+@pytest.mark.behaviour("BUG-SK31")
 def test_a_service_is_reported_by_its_own_name() -> None:
-    """BUG-SK31: LoadUnit finds generated units, aliases and instances, as systemctl does."""
+    """LoadUnit finds generated units, aliases and instances, as systemctl does."""
     bus = Bus()
     found = HostServices(lambda: bus).load("b.service")  # type: ignore[arg-type,return-value]
     assert found is not None

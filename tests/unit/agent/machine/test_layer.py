@@ -52,10 +52,11 @@ def untouched(tree: Path) -> None:
     assert {p.name for p in tree.parent.iterdir()} == {"outside", "tree", "blob"}
 
 
+@pytest.mark.behaviour("AG3")
 @pytest.mark.parametrize("how", ["tar", "gzip"])
 def test_files_come_with_mode_time_and_content_however_they_are_packed(
     tree: Path, how: str
-) -> None:  # AG3
+) -> None:
     put(tree, layer(entry("./etc/new", data=b"x" * 70_000, mode=0o640, mtime=1234)), how)
 
     new = tree / "etc" / "new"
@@ -97,7 +98,8 @@ def test_what_lies_behind_a_link_of_the_image_is_put_where_it_points_to(tree: Pa
     assert (tree / "lib").is_symlink()
 
 
-def test_an_absolute_link_means_the_image_and_not_the_host(tree: Path) -> None:  # F-31
+@pytest.mark.behaviour("F-31")
+def test_an_absolute_link_means_the_image_and_not_the_host(tree: Path) -> None:
     (tree / "root").symlink_to("/etc")
     put(tree, layer(entry("root/passwd", data=b"image")))
 
@@ -113,9 +115,10 @@ def test_hard_links_stay_links_and_a_later_layer_changes_one_of_them_only(tree: 
     assert ((tree / "a").read_bytes(), (tree / "b").read_bytes()) == (b"2", b"1")
 
 
+@pytest.mark.behaviour("F-31")
 def test_attributes_of_users_are_kept_and_capabilities_and_set_uid_bits_are_not(
     tree: Path,
-) -> None:  # F-31
+) -> None:
     headers = {
         "SCHILY.xattr.user.note": "a\nb",
         "SCHILY.xattr.security.capability": "x",
@@ -129,7 +132,8 @@ def test_attributes_of_users_are_kept_and_capabilities_and_set_uid_bits_are_not(
     assert stat.S_IMODE((tree / "d").stat().st_mode) == 0o1777
 
 
-def test_device_nodes_are_left_out_below_dev_and_refused_elsewhere(tree: Path) -> None:  # F-31
+@pytest.mark.behaviour("F-31")
+def test_device_nodes_are_left_out_below_dev_and_refused_elsewhere(tree: Path) -> None:
     put(tree, layer(folder("dev"), entry("dev/null", tarfile.CHRTYPE, devmajor=1, devminor=3)))
     assert list((tree / "dev").iterdir()) == []
 
@@ -137,8 +141,9 @@ def test_device_nodes_are_left_out_below_dev_and_refused_elsewhere(tree: Path) -
         put(tree, layer(entry("disk", tarfile.BLKTYPE, devmajor=8, devminor=0)))
 
 
+@pytest.mark.behaviour("AG3")
 def test_a_layer_of_nothing_at_all_changes_nothing(tree: Path) -> None:
-    """AG3: some builders write no end of an archive where there is nothing in it; engines take it.
+    """Some builders write no end of an archive where there is nothing in it; engines take it.
 
     One of which only the beginning is there is another thing.
     """
@@ -217,10 +222,9 @@ def no_file_above(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.behaviour("AG3")
 @pytest.mark.parametrize("kind", CONTENTS)
-def test_blocks_of_zeros_become_holes_and_the_content_is_the_same(
-    tree: Path, kind: str
-) -> None:  # AG3
+def test_blocks_of_zeros_become_holes_and_the_content_is_the_same(tree: Path, kind: str) -> None:
     data = CONTENTS[kind]
     put(tree, layer(entry("file", data=data), entry("next", data=b"1")), "gzip")
 
@@ -231,8 +235,9 @@ def test_blocks_of_zeros_become_holes_and_the_content_is_the_same(
     assert (tree / "file").stat().st_blocks * 512 <= wanted * BLOCK
 
 
+@pytest.mark.behaviour("AG3")
 def test_a_file_that_was_packed_with_holes_has_them_again(tree: Path) -> None:
-    """AG3: without a look at each byte of a hole."""
+    """Without a look at each byte of a hole."""
     size = 1 << 32
     pieces = [(1 << 20, WORDS), (1 << 31, b"x" * 700), (size, b"")]
     put(tree, layer(sparse(size, pieces), entry("next", data=b"1")), "gzip")
@@ -246,6 +251,7 @@ def test_a_file_that_was_packed_with_holes_has_them_again(tree: Path) -> None:
     assert (tree / "next").read_bytes() == b"1"
 
 
+@pytest.mark.behaviour("F-31", "F-32")
 @pytest.mark.parametrize(
     ("size", "words", "why"),
     [
@@ -260,7 +266,7 @@ def test_a_file_that_was_packed_with_holes_has_them_again(tree: Path) -> None:
 )
 def test_a_map_of_holes_that_cannot_be_is_refused_and_nothing_is_written(
     tree: Path, size: int, words: str, why: str
-) -> None:  # F-31 F-32
+) -> None:
     with pytest.raises(Unprocessable, match=why), no_file_above(1 << 20):
         put(tree, layer(sparse(size, [(0, bytes(4096))], words)))
     assert not (tree / "disk").exists()
@@ -287,16 +293,18 @@ HOSTILE = {
 }
 
 
+@pytest.mark.behaviour("F-31", "F-32")
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_archive_is_refused_and_reaches_nothing(tree: Path, kind: str) -> None:
-    """F-31 F-32: nothing outside of the tree is read, written or removed."""
+    """Nothing outside of the tree is read, written or removed."""
     with pytest.raises((TwineError, OSError)):
         put(tree, layer(*HOSTILE[kind]))
     untouched(tree)
 
 
+@pytest.mark.behaviour("F-31")
 @pytest.mark.parametrize("target", ["/", "..", "../outside", "/proc/self/root", "/../../outside"])
-def test_a_link_to_the_outside_leads_nowhere_outside(tree: Path, target: str) -> None:  # F-31
+def test_a_link_to_the_outside_leads_nowhere_outside(tree: Path, target: str) -> None:
     members = [entry("x", tarfile.SYMTYPE, linkname=target), entry("x/outside", data=b"bad")]
     members += [entry("x/.wh.outside"), entry("y", tarfile.LNKTYPE, linkname="x/outside")]
     with suppress(TwineError, OSError):
@@ -304,7 +312,8 @@ def test_a_link_to_the_outside_leads_nowhere_outside(tree: Path, target: str) ->
     untouched(tree)
 
 
-def test_a_changed_byte_is_noticed_before_anything_is_unpacked(tree: Path) -> None:  # F-29
+@pytest.mark.behaviour("F-29")
+def test_a_changed_byte_is_noticed_before_anything_is_unpacked(tree: Path) -> None:
     data = layer(entry("new"))
     with pytest.raises(Unprocessable, match="has digest"):
         put(tree, data, digest="sha256:" + "0" * 64)
@@ -314,7 +323,8 @@ def test_a_changed_byte_is_noticed_before_anything_is_unpacked(tree: Path) -> No
         put(tree, data, "gzip", diff_id="sha256:" + "0" * 64)
 
 
-def test_a_layer_cut_short_is_refused(tree: Path) -> None:  # F-29
+@pytest.mark.behaviour("F-29")
+def test_a_layer_cut_short_is_refused(tree: Path) -> None:
     data = layer(entry("new", data=os.urandom(50_000)))
     blob = compressed(data, "gzip")[:-1000]
     (tree.parent / "blob").write_bytes(blob)
@@ -322,7 +332,8 @@ def test_a_layer_cut_short_is_refused(tree: Path) -> None:  # F-29
         apply(str(tree.parent), "blob", "gzip", sha(blob), sha(data), str(tree), owners=False)
 
 
-def test_a_blob_that_is_a_link_or_a_pipe_is_not_opened(tree: Path) -> None:  # F-31
+@pytest.mark.behaviour("F-31")
+def test_a_blob_that_is_a_link_or_a_pipe_is_not_opened(tree: Path) -> None:
     data = layer(entry("new"))
     (tree.parent / "real").write_bytes(data)
     (tree.parent / "blob").symlink_to("real")
@@ -336,7 +347,8 @@ def test_a_blob_that_is_a_link_or_a_pipe_is_not_opened(tree: Path) -> None:  # F
             apply(str(tree.parent), name, "tar", sha(data), sha(data), str(tree), owners=False)
 
 
-def test_too_many_entries_are_refused(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # F-32
+@pytest.mark.behaviour("F-32")
+def test_too_many_entries_are_refused(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "ENTRIES_MAX", 3)
     with pytest.raises(Unprocessable, match="more than 3 entries"):
         put(tree, layer(*(entry(f"f{n}") for n in range(4))))
@@ -353,8 +365,9 @@ def test_the_program_says_in_one_line_why_not(
     assert capsys.readouterr().err.startswith("the layer has digest sha256:2d7")
 
 
+@pytest.mark.behaviour("BUG-AG38")
 def test_one_process_applies_each_layer_on_request(tree: Path) -> None:
-    """BUG-AG38: a process was started for each layer, which takes longer than a small one."""
+    """A process was started for each layer, which takes longer than a small one."""
     words, asked, told = [], io.BytesIO(b"go on\n"), io.BytesIO()
     for name in ("one", "two", "three"):
         data = files(**{name: name})

@@ -16,8 +16,9 @@ from agent.machine.patient_systemd import PatientSystemd
 AWAY = DBusBaseError(-errno.ECONNREFUSED, None, "Connection refused")
 
 
+@pytest.mark.behaviour("F-20")
 def test_a_listener_is_called_once_the_bus_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F-20: an agent that starts meanwhile answers, and looks at everything afterwards."""
+    """An agent that starts meanwhile answers, and looks at everything afterwards."""
     monkeypatch.setattr(patient_systemd, "RETRY_S", 0.01)
     tries, heard, may_go = list[int](), queue.Queue[str](), threading.Event()
 

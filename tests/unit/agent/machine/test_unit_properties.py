@@ -108,6 +108,22 @@ def test_what_does_not_fit_is_refused_with_name_and_value(name: str, value: obje
     assert str(refused.value).startswith(f"cannot set {name} to {value!r}: ")
 
 
+@pytest.mark.behaviour("BUG-AG49")
+@pytest.mark.parametrize("text", ["/srv\nExecStopPost=+/bin/sh", "/srv\r", "/\x1b[0m", "/a\x7f"])
+@pytest.mark.parametrize("name", ["WorkingDirectory", "ExecSearchPath", "BindPaths", "DeviceAllow"])
+def test_no_text_can_begin_another_line_of_the_units_file(name: str, text: str) -> None:
+    """systemd reads the file of a unit again at a `daemon-reload`. A property after a
+    newline, such as a command that runs as root on the host, was then in force.
+    """
+    with pytest.raises(InvalidInput, match="a control character is not allowed"):
+        encode({name: text if SIGNATURES[name] == "s" else [text]})
+
+
+def test_what_systemd_escapes_may_have_lines() -> None:
+    assert on_the_wire("Environment", ["A=1\n2"]) == [b"Environment", b"A=1\n2"]
+    assert b"a\nb" in on_the_wire("ExecStart", [["/bin/echo", "a\nb"]])
+
+
 def test_the_table_only_has_types_that_can_be_encoded() -> None:
     letters = {letter for kind in SIGNATURES.values() for letter in kind}
 

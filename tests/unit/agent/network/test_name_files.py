@@ -19,8 +19,9 @@ def image_of(host: FakeHost) -> Path:
     return host.state / "images" / IMAGE.removeprefix("sha256:")
 
 
-async def test_each_start_writes_them_whatever_the_image_has_there(host: FakeHost) -> None:
-    """BUG-AG31: an image kept the resolver of its build machine; others had none."""
+@pytest.mark.behaviour("BUG-AG31")
+async def test_each_start_overwrites_files_of_the_image(host: FakeHost) -> None:
+    """An image kept the resolver of its build machine; others had none."""
     host.fake.texts["/etc/resolv.conf"] = "nameserver 10.0.0.2\n"
     etc = image_of(host) / "etc"
     etc.mkdir()
@@ -44,10 +45,10 @@ async def test_each_start_writes_them_whatever_the_image_has_there(host: FakeHos
     assert (etc / "hosts").read_text() == "1.2.3.4 build\n"
 
 
+@pytest.mark.behaviour("BUG-AG31")
 async def test_a_root_without_etc_gets_one_and_a_file_in_its_place_is_an_error(
     host: FakeHost,
 ) -> None:
-    """BUG-AG31"""
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
@@ -60,9 +61,10 @@ async def test_a_root_without_etc_gets_one_and_a_file_in_its_place_is_an_error(
         assert "cannot write /etc/hosts into the root of task odd" in status.reason
 
 
+@pytest.mark.behaviour("BUG-AG31")
 @pytest.mark.parametrize("link", ["/etc", "../..", "/"])
 def test_a_file_is_put_within_the_tree_whatever_its_links_say(tmp_path: Path, link: str) -> None:
-    """BUG-AG31: the host's own /etc is never written."""
+    """The host's own /etc is never written."""
     tree = tmp_path / "a" / "tree"
     (tree / "real").mkdir(parents=True)
     (tree / "etc").symlink_to("real" if link == "/etc" else link)

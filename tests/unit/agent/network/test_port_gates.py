@@ -34,10 +34,11 @@ async def seen(what: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.behaviour("BUG-AG10")
 async def test_the_program_is_there_before_the_unit_and_the_task_is_held_once_it_runs(
     tmp_path: Path,
 ) -> None:
-    """BUG-AG10: systemd goes on without a program that is not there, and lets go at a reload."""
+    """systemd goes on without a program that is not there, and lets go at a reload."""
     host = FakeHost(tmp_path)
     host.give_image()
     network = host.fake.network
@@ -61,8 +62,9 @@ async def test_the_program_is_there_before_the_unit_and_the_task_is_held_once_it
         await seen(lambda: bool(network.held))
 
 
-async def test_what_runs_when_the_agent_begins_is_held_anew(tmp_path: Path) -> None:
-    """F-02: it may have died before it said so, and an earlier agent held nobody."""
+@pytest.mark.behaviour("F-02")
+async def test_running_tasks_are_held_again_when_the_agent_starts(tmp_path: Path) -> None:
+    """It may have died before it said so, and an earlier agent held nobody."""
     host = FakeHost(tmp_path)
     host.give_image()
     async with host.agent() as client:
@@ -109,7 +111,7 @@ class Lying(FakeNetwork):
         return False
 
 
-async def test_what_was_made_is_looked_for() -> None:
+async def test_created_objects_are_searched() -> None:
     lanes = Lanes()
     with pytest.raises(HostError, match="was created but does not exist"):
         await PortGates(Lying(), lanes).ensure("web", WEB)

@@ -109,8 +109,9 @@ def test_only_allowed_tasks_reach_a_private_task() -> None:
     assert [(m.what, m.value) for m in rules[-1].matches] == [("oifname", "tw*")]
 
 
+@pytest.mark.behaviour("BUG-NT1")
 def test_packets_to_another_host_are_filtered_there() -> None:
-    """BUG-NT1: the tunnel's name begins as those of tasks do; all that left for it was dropped."""
+    """The tunnel's name begins as those of tasks do; all that left for it was dropped."""
     rules = _rules("between-tasks", ("web-0", PRIVATE))
     verdicts = [
         r.verdict

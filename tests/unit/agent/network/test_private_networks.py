@@ -36,9 +36,10 @@ async def test_a_private_task_has_addresses_while_it_lives_and_leaves_nothing(
     assert network.allowed == []
 
 
+@pytest.mark.behaviour("AG5")
 async def test_a_restarted_agent_keeps_networks_of_tasks_and_removes_the_rest(
     tmp_path: Path,
-) -> None:  # P9, AG5
+) -> None:  # P9
     host = FakeHost(tmp_path)
     host.give_image()
     network = host.fake.network

@@ -44,7 +44,8 @@ def files(
     }
 
 
-def test_a_task_of_the_hosts_network_finds_names_as_its_host_does() -> None:  # BUG-AG31
+@pytest.mark.behaviour("BUG-AG31")
+def test_a_task_of_the_hosts_network_finds_names_as_its_host_does() -> None:
     found = files()
     assert found["etc/resolv.conf"] == [
         "nameserver 10.0.0.2",
@@ -61,16 +62,18 @@ def test_a_task_of_the_hosts_network_finds_names_as_its_host_does() -> None:  # 
     ]
 
 
+@pytest.mark.behaviour("BUG-AG31")
 def test_a_task_of_its_own_network_knows_its_addresses_and_servers_it_reaches() -> None:
-    """BUG-AG31: a server on the loopback, or link-local, is not reached from a namespace."""
+    """A server on the loopback, or link-local, is not reached from a namespace."""
     found = files(STUB, mode=NetworkMode.PRIVATE)
     assert found["etc/resolv.conf"] == ["nameserver 10.0.0.9", "options edns0 trust-ad"]
     assert found["etc/hosts"][2:] == ["fd74:7769::1 web-0 m1", "100.64.0.1 web-0 m1"]
     assert files(STUB)["etc/resolv.conf"][0] == "nameserver 127.0.0.53"
 
 
+@pytest.mark.behaviour("BUG-AG31")
 def test_a_tasks_own_keys_come_before_the_regions_and_those_before_the_hosts() -> None:
-    """BUG-AG31: with the region's resolver in the agent's configuration `web` is found."""
+    """With the region's resolver in the agent's configuration `web` is found."""
     assert files(region=REGION)["etc/resolv.conf"] == [
         "nameserver 10.0.0.53",
         "search twine.internal",
@@ -84,9 +87,8 @@ def test_a_tasks_own_keys_come_before_the_regions_and_those_before_the_hosts() -
     assert "10.1.1.1 db" in found["etc/hosts"]
 
 
-def test_a_system_container_has_its_own_host_name_and_a_comment_without_name_servers() -> (
-    None
-):  # BUG-AG31
+@pytest.mark.behaviour("BUG-AG31")
+def test_a_system_container_has_its_own_host_name_and_a_comment_without_name_servers() -> None:
     own_init = a_spec(
         relaxations=[Relaxation.OWN_INIT], network=Network(mode=NetworkMode.PRIVATE), command=[]
     )
@@ -96,23 +98,26 @@ def test_a_system_container_has_its_own_host_name_and_a_comment_without_name_ser
     assert b"nameserver" not in found["etc/resolv.conf"]
 
 
+@pytest.mark.behaviour("BUG-AG31")
 @pytest.mark.parametrize("address", ["10.0.0", "::::", "1.2.3.4.5"])
-def test_what_is_no_address_is_refused_by_name(address: str) -> None:  # BUG-AG31
+def test_what_is_no_address_is_refused_by_name(address: str) -> None:
     assert address in contradiction(Network(dns=Dns(servers=[address])))
     assert address in contradiction(Network(dns=Dns(hosts={"db": address})))
 
 
-def test_name_servers_are_part_of_what_runs_and_keys_of_others_stay() -> None:  # BUG-AG31
+@pytest.mark.behaviour("BUG-AG31")
+def test_name_servers_are_part_of_what_runs_and_keys_of_others_stay() -> None:
     plain = a_spec(network=Network(ports={"http": 80}))
     assert key_of(plain) == "f08bd3e48fc5"
     named = a_spec(network=Network(ports={"http": 80}, dns=Dns(search=["a"])))
     assert key_of(named) != key_of(plain)
 
 
+@pytest.mark.behaviour("BUG-AG31")
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.sampled_from(NetworkMode))
 def test_whatever_the_host_says_a_private_task_gets_addresses_it_can_reach(
     text: str, mode: NetworkMode
-) -> None:  # BUG-AG31
+) -> None:
     host = HostNames(name="m1", resolv_conf=f"{STUB.resolv_conf}{text}\nnameserver 10.9.9.9")
     found = files_of("a", a_spec(network=Network(mode=mode)), [], host, Resolver())
     servers = read_resolver(found["etc/resolv.conf"].decode()).servers

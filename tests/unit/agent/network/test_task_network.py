@@ -19,8 +19,9 @@ from agent.runtime.core.records import key_of
 from agent.tasks.core.unit_properties import unit_properties
 
 
+@pytest.mark.behaviour("BUG-AG10")
 def test_a_task_in_the_hosts_network_binds_its_own_ports_and_no_other() -> None:
-    """BUG-AG10: it could bind a neighbour's port, or the agent's while that restarts."""
+    """It could bind a neighbour's port, or the agent's while that restarts."""
     spec = a_spec(network=Network(ports={"http": 8080, "admin": 81}), probe=Probe(port=9000))
 
     found = unit_properties("web", spec, "/r")
@@ -45,8 +46,9 @@ def test_the_name_of_a_gate_says_its_ports_or_is_their_hash(ports: set[int]) -> 
         assert {int(word) for word in name.split("-")} == ports
 
 
+@pytest.mark.behaviour("BUG-AG10")
 def test_abstract_sockets_of_the_host_are_closed_unless_requested() -> None:
-    """BUG-AG10: in the host's network they can only be closed with their whole family."""
+    """In the host's network they can only be closed with their whole family."""
     closed = unit_properties("web", a_spec(), "/r")
     opened = unit_properties("web", a_spec(network=Network(unix_sockets=True)), "/r")
 
@@ -76,7 +78,8 @@ def test_ports_are_handed_over_by_name_and_the_owner_has_the_last_word() -> None
     assert "TWINE_PORT_HTTP=1" in environment  # type: ignore[operator]
 
 
-def test_another_network_is_another_process_and_the_default_changes_no_key() -> None:  # F-05
+@pytest.mark.behaviour("F-05")
+def test_another_network_is_another_process_and_the_default_changes_no_key() -> None:
     spec = TaskSpec(image="sha256:" + "1" * 64, command=["/bin/server"])
     keys = {
         key_of(replace(spec, network=network))

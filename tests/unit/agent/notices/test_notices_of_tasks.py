@@ -1,4 +1,4 @@
-"""EL9: tasks are told ahead of time, in a file and by their hook, across restarts of the agent."""
+"""Tasks are told ahead of time, in a file and by their hook, across restarts of the agent."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from agent.notices.core import pause_s
 from agent.runtime.core.records import key_of
 from agent.runtime.offload import Lanes
 from wire.errors import Conflict
+
+pytestmark = pytest.mark.behaviour("EL9")
 
 REVOKED = HostNotice(id="m1-revoked-1", kind="revoked", start=100.0, deadline=220.0, reason="peak")
 ABSENT = LentCapacity(entitlement="batch", state="absent", wanted=3)
@@ -74,8 +76,9 @@ class HookServer:
             await runner.cleanup()
 
 
+@pytest.mark.behaviour("EL9")
 async def test_a_task_finds_what_is_planned_in_a_file_that_it_cannot_write(host: FakeHost) -> None:
-    """EL9: the folder is mounted read only, and the file is replaced, never written in place."""
+    """The folder is mounted read only, and the file is replaced, never written in place."""
     async with host.agent() as client:
         await client.put_task("web", wishing(capacity_of=["batch"]))
         await client.put_task("plain", a_spec())
@@ -112,10 +115,11 @@ async def test_notices_outlive_the_agent_and_go_with_the_task(host: FakeHost) ->
         assert not (folder(host) / "web").exists()
 
 
+@pytest.mark.behaviour("EL9")
 async def test_a_hook_is_called_once_and_again_only_for_new_notices(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """EL9: a new agent does not repeat what was taken; what was refused is said again."""
+    """A new agent does not repeat what was taken; what was refused is said again."""
     monkeypatch.setattr(module, "CHECK_S", 0.02)
     monkeypatch.setattr(module, "pause_s", lambda _: 0.02)
     hook = HookServer()

@@ -86,8 +86,9 @@ async def test_pages_are_counted_and_refused_with_the_numbers(host: FakeHost) ->
             await client.resize_task("db", Resize(hugepages_2mib=0))
 
 
+@pytest.mark.behaviour("AG8")
 async def test_pages_of_a_task_that_is_over_are_there_for_others(host: FakeHost) -> None:
-    """AG8: its processes are gone; they were kept for it until somebody removed it."""
+    """Its processes are gone; they were kept for it until somebody removed it."""
     once = RestartPolicy(when=RestartWhen.NEVER)
     async with host.agent() as client:
         await client.put_task("web", a_spec())

@@ -27,8 +27,9 @@ def kept(host: FakeHost, name: str) -> tuple[object, object]:
     return found.get("MemoryMin"), found.get("MemoryLow")
 
 
+@pytest.mark.behaviour("AG8")
 async def test_slices_keep_the_sum_of_what_their_tasks_were_promised(host: FakeHost) -> None:
-    """AG8: from before the start of a task until it is gone; nothing is set while nobody asks."""
+    """From before the start of a task until it is gone; nothing is set while nobody asks."""
     async with host.agent() as client:
         await client.put_task("plain", a_spec())
         await running(client, "plain")
@@ -54,7 +55,7 @@ async def test_slices_keep_the_sum_of_what_their_tasks_were_promised(host: FakeH
         assert kept(host, ALL) == kept(host, LOCAL) == (10 * MIB, 0)
 
 
-async def test_an_agent_that_begins_anew_gives_back_what_an_earlier_one_kept(
+async def test_a_new_agent_returns_what_an_earlier_one_kept(
     host: FakeHost,
 ) -> None:
     """What is in force is read, not remembered."""
@@ -86,8 +87,9 @@ async def test_a_task_does_not_start_before_its_slice_keeps_its_memory(host: Fak
         await running(client, "a")
 
 
+@pytest.mark.behaviour("AG8")
 async def test_memory_kept_for_a_task_that_is_over_is_there_for_others(host: FakeHost) -> None:
-    """AG8: it has no process that could use it; its restart asks for it anew."""
+    """It has no process that could use it; its restart asks for it anew."""
     most = host.fake.hardware.memory_bytes // MIB // 4 * 3
     once = RestartPolicy(when=RestartWhen.NEVER)
     large = replace(promised(most), limits=Limits(memory_max_bytes=most * MIB), restart=once)

@@ -122,11 +122,11 @@ def test_no_two_tasks_ever_have_a_cpu_together(asked: list[tuple[int, int]]) -> 
         (14, Taken(frozenset({0, 8}), sharing=1), "would leave no CPU of 16 for another task"),
     ],
 )
-def test_what_cannot_be_had_is_refused_with_the_numbers(count: int, taken: Taken, why: str) -> None:
+def test_missing_resources_are_refused_with_the_numbers(count: int, taken: Taken, why: str) -> None:
     assert why in refusal(TWO_NODES, taken, count)
 
 
-def test_all_cpus_can_be_had_where_no_task_shares() -> None:
+def test_all_cpus_are_available_without_shared_tasks() -> None:
     assert refusal(TWO_NODES, Taken(), 16) == ""
     assert refusal(TWO_NODES, Taken(frozenset({0, 8}), sharing=2), 12) == ""
 
@@ -147,7 +147,7 @@ def test_cpus_are_chosen_again_after_the_host_has_changed() -> None:
     assert not still_good((), (1, 9), 2)
 
 
-def test_what_does_not_go_together_is_told() -> None:
+def test_conflicting_settings_are_reported() -> None:
     odd = Resources(exclusive_cpus=2, cpus=[1])
     assert contradiction(odd, None) is not None
     assert contradiction(own(2), 3.0) == (

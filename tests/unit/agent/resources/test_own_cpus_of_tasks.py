@@ -121,7 +121,7 @@ async def test_a_resize_moves_others_first_and_restarts_nothing(host: FakeHost) 
         assert (await client.get_task("db")).invocation_id == before
 
 
-async def test_another_agent_goes_on_with_the_cpus_that_were_given(host: FakeHost) -> None:
+async def test_the_next_agent_continues_with_the_given_cpus(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("db", own(1))
         await client.put_task("cache", own(1))

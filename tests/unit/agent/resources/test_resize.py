@@ -75,10 +75,11 @@ async def test_what_does_not_fit_or_is_not_there_is_refused(tmp_path: Path) -> N
         assert (await client.get_task("web")).generation == 5
 
 
+@pytest.mark.behaviour("AG9")
 async def test_an_agent_that_was_just_started_resizes_a_task_with_a_limited_volume(
     tmp_path: Path,
 ) -> None:
-    """AG9: the size of the disk is looked up, not remembered from the task's start."""
+    """The size of the disk is looked up, not remembered from the task's start."""
     host = FakeHost(tmp_path)
     host.give_image()
     spec = a_spec(volumes={"data": Volume(path="/data", max_bytes=MIB)})
@@ -91,8 +92,9 @@ async def test_an_agent_that_was_just_started_resizes_a_task_with_a_limited_volu
         assert status.generation == 2
 
 
+@pytest.mark.behaviour("AG8")
 async def test_a_task_on_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """AG8: it would run without its limit."""
+    """It would run without its limit."""
     host = FakeHost(tmp_path)
     host.give_image()
     async with host.agent() as client:
@@ -107,8 +109,9 @@ async def test_a_task_on_a_device_that_is_not_there_is_refused(tmp_path: Path) -
                 await client.put_task("web", spec)
 
 
+@pytest.mark.behaviour("AG8")
 async def test_a_device_is_named_by_a_link_in_the_specification_alone(tmp_path: Path) -> None:
-    """AG8: its limit holds for the real device, however it is named and when it is named anew."""
+    """Its limit holds for the real device, however it is named and when it is named anew."""
     host = FakeHost(tmp_path)
     host.give_image()
     host.fake.cgroups.devices = {"vda": "vda", "disk/by-path/pci-0000:00:02.0": "vda"}
@@ -142,8 +145,9 @@ async def test_a_device_is_named_by_a_link_in_the_specification_alone(tmp_path: 
         assert (await client.get_task("web")).invocation_id == before
 
 
+@pytest.mark.behaviour("BUG-HT25")
 async def test_a_generation_leaves_room_for_those_that_follow(tmp_path: Path) -> None:
-    """BUG-HT25: 2^53 through the socket, then a resize: all answers broke their own schema."""
+    """2^53 through the socket, then a resize: all answers broke their own schema."""
     host = FakeHost(tmp_path)
     host.give_image()
     most = COUNT_MAX // 2
@@ -161,8 +165,9 @@ async def test_a_generation_leaves_room_for_those_that_follow(tmp_path: Path) ->
         assert [t.task_id for t in (await client.list_tasks()).tasks] == ["web"]
 
 
+@pytest.mark.behaviour("BUG-HT25")
 async def test_a_term_that_no_control_plane_has_spoken_in_cannot_be_given(tmp_path: Path) -> None:
-    """BUG-HT25: with epoch 2^53 through the socket a task could never be commanded again."""
+    """With epoch 2^53 through the socket a task could never be commanded again."""
     host = FakeHost(tmp_path)
     host.give_image()
     async with host.serving() as (services, client):
@@ -187,10 +192,11 @@ async def test_a_term_that_no_control_plane_has_spoken_in_cannot_be_given(tmp_pa
         assert [(t.task_id, t.epoch) for t in (await client.list_tasks()).tasks] == [("web", 5)]
 
 
-async def test_a_task_of_a_term_that_never_was_is_removed_on_the_host_and_told_anew(
+@pytest.mark.behaviour("BUG-HT25")
+async def test_a_task_of_an_unknown_term_is_removed_and_sent_again(
     tmp_path: Path,
 ) -> None:
-    """BUG-HT25: `twine-agent stop` repairs it, and the control plane goes on."""
+    """`twine-agent stop` repairs it, and the control plane goes on."""
     host = FakeHost(tmp_path)
     host.give_image()
     wrong = a_spec(generation=COUNT_MAX // 2, epoch=COUNT_MAX)

@@ -62,7 +62,7 @@ def test_a_task_that_asks_for_nothing_more_has_no_more_properties() -> None:
     }
 
 
-def test_what_is_no_longer_asked_for_is_lifted_from_a_running_unit() -> None:
+def test_a_removed_property_is_lifted_from_a_running_unit() -> None:
     found = live_properties(a_spec(), MUCH)
 
     assert found["MemoryMin"] == 0
@@ -71,6 +71,16 @@ def test_what_is_no_longer_asked_for_is_lifted_from_a_running_unit() -> None:
     assert found["IOReadBandwidthMax"] == {"/dev/vda": 2**64 - 1}
     assert encode(found)
     assert live_properties(a_spec(), None) == limit_properties(a_spec())
+
+
+@pytest.mark.behaviour("BUG-AG53")
+@pytest.mark.parametrize("cores", [0.01, 0.6666667, 1 / 3, 1.5, 2.00001, 63.999999])
+def test_a_cpu_limit_is_rounded_as_systemd_rounds_it(cores: float) -> None:
+    """systemd sets whole microseconds for each second, then for each period."""
+    spec = a_spec(limits=Limits(cpu_max_cores=cores))
+    quota_usec = limit_properties(spec)["CPUQuotaPerSecUSec"]
+    assert isinstance(quota_usec, int)
+    assert kernel_values(spec)["cpu.max"] == f"{quota_usec * 100_000 // 1_000_000} 100000"
 
 
 def test_limits_count_once_the_kernel_says_so() -> None:
@@ -103,7 +113,8 @@ def test_a_change_of_resources_alone_is_made_without_a_restart() -> None:
     assert decide(done, seen(a_unit(task)), now).action is Action.REST
 
 
-def test_a_unit_of_an_earlier_agent_is_left_alone() -> None:  # F-05
+@pytest.mark.behaviour("F-05")
+def test_a_unit_of_an_earlier_agent_is_left_alone() -> None:
     task = a_record(limits=Limits(), state=TaskState.RUNNING, invocation_id="i1")
 
     assert decide(task, seen(a_unit(task)), LeaseMoment(wall=1.0, boot_s=1.0)).action is Action.REST
@@ -132,7 +143,7 @@ def test_a_resize_changes_what_it_names_and_has_a_generation() -> None:
         ),
     ],
 )
-def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, why: str) -> None:
+def test_missing_resources_are_refused_with_the_numbers(resources: Resources, why: str) -> None:
     other = a_spec(resources=Resources(cpus=[2], memory_min_bytes=100 * MIB))
 
     spec = a_spec(resources=resources)
@@ -141,6 +152,7 @@ def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, wh
     assert impossible(fits, 4, [other]) == cannot_be_kept(fits, [other], 256 * MIB) == ""
 
 
+@pytest.mark.behaviour("AG8")
 @pytest.mark.parametrize(
     ("resources", "why"),
     [
@@ -173,13 +185,14 @@ def test_what_cannot_be_had_is_refused_with_the_numbers(resources: Resources, wh
     ],
 )
 def test_a_device_or_node_that_is_not_there_is_refused(resources: Resources, why: str) -> None:
-    """AG8: systemd would start the task without the limit that was asked for."""
+    """systemd would start the task without the limit that was asked for."""
     found = absent(a_spec(resources=resources), 1, DISKS)
     assert why in found if why else found == ""
 
 
+@pytest.mark.behaviour("AG8")
 def test_systemd_gets_the_kernels_name_of_each_device() -> None:
-    """AG8: it writes limits by name one after the other; a lifted one hid that of another name."""
+    """It writes limits by name one after the other; a lifted one hid that of another name."""
 
     def reads(*devices: str, rate: int = 1) -> Resources:
         return Resources(io=[IoLimit(device=d, read_bytes_per_s=rate) for d in devices])
@@ -208,7 +221,7 @@ def test_systemd_gets_the_kernels_name_of_each_device() -> None:
         ([{}], "/dev/vda has no limit"),
     ],
 )
-def test_limits_of_a_device_are_said_once_and_say_something(
+def test_limits_of_a_device_are_given_once_and_are_not_empty(
     io: list[dict[str, int]], why: str
 ) -> None:
     found = contradiction(

@@ -22,6 +22,7 @@ def a_log_record(message: str, **fields: object) -> logging.LogRecord:
     return record
 
 
+@pytest.mark.behaviour("BUG-AG16")
 @pytest.mark.parametrize(
     ("message", "fields", "words"),
     [
@@ -38,12 +39,12 @@ def a_log_record(message: str, **fields: object) -> logging.LogRecord:
 def test_a_line_says_what_its_fields_know(
     message: str, fields: dict[str, object], words: str
 ) -> None:
-    """BUG-AG16."""
     assert ours.one_line(a_log_record(message, **fields)) == words
 
 
+@pytest.mark.behaviour("BUG-AG16")
 def test_the_sentence_of_a_change_says_from_what_to_what_and_why() -> None:
-    """BUG-AG16: the text was "a task changed", whatever had happened."""
+    """The text was "a task changed", whatever had happened."""
     first = status_of(a_record(state=TaskState.STARTING))
     runs = replace(first, state=TaskState.RUNNING)
     well = replace(runs, health=Health.HEALTHY)
@@ -95,8 +96,9 @@ def journal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Journal
     found.close()
 
 
+@pytest.mark.behaviour("BUG-AG16")
 async def test_journald_gets_the_sentence_and_the_fields(host: FakeHost, journal: Journal) -> None:
-    """BUG-AG16: who read `journalctl -u twine-agent` learned nothing."""
+    """Who read `journalctl -u twine-agent` learned nothing."""
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")

@@ -71,9 +71,7 @@ async def test_units_without_followers_do_not_wake_the_event_loop(
     assert woken == [("a.service",), ("",)]
 
 
-async def test_tasks_that_run_are_looked_at_together_and_not_each(
-    host: FakeHost, calls: Counter[str]
-) -> None:
+async def test_running_tasks_are_read_together(host: FakeHost, calls: Counter[str]) -> None:
     async with host.serving() as (_, client):
         for name in ("one", "two", "three"):
             await client.put_task(name, a_spec())
@@ -145,7 +143,7 @@ def test_only_a_first_start_is_not_waited_for_until_it_is_on_disk(
     assert only_came_up(was, replace(was, **came_up)) is only
 
 
-async def test_a_record_whose_task_came_up_is_kept_over_a_death_of_the_agent(
+async def test_a_record_of_a_started_task_survives_a_killed_agent(
     host: FakeHost,
 ) -> None:
     async with host.serving() as (_, client):

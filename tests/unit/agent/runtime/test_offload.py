@@ -44,7 +44,7 @@ async def test_a_lane_that_waits_holds_up_no_other(lanes: Lanes) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
-async def test_what_a_call_raises_is_raised_where_it_was_asked_for(
+async def test_an_exception_of_a_call_is_raised_in_its_caller(
     lanes: Lanes, error: BaseException
 ) -> None:
     def fail() -> None:
@@ -77,7 +77,7 @@ async def test_a_started_call_runs_to_its_end_without_a_waiting_caller(lanes: La
     assert done == ["begun", "later"]
 
 
-async def test_closing_waits_for_all_that_was_asked_for() -> None:
+async def test_closing_waits_for_all_requests() -> None:
     lanes, done = Lanes(), list[int]()
     calls = [asyncio.ensure_future(lanes.run("disk", done.append, n)) for n in range(20)]
     await asyncio.sleep(0)

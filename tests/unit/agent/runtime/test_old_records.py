@@ -25,8 +25,9 @@ def release(request: pytest.FixtureRequest) -> Path:
     return folder
 
 
+@pytest.mark.behaviour("F-05")
 def test_every_record_of_an_earlier_release_is_read_whole(release: Path, tmp_path: Path) -> None:
-    """F-05: nothing is lost, and no unit is taken for one of another specification."""
+    """Nothing is lost, and no unit is taken for one of another specification."""
     shutil.copytree(release, tmp_path / "journal")
     found = Journal(tmp_path / "journal").replay()
 
@@ -49,10 +50,11 @@ def test_every_record_of_an_earlier_release_is_read_whole(release: Path, tmp_pat
     assert {t: key_of(r.spec) for t, r in found.tasks.items()} == keys
 
 
+@pytest.mark.behaviour("F-05")
 async def test_tasks_of_an_earlier_release_run_on_under_this_one(
     release: Path, host: FakeHost
 ) -> None:
-    """F-05: an upgrade of the agent restarts nothing."""
+    """An upgrade of the agent restarts nothing."""
     shutil.copytree(release, host.state / "journal", dirs_exist_ok=True)
     (host.state / "journal" / "keys").unlink()
     key = json.loads((release / "keys").read_text())["web-0"]

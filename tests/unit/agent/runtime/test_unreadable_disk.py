@@ -34,10 +34,11 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     monkeypatch.setattr(Path, "read_bytes", read)
 
 
+@pytest.mark.behaviour("F-35", "F-37")
 async def test_an_agent_starts_on_a_disk_that_cannot_be_read_and_knows_its_tasks(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-35 F-37: it ended with an error, again and again; a task that runs is known by its copy."""
+    """It ended with an error, again and again; a task that runs is known by its copy."""
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=7))
         before = await running(client, "web")
@@ -54,10 +55,11 @@ async def test_an_agent_starts_on_a_disk_that_cannot_be_read_and_knows_its_tasks
         assert (await client.get_task("web")).invocation_id == before.invocation_id
 
 
+@pytest.mark.behaviour("F-35")
 async def test_an_image_whose_description_cannot_be_read_is_not_removed(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-35: it was taken for damaged; the disk may answer again."""
+    """It was taken for damaged; the disk may answer again."""
     images = host.state / "images"
     with monkeypatch.context() as bad:
         read_bytes = Path.read_bytes
@@ -74,21 +76,23 @@ async def test_an_image_whose_description_cannot_be_read_is_not_removed(
         assert [image.digest for image in (await client.list_images()).images] == [IMAGE]
 
 
+@pytest.mark.behaviour("F-35")
 def test_an_agent_that_cannot_see_its_records_does_not_take_them_for_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-35 P1: without copies, after a boot, it would remove what belongs to its tasks."""
+    """P1: without copies, after a boot, it would remove what belongs to its tasks."""
     journal = Journal(tmp_path / "journal", None, tmp_path / "copies")
     unreadable(monkeypatch, tmp_path / "journal")
     with pytest.raises(HostError, match="cannot list the records"):
         journal.replay()
 
 
+@pytest.mark.behaviour("BUG-AG44")
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_record_takes_its_place_only_once_its_content_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
 ) -> None:
-    """BUG-AG44: else a flush of another record keeps the new name, and a power cut the old size."""
+    """Else a flush of another record keeps the new name, and a power cut the old size."""
     flushed, fsync, replace = set[int](), os.fsync, os.replace
 
     def noted(fd: int) -> None:

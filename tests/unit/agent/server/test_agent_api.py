@@ -103,6 +103,7 @@ def test_other_users_of_this_host_may_not_call(monkeypatch: pytest.MonkeyPatch, 
         authorize_with(group)(_request(monkeypatch, (1000, 1000), None), ROUTE)
 
 
+@pytest.mark.behaviour("F-79")
 @pytest.mark.parametrize("role", ["host", "user"])
 def test_over_tls_only_components_may_call(monkeypatch: pytest.MonkeyPatch, role: str) -> None:
     allowed = Peer(name="spiffe://c/component/control-plane", role="component")  # F-79
@@ -137,8 +138,9 @@ async def test_metrics_count_tasks_by_state_and_images(host: FakeHost) -> None:
     assert "twine_images 1.0" in text
 
 
+@pytest.mark.behaviour("AG10")
 async def test_metrics_of_each_task_and_of_the_host_are_read_at_the_scrape(host: FakeHost) -> None:
-    """AG10: usage, pressure, restarts, OOM kills, probes."""
+    """Usage, pressure, restarts, OOM kills, probes."""
     async with host.agent() as client, _session(host) as session:
         probe = api.Probe(kind=api.ProbeKind.EXEC, command=["true"], interval_s=0.1)
         await client.put_task("web", a_spec(job="shop", probe=probe))
@@ -233,7 +235,7 @@ async def test_hostile_requests_get_a_problem_document_each(host: FakeHost) -> N
         assert (await client.list_tasks()).tasks == []
 
 
-async def test_everything_wrong_with_a_task_is_said_at_once(host: FakeHost) -> None:
+async def test_all_errors_of_a_task_are_reported_at_once(host: FakeHost) -> None:
     wrong = {"image": "x", "command": [1], "limits": {"tasks_max": 0}, "colour": "red"}
     async with (
         host.agent(),
@@ -329,7 +331,7 @@ async def test_what_a_task_wrote_that_is_gone_can_be_read(host: FakeHost) -> Non
     assert "--follow" not in host.fake.processes.calls[-1]
 
 
-async def test_what_tasks_use_is_told_of_those_that_have_processes(host: FakeHost) -> None:
+async def test_usage_is_reported_for_tasks_with_processes(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web", a_spec(entitlement="with-dash"))
         await running(client, "web")
@@ -344,10 +346,11 @@ async def test_what_tasks_use_is_told_of_those_that_have_processes(host: FakeHos
     assert later.at_boot_s > first.at_boot_s > 0
 
 
-async def test_traffic_of_private_networks_and_power_of_processors_are_told(
+@pytest.mark.behaviour("RE2")
+async def test_traffic_of_private_networks_and_processor_power_are_reported(
     host: FakeHost,
 ) -> None:
-    """RE2: what plans go by; a host without RAPL says nothing of its power."""
+    """What plans go by; a host without RAPL says nothing of its power."""
     link, zone = f"/sys/class/net/{veth_of('web')}/statistics", "/sys/class/powercap/intel-rapl:"
     private = Network(mode=NetworkMode.PRIVATE)
     async with host.agent() as client:
@@ -368,10 +371,11 @@ async def test_traffic_of_private_networks_and_power_of_processors_are_told(
     assert {u.task_id: u.network_bytes for u in after.tasks} == {"web": 760, "db": None}
 
 
-async def test_what_a_machine_has_is_told_while_systemd_does_not_answer(
+@pytest.mark.behaviour("BUG-AG3")
+async def test_machine_facts_are_reported_while_systemd_hangs(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-AG3: facts waited behind the starts of tasks, and the host looked dead."""
+    """Facts waited behind the starts of tasks, and the host looked dead."""
     async with host.agent() as client:
         before = await client.get_machine()
 
@@ -382,8 +386,9 @@ async def test_what_a_machine_has_is_told_while_systemd_does_not_answer(
         assert await client.get_machine() == before
 
 
+@pytest.mark.behaviour("F-83")
 def test_a_task_without_a_sandbox_is_for_root_and_for_the_control_plane() -> None:
-    """F-83: members of the socket's group would be root by it."""
+    """Members of the socket's group would be root by it."""
     image = "sha256:" + "0" * 64
     raw = api.TaskSpec(image=image, relaxations=[api.Relaxation.RAW])
     machine = api.TaskSpec(image=image, relaxations=[api.Relaxation.OWN_INIT])

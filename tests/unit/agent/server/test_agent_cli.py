@@ -23,9 +23,8 @@ Run = Callable[..., tuple[int, str, str]]
 LOGGED = b"\xff\x1b[1mred\n"
 
 
-def test_a_task_is_run_listed_read_and_stopped_on_one_host_alone(  # AG4
-    host: FakeHost, run: Run
-) -> None:
+@pytest.mark.behaviour("AG4")
+def test_a_task_is_run_listed_read_and_stopped_on_one_host_alone(host: FakeHost, run: Run) -> None:
     started = run(
         "run", "web", f"--image={IMAGE}", "-e", "A=1", "--", "/bin/server", "-v", host=host
     )
@@ -46,6 +45,7 @@ def test_a_task_is_run_listed_read_and_stopped_on_one_host_alone(  # AG4
     assert (host.units(), host.roots()) == ([], [])
 
 
+@pytest.mark.behaviour("F-86")
 @pytest.mark.parametrize(
     ("terminals", "printed"),
     [((), LOGGED), ((0, 2), LOGGED), ((0, 1, 2), "\ufffd\ufffd[1mred\n".encode())],
@@ -58,7 +58,7 @@ def test_logs_go_into_a_file_byte_for_byte_and_cannot_steer_a_terminal(
     terminals: tuple[int, ...],
     printed: bytes,
 ) -> None:
-    """F-86. What was no UTF-8 was lost, and colours, too, where only stderr was a terminal."""
+    """What was no UTF-8 was lost, and colours, too, where only stderr was a terminal."""
     host.fake.processes.answers["journalctl",] = [LOGGED]
     assert run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)[0] == 0
     taken = io.BytesIO()
@@ -122,8 +122,9 @@ def test_run_ends_as_the_task_did(
     assert f"exit code {exit_code}" in out
 
 
+@pytest.mark.behaviour("BUG-AG11")
 def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run) -> None:
-    """BUG-AG11: it ended with 0 and the word "unhealthy"."""
+    """It ended with 0 and the word "unhealthy"."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
@@ -161,7 +162,7 @@ def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run
         (("dance",), 64, "No such command"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_message_with_an_exit_code(
+def test_an_impossible_command_has_one_message_and_an_exit_code(
     host: FakeHost, run: Run, argv: tuple[str, ...], code: int, words: str
 ) -> None:
     found, out, err = run(*argv, host=host)
@@ -251,9 +252,10 @@ def test_install_puts_units_group_and_configuration_below_a_root(
     assert load(config).log_level == "debug"
 
 
+@pytest.mark.behaviour("F-08")
 def test_a_second_agent_ends_with_the_code_for_busy(
     host: FakeHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # F-08
+) -> None:
     config = tmp_path / "agent.toml"
     config.write_bytes(_toml(host))
     monkeypatch.setattr("agent.machine.real.real_machine", lambda: host.fake.machine)

@@ -21,8 +21,9 @@ def _called(host: FakeHost, program: str) -> tuple[str, ...]:
     return next(call for call in reversed(host.fake.processes.calls) if call[0] == program)
 
 
-def test_the_words_of_the_run_before_are_found(host: FakeHost, run: Run) -> None:  # AG10
-    """AG10: after a restart `--previous` shows the run that ended, not the one that is on."""
+@pytest.mark.behaviour("AG10")
+def test_the_words_of_the_run_before_are_found(host: FakeHost, run: Run) -> None:
+    """After a restart `--previous` shows the run that ended, not the one that is on."""
     run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)
     first = host.fake.systemd.find(unit("web"))
     none_yet = run("logs", "web", "--previous", host=host)
@@ -45,9 +46,7 @@ def test_the_words_of_the_run_before_are_found(host: FakeHost, run: Run) -> None
     assert first.invocation_id != again.invocation_id
 
 
-def test_of_a_task_that_is_gone_it_is_said_how_to_read_what_is_left(
-    host: FakeHost, run: Run
-) -> None:
+def test_a_deleted_task_is_reported_with_how_to_read_its_logs(host: FakeHost, run: Run) -> None:
     code, _, err = run("logs", "web", "--previous", host=host)
 
     assert code == 3
@@ -71,8 +70,9 @@ def test_a_run_that_ended_cannot_be_followed(host: FakeHost, run: Run) -> None:
     assert "exclude each other" in err
 
 
-def test_logs_are_kept_apart_by_entitlement(host: FakeHost, run: Run) -> None:  # AG8
-    """AG8: a task writes into its entitlement's journal; one that is gone is looked for in all."""
+@pytest.mark.behaviour("AG8")
+def test_logs_are_kept_apart_by_entitlement(host: FakeHost, run: Run) -> None:
+    """A task writes into its entitlement's journal; one that is gone is looked for in all."""
     run("run", "web", f"--image={IMAGE}", "--entitlement=shop", "--", "/bin/server", host=host)
     properties = host.fake.systemd.properties(unit("web"))
     run("logs", "web", host=host)
@@ -86,7 +86,7 @@ def test_logs_are_kept_apart_by_entitlement(host: FakeHost, run: Run) -> None:  
     assert "--namespace=*" in gone
 
 
-def test_the_exact_unit_is_shown_beside_what_systemd_has(host: FakeHost, run: Run) -> None:
+def test_the_exact_unit_is_shown_next_to_systemds(host: FakeHost, run: Run) -> None:
     run("run", "web", f"--image={IMAGE}", "--memory=48MiB", "--", "/bin/server", host=host)
     host.fake.processes.answers[("systemctl", "show")] = [
         b"LoadState=loaded\n",
@@ -135,7 +135,7 @@ def test_each_field_of_the_configuration_names_its_file(tmp_path: Path, run: Run
         ("= 1\n", "is not TOML"),
     ],
 )
-def test_what_is_wrong_in_a_drop_in_is_told_with_its_file(
+def test_an_error_in_a_drop_in_is_reported_with_its_file(
     tmp_path: Path, text: str, said: str
 ) -> None:
     config = tmp_path / "agent.toml"

@@ -114,7 +114,7 @@ def _event(name: str, message: str) -> Event:
     return Event(sequence=1, at=0.0, kind="task", object=name, message=message)
 
 
-def test_people_are_told_once_and_programs_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_are_warned_once_and_programs_each_time(capsys: pytest.CaptureFixture[str]) -> None:
     """A status may change in what its sentence does not say."""
     told: dict[str, str] = {}
     words = ["running", "running", "stopping", "running"]
@@ -154,7 +154,7 @@ def test_an_image_is_removed_by_its_first_digits(host: FakeHost, run: Run) -> No
         (("restart", "nothing"), 3, "there is no task nothing"),
     ],
 )
-def test_what_is_not_there_is_told(
+def test_missing_objects_are_reported(
     host: FakeHost, run: Run, argv: tuple[str, ...], code: int, words: str
 ) -> None:
     ended, _, err = run(*argv, host=host)
@@ -184,10 +184,11 @@ def test_every_command_is_in_its_document() -> None:
         assert all(f"| `twine-agent {n}" in said for n in names), names
 
 
+@pytest.mark.behaviour("AG8")
 def test_limits_of_devices_are_changed_by_the_names_that_they_have_in_a_file(
     host: FakeHost, run: Run
 ) -> None:
-    """AG8: those of a device that is named, all of them; others stay."""
+    """Those of a device that is named, all of them; others stay."""
     host.fake.cgroups.devices = {"vda": "vda", "vdb": "vdb", "disk/by-path/pci-0:1": "vdb"}
     _start(host, run)
 

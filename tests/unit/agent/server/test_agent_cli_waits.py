@@ -36,7 +36,7 @@ def test_a_first_version_without_a_probe_has_to_run_for_the_time_of_its_gate(
     assert words in out
 
 
-def test_a_version_that_ends_behind_its_gate_is_told_with_what_came_back(
+def test_a_version_that_fails_after_its_gate_is_reported_with_the_restored_one(
     host: FakeHost, run: Run
 ) -> None:
     host.fake.systemd.programs["/bin/bad"] = ends_with(4)
@@ -49,7 +49,7 @@ def test_a_version_that_ends_behind_its_gate_is_told_with_what_came_back(
     assert "was restored" in out
 
 
-async def test_who_waits_goes_on_with_the_next_agent(tmp_path: Path) -> None:
+async def test_a_waiter_continues_with_the_next_agent(tmp_path: Path) -> None:
     """The command ended with 69 as soon as the agent went away."""
     host = FakeHost(tmp_path / "host")
     host.give_image()
@@ -78,9 +78,7 @@ async def test_who_waits_goes_on_with_the_next_agent(tmp_path: Path) -> None:
     assert said == "gone"
 
 
-async def test_an_agent_that_stays_away_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_absent_agent_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.0)
     async with AgentClient(f"unix:{tmp_path}/nobody.sock") as client:
         with pytest.raises(Unreachable):

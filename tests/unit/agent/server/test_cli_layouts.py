@@ -35,8 +35,9 @@ def in_archive(path: Path) -> dict[str, bytes]:
         return {m.name: data.read() for m in tar if (data := tar.extractfile(m)) is not None}
 
 
+@pytest.mark.behaviour("BUG-AG36")
 def test_a_tag_names_one_image_of_a_folder_and_brings_its_blobs_alone(layout: Layout) -> None:
-    """BUG-AG36: a layout with two images was refused, and there was no oci-layout:FOLDER:TAG."""
+    """A layout with two images was refused, and there was no oci-layout:FOLDER:TAG."""
     with archived("oci-layout", f"{layout.path}:2.0") as archive:
         found = in_archive(archive)
         first = archive.read_bytes()
@@ -48,8 +49,8 @@ def test_a_tag_names_one_image_of_a_folder_and_brings_its_blobs_alone(layout: La
         assert archive.read_bytes() == first, "so its digest is the same"
 
 
+@pytest.mark.behaviour("BUG-AG36")
 def test_a_tag_names_one_image_of_an_archive(layout: Layout, tmp_path: Path) -> None:
-    """BUG-AG36"""
     whole = tmp_path / "shop.tar"
     whole.write_bytes(layout.archive())
     with archived("oci-archive", f"{whole}:1.0") as archive:
@@ -60,8 +61,8 @@ def test_a_tag_names_one_image_of_an_archive(layout: Layout, tmp_path: Path) -> 
         assert archive == whole
 
 
+@pytest.mark.behaviour("BUG-AG36")
 def test_which_image_is_meant_is_asked_by_tag(layout: Layout) -> None:
-    """BUG-AG36"""
     with pytest.raises(InvalidInput, match="holds 2 images") as raised:  # noqa: SIM117
         with archived("oci-layout", str(layout.path)):
             pass
@@ -79,8 +80,9 @@ def test_a_path_that_is_there_is_no_tag(tmp_path: Path) -> None:
     assert split(f"{tmp_path}/x:y/z") == (Path(f"{tmp_path}/x:y/z"), "")
 
 
+@pytest.mark.behaviour("BUG-AG37")
 def test_what_is_no_layout_or_leads_out_of_one_is_refused_by_name(tmp_path: Path) -> None:
-    """BUG-AG37: names of temporary files."""
+    """Names of temporary files."""
     evil = tmp_path / "evil.tar"
     with tarfile.open(evil, "w") as tar:
         entry = tarfile.TarInfo("../out")
@@ -96,10 +98,11 @@ def test_what_is_no_layout_or_leads_out_of_one_is_refused_by_name(tmp_path: Path
             pass
 
 
+@pytest.mark.behaviour("BUG-AG37")
 async def test_a_refusal_names_what_was_asked_for(
     layout: Layout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """BUG-AG37: `reading /tmp/tmpk3x.tar` and a digest that nobody had given."""
+    """`reading /tmp/tmpk3x.tar` and a digest that nobody had given."""
 
     async def refuse(
         _client: AgentClient, digest: str, _format: api.ImageFormat, _data: AsyncIterator[bytes]

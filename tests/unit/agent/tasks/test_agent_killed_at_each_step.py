@@ -137,8 +137,9 @@ async def _running_or_none(client: AgentClient) -> bool:
     return True
 
 
+@pytest.mark.behaviour("F-01")
 async def test_a_first_start_happens_once_wherever_it_was_interrupted(tmp_path: Path) -> None:
-    async def check(host: FakeHost, client: AgentClient) -> None:  # F-01
+    async def check(host: FakeHost, client: AgentClient) -> None:
         if not await _running_or_none(client):
             assert host.fake.systemd.started == []
             await client.put_task("web", a_spec())
@@ -149,8 +150,9 @@ async def test_a_first_start_happens_once_wherever_it_was_interrupted(tmp_path: 
     assert await _at_every_step(tmp_path, _put, check) >= 3
 
 
+@pytest.mark.behaviour("F-01")
 async def test_a_changed_image_ends_in_one_unit_of_the_new_one(tmp_path: Path) -> None:
-    async def story(client: AgentClient) -> None:  # F-01
+    async def story(client: AgentClient) -> None:
         await _put(client)
         old = (await client.get_task("web")).invocation_id
         await client.put_task("web", a_spec(generation=2, image=OTHER_IMAGE))
@@ -180,8 +182,9 @@ async def test_a_changed_image_ends_in_one_unit_of_the_new_one(tmp_path: Path) -
     assert await _at_every_step(tmp_path, story, check) >= 8
 
 
+@pytest.mark.behaviour("F-01")
 async def test_a_restart_happens_once_wherever_it_was_interrupted(tmp_path: Path) -> None:
-    async def story(client: AgentClient) -> None:  # F-01
+    async def story(client: AgentClient) -> None:
         await _put(client)
         old = (await client.get_task("web")).invocation_id
         await client.restart_task("web")
@@ -200,8 +203,9 @@ async def test_a_restart_happens_once_wherever_it_was_interrupted(tmp_path: Path
     assert await _at_every_step(tmp_path, story, check) >= 7
 
 
+@pytest.mark.behaviour("F-01")
 async def test_a_removed_task_leaves_nothing_wherever_it_was_interrupted(tmp_path: Path) -> None:
-    async def story(client: AgentClient) -> None:  # F-01 P9
+    async def story(client: AgentClient) -> None:  # P9
         await _put(client)
         await client.delete_task("web")
         await gone(client, "web")

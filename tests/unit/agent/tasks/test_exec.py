@@ -51,7 +51,7 @@ async def _until_nothing_is_left(host: FakeHost) -> None:
             await asyncio.sleep(0.01)
 
 
-# AG8
+@pytest.mark.behaviour("AG8")
 async def test_output_errors_and_exit_code_come_back_and_nothing_stays(host: FakeHost) -> None:
     def speak(argv: list[str], properties: Mapping[str, Property]) -> Ended:
         Path(str(properties["StandardOutputFile"])).write_bytes(b"out")
@@ -68,8 +68,9 @@ async def test_output_errors_and_exit_code_come_back_and_nothing_stays(host: Fak
         await _until_nothing_is_left(host)
 
 
+@pytest.mark.behaviour("BUG-AG32")
 async def test_a_command_that_took_too_much_memory_ends_alone_and_says_so(host: FakeHost) -> None:
-    """BUG-AG32: it was in the task's cgroup, and the kernel ended the task for it."""
+    """It was in the task's cgroup, and the kernel ended the task for it."""
     host.fake.systemd.programs["/bin/eat"] = lambda _argv, _properties: Ended(
         code=None, signal="SIGKILL", result="oom-kill"
     )
@@ -84,8 +85,9 @@ async def test_a_command_that_took_too_much_memory_ends_alone_and_says_so(host: 
         assert (await running(client, "web")).invocation_id == before.invocation_id
 
 
+@pytest.mark.behaviour("BUG-AG32")
 async def test_a_probe_that_took_too_much_memory_says_so(host: FakeHost) -> None:
-    """BUG-AG32: the reason blamed the task."""
+    """The reason blamed the task."""
     host.fake.systemd.programs["/bin/eat"] = lambda _argv, _properties: Ended(
         code=None, signal="SIGKILL", result="oom-kill"
     )
@@ -97,10 +99,11 @@ async def test_a_probe_that_took_too_much_memory_says_so(host: FakeHost) -> None
         assert status.state is TaskState.RUNNING
 
 
+@pytest.mark.behaviour("AG8")
 async def test_a_command_whose_start_is_still_queued_has_not_ended(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AG8: a busy systemd has the unit loaded, dead, with an earlier job before it."""
+    """A busy systemd has the unit loaded, dead, with an earlier job before it."""
     find, queued = host.fake.systemd.find, iter(range(2))
 
     def slowly(name: str) -> UnitState | None:
@@ -135,10 +138,11 @@ async def test_a_command_that_systemd_could_not_execute_is_explained(host: FakeH
     assert ends[1].detail == ""
 
 
+@pytest.mark.behaviour("AG8")
 async def test_a_state_that_was_read_while_the_start_began_is_no_end(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AG8: properties are read one by one, so a dead unit may have the invocation of its start."""
+    """Properties are read one by one, so a dead unit may have the invocation of its start."""
     find, torn = host.fake.systemd.find, iter(range(2))
 
     def one_by_one(name: str) -> UnitState | None:
@@ -157,10 +161,11 @@ async def test_a_state_that_was_read_while_the_start_began_is_no_end(
     assert next(torn, None) is None
 
 
+@pytest.mark.behaviour("AG8")
 async def test_a_command_that_ended_with_its_task_says_so(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AG8: it had said that a unit was not started, and ended as if the host had failed."""
+    """It had said that a unit was not started, and ended as if the host had failed."""
     find = host.fake.systemd.find
     gone = lambda name: None if name.startswith("twine-in-") else find(name)  # noqa: E731
     async with host.agent() as client:
@@ -220,8 +225,9 @@ class _Talkative:
         self.counted.append(int.from_bytes(frame[1:], "big"))
 
 
-async def test_who_reads_slowly_here_still_hears_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AG8: else its pings are not answered, and `exec … | less` breaks off after half a minute."""
+@pytest.mark.behaviour("AG8")
+async def test_a_slow_reader_still_gets_the_agents_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its pings are not answered, and `exec … | less` breaks off after half a minute."""
     command, write = _Talkative(), os.write
     reader, writer = os.pipe()
     read: dict[str, object] = {}
@@ -251,10 +257,11 @@ async def test_a_full_disk_of_the_client_is_explained(monkeypatch: pytest.Monkey
         await attend(_Talkative(), terminal=False, with_input=False)
 
 
+@pytest.mark.behaviour("AG8")
 async def test_a_signal_overtakes_input_that_the_command_does_not_read(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AG8: as do the end of the connection and pings, where the pipe to the command is full."""
+    """As do the end of the connection and pings, where the pipe to the command is full."""
     start, readers = host.fake.systemd.start_transient, list[int]()
 
     def opens_its_input(unit: str, properties: Mapping[str, Property]) -> None:
@@ -321,7 +328,7 @@ async def test_the_last_output_of_a_command_arrives_even_at_a_slow_client(
     assert duplex.sent == [b"\1last words"]
 
 
-async def test_who_does_not_count_is_sent_everything_and_heard_within_bounds() -> None:
+async def test_a_client_without_flow_control_gets_everything_within_bounds() -> None:
     """An older program on either side knows nothing of windows."""
     outflow, inflow = Outflow(), Inflow()
     async with asyncio.timeout(10):
@@ -335,6 +342,60 @@ async def test_who_does_not_count_is_sent_everything_and_heard_within_bounds() -
     assert len(await inflow.get() or b"") == 2 * WINDOW_BYTES
     await late
     assert await inflow.get() == b"more"
+
+
+@pytest.mark.behaviour("BUG-AG51")
+@pytest.mark.parametrize("frame", [b"", None])
+async def test_frames_without_data_are_bounded(frame: bytes | None) -> None:
+    """They were held without limit while a command did not read its input."""
+    inflow = Inflow()
+    await inflow.put(bytes(2 * WINDOW_BYTES - 1))
+    await inflow.put(frame)
+    late = asyncio.ensure_future(inflow.put(frame))
+    await asyncio.wait({late}, timeout=0.01)
+    assert not late.done()
+    assert len(await inflow.get() or b"") == 2 * WINDOW_BYTES - 1
+    await late
+
+
+@pytest.mark.behaviour("BUG-AG52")
+@pytest.mark.parametrize("refused", ["in", "out", "err"])
+async def test_pipes_that_cannot_all_be_opened_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """Those that were open stayed so, and the client got no reason."""
+    before, real = set(os.listdir("/proc/self/fd")), os.open
+
+    def opened(path: Path, flags: int, *args: Any) -> int:
+        if flags & os.O_WRONLY and path.name == refused:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, flags, *args)
+
+    with monkeypatch.context() as short:
+        short.setattr(os, "open", opened)
+        with pytest.raises(HostError, match="cannot be made: Too many open files"):
+            Streams.pipes(tmp_path / "one")
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert not (tmp_path / "one").exists()
+
+
+@pytest.mark.behaviour("BUG-AG52")
+async def test_a_terminal_that_cannot_be_opened_is_explained(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session broke off without a reason."""
+
+    def refuse() -> tuple[int, int]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        monkeypatch.setattr(os, "openpty", refuse)
+        async with client.exec_task("web", ["/bin/sh"], tty=True) as duplex:
+            _, _, end = await _end(duplex)
+    assert end.problem is not None
+    assert "a terminal cannot be opened: No space left on device" in end.problem.detail
 
 
 async def test_input_that_ends_before_the_command_opens_it_does_not_block(
@@ -352,9 +413,14 @@ async def test_input_that_ends_before_the_command_opens_it_does_not_block(
     streams.close()
 
 
+@pytest.mark.behaviour("BUG-AG50")
 async def test_a_terminal_has_the_size_that_was_asked_for(host: FakeHost) -> None:
+    """systemd refuses a unit that sets a variable twice."""
+
     def size(argv: list[str], properties: Mapping[str, Property]) -> Ended:
-        assert "TERM=xterm" in properties["Environment"]  # type: ignore[operator]
+        environment = properties["Environment"]
+        assert isinstance(environment, list)
+        assert [pair for pair in environment if pair.startswith("TERM=")] == ["TERM=xterm"]
         with Path(str(properties["TTYPath"])).open("w") as terminal:
             columns, rows = os.get_terminal_size(terminal.fileno())
             terminal.write(f"{rows}x{columns}")
@@ -362,7 +428,7 @@ async def test_a_terminal_has_the_size_that_was_asked_for(host: FakeHost) -> Non
 
     host.fake.systemd.programs["/bin/size"] = size
     async with host.agent() as client:
-        await client.put_task("web", a_spec())
+        await client.put_task("web", a_spec(environment={"TERM": "dumb"}))
         await running(client, "web")
         session = client.exec_task("web", ["/bin/size"], tty=True, rows=31, columns=97)
         async with session as duplex:
@@ -397,9 +463,8 @@ async def test_a_client_that_disconnects_ends_the_command(host: FakeHost) -> Non
         await _until_nothing_is_left(host)
 
 
-async def test_an_idle_session_ends(
-    host: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:  # F-26
+@pytest.mark.behaviour("F-26")
+async def test_an_idle_session_ends(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     async with host.serving() as (services, client):
         services.sessions._idle_s = 0.05
         await client.put_task("web", a_spec())
@@ -431,7 +496,7 @@ async def test_sessions_of_a_task_are_counted(
     assert isinstance(from_problem(end.problem), Busy)
 
 
-async def test_what_cannot_be_run_is_told_in_the_last_word_or_before_it(host: FakeHost) -> None:
+async def test_a_failed_exec_is_reported_in_the_last_message_or_before(host: FakeHost) -> None:
     async with host.agent() as client:
         with pytest.raises(NotFound, match="no task none"):
             await client.exec_task("none", ["/bin/x"], tty=False).__aenter__()

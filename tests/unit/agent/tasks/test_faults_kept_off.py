@@ -17,6 +17,7 @@ from wire.routes import decode_json
 UNIT = unit_properties("web", a_spec(limits=Limits(tasks_max=9)), "/r")
 
 
+@pytest.mark.behaviour("F-11", "F-13", "F-25", "F-28")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -27,15 +28,16 @@ UNIT = unit_properties("web", a_spec(limits=Limits(tasks_max=9)), "/r")
     ],
 )
 def test_a_unit_bounds_what_its_task_can_do_to_others(name: str, value: object) -> None:
-    """F-11 F-13 F-25 F-28."""
     assert UNIT[name] == value
 
 
+@pytest.mark.behaviour("F-22")
 def test_no_task_has_a_watchdog_of_systemd() -> None:
-    """F-22: a unit that somebody freezes would be killed by it."""
+    """A unit that somebody freezes would be killed by it."""
     assert not {name for name in UNIT if name.startswith("Watchdog")}
 
 
+@pytest.mark.behaviour("F-83")
 @pytest.mark.parametrize(
     "asked",
     [
@@ -49,7 +51,7 @@ def test_no_task_has_a_watchdog_of_systemd() -> None:
     ],
 )
 def test_no_specification_asks_for_more_of_its_host(asked: dict[str, Any]) -> None:
-    """F-83: there is no word for it, at the front end and at the agent alike."""
+    """There is no word for it, at the front end and at the agent alike."""
     job = {"name": "web", "entitlement": "e", "tasks": 1, "image": IMAGE, "command": ["/x"]}
     assert job_errors(job) == []
     assert job_errors(job | asked) != []

@@ -56,7 +56,7 @@ def given(host: FakeHost, name: str, code: int | None = 0) -> Program:
     return program
 
 
-# AG10
+@pytest.mark.behaviour("AG10")
 async def test_init_steps_run_in_order_with_the_rights_of_the_task(host: FakeHost) -> None:
     migrate, warm = given(host, "migrate"), given(host, "warm")
     async with host.agent() as client:
@@ -145,10 +145,11 @@ async def test_the_pre_stop_hook_runs_inside_the_task_before_its_end(host: FakeH
     assert any("pre-stop hook failed: it ended with exit code 1" in e.message for e in events)
 
 
+@pytest.mark.behaviour("AG10")
 async def test_the_pre_stop_hook_runs_once_however_late_the_stop_begins(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AG10: systemd that is busy shows a unit as active after its stop was queued."""
+    """systemd that is busy shows a unit as active after its stop was queued."""
     drain, systemd = given(host, "drain", 0), host.fake.systemd
     queued, begin = [], systemd.stop
 
@@ -168,7 +169,7 @@ async def test_the_pre_stop_hook_runs_once_however_late_the_stop_begins(
     assert len(drain.seen) == 1
 
 
-async def test_a_task_that_ended_by_itself_gets_no_pre_stop_hook(host: FakeHost) -> None:
+async def test_a_task_that_exited_gets_no_pre_stop_hook(host: FakeHost) -> None:
     drain = given(host, "drain")
     never = RestartPolicy(when=RestartWhen.NEVER)
     life = Life(pre_stop=Hook(command=["/bin/drain"]))
@@ -331,7 +332,7 @@ async def test_a_new_version_that_is_healthy_stays_and_the_old_image_is_free(
     assert (status.generation, status.reason) == (6, "")
 
 
-async def test_a_new_version_that_nobody_asks_has_to_run_for_all_of_its_gate(
+async def test_a_new_version_without_requests_runs_through_its_whole_gate(
     host: FakeHost,
 ) -> None:
     """It was healthy as soon as it ran, so the gate was passed at once."""
@@ -368,7 +369,8 @@ async def test_the_longest_run_is_a_matter_of_systemd(host: FakeHost) -> None:
     assert host.fake.systemd.properties(unit("web"))["RuntimeMaxUSec"] == 90_000_000
 
 
-async def test_a_command_inside_is_never_more_than_its_task(host: FakeHost) -> None:  # AG8
+@pytest.mark.behaviour("AG8")
+async def test_a_command_inside_is_never_more_than_its_task(host: FakeHost) -> None:
     alive = given(host, "alive", 0)
     async with host.agent() as client:
         await client.put_task("web", a_spec(life=Life(liveness=asks("alive"))))
@@ -390,8 +392,9 @@ async def test_a_command_inside_is_never_more_than_its_task(host: FakeHost) -> N
     assert inside["MemoryMax"] < main["MemoryMax"]  # type: ignore[operator]
 
 
+@pytest.mark.behaviour("AG4")
 async def test_a_start_that_its_host_was_too_slow_for_says_so(host: FakeHost) -> None:
-    """AG4: it never ran, so the reason is not that it ran for too long."""
+    """It never ran, so the reason is not that it ran for too long."""
     host.fake.systemd.never_up.add(unit("web"))
     restart = RestartPolicy(backoff_s=0.05, backoff_max_s=0.05)
     async with host.agent() as client:
@@ -408,8 +411,9 @@ async def test_a_start_that_its_host_was_too_slow_for_says_so(host: FakeHost) ->
     assert properties["TimeoutStartUSec"] == 600_000_000
 
 
+@pytest.mark.behaviour("AG4", "AG10")
 async def test_tasks_end_in_order_before_their_host_goes_down(host: FakeHost) -> None:
-    """AG4 AG10: with their hooks; none starts again before the boot, and then by itself."""
+    """With their hooks; none starts again before the boot, and then by itself."""
     hook = given(host, "hook", 0)
     life = Life(pre_stop=Hook(command=["/bin/hook"]))
     async with host.agent() as client:

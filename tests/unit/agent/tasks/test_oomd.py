@@ -28,6 +28,7 @@ def test_the_journal_is_read_only_after_an_end_for_lack_of_memory() -> None:
     assert command[-2:] == ["+", "_SYSTEMD_UNIT=systemd-oomd.service"]
 
 
+@pytest.mark.behaviour("F-14")
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -36,8 +37,8 @@ def test_the_journal_is_read_only_after_an_end_for_lack_of_memory() -> None:
         (NOTE, "its host was short of memory (journalctl -u systemd-oomd)"),
     ],
 )
-def test_who_killed_a_task_is_its_result_and_its_reason(said: str, why: str) -> None:
-    """F-14: and its restart policy says what follows."""
+def test_the_killer_of_a_task_is_its_result_and_its_reason(said: str, why: str) -> None:
+    """And its restart policy says what follows."""
     unit = with_oomd_end(ENDED, UNIT, said)
     assert (unit.result, unit.exit_signal) == (OOMD_KILL, "SIGKILL")
     record = a_record(state=TaskState.RUNNING, invocation_id=unit.invocation_id)
@@ -67,8 +68,9 @@ def test_kills_outside_the_slice_of_tasks_do_not_count() -> None:
     assert killed(f"Considered 3 cgroups\n{WORDS}{other}\n") == {GROUP: WHY}
 
 
+@pytest.mark.behaviour("AG8")
 def test_a_task_with_a_promise_goes_last_and_one_within_it_never() -> None:
-    """AG8: systemd-oomd knows nothing of promises but this; what is lifted is lifted there, too."""
+    """systemd-oomd knows nothing of promises but this; what is lifted is lifted there, too."""
 
     def told(**promise: int) -> object:
         spec = a_spec(limits=Limits(memory_max_bytes=8 << 20), resources=Resources(**promise))

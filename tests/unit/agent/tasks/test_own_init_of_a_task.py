@@ -44,13 +44,15 @@ def words(unit: dict[str, object]) -> list[str]:
     return list(commands[0])
 
 
+@pytest.mark.behaviour("F-84")
 def test_in_a_machine_there_are_no_rings_either() -> None:
-    """F-84: a family of sockets that its filter refuses would come through one."""
+    """A family of sockets that its filter refuses would come through one."""
     assert "~io_uring_setup" in a_machine()["SystemCallFilter"]  # type: ignore[operator]
 
 
+@pytest.mark.behaviour("AG8")
 def test_the_machine_is_in_the_tasks_own_unit_with_all_that_bounds_a_task() -> None:
-    """AG8: slice, limits, network, journal and times are those of any task."""
+    """Slice, limits, network, journal and times are those of any task."""
     plain = unit_properties("web", spec := a_spec(network=PRIVATE), "/r")
     found = a_machine()
     same = ("Slice", "NetworkNamespacePath", "LogNamespace", "OOMPolicy", "TimeoutStopUSec")
@@ -62,8 +64,9 @@ def test_the_machine_is_in_the_tasks_own_unit_with_all_that_bounds_a_task() -> N
     assert encode(found)
 
 
+@pytest.mark.behaviour("F-83")
 def test_nothing_that_a_task_says_is_a_word_of_a_program_of_the_host() -> None:
-    """F-83: its variables would be the loader's, of root on the host."""
+    """Its variables would be the loader's, of root on the host."""
     evil = {"LD_PRELOAD": "/var/lib/twine/tasks/web/evil.so", "SYSTEMD_NSPAWN_UNIFIED": "0"}
     found = a_machine(environment=evil)
     assert found["Environment"] == ["SYSTEMD_NSPAWN_LOCK=0"]
@@ -84,8 +87,9 @@ def test_nothing_that_a_task_says_is_a_word_of_a_program_of_the_host() -> None:
     assert ran[-3:] == ["TERM=xterm", "--", "env"]
 
 
+@pytest.mark.behaviour("AG8")
 def test_what_is_run_inside_has_the_sandbox_of_the_machine_and_leaves_nothing() -> None:
-    """AG8: its own cgroup below the task's, which is killed with it."""
+    """Its own cgroup below the task's, which is killed with it."""
     group = cgroup_of("web", a_spec())
     whole = a_machine(
         credentials={"db": "password"},
@@ -105,8 +109,8 @@ def test_what_is_run_inside_has_the_sandbox_of_the_machine_and_leaves_nothing() 
     assert encode(found)
 
 
+@pytest.mark.behaviour("AG4")
 def test_a_step_is_the_only_program_of_such_a_machine() -> None:
-    """AG4"""
     step = Step(name="make", command=["/bin/make", "all"], timeout_s=7.0)
     whole = a_machine(volumes={"data": {"path": "/data", "kind": "persistent"}})
     found = step_properties(whole, "web", step)
@@ -118,8 +122,9 @@ def test_a_step_is_the_only_program_of_such_a_machine() -> None:
     assert encode(found)
 
 
+@pytest.mark.behaviour("AG9", "AG10")
 def test_volumes_credentials_and_identity_are_handed_to_the_machine() -> None:
-    """AG9 AG10: on disk its users follow the owner of volumes, whatever they are in the kernel."""
+    """On disk its users follow the owner of volumes, whatever they are in the kernel."""
     volumes = {
         "data": {"path": "/data", "kind": "persistent"},
         "ref": {"path": "/ref", "kind": "shared", "source": "other.data"},
@@ -151,8 +156,9 @@ def test_volumes_credentials_and_identity_are_handed_to_the_machine() -> None:
     assert found["SetCredential"] == {"a.toml": b"x"}
 
 
+@pytest.mark.behaviour("BUG-AG30")
 def test_the_shared_memory_of_a_machine_is_bounded_by_its_memory() -> None:
-    """BUG-AG30: systemd-nspawn's own /dev/shm is as large as half of the host's memory."""
+    """systemd-nspawn's own /dev/shm is as large as half of the host's memory."""
     found = [word for word in words(a_machine()) if ":mode=1777" in word]
     half = a_spec().limits.memory_max_bytes // 2
     more = f"mode=1777,nosuid,nodev,size={half},nr_inodes={half // 4096}"
@@ -162,8 +168,9 @@ def test_the_shared_memory_of_a_machine_is_bounded_by_its_memory() -> None:
     assert found == ["--tmpfs=/dev/shm:mode=1777,nosuid,nodev,size=1048576"]
 
 
+@pytest.mark.behaviour("F-83")
 def test_no_property_of_the_plain_sandbox_is_left_by_chance() -> None:
-    """F-83: what is not kept on purpose is not there, and a plain task has all of it."""
+    """What is not kept on purpose is not there, and a plain task has all of it."""
     assert {*TASK_HARDENING} & {*a_machine()} == {*TASK_HARDENING} & ({*own_init.SANDBOX})
     plain = unit_properties("web", a_spec(), "/r")
     assert {*TASK_HARDENING} <= {*plain}
@@ -186,8 +193,9 @@ def test_where_all_ranges_are_taken_one_is_shared() -> None:
     assert own_init.choose_ids("web", every) in every
 
 
-def test_what_containers_inside_need_is_there_only_where_it_is_asked_for() -> None:
-    """AG8 F-83: one folder more that the host mounts, and takes away; no right and no filter.
+@pytest.mark.behaviour("AG8", "F-83")
+def test_nested_containers_get_their_files_only_on_request() -> None:
+    """One folder more that the host mounts, and takes away; no right and no filter.
 
     And what dies at a limit of its own in there does not end the machine.
     """

@@ -38,10 +38,11 @@ def users(host: FakeHost, task_id: str) -> int:
     return int(first)
 
 
+@pytest.mark.behaviour("AG8")
 async def test_machines_have_users_of_their_own_which_a_restart_of_the_agent_keeps(
     host: FakeHost, image: str
 ) -> None:
-    """AG8: also for one whose first choice is another's."""
+    """Also for one whose first choice is another's."""
     async with host.agent() as client:
         for name in ("a", "b", "c"):
             await client.put_task(name, a_machine(image=image))
@@ -58,10 +59,11 @@ async def test_machines_have_users_of_their_own_which_a_restart_of_the_agent_kee
         await gone(client, "b")
 
 
+@pytest.mark.behaviour("AG8")
 async def test_what_a_machine_mounted_is_taken_away_from_outside_before_its_root(
     host: FakeHost, image: str
 ) -> None:
-    """AG8: its own unit does so within its memory, and is killed there where that is full."""
+    """Its own unit does so within its memory, and is killed there where that is full."""
     started: list[tuple[str, Any, bool]] = []
     start, root = host.fake.systemd.start_transient, host.state / "tasks" / "web"
 
@@ -90,10 +92,10 @@ async def test_what_a_machine_mounted_is_taken_away_from_outside_before_its_root
     assert host.fake.systemd.units("twine-step-*") == []
 
 
+@pytest.mark.behaviour("AG4")
 async def test_what_cannot_be_a_machine_is_refused_with_every_reason(
     host: FakeHost, image: str
 ) -> None:
-    """AG4"""
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match=r"command: .*; network\.mode: .*private"):
             await client.put_task("web", a_machine(command=["/bin/x"], network=Network()))
@@ -105,8 +107,9 @@ async def test_what_cannot_be_a_machine_is_refused_with_every_reason(
         assert (await client.list_tasks()).tasks == []
 
 
+@pytest.mark.behaviour("AG4")
 async def test_containers_inside_are_a_machines_alone(host: FakeHost, image: str) -> None:
-    """AG4: refused by name elsewhere; and what is mounted for them is looked for in no other."""
+    """Refused by name elsewhere; and what is mounted for them is looked for in no other."""
     both = [Relaxation.OWN_INIT, Relaxation.NESTED]
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match="relaxations: nested requires own-init"):
@@ -119,8 +122,9 @@ async def test_containers_inside_are_a_machines_alone(host: FakeHost, image: str
         assert "/.nested:/run/twine-nested" in str(host.fake.systemd.properties(unit("web")))
 
 
+@pytest.mark.behaviour("F-84")
 async def test_an_init_that_is_a_link_out_of_the_image_is_none(host: FakeHost) -> None:
-    """F-84: the host's own would be found there."""
+    """The host's own would be found there."""
     host.give_image(OTHER_IMAGE)
     root = host.state / "images" / OTHER_IMAGE.removeprefix("sha256:")
     (root / "usr").mkdir()
@@ -131,8 +135,9 @@ async def test_an_init_that_is_a_link_out_of_the_image_is_none(host: FakeHost) -
             await client.put_task("web", a_machine(image=OTHER_IMAGE))
 
 
+@pytest.mark.behaviour("AG4")
 async def test_an_operator_switches_it_off_for_a_host(host: FakeHost, image: str) -> None:
-    """AG4: the capability goes, so no control plane sends one, and what is asked for is refused."""
+    """The capability goes, so no control plane sends one, and what is asked for is refused."""
     host.config = replace(host.config, own_init=False)
     async with host.agent() as client:
         assert not {"own-init", "nested"} & {*(await client.get_machine()).capabilities}
@@ -140,8 +145,9 @@ async def test_an_operator_switches_it_off_for_a_host(host: FakeHost, image: str
             await client.put_task("web", a_machine(image=image))
 
 
+@pytest.mark.behaviour("AG4")
 async def test_a_host_without_nspawn_says_so_and_takes_none(host: FakeHost, image: str) -> None:
-    """AG4: it is no reason to refuse other tasks."""
+    """It is no reason to refuse other tasks."""
     async with host.agent() as client:
         assert {"own-init", "nested"} < {*(await client.get_machine()).capabilities}
         host.fake.lacking.add(NSPAWN)

@@ -25,11 +25,12 @@ def copy_file(host: FakeHost, task_id: str = "web") -> Path:
     return Path(host.config.run_dir) / "records" / f"{task_id}.json"
 
 
+@pytest.mark.behaviour("F-06")
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\xff\xfe\x00", None])
 async def test_a_task_whose_record_is_torn_or_gone_stays_known_whole_and_is_managed(
     host: FakeHost, content: bytes | None
 ) -> None:
-    """F-06 P9: generation, probe and policy are as they were; nothing is restarted or removed."""
+    """P9: generation, probe and policy are as they were; nothing is restarted or removed."""
     spec = a_spec(generation=7, epoch=3, stop_timeout_s=4.0)
     async with host.serving() as (services, client):
         services.contact.record_contact("", 3)  # a control plane has spoken in this term
@@ -55,8 +56,9 @@ async def test_a_task_whose_record_is_torn_or_gone_stays_known_whole_and_is_mana
     assert Journal(host.state / "journal").replay().tasks["web"].spec == spec
 
 
+@pytest.mark.behaviour("F-06")
 async def test_a_copy_of_something_else_than_what_runs_is_not_believed(host: FakeHost) -> None:
-    """F-06: the unit says what it was started from; the task runs on untouched, and says so."""
+    """The unit says what it was started from; the task runs on untouched, and says so."""
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=7))
         await running(client, "web")
@@ -85,8 +87,9 @@ async def test_a_task_that_was_removed_does_not_come_back_from_its_copy(host: Fa
         assert (await client.list_tasks()).tasks == []
 
 
+@pytest.mark.behaviour("F-05")
 def test_records_of_an_agent_without_copies_get_one_and_removed_ones_say_so(tmp_path: Path) -> None:
-    """F-05: an upgrade protects what there is."""
+    """An upgrade protects what there is."""
     folder, copies = tmp_path / "journal", tmp_path / "copies"
     Journal(folder).save(a_record())
     Journal(folder).save(Tombstone(task_id="old", generation=1, epoch=0, at=9e9))
@@ -97,8 +100,9 @@ def test_records_of_an_agent_without_copies_get_one_and_removed_ones_say_so(tmp_
     assert copies.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.behaviour("F-06")
 def test_where_no_copy_can_be_written_there_is_none_rather_than_an_old_one(tmp_path: Path) -> None:
-    """F-06: an old copy would bring back what an owner has changed since."""
+    """An old copy would bring back what an owner has changed since."""
     folder, copies = tmp_path / "journal", tmp_path / "copies"
     journal = Journal(folder, None, copies)
     journal.save(a_record())
@@ -109,10 +113,11 @@ def test_where_no_copy_can_be_written_there_is_none_rather_than_an_old_one(tmp_p
     assert journal.replay().tasks["web"].spec.generation == 2
 
 
+@pytest.mark.behaviour("F-37")
 async def test_what_cannot_be_written_is_in_force_all_the_same(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-37: on a read-only disk the agent starts, and the task is known."""
+    """On a read-only disk the agent starts, and the task is known."""
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=7))
         await running(client, "web")
@@ -126,9 +131,10 @@ async def test_what_cannot_be_written_is_in_force_all_the_same(
         assert (await client.get_task("web")).generation == 7
 
 
+@pytest.mark.behaviour("F-06")
 @given(data=st.data())
-def test_whatever_became_of_a_record_the_copy_says_what_it_was(data: st.DataObject) -> None:
-    """F-06: for any bytes; those that still are the record need no copy."""
+def test_a_restored_copy_shows_each_record_as_it_was(data: st.DataObject) -> None:
+    """For any bytes; those that still are the record need no copy."""
     record = a_record(spec=a_spec(generation=data.draw(st.integers(1, 99))))
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal", None, Path(folder) / "copies")
@@ -165,10 +171,11 @@ def test_nothing_is_rebuilt_that_contradicts_what_runs(
         assert agrees or task_id in unreadable
 
 
+@pytest.mark.behaviour("BUG-AG43")
 async def test_an_agent_whose_journal_is_another_than_its_boots_does_not_begin_as_new(
     host: FakeHost,
 ) -> None:
-    """BUG-AG43: without its file system the state folder is empty, and tasks run or are wanted."""
+    """Without its file system the state folder is empty, and tasks run or are wanted."""
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
@@ -191,8 +198,9 @@ async def test_an_agent_whose_journal_is_another_than_its_boots_does_not_begin_a
         assert (await running(client, "web")).generation == 1
 
 
+@pytest.mark.behaviour("BUG-AG43")
 def test_a_new_boot_takes_the_journal_that_there_is(tmp_path: Path) -> None:
-    """BUG-AG43: what was known of an earlier boot's journal is gone with /run."""
+    """What was known of an earlier boot's journal is gone with /run."""
     Journal(tmp_path / "journal", None, tmp_path / "run-1").replay()
     name = (tmp_path / "journal" / ".name").read_text()
     Journal(tmp_path / "journal", None, tmp_path / "run-2").replay()

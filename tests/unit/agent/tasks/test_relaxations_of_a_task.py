@@ -26,7 +26,8 @@ def properties(*relaxations: Relaxation, network: Network = NETWORKS[0]) -> dict
     return unit_properties("web", spec, "/r")
 
 
-def test_each_relaxation_changes_its_own_property_and_nothing_else() -> None:  # AG8 F-83
+@pytest.mark.behaviour("AG8", "F-83")
+def test_each_relaxation_changes_its_own_property_and_nothing_else() -> None:
     before = properties()
     found = {
         name: {k for k in {*before, *after} if before.get(k) != after.get(k)}
@@ -52,8 +53,9 @@ def test_a_task_lists_the_interfaces_of_a_network_that_is_its_own() -> None:
     assert asked == families[2]
 
 
+@pytest.mark.behaviour("F-83")
 def test_raw_is_root_without_a_sandbox_and_still_this_tasks_ports_network_and_limits() -> None:
-    """F-83: what is no sandbox stays: memory, slice, ports, namespace."""
+    """What is no sandbox stays: memory, slice, ports, namespace."""
     before = properties()
     found = properties(Relaxation.RAW)
 
@@ -66,11 +68,12 @@ def test_raw_is_root_without_a_sandbox_and_still_this_tasks_ports_network_and_li
     assert encode(found)
 
 
+@pytest.mark.behaviour("AG8")
 @given(relaxations=SETS, network=st.sampled_from(NETWORKS))
 def test_nothing_but_raw_takes_away_what_keeps_a_task_from_its_host(
     relaxations: set[Relaxation], network: Network
 ) -> None:
-    """AG8: no mixture of the small ones gives capabilities, devices, mounts or another user."""
+    """No mixture of the small ones gives capabilities, devices, mounts or another user."""
     small = relaxations - {Relaxation.RAW}
     found, before = properties(*small, network=network), properties(network=network)
     changed = {"ProcSubset", "ReadOnlyPaths", "RestrictAddressFamilies", "SystemCallFilter"}
@@ -104,9 +107,10 @@ def test_the_price_of_a_mixture_is_found_at_its_place() -> None:
     assert exposure_of(Relaxation) == RAW_EXPOSURE
 
 
+@pytest.mark.behaviour("F-05")
 @pytest.mark.parametrize("name", Relaxation)
 def test_another_sandbox_is_another_process_and_none_changes_no_key(name: Relaxation) -> None:
-    """F-05: a task that asks for nothing keeps the key that an earlier agent gave it."""
+    """A task that asks for nothing keeps the key that an earlier agent gave it."""
     assert key_of(a_spec(relaxations=[name])) != key_of(a_spec())
     assert key_of(a_spec(relaxations=[name, name])) == key_of(a_spec(relaxations=[name]))
     assert properties() == unit_properties("web", a_spec(relaxations=[]), "/r")

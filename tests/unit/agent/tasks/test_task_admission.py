@@ -62,8 +62,8 @@ def test_a_newer_epoch_wins_with_any_generation() -> None:
     assert newer.spec.command == ["/other"]
 
 
+@pytest.mark.behaviour("BUG-AG13")
 def test_another_content_of_the_generation_in_force_is_a_contradiction() -> None:
-    """BUG-AG13."""
     other = a_spec(generation=5, epoch=2, command=["/other"], limits=Limits(cpu_weight=7))
     refused = contradiction(other, RECORD)
 

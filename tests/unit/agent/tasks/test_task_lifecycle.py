@@ -156,7 +156,8 @@ def test_an_end_is_counted_once() -> None:
     assert again.action is A.STOP
 
 
-def test_pauses_double_up_to_the_maximum_and_start_over_after_a_long_run() -> None:  # F-16
+@pytest.mark.behaviour("F-16")
+def test_pauses_double_up_to_the_maximum_and_start_over_after_a_long_run() -> None:
     policy = RestartPolicy(backoff_s=1.0, backoff_max_s=5.0)
     task, pauses = a_record(spec=a_spec(restart=policy)), []
     for number in range(5):
@@ -173,8 +174,8 @@ def test_pauses_double_up_to_the_maximum_and_start_over_after_a_long_run() -> No
     assert 0.75 * 5.0 <= backoff_s(task, 10_000) <= 5.0
 
 
+@pytest.mark.behaviour("BUG-AG14")
 def test_what_ended_together_does_not_start_together() -> None:
-    """BUG-AG14."""
     names = [f"web-{number}" for number in range(50)]
     pauses = {backoff_s(a_record(task_id=name), 0) for name in names}
 
@@ -183,9 +184,10 @@ def test_what_ended_together_does_not_start_together() -> None:
     assert backoff_s(a_record(), 0) == backoff_s(a_record(), 0)
 
 
+@pytest.mark.behaviour("BUG-AG14")
 @pytest.mark.parametrize("step_s", [-7200.0, 7200.0])
 def test_a_stepped_clock_makes_no_pause_longer_or_shorter(step_s: float) -> None:
-    """BUG-AG14: one hour back was a pause of 3,600 s."""
+    """One hour back was a pause of 3,600 s."""
     policy = RestartPolicy(backoff_s=4.0)
     task = a_record(spec=a_spec(restart=policy), state=S.RUNNING, boot_id=BOOT)
     pausing = decide(task, seen(an_ended_unit(task)), AT).task
@@ -197,13 +199,14 @@ def test_a_stepped_clock_makes_no_pause_longer_or_shorter(step_s: float) -> None
     assert due.action is A.START
 
 
-def test_a_task_in_back_off_says_when_it_is_looked_at_again() -> None:
+def test_a_task_in_back_off_reports_its_next_check() -> None:
     decision = decide(_task("backoff"), seen(), AT)
 
     assert decision.until == UP + 1
 
 
-def test_a_unit_stopped_by_another_program_is_started_again_with_the_reason() -> None:  # F-21
+@pytest.mark.behaviour("F-21")
+def test_a_unit_stopped_by_another_program_is_started_again_with_the_reason() -> None:
     task = decide(_task("running"), seen(), AT).task
 
     assert task.last_exit == Exit(result="external-stop", at=NOW)
@@ -249,8 +252,9 @@ def test_on_a_host_that_goes_down_all_ends_and_nothing_starts(
     assert (decision.task.state, decision.action) == (state, action)
 
 
+@pytest.mark.behaviour("AG4")
 def test_what_ended_because_its_host_went_down_is_no_loss_and_comes_back() -> None:
-    """AG4: after the boot, or where the host stayed after all."""
+    """After the boot, or where the host stayed after all."""
     for alone, boot, action in ((True, "boot-2", A.START), (False, BOOT, A.START)):
         task = replace(_task("running"), spec=a_spec(offline_restart=alone))
         ending = decide(task, seen(_seen_unit("running")), AT, leaving=True).task
@@ -355,7 +359,8 @@ def test_a_task_without_a_probe_is_healthy_while_it_runs_and_one_with_waits_for_
     assert decide(probed, seen(a_unit(probed)), AT).task.health is Health.UNKNOWN
 
 
-def test_the_health_that_was_found_survives_a_restart_of_the_agent() -> None:  # AG5
+@pytest.mark.behaviour("AG5")
+def test_the_health_that_was_found_survives_a_restart_of_the_agent() -> None:
     task = a_record(
         spec=a_spec(probe=Probe(port=80)),
         state=S.RUNNING,
@@ -376,8 +381,9 @@ def test_a_start_that_failed_is_tried_again_only_where_it_may_succeed() -> None:
     assert (never.state, never.next_start_at) == (S.FAILED, None)
 
 
+@pytest.mark.behaviour("F-89")
 def test_a_host_that_is_barred_starts_nothing_and_ends_nothing() -> None:
-    """F-89: the second host with an identity; what runs there runs on."""
+    """The second host with an identity; what runs there runs on."""
     task = a_record(state=TaskState.ACCEPTED)
     for there in (seen(), seen(root=True)):
         decision = decide(task, there, AT, barred="it is the second one")

@@ -34,8 +34,9 @@ def test_a_lost_answer_is_no_verdict_but_enough_of_them_are() -> None:
     assert verdicts[7] is Health.UNHEALTHY
 
 
+@pytest.mark.behaviour("BUG-AG11")
 def test_bad_answers_of_a_task_that_starts_do_not_speak_against_it() -> None:
-    """BUG-AG11: a slow starter was unhealthy after a second."""
+    """A slow starter was unhealthy after a second."""
     streak = Streak()
     for _ in range(20):
         streak = after_answer(streak, False, PROBE, starting=True)
@@ -79,11 +80,11 @@ def test_a_verdict_changes_only_after_its_number_of_answers(
         (Exit(result="protocol", at=0), "it ended: protocol"),
     ],
 )
-def test_an_end_is_told_in_words(end: Exit, words: str) -> None:
+def test_an_end_is_described_in_text(end: Exit, words: str) -> None:
     assert words in describe(end)
 
 
-def test_one_that_ran_for_too_long_is_told_from_one_that_was_stopped_too_late() -> None:
+def test_a_run_over_its_limit_is_distinguished_from_a_late_stop() -> None:
     """systemd says "timeout" of both."""
     end = Exit(result="timeout", signal="SIGKILL", at=0)
 
@@ -94,15 +95,16 @@ def test_one_that_ran_for_too_long_is_told_from_one_that_was_stopped_too_late() 
     assert "did not end in time after its stop" in describe(end, ran_s=20)
 
 
+@pytest.mark.behaviour("F-17", "F-18")
 @pytest.mark.parametrize("code", range(200, 244))
-def test_every_exit_code_of_systemd_is_told(code: int) -> None:  # F-17, F-18
+def test_every_exit_code_of_systemd_is_described(code: int) -> None:
     words = describe(Exit(result="exit-code", code=code, at=0))
 
     assert f"exit code {code}" in words
 
 
 @pytest.mark.parametrize("code", [200, 203, 217, 226])
-def test_a_step_before_the_command_is_told_as_never_started(code: int) -> None:
+def test_a_failed_step_before_the_command_is_reported_as_never_started(code: int) -> None:
     assert describe(Exit(result="exit-code", code=code, at=0)).startswith("it never started: ")
     assert "never" not in describe(Exit(result="success", code=code, at=0))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from agent import api
 from agent.api import Health, Limits, RestartPolicy, RestartWhen, TaskState
 from agent.client import AgentClient
 from agent.machine.fake import ends_with
+from agent.runtime.core.records import TOMBSTONE_S
 from agent.runtime.journal import Journal
 from wire.errors import (
     Busy,
@@ -51,7 +53,7 @@ def _journal(host: FakeHost) -> Path:
     return host.state / "journal"
 
 
-# AG1, AG2, AG3
+@pytest.mark.behaviour("AG1", "AG2", "AG3")
 async def test_a_task_that_is_put_runs_in_a_snapshot_of_its_image(host: FakeHost) -> None:
     async with host.agent() as client:
         accepted = await client.put_task("web", a_spec())
@@ -74,8 +76,9 @@ async def test_the_same_specification_again_changes_nothing(host: FakeHost) -> N
     assert len(host.fake.systemd.started) == 1
 
 
+@pytest.mark.behaviour("BUG-AG13")
 async def test_the_same_generation_with_another_content_is_a_conflict(host: FakeHost) -> None:
-    """BUG-AG13: it was answered with success and ignored."""
+    """It was answered with success and ignored."""
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=2))
         first = await running(client, "web")
@@ -129,9 +132,10 @@ async def test_a_deleted_task_leaves_nothing_and_is_not_found(host: FakeHost) ->
     assert (tasks, _left(host)) == ([], ([], []))
 
 
+@pytest.mark.behaviour("F-81")
 async def test_a_late_put_of_a_removed_generation_does_not_bring_it_back(
     host: FakeHost,
-) -> None:  # F-81
+) -> None:
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=3))
         await client.delete_task("web")
@@ -145,7 +149,30 @@ async def test_a_late_put_of_a_removed_generation_does_not_bring_it_back(
         await running(client, "web")
 
 
-async def test_a_delete_that_overtook_its_put_wins(host: FakeHost) -> None:  # F-48
+@pytest.mark.behaviour("BUG-AG46")
+async def test_tombstones_are_forgotten_after_a_day_while_the_agent_runs(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host of short tasks kept one record of each until its agent restarted."""
+    later_s, clock = 0.0, time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + later_s)
+    async with host.agent() as client, asyncio.timeout(60):
+        for task_id in ("old", "new"):
+            await client.put_task(task_id, a_spec(generation=3))
+            await client.delete_task(task_id)
+            await gone(client, task_id)
+            later_s += TOMBSTONE_S
+        while {p.stem for p in _journal(host).glob("*.json")} != {"new"}:
+            await asyncio.sleep(0)
+        assert {p.stem for p in _copies(host).glob("*.json")} == {"new"}
+        with pytest.raises(Conflict, match="already removed"):
+            await client.put_task("new", a_spec(generation=3))
+        await client.put_task("old", a_spec(generation=3))
+        await running(client, "old")
+
+
+@pytest.mark.behaviour("F-48")
+async def test_a_delete_that_overtook_its_put_wins(host: FakeHost) -> None:
     async with host.agent() as client:
         with pytest.raises(NotFound):
             await client.delete_task("web", generation=3)
@@ -252,6 +279,7 @@ async def test_a_task_that_cannot_run_here_is_refused_and_changes_nothing(
         assert (await client.list_tasks()).tasks == []
 
 
+@pytest.mark.behaviour("BUG-AG4")
 async def test_memory_taken_as_huge_pages_is_promised_to_no_task(host: FakeHost) -> None:
     # BUG-AG4: what a profile takes while the agent runs counts from then on
     large = a_spec(limits=Limits(memory_max_bytes=1 << 30))
@@ -308,7 +336,8 @@ async def test_a_task_that_ends_is_started_again_after_a_pause(host: FakeHost) -
     assert (again.last_exit.result, again.last_exit.code) == ("exit-code", 3)
 
 
-async def test_a_task_killed_for_lack_of_memory_reports_it(host: FakeHost) -> None:  # F-12
+@pytest.mark.behaviour("F-12")
+async def test_a_task_killed_for_lack_of_memory_reports_it(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web", a_spec(restart=NEVER))
         await running(client, "web")
@@ -320,10 +349,11 @@ async def test_a_task_killed_for_lack_of_memory_reports_it(host: FakeHost) -> No
     assert "more memory than its limit" in status.reason
 
 
+@pytest.mark.behaviour("F-12")
 async def test_a_probe_that_was_killed_with_its_task_does_not_keep_it_from_starting(
     host: FakeHost,
 ) -> None:
-    """F-12: it stays as a failed unit after the task's, which systemd then keeps loaded."""
+    """It stays as a failed unit after the task's, which systemd then keeps loaded."""
     systemd = host.fake.systemd
     systemd.programs["killed"] = ends_with(1)
     probe = {"ExecStart": [["killed"]], "CollectMode": "inactive"}
@@ -340,10 +370,11 @@ async def test_a_probe_that_was_killed_with_its_task_does_not_keep_it_from_start
     assert left == ["twine-in-web.other.ready.service"]
 
 
+@pytest.mark.behaviour("F-12")
 async def test_a_probe_that_was_killed_with_a_task_that_is_deleted_then_goes_with_it(
     host: FakeHost,
 ) -> None:
-    """F-12: else both units stayed loaded for as long as the host ran."""
+    """Else both units stayed loaded for as long as the host ran."""
     systemd = host.fake.systemd
     systemd.programs["killed"] = ends_with(1)
     probe = {"ExecStart": [["killed"]], "CollectMode": "inactive"}
@@ -360,10 +391,11 @@ async def test_a_probe_that_was_killed_with_a_task_that_is_deleted_then_goes_wit
     assert left == ["twine-in-web.other.ready.service"]
 
 
+@pytest.mark.behaviour("F-12")
 async def test_a_probe_that_an_earlier_task_of_the_name_left_does_not_keep_it_from_starting(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-12: nobody remembers that one, and systemd says only that the name is taken."""
+    """Nobody remembers that one, and systemd says only that the name is taken."""
     systemd = host.fake.systemd
     systemd.programs["killed"] = ends_with(1)
     start = systemd.start_transient
@@ -382,7 +414,8 @@ async def test_a_probe_that_an_earlier_task_of_the_name_left_does_not_keep_it_fr
     assert systemd.units("twine-in-*") == []
 
 
-async def test_a_missing_command_is_explained(host: FakeHost) -> None:  # F-17
+@pytest.mark.behaviour("F-17")
+async def test_a_missing_command_is_explained(host: FakeHost) -> None:
     host.fake.systemd.programs["/bin/server"] = ends_with(203)
     async with host.agent() as client:
         await client.put_task("web", a_spec(restart=NEVER))
@@ -391,6 +424,7 @@ async def test_a_missing_command_is_explained(host: FakeHost) -> None:  # F-17
     assert "could not be executed" in status.reason
 
 
+@pytest.mark.behaviour("F-16")
 async def test_a_crash_loop_waits_longer_each_time_and_shows_until_when(host: FakeHost) -> None:
     host.fake.systemd.programs["/bin/server"] = ends_with(1)  # F-16
     slow = RestartPolicy(backoff_s=100.0)
@@ -404,7 +438,8 @@ async def test_a_crash_loop_waits_longer_each_time_and_shows_until_when(host: Fa
     assert len(host.fake.systemd.started) == 1
 
 
-async def test_a_unit_stopped_by_another_program_is_started_again(host: FakeHost) -> None:  # F-21
+@pytest.mark.behaviour("F-21")
+async def test_a_unit_stopped_by_another_program_is_started_again(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
@@ -417,7 +452,8 @@ async def test_a_unit_stopped_by_another_program_is_started_again(host: FakeHost
     assert status.last_exit.result == "external-stop"
 
 
-async def test_six_restarts_of_the_agent_restart_no_task(host: FakeHost) -> None:  # AG5 F-02 P1
+@pytest.mark.behaviour("AG5", "F-02")
+async def test_six_restarts_of_the_agent_restart_no_task(host: FakeHost) -> None:  # P1
     async with host.agent() as client:
         for n in range(5):
             await client.put_task(f"t{n}", a_spec(limits=Limits(memory_max_bytes=8 << 20)))
@@ -430,6 +466,7 @@ async def test_six_restarts_of_the_agent_restart_no_task(host: FakeHost) -> None
     assert len(host.fake.systemd.started) == 5
 
 
+@pytest.mark.behaviour("AG5", "F-03")
 async def test_how_a_task_ended_while_the_agent_was_down_is_reported(host: FakeHost) -> None:
     async with host.agent() as client:  # AG5 F-03
         for name in ("code", "oom", "fine"):
@@ -489,8 +526,9 @@ GARBAGE: list[bytes] = [
 ]
 
 
+@pytest.mark.behaviour("F-06")
 @pytest.mark.parametrize("content", GARBAGE)
-async def test_a_record_that_cannot_be_read_leaves_its_task_running(  # F-06
+async def test_a_record_that_cannot_be_read_leaves_its_task_running(
     host: FakeHost, content: bytes
 ) -> None:
     async with host.agent() as client:
@@ -514,7 +552,8 @@ async def test_a_record_that_cannot_be_read_leaves_its_task_running(  # F-06
     assert len(list(_journal(host).glob("web.unreadable-*"))) == 1
 
 
-async def test_a_record_torn_at_any_length_is_never_taken_for_an_empty_one(  # F-06
+@pytest.mark.behaviour("F-06")
+async def test_a_record_torn_at_any_length_is_never_taken_for_an_empty_one(
     host: FakeHost,
 ) -> None:
     async with host.agent() as client:
@@ -546,6 +585,7 @@ async def test_a_task_with_an_unreadable_record_can_be_removed(host: FakeHost) -
     assert _left(host) == ([], [])
 
 
+@pytest.mark.behaviour("F-07")
 async def test_records_of_a_newer_agent_stop_this_one_and_nothing_else(host: FakeHost) -> None:
     async with host.agent() as client:  # F-07
         await client.put_task("web", a_spec())
@@ -563,8 +603,9 @@ async def test_records_of_a_newer_agent_stop_this_one_and_nothing_else(host: Fak
     assert host.units() == [unit("web")]
 
 
+@pytest.mark.behaviour("F-38", "BUG-AG15")
 async def test_on_another_file_system_the_agent_says_so_and_does_not_begin(host: FakeHost) -> None:
-    """F-38 BUG-AG15: it said READY, and every image was refused with a 503."""
+    """It said READY, and every image was refused with a 503."""
     host.fake.btrfs.root = host.folder / "elsewhere"
     with pytest.raises(ConfigError, match="is not on a btrfs file system") as refused:
         async with host.agent():
@@ -573,16 +614,18 @@ async def test_on_another_file_system_the_agent_says_so_and_does_not_begin(host:
     assert refused.value.exit_code == 78
 
 
+@pytest.mark.behaviour("F-07", "F-38", "BUG-AG15")
 def test_systemd_does_not_restart_what_a_restart_does_not_fix() -> None:
-    """F-07 F-38 BUG-AG15: it was restarted every second for ever."""
+    """It was restarted every second for ever."""
     unit = (Path(agent_package.__file__).parent / "units" / "twine-agent.service").read_text()
     assert f"\nRestartPreventExitStatus={ConfigError.exit_code}\n" in unit
 
 
+@pytest.mark.behaviour("F-07")
 async def test_only_starts_that_fail_in_a_row_make_systemd_wait_longer(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F-07: one that does not start takes the processor from the dpkg that would replace it."""
+    """One that does not start takes the processor from the dpkg that would replace it."""
     text = (Path(agent_package.__file__).parent / "units" / "twine-agent.service").read_text()
     assert "\nRestartSec=1\nRestartSteps=5\nRestartMaxDelaySec=30\n" in text
     loop, asked = asyncio.get_running_loop(), asyncio.Queue[str]()
@@ -597,7 +640,8 @@ async def test_only_starts_that_fail_in_a_row_make_systemd_wait_longer(
         assert (await client.readyz()).ok
 
 
-async def test_a_second_agent_on_the_same_host_gives_way(host: FakeHost) -> None:  # F-08
+@pytest.mark.behaviour("F-08")
+async def test_a_second_agent_on_the_same_host_gives_way(host: FakeHost) -> None:
     async with host.agent() as client:
         with pytest.raises(Busy) as refused:
             async with host.agent():
@@ -606,7 +650,8 @@ async def test_a_second_agent_on_the_same_host_gives_way(host: FakeHost) -> None
         assert (await client.readyz()).ok
 
 
-async def test_a_full_disk_refuses_the_request_and_keeps_what_was_in_force(  # F-33
+@pytest.mark.behaviour("F-33")
+async def test_a_full_disk_refuses_the_request_and_keeps_what_was_in_force(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with host.agent() as client:
@@ -652,9 +697,10 @@ async def test_a_bug_in_one_task_takes_neither_the_agent_nor_the_others_down(
     assert caplog.text.count("this is a bug") == 3
 
 
+@pytest.mark.behaviour("F-19")
 async def test_a_bus_that_fails_for_a_while_is_waited_for(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:  # F-19
+) -> None:
     failures = 5
     really = host.fake.systemd.find
 
@@ -729,7 +775,7 @@ async def _five_readers(client: AgentClient, after: int) -> list[api.Events]:
     return await asyncio.gather(*(client.get_events(after, wait_s=5) for _ in range(5)))
 
 
-async def test_events_wake_those_who_wait_and_can_be_resumed(host: FakeHost) -> None:
+async def test_events_wake_waiting_readers_and_can_be_resumed(host: FakeHost) -> None:
     async with host.agent() as client:
         start = (await client.get_events(0)).latest
         waiting = asyncio.create_task(_five_readers(client, start))
@@ -745,7 +791,7 @@ async def test_events_wake_those_who_wait_and_can_be_resumed(host: FakeHost) -> 
     assert rest.events == whole.events[2:]
 
 
-async def test_a_reader_from_before_a_restart_of_the_agent_is_told_that_it_lost_events(
+async def test_a_reader_from_before_an_agent_restart_learns_of_lost_events(
     host: FakeHost,
 ) -> None:
     async with host.agent() as client:
@@ -758,8 +804,9 @@ async def test_a_reader_from_before_a_restart_of_the_agent_is_told_that_it_lost_
     assert (answer.lost, answer.events) == (True, [])
 
 
+@pytest.mark.behaviour("BUG-AG7")
 async def test_processes_that_survive_sigkill_are_reported_and_waited_for(host: FakeHost) -> None:
-    """BUG-AG7: it was taken for gone: its root was removed, a second copy could start."""
+    """It was taken for gone: its root was removed, a second copy could start."""
     systemd = host.fake.systemd
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=1))
@@ -778,8 +825,9 @@ async def test_processes_that_survive_sigkill_are_reported_and_waited_for(host: 
     assert _left(host) == ([], [])
 
 
+@pytest.mark.behaviour("BUG-AG7")
 async def test_a_new_start_waits_for_the_last_process_of_the_old_one(host: FakeHost) -> None:
-    """BUG-AG7: the start was tried every 0.2 s for ever, and nobody was told why."""
+    """The start was tried every 0.2 s for ever, and nobody was told why."""
     systemd = host.fake.systemd
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=1))

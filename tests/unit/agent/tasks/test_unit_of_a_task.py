@@ -55,7 +55,8 @@ def _as_json(value: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def test_the_properties_are_those_that_were_reviewed() -> None:  # AG2, AG8
+@pytest.mark.behaviour("AG2", "AG8")
+def test_the_properties_are_those_that_were_reviewed() -> None:
     """Rewrite the golden file with TWINE_GOLDEN=write, and review the difference."""
     spec = a_spec(
         command=["/bin/server", "--port", "80"],
@@ -78,8 +79,9 @@ def test_the_properties_are_those_that_were_reviewed() -> None:  # AG2, AG8
     assert _as_json(found) == msgspec.json.decode(GOLDEN.read_bytes())
 
 
-def test_nobody_in_a_sandbox_has_the_kernel_do_what_its_filter_refuses() -> None:
-    """F-84: through a ring (io_uring) a task reached an abstract socket of its host."""
+@pytest.mark.behaviour("F-84")
+def test_the_filter_of_a_sandbox_cannot_be_bypassed() -> None:
+    """Through a ring (io_uring) a task reached an abstract socket of its host."""
     for properties in (
         unit_properties("web", a_spec(), "/r"),
         unit_properties("web", a_spec(relaxations=list(Relaxation)[:4]), "/r"),
@@ -90,7 +92,7 @@ def test_nobody_in_a_sandbox_has_the_kernel_do_what_its_filter_refuses() -> None
         assert "~io_uring_setup" in properties["SystemCallFilter"]  # type: ignore[operator]
 
 
-def test_what_is_fetched_is_flushed_by_nobody_and_what_is_unpacked_may_be() -> None:
+def test_downloads_are_not_flushed_and_unpacked_images_may_be() -> None:
     fetch = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
     layer = layer_properties("/py", "/s/oci-1", [LAYER], "/s/i.tree", PIPES)
     allowed, more = layer["SystemCallFilter"], fetch["SystemCallFilter"]
@@ -100,7 +102,7 @@ def test_what_is_fetched_is_flushed_by_nobody_and_what_is_unpacked_may_be() -> N
 
 
 @given(st.integers(0, 1 << 44), st.integers(128 << 20, 1 << 30))
-def test_an_unpacking_never_uses_up_the_reserve_between_two_looks(free: int, reserve: int) -> None:
+def test_unpacking_never_uses_the_reserve_between_two_checks(free: int, reserve: int) -> None:
     pause = until_next_look_s(free, reserve)
 
     assert 0.1 <= pause <= 1.0
@@ -119,10 +121,9 @@ def test_systemd_takes_every_property() -> None:
         assert encode(properties)
 
 
+@pytest.mark.behaviour("F-24")
 @given(st.lists(TEXT, min_size=1, max_size=5), TEXT)
-def test_argv_and_environment_are_passed_on_letter_by_letter(  # F-24
-    argv: list[str], value: str
-) -> None:
+def test_argv_and_environment_are_passed_on_letter_by_letter(argv: list[str], value: str) -> None:
     spec = a_spec(command=argv, environment={"V": value})
     properties = unit_properties("web", spec, "/r")
 
@@ -130,31 +131,35 @@ def test_argv_and_environment_are_passed_on_letter_by_letter(  # F-24
     assert f"V={value}" in properties["Environment"]  # type: ignore[operator]
 
 
+@pytest.mark.behaviour("BUG-UX9")
 @pytest.mark.parametrize("own", ["", "de_DE.UTF-8"])
 def test_a_task_has_a_locale_that_every_image_has_unless_it_says_another(own: str) -> None:
-    """BUG-UX9: the host's C.UTF-8 is not in a small image, and redis-server gave up over it."""
+    """The host's C.UTF-8 is not in a small image, and redis-server gave up over it."""
     spec = a_spec(environment={"LANG": own} if own else {})
     environment = unit_properties("web", spec, "/r")["Environment"]
     assert [e for e in environment if e.startswith("LANG=")] == [f"LANG={own or 'C'}"]
 
 
+@pytest.mark.behaviour("F-23")
 @given(st.from_regex(r"\A[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z"))
-def test_names_of_units_and_slices_are_made_from_ids_alone(name: str) -> None:  # F-23
+def test_names_of_units_and_slices_are_made_from_ids_alone(name: str) -> None:
     assert task_of(unit_of(name)) == name
     assert unit_of(name) == f"twine-task-{name}.service"
     assert slice_of(name).count("-") == 1
 
 
+@pytest.mark.behaviour("F-23")
 @pytest.mark.parametrize(
     "hostile", ["", "a/b", "../x", "a\n", "A", "a.service", "%i", "$x", "-a", "a-", "x" * 64, "ä"]
 )
-def test_hostile_entitlements_are_no_entitlements(hostile: str) -> None:  # F-23
+def test_hostile_entitlements_are_no_entitlements(hostile: str) -> None:
     wanted = msgspec.to_builtins(a_spec()) | {"entitlement": hostile}
 
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(wanted, TaskSpec)
 
 
+@pytest.mark.behaviour("F-24")
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -167,12 +172,13 @@ def test_hostile_entitlements_are_no_entitlements(hostile: str) -> None:  # F-23
         {"command": ["x" * 131_073]},
     ],
 )
-def test_what_could_not_be_passed_on_is_refused_at_the_door(wrong: dict[str, Any]) -> None:  # F-24
+def test_what_could_not_be_passed_on_is_refused_at_the_door(wrong: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(msgspec.to_builtins(a_spec()) | wrong, TaskSpec)
 
 
-def test_the_key_of_a_unit_is_the_same_in_every_release() -> None:  # F-05
+@pytest.mark.behaviour("F-05")
+def test_the_key_of_a_unit_is_the_same_in_every_release() -> None:
     spec = TaskSpec(image=IMAGE, command=["/bin/server"], environment={"B": "2", "A": "1"})
 
     assert key_of(spec) == "d4210669850c"
@@ -212,8 +218,9 @@ def test_the_unpacker_can_write_nowhere_but_into_its_target() -> None:  # P10
     assert "CAP_MKNOD" not in tar["CapabilityBoundingSet"]  # type: ignore[operator]
 
 
+@pytest.mark.behaviour("BUG-AG12")
 def test_the_unpacker_cannot_lift_its_sandbox() -> None:
-    """BUG-AG12: with CAP_SYS_ADMIN and every system call, it could mount what it liked."""
+    """With CAP_SYS_ADMIN and every system call, it could mount what it liked."""
     for properties in (
         *(unpack_properties("/s/i.stream", "/s/i", f, "/s") for f in ImageFormat),
         drop_setuid_properties("/s/i"),
@@ -230,22 +237,25 @@ def test_the_unpacker_cannot_lift_its_sandbox() -> None:
         assert properties["NoNewPrivileges"] is True
 
 
-def test_what_fetches_has_no_capability_and_sees_no_secret() -> None:  # F-85
+@pytest.mark.behaviour("F-85")
+def test_what_fetches_has_no_capability_and_sees_no_secret() -> None:
     fetch = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
     assert fetch["CapabilityBoundingSet"] == ()
     assert fetch["InaccessiblePaths"] == ["-/tmp", "-/var/tmp", "-/id"]
     assert fetch["ReadWritePaths"] == ("/s/oci-1",)
 
 
-def test_what_belongs_to_no_task_is_left_over_unless_it_is_spared() -> None:  # P9, F-06
+@pytest.mark.behaviour("F-06")
+def test_what_belongs_to_no_task_is_left_over_unless_it_is_spared() -> None:  # P9
     units = [unit_of(t) for t in ("known", "spared", "orphan")]
     roots = ["known", "spared", "old"]
 
     assert leftovers({"known"}, {"spared"}, units, roots) == ["old", "orphan"]
 
 
+@pytest.mark.behaviour("BUG-AG18")
 def test_the_root_of_a_task_is_read_only_and_the_docs_say_so() -> None:
-    """BUG-AG18: the docs told of a root that a task may write, and no task ever could."""
+    """The docs told of a root that a task may write, and no task ever could."""
     properties = unit_properties("web", a_spec(), "/r")
     page = (Path(__file__).parents[4] / "docs" / "task-lifecycle.md").read_text()
 
@@ -254,6 +264,7 @@ def test_the_root_of_a_task_is_read_only_and_the_docs_say_so() -> None:
     assert "The root is read-only for its task" in page
 
 
+@pytest.mark.behaviour("BUG-AG17")
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -266,18 +277,19 @@ def test_the_root_of_a_task_is_read_only_and_the_docs_say_so() -> None:
         ("", ""),
     ],
 )
-def test_what_a_program_complains_of_is_told_without_its_dress(line: str, said: str) -> None:
-    """BUG-AG17"""
+def test_an_error_of_a_program_is_reported_without_decoration(line: str, said: str) -> None:
     assert complaint(line) == said
 
 
-def test_complaints_of_who_fetches_do_not_go_where_its_answer_goes() -> None:
-    """BUG-AG17: a refused image was told as `exit-code`."""
+@pytest.mark.behaviour("BUG-AG17")
+def test_errors_of_a_fetch_are_not_mixed_with_its_answer() -> None:
+    """A refused image was told as `exit-code`."""
     unit = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
     assert (unit["StandardOutput"], unit["StandardError"]) == ("file", "journal")
 
 
-def test_a_task_has_shared_memory_of_its_own_within_its_memory() -> None:  # BUG-AG30
+@pytest.mark.behaviour("BUG-AG30")
+def test_a_task_has_shared_memory_of_its_own_within_its_memory() -> None:
     """`PrivateDevices` alone would bind the host's /dev/shm into every task."""
     spec = a_spec(limits=Limits(memory_max_bytes=64 << 20))
     properties = unit_properties("web-0", spec, "/root")
@@ -286,7 +298,8 @@ def test_a_task_has_shared_memory_of_its_own_within_its_memory() -> None:  # BUG
     assert mounts == [f"/dev/shm:mode=1777,nosuid,nodev,size={32 << 20},nr_inodes=8192"]
 
 
-def test_new_files_of_a_task_are_readable_by_others_unless_it_says_otherwise() -> None:  # BUG-AG35
+@pytest.mark.behaviour("BUG-AG35")
+def test_new_files_of_a_task_are_readable_by_others_unless_it_says_otherwise() -> None:
     """Other runtimes have 0022; keys of units that run stay as they were."""
     plain = a_spec()
     same, strict = replace(plain, umask="022"), replace(plain, umask="0077")
@@ -297,10 +310,11 @@ def test_new_files_of_a_task_are_readable_by_others_unless_it_says_otherwise() -
         msgspec.convert({"image": IMAGE, "umask": "0o9"}, TaskSpec)
 
 
+@pytest.mark.behaviour("BUG-AG35")
 @pytest.mark.parametrize("relaxations", [[], [Relaxation.RAW]])
 def test_limits_of_processes_are_those_of_the_specification(
     relaxations: list[Relaxation],
-) -> None:  # BUG-AG35
+) -> None:
     more = Ulimits(nofile=4096, nproc=64, memlock_bytes=1 << 20, stack_bytes=1 << 23, core_bytes=0)
     spec = a_spec(ulimits=more, relaxations=relaxations)
     unit = unit_properties("web", spec, "/r")
@@ -331,14 +345,16 @@ def test_a_session_of_pam_may_be_opened_by_default() -> None:
     assert limits == ["--rlimit=CORE=0:infinity", "--rlimit=NOFILE=4096:4096"]
 
 
-def test_an_owner_says_what_ends_above_the_memory_limit() -> None:  # BUG-AG33
+@pytest.mark.behaviour("BUG-AG33")
+def test_an_owner_says_what_ends_above_the_memory_limit() -> None:
     plain, process = a_spec(), a_spec(oom=OomPolicy.PROCESS)
     assert unit_properties("web", plain, "/r")["OOMPolicy"] == "kill"
     assert unit_properties("web", process, "/r")["OOMPolicy"] == "continue"
     assert key_of(process) != key_of(plain) == key_of(a_spec(oom=OomPolicy.TASK))
 
 
-def test_a_journald_that_dies_is_started_again_and_keeps_its_streams() -> None:  # BUG-AG40
+@pytest.mark.behaviour("BUG-AG40")
+def test_a_killed_journald_restarts_and_keeps_its_streams() -> None:
     """Debian's unit of a namespace has Restart=no; its end by itself is no failure."""
     places = {target: name for _, name, target in targets()}
     name = places["etc/systemd/system/systemd-journald@.service.d/twine.conf"]

@@ -31,8 +31,9 @@ def test_other_names_belong_to_no_task(name: str) -> None:
     assert read_name(name) is None
 
 
-def test_volumes_are_mounted_for_the_tasks_user_before_the_start_and_let_go_after_the_end() -> None:
-    """AG9: those of others are read only; the dynamic user stays what it is."""
+@pytest.mark.behaviour("AG9")
+def test_volumes_are_mounted_before_the_start_and_unmounted_after_the_end() -> None:
+    """Those of others are read only; the dynamic user stays what it is."""
     spec = a_spec(volumes={"data": DATA, "tmp": TMP, "cache": CACHE, "theirs": THEIRS})
     found = mount_properties("web", spec, "/state", "/root")
 
@@ -92,7 +93,7 @@ def test_a_limit_on_disk_changes_without_a_restart_and_the_rest_with_one() -> No
         ({"a": Volume(path="/a", source="db.data")}, "volumes.a.source"),
     ],
 )
-def test_what_cannot_be_had_is_named(volumes: dict[str, Volume], field: str) -> None:
+def test_missing_resources_are_named(volumes: dict[str, Volume], field: str) -> None:
     found = contradiction(volumes, 256 * MIB)
     assert found
     assert found[0] == field
@@ -100,8 +101,9 @@ def test_what_cannot_be_had_is_named(volumes: dict[str, Volume], field: str) -> 
     assert contradiction(good, 256 * MIB) is None
 
 
+@pytest.mark.behaviour("AG9")
 def test_limits_of_all_tasks_together_fit_on_the_disk() -> None:
-    """AG9: with the numbers; what this task had before does not count twice."""
+    """With the numbers; what this task had before does not count twice."""
     spec, other = a_spec(volumes={"data": DATA}), a_spec(volumes={"tmp": DATA})
     assert too_large("web", spec, {"db": other}, 128 * MIB) == ""
     assert too_large("web", spec, {"web": spec, "db": other}, 128 * MIB) == ""
@@ -116,7 +118,8 @@ def test_scratch_goes_once_it_is_not_named() -> None:
     assert unwanted_scratch(names, "web", None) == ["web.old", "web.tmp"]
 
 
+@pytest.mark.behaviour("AG9")
 def test_a_volume_of_another_task_is_not_opened_for_writing() -> None:
-    """AG9: under ProtectSystem=strict what is not named is read only."""
+    """Under ProtectSystem=strict what is not named is read only."""
     found = mount_properties("web", a_spec(volumes={"t": THEIRS}), "/s", "/root")
     assert "ReadWritePaths" not in found

@@ -23,10 +23,11 @@ def with_volumes(generation: int = 1, **fields: Any) -> Any:
     return a_spec(generation=generation, volumes={"data": DATA, "tmp": TMP}, **fields)
 
 
+@pytest.mark.behaviour("AG9")
 async def test_what_is_persistent_outlives_the_task_and_comes_back_with_it(
     host: FakeHost,
 ) -> None:
-    """AG9: and scratch is gone with it."""
+    """And scratch is gone with it."""
     async with host.agent() as client:
         await client.put_task("web", with_volumes())
         await running(client, "web")
@@ -44,8 +45,8 @@ async def test_what_is_persistent_outlives_the_task_and_comes_back_with_it(
         assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.behaviour("AG9")
 async def test_a_limit_changes_while_the_task_runs(host: FakeHost) -> None:
-    """AG9"""
     async with host.agent() as client:
         await client.put_task("web", with_volumes())
         before = (await running(client, "web")).invocation_id
@@ -67,8 +68,9 @@ async def test_a_scratch_volume_that_is_no_longer_asked_for_goes(host: FakeHost)
         assert (host.state / "volumes/local/web.data").exists()
 
 
+@pytest.mark.behaviour("AG9")
 async def test_snapshots_are_read_only_and_what_is_in_use_is_not_removed(host: FakeHost) -> None:
-    """AG9: on demand, listed with who has what."""
+    """On demand, listed with who has what."""
     async with host.agent() as client:
         await client.put_task("web", with_volumes())
         await running(client, "web")
@@ -97,8 +99,9 @@ async def test_snapshots_are_read_only_and_what_is_in_use_is_not_removed(host: F
         assert (await client.list_volumes()).volumes == []
 
 
+@pytest.mark.behaviour("AG9")
 async def test_a_shared_volume_waits_for_its_owner_and_is_read_only(host: FakeHost) -> None:
-    """AG9: the reason names what is missing."""
+    """The reason names what is missing."""
     shared = Volume(kind=VolumeKind.SHARED, path="/theirs", source="db.data")
     async with host.agent() as client:
         await client.put_task("web", a_spec(volumes={"theirs": shared}))
@@ -116,8 +119,9 @@ async def test_a_shared_volume_waits_for_its_owner_and_is_read_only(host: FakeHo
             await client.remove_volume("local", "db.data")
 
 
-async def test_a_limit_that_nobody_counts_is_refused_by_name(host: FakeHost) -> None:
-    """AG9: nothing of the task is taken; without the limit it runs."""
+@pytest.mark.behaviour("AG9")
+async def test_an_unknown_limit_is_refused_by_name(host: FakeHost) -> None:
+    """Nothing of the task is taken; without the limit it runs."""
     host.fake.btrfs.can_count = QuotaMode.OFF
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match=r"volumes\.data\.max_bytes needs quotas"):
@@ -139,10 +143,11 @@ async def test_what_does_not_fit_is_refused_with_the_numbers(host: FakeHost) -> 
             await client.put_task("web", a_spec(volumes=both))
 
 
+@pytest.mark.behaviour("AG9")
 async def test_a_volume_counts_until_its_task_is_removed_also_once_that_has_ended(
     host: FakeHost,
 ) -> None:
-    """AG9: what is in it is on the disk, and the task that is started again finds it."""
+    """What is in it is on the disk, and the task that is started again finds it."""
     disk_bytes, _ = host.fake.btrfs.free_bytes(host.state)
     most = {"tmp": Volume(path="/work", max_bytes=disk_bytes * 3 // 4)}
     once = RestartPolicy(when=RestartWhen.NEVER)
@@ -167,6 +172,7 @@ async def _accounts(client: AgentClient) -> dict[tuple[str, str], Account]:
     return {(a.kind, a.name): a for a in (await client.get_accounts()).accounts}
 
 
+@pytest.mark.behaviour("F-42")
 async def test_every_volume_is_accounted_for(host: FakeHost) -> None:
     """P9 F-42: what stays says for whom, what is nobody's is found, a missing one is told."""
     async with host.serving() as (services, client):

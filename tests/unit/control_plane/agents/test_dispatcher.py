@@ -132,9 +132,10 @@ class Bench:
             self.observations.observation(machine).images |= {IMAGE}
 
 
+@pytest.mark.behaviour("BUG-CP7")
 @scenario()
-async def test_a_start_that_is_not_wanted_any_more_after_the_image_came_is_dropped(w):
-    """BUG-CP7: the command is derived when it is sent, not when it was asked for."""
+async def test_an_unwanted_start_is_dropped_after_its_image_arrived(w):
+    """The command is derived when it is sent, not when it was asked for."""
     await w.set_up()
     for machine in w.region.machines.values():
         machine.behaviour.pull_s = 300.0
@@ -146,9 +147,10 @@ async def test_a_start_that_is_not_wanted_any_more_after_the_image_came_is_dropp
     assert [machine.starts for machine in w.region.machines.values()] == [[], [], []]
 
 
+@pytest.mark.behaviour("BUG-CP7")
 @scenario()
 async def test_a_task_that_moved_while_its_image_came_runs_once(w):
-    """BUG-CP7: its first machine is left while the image is still on its way there."""
+    """Its first machine is left while the image is still on its way there."""
     await w.set_up()
     for machine in w.region.machines.values():
         machine.behaviour.pull_s = 300.0
@@ -166,8 +168,9 @@ async def test_a_task_that_moved_while_its_image_came_runs_once(w):
     assert len(w.region.copies("web-0")) == 1
 
 
+@pytest.mark.behaviour("BUG-CP11", "F-53")
 def test_thirty_slow_agents_delay_no_other():
-    """BUG-CP11, F-53: a call that takes long gives its turn to others."""
+    """A call that takes long gives its turn to others."""
 
     async def main() -> float:
         slow, quick = [f"s{n}" for n in range(30)], [f"q{n}" for n in range(200)]
@@ -187,8 +190,9 @@ def test_thirty_slow_agents_delay_no_other():
     assert run(main()) <= 1.2  # 21 s when all share 64 slots
 
 
+@pytest.mark.behaviour("F-53")
 def test_commands_beyond_those_in_flight_follow_although_the_agent_is_slow():
-    """F-53: the fifth command of a machine that answers after 5 s waited for ever."""
+    """The fifth command of a machine that answers after 5 s waited for ever."""
 
     async def main() -> int:
         async with Bench().running(["m0"]) as bench:
@@ -202,8 +206,9 @@ def test_commands_beyond_those_in_flight_follow_although_the_agent_is_slow():
     assert run(main()) == 9
 
 
+@pytest.mark.behaviour("BUG-CP11", "F-54")
 def test_a_second_copy_is_removed_before_a_large_job_is_stopped():
-    """BUG-CP11: what must not run goes first; the rest by turns of their entitlements."""
+    """What must not run goes first; the rest by turns of their entitlements."""
 
     async def main() -> tuple[float, float, float]:
         machines = [f"m{n}" for n in range(40)]
@@ -244,7 +249,7 @@ def test_a_start_waits_for_no_image_of_another_task():
     assert all(600 <= done["m1", f"a-{n}"] < 602 for n in range(8))
 
 
-def test_a_pull_that_a_boot_interrupted_is_asked_for_again():
+def test_a_pull_interrupted_by_a_boot_is_requested_again():
     """Nobody tells of the end of a host without power: its call would be waited for in vain."""
 
     async def main() -> None:
@@ -267,8 +272,9 @@ def test_a_pull_that_a_boot_interrupted_is_asked_for_again():
     run(main())
 
 
-def test_a_pull_that_failed_is_not_cancelled_for_a_boot_that_is_heard_of_then():
-    """BUG-UX60: the dispatcher rescheduled a timeout that was left, and the process ended."""
+@pytest.mark.behaviour("BUG-UX60")
+def test_a_failed_pull_is_not_cancelled_by_a_later_boot():
+    """The dispatcher rescheduled a timeout that was left, and the process ended."""
 
     async def main() -> dict[tuple[str, str], float]:
         bench = Bench()
@@ -282,8 +288,9 @@ def test_a_pull_that_failed_is_not_cancelled_for_a_boot_that_is_heard_of_then():
     assert ("m1", "a-0") in run(main())
 
 
+@pytest.mark.behaviour("BUG-CP7")
 def test_a_stop_that_became_a_start_while_it_waited_stops_nothing():
-    """BUG-CP7: the rate limit is a wait, too."""
+    """The rate limit is a wait, too."""
 
     async def main() -> list[tuple[str, str]]:
         async with Bench().running(["m1"], destructive_burst=1, destructive_per_s=0.1) as bench:
@@ -300,8 +307,9 @@ def test_a_stop_that_became_a_start_while_it_waited_stops_nothing():
     assert run(main()) == [("m1", "a-0"), ("m1", "a-1")]
 
 
+@pytest.mark.behaviour("BUG-CP23")
 def test_what_waits_for_a_machine_that_is_gone_goes_with_it():
-    """BUG-CP23: pauses, lines and connections of machines that were removed stayed for ever."""
+    """Pauses, lines and connections of machines that were removed stayed for ever."""
 
     async def main() -> None:
         async with Bench().running(["m1", "m2"]) as bench:
@@ -321,8 +329,9 @@ def test_what_waits_for_a_machine_that_is_gone_goes_with_it():
     run(main())
 
 
-def test_a_failure_that_nobody_repeats_is_forgotten():
-    """BUG-CP23: a pause whose command is not wanted any more."""
+@pytest.mark.behaviour("BUG-CP23")
+def test_a_failure_that_does_not_repeat_is_forgotten():
+    """A pause whose command is not wanted any more."""
 
     async def main() -> None:
         async with Bench().running(["m1"]) as bench:

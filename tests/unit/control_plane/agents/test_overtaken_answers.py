@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from fake_agents import Region
 from virtual_time import RUNTIME, run
 
@@ -30,8 +31,9 @@ async def looking() -> AsyncIterator[Observations]:
         yield Observations(broker, RUNTIME)
 
 
+@pytest.mark.behaviour("F-48")
 def test_the_late_answer_to_a_start_does_not_hide_that_the_task_is_healthy() -> None:
-    """F-48: it stayed unlisted until something else happened to it."""
+    """It stayed unlisted until something else happened to it."""
 
     async def body() -> None:
         async with looking() as observations:
@@ -63,7 +65,7 @@ def test_an_answer_that_nothing_overtook_is_taken_in() -> None:
     run(body())
 
 
-def test_a_look_at_a_machine_that_nobody_asked_makes_nothing_of_it() -> None:
+def test_reading_an_idle_machine_concludes_nothing() -> None:
     """An index of a million machines kept as many blank observations."""
 
     async def body() -> None:

@@ -64,11 +64,11 @@ def test_another_boot_is_news():
     assert asyncio.run(main()) == "b2"
 
 
+@pytest.mark.behaviour("BUG-CP21", "F-53")
 @pytest.mark.parametrize(("alive", "kind"), [(True, Busy), (False, Unreachable)])
 def test_no_answer_in_time_means_something_else_on_a_host_that_lives(
     alive: bool, kind: type[TwineError]
 ):
-    """BUG-CP21 F-53."""
 
     async def ask(*_: object) -> Events:
         await asyncio.Event().wait()
@@ -79,8 +79,9 @@ def test_no_answer_in_time_means_something_else_on_a_host_that_lives(
     assert type(caught.value) is kind
 
 
+@pytest.mark.behaviour("BUG-CP21")
 def test_an_agent_that_takes_connections_and_says_nothing_is_busy():
-    """BUG-CP21: on real sockets; nobody listens: refused."""
+    """On real sockets; nobody listens: refused."""
 
     async def main() -> None:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Allocators that share a region, each with the entitlements of its shard (AL19)."""
+"""Allocators that share a region, each with the entitlements of its shard."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,6 +22,8 @@ from control_plane.store.bulk import put_all
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import ENTITLEMENTS, encode
 from wire.errors import Unprocessable
+
+pytestmark = pytest.mark.behaviour("AL19")
 
 GIB = 1 << 30
 DATACENTERS = ("dc1", "dc2")
@@ -79,8 +81,9 @@ def hosts(allocator: Allocator) -> set[str]:
     return {c.machine.name for claims in allocator.index.claims.values() for c in claims}
 
 
+@pytest.mark.behaviour("AL19", "AL11")
 @pytest.mark.parametrize("number", [2, 3])
-async def test_each_shard_places_its_own_jobs_on_machines_of_every_broker(number):  # AL19 AL11
+async def test_each_shard_places_its_own_jobs_on_machines_of_every_broker(number):
     async with shards(number, quota=4) as allocators, asyncio.TaskGroup() as group:
         for n, allocator in enumerate(allocators):
             for job in range(2):
@@ -93,7 +96,8 @@ async def test_each_shard_places_its_own_jobs_on_machines_of_every_broker(number
         assert {name.partition("-")[0] for name in of} == set(DATACENTERS)
 
 
-async def test_a_shard_knows_only_its_own_entitlements():  # AL19
+@pytest.mark.behaviour("AL19")
+async def test_a_shard_knows_only_its_own_entitlements():
     async with shards(2, quota=2) as (first, second):
         await first.place(a_job(2, "a", entitlement="front0", **WHOLE))
         with pytest.raises(Unprocessable, match="there is no entitlement 'front0'"):
@@ -101,7 +105,8 @@ async def test_a_shard_knows_only_its_own_entitlements():  # AL19
         assert "a" not in second.index.claims
 
 
-async def test_what_one_shard_gives_back_another_one_may_take():  # AL10 AL19 RB5
+@pytest.mark.behaviour("AL10", "AL19", "RB5")
+async def test_what_one_shard_gives_back_another_one_may_take():
     async with shards(2, quota=12) as (first, second):
         await first.place(a_job(12, "a", entitlement="front0", **WHOLE))
         assert len(hosts(first)) == 12
@@ -114,8 +119,9 @@ async def test_what_one_shard_gives_back_another_one_may_take():  # AL10 AL19 RB
         assert not made.unplaced, made.reasons
 
 
-async def test_shards_of_one_process_count_power_together():  # AL22
-    """BUG-AL33: each shard filled a budget on its own."""
+@pytest.mark.behaviour("AL22", "BUG-AL33")
+async def test_shards_of_one_process_count_power_together():
+    """Each shard filled a budget on its own."""
     power = PowerSettings(budgets_w={"dc1": 300, "dc2": 300}, overcommit=1.0)
     async with shards(2, 6, settings=SchedulerSettings(power=power)) as (first, second):
         one = await first.place(a_job(4, "a", entitlement="front0", **WHOLE))
@@ -129,8 +135,9 @@ async def test_shards_of_one_process_count_power_together():  # AL22
         assert not other.unplaced
 
 
-async def test_shards_of_one_process_keep_what_others_were_promised():  # CP7
-    """BUG-AL33: each shard summed up its own entitlements only."""
+@pytest.mark.behaviour("CP7", "BUG-AL33")
+async def test_shards_of_one_process_keep_what_others_were_promised():
+    """Each shard summed up its own entitlements only."""
     needs_db = EntitlementSpec(machines=2, machine_types=["db"])
     async with shards(2, 10, front1=needs_db) as (first, second):
         await first.place(a_job(10, "a", entitlement="front0", **WHOLE))
@@ -139,8 +146,9 @@ async def test_shards_of_one_process_keep_what_others_were_promised():  # CP7
         assert not other.unplaced
 
 
-async def test_shards_that_place_at_once_keep_what_a_third_was_promised():  # CP7
-    """BUG-AL33: what one shard takes counts for the others from the step in which it takes it."""
+@pytest.mark.behaviour("CP7", "BUG-AL33")
+async def test_shards_that_place_at_once_keep_what_a_third_was_promised():
+    """What one shard takes counts for the others from the step in which it takes it."""
     needs_db = EntitlementSpec(machines=1, machine_types=["db"])
     async with shards(3, 5, runtime=HastyRuntime(), front2=needs_db) as (first, second, third):
         made = await asyncio.gather(
@@ -157,8 +165,9 @@ async def test_shards_that_place_at_once_keep_what_a_third_was_promised():  # CP
         assert not other.unplaced
 
 
-async def test_a_shard_leaves_machines_to_what_waits_with_a_higher_priority_in_another():  # CP6
-    """BUG-AL33: each shard knew only its own queue."""
+@pytest.mark.behaviour("CP6", "BUG-AL33")
+async def test_a_shard_leaves_machines_to_what_waits_with_a_higher_priority_in_another():
+    """Each shard knew only its own queue."""
     urgent = EntitlementSpec(machines=12, priority=900)
     async with shards(2, 12, front1=urgent) as (first, second):
         await first.place(a_job(12, "a", entitlement="front0", **WHOLE))

@@ -86,18 +86,20 @@ def held(allocator: Allocator, pool: str = "front") -> list[MachineRecord]:
     return allocator.broker.held(pool)
 
 
+@pytest.mark.behaviour("CP3", "BUG-AL20")
 @pytest.mark.parametrize(
     ("jobs", "levels"), [(4, (Property.RACK,)), (8, (Property.ROW, Property.MSB))]
 )
-async def test_jobs_placed_at_once_never_hold_more_than_the_quota(jobs, levels):  # CP3
-    """BUG-AL20: each plan read the allowance when it began, and the commit did not read it."""
+async def test_jobs_placed_at_once_never_hold_more_than_the_quota(jobs, levels):
+    """Each plan read the allowance when it began, and the commit did not read it."""
     async with region(machines(100), {"front": EntitlementSpec(machines=10)}) as allocator:
         assert await place_all(allocator, jobs, 9, preferences=even(*levels)) == 10
         assert len(held(allocator)) == 10
 
 
-async def test_jobs_placed_at_once_keep_to_a_quota_per_type():  # MO6
-    """BUG-AL20: the same race for quotas per type."""
+@pytest.mark.behaviour("MO6", "BUG-AL20")
+async def test_jobs_placed_at_once_keep_to_a_quota_per_type():
+    """The same race for quotas per type."""
     granted = {"front": EntitlementSpec(machines=30, per_type={"web": 3, "db": 2})}
     async with region(machines(60, ("web", "db")), granted) as allocator:
         await place_all(allocator, 4, 4, preferences=even(Property.RACK))
@@ -105,16 +107,18 @@ async def test_jobs_placed_at_once_keep_to_a_quota_per_type():  # MO6
         assert kinds == {"web": 3, "db": 2}
 
 
-async def test_jobs_placed_at_once_keep_to_a_quota_in_rru():  # MO6
-    """BUG-AL20: the same race for quotas in RRU."""
+@pytest.mark.behaviour("MO6", "BUG-AL20")
+async def test_jobs_placed_at_once_keep_to_a_quota_in_rru():
+    """The same race for quotas in RRU."""
     granted = {"front": EntitlementSpec(machines=None, rru=20.0)}
     async with region(machines(60), granted) as allocator:
         await place_all(allocator, 4, 4, preferences=even(Property.RACK))
         assert len(held(allocator)) == 5
 
 
-async def test_jobs_placed_at_once_leave_others_what_they_were_promised():  # CP7
-    """BUG-AL20: the same race for machines that other entitlements were promised."""
+@pytest.mark.behaviour("CP7", "BUG-AL20")
+async def test_jobs_placed_at_once_leave_others_what_they_were_promised():
+    """The same race for machines that other entitlements were promised."""
     granted = {
         "front": EntitlementSpec(machines=20),
         "back": EntitlementSpec(machines=8, machine_types=["db"]),
@@ -125,7 +129,8 @@ async def test_jobs_placed_at_once_leave_others_what_they_were_promised():  # CP
         assert kinds == {"web": 10, "db": 2}
 
 
-async def test_jobs_placed_at_once_keep_to_a_budget_of_power():  # AL22
+@pytest.mark.behaviour("AL22")
+async def test_jobs_placed_at_once_keep_to_a_budget_of_power():
     granted = {"front": EntitlementSpec(machines=60)}
     bears = SchedulerSettings(
         power=PowerSettings(budgets_w={"dc1/msb0": 2_000, "dc1/msb1": 3_000}, overcommit=1.0)
@@ -144,8 +149,9 @@ async def test_jobs_placed_at_once_keep_to_a_budget_of_power():  # AL22
         assert Counter(r.location.msb for r in held(allocator)) == {"msb0": 2, "msb1": 3}
 
 
-async def test_machines_taken_ahead_of_tasks_count_against_the_quota():  # CP3
-    """BUG-AL20: moves for the sake of the spread took machines without a look at the quota."""
+@pytest.mark.behaviour("CP3", "BUG-AL20")
+async def test_machines_taken_ahead_of_tasks_count_against_the_quota():
+    """Moves for the sake of the spread took machines without a look at the quota."""
     async with region(machines(12), {"front": EntitlementSpec(machines=3)}) as allocator:
         await allocator.place(a_job(1, limits=WHOLE))
         free = [r.machine for r in held(allocator, "")]

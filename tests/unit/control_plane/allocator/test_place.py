@@ -55,7 +55,8 @@ def per_msb(made: Allocation) -> list[int]:
     return sorted(Counter(claim.machine.place.msb for claim in made.claims or ()).values())
 
 
-async def test_a_program_places_a_job_with_one_call():  # AL1 AL4 AL8 SC12
+@pytest.mark.behaviour("AL1", "AL4", "AL8", "SC12")
+async def test_a_program_places_a_job_with_one_call():
     async with allocator_of(machines(), FRONT) as allocator:
         made = await allocator.place(a_job(7))
         assert (per_msb(made), made.unplaced) == ([2, 2, 3], ())
@@ -80,7 +81,8 @@ async def test_a_plan_of_a_program_changes_nothing():
         assert (await allocator.plan(a_job(40))).reasons
 
 
-async def test_what_a_program_asks_for_keeps_to_quotas_promises_and_priorities():  # CP3 CP6 CP7
+@pytest.mark.behaviour("CP3", "CP6", "CP7")
+async def test_what_a_program_asks_for_keeps_to_quotas_promises_and_priorities():
     granted = {
         "front": EntitlementSpec(machines=1, priority=900),
         "back": EntitlementSpec(machines=6, priority=100),
@@ -94,7 +96,8 @@ async def test_what_a_program_asks_for_keeps_to_quotas_promises_and_priorities()
         assert "big" not in allocator.index.claims
 
 
-async def test_a_job_that_says_nothing_of_cpu_claims_the_default():  # AL21 BUG-CP15
+@pytest.mark.behaviour("AL21", "BUG-CP15")
+async def test_a_job_that_says_nothing_of_cpu_claims_the_default():
     async with allocator_of(machines(1, 1, memory_bytes=100 * GIB), FRONT) as allocator:
         made = await allocator.place(a_job(20, limits=Limits(memory_max_bytes=GIB)))
         assert len(made.unplaced) == 4  # 0.25 of 4 cores each
@@ -106,7 +109,8 @@ async def test_a_job_of_no_entitlement_is_refused():
             await allocator.place(a_job(1))
 
 
-async def test_tasks_leave_a_machine_that_takes_none_any_more():  # AL3
+@pytest.mark.behaviour("AL3")
+async def test_tasks_leave_a_machine_that_is_closed_for_tasks():
     async with allocator_of(machines(), FRONT) as allocator:
         made = await allocator.place(a_job(3))
         lost = next(iter(made.claims or ())).machine.name
@@ -116,7 +120,8 @@ async def test_tasks_leave_a_machine_that_takes_none_any_more():  # AL3
         assert len(after.claims or ()) == 3
 
 
-async def test_what_was_placed_is_there_after_a_restart(tmp_path):  # AL12
+@pytest.mark.behaviour("AL12")
+async def test_what_was_placed_is_there_after_a_restart(tmp_path):
     async with SqliteStore(tmp_path / "store") as store:
         records = ((prefix_of("dc1") + m.machine, encode(m)) for m in machines())
         await put_all(store, records)
@@ -131,15 +136,17 @@ async def test_what_was_placed_is_there_after_a_restart(tmp_path):  # AL12
         assert {claim.machine.pool for claim in claims} == {"front"}
 
 
-async def test_several_programs_tasks_place_at_once_and_nothing_is_promised_twice():  # AL11
+@pytest.mark.behaviour("AL11")
+async def test_several_programs_tasks_place_at_once_and_nothing_is_promised_twice():
     async with allocator_of(machines(4, 4), {"front": EntitlementSpec(machines=16)}) as allocator:
         made = await asyncio.gather(*(allocator.place(a_job(8, f"j{n}")) for n in range(10)))
         assert sum(len(each.claims or ()) for each in made) == 64
         assert all(m.free_cpu == 0 for m in allocator.index.machines.values())
 
 
+@pytest.mark.behaviour("BUG-AL30")
 async def test_jobs_of_one_entitlement_are_tried_again_in_the_order_in_which_they_came():
-    """BUG-AL30: they were tried again by name, so a job called zebra waited for ever."""
+    """They were tried again by name, so a job called zebra waited for ever."""
     async with allocator_of(machines(1, 1), {"front": EntitlementSpec(machines=1)}) as allocator:
         await allocator.place(a_job(4, "full"))
         for name in ("zebra", "ant", "mule"):
@@ -154,8 +161,9 @@ async def test_jobs_of_one_entitlement_are_tried_again_in_the_order_in_which_the
         assert allocator.waiting.take_due() == ["ant", "mule", "zebra"]
 
 
+@pytest.mark.behaviour("BUG-AL23")
 async def test_a_repair_of_the_spread_keeps_to_the_preferences_before_it():
-    """BUG-AL23: tasks moved to where the first preference did not want them, and back again."""
+    """Tasks moved to where the first preference did not want them, and back again."""
     listed = [
         MachineRecord(
             machine=f"{dc}-{msb}-{n}",

@@ -17,8 +17,9 @@ from control_plane.store.memory import MemoryStore
 from control_plane.store.records import ENTITLEMENTS, encode
 
 
-async def test_what_is_asked_after_an_event_is_known_but_for_the_jobs_that_it_hit():  # AL13 AL14
-    """SC9: every job asks after every event, as a region's schedulers do; a machine fails, one
+@pytest.mark.behaviour("AL13", "AL14", "SC9")
+async def test_what_is_asked_after_an_event_is_known_but_for_the_jobs_that_it_hit():
+    """Every job asks after every event, as a region's schedulers do; a machine fails, one
     comes back, a job grows, one ends.
     """
     region, jobs = machines(6, 20), 100
@@ -46,7 +47,8 @@ async def test_what_is_asked_after_an_event_is_known_but_for_the_jobs_that_it_hi
             assert all(len(allocator.index.claims[job]) == s.tasks for job, s in specs.items())
 
 
-async def test_a_thousand_jobs_of_36_tasks_are_placed_evenly():  # AL15
+@pytest.mark.behaviour("AL15")
+async def test_a_thousand_jobs_of_36_tasks_are_placed_evenly():
     """How fast, `tests/bench/placement.py` measures; this is that it can be done at all."""
     region = machines(12, 200, cpus=64, rru=64.0, memory_bytes=400 * GIB)
     async with allocator_of(region, {"front": EntitlementSpec(machines=2400)}) as allocator:
@@ -59,8 +61,9 @@ async def test_a_thousand_jobs_of_36_tasks_are_placed_evenly():  # AL15
         assert (counts.misses, counts.stored, counts.conflicts) == (1000, 1000, 0)
 
 
+@pytest.mark.behaviour("AL21")
 @pytest.mark.parametrize(("overcommit", "fit"), [(1.0, 16), (2.0, 32)])
-async def test_cpu_is_overcommitted_only_by_a_job_that_says_so(overcommit, fit):  # AL21
+async def test_cpu_is_overcommitted_only_by_a_job_that_says_so(overcommit, fit):
     """One that says nothing of CPU claims the default of a quarter of a core."""
     roomy = machines(1, 1, memory_bytes=100 * GIB)
     async with allocator_of(roomy, {"front": EntitlementSpec(machines=1)}) as allocator:
@@ -71,7 +74,8 @@ async def test_cpu_is_overcommitted_only_by_a_job_that_says_so(overcommit, fit):
         assert not (await allocator.place(silent)).claims
 
 
-async def test_more_is_placed_than_the_power_of_an_msb_would_bear():  # AL22
+@pytest.mark.behaviour("AL22")
+async def test_more_is_placed_than_the_power_of_an_msb_would_bear():
     """Each machine may draw 800 W and the MSB bears 2 kW: by default it is overcommitted."""
     region = machines(1, 4, power_w=800)
     bears = SchedulerSettings(power=PowerSettings(budgets_w={"dc1/msb1": 2000}))
@@ -86,7 +90,8 @@ async def test_more_is_placed_than_the_power_of_an_msb_would_bear():  # AL22
         assert not (await allocator.place(a_job(16))).unplaced
 
 
-async def test_budgets_of_power_hold_after_a_restart_and_free_up_with_their_job():  # AL12 AL22
+@pytest.mark.behaviour("AL12", "AL22")
+async def test_budgets_of_power_hold_after_a_restart_and_free_up_with_their_job():
     region = machines(1, 4, power_w=800)
     bears = SchedulerSettings(power=PowerSettings(budgets_w={"dc1": 1600}, overcommit=1.0))
     async with MemoryStore() as store:
@@ -103,7 +108,8 @@ async def test_budgets_of_power_hold_after_a_restart_and_free_up_with_their_job(
             assert [b.used_w for b in allocator.index.power_budgets()] == [800]
 
 
-async def test_the_allocator_counts_what_it_did_and_its_computing_time():  # AL24
+@pytest.mark.behaviour("AL24")
+async def test_the_allocator_counts_what_it_did_and_its_computing_time():
     async with allocator_of(machines(), {"front": EntitlementSpec(machines=6)}) as allocator:
         counts = allocator.allocations.counts
         assert (counts.misses, counts.cpu_s) == (0, 0.0)

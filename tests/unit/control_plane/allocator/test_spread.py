@@ -1,8 +1,9 @@
-"""Which tasks stand unevenly, and where they would go: one plan for all of them (BUG-CP20)."""
+"""Which tasks stand unevenly, and where they would go: one plan for all of them."""
 
 import random
 from collections import Counter
 
+import pytest
 from regions import POOL, TASK, a_region, a_request, add, allocate, where
 
 from control_plane.allocator.core import spread
@@ -12,6 +13,8 @@ from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Request
 from control_plane.allocator.core.weighted_spread import OVER_MSBS, Even
 from control_plane.api.policy import Preference, Property, Strategy
+
+pytestmark = pytest.mark.behaviour("BUG-CP20")
 
 NONE = Allowance(machines=0)
 
@@ -37,8 +40,9 @@ def uneven_after_a_failure() -> RegionIndex:
     return index
 
 
+@pytest.mark.behaviour("BUG-CP20")
 def test_tasks_that_fled_into_one_msb_have_moves_back():
-    """BUG-CP20: nothing repaired spread after a failure."""
+    """Nothing repaired spread after a failure."""
     index = uneven_after_a_failure()
     found = repairs(index, a_request(6))
     assert Counter(move.to_bin for move in found) == {"dc1/msb2": 2, "dc1/msb3": 2}
@@ -60,7 +64,7 @@ def test_no_move_gains_less_than_one_task_of_spread():
     assert repairs(index, a_request(3)) == ()
 
 
-def test_where_no_move_may_gain_none_is_found_whatever_room_there_is():
+def test_without_a_possible_gain_no_move_is_found():
     """The answer without a plan agrees with the plans, over regions at random."""
     told = Counter[bool]()
     for seed in range(60):
@@ -92,8 +96,9 @@ def test_where_the_emptier_bin_is_full_nothing_moves():
     assert repairs(index, a_request(4)) == ()
 
 
+@pytest.mark.behaviour("BUG-CP20")
 def test_tasks_on_one_machine_part_within_their_msb():
-    """BUG-CP20: five of six tasks stood on one machine, and stayed there."""
+    """Five of six tasks stood on one machine, and stayed there."""
     index = a_region(msbs=1, machines=2)
     index.block("dc1-msb1-1", "is down")
     allocate(index, a_request(4))
@@ -102,8 +107,9 @@ def test_tasks_on_one_machine_part_within_their_msb():
     assert [move.target.machine for move in found] == ["dc1-msb1-1"] * 2
 
 
+@pytest.mark.behaviour("BUG-CP20")
 def test_a_scale_down_takes_from_the_fullest_domain():
-    """BUG-CP20: it took the highest indexes, wherever they stood."""
+    """It took the highest indexes, wherever they stood."""
     index = a_region(msbs=2, machines=2)
     for name in ("dc1-msb2-0", "dc1-msb2-1"):
         index.block(name, "is down")
@@ -118,8 +124,9 @@ def test_a_scale_down_takes_from_the_fullest_domain():
     assert sorted(spread.fullest_first(claims, OVER_MSBS, 99)) == list(range(6))
 
 
+@pytest.mark.behaviour("AS3")
 def test_a_smaller_size_empties_machines_one_after_the_other():
-    """AS3: of the fullest bin the machine goes first that is nearest to being empty of all jobs."""
+    """Of the fullest bin the machine goes first that is nearest to being empty of all jobs."""
     index = a_region(msbs=2, machines=3)
     allocate(index, a_request(12))
     allocate(index, a_request(1, "other"))
@@ -180,8 +187,9 @@ def test_unevenness_includes_bins_without_tasks():
     assert found == spread.Unevenness(Property.MSB, "dc1/msb1", 3, "dc1/msb2", 0)
 
 
+@pytest.mark.behaviour("BUG-CP10")
 def test_all_tasks_that_move_find_their_targets_in_one_plan():
-    """BUG-CP10: a target search per moved task is quadratic; all of them are one plan."""
+    """A target search per moved task is quadratic; all of them are one plan."""
     index = a_region(msbs=4, machines=50)
     allocate(index, a_request(400))
     leaving = frozenset(name for name in index.machines if name.startswith("dc1-msb1-"))

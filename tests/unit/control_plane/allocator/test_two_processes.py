@@ -19,6 +19,8 @@ from control_plane.store.memory import MemoryStore
 from control_plane.store.outcomes import OUTCOMES, Slots, WriteAttempt
 from wire.errors import Conflict
 
+pytestmark = pytest.mark.behaviour("RB9")
+
 
 class Lossy:
     """Loses one write with several keys on its way, and has no answer to it."""
@@ -45,9 +47,10 @@ class Lossy:
         return await self._inner.txn(compare, operations)
 
 
+@pytest.mark.behaviour("BUG-AL32")
 @pytest.mark.parametrize("writers", [("one", "two"), ("", "")])
 async def test_a_lost_write_is_not_taken_for_made_because_another_process_made_one(writers):
-    """BUG-AL32: slots were named by table, so another writer's slot said "made"."""
+    """Slots were named by table, so another writer's slot said "made"."""
     async with MemoryStore() as store:
         await stocked(store, machines(4), {})
         lossy = Lossy(store)
@@ -77,8 +80,9 @@ async def test_a_lost_write_is_not_taken_for_made_because_another_process_made_o
         assert b'"a"' not in record.value
 
 
+@pytest.mark.behaviour("BUG-AL32")
 async def test_a_slot_that_another_writer_moved_is_read_again():
-    """BUG-AL32: each later attempt was refused for the sake of a revision that was over."""
+    """Each later attempt was refused for the sake of a revision that was over."""
     async with MemoryStore() as store:
         one, other = Slots(store, "same"), Slots(store, "same")
         both = [Put("a", b""), Put("b", b"")]

@@ -16,8 +16,9 @@ from control_plane.portal.core.grants import Shares
 KIND = ("small", "dc1", 4_000_000)
 
 
+@pytest.mark.behaviour("CP7")
 def test_a_pool_may_take_the_last_machine_that_is_promised_to_no_other():
-    """CP7: with none left the ledger is as true as before; with one too many it is not."""
+    """With none left the ledger is as true as before; with one too many it is not."""
     ledger = Ledger(Shares(groups={}, flows={}, rest={KIND: 2}))
     for left in (1, 0):
         ledger.follow({("e1", KIND): 1, (FREE, KIND): -1})

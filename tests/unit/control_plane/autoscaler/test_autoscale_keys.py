@@ -35,17 +35,19 @@ def test_a_good_policy_is_taken_with_its_defaults() -> None:
     assert spec.autoscale == Autoscale(minimum=2, maximum=40, target=0.6, mode=AutoscaleMode.APPLY)
 
 
+@pytest.mark.behaviour("AS9")
 @pytest.mark.parametrize("key", ["overrides", "task_overrides", "task_ids", "task_indexes"])
 def test_a_job_that_follows_its_load_has_tasks_that_are_alike(key: str) -> None:
-    """AS9: settings of single tasks are refused, with a pointer to shards: any task may go."""
+    """Settings of single tasks are refused, with a pointer to shards: any task may go."""
     found = job_errors({**JOB, "autoscale": GOOD, key: {"0": {}}})
     (reason,) = [error.reason for error in found if error.field == key]
     assert "tasks of a job are alike" in reason
     assert "twinectl job shards" in reason
 
 
+@pytest.mark.behaviour("AS1")
 def test_network_is_a_signal_of_private_networks_alone() -> None:
-    """AS1: bytes a second, by the agents."""
+    """Bytes a second, by the agents."""
     policy = {**GOOD, "signal": "network", "target": 5e6}
     assert errors(policy) == [
         'autoscale.signal: network needs network.mode = "private": '
@@ -95,6 +97,7 @@ def test_a_query_is_needed_where_it_is_the_signal() -> None:
 LATENCY: dict[str, Any] = {"query": "histogram_quantile(0.95, x)", "limit_s": 0.3}
 
 
+@pytest.mark.behaviour("AS1")
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
@@ -111,7 +114,7 @@ LATENCY: dict[str, Any] = {"query": "histogram_quantile(0.95, x)", "limit_s": 0.
     ],
 )
 def test_a_latency_is_a_target_of_requests(changes: dict[str, Any], wrong: list[str]) -> None:
-    """AS1: the load of a task may be left out only where it is learnt from latency."""
+    """The load of a task may be left out only where it is learnt from latency."""
     policy = {"minimum": 2, "maximum": 40, "signal": "query", "query": "sum(x)", "latency": LATENCY}
     found = errors({**policy, **changes})
     assert len(found) == len(wrong)

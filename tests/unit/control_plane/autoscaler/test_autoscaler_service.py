@@ -9,11 +9,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from virtual_time import EPOCH_S, clock, run
 
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal
 from control_plane.api.intents import StoredIntent
+from control_plane.api.jobs import JobBrief, JobBriefs, JobStatus
 from control_plane.autoscaler import kept
+from control_plane.autoscaler.core.observing import LoadReading
 from control_plane.autoscaler.service import Autoscaler
 from control_plane.autoscaler.signals import TaskUsageSource
 from control_plane.autoscaler.sizes import SizeIntents
@@ -21,7 +24,7 @@ from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
 from tests.unit.control_plane.autoscaler.model_region import MSBS, Killed, ModelRegion
 from tests.unit.control_plane.autoscaler.sizing_builders import a_policy
-from wire.errors import NotFound
+from wire.errors import Busy, NotFound
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
@@ -67,8 +70,8 @@ def course(
     run(main())
 
 
+@pytest.mark.behaviour("AS1", "AS4")
 def test_the_size_follows_two_days_of_load_and_no_minute_is_short() -> None:
-    """AS1, AS4."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         short: list[float] = []
@@ -91,8 +94,9 @@ def test_the_size_follows_two_days_of_load_and_no_minute_is_short() -> None:
     course(body)
 
 
+@pytest.mark.behaviour("AS1")
 def test_the_size_follows_the_bytes_of_the_network() -> None:
-    """AS1: 30 cores are 30 MB a second in the model, and a task is to have one of them."""
+    """30 cores are 30 MB a second in the model, and a task is to have one of them."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 6 * HOUR_S)
@@ -130,9 +134,10 @@ def test_it_only_recommends_unless_it_is_to_apply() -> None:
     )
 
 
+@pytest.mark.behaviour("AS1")
 @pytest.mark.parametrize("trouble", ["front end", "agents"])
 def test_silence_holds_the_size_and_says_so(trouble: str) -> None:
-    """AS1: front end or agents away: the size is held, and never reduced on silence."""
+    """Front end or agents away: the size is held, and never reduced on silence."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 2 * HOUR_S)
@@ -157,8 +162,9 @@ def test_silence_holds_the_size_and_says_so(trouble: str) -> None:
     course(body)
 
 
+@pytest.mark.behaviour("AS1")
 def test_the_size_allows_for_the_loss_of_an_msb() -> None:
-    """AS1: never below what the loss of an MSB needs."""
+    """Never below what the loss of an MSB needs."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 6 * HOUR_S)
@@ -170,8 +176,9 @@ def test_the_size_allows_for_the_loss_of_an_msb() -> None:
     course(body, lambda _: 30.0, policy=a_policy(headroom=Headroom.MSB, minimum=4, maximum=200))
 
 
+@pytest.mark.behaviour("AS1")
 def test_two_instances_at_once_keep_the_speed_limit() -> None:
-    """AS1: two at once: each has a store of its own, as after a mistake of an operator."""
+    """Two at once: each has a store of its own, as after a mistake of an operator."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         async with MemoryStore() as second:
@@ -204,8 +211,9 @@ def test_what_was_learnt_survives_a_restart() -> None:
     course(body)
 
 
+@pytest.mark.behaviour("AS1")
 def test_a_kill_at_any_step_harms_nothing() -> None:
-    """AS1: killed at each call in turn, and started again on the same store."""
+    """Killed at each call in turn, and started again on the same store."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
         await lasts(autoscaler, HOUR_S)
@@ -314,5 +322,96 @@ def test_a_simulation_compares_policies_on_the_jobs_own_history() -> None:
         assert region.record.spec.tasks == before
         with pytest.raises(NotFound, match="job 'nope' is not autoscaled"):
             await autoscaler.simulation("nope", eager)
+
+    course(body)
+
+
+class OneAway(ModelRegion):
+    """A region with a second job, whose shard may be away."""
+
+    async def list_job_briefs(self) -> JobBriefs:
+        briefs = await super().list_job_briefs()
+        return JobBriefs(jobs=[*briefs.jobs, replace(briefs.jobs[0], name="away")])
+
+    async def get_job(self, name: str) -> JobStatus:
+        if name == "away":
+            raise Busy("shard 2 is away")
+        return await super().get_job(name)
+
+
+@pytest.mark.behaviour("BUG-CP70")
+def test_a_shard_that_is_away_holds_the_sizes_of_its_jobs_only() -> None:
+    """No size of any job was changed until the shard was back."""
+
+    async def main() -> None:
+        region = OneAway(a_policy(minimum=4, maximum=200), 60, diurnal)
+        async with MemoryStore() as store:
+            autoscaler = autoscaler_of(region, store)
+            await lasts(autoscaler, 3 * HOUR_S)
+            assert autoscaler.views().failing == (
+                "could not read 1 jobs, such as away: shard 2 is away"
+            )
+            assert [view.job for view in autoscaler.views().sizings] == ["web"]
+            assert autoscaler.counts["failed rounds"] == 0
+            assert region.sizes
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP70")
+def test_a_job_that_cannot_be_read_for_weeks_keeps_its_history() -> None:
+    """And it is shown as it was."""
+
+    async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
+        await lasts(autoscaler, HOUR_S)
+        region.get_job = _away  # type: ignore[method-assign]
+        mode = AutoscaleMode.APPLY
+        briefs = JobBrief(name="web", entitlement="front", tasks=60, healthy=60, autoscale=mode)
+
+        async def listed() -> JobBriefs:
+            region.looks += 1
+            return JobBriefs(jobs=[replace(briefs, revision=region.looks)])
+
+        region.list_job_briefs = listed  # type: ignore[method-assign]
+        await lasts(autoscaler, 8 * DAY_S)
+        assert [view.job for view in autoscaler.views().sizings] == ["web"]
+        assert "web" in await kept.load(store)
+
+    course(body)
+
+
+async def _away(_: str) -> JobStatus:
+    raise Busy("shard 2 is away")
+
+
+class Late(TaskUsageSource):
+    """A source that knows the past, and answers from a time on."""
+
+    def __init__(self, from_s: float, region: ModelRegion) -> None:
+        super().__init__(SteppedRuntime(clock, seed=0), region.describe_task)
+        self.from_s = from_s
+
+    async def past(self, status: JobStatus, policy: Autoscale) -> list[tuple[float, float]] | None:
+        now = self.runtime.date()
+        if now - EPOCH_S < self.from_s:
+            return None
+        return [(now - 3600.0 * hours, 20.0) for hours in range(48, 0, -1)]
+
+    async def measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
+        if self.runtime.date() - EPOCH_S < self.from_s:
+            return LoadReading(missing="it is down")
+        return LoadReading(load=20.0, at=self.runtime.date())
+
+
+@pytest.mark.behaviour("BUG-CP71")
+def test_the_past_is_read_once_its_source_answers() -> None:
+    """A server that was down at the first look left the job without its history."""
+
+    async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
+        autoscaler._sources[LoadSignal.CPU] = Late(HOUR_S, region)
+        await lasts(autoscaler, 2 * HOUR_S)
+        assert autoscaler.view("web").history_from == pytest.approx(
+            EPOCH_S + HOUR_S - 2 * DAY_S, abs=HOUR_S
+        )
 
     course(body)

@@ -1,4 +1,4 @@
-"""AS1: a job without a history grows before a fast rise is there: the elastic demo's, no VM needed.
+"""A job without a history grows before a fast rise is there: the elastic demo's, no VM needed.
 
 The demo's policy, its requests (7 steps of 40 s) and its tasks, which answer two requests in a
 second one after the other; the proxy gives each the same share. A rate is of the last 20 s.
@@ -18,6 +18,8 @@ from control_plane.autoscaler.core import recommendation
 from control_plane.autoscaler.core.recommendation import JobSizing
 from control_plane.autoscaler.core.ways import LEARNT_S
 from tests.unit.control_plane.autoscaler.sizing_builders import NOON, a_policy, seen
+
+pytestmark = pytest.mark.behaviour("AS1")
 
 POLICY = msgspec.convert(
     tomllib.loads((demo.FILES / "web.toml").read_text())["autoscale"], Autoscale
@@ -47,7 +49,7 @@ def slowest(start_s: int) -> float:
 
 
 @pytest.mark.parametrize("start_s", [20, 60, 90])
-def test_a_rise_that_no_history_knows_is_met(start_s: int) -> None:
+def test_a_rise_without_history_is_covered(start_s: int) -> None:
     """Half of the demo's limit of 5 s, with tasks that take up to 90 s to serve."""
     assert slowest(start_s) < demo.LATENCY_LIMIT_S / 2
 

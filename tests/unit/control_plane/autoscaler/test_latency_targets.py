@@ -1,4 +1,4 @@
-"""AS1: a size by latency: the load that a task carries is learnt from the job's own history."""
+"""A size by latency: the load that a task carries is learnt from the job's own history."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from control_plane.autoscaler.core.recommendation import SETTLE_S, STALE_S, JobS
 from control_plane.autoscaler.kept import KeptJob
 from control_plane.store.memory import MemoryStore
 from tests.unit.control_plane.autoscaler.sizing_builders import NOON, a_policy, seen
+
+pytestmark = pytest.mark.behaviour("AS1")
 
 DAY, START = 1440, 5
 """Minutes; a new task serves after `START`."""
@@ -203,8 +205,9 @@ def test_no_requests_have_no_latency_and_that_is_no_trouble() -> None:
     assert found.tasks < 20
 
 
+@pytest.mark.behaviour("AS10")
 def test_nothing_is_learnt_while_tasks_are_replaced() -> None:
-    """AS10: caches fill, and answers take long; that is not load."""
+    """Caches fill, and answers take long; that is not load."""
     sizing = JobSizing()
     for minute in range(60):
         at = NOON + minute * 60.0

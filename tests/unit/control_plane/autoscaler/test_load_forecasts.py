@@ -37,8 +37,8 @@ def test_without_history_the_last_load_is_all_there_is() -> None:
     assert (trend, days, weeks) == (None, None, None)
 
 
+@pytest.mark.behaviour("AS2")
 def test_a_rise_is_seen_ahead_from_former_days() -> None:
-    """AS2."""
     history, state = learned(diurnal, 14 + 0.25, slots=12)
     found = forecast(history, state, 12)
     assert found is not None
@@ -72,6 +72,7 @@ def test_the_wanted_share_of_forecasts_holds() -> None:
         assert held == pytest.approx(quantile, abs=0.03)
 
 
+@pytest.mark.behaviour("AS5")
 def test_a_level_that_changed_is_followed_though_the_history_says_otherwise() -> None:
     """The sudden week (AS5)."""
     history, state = learned(lambda at: diurnal(at) * (1.8 if at > START + 16 * DAY_S else 1), 16.5)

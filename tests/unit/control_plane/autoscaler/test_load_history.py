@@ -45,7 +45,7 @@ def test_zero_is_a_load_and_missing_is_none() -> None:
     assert value_of(code_of(1e300)) == pytest.approx(1e15, rel=1e-3)
 
 
-def test_a_stored_history_goes_on_where_it_ended() -> None:
+def test_a_stored_history_continues_where_it_ended() -> None:
     history, other = filled(5), filled(5)
     other = LoadHistory.from_bytes(other.to_bytes())
     for each in (history, other):
@@ -111,3 +111,26 @@ def test_its_points_are_half_hours_and_then_slots() -> None:
     assert times == sorted(times)
     assert len(times) == 864 + 7 * 48
     assert times[0] == START
+
+
+@pytest.mark.behaviour("BUG-CP68")
+def test_a_clock_that_was_set_back_drops_what_was_stored_for_later() -> None:
+    """Points of before were dropped until that time came, for days or years."""
+    history, now = filled(10), START + 10 * DAY_S
+    for late in (2 * DAY_S, 400 * DAY_S):
+        history.add(now + late, 7.0)
+        assert not history.go_back(now + late - 3000)
+        assert history.go_back(now)
+        history.add(now, 6.0)
+        assert history.mean(int(now // 300)) == pytest.approx(6.0, rel=1e-3)
+        assert history.points()[-1] == (now, pytest.approx(6.0, rel=1e-3))
+        assert history.day_peak(int((now + late) // DAY_S)) is None
+
+
+@pytest.mark.behaviour("BUG-CP69")
+def test_the_largest_numbers_are_stored() -> None:
+    """Their sum was infinite, and ended the autoscaler."""
+    history = LoadHistory()
+    for second in range(3):
+        history.add(START + second, 1.7e308)
+    assert history.mean(int(START // 300)) == pytest.approx(1e15, rel=1e-3)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from virtual_time import run
 
 from control_plane.api.jobs import (
     Endpoint,
@@ -92,8 +94,9 @@ async def outcome(model: ModelService, wish: LoadTestWish = WISH) -> LoadTest:
     return tester.find("web")
 
 
+@pytest.mark.behaviour("AS1")
 async def test_the_capacity_of_a_task_is_found_with_the_requests_that_there_are() -> None:
-    """AS1: what a task carries is measured: more and more of the requests, up to a limit."""
+    """What a task carries is measured: more and more of the requests, up to a limit."""
     model = ModelService()
     found = await outcome(model)
     assert found.state is LoadTestState.DONE
@@ -159,6 +162,45 @@ async def test_only_a_job_at_rest_is_tested_and_once_at_a_time() -> None:
     assert model.weights[-1:] == [{}]
     with pytest.raises(Unprocessable, match="no Prometheus"):
         await LoadTester(Runtime(), model, None).begin("web", WISH)
+
+
+@pytest.mark.behaviour("BUG-CP72")
+async def test_of_two_tests_that_begin_at_once_one_is_refused() -> None:
+    """Both ran, and the end of one hid the other."""
+    model = ModelService()
+    tester = LoadTester(Runtime(), model, model)  # type: ignore[arg-type]
+    slow = LoadTestWish(**_fields(step_s=3600.0))
+    found = await asyncio.gather(
+        *(tester.begin("web", slow) for _ in range(2)), return_exceptions=True
+    )
+    assert [type(one) for one in found] == [LoadTest, Conflict]
+    await tester.close()
+
+
+@pytest.mark.behaviour("BUG-CP86")
+def test_weights_end_within_two_minutes_of_the_process() -> None:
+    """They lasted for twice the step, ten minutes and more with a long one."""
+
+    async def main() -> None:
+        model, loop = ModelService(), asyncio.get_running_loop()
+        put = model.put_weights
+        ends = list[tuple[float, float]]()
+
+        async def noted(job: str, weights: EndpointWeights) -> Endpoints:
+            if weights.weights:
+                ends.append((loop.time(), loop.time() + weights.for_s))
+            return await put(job, weights)
+
+        model.put_weights = noted  # type: ignore[method-assign]
+        tester = LoadTester(Runtime(), model, model)  # type: ignore[arg-type]
+        await tester.begin("web", LoadTestWish(**_fields(step_s=600.0)))
+        await asyncio.sleep(1500)
+        await tester.close()
+        assert max(end - at for at, end in ends) <= 120.0
+        assert all(after[0] < before[1] for before, after in pairwise(ends)), "no gap"
+        assert ends[-1][0] > 1400.0
+
+    run(main())
 
 
 def test_weights_are_what_proxies_take() -> None:

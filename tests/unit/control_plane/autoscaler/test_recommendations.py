@@ -17,6 +17,7 @@ from control_plane.autoscaler.core.recommendation import (
     horizon_s,
     recommend,
 )
+from control_plane.autoscaler.core.replay import simulate
 from control_plane.autoscaler.core.sizing import bounds_at, needed, surviving, tasks_for
 from tests.unit.control_plane.autoscaler.sizing_builders import NOON, a_policy, seen
 
@@ -33,8 +34,8 @@ def test_sizes_are_rounded_up_but_not_for_a_millionth() -> None:
     assert [tasks_for(load, 1.0) for load in (0.0, 0.1, 4.0, 4.0000001, 4.01)] == [0, 1, 4, 4, 5]
 
 
+@pytest.mark.behaviour("AS1")
 def test_the_size_carries_the_load_at_the_target() -> None:
-    """AS1."""
     found = of(12.5)  # at 50 % of 2 cores a task
     assert found.tasks == 13
     assert "load 12.5 cores" in found.reason
@@ -82,6 +83,7 @@ def test_a_schedule_raises_the_minimum_at_its_time() -> None:
     assert bounds_at(policy, NOON + 86_400)[:2] == (2, 100)
 
 
+@pytest.mark.behaviour("AS1")
 @pytest.mark.parametrize(
     ("days", "dates", "applies"),
     [
@@ -96,12 +98,12 @@ def test_a_schedule_raises_the_minimum_at_its_time() -> None:
 def test_a_schedule_knows_days_of_the_year(
     days: list[Weekday], dates: list[str], applies: bool
 ) -> None:
-    """AS1: holidays that the owner writes; it is Friday, 4 October 2024."""
+    """Holidays that the owner writes; it is Friday, 4 October 2024."""
     entry = ScheduledBounds(days=days, dates=dates, start="11:00", end="13:00", minimum=40)
     assert bounds_at(a_policy(schedule=[entry]), NOON)[0] == (40 if applies else 2)
 
 
-def test_a_schedule_goes_on_over_midnight() -> None:
+def test_a_schedule_continues_past_midnight() -> None:
     entry = ScheduledBounds(days=[Weekday.FRI], start="22:00", end="02:00", maximum=5)
     policy = a_policy(schedule=[entry])
     friday = NOON - 43_200
@@ -134,7 +136,7 @@ def test_a_stale_measurement_is_none() -> None:
     )
 
 
-def test_nothing_is_taken_while_an_update_goes_on() -> None:
+def test_nothing_is_taken_during_an_update() -> None:
     found = of(5.0, tasks=30, pushing="an update to version 4 goes on")
     assert found.tasks == 30
     assert found.reason.endswith("kept at 30: not reduced: an update to version 4 goes on")
@@ -152,8 +154,9 @@ def test_nothing_is_taken_while_tasks_are_not_healthy() -> None:
     assert of(5.0, tasks=30, healthy=28).held == "not reduced: 28 of 30 tasks are healthy"
 
 
+@pytest.mark.behaviour("AS1")
 def test_what_was_added_is_taken_back_while_it_starts() -> None:
-    """AS1: a burst that is over. Tasks that serve stay, and as many as there were before it."""
+    """A burst that is over. Tasks that serve stay, and as many as there were before it."""
     policy, sizing = a_policy(**FREE), JobSizing()
     sizing.advance(policy, seen(10.0, 10))
     sizing.advance(policy, seen(30.0, 30, at=NOON + 60, healthy=10))
@@ -201,17 +204,19 @@ def test_a_minimum_wins_over_the_speed_limit() -> None:
     assert of(10.0, tasks=1, policy=a_policy(minimum=30)).tasks == 30
 
 
+@pytest.mark.behaviour("AS1")
 def test_a_mad_forecast_is_held_by_the_limits() -> None:
-    """AS1: a forecast gone mad is held by speed limit and maximum."""
+    """A forecast gone mad is held by speed limit and maximum."""
     for load in (1e30, math.inf, math.nan):
         mad = Forecast(load=load, expected=load)
         assert recommend(a_policy(), seen(10.0), 10.0, mad, SizingState()).tasks <= 20
 
 
+@pytest.mark.behaviour("AS1")
 @pytest.mark.parametrize("step_s", [-86_400.0, -3600.0, -90.0, 90.0, 3600.0, 86_400.0])
 @pytest.mark.parametrize("whose", ["autoscaler", "server"])
 def test_a_clock_that_steps_takes_no_task_and_adds_few(step_s: float, whose: str) -> None:
-    """AS1: clock steps of the autoscaler's host, or of the server's; an hour later all is well."""
+    """Clock steps of the autoscaler's host, or of the server's; an hour later all is well."""
     policy, sizing = a_policy(headroom=Headroom.NONE), JobSizing()
     tasks = 10
     for minute in range(120):
@@ -224,8 +229,9 @@ def test_a_clock_that_steps_takes_no_task_and_adds_few(step_s: float, whose: str
     assert tasks <= 11 or whose == "server"
 
 
+@pytest.mark.behaviour("AS1", "AS2")
 def test_gaps_in_what_is_measured_take_no_task() -> None:
-    """AS1, AS2: with half of the points missing the size follows all the same, and never falls."""
+    """With half of the points missing the size follows all the same, and never falls."""
     policy, sizing = a_policy(**FREE), JobSizing()
     sizes = []
     for minute in range(180):
@@ -237,8 +243,8 @@ def test_gaps_in_what_is_measured_take_no_task() -> None:
     assert max(sizes) <= 13
 
 
+@pytest.mark.behaviour("AS10")
 def test_cpu_spikes_of_an_update_are_not_load() -> None:
-    """AS10."""
     policy, sizing = a_policy(**FREE), JobSizing()
     for minute in range(30):
         sizing.advance(policy, seen(10.0, at=NOON + 60 * minute))
@@ -273,3 +279,37 @@ def test_the_first_evaluations_forecast_from_the_present_load() -> None:
     found = JobSizing().advance(a_policy(**FREE), seen(10.0))
     assert found.forecast is not None
     assert found.forecast.by == {"last": 0.5, "mean": 0.5}
+
+
+@pytest.mark.behaviour("BUG-CP68")
+def test_a_forecast_ends_when_the_clock_is_set_back() -> None:
+    """The forecast of the later date was followed for as long as the clock had gone."""
+    policy, sizing = a_policy(**FREE), JobSizing()
+    for minute in range(60):
+        sizing.advance(policy, seen(50.0, 60, at=NOON + 60.0 * minute))
+    back = NOON - 86_400.0
+    for minute in range(40):
+        found = sizing.advance(policy, seen(10.0, 60, at=back + 60.0 * minute))
+    assert found.wanted <= 12
+    assert sizing.state.predicted_for > back + 1800.0
+
+
+@pytest.mark.behaviour("BUG-CP69")
+def test_no_number_of_an_owner_ends_the_evaluation() -> None:
+    """A tiny target, and loads of which the sum is infinite."""
+    sizing = JobSizing()
+    tiny = a_policy(target=5e-324)
+    assert sizing.advance(tiny, seen(1.0, 10, capacity=0.1)).tasks > 10
+    for minute in range(10):
+        found = sizing.advance(a_policy(), seen(1.7e308, 10, at=NOON + 60.0 * minute))
+        assert found.load == 1e15
+        assert found.forecast is None or math.isfinite(found.forecast.load)
+
+
+@pytest.mark.behaviour("BUG-CP73")
+def test_a_target_in_the_wrong_unit_is_simulated_at_once() -> None:
+    """A billion tasks were removed one by one, and nothing else ran meanwhile."""
+    points = [(NOON + 300.0 * slot, 5e8) for slot in range(24)]
+    wrong, right = a_policy(target=0.5), a_policy(target=1e7)
+    found = simulate("web", points, (wrong, right), 1.0, 0, ())
+    assert found.other.peak_size == found.own.peak_size == 100

@@ -26,9 +26,9 @@ async def size(w: World) -> int:
     return (await w.cp.get_job("web")).record.spec.tasks
 
 
+@pytest.mark.behaviour("AS7", "AS8")
 @scenario()
 async def test_a_size_changes_the_size_and_nothing_else(w: World):
-    """AS7, AS8."""
     await w.deployed(a_job(3, autoscale=APPLY))
     before = (await w.cp.get_job("web")).record
     await resize(w, 5)
@@ -74,9 +74,10 @@ async def test_the_file_counts_where_the_autoscaler_does_not_apply(w: World):
     assert await size(w) == 3
 
 
+@pytest.mark.behaviour("FE11", "JC15")
 @scenario()
 async def test_a_size_of_a_person_stays_until_the_file_is_applied_again(w: World):
-    """FE11, JC15: one writer at a time."""
+    """One writer at a time."""
     await w.deployed(a_job(3, autoscale=APPLY))
     await resize(w, 6)
     await w.cp.intents.size("web", SizeWish(tasks=8, take_over=True), OWNER)
@@ -103,9 +104,9 @@ async def test_a_size_on_top_of_what_was_not_seen_is_refused(w: World):
         await resize(w, 5)
 
 
+@pytest.mark.behaviour("AS5")
 @scenario()
 async def test_a_size_beyond_the_room_of_the_entitlement_stops_no_release(w: World):
-    """AS5."""
     memory = next(iter(w.region.machines.values())).facts().memory_bytes
     update = UpdatePolicy(max_unavailable=3)  # two wait for room, and count
     limits = Limits(memory_max_bytes=int(0.6 * memory))

@@ -1,4 +1,4 @@
-"""AS1: of several ways to follow a load, each job follows the one that costs it least."""
+"""Of several ways to follow a load, each job follows the one that costs it least."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from control_plane.autoscaler.core.ways import (
     penalty,
 )
 from tests.unit.control_plane.autoscaler.sizing_builders import NOON, a_policy, seen
+
+pytestmark = pytest.mark.behaviour("AS1")
 
 POLICY = a_policy(
     target=1.0,

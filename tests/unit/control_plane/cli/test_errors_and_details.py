@@ -24,20 +24,23 @@ from wire.errors import InvalidInput
 SPEC = JobSpec(name="web", entitlement="front", tasks=1, image="sha256:" + "1" * 64, command=["/x"])
 
 
+@pytest.mark.behaviour("BUG-UX65")
 def test_a_name_keeps_its_case() -> None:
-    """BUG-UX65: names were in the table's head, which has capitals: LOCAL:0, FRONT."""
+    """Names were in the table's head, which has capitals: LOCAL:0, FRONT."""
     target = SimpleNamespace(ask=lambda _: Myself(name="local:0", role=Role.OPERATOR))
     lines = CliRunner().invoke(whoami, [], obj=target).output.splitlines()
     assert [line.split() for line in lines[:2]] == [["WHAT", "VALUE"], ["name", "local:0"]]
 
 
+@pytest.mark.behaviour("BUG-UX71")
 def test_a_folder_in_place_of_a_file_is_not_reported_as_missing(tmp_path: Path) -> None:
-    """BUG-UX71: `image push FOLDER` said that there is no such file."""
+    """`image push FOLDER` said that there is no such file."""
     found = CliRunner().invoke(main, ["image", "push", str(tmp_path)])
     assert found.exit_code == 64
     assert "it is not a file" in found.output
 
 
+@pytest.mark.behaviour("BUG-UX89")
 @pytest.mark.parametrize(
     ("content", "options", "told"),
     [
@@ -58,7 +61,7 @@ def test_a_folder_in_place_of_a_file_is_not_reported_as_missing(tmp_path: Path) 
 def test_a_file_that_is_no_image_is_refused(
     tmp_path: Path, content: bytes, options: tuple[str, ...], told: str
 ) -> None:
-    """BUG-UX89: `image push /etc/passwd` was accepted, and each host refused it later."""
+    """`image push /etc/passwd` was accepted, and each host refused it later."""
     file = tmp_path / "file"
     file.write_bytes(content)
     target = ["--endpoint", "unix:/nowhere"]
@@ -67,14 +70,16 @@ def test_a_file_that_is_no_image_is_refused(
     assert told in found.output
 
 
+@pytest.mark.behaviour("BUG-UX75")
 def test_a_task_without_ports_has_an_address_without_a_port() -> None:
-    """BUG-UX75: it was shown with port 0."""
+    """It was shown with port 0."""
     entry = Endpoint(task="web-0", machine="m1", host="10.0.0.1", ports={}, version=1)
     target = SimpleNamespace(ask=lambda _: Endpoints(job="web", revision=1, endpoints=[entry]))
     lines = CliRunner().invoke(endpoints, ["web"], obj=target).output.splitlines()
     assert lines[1].split() == ["web-0", "-", "10.0.0.1", "m1", "1", "100"]
 
 
+@pytest.mark.behaviour("BUG-UX83")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -84,18 +89,19 @@ def test_a_task_without_ports_has_an_address_without_a_port() -> None:
     ],
 )
 def test_an_empty_name_is_refused_and_not_treated_as_absent(arguments: tuple[str, ...]) -> None:
-    """BUG-UX83: `task move --to ''` moved the task to any machine."""
+    """`task move --to ''` moved the task to any machine."""
     found = CliRunner().invoke(main, ["--endpoint", "unix:/nowhere", *arguments])
     assert found.exit_code == 64
     assert "it is empty; leave the option out for its default" in found.output
 
 
+@pytest.mark.behaviour("BUG-UX86")
 @pytest.mark.parametrize(
     ("version", "told"),
     [(2, "no longer has version 2"), (8, "no longer has version 8"), (9, "has never had a")],
 )
 def test_a_version_that_never_existed_is_not_reported_as_dropped(version: int, told: str) -> None:
-    """BUG-UX86: version 9 of a job with 4 versions was not there "any more"."""
+    """Version 9 of a job with 4 versions was not there "any more"."""
     record = JobRecord(name="web", spec=SPEC, version=4, specs={4: SPEC}, highest=8)
     status = JobStatus(
         record=record, phase=JobPhase.STABLE, wanted=1, running=1, healthy=1, updated=1
@@ -105,6 +111,7 @@ def test_a_version_that_never_existed_is_not_reported_as_dropped(version: int, t
     assert told in str(found.exception)
 
 
+@pytest.mark.behaviour("BUG-UX87")
 @pytest.mark.parametrize(
     ("before", "changed"),
     [
@@ -117,7 +124,7 @@ def test_a_version_that_never_existed_is_not_reported_as_dropped(version: int, t
 def test_a_plan_as_json_has_the_fields_that_change(
     tmp_path: Path, before: JobSpec | None, changed: object
 ) -> None:
-    """BUG-UX87: only the table had them."""
+    """Only the table had them."""
     file = tmp_path / "web.yaml"
     file.write_text(as_file(SPEC))
     target = SimpleNamespace(ask=lambda _: (JobPlan(job="web", wanted=1), before))

@@ -19,6 +19,7 @@ DIGEST = "sha256:" + "a" * 64
 JOB = {"name": "index", "entitlement": "batch", "tasks": 1, "image": "web:v1", "command": ["/x"]}
 
 
+@pytest.mark.behaviour("BUG-UX92")
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -28,7 +29,7 @@ JOB = {"name": "index", "entitlement": "batch", "tasks": 1, "image": "web:v1", "
     ],
 )
 def test_a_shard_map_with_a_key_twice_is_refused(tmp_path: Path, content: str, told: str) -> None:
-    """BUG-UX92: the last of two equal keys won, and errors named places of another text."""
+    """The last of two equal keys won, and errors named places of another text."""
     file = tmp_path / "map.json"
     file.write_text(content)
     asked: list[Any] = []
@@ -40,10 +41,11 @@ def test_a_shard_map_with_a_key_twice_is_refused(tmp_path: Path, content: str, t
     assert asked == []
 
 
+@pytest.mark.behaviour("BUG-UX93")
 def test_work_is_submitted_with_the_digest_of_its_image_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-UX93: a job file with a name of an image was refused by `work submit`."""
+    """A job file with a name of an image was refused by `work submit`."""
     file = tmp_path / "index.json"
     file.write_text(json.dumps(JOB))
     wished: list[Any] = []
@@ -63,10 +65,11 @@ def test_work_is_submitted_with_the_digest_of_its_image_name(
     assert [(name, wish.job.image) for name, wish in wished] == [("index", DIGEST)]
 
 
+@pytest.mark.behaviour("BUG-UX93")
 def test_a_policy_is_replayed_without_asking_for_its_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-UX93: the example of docs/autoscaling.md, whose image is a name, was refused."""
+    """The example of docs/autoscaling.md, whose image is a name, was refused."""
     file = tmp_path / "web.json"
     policy = {"minimum": 1, "maximum": 4, "target": 0.6}
     limits = {"cpu_max_cores": 1.0}
@@ -79,10 +82,11 @@ def test_a_policy_is_replayed_without_asking_for_its_image(
     assert asked == ["/s"]
 
 
+@pytest.mark.behaviour("BUG-UX97")
 def test_a_replay_without_history_prints_a_message_instead_of_zeros(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-UX97: each policy had a mean of 0.0 tasks, as if that had been measured."""
+    """Each policy had a mean of 0.0 tasks, as if that had been measured."""
     file = tmp_path / "web.json"
     policy = {"minimum": 1, "maximum": 4, "target": 0.6}
     file.write_text(json.dumps({**JOB, "limits": {"cpu_max_cores": 1.0}, "autoscale": policy}))

@@ -54,10 +54,10 @@ def waited(monkeypatch: pytest.MonkeyPatch, *statuses: JobStatus) -> None:
     asyncio.run(follow.wait_stable(Client(statuses), "web", 5.0))  # type: ignore[arg-type]
 
 
+@pytest.mark.behaviour("BUG-UX1")
 def test_waiting_ends_early_on_a_crash_loop_and_names_the_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """BUG-UX1."""
     words = ("starting", "backs off", "not healthy")
     crashing = [a_status(n, words[n % 3]) for n in range(follow.LOOP + 1)]
     with pytest.raises(follow.NotReached, match="web-0 crashes in a loop: 3 restarts") as found:
@@ -68,16 +68,16 @@ def test_waiting_ends_early_on_a_crash_loop_and_names_the_log(
     assert len(said) == len(set(said)) == 3  # each of the alternating lines once
 
 
+@pytest.mark.behaviour("BUG-UX1")
 def test_restarts_before_the_wait_do_not_count_as_a_crash_loop() -> None:
-    """BUG-UX1."""
     loops = follow.CrashLoops()
     assert loops.look(a_status(50)) is None
     assert loops.look(a_status(52)) is None
     assert loops.look(a_status(53)) is not None
 
 
+@pytest.mark.behaviour("BUG-UX1")
 def test_an_update_with_its_own_failure_policy_has_more_time_to_roll_back() -> None:
-    """BUG-UX1."""
     spec = replace(SPEC, update=UpdatePolicy(on_failure=OnFailure.ROLLBACK))
     loops = follow.CrashLoops()
 
@@ -91,10 +91,11 @@ def test_an_update_with_its_own_failure_policy_has_more_time_to_roll_back() -> N
     assert loops.look(judged(follow.LOOP_JUDGED)) is not None
 
 
+@pytest.mark.behaviour("BUG-UX5")
 def test_a_version_rolled_back_before_the_first_poll_counts_as_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """BUG-UX5: the job is stable again, but not with what was applied."""
+    """The job is stable again, but not with what was applied."""
     monkeypatch.setattr(follow, "POLL_S", 0.0)
     status = replace(a_status(0, phase=JobPhase.STABLE), wanted=0)
     back = Rollout(version=3, returns_from=2, passed=True, reason="version 2 failed on 1 task")
@@ -104,11 +105,12 @@ def test_a_version_rolled_back_before_the_first_poll_counts_as_failed(
         asyncio.run(follow.wait_stable(client, "web", 5.0, 2))  # type: ignore[arg-type]
 
 
+@pytest.mark.behaviour("BUG-UX5")
 @pytest.mark.parametrize("log", [None, b"", b"12:00:00\tweb-4\tno such file: /bin/bad\n"])
 def test_a_failed_update_quotes_the_last_output_of_its_task(
     monkeypatch: pytest.MonkeyPatch, log: bytes | None
 ) -> None:
-    """BUG-UX5: with the exit code; a log that cannot be had hides no failure."""
+    """With the exit code; a log that cannot be had hides no failure."""
     monkeypatch.setattr(follow, "POLL_S", 0.0)
     why = "version 2 failed on 1 task, recently on web-4 (it is backing off, exit code 127)"
     record = replace(

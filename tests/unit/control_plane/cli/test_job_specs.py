@@ -37,25 +37,27 @@ CHANGES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.behaviour("BUG-UX6")
 @given(changes=CHANGES)
 def test_job_show_prints_a_file_that_reads_back_as_the_same_job(tmp_path_factory, changes):
-    """BUG-UX6: whatever it holds, the file that is printed is read as the same job."""
+    """Whatever it holds, the file that is printed is read as the same job."""
     spec = replace(SPEC, **changes)
     path: Path = tmp_path_factory.getbasetemp() / "shown.yaml"
     path.write_text(as_file(spec))
     assert read_job(path, []) == spec
 
 
+@pytest.mark.behaviour("BUG-UX6")
 @given(one=CHANGES, other=CHANGES)
 def test_differences_list_each_field_that_two_specifications_set_differently(one, other):
-    """BUG-UX6."""
     before, after = replace(SPEC, **one), replace(SPEC, **other)
     assert bool(differences(before, after)) is (before != after)
     assert len(differences(before, after)) == len(differences(after, before))
 
 
+@pytest.mark.behaviour("FE4", "BUG-UX3")
 def test_an_unknown_image_name_is_reported_with_all_other_errors(tmp_path: Path) -> None:
-    # FE4 BUG-UX3
+
     path = tmp_path / "bad.toml"
     path.write_text('name = "web"\nentitlement = "e"\ntasks = -1\nimage = "latest"\nreplicas = 3\n')
     with pytest.raises(InvalidInput) as refused:
@@ -65,8 +67,9 @@ def test_an_unknown_image_name_is_reported_with_all_other_errors(tmp_path: Path)
     assert "the image store has no image with the name 'latest'" in told["image"]
 
 
+@pytest.mark.behaviour("BUG-UX63")
 def test_a_key_that_is_written_twice_is_refused_in_json_as_well(tmp_path: Path) -> None:
-    """BUG-UX63: the last one won, and the job of another name was created."""
+    """The last one won, and the job of another name was created."""
     file = tmp_path / "web.json"
     file.write_text('{"name": "web", "limits": {"name": "x"}, "name": "api"}')
     with pytest.raises(InvalidInput, match="'name' is written twice"):

@@ -129,8 +129,9 @@ def test_the_errors_of_all_files_are_reported_at_once(files: Path):
     assert "back.machines: a quota is missing" in refused
 
 
+@pytest.mark.behaviour("BUG-UX68")
 def test_a_job_may_name_its_image(files: Path):
-    """BUG-UX68: `image = "app:v1"` was refused, although no image is looked at."""
+    """`image = "app:v1"` was refused, although no image is looked at."""
     (files / "web.toml").write_text(JOB.replace("sha256:" + "1" * 64, "app:v1"))
     found = plan(files, jobs=("web.toml",))
     assert (found.exit_code, "2 of 2 tasks placed" in found.output) == (0, True)

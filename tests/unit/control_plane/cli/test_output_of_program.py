@@ -15,8 +15,9 @@ from control_plane.cli.program import Program
 from wire.pipes import PipedGroup
 
 
+@pytest.mark.behaviour("BUG-UX105")
 def test_a_program_without_stdout_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """BUG-UX105: `twinectl job list >&-` ended with a traceback."""
+    """`twinectl job list >&-` ended with a traceback."""
 
     @click.group(cls=PipedGroup)
     def program() -> None:
@@ -32,9 +33,10 @@ def test_a_program_without_stdout_succeeds(monkeypatch: pytest.MonkeyPatch) -> N
     sys.stdout.close()
 
 
+@pytest.mark.behaviour("BUG-UX105")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_a_full_disk_below_the_output_is_a_failure_not_wrong_use(number: int) -> None:
-    """BUG-UX105: `twinectl job list >file` on a full disk ended with 64."""
+    """`twinectl job list >file` on a full disk ended with 64."""
 
     @click.group(cls=Program)
     def program() -> None:
@@ -49,13 +51,15 @@ def test_a_full_disk_below_the_output_is_a_failure_not_wrong_use(number: int) ->
     assert "cannot write the output: it does not fit" in found.output
 
 
+@pytest.mark.behaviour("BUG-UX108")
 def test_an_empty_endpoint_is_not_the_default_one() -> None:
-    """BUG-UX108: `--endpoint "$UNSET"` called the control plane of this host."""
+    """`--endpoint "$UNSET"` called the control plane of this host."""
     found = CliRunner().invoke(main, ["--endpoint", "", "job", "list"])
     assert found.exit_code == 64
     assert "--endpoint is empty" in found.output
 
 
+@pytest.mark.behaviour("BUG-UX124")
 @pytest.mark.parametrize(
     ("endpoint", "why"),
     [
@@ -66,14 +70,15 @@ def test_an_empty_endpoint_is_not_the_default_one() -> None:
     ],
 )
 def test_an_endpoint_without_an_address_is_refused_with_the_reason(endpoint: str, why: str) -> None:
-    """BUG-UX124: `--endpoint unix:` ended with "Invalid argument" and `https:` with 77."""
+    """`--endpoint unix:` ended with "Invalid argument" and `https:` with 77."""
     found = CliRunner().invoke(main, ["--endpoint", endpoint, "job", "list"])
     assert found.exit_code == 64
     assert why in found.output
 
 
+@pytest.mark.behaviour("BUG-UX109")
 def test_the_audit_log_is_asked_for_an_object_of_a_kind() -> None:
-    """BUG-UX109: `audit --object web` printed an empty table."""
+    """`audit --object web` printed an empty table."""
     found = CliRunner().invoke(main, ["audit", "--object", "web"])
     assert found.exit_code == 64
     assert "--object takes KIND/NAME such as job/web, not 'web'" in found.output

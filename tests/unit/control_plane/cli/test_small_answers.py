@@ -19,15 +19,17 @@ from wire.routes import Route
 DIGEST = "sha256:" + "a" * 64
 
 
+@pytest.mark.behaviour("BUG-UX113")
 def test_a_pipeline_without_runs_has_a_history_that_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """BUG-UX113: `pipeline history` of a pipeline without runs printed nothing."""
+    """`pipeline history` of a pipeline without runs printed nothing."""
     monkeypatch.setattr(pipeline, "_ask", lambda *_: RunHistory(runs=[]))
     found = CliRunner().invoke(main, ["pipeline", "history", "web"])
     assert (found.exit_code, found.stdout) == (0, "pipeline web has no run yet\n")
 
 
+@pytest.mark.behaviour("BUG-UX118")
 @pytest.mark.parametrize(
     ("options", "sent"),
     [
@@ -39,7 +41,7 @@ def test_a_pipeline_without_runs_has_a_history_that_says_so(
 def test_a_run_starts_with_an_image_by_name_or_digest_or_with_a_release(
     options: list[str], sent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-UX118: `pipeline start` accepted no image names."""
+    """`pipeline start` accepted no image names."""
     requests: list[str] = []
 
     class Service:
@@ -55,6 +57,7 @@ def test_a_run_starts_with_an_image_by_name_or_digest_or_with_a_release(
     assert (found.exit_code, requests) == (0, [sent]), found.output
 
 
+@pytest.mark.behaviour("BUG-UX118")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -68,27 +71,27 @@ def test_a_run_starts_with_an_image_by_name_or_digest_or_with_a_release(
 def test_a_run_is_refused_without_one_valid_image_or_release(
     options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-UX118."""
     monkeypatch.setattr(Target, "ask", lambda *_: SimpleNamespace(images=[]))
     found = CliRunner().invoke(main, ["pipeline", "start", "web", *options])
     assert found.exit_code == 64
     assert message in found.output
 
 
+@pytest.mark.behaviour("BUG-UX114")
 @pytest.mark.parametrize("name", ["foo/x", "jobs/web", "job/", "foo:drain"])
 def test_an_audit_filter_for_an_unknown_kind_of_object_is_refused_with_the_kinds(name: str) -> None:
-    """BUG-UX114: `audit --object foo/x` printed an empty table."""
+    """`audit --object foo/x` printed an empty table."""
     found = CliRunner().invoke(main, ["audit", "--object", name])
     assert found.exit_code == 64
     assert f"--object takes KIND/NAME such as job/web, not {name!r}" in found.output
     assert "kinds: entitlement, entitlement-request, group, host-admin, image, job" in found.output
 
 
+@pytest.mark.behaviour("BUG-UX114")
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.is_change])
 def test_each_object_of_the_audit_log_can_be_asked_for(
     route: Route, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-UX114."""
     monkeypatch.setattr(Target, "ask", lambda *_: AuditPage(entries=[]))
     name = _object(route, dict.fromkeys(route.parameters, "x"), None)
     found = CliRunner().invoke(main, ["audit", "--object", name])

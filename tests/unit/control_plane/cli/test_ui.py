@@ -1,4 +1,4 @@
-"""FE1: the one-time link of `twinectl ui` and when its console ends by itself."""
+"""The one-time link of `twinectl ui` and when its console ends by itself."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from click.testing import CliRunner
 from control_plane.cli import main
 from control_plane.cli.program import EXIT_USAGE
 from control_plane.cli.ui import IDLE_S, LINK_S, Gate
+
+pytestmark = pytest.mark.behaviour("FE1")
 
 
 def opened(now: list[float]) -> tuple[Gate, str]:
@@ -50,11 +52,12 @@ def test_a_console_ends_without_requests_or_when_its_session_is_ended() -> None:
     assert gate.is_over() == "its session was ended"
 
 
+@pytest.mark.behaviour("BUG-UX99")
 @pytest.mark.parametrize(
     "arguments", [["--end", "s1", "--sessions"], ["jobs", "--sessions"], ["../../etc"]]
 )
 def test_arguments_that_cannot_be_used_are_refused(arguments: list[str]) -> None:
-    """BUG-UX99: `--sessions` beside `--end` was dropped, and any path was a page."""
+    """`--sessions` beside `--end` was dropped, and any path was a page."""
     found = CliRunner().invoke(main, ["ui", *arguments])
     assert found.exit_code == EXIT_USAGE
     assert "exclude each other" in found.stderr or "is no page of the console" in found.stderr

@@ -55,7 +55,8 @@ def by_name(lines) -> dict:
     return {line.name: line for line in lines}
 
 
-def test_usage_is_rolled_up_through_the_business_units():  # MO13
+@pytest.mark.behaviour("MO13")
+def test_usage_is_rolled_up_through_the_business_units():
     report = capacity_report(
         [machine("m1", "rank"), machine("m2", "rank"), machine("m3", "feed"), machine("m4")],
         [
@@ -99,7 +100,8 @@ def test_the_free_pool_is_shown_by_type_and_data_center():
     assert set(by_name(report.msbs)) == {"dc1/msb1", "dc2/msb1"}
 
 
-def test_power_held_may_exceed_what_is_provisioned_and_is_seen_per_msb():  # AL22
+@pytest.mark.behaviour("AL22")
+def test_power_held_may_exceed_what_is_provisioned_and_is_seen_per_msb():
     other = Location(datacenter="dc1", msb="msb2")
     report = capacity_report(
         [machine("m1", "e"), machine("m2"), machine("m3", "e", SMALL, location=other)],
@@ -112,7 +114,8 @@ def test_power_held_may_exceed_what_is_provisioned_and_is_seen_per_msb():  # AL2
     assert (msbs["dc1/msb2"].held.power_w, msbs["dc1/msb2"].all.power_w) == (100, 100)
 
 
-def test_small_entitlements_and_badly_used_machines_are_counted():  # CP8
+@pytest.mark.behaviour("CP8")
+def test_small_entitlements_and_badly_used_machines_are_counted():
     memory = capacity_of(machine("x")).memory_bytes
     report = capacity_report(
         [machine(f"m{i}", "large") for i in range(5)] + [machine("s1", "small")],
@@ -141,7 +144,8 @@ def test_small_entitlements_and_badly_used_machines_are_counted():  # CP8
     ]
 
 
-def test_the_largest_task_fits_one_machine_and_not_two_halves():  # CP8
+@pytest.mark.behaviour("CP8")
+def test_the_largest_task_fits_one_machine_and_not_two_halves():
     memory = capacity_of(machine("x")).memory_bytes
     report = capacity_report(
         [machine("m1", "e"), machine("m2", "e"), machine("m3", "e")],
@@ -153,7 +157,8 @@ def test_the_largest_task_fits_one_machine_and_not_two_halves():  # CP8
     assert (largest.rru, largest.memory_bytes) == (2.0, memory - memory // 2)
 
 
-def test_each_machine_is_guaranteed_or_opportunistic():  # CP11
+@pytest.mark.behaviour("CP11")
+def test_each_machine_is_guaranteed_or_opportunistic():
     gone = UnavailabilityEvent(event_id="1", kind=EventKind.DECOMMISSION, reason="old", start=0)
     loan, own_loan = Loan(donor="", since=0), Loan(donor="e", since=0)
     region = [
@@ -177,6 +182,7 @@ def test_each_machine_is_guaranteed_or_opportunistic():  # CP11
     assert (split.guaranteed_share, split.opportunistic_share) == (0.125, 0.875)
 
 
+@pytest.mark.behaviour("CP11")
 @given(
     st.lists(
         st.builds(
@@ -192,7 +198,7 @@ def test_each_machine_is_guaranteed_or_opportunistic():  # CP11
     st.integers(1, 20),
     st.booleans(),
 )
-def test_every_machine_is_in_one_class_and_every_sum_is_the_whole(region, quota, busy):  # CP11
+def test_every_machine_is_in_one_class_and_every_sum_is_the_whole(region, quota, busy):
     granted = [entitlement("a", "x/y", machines=quota), entitlement("b", "x", rru=quota / 2)]
     used = {m.machine: Used(0.5, GIB) for m in region if busy and m.entitlement}
     report = capacity_report(region, granted, used, now=0)
@@ -214,7 +220,8 @@ def test_an_empty_region_has_an_empty_report():
     assert (report.at, report.split.all.machines, report.units) == (5.0, 0, [])
 
 
-def test_small_entitlements_of_one_profile_are_told_what_stacking_saves():  # MO16 CP8
+@pytest.mark.behaviour("MO16", "CP8")
+def test_owners_of_small_entitlements_see_what_stacking_saves():
     machines = [machine(f"m{n}", f"e{n}") for n in range(5)]
     used = {f"m{n}": Used(1.0, 8 * GIB) for n in range(5)}
     entitlements = [

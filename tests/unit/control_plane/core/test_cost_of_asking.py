@@ -60,11 +60,12 @@ def judged(monkeypatch) -> list[str]:
     return seen
 
 
+@pytest.mark.behaviour("BUG-AL27")
 @POOLS
 @pytest.mark.parametrize("fit", [Fit.EVEN, Fit.TIGHT])
 @pytest.mark.parametrize("level", LEVELS)
 def test_where_power_is_used_up_no_single_machine_is_judged(level, pool, fit, judged):
-    """BUG-AL27: 1.3 s an ask at 200,000 machines."""
+    """1.3 s an ask at 200,000 machines."""
     racks = 25
     places = [f"{level}{n}" for n in range(racks)] if level.endswith("rack") else [level]
     index = a_region_with(dict.fromkeys(places, 99), racks, pool)
@@ -134,10 +135,11 @@ def test_machines_with_too_little_left_are_searched_once_whatever_is_asked_then(
     assert plan(index, wish, Allowance()).change.claims[0].machine is held[0].machine
 
 
+@pytest.mark.behaviour("BUG-AL27")
 @POOLS
 @pytest.mark.parametrize("level", LEVELS)
 def test_released_power_is_found_again(level, pool):
-    """BUG-AL27: what a search in vain remembers ends when power is released."""
+    """What a search in vain remembers ends when power is released."""
     places = [f"{level}{n}" for n in range(3)] if level.endswith("rack") else [level]
     index = a_region_with(dict.fromkeys(places, 100), 3, pool)
     for rack in range(3):
@@ -152,8 +154,8 @@ def test_released_power_is_found_again(level, pool):
     check(index)
 
 
+@pytest.mark.behaviour("BUG-AL27")
 def test_power_that_a_plan_uses_itself_is_not_remembered_as_used_up():
-    """BUG-AL27."""
     index = a_region_with({"dc1": 100}, 2, "e1")
     add(index, "m2", "msb2", power_w=100)
     here, there = (
@@ -172,8 +174,9 @@ def test_a_machine_in_use_gets_more_tasks_where_power_is_used_up():
     assert len({claim.machine for claim in index.claims["web"]}) == 1
 
 
+@pytest.mark.behaviour("BUG-AL28")
 def test_free_machines_that_another_entitlement_needs_are_refused_as_one():
-    """BUG-AL28: 1.3 s an ask at 100,000 free machines."""
+    """1.3 s an ask at 100,000 free machines."""
     index = a_region_with({}, 25, FREE)
     wish, asked = Demand(GIB, cpus=1), []
 
@@ -190,6 +193,7 @@ def test_free_machines_that_another_entitlement_needs_are_refused_as_one():
     assert asked == []
 
 
+@pytest.mark.behaviour("BUG-AL28")
 @pytest.mark.parametrize(
     ("demand", "fits"),
     [
@@ -203,12 +207,12 @@ def test_free_machines_that_another_entitlement_needs_are_refused_as_one():
     ],
 )
 def test_all_machines_of_a_kind_are_kept_only_if_each_of_them_would_do(demand, fits):
-    """BUG-AL28."""
     index = a_region_with({}, 1, FREE)
     (bucket,) = index.pool(FREE).buckets.values()
     assert fits_each(demand, bucket) is fits
 
 
+@pytest.mark.behaviour("BUG-AL34")
 @POOLS
 @pytest.mark.parametrize(
     ("demand", "left", "words"),
@@ -221,7 +225,7 @@ def test_all_machines_of_a_kind_are_kept_only_if_each_of_them_would_do(demand, f
     ],
 )
 def test_the_largest_free_amount_is_of_all_machines(demand, left, words, pool, monkeypatch):
-    """BUG-AL34: of the first thousand only; the roomiest machine came later."""
+    """Of the first thousand only; the roomiest machine came later."""
     monkeypatch.setattr(explanation, "_EXPLAINED", 10)
     fields = {"gpus": 8 if demand.gpus else 0, "network_mbps": 100, "disk_bytes": 9 * GIB}
     index = a_region_with({}, 2, pool, **fields)
@@ -236,9 +240,10 @@ def test_the_largest_free_amount_is_of_all_machines(demand, left, words, pool, m
     assert any("these are 10 of" in reason for reason in made.reasons)
 
 
+@pytest.mark.behaviour("BUG-AL27")
 @pytest.mark.parametrize("level", ["rack", "row"])
-def test_a_preference_over_racks_looks_at_no_more_of_them_than_it_has_tasks(level, monkeypatch):
-    """BUG-AL27: 120 to 320 times what the default spread costs; each ask parted all machines."""
+def test_a_preference_over_racks_examines_at_most_one_per_task(level, monkeypatch):
+    """120 to 320 times what the default spread costs; each ask parted all machines."""
     looked_at: list[object] = []
     count = LazyOrder._follow
 

@@ -10,13 +10,16 @@ from control_plane.api.jobs import JobSpec, UpdatePolicy
 from control_plane.api.policy import Overcommit
 from control_plane.scheduler.core.job_check import claiming
 
+pytestmark = pytest.mark.behaviour("BUG-CP15")
+
 PLAIN = JobSpec(
     name="web", entitlement="front", tasks=3, image="sha256:" + "0" * 64, command=["/bin/serve"]
 )
 
 
+@pytest.mark.behaviour("BUG-CP15")
 def test_a_job_that_says_nothing_of_cpu_claims_the_default():
-    """BUG-CP15: such a job claimed nothing, and seven of its tasks landed on two cores."""
+    """Such a job claimed nothing, and seven of its tasks landed on two cores."""
     assert demand_of(claiming(PLAIN, None, 0.25)).cpus == 0.25
 
 
@@ -39,8 +42,9 @@ def test_what_a_job_says_counts(changes, cpus, rru):
     assert (demand.cpus, demand.rru) == (cpus, rru)
 
 
+@pytest.mark.behaviour("BUG-CP15")
 def test_a_job_of_an_earlier_release_keeps_its_claim_until_its_next_version():
-    """BUG-CP15: an upgrade moves no task, nor does applying the same, or resizing."""
+    """An upgrade moves no task, nor does applying the same, or resizing."""
     assert claiming(PLAIN, PLAIN, 0.25) == PLAIN
     resized = replace(PLAIN, tasks=9, update=UpdatePolicy(drain_s=1))
     assert claiming(resized, PLAIN, 0.25) == resized
@@ -53,12 +57,13 @@ def test_another_default_changes_no_job_that_has_one():
     assert claiming(PLAIN, known, 0.5) == known
 
 
+@pytest.mark.behaviour("BUG-AL5")
 @pytest.mark.parametrize(
     ("cpus", "cores", "tasks"),
     [(0.1, 1, 10), (1.6, 8, 5), (0.3, 3, 10), (0.7, 7, 10), (1.1, 33, 30), (0.001, 1, 1000)],
 )
 def test_as_many_tasks_fit_as_their_cores_add_up_to(cpus, cores, tasks):
-    """BUG-AL5: ten tasks of 0.1 did not fit one core: each claimed a little more than it said."""
+    """Ten tasks of 0.1 did not fit one core: each claimed a little more than it said."""
     index = a_region(msbs=1, machines=1, cpus=cores, rru=1.85, memory_bytes=1 << 40)
     made = allocate(index, a_request(tasks + 1, demand=Demand(1, cpus=cpus)))
     check(index)
@@ -67,8 +72,9 @@ def test_as_many_tasks_fit_as_their_cores_add_up_to(cpus, cores, tasks):
     assert f"1 machine: CPU: {cpus} cores wanted, at most 0 cores free" in made.reasons
 
 
-def test_no_claim_has_a_tolerance_of_its_own():
-    """BUG-AL5: a million tasks that each exceed a little are much."""
+@pytest.mark.behaviour("BUG-AL5")
+def test_claims_have_no_tolerance():
+    """A million tasks that each exceed a little are much."""
     index = a_region(msbs=1, machines=1, cpus=1.0, rru=1.0, memory_bytes=1 << 40)
     made = allocate(index, a_request(2, demand=Demand(1, cpus=0.500001)))
     assert made.unplaced == (1,)
@@ -77,8 +83,8 @@ def test_no_claim_has_a_tolerance_of_its_own():
     assert allocate(index, a_request(1, "next", demand=Demand(1, cpus=0.500001))).unplaced
 
 
+@pytest.mark.behaviour("BUG-AL5")
 def test_cores_and_rru_are_claimed_of_one_machine_without_rounding():
-    """BUG-AL5."""
     index = a_region(msbs=1, machines=1, cpus=36.0, rru=24.1, memory_bytes=1 << 40)
     allocate(index, a_request(18, "cores", demand=Demand(1, cpus=1.0)))
     made = allocate(index, a_request(6, "units", demand=Demand(1, rru=24.1 / 10)))
@@ -89,16 +95,17 @@ def test_cores_and_rru_are_claimed_of_one_machine_without_rounding():
     check(index)
 
 
+@pytest.mark.behaviour("BUG-AL5")
 def test_tasks_that_share_a_core_by_overcommit_fit_it():
-    """BUG-AL5."""
     spec = replace(PLAIN, cpus=1.0, overcommit=Overcommit(cpu=3.0))
     index = a_region(msbs=1, machines=1, cpus=2.0, rru=2.0, memory_bytes=1 << 40)
     assert not allocate(index, a_request(6, demand=demand_of(spec))).unplaced
     check(index)
 
 
-def test_cpus_of_its_own_and_shared_ones_add_up_to_the_machine():
-    """AL21: what the host then gives are whole cores, so the claims of the others still fit."""
+@pytest.mark.behaviour("AL21")
+def test_exclusive_and_shared_cpus_add_up_to_the_machine():
+    """What the host then gives are whole cores, so the claims of the others still fit."""
     own = demand_of(replace(PLAIN, resources=Resources(exclusive_cpus=3)))
     index = a_region(msbs=1, machines=1, cpus=8.0, rru=9.1, memory_bytes=1 << 40)
     assert not allocate(index, a_request(2, "own", demand=own)).unplaced
@@ -108,8 +115,9 @@ def test_cpus_of_its_own_and_shared_ones_add_up_to_the_machine():
     check(index)
 
 
+@pytest.mark.behaviour("BUG-AL5")
 def test_a_machine_may_turn_out_to_be_another_one_while_a_change_is_reserved():
-    """BUG-AL5: what a change frees there is counted in the new grains, too."""
+    """What a change frees there is counted in the new grains, too."""
     index = a_region(msbs=1, machines=1, memory_bytes=1 << 40)
     allocate(index, a_request(3))
     made = plan(index, a_request(4, demand=Demand(1, cpus=0.7)), Allowance(machines=0))

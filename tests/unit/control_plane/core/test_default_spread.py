@@ -41,6 +41,7 @@ def per_msb(index: RegionIndex, tasks: int, own: list[Preference] | None) -> lis
     return sorted(Counter(c.machine.place.msb for c in index.claims["web"]).values())
 
 
+@pytest.mark.behaviour("BUG-AL26")
 @pytest.mark.parametrize(
     "own",
     [
@@ -55,13 +56,13 @@ def per_msb(index: RegionIndex, tasks: int, own: list[Preference] | None) -> lis
         [Preference(property="label.zone")],
     ],
 )
-def test_a_preference_of_its_own_leaves_a_job_spread_over_msbs(own):
-    """BUG-AL26: nine of nine tasks were in one MSB."""
+def test_an_explicit_preference_keeps_a_job_spread_over_msbs(own):
+    """Nine of nine tasks were in one MSB."""
     assert per_msb(a_region(msbs=3, machines=9), 9, own) == [3, 3, 3]
 
 
+@pytest.mark.behaviour("BUG-AL26")
 def test_preferences_of_an_entitlement_add_to_the_default_spread_as_well():
-    """BUG-AL26."""
     assert preferences(None, [MACHINE]) == (MACHINE, *DEFAULT)
     assert preferences([MACHINE], [liked(Property.MSB, "msb1")]) == (MACHINE, *DEFAULT)
     assert preferences(None) == DEFAULT
@@ -103,16 +104,18 @@ def all_in_one_msb(machines: int) -> RegionIndex:
     return index
 
 
+@pytest.mark.behaviour("BUG-AL26")
 def test_one_task_on_each_machine_is_spread_over_msbs_again():
-    """BUG-AL26: a failure left such a job in one MSB for good."""
+    """A failure left such a job in one MSB for good."""
     index = all_in_one_msb(6)
     add(index, [f"other{n}" for n in range(6)], "msb2")
     assert moves(index, [MACHINE]) == [("dc1/msb1", "dc1/msb2")] * 3
 
 
+@pytest.mark.behaviour("BUG-AL26")
 @pytest.mark.parametrize("property_", [Property.MSB, Property.RACK])
 def test_repairs_move_no_task_off_what_its_job_prefers(property_):
-    """BUG-AL26: a default behind a preference must not undo it."""
+    """A default behind a preference must not undo it."""
     index = all_in_one_msb(2)
     add(index, ["other1", "other2"], "msb2", rack="rack2")
     value = {"msb": "msb1", "rack": "rack1"}[property_]
@@ -120,8 +123,8 @@ def test_repairs_move_no_task_off_what_its_job_prefers(property_):
     assert moves(index, [liked(Property.GENERATION, "new")]) == [("dc1/msb1", "dc1/msb2")] * 3
 
 
+@pytest.mark.behaviour("BUG-AL26")
 def test_repairs_do_not_stack_tasks_of_a_job_that_is_even_over_machines():
-    """BUG-AL26."""
     index = all_in_one_msb(6)
     add(index, "other", "msb2")
     even = [Preference(property=Property.MACHINE)]

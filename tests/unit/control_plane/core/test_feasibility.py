@@ -137,7 +137,8 @@ def test_a_task_may_want_all_of_a_machine():
     assert judge(everything, machine, full) == lacks
 
 
-def test_rru_are_the_same_everywhere_and_cores_are_not():  # MO6
+@pytest.mark.behaviour("MO6")
+def test_rru_are_the_same_everywhere_and_cores_are_not():
     fast = a_capacity(rru=8.0, cpus=4.0)
     assert fast.rru_of(Demand(cpus=1).cpu_on(fast)) == 2.0
     assert fast.rru_of(Demand(rru=1).cpu_on(fast)) == 1.0
@@ -170,8 +171,9 @@ PROPERTIES = [
 ]
 
 
+@pytest.mark.behaviour("AL5", "AL23")
 @pytest.mark.parametrize(("property_", "bin_", "value"), PROPERTIES)
-def test_a_requirement_can_be_made_on_every_property(property_, bin_, value):  # AL5 AL23
+def test_a_requirement_can_be_made_on_every_property(property_, bin_, value):
     machine = a_machine()
     assert bin_of(property_, machine) == bin_
     assert admits(requiring(property_, value), machine)
@@ -213,7 +215,8 @@ def test_requirements_hold_together():
     assert admits(Demand(requires=both[:1]), machine)
 
 
-def test_power_is_not_a_constraint():  # AL22
+@pytest.mark.behaviour("AL22")
+def test_power_is_not_a_constraint():
     for power_w in (0, 1, 100_000):
         machine = a_machine(power_w=power_w)
         assert judge(TASK, machine, machine) == Lack.NOTHING
@@ -239,14 +242,16 @@ def test_a_task_claims_its_limits():
     assert demand_of(a_job(rru=2.5)) == Demand(3 * GIB, rru=2.5)
 
 
-def test_overcommit_is_by_opt_in_only():  # AL21 EL5
+@pytest.mark.behaviour("AL21", "EL5")
+def test_overcommit_is_by_opt_in_only():
     assert demand_of(a_job()).memory_bytes == 3 * GIB
     over = demand_of(a_job(overcommit=Overcommit(cpu=3.0, memory=2.0)))
     assert over == Demand(3 * GIB // 2, cpus=0.5)
     assert demand_of(a_job(rru=3.0, overcommit=Overcommit(cpu=2.0))).rru == 1.5
 
 
-def test_types_requirements_and_the_pinned_data_center_all_hold():  # CP10 AL23
+@pytest.mark.behaviour("CP10", "AL23")
+def test_types_requirements_and_the_pinned_data_center_all_hold():
     spec = a_job(
         machine_types=["small"],
         requires=[Requirement(property=Property.GENERATION, values=["skylake"])],
@@ -287,7 +292,8 @@ def test_a_reserve_stays_with_the_host():
     assert capacity_of(a_record(facts=none)).memory_bytes == 0
 
 
-def test_memory_taken_as_huge_pages_is_promised_to_no_task():  # BUG-AG4
+@pytest.mark.behaviour("BUG-AG4")
+def test_memory_taken_as_huge_pages_is_promised_to_no_task():
     facts = replace_facts(hugepages_bytes=10 * GIB)
     assert capacity_of(a_record(facts=facts)).memory_bytes == 8 * GIB
     greedy = replace_facts(hugepages_bytes=19 * GIB)

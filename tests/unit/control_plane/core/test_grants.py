@@ -43,11 +43,13 @@ def machine(name: str, kind: str = "skylake", rru: float = 1.0, **fields) -> Mac
     )
 
 
-def test_thirty_thousand_machines_are_granted_where_they_are():  # MO7 CP1
+@pytest.mark.behaviour("MO7", "CP1")
+def test_thirty_thousand_machines_are_granted_where_they_are():
     assert shortage("unit", spec(machines=30_000), {}, SUPPLY) is None
     assert shortage("unit", spec(machines=30_191), {}, SUPPLY) is not None
 
 
+@pytest.mark.behaviour("CP1", "CP10", "MO6")
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
@@ -89,7 +91,7 @@ def test_thirty_thousand_machines_are_granted_where_they_are():  # MO7 CP1
         ),
     ],
 )
-def test_a_refusal_names_the_machines_and_the_sum(wanted, words):  # CP1 CP10 MO6
+def test_a_refusal_names_the_machines_and_the_sum(wanted, words):
     specs = {"others": spec(machines=120, machine_types=["skylake"])}
     found = shortage("web", wanted, specs, SUPPLY)
     assert str(found) == words
@@ -100,14 +102,16 @@ def test_a_refusal_says_how_much_there_is():
     assert found.hint == "190 machines of these could be granted"
 
 
-def test_a_quota_of_any_type_leaves_room_for_a_quota_of_one_type():  # CP7
+@pytest.mark.behaviour("CP7")
+def test_a_quota_of_any_type_leaves_room_for_a_quota_of_one_type():
     """A greedy sum would refuse: the flexible quota has to be moved to icelake in the mind."""
     specs = {"flexible": spec(machines=150, machine_types=["skylake", "icelake"])}
     assert shortage("fixed", spec(machines=40, machine_types=["skylake"]), specs, SUPPLY) is None
     assert shortage("fixed", spec(machines=41, machine_types=["skylake"]), specs, SUPPLY)
 
 
-def test_machines_that_are_down_count_and_those_that_go_away_do_not():  # CP1
+@pytest.mark.behaviour("CP1")
+def test_machines_that_are_down_count_and_those_that_go_away_do_not():
     leaving = UnavailabilityEvent(
         event_id="1", kind=EventKind.DECOMMISSION, reason="old", start=9e9
     )
@@ -123,7 +127,8 @@ def test_machines_that_are_down_count_and_those_that_go_away_do_not():  # CP1
     assert index.counts() == {SKYLAKE: 2, ICELAKE: 1}
 
 
-def test_entitlements_that_lost_machines_are_named_and_others_may_grow():  # CP7
+@pytest.mark.behaviour("CP7")
+def test_entitlements_that_lost_machines_are_named_and_others_may_grow():
     specs = {"a": spec(machines=140, machine_types=["skylake"]), "b": spec(machines=9)}
     less = SUPPLY | {SKYLAKE: 100}
     assert set(unkept(specs, less)) == {"a"}
@@ -131,6 +136,7 @@ def test_entitlements_that_lost_machines_are_named_and_others_may_grow():  # CP7
     assert shortage("b", spec(machines=1, machine_types=["skylake"]), specs, less)
 
 
+@pytest.mark.behaviour("CP6", "CP12")
 @pytest.mark.parametrize(
     ("more", "before", "after"),
     [
@@ -159,12 +165,13 @@ def test_entitlements_that_lost_machines_are_named_and_others_may_grow():  # CP7
         (True, {"machines": 3}, {"machines": 2, "materialization": "big"}),
     ],
 )
-def test_what_takes_nothing_from_others_is_not_growth(more, before, after):  # CP6 CP12
+def test_what_takes_nothing_from_others_is_not_growth(more, before, after):
     assert asks_for_more(spec(**before), spec(**after)) is more
     assert asks_for_more(None, spec(**after))
 
 
-def test_two_reservations_stack_on_one_materialization():  # MO16
+@pytest.mark.behaviour("MO16")
+def test_two_reservations_stack_on_one_materialization():
     specs = {
         "shared": spec(machines=1000, per_type={"skylake": 1000}, host_profile="web"),
         "ads": spec(machines=30, per_type={"skylake": 30}, materialization="shared"),
@@ -183,7 +190,8 @@ def test_two_reservations_stack_on_one_materialization():  # MO16
     assert found is not None
 
 
-def test_a_quota_in_rru_and_one_by_type_are_both_enforced():  # MO6 CP3
+@pytest.mark.behaviour("MO6", "CP3")
+def test_a_quota_in_rru_and_one_by_type_are_both_enforced():
     left = Quota(machines=4, per_type={"a": 2, "b": 3}, rru=10.0).left([("a", 1.5)])
     assert left.allows("a", 8.5)
     assert "8.5 RRU are left of its quota of 10" in left.why_not("a", 8.6)
@@ -202,7 +210,8 @@ def test_a_quota_in_rru_and_one_by_type_are_both_enforced():  # MO6 CP3
     assert left.allows("b", 1)
 
 
-def test_a_pool_of_types_and_a_data_center_allows_no_others():  # CP10
+@pytest.mark.behaviour("CP10")
+def test_a_pool_of_types_and_a_data_center_allows_no_others():
     quota = pool_quota("e", {"e": spec(machines=3, machine_types=["a"], datacenter="dc1")})
     assert quota.allows("a", "dc1", "west")
     assert not quota.allows("a", "dc2", "west")
@@ -210,16 +219,17 @@ def test_a_pool_of_types_and_a_data_center_allows_no_others():  # CP10
     assert "for machines of type a" in quota.left([]).why_not("b", 1)
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_pool_of_a_region_and_a_data_center_allows_what_is_in_both():
-    """SH13."""
     quota = pool_quota("x", {"x": spec(machines=9, region="west", datacenter="dc1")})
     assert quota.allows("a", "dc1", "west")
     assert not quota.allows("a", "dc2", "west")
     assert not quota.allows("a", "dc1", "east")
 
 
+@pytest.mark.behaviour("SH13")
 def test_what_is_promised_in_one_region_is_short_there_and_not_elsewhere():
-    """SH13: a global quota takes of what regional ones leave, in the same data center or not."""
+    """A global quota takes of what regional ones leave, in the same data center or not."""
     west = MachineClass("skylake", "dc1", MICRO, "west")
     supply = {west: 4, MachineClass("skylake", "dc1", MICRO, "east"): 6}
     specs = {"pay": spec(machines=3, region="west")}
@@ -233,7 +243,8 @@ def test_what_is_promised_in_one_region_is_short_there_and_not_elsewhere():
     assert asks_for_more(spec(machines=3, region="west"), spec(machines=3, region="east"))
 
 
-def test_fractions_of_rru_add_up_without_an_error():  # MO6
+@pytest.mark.behaviour("MO6")
+def test_fractions_of_rru_add_up_without_an_error():
     left = Quota(rru=1.0).left([])
     for _ in range(10):
         assert left.allows("a", 0.1)
@@ -258,6 +269,7 @@ def _computing_s(count: int) -> float:
     return time.process_time() - started
 
 
-def test_the_check_of_a_region_grows_with_its_entitlements():  # CP8
+@pytest.mark.behaviour("CP8")
+def test_the_check_of_a_region_grows_with_its_entitlements():
     """Ten times as many are at most thirty times the work; their square would be a hundred."""
     assert min(_computing_s(3000) for _ in range(3)) < 30 * min(_computing_s(300) for _ in range(3))

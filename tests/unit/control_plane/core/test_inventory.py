@@ -28,7 +28,8 @@ ROW = (
 )
 
 
-def test_every_column_reaches_the_record() -> None:  # MO18
+@pytest.mark.behaviour("MO18")
+def test_every_column_reaches_the_record() -> None:
     (machine,) = parse_csv(f"{HEADER}\n{ROW}\n").machines
     assert machine.machine == "m1"
     assert machine.location == Location(
@@ -69,7 +70,7 @@ def test_equal_places_and_hardware_are_one_object() -> None:
     assert len({id(m.hardware) for m in machines}) == 1
 
 
-def test_all_errors_are_told_at_once_with_their_lines() -> None:
+def test_all_errors_are_reported_at_once_with_their_lines() -> None:
     rows = [
         ROW,
         ROW,
@@ -148,7 +149,8 @@ def test_the_place_of_a_machine_in_use_does_not_change() -> None:
     assert updated(record, a_row(rack="r2")).location.rack == "r2"
 
 
-def test_a_scope_looks_at_every_level_and_at_events() -> None:  # MO2
+@pytest.mark.behaviour("MO2")
+def test_a_scope_covers_every_level_and_events() -> None:
     record = imported(a_row(), 0.0, simulated=False)
     for level, value in {"datacenter": "dc1", "msb": "b1", "row": "w1", "rack": "r1"}.items():
         assert scope_test(MachineScope(**{level: value}))(record)

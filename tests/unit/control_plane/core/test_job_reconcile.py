@@ -98,7 +98,7 @@ def test_a_task_lost_in_a_reboot_is_started_at_once():
 
 
 @pytest.mark.parametrize("when", list(RestartWhen))
-def test_a_task_that_was_cut_off_is_told_to_start_again_at_once(when: RestartWhen):
+def test_a_task_that_was_cut_off_restarts_at_once(when: RestartWhen):
     status = a_status(state=TaskState.STOPPED, last_exit=Exit(result="cut-off", at=1))
     task = after(a_record(a_task(), restart=RestartPolicy(when=when)), m1(status))
     assert (task.phase, task.generation, task.listed) == (TaskPhase.STARTING, 6, False)
@@ -124,8 +124,9 @@ def test_a_task_that_may_end_is_not_started_again():
         assert str(when) in task.reason
 
 
-def test_a_task_that_failed_by_itself_is_not_started_again_where_its_policy_is_never():
-    """BUG-EL8: it was, and who had handed it in never heard of the failure."""
+@pytest.mark.behaviour("BUG-EL8")
+def test_a_failed_task_with_policy_never_is_not_restarted():
+    """It was, and who had handed it in never heard of the failure."""
 
     def failed(result: str, code: int | None = None, when: RestartWhen = RestartWhen.NEVER):
         end = a_status(state=TaskState.FAILED, last_exit=Exit(result=result, code=code, at=1))
@@ -141,7 +142,8 @@ def test_a_task_that_failed_by_itself_is_not_started_again_where_its_policy_is_n
         assert failed(result, code).retry_at > 0  # its host's doing
 
 
-def test_silence_concludes_nothing_and_a_down_machine_loses_its_task():  # SC3
+@pytest.mark.behaviour("SC3")
+def test_silence_concludes_nothing_and_a_down_machine_loses_its_task():
     record = a_record(a_task())
     assert observe(record, m1(answering=False), at(1.0)) == record
     task = after(record, m1(up=False, answering=False))
@@ -166,8 +168,9 @@ def test_what_left_is_deleted_on_the_machine_that_came_back():
     assert observe(seen, {}, at(1.0)).leaving == {}
 
 
+@pytest.mark.behaviour("F-49")
 def test_a_start_that_was_not_sent_waits_for_the_old_copy_on_a_machine_that_is_up_again():
-    """F-49: the image was long on its way to m2; meanwhile m1 is back, with the task."""
+    """The image was long on its way to m2; meanwhile m1 is back, with the task."""
     task = a_task(phase=TaskPhase.STARTING, generation=7, placement=Placement(machine="m2"))
     record = replace(a_record(task), leaving={"m1": ["web-0"]})
     start = Start("m2", "web-0", 0, 1, 7, Placement(machine="m2"))
@@ -209,12 +212,13 @@ def test_a_stop_counts_only_once_the_agent_confirmed_it():
     assert observe(record, confirmed, at(1.0)).tasks == []
 
 
-def test_somebody_elses_change_is_overruled_by_a_higher_generation():
+def test_a_higher_generation_overrules_a_foreign_change():
     task = after(a_record(a_task()), m1(a_status(generation=40)))
     assert (task.phase, task.generation) == (TaskPhase.STARTING, 41)
 
 
-def test_a_start_waits_for_the_profile():  # HP15
+@pytest.mark.behaviour("HP15")
+def test_a_start_waits_for_the_profile():
     record = a_record(a_task(phase=TaskPhase.STARTING))
     assert commands(record, m1(ready=False)) == []
     assert "has not proved" in after(record, m1(ready=False)).reason
@@ -259,8 +263,9 @@ def chosen(record: JobRecord, view) -> tuple[int, ...]:
     return decide(record, Seen(view, at(1.0))).chosen
 
 
+@pytest.mark.behaviour("SC6", "BUG-AU1")
 def test_no_more_than_the_budget_is_replaced_at_once_even_if_all_are_broken():
-    """SC6 BUG-AU1: a release may repair a job of which nothing serves (ADR 0132)."""
+    """A release may repair a job of which nothing serves (ADR 0132)."""
     sick = [a_status(i, health=Health.UNHEALTHY) for i in range(4)]
     tasks = [a_task(i, listed=False) for i in range(4)]
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
@@ -270,8 +275,9 @@ def test_no_more_than_the_budget_is_replaced_at_once_even_if_all_are_broken():
     assert chosen(record, m1(*sick)) == (1,)
 
 
+@pytest.mark.behaviour("BUG-CP17")
 def test_what_is_down_for_any_reason_counts_before_broken_tasks_are_replaced():
-    """BUG-CP17: two of four are lost or being started again, so the budget of two is used up."""
+    """Two of four are lost or being started again, so the budget of two is used up."""
     tasks = [
         a_task(0, phase=TaskPhase.LOST, placement=Placement(machine="m9")),
         a_task(1, phase=TaskPhase.STARTING, version=2),
@@ -284,9 +290,10 @@ def test_what_is_down_for_any_reason_counts_before_broken_tasks_are_replaced():
     assert chosen(record, view) == ()
 
 
+@pytest.mark.behaviour("SC6", "BUG-AU1")
 @pytest.mark.parametrize("broken", [2, 3])
 def test_nothing_that_serves_goes_for_a_release_while_the_budget_is_used_up(broken: int):
-    """SC6 BUG-AU1: of four tasks two or more are broken and at most two may be unavailable."""
+    """Of four tasks two or more are broken and at most two may be unavailable."""
     tasks = [a_task(i, listed=i >= broken) for i in range(4)]
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
     health = [Health.UNHEALTHY if i < broken else Health.HEALTHY for i in range(4)]
@@ -294,8 +301,9 @@ def test_nothing_that_serves_goes_for_a_release_while_the_budget_is_used_up(brok
     assert chosen(record, view) == (0, 1)
 
 
+@pytest.mark.behaviour("SC6")
 def test_a_task_that_must_leave_now_uses_up_the_budget():
-    """SC6: its deadline is over and it goes anyway, so nothing else may go with it."""
+    """Its deadline is over and it goes anyway, so nothing else may go with it."""
     tasks = [a_task(0), a_task(1, placement=Placement(machine="m2")), a_task(2)]
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=1))
     late = m1(a_status(1), leaving=True, overdue=True)["m1"]
@@ -321,8 +329,9 @@ def given_up(record: JobRecord, view) -> list[int]:
     return [t.index for t in made.tasks if t.operation and t.operation.cause is Cause.RESIZE]
 
 
+@pytest.mark.behaviour("BUG-CP24")
 def test_a_smaller_job_gives_up_nothing_that_serves_for_what_does_not():
-    """BUG-CP24: two tasks of a machine that was not heard had ended; a third was taken down."""
+    """Two tasks of a machine that was not heard had ended; a third was taken down."""
     tasks = [a_task(i, placement=Placement(machine="m2" if i < 2 else "m1")) for i in range(6)]
     silent = {"m2": SeenMachine(up=True, answering=False, ready=False)}
     view = m1(*(a_status(i) for i in range(2, 6))) | silent
@@ -331,8 +340,9 @@ def test_a_smaller_job_gives_up_nothing_that_serves_for_what_does_not():
     assert given_up(a_record(*tasks, tasks=3), view) == [0, 1, 5]
 
 
+@pytest.mark.behaviour("BUG-CP24")
 def test_a_smaller_job_gives_up_first_what_is_known_not_to_serve():
-    """BUG-CP24: what a silent machine runs may serve yet; a task that is sick does not."""
+    """What a silent machine runs may serve yet; a task that is sick does not."""
     tasks = [a_task(0), a_task(1, placement=Placement(machine="m2")), a_task(2)]
     sick = a_status(0, health=Health.UNHEALTHY)
     silent = {"m2": SeenMachine(up=True, answering=False, ready=False)}
@@ -341,15 +351,17 @@ def test_a_smaller_job_gives_up_first_what_is_known_not_to_serve():
     assert given_up(a_record(*tasks, tasks=1), view) == [0, 1]
 
 
+@pytest.mark.behaviour("BUG-CP24")
 def test_a_plan_that_sees_nothing_keeps_what_clients_use():
-    """BUG-CP24: with nothing seen no task that is listed is worse than another."""
+    """With nothing seen no task that is listed is worse than another."""
     tasks = [a_task(0, phase=TaskPhase.STARTING), a_task(1), a_task(2)]
     assert remaining(a_record(*tasks, tasks=2), Seen({}, at(0.0))) == (1, 2)
     assert remaining(a_record(*tasks, tasks=1), Seen({}, at(0.0))) == (1,)
 
 
+@pytest.mark.behaviour("BUG-TC1", "BUG-CP30")
 def test_a_lost_task_that_is_back_is_not_taken_for_a_version_that_it_never_ran():
-    """BUG-TC1, BUG-CP30: a release came while its machine was down; the old copy is back.
+    """A release came while its machine was down; the old copy is back.
 
     What the copy was started with holds until its machine was heard.
     """
@@ -398,9 +410,10 @@ def test_a_version_runs_everywhere_once_no_task_is_on_its_way_to_it(
     assert [e.reason for e in ledger.events] == ["all tasks run version 2"] * is_done
 
 
+@pytest.mark.behaviour("BUG-CP32")
 @pytest.mark.parametrize("phase", [TaskPhase.PENDING, TaskPhase.LOST, TaskPhase.DRAINING])
 def test_an_update_is_not_done_before_one_task_of_its_version_served(phase: TaskPhase):
-    """BUG-CP32: all tasks were away; the version failed, and nothing took it back."""
+    """All tasks were away; the version failed, and nothing took it back."""
     record = a_record(a_task(phase=phase, version=2, listed=False), version=2)
     record = replace(record, rollout=Rollout(version=2, base=1, passed=True))
     ledger = Ledger(record, at(100.0))
@@ -410,11 +423,12 @@ def test_an_update_is_not_done_before_one_task_of_its_version_served(phase: Task
     assert not ledger.events
 
 
+@pytest.mark.behaviour("BUG-CP32")
 @pytest.mark.parametrize(
     ("state", "is_blamed"), [(TaskState.STOPPING, False), (TaskState.STARTING, True)]
 )
 def test_a_task_that_its_host_ends_in_a_cut_says_nothing_of_its_version(state, is_blamed):
-    """BUG-CP32: it may take longer to stop than a task may take to get healthy."""
+    """It may take longer to stop than a task may take to get healthy."""
     update = UpdatePolicy(on_failure=OnFailure.ROLLBACK, healthy_within_s=60.0)
     task = a_task(phase=TaskPhase.STARTING, version=2, state=state)
     record = a_record(task, version=2, update=update)
@@ -438,8 +452,9 @@ def silent(unheard_s: float) -> dict[str, SeenMachine]:
 STOP = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0)
 
 
+@pytest.mark.behaviour("BUG-CP30")
 def test_a_shorter_stop_timeout_of_a_release_in_a_cut_does_not_shorten_the_wait():
-    """BUG-CP30: started with 120 s to stop, the old copy may run for 150 s and more."""
+    """Started with 120 s to stop, the old copy may run for 150 s and more."""
     record = released_in_a_cut(
         {"disconnect": STOP, "stop_timeout_s": 120.0}, {"disconnect": STOP, "stop_timeout_s": 1.0}
     )
@@ -452,8 +467,9 @@ def test_a_shorter_stop_timeout_of_a_release_in_a_cut_does_not_shorten_the_wait(
     assert [task.index for task in to_place(ended, silent(200.0))] == [0]
 
 
+@pytest.mark.behaviour("BUG-CP30")
 def test_a_stop_version_waits_for_the_copy_of_a_keep_version():
-    """BUG-CP30: a change from keep to stop in a cut starts no second copy before the machine is
+    """A change from keep to stop in a cut starts no second copy before the machine is
     heard.
     """
     record = released_in_a_cut({}, {"disconnect": STOP, "stop_timeout_s": 1.0})
@@ -463,8 +479,9 @@ def test_a_stop_version_waits_for_the_copy_of_a_keep_version():
         assert all(placed_as(record, task) == 1 for task in placed)
 
 
+@pytest.mark.behaviour("BUG-CP30")
 def test_a_job_made_again_knows_the_copies_that_its_predecessor_left_behind():
-    """BUG-CP30: deleted and made again in a cut, with `stop` for `keep`."""
+    """Deleted and made again in a cut, with `stop` for `keep`."""
     stored = read_retired(
         encode(retired_of(replace(a_record(version=1), generation=9, lasting={"m1": ["web-0"]})))
     )
@@ -480,8 +497,9 @@ def test_a_job_made_again_knows_the_copies_that_its_predecessor_left_behind():
     assert read_retired(b"41").generation == 41
 
 
+@pytest.mark.behaviour("BUG-CP31")
 def test_a_task_starts_only_on_a_machine_of_the_entitlement_of_its_own_version():
-    """BUG-CP31: the job moved to another entitlement; the machine is of one of its versions."""
+    """The job moved to another entitlement; the machine is of one of its versions."""
     task = a_task(phase=TaskPhase.STARTING)
     made = a_record(task, version=2)
     moved = replace(made.spec, entitlement="f")
@@ -490,8 +508,9 @@ def test_a_task_starts_only_on_a_machine_of_the_entitlement_of_its_own_version()
     assert commands(record, m1(homes=frozenset({"f"}))) == []
 
 
+@pytest.mark.behaviour("BUG-CP31")
 def test_a_moved_job_does_not_stop_all_its_tasks_at_once():
-    """BUG-CP31: tasks of the version before stay where they run, within the job's budget."""
+    """Tasks of the version before stay where they run, within the job's budget."""
     tasks = [a_task(i, placement=Placement(machine="m1")) for i in range(3)]
     made = a_record(*tasks, version=2)
     moved = replace(made.spec, entitlement="f")

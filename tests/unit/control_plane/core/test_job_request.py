@@ -50,6 +50,7 @@ def with_task(record: JobRecord, phase: TaskPhase, version: int = 2, **fields) -
     return replace(record, tasks=[first, changed, last])
 
 
+@pytest.mark.behaviour("AL13")
 @pytest.mark.parametrize(
     ("phase", "version"),
     [
@@ -60,7 +61,7 @@ def with_task(record: JobRecord, phase: TaskPhase, version: int = 2, **fields) -
         (TaskPhase.RUNNING, 2),
     ],
 )
-def test_an_update_in_place_asks_for_the_same_at_each_of_its_steps(phase, version):  # AL13
+def test_an_update_in_place_asks_for_the_same_at_each_of_its_steps(phase, version):
     index = a_region()
     record = running(index)
     before = asked(record, index)
@@ -75,7 +76,7 @@ def waits(record: JobRecord, index: RegionIndex, **fields) -> bool:
     return [group.tasks for group in groups if not group.running] == [(1,)]
 
 
-def test_a_task_that_cannot_start_again_where_it_was_is_asked_for_anew():
+def test_a_task_that_cannot_restart_on_its_machine_is_requested_again():
     index = a_region()
     record = running(index)
     there = record.tasks[1].placement
@@ -96,7 +97,7 @@ def test_a_task_that_cannot_start_again_where_it_was_is_asked_for_anew():
     assert waits(record, index)
 
 
-def test_a_version_that_needs_more_is_asked_for_apart():
+def test_a_version_that_needs_more_is_requested_separately():
     index = a_region()
     record = running(index, Limits(memory_max_bytes=2 << 30, cpu_max_cores=1.0))
     assert waits(record, index)

@@ -17,6 +17,8 @@ from control_plane.api.jobs import (
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
 from control_plane.scheduler.core.volume_pinning import kept_notes
 
+pytestmark = pytest.mark.behaviour("AG9")
+
 DATA = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=1 << 20)
 
 
@@ -55,7 +57,7 @@ def test_where_a_volume_is_and_what_leaves_it_there() -> None:
 
 
 @pytest.mark.parametrize("kind", [VolumeKind.SCRATCH, VolumeKind.TMPFS])
-def test_a_job_that_keeps_nothing_is_told_nothing(kind: VolumeKind) -> None:
+def test_a_job_without_volumes_gets_no_warning(kind: VolumeKind) -> None:
     assert notes(a_job(work=Volume(kind=kind, path="/w", max_bytes=1 << 20))) == []
 
 
@@ -87,8 +89,8 @@ def test_a_task_that_is_to_leave_is_named_with_the_reason() -> None:
     assert notes(with_task(a_job(data=DATA), operation=stays))[1] == "task 0: data on m1"
 
 
-def test_a_task_that_has_just_moved_is_not_said_to_leave_its_new_machine() -> None:
-    """BUG-UX7."""
+@pytest.mark.behaviour("BUG-UX7")
+def test_a_task_that_just_moved_is_not_announced_to_leave() -> None:
     moved = Operation(
         id="db-0.1",
         task=0,
@@ -115,7 +117,7 @@ def test_what_was_left_behind_is_named() -> None:
         ("", "which is on no machine"),
     ],
 )
-def test_whose_volume_a_task_reads_and_where_that_is(owner: str, said: str) -> None:
+def test_a_volume_is_shown_with_its_owner_and_place(owner: str, said: str) -> None:
     shared = Volume(kind=VolumeKind.SHARED, path="/r", source="db-0.data")
     reader = a_job("reader", ref=shared)
     [mine] = notes(reader, a_job("db", owner, data=DATA))

@@ -1,4 +1,4 @@
-"""EL1, EL2, EL3, EL10: who lends what to whom, what is called back, and how large buffers are."""
+"""Who lends what to whom, what is called back, and how large buffers are."""
 
 from collections import Counter
 
@@ -19,6 +19,8 @@ from control_plane.elastic.core.matching import (
     called_back,
     matched,
 )
+
+pytestmark = pytest.mark.behaviour("EL1", "EL2", "EL3", "EL10")
 
 NOW = 1_800_000_000.0
 
@@ -88,8 +90,8 @@ def test_a_pool_borrows_nothing_of_its_own_nor_of_another_kind_or_place() -> Non
     assert matched(machines, offers, [wants]) == []
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_pool_that_is_pinned_to_a_region_borrows_and_calls_back_there() -> None:
-    """SH13."""
     machines = [idle(0, region="east"), idle(1, region="west")]
     loans = matched(machines, {"": Offer(300, 0, 0)}, [taker(region="west")])
     assert [new.machine for new in loans] == ["m001"]
@@ -195,9 +197,9 @@ def test_missed_slots_repeat_the_last_value_and_a_clock_set_back_begins_again() 
     assert peak(noted(history, 3, NOW + 4 * SLOT_S)) == 9  # the most of the slot
 
 
+@pytest.mark.behaviour("EL10", "EX16")
 def test_central_buffers_are_smaller_than_those_of_every_owner_and_say_why() -> None:
-    """EL10, EX16: what is gained by them is a number of the report."""
-    """EL10: the largest case of all against the sum of the largest cases."""
+    """The report gives the gain: the largest case of all against the sum of the largest cases."""
 
     def history(pool: str, hour: int) -> UseHistory:
         used = [30 if hour * 12 <= n % DAY < hour * 12 + 12 else 10 for n in range(2 * DAY)]

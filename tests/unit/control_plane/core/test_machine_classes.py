@@ -1,4 +1,4 @@
-"""Machines share a bucket only if they agree in all that a bucket says of them (BUG-AL21)."""
+"""Machines share a bucket only if they agree in all that a bucket says of them."""
 
 import pytest
 from regions import FREE, GIB, RegionIndex, a_capacity, a_place, a_request, add, allocate, check
@@ -10,6 +10,8 @@ from control_plane.allocator.core.request import Allowance
 from control_plane.api.machines import Hardware, MachineRecord
 from control_plane.api.requirements import Compare
 from control_plane.broker.core import capacity
+
+pytestmark = pytest.mark.behaviour("BUG-AL21")
 
 OFFER = {"rru": 4.0, "cpus": 2.0, "network_mbps": 100, "power_w": 100, "disk_bytes": 8 * GIB}
 OTHERS = [
@@ -33,9 +35,9 @@ def buckets(index: RegionIndex, pool: str = "e1") -> list[list[str]]:
     return sorted(sorted(m.name for m in bucket.machines()) for bucket in found)
 
 
+@pytest.mark.behaviour("BUG-AL21")
 @pytest.mark.parametrize(("field", "value", "_demand"), OTHERS)
 def test_machines_that_differ_in_what_is_compared_share_no_bucket(field, value, _demand):
-    """BUG-AL21."""
     index = RegionIndex()
     add(index, "first", **OFFER)
     add(index, "alike", **OFFER)
@@ -62,10 +64,11 @@ def test_a_little_more_memory_parts_no_machines():
     assert len(buckets(index)) == 1
 
 
+@pytest.mark.behaviour("BUG-AL21")
 @pytest.mark.parametrize("pool", ["e1", FREE])
 @pytest.mark.parametrize(("field", "value", "demand"), WITH_A_TASK)
 def test_a_task_finds_the_one_machine_that_has_room(field, value, demand, pool):
-    """BUG-AL21: the bucket was searched as if all its machines were like the first."""
+    """The bucket was searched as if all its machines were like the first."""
     index = RegionIndex()
     add(index, ["f1", "f2"], pool=pool, **OFFER)
     add(index, "other", pool=pool, **{**OFFER, field: value})
@@ -76,8 +79,9 @@ def test_a_task_finds_the_one_machine_that_has_room(field, value, demand, pool):
     check(index)
 
 
+@pytest.mark.behaviour("BUG-AL21")
 def test_a_small_first_machine_does_not_hide_the_cores_of_a_larger_one():
-    """BUG-AL21: four cores seemed to be more than any machine has."""
+    """Four cores seemed to be more than any machine has."""
     index = RegionIndex()
     add(index, "small1", cpus=2.0)
     add(index, "large", cpus=7.0)
@@ -87,8 +91,9 @@ def test_a_small_first_machine_does_not_hide_the_cores_of_a_larger_one():
     assert not made.unplaced, made.reasons
 
 
+@pytest.mark.behaviour("BUG-AL21")
 def test_a_corrected_inventory_counts_at_once():
-    """BUG-AL21: four GPUs were found after a restart only."""
+    """Four GPUs were found after a restart only."""
     index = RegionIndex()
     add(index, "a b")
     allocate(index, a_request(2, "other", demand=Demand(GIB, cpus=1)))
@@ -99,8 +104,8 @@ def test_a_corrected_inventory_counts_at_once():
     check(index)
 
 
+@pytest.mark.behaviour("BUG-AL21", "BUG-AL31")
 def test_a_bucket_is_dropped_with_its_last_machine():
-    """BUG-AL21, BUG-AL31."""
     index = RegionIndex()
     add(index, "a b", pool="e1")
     add(index, "a", pool=FREE)
@@ -114,8 +119,9 @@ def test_a_bucket_is_dropped_with_its_last_machine():
     assert buckets(index, FREE) == []
 
 
+@pytest.mark.behaviour("BUG-AL31")
 def test_a_pool_is_dropped_with_its_last_machine_and_its_gains_never_fall():
-    """BUG-AL31: pools of entitlements that were removed stayed for good."""
+    """Pools of entitlements that were removed stayed for good."""
     index = RegionIndex()
     seen = []
     for number in range(30):
@@ -135,8 +141,8 @@ def test_a_pool_is_dropped_with_its_last_machine_and_its_gains_never_fall():
     assert "asked" not in index.pools
 
 
-def test_a_plan_goes_on_when_its_pool_is_dropped_meanwhile():
-    """BUG-AL31."""
+@pytest.mark.behaviour("BUG-AL31")
+def test_a_plan_continues_if_its_pool_is_dropped():
     index = RegionIndex()
     add(index, "a", pool="e1")
     add(index, "f", pool=FREE)
@@ -158,8 +164,9 @@ def _finish(steps):
             return stop.value
 
 
+@pytest.mark.behaviour("BUG-AL31")
 def test_capacities_and_places_are_forgotten_with_the_machines_that_had_them(monkeypatch):
-    """BUG-AL31: all that were ever seen stayed for good."""
+    """All that were ever seen stayed for good."""
     monkeypatch.setattr(capacity, "_SWEEP", 10)
     kinds, kept = capacity.Kinds(), []
     for number in range(200):

@@ -1,4 +1,4 @@
-"""BUG-AU4: tasks on machines that are wanted for something else: in which order, why, and how."""
+"""Tasks on machines that are wanted for something else: in which order, why, and how."""
 
 import pytest
 
@@ -21,6 +21,8 @@ from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Decision, Seen
 from control_plane.task_control.core.talk import ControllerAnswer
+
+pytestmark = pytest.mark.behaviour("BUG-AU4")
 
 IMAGE = "sha256:" + "1" * 64
 NOW = 1e9
@@ -88,9 +90,10 @@ def decided(view: dict[str, SeenMachine], record: JobRecord | None = None, **see
     return decide(record or a_record(), Seen(view, Moment(wall=NOW, steady=0.0), **seen))
 
 
+@pytest.mark.behaviour("BUG-AU4", "SC6")
 @pytest.mark.parametrize("first", range(TASKS))
 def test_the_nearest_deadline_has_the_budget(first: int):
-    """BUG-AU4, SC6: whatever the index, and before a release and what has no deadline."""
+    """Whatever the index, and before a release and what has no deadline."""
     later = {f"m{n}": leaving(n, 600 + n) for n in range(TASKS)}
     assert decided(later | {f"m{first}": leaving(first, 60)}).chosen == (first,)
     none = {f"m{n}": leaving(n) for n in range(TASKS)}
@@ -99,8 +102,9 @@ def test_the_nearest_deadline_has_the_budget(first: int):
     assert decided(a_view(**{f"m{first}": leaving(first, 900)}), released).chosen == (first,)
 
 
+@pytest.mark.behaviour("BUG-AU4")
 def test_of_what_has_no_deadline_that_which_waits_already_goes_first():
-    """BUG-AU4: what was chosen stays chosen."""
+    """What was chosen stays chosen."""
     waits = a_record(an_operation(2, OperationState.PROPOSED, Cause.MAINTENANCE))
     assert decided({f"m{n}": leaving(n) for n in range(TASKS)}, waits).chosen == (2,)
 
@@ -119,9 +123,10 @@ def a_machine(*events: UnavailabilityEvent) -> MachineRecord:
     return MachineRecord(machine="m0", **values)
 
 
+@pytest.mark.behaviour("BUG-AU4", "TC8")
 @pytest.mark.parametrize("kind", TAKEN)
 def test_stop_is_offered_only_where_the_machine_will_be_there_again(kind: EventKind):
-    """BUG-AU4, TC8: not for a decommission, a replacement, or a loan that is called back."""
+    """Not for a decommission, a replacement, or a loan that is called back."""
     event = an_event(kind)
     comes_back = returning(a_machine(event), NOW)
     assert comes_back == (kind in PASSING)
@@ -133,9 +138,10 @@ def test_stop_is_offered_only_where_the_machine_will_be_there_again(kind: EventK
     assert not returning(a_machine(event, final), NOW)
 
 
+@pytest.mark.behaviour("BUG-AU4")
 @pytest.mark.parametrize("told", [False, True])
 def test_an_acknowledgement_lapses_when_a_deadline_forces_another_task(told: bool):
-    """BUG-AU4: unless the controller knew that the other one goes."""
+    """Unless the controller knew that the other one goes."""
     acknowledged = an_operation(
         0, OperationState.ACKNOWLEDGED, Cause.MAINTENANCE, approved="db 1", deadline=NOW + 900
     )
@@ -149,6 +155,7 @@ def test_an_acknowledgement_lapses_when_a_deadline_forces_another_task(told: boo
     assert made.overdue == (1,)
 
 
+@pytest.mark.behaviour("BUG-AU4")
 @pytest.mark.parametrize(
     ("said", "waits"),
     [
@@ -159,13 +166,14 @@ def test_an_acknowledgement_lapses_when_a_deadline_forces_another_task(told: boo
         ({"overdue": True}, False),
     ],
 )
-def test_what_cannot_wait_goes_on_while_much_is_lost(said: dict[str, bool], waits: bool):
-    """BUG-AU4: a loan that is called back, a power cap and a deadline; a maintenance waits."""
+def test_urgent_work_continues_while_many_machines_are_lost(said: dict[str, bool], waits: bool):
+    """A loan that is called back, a power cap and a deadline; a maintenance waits."""
     made = decided(a_view(m0=leaving(0, 60, **said)), held_back={"m0": "much is lost in dc1"})
     assert (made.held == [0]) is waits
     assert (0 in (*made.chosen, *made.overdue)) is not waits
 
 
+@pytest.mark.behaviour("BUG-AU4")
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
@@ -176,7 +184,6 @@ def test_what_cannot_wait_goes_on_while_much_is_lost(said: dict[str, bool], wait
     ],
 )
 def test_an_operation_names_what_the_machine_is_wanted_for(said: dict[str, bool], cause: Cause):
-    """BUG-AU4."""
     made = decided(a_view(m0=leaving(0, 60, **said)))
     operation = made.record.tasks[0].operation
     assert operation is not None

@@ -35,7 +35,8 @@ def give_back(index: RegionIndex, machines) -> None:
         index.put(machine.name, machine.capacity, machine.place, FREE, machine.blocked)
 
 
-def test_figure_6():  # CP5 MO12 AL10
+@pytest.mark.behaviour("CP5", "MO12", "AL10")
+def test_figure_6():
     """Jobs A and B of one entitlement stack on M3; C grows, and M6 comes to the other one."""
     index = RegionIndex()
     add(index, "m1", "msb1", "dc1", "entitlement1")
@@ -59,7 +60,8 @@ def test_figure_6():  # CP5 MO12 AL10
     check(index)
 
 
-def test_figure_7():  # CP4 CP9 AL10
+@pytest.mark.behaviour("CP4", "CP9", "AL10")
+def test_figure_7():
     index = RegionIndex()
     add(index, "m7", "msb1", pool=FREE)
     settled = allocate(index, a_request(1, "d", demand=HALF), Allowance(machines=2))
@@ -99,10 +101,11 @@ def lose(index: RegionIndex, msb: str, job: str = "web") -> Request:
     return Request(job, "e1", tuple(groups))
 
 
+@pytest.mark.behaviour("AL9", "AL8")
 @pytest.mark.parametrize(
     ("datacenters", "msbs", "buffer"), [(1, 12, Fraction(1, 12)), (5, 12, Fraction(1, 60))]
 )
-def test_the_buffer_against_the_loss_of_an_msb(datacenters, msbs, buffer):  # AL9 AL8
+def test_the_buffer_against_the_loss_of_an_msb(datacenters, msbs, buffer):
     """12 MSBs in one data center: 1/12 = 8.3 %; 60 in five: 1/60 = 1.7 %. No more is needed."""
     tasks = 660
     index = a_region(datacenters, msbs, machines=2 * -(-tasks // (4 * datacenters * msbs)))
@@ -127,7 +130,8 @@ def test_the_buffer_against_the_loss_of_an_msb(datacenters, msbs, buffer):  # AL
     assert plan(index, again, Allowance()).change.is_empty
 
 
-def test_machines_in_place_of_a_lost_msb_come_from_the_free_pool():  # AL9 AL10 CP3
+@pytest.mark.behaviour("AL9", "AL10", "CP3")
+def test_machines_in_place_of_a_lost_msb_come_from_the_free_pool():
     index = a_region(datacenters=2, msbs=3, machines=1)
     for msb in range(1, 4):
         add(index, f"f{msb}", f"msb{msb}", "dc2", FREE)
@@ -138,7 +142,8 @@ def test_machines_in_place_of_a_lost_msb_come_from_the_free_pool():  # AL9 AL10 
     check(index)
 
 
-def test_capacity_stranded_in_one_data_center_serves_a_job_of_another():  # WH1
+@pytest.mark.behaviour("WH1")
+def test_capacity_stranded_in_one_data_center_serves_a_job_of_another():
     index = a_region(datacenters=2, msbs=2, machines=1)
     pinned = Demand(GIB, cpus=1, requires=((Property.DATACENTER, frozenset({"dc1"})),))
     allocate(index, a_request(6, "elder", demand=pinned))

@@ -42,15 +42,17 @@ def requiring(property_: Property, *values: str, memory: int = GIB) -> Demand:
 # -- what is asked for
 
 
+@pytest.mark.behaviour("AL5")
 @pytest.mark.parametrize("value", ["msb2", "dc2/msb2"])
-def test_only_machines_that_are_required_get_tasks(value):  # AL5
+def test_only_machines_that_are_required_get_tasks(value):
     index = a_region(datacenters=2, msbs=3)
     allocate(index, a_request(4, demand=requiring(Property.MSB, value)))
     assert {name.split("-")[1] for name in where(index).values()} == {"msb2"}
     assert per(index, "datacenter") == ([2, 2] if value == "msb2" else [0, 4])
 
 
-def test_a_pinned_entitlement_gets_machines_of_one_data_center_only():  # CP10
+@pytest.mark.behaviour("CP10")
+def test_a_pinned_entitlement_gets_machines_of_one_data_center_only():
     index = a_region(datacenters=2, msbs=2, machines=1)
     add(index, "f1", "msb9", "dc1", FREE)
     add(index, "f2", "msb9", "dc2", FREE)
@@ -63,7 +65,8 @@ def test_a_pinned_entitlement_gets_machines_of_one_data_center_only():  # CP10
     assert "1 free machine: not in dc2, the data center of the entitlement" in made.reasons
 
 
-def test_one_generation_can_be_demanded_for_a_part_of_the_job():  # AL23
+@pytest.mark.behaviour("AL23")
+def test_one_generation_can_be_demanded_for_a_part_of_the_job():
     index = RegionIndex()
     add(index, "old1 old2", generation="skylake")
     add(index, "new1 new2", generation="icelake")
@@ -110,7 +113,8 @@ def test_each_task_gets_the_ports_that_it_names():
 # -- what stays
 
 
-def test_the_same_request_again_changes_nothing():  # AL13
+@pytest.mark.behaviour("AL13")
+def test_the_same_request_again_changes_nothing():
     index = a_region()
     allocate(index, a_request(5))
     assert plan(index, a_request(5), Allowance()).change.is_empty
@@ -125,7 +129,8 @@ def test_a_plan_changes_nothing():
     assert (state(index), index.gain) == (before, gain)
 
 
-def test_tasks_that_stay_count_for_the_spread():  # AL8
+@pytest.mark.behaviour("AL8")
+def test_tasks_that_stay_count_for_the_spread():
     index = a_region(msbs=3, machines=2)
     allocate(index, a_request(3, demand=requiring(Property.MSB, "msb1")))
     allocate(index, a_request(6))
@@ -133,7 +138,8 @@ def test_tasks_that_stay_count_for_the_spread():  # AL8
     assert [where(index)[i].split("-")[1] for i in range(3)] == ["msb1"] * 3
 
 
-def test_tasks_that_are_not_named_give_their_machines_back():  # AL4
+@pytest.mark.behaviour("AL4")
+def test_tasks_that_are_not_named_give_their_machines_back():
     index = a_region()
     allocate(index, a_request(5))
     allocate(index, a_request([1, 3]))
@@ -155,7 +161,8 @@ def test_only_tasks_that_changed_move():
     assert plan(index, Request("web", POOL, groups), NONE).change.is_empty
 
 
-def test_a_machine_that_went_to_another_entitlement_keeps_no_task():  # MO12
+@pytest.mark.behaviour("MO12")
+def test_a_machine_that_went_to_another_entitlement_keeps_no_task():
     index = a_region(msbs=2, machines=1)
     allocate(index, a_request(4))
     index.put("dc1-msb1-0", a_capacity(), a_place("msb1"), "e2", "")
@@ -174,7 +181,8 @@ def test_a_job_may_move_to_another_entitlement():
     check(index)
 
 
-def test_jobs_never_stack_across_entitlements():  # MO12 CP7
+@pytest.mark.behaviour("MO12", "CP7")
+def test_jobs_never_stack_across_entitlements():
     index = RegionIndex()
     add(index, "mine")
     add(index, "theirs", pool="e2")
@@ -293,7 +301,8 @@ def test_a_gang_does_not_fail_for_tasks_that_may_stay():
 # -- the free pool
 
 
-def test_machines_come_from_the_free_pool_when_those_held_do_not_do():  # AL10 CP3
+@pytest.mark.behaviour("AL10", "CP3")
+def test_machines_come_from_the_free_pool_when_those_held_do_not_do():
     index = a_region(msbs=2, machines=1)
     add(index, "f1 f2", "msb1", pool=FREE)
     add(index, "f3", "msb3", pool=FREE)
@@ -306,7 +315,8 @@ def test_machines_come_from_the_free_pool_when_those_held_do_not_do():  # AL10 C
     check(index)
 
 
-def test_an_entitlement_takes_one_machine_per_msb_first():  # AL8 AL10
+@pytest.mark.behaviour("AL8", "AL10")
+def test_an_entitlement_takes_one_machine_per_msb_first():
     index = a_region(msbs=3, machines=2, pool=FREE)
     made = plan(index, a_request(6), Allowance(machines=3))
     assert {m.place.msb for m in made.change.takes} == {"dc1/msb1", "dc1/msb2", "dc1/msb3"}
@@ -314,6 +324,7 @@ def test_an_entitlement_takes_one_machine_per_msb_first():  # AL8 AL10
     assert len(plan(index, a_request(6, demand=BIG), Allowance()).change.takes) == 6
 
 
+@pytest.mark.behaviour("CP3", "MO6")
 @pytest.mark.parametrize(
     ("allowance", "taken", "reason"),
     [
@@ -339,7 +350,7 @@ def test_an_entitlement_takes_one_machine_per_msb_first():  # AL8 AL10
         (Allowance(), 4, "the free pool is empty"),
     ],
 )
-def test_what_may_be_taken_is_never_exceeded(allowance, taken, reason):  # CP3 MO6
+def test_what_may_be_taken_is_never_exceeded(allowance, taken, reason):
     index = RegionIndex()
     add(index, "f1", pool=FREE)
     add(index, "f2", pool=FREE, msb="msb2")
@@ -354,7 +365,8 @@ def test_what_may_be_taken_is_never_exceeded(allowance, taken, reason):  # CP3 M
     check(index)
 
 
-def test_small_machines_fit_a_quota_of_rru_that_is_too_small_for_larger_ones():  # MO6
+@pytest.mark.behaviour("MO6")
+def test_small_machines_fit_a_quota_of_rru_that_is_too_small_for_larger_ones():
     index = RegionIndex()
     add(index, "big", pool=FREE, rru=8.0)
     add(index, "little", pool=FREE, rru=4.0)
@@ -362,7 +374,8 @@ def test_small_machines_fit_a_quota_of_rru_that_is_too_small_for_larger_ones(): 
     assert [m.name for m in made.change.takes] == ["little"]
 
 
-def test_a_quota_of_rru_can_be_used_to_its_end():  # MO6
+@pytest.mark.behaviour("MO6")
+def test_a_quota_of_rru_can_be_used_to_its_end():
     index = RegionIndex()
     add(index, [f"f{i}" for i in range(9)], pool=FREE, rru=5.3)
     made = plan(index, a_request(40), Allowance(micro_rru=micro(7 * 5.3)))
@@ -381,8 +394,9 @@ def test_blocked_machines_are_neither_used_nor_taken():
 # -- reasons
 
 
+@pytest.mark.behaviour("BUG-UX7")
 def test_a_note_explains_machines_that_count_for_several_reasons():
-    """BUG-UX7: 2 + 1 + 1 machines, of 3."""
+    """2 + 1 + 1 machines, of 3."""
     index = RegionIndex()
     add(index, "a", memory_bytes=GIB, blocked="is down")
     add(index, "b", memory_bytes=GIB)
@@ -435,7 +449,8 @@ def test_nothing_is_explained_when_all_have_room():
     assert plan(a_region(), a_request(3), NONE).reasons == ()
 
 
-def test_a_limit_per_bin_counts_the_tasks_that_are_there_already():  # AL23
+@pytest.mark.behaviour("AL23")
+def test_a_limit_per_bin_counts_the_tasks_that_are_there_already():
     index = RegionIndex()
     for msb in ("msb1", "msb2"):
         add(index, [f"{msb}-{i}" for i in range(6)], msb)
@@ -449,7 +464,8 @@ def test_a_limit_per_bin_counts_the_tasks_that_are_there_already():  # AL23
 # -- bounded time
 
 
-def test_machines_without_room_do_not_hide_one_that_fits():  # AL17
+@pytest.mark.behaviour("AL17")
+def test_machines_without_room_do_not_hide_one_that_fits():
     """One search passes over 256 of them; what is left over then is searched to the end."""
     index = RegionIndex()
     add(index, [f"cpu{i}" for i in range(400)], cpus=0.5, rru=0.5)
@@ -459,7 +475,8 @@ def test_machines_without_room_do_not_hide_one_that_fits():  # AL17
     assert where(index) == {0: "memory"}
 
 
-def test_a_long_search_lets_others_run():  # AL17
+@pytest.mark.behaviour("AL17")
+def test_a_long_search_lets_others_run():
     index = RegionIndex()
     for msb in range(10):
         add(index, [f"m{msb}-{i}" for i in range(500)], f"msb{msb}", memory_bytes=GIB)
@@ -470,7 +487,8 @@ def test_a_long_search_lets_others_run():  # AL17
     assert len(list(planning(index, a_request(1500), NONE))) == 2
 
 
-def test_a_large_job_is_compared_with_what_it_has_in_steps():  # AL17
+@pytest.mark.behaviour("AL17")
+def test_a_large_job_is_compared_with_what_it_has_in_steps():
     index = a_region(msbs=2, machines=200)
     allocate(index, a_request(1500))
     assert len(list(planning(index, a_request(1500), NONE))) == 7
@@ -488,7 +506,8 @@ def test_what_is_hopeless_for_one_allocation_is_not_for_another():
 # -- the first machine that is looked at
 
 
-def test_machines_with_far_more_memory_than_others_are_filled_one_by_one():  # AL7
+@pytest.mark.behaviour("AL7")
+def test_machines_with_far_more_memory_than_others_are_filled_one_by_one():
     """So are they for the first task of a new job, which is placed at observation."""
     index = a_region(msbs=1, machines=20)
     wide = Demand(10 * GIB, cpus=0.1)
@@ -499,8 +518,9 @@ def test_machines_with_far_more_memory_than_others_are_filled_one_by_one():  # A
     assert where(index, "second") == {0: used}
 
 
+@pytest.mark.behaviour("AL11")
 @pytest.mark.parametrize("missed", [False, True])
-def test_a_new_version_may_have_the_room_that_its_old_one_frees(missed):  # AL11
+def test_a_new_version_may_have_the_room_that_its_old_one_frees(missed):
     """On the machine that suits it, however full that looks, and whoever found no room there."""
     index = RegionIndex()
     add(index, "small used")
@@ -520,7 +540,8 @@ def test_a_new_version_may_have_the_room_that_its_old_one_frees(missed):  # AL11
 # -- refusals
 
 
-def test_a_refusal_judges_no_machine_twice_for_requests_that_are_alike(monkeypatch):  # AL17
+@pytest.mark.behaviour("AL17")
+def test_a_refusal_judges_no_machine_twice_for_requests_that_are_alike(monkeypatch):
     """The reasons are found once per kind of request, and again once room was gained."""
     index = a_region(msbs=3, machines=50)
     allocate(index, a_request(600, "all"))
@@ -544,7 +565,8 @@ def test_a_refusal_judges_no_machine_twice_for_requests_that_are_alike(monkeypat
     assert judged
 
 
-def test_what_was_refused_for_the_moment_is_not_remembered():  # CP6
+@pytest.mark.behaviour("CP6")
+def test_what_was_refused_for_the_moment_is_not_remembered():
     index = RegionIndex()
     add(index, "f1 f2", pool=FREE)
     kept = Allowance(refuses=lambda machine: "kept for others")

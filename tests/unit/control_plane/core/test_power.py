@@ -1,4 +1,4 @@
-"""Budgets of power: overcommitted by default, respected by placement, explained (AL22)."""
+"""Budgets of power: overcommitted by default, respected by placement, explained."""
 
 import random
 from collections import Counter
@@ -26,6 +26,8 @@ from control_plane.api.policy import Fit, Preference, Property
 from control_plane.api.requirements import In
 from control_plane.api.settings import PowerSettings
 
+pytestmark = pytest.mark.behaviour("AL22")
+
 MSB1, MSB2 = "dc1/msb1", "dc1/msb2"
 RACK = "dc1/msb1/row1/rack1"
 
@@ -51,20 +53,22 @@ def drawn(index: RegionIndex, prefix: str = "msb1") -> int:
     )
 
 
-def test_without_a_budget_power_keeps_no_task_away():  # AL22
+@pytest.mark.behaviour("AL22")
+def test_without_a_budget_power_keeps_no_task_away():
     index = a_region()
     allocate(index, a_request(32))
     assert len(where(index)) == 32
     assert index.power is None
 
 
+@pytest.mark.behaviour("AL22")
 @pytest.mark.parametrize("pool", ["e1", FREE])
 @pytest.mark.parametrize(
     ("overcommit", "watts", "lit"), [(1.0, 1000, 2), (1.25, 1000, 3), (2.0, 1000, 4), (1.0, 399, 0)]
 )
 def test_machines_in_use_may_draw_more_than_the_budget_as_far_as_it_is_overcommitted(
     pool, overcommit, watts, lit
-):  # AL22
+):
     """One machine draws 400 W; of four in the MSB so many get tasks."""
     index = a_region(overcommit, pool, dc1_msb1=watts)
     allocate(index, a_request(32), Allowance())
@@ -74,7 +78,8 @@ def test_machines_in_use_may_draw_more_than_the_budget_as_far_as_it_is_overcommi
     assert per(index, "msb") == sorted([lit * 4, 16])
 
 
-def test_the_default_exceeds_the_nominal_budget():  # AL22
+@pytest.mark.behaviour("AL22")
+def test_the_default_exceeds_the_nominal_budget():
     assert PowerSettings().overcommit > 1
 
 
@@ -132,7 +137,8 @@ def test_free_machines_without_power_are_in_the_reasons():
     assert any("free machines: power: dc1 has 0 W left of 400 W" in r for r in made.reasons)
 
 
-def test_the_committer_looks_again():  # AL11
+@pytest.mark.behaviour("AL11")
+def test_the_committer_checks_again():
     """Two plans, each for the one machine that the MSB's power allows: one is refused."""
     index = a_region(dc1_msb1=400)
     plans = {}
@@ -210,8 +216,9 @@ def test_a_machine_of_unknown_draw_is_not_counted():
     assert not allocate(index, a_request(1)).unplaced
 
 
+@pytest.mark.behaviour("AL22")
 @pytest.mark.parametrize("seed", range(20))
-def test_no_budget_is_exceeded_and_none_counts_what_is_not_in_use(seed):  # AL22
+def test_no_budget_is_exceeded_and_none_counts_what_is_not_in_use(seed):
     rng = random.Random(seed)
     pools = ("e1", "e2")
     levels = ["dc1", MSB1, MSB2, RACK]

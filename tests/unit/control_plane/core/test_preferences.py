@@ -41,7 +41,8 @@ def test_every_strategy_has_a_score():
     assert set(SCORES) == set(Strategy)
 
 
-def test_by_default_tasks_go_evenly_over_msbs_and_then_data_centers():  # AL7 AL8
+@pytest.mark.behaviour("AL7", "AL8")
+def test_by_default_tasks_go_evenly_over_msbs_and_then_data_centers():
     index = a_region(datacenters=2, msbs=3)
     assert per_msb(index, 10, *DEFAULT) == [1, 1, 2, 2, 2, 2]
     assert per(index, "datacenter") == [5, 5]
@@ -52,7 +53,8 @@ def per_msb(index: RegionIndex, tasks, *preferences, **fields) -> list[int]:
     return per(index, "msb")
 
 
-def test_between_equal_msbs_the_emptier_data_center_wins():  # AL8
+@pytest.mark.behaviour("AL8")
+def test_between_equal_msbs_the_emptier_data_center_wins():
     index = RegionIndex()
     for name, msb, dc in (("a", "1", "dc1"), ("b", "2", "dc1"), ("c", "1", "dc2")):
         add(index, name, msb, dc)
@@ -65,8 +67,9 @@ def only(*machines: str, **fields) -> Demand:
     return Demand(GIB, cpus=1, requires=((Property.MACHINE, frozenset(machines)),), **fields)
 
 
+@pytest.mark.behaviour("AL7")
 @pytest.mark.parametrize("level", ["datacenter", "msb", "row", "rack", "machine"])
-def test_even_holds_on_every_level(level):  # AL7
+def test_even_holds_on_every_level(level):
     index = RegionIndex()
     for dc in ("dc1", "dc2"):
         for msb in ("msb1", "msb2"):
@@ -97,10 +100,11 @@ def test_even_over_racks_counts_what_is_there_already():
     assert found["b1"] == 3
 
 
+@pytest.mark.behaviour("AL7")
 @pytest.mark.parametrize(
     ("level", "parts"), [("machine", 2), ("rack", 1), ("row", 1), ("msb", 1), ("datacenter", 1)]
 )
-def test_pack_fills_one_bin_before_the_next(level, parts):  # AL7
+def test_pack_fills_one_bin_before_the_next(level, parts):
     index = RegionIndex()
     for dc in ("dc1", "dc2"):
         for msb in ("msb1", "msb2"):
@@ -137,6 +141,7 @@ def test_avoid_uses_what_it_names_only_for_want_of_others():
     assert placed(index, 9, preference)["dc1-msb2-0"] == 4
 
 
+@pytest.mark.behaviour("AL23")
 @pytest.mark.parametrize(
     ("property_", "field"),
     [
@@ -146,7 +151,7 @@ def test_avoid_uses_what_it_names_only_for_want_of_others():
         (Property.GPU_TYPE, "gpu_type"),
     ],
 )
-def test_hardware_can_be_preferred_and_avoided(property_, field):  # AL23
+def test_hardware_can_be_preferred_and_avoided(property_, field):
     for strategy, expected in ((PREFER, "new"), (AVOID, "old")):
         index = RegionIndex()
         add(index, "old", **{field: "old"})
@@ -170,7 +175,8 @@ def test_single_machines_can_be_preferred_and_avoided(property_, value):
             assert (where(index)[0] == "m7") == expected
 
 
-def test_machines_taken_from_the_free_pool_are_spread_over_racks():  # AL10
+@pytest.mark.behaviour("AL10")
+def test_machines_taken_from_the_free_pool_are_spread_over_racks():
     index = RegionIndex()
     for rack in ("a", "b", "c"):
         add(index, f"{rack}1 {rack}2 {rack}3", rack=rack, pool=FREE)
@@ -181,7 +187,8 @@ def test_machines_taken_from_the_free_pool_are_spread_over_racks():  # AL10
 BIG = Demand(3 * GIB, cpus=1)
 
 
-def test_several_preferences_matter_in_their_order():  # AL7
+@pytest.mark.behaviour("AL7")
+def test_several_preferences_matter_in_their_order():
     index = RegionIndex()
     for msb in ("msb1", "msb2"):
         add(index, f"{msb}-old", msb, generation="old")

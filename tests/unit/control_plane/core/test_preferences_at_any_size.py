@@ -44,22 +44,24 @@ def per_rack(index: RegionIndex, tasks: int, *preferences: Preference, **fields)
     return Counter(claim.machine.place.rack.rpartition("/")[2] for claim in index.claims["web"])
 
 
+@pytest.mark.behaviour("BUG-AL3")
 @pytest.mark.parametrize("each", SIZES)
 @pytest.mark.parametrize("pool", ["e1", FREE])
 def test_even_over_racks_is_even_however_many_machines_they_have(each, pool):
-    """BUG-AL3: two racks of a hundred machines: ten tasks all went into one."""
+    """Two racks of a hundred machines: ten tasks all went into one."""
     assert set(per_rack(racks(2, each, pool=pool), 4, by(Property.RACK)).values()) == {2}
     assert set(per_rack(racks(3, each, pool=pool), 3, by(Property.RACK)).values()) == {1}
 
 
+@pytest.mark.behaviour("BUG-AL3")
 def test_five_hundred_tasks_stand_evenly_in_ten_racks_of_a_thousand_machines():
-    """BUG-AL3."""
     assert set(per_rack(racks(10, 1000), 500, by(Property.RACK)).values()) == {50}
 
 
+@pytest.mark.behaviour("BUG-AL3")
 @pytest.mark.parametrize("each", SIZES)
 def test_the_rack_that_is_preferred_gets_the_tasks(each):
-    """BUG-AL3: the first rack got them."""
+    """The first rack got them."""
     found = per_rack(racks(4, each), 3, by(Property.RACK, PREFER, "r3", "r2"))
     assert found == {"r3": 3}
     index = racks(4, each)
@@ -67,17 +69,18 @@ def test_the_rack_that_is_preferred_gets_the_tasks(each):
     assert per_rack(index, 3, avoided) == {"r3": 3}
 
 
+@pytest.mark.behaviour("BUG-AL3")
 @pytest.mark.parametrize("each", SIZES)
 def test_one_rack_is_filled_before_the_next(each):
-    """BUG-AL3."""
     index = racks(3, each)
     assert sorted(per_rack(index, 3, by(Property.RACK, PACK)).values()) == [3]
     assert sorted(per_rack(index, 4 * each + 1, by(Property.RACK, PACK)).values()) == [1, 4 * each]
 
 
+@pytest.mark.behaviour("BUG-AL3")
 @pytest.mark.parametrize("each", SIZES)
 def test_the_machine_that_is_preferred_gets_the_task(each):
-    """BUG-AL3: machines beyond the first 64 were not seen."""
+    """Machines beyond the first 64 were not seen."""
     last = f"msb1-r2-{each - 1}"
     index = racks(3, each)
     preference = by(Property.MACHINE, PREFER, last)
@@ -89,9 +92,9 @@ def test_the_machine_that_is_preferred_gets_the_task(each):
     assert [machine.name for machine in made.change.takes] == [last]
 
 
+@pytest.mark.behaviour("BUG-AL3")
 @pytest.mark.parametrize("each", [1, 63, 64, 65, 300])
 def test_rows_are_bins_as_racks_are(each):
-    """BUG-AL3."""
     index = RegionIndex()
     for row in range(3):
         add(index, [f"row{row}-{i}" for i in range(each)], row=f"row{row}")
@@ -108,9 +111,10 @@ def two_msbs(each: int) -> RegionIndex:
     return index
 
 
+@pytest.mark.behaviour("BUG-AL4")
 @pytest.mark.parametrize("each", [3, 64, 65, 300])
-def test_the_first_preference_matters_most_whatever_its_property(each):
-    """BUG-AL4: rack before MSB put two of three tasks into the other MSB."""
+def test_the_first_preference_matters_most_for_every_property(each):
+    """Rack before MSB put two of three tasks into the other MSB."""
     rack_first = by(Property.RACK, PREFER, "r1"), by(Property.MSB)
     assert per_rack(two_msbs(each), 3, *rack_first) == {"r1": 3}
     msb_first = by(Property.MSB), by(Property.RACK, PREFER, "r1")
@@ -119,9 +123,9 @@ def test_the_first_preference_matters_most_whatever_its_property(each):
     assert found["s0"] + found["s1"] == 2
 
 
+@pytest.mark.behaviour("BUG-AL4")
 @pytest.mark.parametrize("each", [1, 65])
 def test_the_second_preference_decides_between_equals_of_the_first(each):
-    """BUG-AL4."""
     avoid_then_rack = by(Property.RACK, AVOID, "r0", "s0"), by(Property.MSB), by(Property.RACK)
     assert per_rack(two_msbs(each), 2, *avoid_then_rack) == {"r1": 1, "s1": 1}
     machine_then_msb = by(Property.MACHINE), by(Property.MSB, PREFER, "msb2")
@@ -132,8 +136,9 @@ def test_the_second_preference_decides_between_equals_of_the_first(each):
     assert found["s0"] + found["s1"] == 2 * each + 1
 
 
+@pytest.mark.behaviour("BUG-AL3")
 def test_a_machine_with_room_is_found_behind_any_number_without():
-    """BUG-AL3: after 256 that did not fit, the next MSB was taken."""
+    """After 256 that did not fit, the next MSB was taken."""
     index = racks(1, 2000, memory_bytes=GIB // 2)
     add(index, "last", rack="r0", memory_bytes=GIB)
     add(index, [f"msb2-{i}" for i in range(3)], "msb2")
@@ -208,9 +213,10 @@ def with_gpus(cpu_machines: int = 4, gpu_machines: int = 4, pool: str = "e1") ->
     return index
 
 
+@pytest.mark.behaviour("BUG-AL8")
 @pytest.mark.parametrize("pool", ["e1", FREE])
 def test_machines_with_gpus_are_kept_for_tasks_that_need_gpus(pool):
-    """BUG-AL8: tasks without a GPU filled the machines that have some."""
+    """Tasks without a GPU filled the machines that have some."""
     index = with_gpus(pool=pool)
     made = allocate(index, a_request(16), Allowance())
     assert not made.unplaced
@@ -220,6 +226,7 @@ def test_machines_with_gpus_are_kept_for_tasks_that_need_gpus(pool):
     assert kinds == {"cpu": 16, "gpu": 4}
 
 
+@pytest.mark.behaviour("BUG-AL8")
 @pytest.mark.parametrize(
     ("plenty", "scarce"),
     [
@@ -228,8 +235,7 @@ def test_machines_with_gpus_are_kept_for_tasks_that_need_gpus(pool):
         ({"gpus": 0}, {"gpus": 1}),
     ],
 )
-def test_what_is_scarce_is_kept_whatever_it_is(plenty, scarce):
-    """BUG-AL8."""
+def test_every_scarce_resource_is_kept(plenty, scarce):
     index = RegionIndex()
     add(index, ["a"], machine_type="rare", **scarce)
     add(index, ["b"], machine_type="common", **plenty)
@@ -238,8 +244,9 @@ def test_what_is_scarce_is_kept_whatever_it_is(plenty, scarce):
         assert where(index, f"j{number}") == {0: "b"}
 
 
+@pytest.mark.behaviour("BUG-AL8")
 def test_tasks_without_gpus_on_machines_with_some_fill_one_before_the_next():
-    """BUG-AL8: or every one of them lacks the CPU for its GPUs."""
+    """Or every one of them lacks the CPU for its GPUs."""
     index = with_gpus(cpu_machines=0)
     for number in range(8):
         allocate(index, a_request(1, f"j{number}"))
@@ -247,8 +254,8 @@ def test_tasks_without_gpus_on_machines_with_some_fill_one_before_the_next():
     assert len(untouched) == 2
 
 
+@pytest.mark.behaviour("BUG-AL8")
 def test_tasks_with_gpus_go_where_fewest_are_left():
-    """BUG-AL8."""
     index = with_gpus()
     small = Demand(GIB // 8, cpus=0.125, gpus=1)
     for number in range(12):
@@ -259,7 +266,8 @@ def test_tasks_with_gpus_go_where_fewest_are_left():
     assert not plan(index, a_request(2, demand=whole), Allowance()).unplaced
 
 
-def test_spread_comes_before_what_is_scarce():  # AL8
+@pytest.mark.behaviour("AL8")
+def test_spread_comes_before_what_is_scarce():
     index = RegionIndex()
     add(index, "c1 c2 c3 c4", "msb1", machine_type="cpu")
     add(index, "g1 g2", "msb2", machine_type="gpu", gpus=8)
@@ -268,8 +276,9 @@ def test_spread_comes_before_what_is_scarce():  # AL8
     assert set(msbs.values()) == {2}
 
 
+@pytest.mark.behaviour("BUG-AL8")
 def test_machines_with_far_more_memory_than_most_are_filled_one_by_one():
-    """BUG-AL8: with even load, none of them had room for a task that needs all of one."""
+    """With even load, none of them had room for a task that needs all of one."""
     index = RegionIndex()
     add(index, [f"c{i}" for i in range(30)], machine_type="common")
     add(index, [f"h{i}" for i in range(3)], machine_type="huge", memory_bytes=64 * GIB)

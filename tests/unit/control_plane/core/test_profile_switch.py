@@ -32,6 +32,7 @@ RECORD = MachineRecord(
 )
 
 
+@pytest.mark.behaviour("HP15", "HP12")
 @pytest.mark.parametrize(
     ("name", "generation", "state", "empty", "step"),
     [
@@ -48,7 +49,7 @@ RECORD = MachineRecord(
         ("web", 9, ProfileState.VERIFIED, True, Step.RAISE),
     ],
 )
-def test_the_next_step(name, generation, state, empty, step):  # HP15 HP12
+def test_the_next_step(name, generation, state, empty, step):
     seen = ProfileStatus(name=name, generation=generation, state=state)
     assert next_step(RECORD, seen, empty=empty).step is step
 

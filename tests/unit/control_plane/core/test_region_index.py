@@ -37,7 +37,8 @@ BIG = Demand(memory_bytes=3 * GIB, cpus=1.0)
 # -- AL6: what fits
 
 
-def test_hard_requirements_are_answered_over_all_machines():  # AL6 AL5
+@pytest.mark.behaviour("AL6", "AL5")
+def test_hard_requirements_are_answered_over_all_machines():
     """All Skylake machines with available CPU >= 2 RRU and memory >= 5 GB."""
     index = RegionIndex()
     offers = {"skylake": "skylake", "icelake": "icelake"}
@@ -77,7 +78,8 @@ def test_the_kinds_of_the_region_are_known_by_msb():
     assert kinds() == []
 
 
-def test_buckets_that_a_requirement_excludes_are_passed_over(monkeypatch):  # AL6
+@pytest.mark.behaviour("AL6")
+def test_buckets_that_a_requirement_excludes_are_passed_over(monkeypatch):
     index = a_region(datacenters=2, msbs=3)
     seen = []
     usable = Bucket.usable
@@ -98,7 +100,8 @@ def test_buckets_that_a_requirement_excludes_are_passed_over(monkeypatch):  # AL
 # -- reserve, settle, roll back
 
 
-def test_free_and_allocate_are_one_change():  # AL4
+@pytest.mark.behaviour("AL4")
+def test_free_and_allocate_are_one_change():
     index = a_region(msbs=1, machines=1)
     allocate(index, a_request(4, "old"))
     made = plan(index, Request("old", POOL, (Group(TASK, (0, 7)),)), Allowance(machines=0))
@@ -109,7 +112,8 @@ def test_free_and_allocate_are_one_change():  # AL4
     check(index)
 
 
-def test_a_change_uses_the_room_that_it_frees_on_a_full_machine():  # AL4
+@pytest.mark.behaviour("AL4")
+def test_a_change_uses_the_room_that_it_frees_on_a_full_machine():
     index = a_region(msbs=1, machines=1)
     allocate(index, a_request(2))
     allocate(index, a_request(2, "other"))
@@ -173,8 +177,9 @@ def test_only_the_change_itself_gets_room_that_it_frees_until_it_is_settled():
 PORTED = Demand(GIB, cpus=0.1, ports=("http", "admin"))
 
 
+@pytest.mark.behaviour("AL12")
 @pytest.mark.parametrize("cpus", [0.1, 1 / 3, 2.7])
-def test_a_rollback_leaves_exactly_what_was_before(cpus):  # AL12
+def test_a_rollback_leaves_exactly_what_was_before(cpus):
     index = a_region(msbs=3, machines=1)
     add(index, "f1 f2", "msb4", pool=FREE)
     allocate(index, a_request(6, demand=Demand(GIB, cpus=cpus, ports=("http",))))
@@ -205,7 +210,8 @@ def test_a_rollback_of_a_new_job_leaves_no_trace():
     assert index.claims == {}
 
 
-def test_a_reserve_with_conflicts_changes_nothing_and_names_the_machines():  # AL11
+@pytest.mark.behaviour("AL11")
+def test_a_reserve_with_conflicts_changes_nothing_and_names_the_machines():
     index = a_region(msbs=2, machines=1)
     one = plan(index, a_request(6), Allowance(machines=0))
     two = plan(index, a_request(6, "other"), Allowance(machines=0))
@@ -216,7 +222,8 @@ def test_a_reserve_with_conflicts_changes_nothing_and_names_the_machines():  # A
     assert len(allocate(index, a_request(6, "other")).unplaced) == 4
 
 
-def test_a_free_machine_goes_to_one_of_two_that_want_it():  # MO9
+@pytest.mark.behaviour("MO9")
+def test_a_free_machine_goes_to_one_of_two_that_want_it():
     index = RegionIndex()
     add(index, "m1", pool=FREE)
     one = plan(index, a_request(1), Allowance())
@@ -259,7 +266,8 @@ def test_ports_of_two_plans_do_not_meet():
     check(index)
 
 
-def test_a_settled_change_names_the_machines_that_it_left_empty():  # AL10
+@pytest.mark.behaviour("AL10")
+def test_a_settled_change_names_the_machines_that_it_left_empty():
     index = a_region(msbs=2, machines=1)
     allocate(index, a_request(4))
     allocate(index, a_request(1, "other"))
@@ -271,7 +279,8 @@ def test_a_settled_change_names_the_machines_that_it_left_empty():  # AL10
     assert "web" not in index.claims
 
 
-def test_a_large_change_is_charged_in_steps_and_others_run_between():  # AL17
+@pytest.mark.behaviour("AL17")
+def test_a_large_change_is_charged_in_steps_and_others_run_between():
     index = a_region(msbs=2, machines=500)
     made = plan(index, a_request(1500), Allowance(machines=0))
     steps = index.reserving(made.change)
@@ -286,7 +295,8 @@ def test_a_large_change_is_charged_in_steps_and_others_run_between():  # AL17
     check(index)
 
 
-def test_a_large_job_is_given_back_in_steps():  # AL17
+@pytest.mark.behaviour("AL17")
+def test_a_large_job_is_given_back_in_steps():
     index = a_region(msbs=2, machines=200)
     before = state(index)
     allocate(index, a_request(1500))
@@ -329,7 +339,8 @@ def test_restored_claims_count_whether_or_not_they_would_fit():
 # -- machines change
 
 
-def test_what_happens_to_a_machine_makes_results_on_it_invalid():  # AL13
+@pytest.mark.behaviour("AL13")
+def test_what_happens_to_a_machine_makes_results_on_it_invalid():
     for happen in (
         lambda i: i.block("dc1-msb1-0", "is down"),
         lambda i: i.put("dc1-msb1-0", a_capacity(), a_place(), "e2", ""),
@@ -347,7 +358,8 @@ def test_what_happens_to_a_machine_makes_results_on_it_invalid():  # AL13
         check(index)
 
 
-def test_what_does_not_change_makes_nothing_invalid():  # AL13
+@pytest.mark.behaviour("AL13")
+def test_what_does_not_change_makes_nothing_invalid():
     index = a_region(msbs=1, machines=1)
     allocate(index, a_request(2))
     before, gain = state(index), index.gain
@@ -427,7 +439,8 @@ def test_the_gain_rises_whenever_something_may_fit_that_did_not():
         assert index.gain > gain
 
 
-def test_a_pool_counts_its_machines_by_type_and_rru():  # MO6
+@pytest.mark.behaviour("MO6")
+def test_a_pool_counts_its_machines_by_type_and_rru():
     index = RegionIndex()
     add(index, "a b", machine_type="small", rru=4.0)
     add(index, "c", machine_type="large", rru=9.5)

@@ -192,7 +192,7 @@ def test_a_machine_meets_a_requirement(text, meets):
         ),
     ],
 )
-def test_everything_that_is_wrong_is_told_with_its_place_and_what_to_do(text, reasons):
+def test_every_error_is_reported_with_its_place_and_a_hint(text, reasons):
     _, errors = parsed(text)
     assert len(errors) >= len(reasons)
     for reason in reasons:

@@ -1,4 +1,4 @@
-"""What a store that was put back takes for newer than itself, and leaves alone (F-88)."""
+"""What a store that was put back takes for newer than itself, and leaves alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from control_plane.api.restored import Difference
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.reconcile import observe
 from control_plane.scheduler.core.task_commands import commands
+
+pytestmark = pytest.mark.behaviour("F-88")
 
 IMAGE = "sha256:" + "1" * 64
 RESTORED = 50_000
@@ -49,19 +51,19 @@ def a_status(task: str, generation: int = 5, epoch: int = 7) -> TaskStatus:
     )
 
 
+@pytest.mark.behaviour("F-88")
 @pytest.mark.parametrize(
     ("epoch", "restored", "expected"),
     [(7, 0, False), (7, 7, True), (7, 6, False), (0, 7, False), (8, 7, False)],
 )
-def test_what_was_told_in_an_earlier_term_is_of_before(
-    epoch: int, restored: int, expected: bool
-) -> None:
-    """F-88: a task that somebody started on the host itself has no term, and is nobody's."""
+def test_commands_of_an_earlier_term_are_old(epoch: int, restored: int, expected: bool) -> None:
+    """A task that somebody started on the host itself has no term, and is nobody's."""
     assert is_of_before(a_status("c-0", epoch=epoch), restored) is expected
 
 
-def test_a_task_that_only_the_copy_does_not_know_is_no_stray_until_it_is_let_go() -> None:
-    """F-88: one that was told since the store was put back is a stray as ever."""
+@pytest.mark.behaviour("F-88")
+def test_a_task_unknown_to_a_restored_copy_is_no_stray_until_released() -> None:
+    """One that was told since the store was put back is a stray as ever."""
     tasks = {s.task_id: s for s in (a_status("c-0"), a_status("d-0", epoch=RESTORED + 1))}
     assert unknown_tasks("m1", tasks, set()) == [Stop("m1", "c-0", 5), Stop("m1", "d-0", 5)]
     assert unknown_tasks("m1", tasks, set(), RESTORED) == [Stop("m1", "d-0", 5)]
@@ -71,9 +73,10 @@ def test_a_task_that_only_the_copy_does_not_know_is_no_stray_until_it_is_let_go(
     ]
 
 
+@pytest.mark.behaviour("F-88")
 @pytest.mark.parametrize("phase", [TaskPhase.STARTING, TaskPhase.RUNNING])
 def test_what_was_changed_since_the_copy_stays_as_it_is(phase: TaskPhase) -> None:
-    """F-88: without that all tasks of the job would have started anew at once, as they were."""
+    """Without that all tasks of the job would have started anew at once, as they were."""
     record, status = a_job("b", a_task(phase=phase)), a_status("b-0", generation=9)
     for restored, expected in ((0, TaskPhase.STARTING), (RESTORED, TaskPhase.RUNNING)):
         machine = SeenMachine(
@@ -85,8 +88,9 @@ def test_what_was_changed_since_the_copy_stays_as_it_is(phase: TaskPhase) -> Non
         assert bool(commands(after, {"m1": machine})) is (not restored)
 
 
+@pytest.mark.behaviour("F-88")
 def test_operators_are_shown_each_way_in_which_a_machine_differs() -> None:
-    """F-88: deployed, moved or added, changed, removed since the copy; and what is as it was."""
+    """Deployed, moved or added, changed, removed since the copy; and what is as it was."""
     same, changed, gone = a_job("s", a_task()), a_job("b", a_task()), a_job("a", a_task())
     moved = a_job("m", a_task(machine="m2"))
     left = a_job("l", a_task(phase=TaskPhase.STOPPING))

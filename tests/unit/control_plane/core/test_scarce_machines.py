@@ -39,11 +39,12 @@ def kinds_of(index: RegionIndex, job: str = "web") -> Counter[str]:
     return Counter(claim.machine.capacity.machine_type for claim in index.claims[job])
 
 
+@pytest.mark.behaviour("BUG-AL24", "BUG-AL25")
 @POOLS
 @pytest.mark.parametrize("rare", RARE)
 @pytest.mark.parametrize("first", ["rare", "common"])
 def test_what_is_rare_is_left_to_tasks_that_need_it(rare, pool, first):
-    """BUG-AL24, BUG-AL25: disk was kept for no task, network and memory only from the free pool."""
+    """Disk was kept for no task, network and memory only from the free pool."""
     index = a_mix(rare, pool, first)
     made = allocate(index, a_request(96, demand=SMALL), Allowance())
     assert not made.unplaced
@@ -62,9 +63,10 @@ def test_what_is_rare_is_used_by_other_tasks_if_nothing_else_is_left(rare, pool)
     assert len({c.machine for c in index.claims["web"] if c.machine.capacity.gpus}) <= 4
 
 
+@pytest.mark.behaviour("BUG-AL24")
 @pytest.mark.parametrize("rare", RARE)
 def test_a_free_machine_comes_before_a_rare_one_that_is_held(rare):
-    """BUG-AL24: tasks without GPUs filled the held machines with GPUs before a free one."""
+    """Tasks without GPUs filled the held machines with GPUs before a free one."""
     index, common = RegionIndex(), {"network_mbps": 1_000, "disk_bytes": 100 * GIB}
     add(index, [f"c{n}" for n in range(24)], machine_type="common", pool=FREE, **common)
     add(index, "r1 r2", machine_type="rare", **RARE[rare])
@@ -92,9 +94,10 @@ def left_whole(index: RegionIndex, gpus: int) -> list[Machine]:
     return [m for m in index.machines.values() if m.capacity.gpus == m.free_gpus == gpus]
 
 
+@pytest.mark.behaviour("BUG-AL24")
 @POOLS
 def test_small_gpu_tasks_break_no_large_machine_while_a_small_one_is_free(pool):
-    """BUG-AL24: of a free pool 90.9 % of all GPUs were given out, by best fit 97.0 %."""
+    """Of a free pool 90.9 % of all GPUs were given out, by best fit 97.0 %."""
     index = RegionIndex()
     add(index, "g8a g8b g8c", machine_type="gpu8", gpus=8, pool=pool, cpus=96.0, rru=96.0)
     add(index, "g2a g2b g2c", machine_type="gpu2", gpus=2, pool=pool, cpus=48.0, rru=48.0)

@@ -1,4 +1,4 @@
-"""What the jobs of a reservation may want together (MO16)."""
+"""What the jobs of a reservation may want together."""
 
 import pytest
 from hypothesis import given
@@ -16,6 +16,8 @@ from control_plane.api.policy import Property, Requirement
 from control_plane.api.updates import UpdatePolicy
 from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.scheduler.core.shares import check_share, is_shared
+
+pytestmark = pytest.mark.behaviour("MO16")
 
 GIB = 1 << 30
 SMALL = Capacity("small", rru=4.0, cpus=4.0, memory_bytes=8 * GIB, gpus=1, network_mbps=1000)
@@ -72,8 +74,9 @@ def test_the_jobs_of_a_reservation_together_want_no_more_than_its_own_quota():
     ]
 
 
+@pytest.mark.behaviour("JC12")
 def test_extra_tasks_that_are_shared_count_once_for_all_jobs():
-    """JC12: the size of the buffer follows from how many may be updated at once."""
+    """The size of the buffer follows from how many may be updated at once."""
     models = [
         a_job(f"m{n}", 1, GIB, update=UpdatePolicy(max_unavailable=0, surge=1)) for n in range(12)
     ]
@@ -110,13 +113,14 @@ def test_a_version_that_is_only_kept_to_go_back_to_counts_nothing():
         ({"network_mbps": 500}, 4),
     ],
 )
-def test_each_resource_is_a_bound_of_its_own(more, tasks):
+def test_each_resource_is_a_separate_bound(more, tasks):
     specs = granted(machines=2)
     assert refused(specs, a_job(tasks=tasks, **more)) == []
     assert refused(specs, a_job(tasks=tasks + 1, **more)) != []
 
 
-def test_a_quota_in_rru_counts_what_of_a_machine_is_used_up_in_rru():  # MO6
+@pytest.mark.behaviour("MO6")
+def test_a_quota_in_rru_counts_what_of_a_machine_is_used_up_in_rru():
     specs = granted(rru=8.0)
     assert refused(specs, a_job(tasks=8, rru=1.0)) == []
     assert refused(specs, a_job(tasks=9, rru=1.0)) != []
@@ -126,7 +130,8 @@ def test_a_quota_in_rru_counts_what_of_a_machine_is_used_up_in_rru():  # MO6
     assert "own quota is 8" in reason
 
 
-def test_a_quota_by_type_counts_machines_of_these_types():  # MO6
+@pytest.mark.behaviour("MO6")
+def test_a_quota_by_type_counts_machines_of_these_types():
     specs = granted(per_type={"small": 1, "large": 1})
     assert refused(specs, a_job(tasks=16, memory=8 * GIB)) == []  # an eighth of a large one each
     assert refused(specs, a_job(tasks=17, memory=8 * GIB)) != []

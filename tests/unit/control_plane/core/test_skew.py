@@ -53,6 +53,7 @@ def per_msb(index: RegionIndex, tasks: int, *preferences: Preference, **fields) 
     return [found[f"m{n}"] for n in range(1, 4)]
 
 
+@pytest.mark.behaviour("AL7")
 @pytest.mark.parametrize("pool", ["e1", FREE])
 @pytest.mark.parametrize(
     ("theirs", "skew", "rooms", "placed"),
@@ -64,31 +65,34 @@ def per_msb(index: RegionIndex, tasks: int, *preferences: Preference, **fields) 
     ],
 )
 def test_a_full_bin_holds_up_the_others(theirs, skew, rooms, placed, pool):
-    """AL7."""
     assert per_msb(uneven(*rooms, pool=pool), 9, *bounded(skew)) == placed, theirs
 
 
+@pytest.mark.behaviour("AL7")
 def test_without_the_bound_tasks_go_where_there_is_room():
-    """AL7: the default is not to leave tasks without a machine."""
+    """The default is not to leave tasks without a machine."""
     assert per_msb(uneven(9, 1, 9), 9, Preference(property=MSB)) == [4, 1, 4]
 
 
+@pytest.mark.behaviour("AL7")
 def test_the_bound_holds_behind_a_preference_that_matters_more():
-    """AL7: the first one would put everything into one MSB."""
+    """The first one would put everything into one MSB."""
     liked = Preference(property=MSB, strategy=Strategy.PREFER, values=["msb1"])
     assert per_msb(uneven(9, 9, 9), 9, liked, *bounded(1)) == [3, 3, 3]
     assert per_msb(uneven(9, 9, 9), 8, liked, *bounded(2)) == [4, 2, 2]
 
 
+@pytest.mark.behaviour("AL7")
 def test_a_bin_whose_machines_take_no_tasks_does_not_count():
-    """AL7: an MSB that is down holds up nobody; one that is full does."""
+    """An MSB that is down holds up nobody; one that is full does."""
     index = uneven(9, 9)
     add(index, ["m3"], "msb3", blocked="it is down", **a_room(9))
     assert per_msb(index, 6, *bounded(1)) == [3, 3, 0]
 
 
+@pytest.mark.behaviour("AL7")
 def test_a_bin_that_the_requirements_exclude_does_not_count():
-    """AL7: kube counts the domains that the node affinity leaves, too."""
+    """Kube counts the domains that the node affinity leaves, too."""
     index = uneven(9, 9)
     add(index, ["m3"], "msb3", machine_type="large", **a_room(9))
     small = Demand(GIB, cpus=1, requires=(In("machine_type", frozenset({"small"})),))
@@ -115,11 +119,12 @@ EXCLUDED = {
 }
 
 
+@pytest.mark.behaviour("BUG-AL22")
 @pytest.mark.parametrize("pool", ["e1", FREE])
 @pytest.mark.parametrize("kind", EXCLUDED)
 @pytest.mark.parametrize("property_", [MSB, Property.RACK])
 def test_a_bin_whose_machines_cannot_run_the_tasks_holds_up_no_other(kind, pool, property_):
-    """BUG-AL22: one task of six had a machine, six of six without the bound."""
+    """One task of six had a machine, six of six without the bound."""
     fields, demand = EXCLUDED[kind]
     apt = {"labels": (("gold", "yes"),), "capabilities": frozenset({"nested"})}
     apt |= {"disk_bytes": 9 * GIB, **a_room(9)}
@@ -135,6 +140,7 @@ def test_a_bin_whose_machines_cannot_run_the_tasks_holds_up_no_other(kind, pool,
     assert Counter(where(index).values()) == {"m1": 3, "m2": 3}
 
 
+@pytest.mark.behaviour("BUG-AL22")
 @pytest.mark.parametrize(
     ("group", "allowance"),
     [
@@ -145,7 +151,7 @@ def test_a_bin_whose_machines_cannot_run_the_tasks_holds_up_no_other(kind, pool,
     ],
 )
 def test_a_bin_from_which_the_tasks_are_kept_holds_up_no_other(group, allowance):
-    """BUG-AL22: by the place of other jobs, because they leave it, or by a quota."""
+    """By the place of other jobs, because they leave it, or by a quota."""
     index = uneven(9, 9, pool=FREE)
     add(index, ["m3"], "msb3", machine_type="large", pool=FREE, **a_room(9))
     asked = (Group(Demand(GIB, cpus=1), tuple(range(6)), **group),)
@@ -155,8 +161,9 @@ def test_a_bin_from_which_the_tasks_are_kept_holds_up_no_other(group, allowance)
     assert Counter(where(index).values()) == {"m1": 3, "m2": 3}
 
 
-def test_each_group_of_tasks_has_bins_of_its_own():
-    """BUG-AL22: bins that only the first group could use held up the second one."""
+@pytest.mark.behaviour("BUG-AL22")
+def test_each_group_of_tasks_has_separate_bins():
+    """Bins that only the first group could use held up the second one."""
     index = uneven(9, 9)
     add(index, ["m3"], "msb3", generation="new", **a_room(9))
     old = Demand(GIB, cpus=1, requires=(In("generation", frozenset({""})),))
@@ -177,10 +184,11 @@ def test_staying_tasks_count_and_waiting_tasks_have_reasons():
     assert any("more than 1 tasks ahead of the emptiest msb" in r for r in made.reasons)
 
 
+@pytest.mark.behaviour("AL7")
 @pytest.mark.parametrize("skew", [1, 2, 3])
 @pytest.mark.parametrize("each", [1, 3, 40])
 def test_the_bound_holds_for_racks_too(skew, each):
-    """AL7: bins that are finer than buckets."""
+    """Bins that are finer than buckets."""
     index = RegionIndex()
     for rack in range(7):
         names = [f"r{rack}-{n}" for n in range(each if rack else 1)]
@@ -193,6 +201,7 @@ def test_the_bound_holds_for_racks_too(skew, each):
     assert tasks == {"r0": 2} | {f"r{n}": room for n in range(1, 7)}
 
 
+@pytest.mark.behaviour("AL7")
 @pytest.mark.parametrize(
     ("preference", "reason"),
     [
@@ -202,7 +211,7 @@ def test_the_bound_holds_for_racks_too(skew, each):
     ],
 )
 def test_a_bound_that_means_nothing_is_refused(preference, reason):
-    """AL7: with the place and the reason."""
+    """With the place and the reason."""
     route = next(r for r in ROUTES if r.name == "apply_job")
     document = json.dumps({"preferences": [preference]}).encode()
     with pytest.raises(InvalidInput) as refused:

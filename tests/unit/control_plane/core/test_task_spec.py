@@ -1,6 +1,7 @@
 """How the specification of a task is filled in from its job's and its placement."""
 
 import msgspec
+import pytest
 
 from control_plane.api.jobs import JobProbe, JobSpec, Placement
 from control_plane.api.validate import job_errors
@@ -34,8 +35,9 @@ def test_templates_are_filled_and_dollars_escaped():
     assert unknown_templates("${port:admin} $${x} ${task} ${}", ["http"]) == ["port:admin", ""]
 
 
-def test_what_a_task_runs_is_said_by_its_job_alone():
-    """SC17: restart policy, environment, command and image, the same for all of its tasks."""
+@pytest.mark.behaviour("SC17")
+def test_only_its_job_decides_what_a_task_runs():
+    """Restart policy, environment, command and image, the same for all of its tasks."""
     spec = a_job(
         environment={"A": "1"}, restart={"when": "never"}, stop_timeout_s=7, ports=[], tasks=3
     )
@@ -64,8 +66,8 @@ LIFE = {
 }
 
 
+@pytest.mark.behaviour("AG10")
 def test_the_life_of_a_job_reaches_the_task_with_its_ports_and_names_filled_in():
-    """AG10."""
     placement = Placement(machine="m1", ports={"http": 20_007})
     life = task_spec(a_job(life=LIFE), 3, placement, generation=7, epoch=2).life
     assert (life.init[0].command, life.init[0].timeout_s) == (["/m", "web-3"], 5)
@@ -92,8 +94,9 @@ def test_ports_and_placeholders_of_its_life_are_checked_with_everything_else():
     assert [e.field for e in found] == ["life.pre_stop.command[0]", "life.pre_stop.command[1]"]
 
 
+@pytest.mark.behaviour("AG9")
 def test_the_volumes_of_a_job_reach_its_tasks():
-    """AG9: and what cannot be had is told with all other mistakes of the file."""
+    """And what cannot be had is told with all other mistakes of the file."""
     data = {"kind": "persistent", "path": "/data", "max_bytes": 64 << 20}
     spec = a_job(volumes={"data": data})
     made = task_spec(spec, 0, Placement(machine="m1", ports={"http": 1}), generation=1, epoch=1)

@@ -49,13 +49,15 @@ def prefer(*values: str, property_: str = ZONE, strategy=Strategy.PREFER) -> Pre
     return Preference(property=property_, strategy=strategy, values=list(values))
 
 
+@pytest.mark.behaviour("AL7")
 @pytest.mark.parametrize("pool", ["e1", FREE])
-def test_tasks_are_spread_over_the_values_of_a_label(pool):  # AL7
+def test_tasks_are_spread_over_the_values_of_a_label(pool):
     """Machines without the label are a bin of their own."""
     index = labelled(pool, a=4, b=1, none=2)
     assert by_zone(index, 9, Preference(property=ZONE)) == {"a": 3, "b": 3, "none": 3}
 
 
+@pytest.mark.behaviour("AL7")
 @pytest.mark.parametrize("pool", ["e1", FREE])
 @pytest.mark.parametrize(
     ("wish", "found"),
@@ -66,7 +68,7 @@ def test_tasks_are_spread_over_the_values_of_a_label(pool):  # AL7
         (Preference(property=ZONE, max_skew=1), {"a": 4, "b": 4, "none": 4}),
     ],
 )
-def test_every_strategy_knows_labels(pool, wish, found):  # AL7
+def test_every_strategy_knows_labels(pool, wish, found):
     made = by_zone(labelled(pool, a=2, b=1, none=1), 12, wish)
     if found is None:
         assert len(made) == 2
@@ -104,7 +106,7 @@ def test_a_label_is_a_preference_like_any_other_in_their_order():
         ("rru", "rru", (4.0, 8.0)),
     ],
 )
-def test_machines_are_told_apart_by_what_they_have(property_, field, values):
+def test_machines_are_distinguished_by_their_properties(property_, field, values):
     """All of one type and in one MSB, where only sizes differ."""
     index = RegionIndex()
     for number, value in enumerate(values):
@@ -117,6 +119,7 @@ def test_machines_are_told_apart_by_what_they_have(property_, field, values):
     assert {name[:2] for name in where(index, "other").values()} == {"m1"}
 
 
+@pytest.mark.behaviour("AL7")
 @pytest.mark.parametrize("pool", ["e1", FREE])
 @pytest.mark.parametrize(
     ("theirs", "weights", "tasks", "found"),
@@ -129,7 +132,7 @@ def test_machines_are_told_apart_by_what_they_have(property_, field, values):
         ("a full bin leaves the others its part", {"a": 9, "b": 1}, 30, {"a": 20, "b": 10}),
     ],
 )
-def test_tasks_are_spread_in_proportion_to_weights(pool, theirs, weights, tasks, found):  # AL7
+def test_tasks_are_spread_in_proportion_to_weights(pool, theirs, weights, tasks, found):
     index = labelled(pool, a=2, b=2)
     assert by_zone(index, tasks, Preference(property=ZONE, weights=weights)) == found, theirs
 
@@ -235,7 +238,7 @@ def test_a_preference_that_means_nothing_is_refused_with_what_is_meant(preferenc
     assert said in refusal(preference)
 
 
-def test_all_that_is_wrong_with_preferences_is_told_at_once():
+def test_all_errors_of_preferences_are_reported_at_once():
     told = refusal({"property": "msbs"}, {"property": "rack", "strategy": "pack", "max_skew": 1})
     assert "preferences[0].property" in told
     assert "preferences[1].max_skew" in told

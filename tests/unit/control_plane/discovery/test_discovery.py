@@ -18,9 +18,10 @@ from control_plane.api.weights import EndpointWeights
 from wire.errors import NotFound
 
 
+@pytest.mark.behaviour("BUG-CP12")
 @scenario()
 async def test_a_machine_that_joins_again_elsewhere_is_listed_at_its_new_address(w: World):
-    """BUG-CP12: the endpoints kept the address that the machine had when its task was listed."""
+    """The endpoints kept the address that the machine had when its task was listed."""
     await w.deployed(a_job(3))
     before = await w.cp.endpoints("web")
     moved = w.region.machines["m1"]
@@ -41,9 +42,10 @@ async def test_a_machine_that_joins_again_at_the_same_address_wakes_no_client(w:
     assert await w.cp.endpoints("web", after=before.revision, wait_s=5) == before
 
 
+@pytest.mark.behaviour("BUG-CP23")
 @scenario()
 async def test_waiters_for_a_job_are_woken_when_it_ends_and_no_state_is_kept(w: World):
-    """BUG-CP23: entries of jobs that are gone."""
+    """Entries of jobs that are gone."""
     await w.deployed(a_job(3))
     before = await w.cp.endpoints("web")
 
@@ -63,9 +65,10 @@ async def test_waiters_for_a_job_are_woken_when_it_ends_and_no_state_is_kept(w: 
     assert not discovery._revisions
 
 
+@pytest.mark.behaviour("SD3")
 @scenario()
 async def test_one_call_follows_many_jobs(w: World):
-    """SD3: who follows two jobs is told of the one that changed, and of one that came or went."""
+    """Who follows two jobs is told of the one that changed, and of one that came or went."""
     await w.deployed(a_job(3))
     first = await w.cp.watch_endpoints({"web": None, "api": None})
     assert [e.job for e in first.changed] == ["web"]
@@ -98,9 +101,10 @@ async def test_a_lower_revision_than_the_known_one_counts_as_a_change(w: World):
     assert now == await w.cp.endpoints("web")
 
 
+@pytest.mark.behaviour("SD4", "SD3")
 @scenario()
-async def test_each_task_of_a_private_network_is_listed_at_an_address_of_its_own(w: World):
-    """SD4, SD3: one line of the job gives each task an address; a move gives it another one."""
+async def test_each_task_of_a_private_network_is_listed_at_its_address(w: World):
+    """One line of the job gives each task an address; a move gives it another one."""
     await w.deployed(a_job(3, network=Reach(mode=NetworkMode.PRIVATE)))
     before = await w.cp.endpoints("web")
     hosts = {e.task: e.host for e in before.endpoints}
@@ -114,8 +118,9 @@ async def test_each_task_of_a_private_network_is_listed_at_an_address_of_its_own
     assert [e.host for e in after.endpoints if e.task == "web-0"] == ["fd00:7477::99"]
 
 
+@pytest.mark.behaviour("SD4")
 def test_addresses_survive_a_restart_of_the_control_plane() -> None:
-    """SD4: clients are told the same before any agent was heard again."""
+    """Clients are told the same before any agent was heard again."""
 
     async def main() -> None:
         w = World(a_region())
@@ -132,9 +137,10 @@ def test_addresses_survive_a_restart_of_the_control_plane() -> None:
     run(main())
 
 
+@pytest.mark.behaviour("SD4")
 @scenario()
 async def test_an_invalid_address_of_a_task_is_not_listed(w: World):
-    """SD4: it would be written into the configuration of proxies."""
+    """It would be written into the configuration of proxies."""
     await w.deployed(a_job(3))
     before = (await w.cp.endpoints("web")).endpoints
     agent = w.region.machines[before[0].machine]

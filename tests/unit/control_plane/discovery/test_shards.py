@@ -22,9 +22,10 @@ def tasks(found: Endpoints) -> list[str]:
     return [e.task for e in found.endpoints]
 
 
+@pytest.mark.behaviour("SD3")
 @scenario()
 async def test_a_shard_is_answered_for_by_its_tasks_in_their_order(w: World):
-    """SD3: the one to ask first comes first; a task that serves nothing else is left out."""
+    """The one to ask first comes first; a task that serves nothing else is left out."""
     await w.deployed(a_job(3))
     discovery = w.cp.discovery
     view = await discovery.put_shards("web", {"a": [2, 0], "b": [1], "nobody": []})
@@ -50,9 +51,10 @@ async def test_waiters_for_a_shard_are_woken_when_it_moves(w: World):
     assert tasks(await waiting) == ["web-1"]
 
 
+@pytest.mark.behaviour("SD1")
 @scenario()
 async def test_a_task_that_is_not_listed_serves_no_shard(w: World):
-    """SD1: a shard's clients are told of a failure like others."""
+    """A shard's clients are told of a failure like others."""
     await w.deployed(a_job(3))
     discovery = w.cp.discovery
     await discovery.put_shards("web", {"a": [0, 1]})
@@ -109,9 +111,10 @@ def test_the_largest_map_is_stored_in_values_of_bounded_size():
     assert max(len(encode(part)) for part in parts.values()) <= 256 << 10
 
 
+@pytest.mark.behaviour("BUG-UX62")
 @scenario()
 async def test_a_map_may_name_a_task_above_a_gap_in_the_indexes(w: World):
-    """BUG-UX62: of tasks 0 and 3 the map was refused: the job "has 2: 0 to 1"."""
+    """Of tasks 0 and 3 the map was refused: the job "has 2: 0 to 1"."""
     await w.deployed(a_job(4))
     record = w.cp._jobs.get("web")
     tasks = [task for task in record.tasks if task.index in (0, 3)]

@@ -1,4 +1,4 @@
-"""AV1: a control plane that no longer leads answers nothing that it read, errors included."""
+"""A control plane that no longer leads answers nothing that it read, errors included."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from control_plane.api.routes import ROUTES
+from control_plane.front_end.forwarding import Forwarding
 from control_plane.front_end.frontend import FrontEnd
 from wire.errors import Busy, NotFound
 from wire.fairness import Peer
 from wire.server import Call
+
+pytestmark = pytest.mark.behaviour("AV1")
 
 GET_JOB = next(route for route in ROUTES if route.name == "get_job")
 
@@ -54,3 +57,49 @@ async def test_a_control_plane_that_lost_its_lease_does_not_answer_not_found() -
     leader.why = "the lease ended"
     with pytest.raises(Busy, match="can no longer answer: the lease ended"):
         await leader.ask()
+
+
+class OtherShard:
+    """A client of a shard's process that counts requests."""
+
+    endpoint, shard, revision = "https://shard", 1, 0
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    async def call(self, *_: object, **__: object) -> str:
+        self.requests += 1
+        return "done"
+
+
+@pytest.mark.behaviour("BUG-CP66")
+async def test_a_core_that_lost_its_lease_passes_no_request_on_to_a_shard() -> None:
+    """After a pause it did, and a shard that did not know of the next core obeyed."""
+    why, shard = [""], OtherShard()
+    store = SimpleNamespace(failure=lambda: why[0])
+    processes = SimpleNamespace(table=SimpleNamespace(store=store), url_of=lambda _: shard.endpoint)
+
+    async def followed(*_: object) -> bool:
+        return True
+
+    plane: Any = SimpleNamespace(
+        processes=processes,
+        shards=SimpleNamespace(number_of_job=lambda _: 1),
+        role=SimpleNamespace(runs=lambda _: False),
+        maintenance=SimpleNamespace(),
+        followed=followed,
+    )
+    connect: Any = lambda *_: shard  # noqa: E731
+    stop = next(route for route in ROUTES if route.name == "stop_job")
+    handler = Forwarding(plane, connect).wrapped(stop, unreachable)
+    call = Call(stop, Peer("user:ann", "user"), None, {"job": "web"})
+    assert await handler(call) == "done"
+    why[0] = "the lease could not be renewed in time"
+    with pytest.raises(Busy, match="passes on no request: the lease"):
+        await handler(call)
+    assert shard.requests == 1
+
+
+async def unreachable(_: Call) -> object:
+    """Stand for a handler of this process, which does not run the shard."""
+    raise AssertionError

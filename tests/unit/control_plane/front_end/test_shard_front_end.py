@@ -1,4 +1,4 @@
-"""AV7: a shard that no longer leads answers nothing, neither about a job nor in a merged list."""
+"""A shard that no longer leads answers nothing, neither about a job nor in a merged list."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from control_plane.front_end.shard_front_end import ShardFrontEnd
 from wire.errors import Busy, NotFound
 from wire.fairness import Peer
 from wire.server import Call
+
+pytestmark = pytest.mark.behaviour("AV7")
 
 ROUTES = {route.name: route for route in SHARD_ROUTES}
 
@@ -59,8 +61,9 @@ async def test_a_shard_that_lost_its_lease_refuses_reads(name: str) -> None:
         await shard.ask(name)
 
 
+@pytest.mark.behaviour("AV1", "AV7")
 async def test_a_shard_that_lost_its_lease_does_not_answer_not_found() -> None:
-    """AV1 AV7: "there is no such job" was read from old records, too."""
+    """ "there is no such job" was read from old records, too."""
     shard = Shard()
     shard.error = NotFound("there is no job 'web'")
     with pytest.raises(NotFound):
@@ -70,8 +73,9 @@ async def test_a_shard_that_lost_its_lease_does_not_answer_not_found() -> None:
         await shard.ask("get_job")
 
 
+@pytest.mark.behaviour("BUG-CP57")
 async def test_a_shard_refuses_requests_of_a_replaced_core() -> None:
-    """BUG-CP57: a paused core forwarded a resize, over a later one that was granted meanwhile."""
+    """A paused core forwarded a resize, over a later one that was granted meanwhile."""
     shard = Shard()
     assert await shard.ask("apply_job", "first") == "from old records"
     shard.core = "second"

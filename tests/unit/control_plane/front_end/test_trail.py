@@ -222,3 +222,20 @@ def test_a_long_reason_is_cut() -> None:
             assert (len(entry.detail), len(entry.also)) == (500, 100)
 
     asyncio.run(main())
+
+
+@pytest.mark.behaviour("BUG-CP88")
+def test_the_log_is_shown_while_no_entry_can_be_written() -> None:
+    """After 200 failed writes the newest page had no entry, and seemed to be the last."""
+
+    async def main() -> None:
+        async with Full() as store:
+            trail = await written(store, 20)
+            store.full = True
+            for _ in range(500):
+                with pytest.raises(Busy):
+                    await trail.begin(ENTRY)
+            found = (await trail.page(Query())).entries
+            assert [e.sequence for e in found] == list(range(20, 0, -1))
+
+    asyncio.run(main())

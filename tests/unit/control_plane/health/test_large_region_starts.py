@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from virtual_time import RUNTIME, clock, run
 from world import World, a_job, a_region
 
@@ -23,8 +24,9 @@ class Crowded(SteppedRuntime):
             await asyncio.sleep(0.5)
 
 
+@pytest.mark.behaviour("BUG-CP3")
 def test_a_machine_that_was_not_asked_yet_is_not_silent():
-    """BUG-CP3: silence counts from the first question, not from the start of the process."""
+    """Silence counts from the first question, not from the start of the process."""
 
     async def main() -> None:
         w = World(a_region(90))
@@ -62,7 +64,7 @@ class Gated(SteppedRuntime):
         self.waiting -= 1
 
 
-def test_machines_that_are_lost_in_one_turn_are_not_all_looked_at_in_it():
+def test_machines_lost_in_one_turn_are_checked_in_several():
     """With an MSB thousands of lines break at once, and each loss wakes jobs and other roles."""
 
     async def main() -> None:

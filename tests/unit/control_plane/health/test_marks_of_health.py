@@ -24,6 +24,7 @@ class Refusing:
         raise self.why
 
 
+@pytest.mark.behaviour("BUG-CP4")
 @pytest.mark.parametrize(
     ("why", "heard"),
     [
@@ -33,7 +34,7 @@ class Refusing:
     ],
 )
 def test_silences_begin_again_when_a_mark_was_not_written(why: TwineError, heard: list[str]):
-    """BUG-CP4: what the store did not take is concluded anew; a removed machine is no trouble."""
+    """What the store did not take is concluded anew; a removed machine is no trouble."""
 
     async def main() -> None:
         troubles, written = list[str](), list[list[str]]()

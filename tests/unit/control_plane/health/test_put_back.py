@@ -1,4 +1,4 @@
-"""When a control plane takes the word of hosts that its store is an old copy (F-88)."""
+"""When a control plane takes the word of hosts that its store is an old copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from control_plane.store.opening import OwnTerm
 from control_plane.store.protocol import Put
 from wire.errors import ConfigError
 
+pytestmark = pytest.mark.behaviour("F-88")
 
+
+@pytest.mark.behaviour("F-88")
 @pytest.mark.parametrize(
     ("refusing", "answered", "followed", "at_first", "settled"),
     [
@@ -31,13 +34,14 @@ from wire.errors import ConfigError
 def test_more_than_half_of_the_hosts_are_believed(
     refusing: int, answered: int, followed: int, at_first: bool, settled: bool
 ) -> None:
-    """F-88: a few hosts in other hands must not end a control plane, nor dead ones save it."""
+    """A few hosts in other hands must not end a control plane, nor dead ones save it."""
     assert is_restored(refusing, answered, followed, settled=False) is at_first
     assert is_restored(refusing, answered, followed, settled=True) is settled
 
 
+@pytest.mark.behaviour("F-88")
 async def test_the_first_hosts_that_answer_are_no_majority() -> None:
-    """F-88: hosts are followed one after the other; all of them count."""
+    """Hosts are followed one after the other; all of them count."""
     followed: set[str] = {"a"}
     found = RestoredHosts(followed)
     waiting = asyncio.ensure_future(found.wait())
@@ -56,8 +60,9 @@ async def test_the_first_hosts_that_answer_are_no_majority() -> None:
     assert found.words() == ""
 
 
+@pytest.mark.behaviour("F-88")
 async def test_hosts_that_stay_silent_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F-88: a store that is put back in a region of which most is down is noticed as well."""
+    """A store that is put back in a region of which most is down is noticed as well."""
     monkeypatch.setattr(restored, "SETTLES_S", 0.01)
     found = RestoredHosts({"a", "b", "c"})
     found.all_are_asked = True
@@ -71,8 +76,9 @@ async def test_hosts_that_stay_silent_are_not_waited_for(monkeypatch: pytest.Mon
         await waiting
 
 
+@pytest.mark.behaviour("F-88")
 async def test_a_term_says_where_it_began_and_how_far_it_is() -> None:
-    """F-88: each life of a control plane has a name of its own."""
+    """Each life of a control plane has a name of its own."""
     store, said = MemoryStore(), []
     for _ in range(2):
         async with store:

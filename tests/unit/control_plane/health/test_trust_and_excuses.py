@@ -21,8 +21,9 @@ PATIENCE = Patience(first_s=15, most_s=600, forget_s=3600)
 GRACES = Graces(reboot_s=300, agent_s=600, alive_s=9)
 
 
+@pytest.mark.behaviour("F-52")
 def test_probation_doubles_with_each_failure_up_to_a_bound():
-    """F-52: the first failure costs nothing."""
+    """The first failure costs nothing."""
     failures, seen = NO_FAILURES, []
     for number in range(9):
         failures = failed_again(failures, number * 60.0, PATIENCE)
@@ -36,8 +37,9 @@ def test_failures_are_forgotten_one_by_one():
     assert failed_again(failures, 60 + 3600, PATIENCE).count == 2
 
 
+@pytest.mark.behaviour("F-52")
 def test_what_is_recalled_from_a_record_is_what_was_counted():
-    """F-52: also hours apart, as some are forgotten meanwhile; none counts from the future."""
+    """Also hours apart, as some are forgotten meanwhile; none counts from the future."""
     counted, moments = NO_FAILURES, [0.0, 60.0, 90.0, 4000.0, 9000.0, 9100.0]
     for at in moments:
         counted = failed_again(counted, at, PATIENCE)
@@ -47,6 +49,7 @@ def test_what_is_recalled_from_a_record_is_what_was_counted():
     assert recalled([-500.0, 5.0], 100.0, PATIENCE).last_at == 100.0
 
 
+@pytest.mark.behaviour("BUG-CP21", "HP1")
 @pytest.mark.parametrize(
     ("signs", "words"),
     [
@@ -65,7 +68,7 @@ def test_what_is_recalled_from_a_record_is_what_was_counted():
     ],
 )
 def test_silence_is_excused_for_as_long_as_its_reason_holds(signs, words):
-    """BUG-CP21 P1 HP1."""
+    """P1 HP1."""
     found = excuse(signs, 100.0, GRACES)
     assert (words in found.reason) if words else (found is None)
 
@@ -81,8 +84,9 @@ def planned(event_id: str, deadline: float | None) -> UnavailabilityEvent:
     )
 
 
+@pytest.mark.behaviour("BUG-CP9")
 def test_a_planned_reboot_is_timed_once_on_the_monotonic_clock():
-    """BUG-CP9: whatever the wall clock shows later."""
+    """Whatever the wall clock shows later."""
     location = Location()
     watch = Watch("m1", Parts().rack(location), Observation(asked_since=0.0), 0.0)
     watch.planned(record(planned("a", 1300.0)), now=50.0, wall=1000.0)

@@ -29,21 +29,23 @@ def held(rack: Part, silent_s: float = 10) -> str:
     return "" if found is None else found.part
 
 
-def test_one_silent_machine_is_down_whatever_share_of_a_part_it_is():
+def test_one_silent_machine_is_down_at_any_share_of_a_part():
     _, racks = region(dc1_b1=(1, 1), dc2_b1=(4, 0))
     assert held(racks["dc1_b1"]) == ""
 
 
+@pytest.mark.behaviour("BUG-CP16")
 def test_a_rack_or_an_msb_is_held_back_for_a_short_while():
-    """BUG-CP16: an MSB that lost its power is recovered by itself."""
+    """An MSB that lost its power is recovered by itself."""
     _, racks = region(dc1_b1=(10, 10), dc1_b2=(10, 0))
     assert held(racks["dc1_b1"]) == "local/dc1/b1"
     assert held(racks["dc1_b1"], 29.9) == "local/dc1/b1"
     assert held(racks["dc1_b1"], 30) == ""
 
 
+@pytest.mark.behaviour("BUG-CP16", "F-49")
 def test_a_data_center_is_held_back_for_long():
-    """BUG-CP16 F-49: a fifth of the region."""
+    """A fifth of the region."""
     _, racks = region(dc1_b1=(5, 5), dc1_b2=(5, 5), dc2_b1=(40, 0))
     assert held(racks["dc1_b1"], 299) == "local/dc1"
     assert held(racks["dc1_b1"], 300) == ""
@@ -54,8 +56,9 @@ def test_a_data_center_with_one_msb_has_the_delay_of_a_data_center():
     assert held(racks["dc1_b1"], 31) == "local/dc1"
 
 
+@pytest.mark.behaviour("F-51")
 def test_losses_all_over_the_region_are_a_cut_of_our_own():
-    """F-51: 60 % of all machines, and no part has lost all."""
+    """60 % of all machines, and no part has lost all."""
     _, racks = region(dc1_b1=(10, 6), dc2_b1=(10, 6), dc3_b1=(10, 6))
     found = verdict(racks["dc2_b1"], 10, BRAKES)
     assert found is not None

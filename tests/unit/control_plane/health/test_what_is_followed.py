@@ -93,14 +93,15 @@ def test_a_machine_that_another_process_hears_now_is_left_at_once():
     run(main())
 
 
-def test_a_host_lives_for_as_long_as_it_may_take_until_it_is_asked_again():
+def test_a_host_is_alive_until_the_next_probe_is_due():
     settings = SchedulerSettings()
     _, graces, _ = _policies(settings)
     assert graces.alive_s > settings.poll_patience_s + CONNECT_S + settings.poll_retry_s
 
 
+@pytest.mark.behaviour("BUG-UX60")
 def test_a_machine_may_become_doubtful_while_its_lost_stream_waits_for_a_turn():
-    """BUG-UX60: the control plane ended when a command failed meanwhile."""
+    """The control plane ended when a command failed meanwhile."""
 
     class LostStream:
         async def next(self):

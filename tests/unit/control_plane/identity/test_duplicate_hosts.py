@@ -1,4 +1,4 @@
-"""Two hosts with one identity are told apart, and one host is never taken for two (F-89)."""
+"""Two hosts with one identity are told apart, and one host is never taken for two."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
 from wire.errors import Busy, NotFound, Unreachable
+
+pytestmark = pytest.mark.behaviour("F-89")
 
 
 class Host:
@@ -84,9 +86,10 @@ class World:
 FAULTS = ("nothing", "agent", "reboot", "control plane", "cut", "back", "moved")
 
 
+@pytest.mark.behaviour("F-89")
 @given(st.lists(st.sampled_from(FAULTS), max_size=30))
 def test_one_host_is_never_taken_for_two(faults: list[str]) -> None:
-    """F-89: reboots, a disk that is set back, restarts of either side, cuts and other addresses,
+    """Reboots, a disk that is set back, restarts of either side, cuts and other addresses,
     each between any two steps.
 
     A disk that is set back is a boot: what tells processes apart is on no disk.
@@ -118,9 +121,10 @@ def test_one_host_is_never_taken_for_two(faults: list[str]) -> None:
     assert world.told == []
 
 
+@pytest.mark.behaviour("F-89")
 @given(st.lists(st.sampled_from(["first", "second", "control plane", "agent"]), max_size=12))
-def test_two_hosts_are_found_whoever_asks_when(steps: list[str]) -> None:
-    """F-89: the one at the machine's address keeps the identity."""
+def test_two_hosts_are_found_in_any_order_of_requests(steps: list[str]) -> None:
+    """The one at the machine's address keeps the identity."""
     first, second = Host(), Host()
     world = World(first)
 
@@ -144,8 +148,9 @@ def test_two_hosts_are_found_whoever_asks_when(steps: list[str]) -> None:
     assert [(d.boot_id, d.other_boot_id) for d in world.told] == [(second.boot, first.boot)]
 
 
+@pytest.mark.behaviour("F-89")
 def test_a_process_that_ended_after_it_asked_proves_nothing() -> None:
-    """F-89: a request of an agent that was restarted meanwhile, and whose host was, too."""
+    """A request of an agent that was restarted meanwhile, and whose host was, too."""
     for again in (Host.agent_restarts, Host.boots):
         host = Host()
         old = Presence(mark="m1", boot_id=host.boot)
@@ -154,8 +159,9 @@ def test_a_process_that_ended_after_it_asked_proves_nothing() -> None:
         assert found(Round(host.presence(), old, "m1", [])) is CloneFinding.DOUBT
 
 
-def test_who_takes_the_address_of_a_running_host_is_the_second() -> None:
-    """F-89: a copy with the same address may answer at it; the host that was known first stays."""
+@pytest.mark.behaviour("F-89")
+def test_a_host_that_takes_a_running_hosts_address_is_the_clone() -> None:
+    """A copy with the same address may answer at it; the host that was known first stays."""
     first, second = Host(), Host()
     world = World(first)
 
@@ -172,8 +178,9 @@ def test_who_takes_the_address_of_a_running_host_is_the_second() -> None:
     asyncio.run(scenario())
 
 
-def test_two_from_one_memory_are_told_apart() -> None:
-    """F-89: a virtual machine that was copied while it ran has the same boot id."""
+@pytest.mark.behaviour("F-89")
+def test_two_processes_from_one_snapshot_are_distinguished() -> None:
+    """A virtual machine that was copied while it ran has the same boot id."""
     first, second = Host("same"), Host("same")
     world = World(first)
 
@@ -189,8 +196,9 @@ def test_two_from_one_memory_are_told_apart() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.behaviour("F-89")
 def test_a_second_host_stays_one_over_its_reboot_until_an_operator_says_otherwise() -> None:
-    """F-89: also while the other one is cut off; then whoever is left is the machine."""
+    """Also while the other one is cut off; then whoever is left is the machine."""
     first, second = Host(), Host()
     world = World(first)
 
@@ -216,8 +224,9 @@ def test_a_second_host_stays_one_over_its_reboot_until_an_operator_says_otherwis
     asyncio.run(scenario())
 
 
+@pytest.mark.behaviour("F-89")
 def test_a_damaged_record_is_found_again() -> None:
-    """F-89: what was found hinders no start of the control plane."""
+    """What was found hinders no start of the control plane."""
     first, second = Host(), Host()
     world = World(first)
 
@@ -231,8 +240,9 @@ def test_a_damaged_record_is_found_again() -> None:
     asyncio.run(scenario())
 
 
-def test_one_machine_is_looked_at_by_one_call_at_a_time() -> None:
-    """F-89: a host cannot have the control plane open connections without end."""
+@pytest.mark.behaviour("F-89")
+def test_one_machine_is_checked_by_one_call_at_a_time() -> None:
+    """A host cannot have the control plane open connections without end."""
     host = Host()
     world = World(host)
 
@@ -255,8 +265,9 @@ def test_one_machine_is_looked_at_by_one_call_at_a_time() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.behaviour("F-89")
 def test_the_audit_log_has_one_entry_of_it() -> None:
-    """F-89: with both boots and the address from which the second one called."""
+    """With both boots and the address from which the second one called."""
     first, second = Host(), Host()
     world = World(first)
 

@@ -1,4 +1,4 @@
-"""A host that does not renew is warned of a week ahead, by the clock (BUG-HT5)."""
+"""A host that does not renew is warned of a week ahead, by the clock."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from control_plane.identity.authority import (
 )
 from wire import tls
 from wire.tls import Credential
+
+pytestmark = pytest.mark.behaviour("BUG-HT5")
 
 DAY_S = 86_400.0
 HOST = "10.77.0.11"
@@ -60,10 +62,11 @@ def called(own: OwnIdentity, held: Credential) -> None:
                 pass
 
 
+@pytest.mark.behaviour("BUG-HT5")
 def test_the_end_of_an_identity_is_warned_of_a_week_ahead_and_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """BUG-HT5: nobody was told before the host had to join again."""
+    """Nobody was told before the host had to join again."""
     clock = Clock()
     authority = open_authority(tmp_path / "authority.pem", "twine")
     own = OwnIdentity(authority, ["127.0.0.1"], clock)
@@ -89,8 +92,9 @@ def test_the_end_of_an_identity_is_warned_of_a_week_ahead_and_once(
     assert own.ending() == []
 
 
+@pytest.mark.behaviour("BUG-HT5")
 def test_connections_to_an_agent_end_with_its_certificate(tmp_path: Path) -> None:
-    """BUG-HT5: whoever has a host's key does not close a connection on which it is believed."""
+    """Whoever has a host's key does not close a connection on which it is believed."""
     clock = Clock()
     authority = open_authority(tmp_path / "authority.pem", "twine")
     own = OwnIdentity(authority, ["127.0.0.1"], clock)

@@ -44,7 +44,7 @@ def test_groups_and_grants_survive_a_restart() -> None:
     on_a_store(work)
 
 
-def test_who_leaves_the_group_is_no_operator_any_more() -> None:
+def test_a_user_that_leaves_the_group_is_no_operator() -> None:
     async def work(store: MemoryStore) -> None:
         people = await opened(store, "group:sre", "user:root")
         await people.put_group("sre", GroupSpec(members=["sue"]))

@@ -128,7 +128,7 @@ def test_only_a_hash_of_the_secret_is_stored(service: Setup) -> None:
     asyncio.run(scenario())
 
 
-def test_a_token_expires_and_says_so_only_to_who_has_it(service: Setup) -> None:
+def test_an_expired_token_is_reported_only_to_its_holder(service: Setup) -> None:
     async def scenario() -> None:
         async with service.store:
             token = await service.token(ttl_s=600)
@@ -171,8 +171,9 @@ def test_a_bad_request_for_a_certificate_does_not_cost_the_token(service: Setup)
     asyncio.run(scenario())
 
 
-def test_what_else_is_in_a_join_is_looked_at_only_for_who_has_a_token(service: Setup) -> None:
-    """BUG-HT7: the request for a certificate came before the token, so who had none could send
+@pytest.mark.behaviour("BUG-HT7")
+def test_a_join_request_is_read_only_with_a_valid_token(service: Setup) -> None:
+    """The request for a certificate came before the token, so who had none could send
     any, as often as they liked."""
     wrong = "twn1.aaaaaaaa." + "a" * 32
 
@@ -187,10 +188,11 @@ def test_what_else_is_in_a_join_is_looked_at_only_for_who_has_a_token(service: S
     asyncio.run(scenario())
 
 
+@pytest.mark.behaviour("BUG-HT10")
 def test_a_token_costs_the_same_however_many_are_stored(
     service: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BUG-HT10: all of them were read for each new one."""
+    """All of them were read for each new one."""
     read = list[str]()
     really = service.store.list_prefix
 
@@ -309,6 +311,7 @@ def test_an_address_is_taken_or_refused(text: str) -> None:
         return
 
 
+@pytest.mark.behaviour("BUG-HT10")
 @pytest.mark.parametrize(
     "address",
     [
@@ -323,7 +326,7 @@ def test_an_address_is_taken_or_refused(text: str) -> None:
     ],
 )
 def test_an_address_that_no_resolver_takes_is_refused(address: str) -> None:
-    """BUG-HT10: full-width digits and labels of 100 letters were taken."""
+    """Full-width digits and labels of 100 letters were taken."""
     with pytest.raises(InvalidInput):
         host_of(address)
 
@@ -447,6 +450,7 @@ def test_a_credential_does_not_print_its_key(tmp_path: Path) -> None:
 OWN = ["cp.example", "10.77.0.1", "localhost", "127.0.0.1", "::1"]
 
 
+@pytest.mark.behaviour("BUG-HT27")
 @pytest.mark.parametrize(
     ("host", "source", "may"),
     [
@@ -466,7 +470,7 @@ OWN = ["cp.example", "10.77.0.1", "localhost", "127.0.0.1", "::1"]
     ],
 )
 def test_a_certificate_names_no_host_of_others(host: str, source: str, *, may: bool) -> None:
-    """BUG-HT27: the control plane's own names, and addresses at which others reach nobody."""
+    """The control plane's own names, and addresses at which others reach nobody."""
     if may:
         check_named(host, source, OWN)
     else:

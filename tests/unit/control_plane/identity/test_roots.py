@@ -30,11 +30,12 @@ def a_credential(name: str, issuer: str, *trusts: str) -> IssuedCredential:
     )
 
 
+@pytest.mark.behaviour("BUG-AG5")
 @given(st.lists(st.sampled_from(Step), max_size=12))
 def test_whatever_operators_do_there_is_one_root_that_issues_and_at_most_one_beside_it(
     steps: list[Step],
 ) -> None:
-    """BUG-AG5: and what is kept on disk is what was; the former root's key is gone."""
+    """And what is kept on disk is what was; the former root's key is gone."""
     roots, fresh = Roots(A), [C, B] * 6
     for step in steps:
         try:
@@ -49,8 +50,9 @@ def test_whatever_operators_do_there_is_one_root_that_issues_and_at_most_one_bes
         assert [r.key is None for r in read.trusted()] == [r.key is None for r in roots.trusted()]
 
 
+@pytest.mark.behaviour("BUG-AG5")
 def test_a_rotation_is_three_steps_in_order() -> None:
-    """BUG-AG5: the new root is trusted before it issues, the old one after it did."""
+    """The new root is trusted before it issues, the old one after it did."""
     roots = after(Roots(A), Step.PREPARE, B)
     assert [r.ca_hash for r in roots.trusted()] == [A.ca_hash, B.ca_hash]
     roots = after(roots, Step.ACTIVATE, C)
@@ -67,8 +69,9 @@ def test_no_step_is_taken_before_its_turn(step: Step) -> None:
         after(Roots(A), step, B)
 
 
-def test_who_does_not_know_the_new_root_hinders_it() -> None:
-    """BUG-AG5: hosts by number and name, and files that nobody renews."""
+@pytest.mark.behaviour("BUG-AG5")
+def test_a_host_without_the_new_root_blocks_the_exchange() -> None:
+    """Hosts by number and name, and files that nobody renews."""
     roots = Roots(A, coming=B)
     knows = HostTrust(trusts=[A.ca_hash, B.ca_hash], issuer=A.ca_hash)
     old = HostTrust(trusts=[A.ca_hash], issuer=A.ca_hash)
@@ -81,8 +84,9 @@ def test_who_does_not_know_the_new_root_hinders_it() -> None:
     assert hinders(roots, Step.ABANDON, hosts, []) == []
 
 
-def test_who_has_something_of_the_former_root_hinders_its_end() -> None:
-    """BUG-AG5: a long list is cut."""
+@pytest.mark.behaviour("BUG-AG5")
+def test_a_holder_of_the_former_root_blocks_its_end() -> None:
+    """A long list is cut."""
     roots = Roots(B, former=A)
     both = [A.ca_hash, B.ca_hash]
     hosts = {f"vm{n}": HostTrust(trusts=both, issuer=A.ca_hash) for n in range(5)}
@@ -93,11 +97,12 @@ def test_who_has_something_of_the_former_root_hinders_its_end() -> None:
     ]
 
 
+@pytest.mark.behaviour("BUG-AG5")
 @given(st.sampled_from(POOL), st.sets(st.sampled_from(POOL)))
 def test_a_host_is_behind_until_it_trusts_exactly_what_there_is_and_is_of_the_active_root(
     issuer: Root, trusted: set[Root]
 ) -> None:
-    """BUG-AG5: who still trusts a retired root has to renew, too."""
+    """Who still trusts a retired root has to renew, too."""
     roots = Roots(A, former=B)
     trust = HostTrust(trusts=[r.ca_hash for r in trusted], issuer=issuer.ca_hash)
     ready = trusted == {A, B} and issuer is A

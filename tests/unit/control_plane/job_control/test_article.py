@@ -45,7 +45,8 @@ def the_old_way(tasks: list[TaskSeen], size: int) -> list[TaskSeen]:
     return pushed[:size]
 
 
-def test_figure_4_and_6_half_of_a_push_stays_half_when_the_job_is_made_smaller() -> None:  # JC5
+@pytest.mark.behaviour("JC5")
+def test_figure_4_and_6_half_of_a_push_stays_half_when_the_job_is_made_smaller() -> None:
     before = [TaskSeen(index, OLD) for index in range(100)]
     left = the_old_way(before, 50)
     assert Counter(task.version for task in left) == {NEW: 50}  # all of the job, not half
@@ -60,7 +61,8 @@ def test_figure_4_and_6_half_of_a_push_stays_half_when_the_job_is_made_smaller()
             assert all(kept[i] == task.version for i, task in spec.tasks.items())
 
 
-def test_figure_6_a_canary_in_addition_to_a_push_keeps_both_shares() -> None:  # JC6
+@pytest.mark.behaviour("JC6")
+def test_figure_6_a_canary_in_addition_to_a_push_keeps_both_shares() -> None:
     spec = composed(want(100), [TaskSeen(index, OLD) for index in range(100)])
     spec = composed(want(100, canary=CanaryWanted(TRIAL, tasks=2)), carried_out(spec))
     assert counts(spec) == {NEW: 50, TRIAL: 2, OLD: 48}
@@ -68,15 +70,17 @@ def test_figure_6_a_canary_in_addition_to_a_push_keeps_both_shares() -> None:  #
     assert counts(spec) == {NEW: 25, TRIAL: 2, OLD: 23}
 
 
+@pytest.mark.behaviour("JC9")
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
-def test_figure_7_a_runtime_does_not_enter_in_a_later_stage(share: float) -> None:  # JC9
+def test_figure_7_a_runtime_does_not_enter_in_a_later_stage(share: float) -> None:
     wanted = JobWants(Pushed(NEW, OLD, share, runtime="r1"), SizeIntent(tasks=10), runtime="r2")
     spec = composed(wanted, [TaskSeen(index, OLD) for index in range(10)])
     assert spec.runtime == "r1"
     assert spec.waits == {"infrastructure": "it enters with the next push"}
 
 
-def test_table_1_a_canary_on_a_type_of_machine_is_tied_to_it() -> None:  # JC7
+@pytest.mark.behaviour("JC7")
+def test_table_1_a_canary_on_a_type_of_machine_is_tied_to_it() -> None:
     types = {0: "gpu", 1: "cpu", 2: "gpu", 3: "cpu"}
     tasks = [TaskSeen(index, OLD) for index in range(4)]
     canary = CanaryWanted(TRIAL, tasks=2, machine_type="gpu")
@@ -88,7 +92,8 @@ def test_table_1_a_canary_on_a_type_of_machine_is_tied_to_it() -> None:  # JC7
     assert spec.waits == {"canary": "1 more task on machines of type gpu"}
 
 
-def test_canaries_of_any_type_are_alike_for_a_fair_comparison() -> None:  # JC10
+@pytest.mark.behaviour("JC10")
+def test_canaries_of_any_type_are_alike_for_a_fair_comparison() -> None:
     types = {0: "old", 1: "new", 2: "new", 3: "old", 4: "new"}
     tasks = [TaskSeen(index, OLD) for index in range(5)]
     spec = composed(want(5, 0.0, CanaryWanted(TRIAL, tasks=2)), tasks, machine_types=types)

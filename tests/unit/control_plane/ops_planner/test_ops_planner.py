@@ -94,9 +94,10 @@ async def state(w: World, plan: str) -> PlanState:
     return w.cp.maintenance.show(plan).plan.state
 
 
+@pytest.mark.behaviour("HC4", "HC5", "HC7", "SC2")
 @planned()
 async def test_a_fleet_gets_its_kernel_in_waves_of_one_msb(w: World):
-    """HC4, HC5, HC7, SC2: tasks leave, machines boot, and the next wave waits for both."""
+    """Tasks leave, machines boot, and the next wave waits for both."""
     await w.deployed(a_job(4, limits=LARGE, update=QUICK), quota=6)
     wish = a_wish(wave_size=1, within=Within.MSB, deadline_s=600.0, duration_s=120.0)
     preview = await w.cp.maintenance.preview("kernel", wish)
@@ -118,9 +119,10 @@ async def test_a_fleet_gets_its_kernel_in_waves_of_one_msb(w: World):
     assert {e.cause for e in events if e.kind == "move"} == {"maintenance"}
 
 
+@pytest.mark.behaviour("HC5")
 @planned()
 async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
-    """HC5: no second MSB is touched; an operator says when it goes on without a machine."""
+    """No second MSB is touched; an operator says when it goes on without a machine."""
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
     wish = a_wish(
         wave_size=2,
@@ -153,7 +155,7 @@ async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
     assert (view.done, view.waves[0].left_out) == (5, 1)
 
 
-def test_a_plan_goes_on_after_a_restart_where_it_was():
+def test_a_plan_continues_after_a_restart():
     """Waves are stored before anything is announced, and nothing is announced twice."""
     region, store, events = a_region(6), MemoryStore(strict=True), {}
     wish = a_wish(wave_size=2, within=Within.MSB, deadline_s=300.0, duration_s=60.0, despite=True)
@@ -187,9 +189,10 @@ def test_a_plan_goes_on_after_a_restart_where_it_was():
     assert region.broken_rules == []
 
 
+@pytest.mark.behaviour("HC4")
 @planned()
-async def test_what_it_would_mean_is_said_and_a_plan_without_room_is_refused(w: World):
-    """HC4: nothing is announced that would leave tasks without a place, unless one knows better."""
+async def test_consequences_are_shown_and_a_plan_without_room_is_refused(w: World):
+    """Nothing is announced that would leave tasks without a place, unless one knows better."""
     await w.deployed(a_job(6, limits=LARGE, update=QUICK), quota=6)
     wish = a_wish(scope=MachineScope(msb="msb1"), deadline_s=60.0)
     preview = await w.cp.maintenance.preview("room", wish)
@@ -220,9 +223,10 @@ async def test_a_preview_moves_nothing_and_takes_no_room(w: World):
     await w.stable()
 
 
+@pytest.mark.behaviour("SC6")
 @planned()
 async def test_two_plans_for_one_machine_are_both_kept_and_the_earlier_deadline_counts(w: World):
-    """SC6: overlapping events have one budget, and are told of each other."""
+    """Overlapping events have one budget, and are told of each other."""
     await w.deployed(a_job(3, limits=LARGE, update=QUICK), quota=6)
     host = next(m for m, tasks in w.region.where().items() if tasks)
     kernel = a_wish(scope=None, machines=[host], deadline_s=3600.0, start_in_s=60.0)
@@ -248,9 +252,10 @@ async def test_two_plans_for_one_machine_are_both_kept_and_the_earlier_deadline_
     assert left.plan == "kernel"
 
 
+@pytest.mark.behaviour("SC6")
 @planned(9)
 async def test_of_two_machines_the_one_with_the_earlier_deadline_is_left_first(w: World):
-    """SC6: one budget for both events; the order is that of their deadlines."""
+    """One budget for both events; the order is that of their deadlines."""
     await w.deployed(a_job(3, limits=LARGE, update=QUICK), quota=9)
     at = {t.index: t.placement.machine for t in w.cp._jobs.get("web").tasks}
     late = a_wish(scope=None, machines=[at[0]], deadline_s=7200.0)
@@ -265,9 +270,10 @@ async def test_of_two_machines_the_one_with_the_earlier_deadline_is_left_first(w
     assert moves[0].task == 2 or moves[0].start < moves[1].start
 
 
+@pytest.mark.behaviour("HC8", "HC14", "RB11")
 @planned(24)
 async def test_a_quarter_of_a_data_center_is_refreshed_and_owners_do_nothing(w: World):
-    """HC8, HC14, RB11: tasks move off, machines of the free pool take their place."""
+    """Tasks move off, machines of the free pool take their place."""
     await w.deployed(a_job(12, limits=LARGE, update=QUICK), quota=12)
     old = sorted(w.region.machines, key=lambda m: int(m[1:]))[:6]
     wish = a_wish(scope=None, machines=old, work=Work.REFRESH, wave_size=2, reason="new racks")
@@ -286,11 +292,12 @@ async def test_a_quarter_of_a_data_center_is_refreshed_and_owners_do_nothing(w: 
         await w.cp.inventory.remove(name)
 
 
+@pytest.mark.behaviour("SC2", "HC13", "WH10")
 @planned(8)
 async def test_when_power_is_short_what_matters_least_leaves_first_and_no_more_than_needed(
     w: World,
 ):
-    """SC2, HC13, WH10: an MSB's power event; nobody's hands are needed."""
+    """An MSB's power event; nobody's hands are needed."""
     for machine in w.region.machines.values():
         await w.cp.joined(machine.join())
     for name, priority in (("front", 900), ("batch", 100)):
@@ -329,9 +336,10 @@ async def test_when_power_is_short_what_matters_least_leaves_first_and_no_more_t
     assert all(e.end is not None for m in capped for e in w.cp._broker.table.get(m).unavailability)
 
 
+@pytest.mark.behaviour("TC9", "HC7")
 @planned()
-async def test_a_switch_that_is_out_for_three_minutes_ends_by_itself(w: World):
-    """TC9, HC7: those who stay are excused so long, and afterwards nothing is left to tidy up."""
+async def test_a_switch_outage_of_three_minutes_ends_without_help(w: World):
+    """Those who stay are excused so long, and afterwards nothing is left to tidy up."""
     await w.set_up(6)
     wish = a_wish(
         scope=None,
@@ -353,9 +361,10 @@ async def test_a_switch_that_is_out_for_three_minutes_ends_by_itself(w: World):
     assert w.cp._broker.table.get("m1").state is MachineState.UP
 
 
+@pytest.mark.behaviour("SC4")
 @planned()
 async def test_a_job_without_tasks_on_a_machine_is_not_concerned_by_its_maintenance(w: World):
-    """SC4: and one that has some there and no controller moves them at once."""
+    """And one that has some there and no controller moves them at once."""
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=3)
     await w.cp.put_entitlement("batch", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.apply_job(a_job(2, name="crunch", entitlement="batch", limits=LARGE))
@@ -398,7 +407,7 @@ async def test_what_cannot_be_meant_is_refused_and_changes_nothing(w: World):
 
 
 @planned()
-async def test_work_is_over_when_somebody_says_so(w: World):
+async def test_work_ends_on_request(w: World):
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
     wish = a_wish(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)
     await w.cp.maintenance.accept("fans", wish, "ann")
@@ -438,18 +447,20 @@ async def test_a_preview_lists_some_jobs_and_counts_the_others(w: World):
     assert (len(told.jobs), told.more_jobs) == (1, 1)
 
 
+@pytest.mark.behaviour("BUG-UX69")
 @planned(1)
 async def test_a_plan_is_not_shown_for_a_name_that_it_could_not_have(w: World):
-    """BUG-UX69: `maintenance plan` took any name; `apply` answered with a pattern."""
+    """`maintenance plan` took any name; `apply` answered with a pattern."""
     wish = a_wish()
     for ask in (w.cp.maintenance.preview("k 2", wish), w.cp.maintenance.accept("k 2", wish, "me")):
         with pytest.raises(InvalidInput, match=r"'k 2' is not .* a plan: a-z, 0-9 and -, at most"):
             await ask
 
 
+@pytest.mark.behaviour("BUG-UX106")
 @planned()
 async def test_a_cancelled_plan_still_shows_the_work_that_was_done(w: World):
-    """BUG-UX106: it showed 0 done, and its name was refused with "cancel it"."""
+    """It showed 0 done, and its name was refused with "cancel it"."""
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
     wish = a_wish(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)
     await w.cp.maintenance.accept("fans", wish, "ann")

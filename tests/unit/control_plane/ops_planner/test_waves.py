@@ -53,8 +53,9 @@ def fleet(msbs: int, racks: int, each: int) -> list[PlannedWave]:
     ]
 
 
+@pytest.mark.behaviour("HC4")
 def test_a_wave_stays_in_one_msb_and_takes_as_few_as_possible_of_each_rack():
-    """HC4: a fleet's kernels go wave by wave, of one fault domain at a time."""
+    """A fleet's kernels go wave by wave, of one fault domain at a time."""
     waves = divide(fleet(2, 4, 3), a_wish(wave_size=4, within=Within.MSB))
     assert [len(wave) for wave in waves] == [4] * 6
     assert all(len({name.split("-")[1] for name in wave}) == 1 for wave in waves)
@@ -70,8 +71,9 @@ def test_without_a_wish_for_waves_all_machines_go_at_once():
     assert not is_one_by_one(wish)
 
 
+@pytest.mark.behaviour("HC13")
 def test_what_matters_least_leaves_first_when_power_is_short():
-    """HC13: machines whose tasks have the lowest priority are the first wave."""
+    """Machines whose tasks have the lowest priority are the first wave."""
     machines = [
         PlannedWave(f"m{priority}-{n}", ("dc1", "msb1", "row1", f"r{n}"), priority)
         for priority in (900, 100, 500)
@@ -81,7 +83,7 @@ def test_what_matters_least_leaves_first_when_power_is_short():
     assert waves == [["m100-0", "m100-1"], ["m500-0", "m500-1"], ["m900-0", "m900-1"]]
 
 
-def test_no_more_is_shed_than_was_asked():
+def test_no_more_is_shed_than_requested():
     plan = a_plan(work=Work.POWER_CAP, shed_w=1000)
     waves = [a_wave("m1", "m2"), a_wave("m3", number=2, state=WaveState.WAITING)]
     hosts = {name: SeenHost(True, True, tasks=0, power_w=500) for name in ("m1", "m2", "m3")}
@@ -90,6 +92,7 @@ def test_no_more_is_shed_than_was_asked():
     assert not is_enough(plan, waves, hosts)
 
 
+@pytest.mark.behaviour("HC7")
 @pytest.mark.parametrize(
     ("wish", "ends"),
     [
@@ -105,7 +108,7 @@ def test_no_more_is_shed_than_was_asked():
     ],
 )
 def test_how_it_is_known_that_work_is_over(wish, ends):
-    """HC7: each kind of work that the paper names has its own end."""
+    """Each kind of work that the paper names has its own end."""
     assert how_it_ends(a_wish(**wish)) is ends
 
 
@@ -144,8 +147,9 @@ def a_job(name: str, budget: int, down: int = 0, **changes) -> JobNow:
     return JobNow(name, "front", 10, down, budget, **changes)
 
 
+@pytest.mark.behaviour("HC6")
 def test_49_of_50():
-    """HC6: one replica is down, and the machine of the other one waits."""
+    """One replica is down, and the machine of the other one waits."""
     machines = [f"m{n}" for n in range(50)]
     jobs = {f"j{n}": a_job(f"j{n}", 1) for n in range(50)} | {"j7": a_job("j7", 1, down=1)}
     on = {machine: {f"j{n}": 1} for n, machine in enumerate(machines)}
@@ -183,7 +187,7 @@ def test_a_plan_is_refused_for_want_of_room_or_for_its_size():
     ]
 
 
-def test_other_work_on_the_same_machines_and_jobs_is_told():
+def test_other_work_on_the_same_machines_and_jobs_is_reported():
     assert overlaps({"plan k": ["m2", "m1"]}, {"plan s": ["web"]}) == [
         "plan k: it also has 2 of these machines (m1, m2); tasks leave once, by the earlier"
         " deadline",
@@ -191,7 +195,7 @@ def test_other_work_on_the_same_machines_and_jobs_is_told():
     ]
 
 
-def test_what_is_shed_within_a_wave_without_a_deadline_is_waited_for_as_long_as_was_said():
+def test_a_wave_without_a_deadline_waits_as_long_as_announced():
     plan = a_plan(duration_s=600.0, return_within_s=300.0)
     wave = a_wave("m1", boots={"m1": "old"})
     hosts = {"m1": SeenHost(True, False, boot="old")}

@@ -53,9 +53,10 @@ async def spread(w: World, tasks: int = 3, **changes) -> None:
     assert sorted(w.alive().values()) == [1] * 3
 
 
+@pytest.mark.behaviour("HP13", "BUG-SK6")
 @scenario()
 async def test_a_profile_that_is_live_changes_machine_by_machine_under_running_tasks(w: World):
-    """HP13 BUG-SK6: tasks run on, one machine at a time, each proved before the next."""
+    """Tasks run on, one machine at a time, each proved before the next."""
     await spread(w)
     where, most = w.region.where(), 0
     view = await w.cp.profiles.propose("front", a_wish(), "eve")
@@ -74,9 +75,10 @@ async def test_a_profile_that_is_live_changes_machine_by_machine_under_running_t
     assert not [e for e in (await w.cp.job_events("web")).events if e.cause == "profile"]
 
 
+@pytest.mark.behaviour("HP12")
 @scenario()
 async def test_what_needs_a_boot_waits_until_tasks_have_left_within_the_budget(w: World):
-    """HP12: drained, booted, verified, and given back; one budget for all causes."""
+    """Drained, booted, verified, and given back; one budget for all causes."""
     await spread(w)
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[NAME] = ProfileState.PENDING_REBOOT
@@ -97,9 +99,10 @@ async def test_what_needs_a_boot_waits_until_tasks_have_left_within_the_budget(w
     )
 
 
+@pytest.mark.behaviour("BUG-CP53")
 @scenario()
 async def test_what_needs_a_boot_stops_a_task_in_its_place_where_there_is_no_other(w: World):
-    """BUG-CP53: in a full entitlement one task at a time stops, and starts again where it was."""
+    """In a full entitlement one task at a time stops, and starts again where it was."""
     await w.deployed(a_job(3, update=UpdatePolicy(drain_s=0), limits=LARGE))
     where = w.region.where()
     for machine in w.region.machines.values():
@@ -117,9 +120,10 @@ async def test_what_needs_a_boot_stops_a_task_in_its_place_where_there_is_no_oth
     assert [(e.outcome, e.from_machine == e.to_machine) for e in moves] == [("done", True)] * 3
 
 
+@pytest.mark.behaviour("BUG-CP53")
 @scenario()
 async def test_a_task_that_may_not_stop_for_a_boot_says_that_it_waits_for_room(w: World):
-    """BUG-CP53: the owner of a job that can spare no task is told why a switch waits."""
+    """The owner of a job that can spare no task is told why a switch waits."""
     update = UpdatePolicy(drain_s=0, max_unavailable=0, surge=1)
     await w.deployed(a_job(3, update=update, limits=LARGE))
     for machine in w.region.machines.values():
@@ -132,9 +136,10 @@ async def test_a_task_that_may_not_stop_for_a_boot_says_that_it_waits_for_room(w
     assert len(await w.endpoints()) == 3
 
 
+@pytest.mark.behaviour("BUG-CP53")
 @pytest.mark.parametrize("instead", ["", STOP])
-def test_a_controller_that_lets_a_task_move_for_a_boot_hears_that_there_is_no_room(instead: str):
-    """BUG-CP53: its owner sees that the task waits for room; a controller may let it stop."""
+def test_a_controller_that_approves_a_move_for_a_boot_learns_of_missing_room(instead: str):
+    """Its owner sees that the task waits for room; a controller may let it stop."""
 
     async def acknowledge(_, request: TaskControlRequest) -> TaskControlResponse:
         kinds = {o.id: instead if instead in o.instead else "" for o in request.request}
@@ -202,9 +207,10 @@ async def test_a_profile_that_a_host_cannot_reach_is_taken_back_everywhere(w: Wo
     await w.until(lambda: w.alive().total() == 3)
 
 
+@pytest.mark.behaviour("BUG-CP54")
 @scenario(quarantine_s=60)
 async def test_a_machine_that_failed_a_profile_is_promised_again_afterwards(w: World):
-    """BUG-CP54: the switch ends with the assignment; it does not block the machine for ever."""
+    """The switch ends with the assignment; it does not block the machine for ever."""
     await spread(w)
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
@@ -216,9 +222,10 @@ async def test_a_machine_that_failed_a_profile_is_promised_again_afterwards(w: W
     await w.until(lambda: len(w.cp._broker.held("front")) == 3 and w.alive().total() == 3)
 
 
+@pytest.mark.behaviour("BUG-CP54")
 @pytest.mark.parametrize("leave", ["release", "quarantine"])
 def test_a_machine_that_leaves_its_entitlement_leaves_its_switch_of_profile_behind(leave: str):
-    """BUG-CP54: released, put aside, or stored so by an earlier release: the event ends."""
+    """Released, put aside, or stored so by an earlier release: the event ends."""
 
     async def main() -> None:
         w = World(a_region())
@@ -240,9 +247,10 @@ def test_a_machine_that_leaves_its_entitlement_leaves_its_switch_of_profile_behi
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP54")
 @scenario()
 async def test_a_reboot_owed_to_one_entitlement_is_not_awaited_by_the_next(w: World):
-    """BUG-CP54: its deadline would put the machine aside before the new switch begins."""
+    """Its deadline would put the machine aside before the new switch begins."""
     await w.set_up()
     broker, name = w.cp._broker, sorted(w.region.machines)[0]
     await broker.carry_out(
@@ -252,9 +260,10 @@ async def test_a_reboot_owed_to_one_entitlement_is_not_awaited_by_the_next(w: Wo
     assert open_event(broker.table.get(name), EventKind.PLANNED) is None
 
 
+@pytest.mark.behaviour("BUG-CP54")
 @scenario()
 async def test_an_event_that_an_earlier_release_left_on_a_free_machine_is_ended(w: World):
-    """BUG-CP54: a machine that is stuck in the store today is promised again after an upgrade."""
+    """A machine that is stuck in the store today is promised again after an upgrade."""
     await w.set_up()
     name = sorted(w.region.machines)[0]
     assert w.cp._broker.table.get(name).entitlement == FREE
@@ -314,9 +323,9 @@ async def test_what_an_owner_may_not_set_is_refused_with_all_reasons(w: World):
     assert view.rollout is None
 
 
+@pytest.mark.behaviour("HP12")
 @pytest.mark.parametrize("after_s", [0.3, 1.5, 4, 12, 30, 60, 95])
 def test_a_rollout_continues_after_a_kill(after_s):
-    """HP12."""
 
     async def main() -> None:
         w = World(a_region())
@@ -337,9 +346,10 @@ def test_a_rollout_continues_after_a_kill(after_s):
     run(main())
 
 
+@pytest.mark.behaviour("HP12")
 @scenario()
 async def test_a_machine_whose_profile_waits_for_a_boot_is_emptied_for_it(w: World):
-    """HP12: also where nobody changes anything: what mends a drift needs a boot."""
+    """Also where nobody changes anything: what mends a drift needs a boot."""
     await spread(w)
     name = sorted(w.region.machines)[0]
     machine = w.region.machines[name]
@@ -356,16 +366,18 @@ async def test_a_machine_whose_profile_waits_for_a_boot_is_emptied_for_it(w: Wor
     await w.until(is_over)
 
 
+@pytest.mark.behaviour("HP9")
 def test_what_owners_may_change_is_what_the_profiles_say():
-    """HP9: the control plane refuses early what sidekick would refuse on the host."""
+    """The control plane refuses early what sidekick would refuse on the host."""
     folder = Path(__file__).parents[4] / "profiles"
     for name, keys in PortalSettings().profile_keys.items():
         document = tomllib.loads((folder / f"{name}.toml").read_text())
         assert document["allow"] == {name: keys}
 
 
+@pytest.mark.behaviour("HP4")
 def test_times_of_switches_are_reported_by_kind_of_setting():
-    """HP4: the form of Figure 17."""
+    """The form of Figure 17."""
 
     def a_report(**took_ms: float) -> ProfileStatus:
         settings = [
@@ -384,9 +396,10 @@ def test_times_of_switches_are_reported_by_kind_of_setting():
     assert [row.setting for row in found.settings] == ["cpu", "hugepages", ALL]
 
 
+@pytest.mark.behaviour("BUG-CP32")
 @scenario()
 async def test_a_profile_that_no_machine_proved_is_taken_back_when_the_first_one_fails(w: World):
-    """BUG-CP32: proposed while the entitlement held no machine, it kept every machine out."""
+    """Proposed while the entitlement held no machine, it kept every machine out."""
     await w.set_up()
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
@@ -402,9 +415,10 @@ async def test_a_profile_that_no_machine_proved_is_taken_back_when_the_first_one
     assert f"{NAME} failed on" in view.rollout.reason
 
 
+@pytest.mark.behaviour("BUG-CP32")
 @scenario()
 async def test_a_profile_that_a_first_machine_proved_stays(w: World):
-    """BUG-CP32: what fails later is put aside, and the others keep the profile."""
+    """What fails later is put aside, and the others keep the profile."""
     await w.set_up()
     await w.cp.profiles.propose("front", a_wish(), "eve")
     await arrived(w)
@@ -417,9 +431,10 @@ async def test_a_profile_that_a_first_machine_proved_stays(w: World):
     assert (rollout(w).state, w.cp.profiles.show("front").profile) == ("done", NAME)
 
 
+@pytest.mark.behaviour("BUG-CP32")
 @scenario()
 async def test_the_next_profile_after_an_unproved_one_has_the_proved_one_to_go_back_to(w: World):
-    """BUG-CP32: an entitlement cannot go back to what no machine ever reached."""
+    """An entitlement cannot go back to what no machine ever reached."""
     await w.set_up()
     await w.cp.profiles.propose("front", a_wish(), "eve")
     await arrived(w)

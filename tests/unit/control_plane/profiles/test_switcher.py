@@ -13,9 +13,10 @@ from agent.api import ProfileState
 from control_plane.runtime.runtime import SteppedRuntime
 
 
+@pytest.mark.behaviour("BUG-CP9")
 @pytest.mark.parametrize("step_s", [7_200.0, -3_600.0])
 def test_a_step_of_the_clock_is_no_reboot_that_took_too_long(step_s):
-    """BUG-CP9: the wait for a reboot is measured by a clock that does not step."""
+    """The wait for a reboot is measured by a clock that does not step."""
     stepped = [0.0]
 
     async def main() -> None:

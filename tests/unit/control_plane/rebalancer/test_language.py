@@ -1,4 +1,4 @@
-"""RE2, RE4: models of placement in TOML: read, said in words, and solved in two ways."""
+"""Models of placement in TOML: read, said in words, and solved in two ways."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from control_plane.rebalancer.core.language import (
 )
 from tests.bench.roadef import checked, generated, instances, read_instance
 from wire.errors import InvalidInput
+
+pytestmark = pytest.mark.behaviour("RE2", "RE4")
 
 ROOT = Path(__file__).resolve().parents[4]
 TEXT = """
@@ -92,7 +94,7 @@ def test_the_example_of_the_page_is_a_model() -> None:
     assert model.goals
 
 
-def test_a_model_is_said_in_words() -> None:
+def test_a_model_is_described_in_text() -> None:
     assert words_of(read_model(TEXT)) == [
         "2 objects in 2 containers.",
         "1 groups of 2 objects.",
@@ -130,13 +132,14 @@ def test_the_toml_form_of_a_model_is_the_model(seed: int) -> None:
         ("[[goal]]", "[goal]]", "is not TOML"),
     ],
 )
-def test_what_is_wrong_with_a_model_is_said(wrong: str, right: str, why: str) -> None:
+def test_errors_of_a_model_are_reported(wrong: str, right: str, why: str) -> None:
     assert wrong in TEXT
 
     with pytest.raises(InvalidInput, match=why.replace("[", r"\[")):
         read_model(TEXT.replace(wrong, right, 1))
 
 
+@pytest.mark.behaviour("BUG-UX90")
 @pytest.mark.parametrize(
     ("wrong", "right", "why"),
     [
@@ -149,7 +152,7 @@ def test_what_is_wrong_with_a_model_is_said(wrong: str, right: str, why: str) ->
     ],
 )
 def test_amounts_that_cannot_be_added_up_are_refused(wrong: str, right: str, why: str) -> None:
-    """BUG-UX90: the answer was "goals nan -> nan, which is the best"."""
+    """The answer was "goals nan -> nan, which is the best"."""
     assert wrong in TEXT
 
     with pytest.raises(InvalidInput, match=why):
@@ -178,7 +181,7 @@ def test_annealing_counts_as_a_checker_does_breaks_nothing_and_is_near_the_optim
     assert best.after - 1e-6 <= found.after <= best.after + 0.1 * (before - best.after) + 1e-6
 
 
-def test_a_folder_without_instances_is_told_with_where_they_are(tmp_path: Path) -> None:
+def test_a_folder_without_instances_is_refused_with_the_right_place(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"has no model_.*gturri/roadef2012"):
         next(instances(tmp_path, []))
     model, assignment = generated(2)

@@ -1,4 +1,4 @@
-"""RE2, RE6: what readings of agents say about loads and power, and for how long."""
+"""What readings of agents say about loads and power, and for how long."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import pytest
 from agent.usage import TaskUsage, Usages
 from control_plane.broker.core.capacity import Capacity
 from control_plane.rebalancer.core.loads import Loads, modelled_w, watts_per_rru
+
+pytestmark = pytest.mark.behaviour("RE2", "RE6")
 
 TYPE = Capacity(machine_type="web", rru=2.0, cpus=4.0, memory_bytes=1 << 30, power_w=400)
 

@@ -1,8 +1,9 @@
-"""RE3: an exchange of two machines is carried out, over restarts, or called off."""
+"""An exchange of two machines is carried out, over restarts, or called off."""
 
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from virtual_time import run
 from world import World, a_job, a_region
 
@@ -13,6 +14,8 @@ from control_plane.api.settings import RebalanceMode, RebalanceSettings
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.solving import solve
 from control_plane.roles import ControlPlane
+
+pytestmark = pytest.mark.behaviour("RE3")
 
 OF = {"m1": "front", "m2": "front", "m3": "front", "m4": "back", "m5": "back", "m6": "back"}
 OTHER_TYPE = ("m3", "m4", "m5")
@@ -106,6 +109,26 @@ def test_an_exchange_is_called_off_while_the_region_is_unwell() -> None:
             records = [w.cp._broker.table.get(name) for name in ("m3", "m6")]
             assert all(e.end is not None for r in records for e in r.unavailability)
             assert all(record.state is MachineState.UP for record in records)
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP82")
+def test_an_exchange_ends_when_rebalancing_is_switched_off() -> None:
+    """Its machines stayed drained, and no component ended that."""
+
+    async def main() -> None:
+        w = Exchanging()
+        async with asyncio.timeout(20_000):
+            async with w.running():
+                await w.begin()
+                await w.until(lambda: w.cp.rebalancer.swaps.under_way(), 2_000)
+            off = RebalanceSettings(mode=RebalanceMode.OFF)
+            w.settings = replace(w.settings, rebalance=off)
+            async with w.running():
+                await w.until(lambda: w.ended(SwapState.WITHDRAWN), 2_000)
+                records = [w.cp._broker.table.get(name) for name in ("m3", "m6")]
+                assert all(e.end is not None for r in records for e in r.unavailability)
 
     run(main())
 

@@ -1,4 +1,4 @@
-"""RE2, RE4: parts of a placement are solved exactly, one by one."""
+"""Parts of a placement are solved exactly, one by one."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from control_plane.rebalancer.core.neighbourhoods import Neighbourhoods, improve
 from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.program import PlacementProgram
 from tests.bench.roadef import checked, generated, read_instance
+
+pytestmark = pytest.mark.behaviour("RE2", "RE4")
 
 
 def steps(model: PlacementModel, number: int, seed: int = 1) -> PlacementAnswer:
@@ -96,8 +98,9 @@ def test_a_part_is_broken_off_when_the_share_of_time_for_parts_is_over() -> None
     assert search.bound is None
 
 
+@pytest.mark.behaviour("BUG-CP64")
 def test_a_part_ends_while_its_solver_asks_nothing(mocker: MockerFixture) -> None:
-    """BUG-CP64: the solver circled for minutes in one LP of a2_4, beyond the end of the search."""
+    """The solver circled for minutes in one LP of a2_4, beyond the end of the search."""
     state = PlacementState(read_instance(*generated(5, 5, 12)))
     mocker.patch.object(neighbourhoods, "_STUCK_S", 0.0)
     search = Neighbourhoods(state, 1, variables=10_000)
@@ -108,8 +111,9 @@ def test_a_part_ends_while_its_solver_asks_nothing(mocker: MockerFixture) -> Non
     assert search.bound is None
 
 
+@pytest.mark.behaviour("BUG-CP64")
 def test_a_small_model_ends_while_its_solver_asks_nothing(mocker: MockerFixture) -> None:
-    """BUG-CP64: the clock of the search stands still, and that of the solver does not."""
+    """The clock of the search stands still, and that of the solver does not."""
     mocker.patch.object(exact, "_STUCK_S", -1.0)
     model = read_instance(*generated(5, 5, 12))
 

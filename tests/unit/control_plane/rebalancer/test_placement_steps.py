@@ -1,4 +1,4 @@
-"""RE2, RE4: single steps of the search: what they change, what they keep, compiled or not."""
+"""Single steps of the search: what they change, what they keep, compiled or not."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ from control_plane.rebalancer.core.placement_steps import (
     walk,
 )
 from tests.bench.roadef import checked, generated, read_instance
+
+pytestmark = pytest.mark.behaviour("RE2", "RE4")
 
 
 def some_model(seed: int) -> tuple[PlacementModel, PlacementModel]:
@@ -149,8 +151,9 @@ def after_two_cycles(model: PlacementModel) -> Annealing:
     return search
 
 
+@pytest.mark.behaviour("RE4")
 def test_a_cycle_of_prices_finds_fewer_moves_that_do_the_same(mocker: MockerFixture) -> None:
-    """RE4: where heat is that of amounts, objects move as if it were free."""
+    """Where heat is that of amounts, objects move as if it were free."""
     search = after_two_cycles(crowded(3))
     mocker.patch.object(annealing, "_MOSTLY", np.inf)
     other = after_two_cycles(crowded(3))

@@ -1,16 +1,19 @@
-"""RE6, HC13, WH10: once power is capped on one machine, tasks beside it leave the place."""
+"""Once power is capped on one machine, tasks beside it leave the place."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
 from virtual_time import run
 
 from control_plane.api.settings import RebalanceMode
 from tests.bench.rebalance_power import Powered
 
+pytestmark = pytest.mark.behaviour("RE6", "HC13", "WH10")
 
-def test_after_power_was_capped_on_one_machine_tasks_of_others_beside_it_leave_the_place() -> None:
+
+def test_after_a_power_cap_tasks_of_neighbouring_machines_leave() -> None:
     async def main() -> None:
         w = Powered(RebalanceMode.RECOMMEND)
         async with asyncio.timeout(20_000), w.running():

@@ -75,8 +75,9 @@ def in_region(body, **settings):
     run(main())
 
 
+@pytest.mark.behaviour("RE1", "RE2", "RE5")
 def test_hot_machines_give_tasks_to_free_ones_within_the_budget() -> None:
-    """RE1, RE2, RE5: each move is an operation of the job, with cause `rebalance`."""
+    """Each move is an operation of the job, with cause `rebalance`."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
@@ -259,8 +260,9 @@ def test_moves_are_explained() -> None:
     in_region(body)
 
 
+@pytest.mark.behaviour("RE2")
 def test_measured_loads_move_tasks_that_claim_alike() -> None:
-    """RE2: what agents say counts instead of claims, once two readings tell a rate."""
+    """What agents say counts instead of claims, once two readings tell a rate."""
 
     async def body(w: Rebalanced) -> None:
         await w.set_up(12)
@@ -288,8 +290,9 @@ def test_measured_loads_move_tasks_that_claim_alike() -> None:
     in_region(body, measure_s=30.0, smooth_s=60.0, hot_from=0.8, every_s=120.0)
 
 
+@pytest.mark.behaviour("EX10")
 def test_a_plan_says_how_much_of_each_entitlement_is_in_use() -> None:
-    """EX10: by dimension, of the machines that it holds; measured, where agents told it."""
+    """By dimension, of the machines that it holds; measured, where agents told it."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed(quota=3)
@@ -310,8 +313,9 @@ def test_a_plan_says_how_much_of_each_entitlement_is_in_use() -> None:
     in_region(body, mode=RebalanceMode.OFF)
 
 
+@pytest.mark.behaviour("RE2")
 def test_loads_that_were_not_read_lately_do_not_count() -> None:
-    """RE2: with the age of each load; claims count again."""
+    """With the age of each load; claims count again."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed(3)
@@ -328,8 +332,9 @@ def test_loads_that_were_not_read_lately_do_not_count() -> None:
     in_region(body, mode=RebalanceMode.RECOMMEND, measure_s=30.0)
 
 
-def test_a_restarted_control_plane_goes_on_with_its_plan() -> None:
-    """RE5, RE7: or tells the moves of one that is too old as withdrawn."""
+@pytest.mark.behaviour("RE5", "RE7")
+def test_a_restarted_control_plane_continues_its_plan() -> None:
+    """Or tells the moves of one that is too old as withdrawn."""
 
     async def main() -> None:
         world = Rebalanced(moves_per_s=0.001, moves_burst=1, every_s=2_000.0)
@@ -367,8 +372,9 @@ def test_a_lost_machine_has_its_entitlement_planned_again_before_the_next_plan_i
     in_region(body, every_s=1_500.0)
 
 
+@pytest.mark.behaviour("RE4", "SH1")
 def test_all_shards_of_a_process_are_planned_together() -> None:
-    """RE4, SH1: each pool as the shard knows it that owns it."""
+    """Each pool as the shard knows it that owns it."""
 
     async def main() -> None:
         world = Rebalanced()

@@ -1,4 +1,4 @@
-"""RE7: whatever becomes of the ReBalancer and of what it is told, the region goes on."""
+"""Whatever becomes of the ReBalancer and of what it is told, the region goes on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from math import inf, nan
+from typing import Any
 
 import pytest
 from fake_agents import IMAGE_2
@@ -16,10 +17,12 @@ from world import a_job
 
 from control_plane.api.jobs import UpdatePolicy
 from control_plane.api.policy import Fit
-from control_plane.api.rebalancing import MoveState, PauseWish
+from control_plane.api.rebalancing import MoveState, MoveView, PauseWish
 from control_plane.rebalancer.core.model import Effort, PlanStep, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.survey import Load
 from control_plane.roles import ControlPlane
+
+pytestmark = pytest.mark.behaviour("RE7")
 
 Solving = Callable[[RegionModel, Effort], Awaitable[SolverAnswer]]
 
@@ -63,9 +66,10 @@ async def invents(model: RegionModel, effort: Effort) -> SolverAnswer:
     )
 
 
+@pytest.mark.behaviour("RE7")
 @pytest.mark.parametrize("solving", [dies, hangs, invents])
 def test_jobs_are_placed_whatever_the_solver_does(solving: Solving) -> None:
-    """RE7: it dies, it never answers, or it answers with what is not there."""
+    """It dies, it never answers, or it answers with what is not there."""
 
     class Broken(Rebalanced):
         def control_plane(self) -> ControlPlane:
@@ -85,8 +89,9 @@ def test_jobs_are_placed_whatever_the_solver_does(solving: Solving) -> None:
     run(main())
 
 
+@pytest.mark.behaviour("RE7")
 def test_jobs_are_placed_while_the_rebalancer_is_dead() -> None:
-    """RE7: its loop ends with an error as often as it begins; no other loop notices."""
+    """Its loop ends with an error as often as it begins; no other loop notices."""
     begun: list[int] = []
 
     class Dead(Rebalanced):
@@ -119,9 +124,10 @@ LIES: dict[str, Load] = {
 }
 
 
+@pytest.mark.behaviour("RE7", "RE2")
 @pytest.mark.parametrize("lie", LIES)
 def test_loads_that_are_wrong_break_no_rule_and_move_no_task_twice(lie: str) -> None:
-    """RE7, RE2: half of the tasks are said to use what they cannot use."""
+    """Half of the tasks are said to use what they cannot use."""
 
     async def body(w: Rebalanced) -> None:
         planner = w.cp.rebalancer.planner
@@ -136,8 +142,9 @@ def test_loads_that_are_wrong_break_no_rule_and_move_no_task_twice(lie: str) -> 
     in_region(body)
 
 
+@pytest.mark.behaviour("RE5")
 def test_a_job_that_is_released_is_left_alone_until_it_is_at_rest() -> None:
-    """RE5: nothing is planned for it, though its machines are hot."""
+    """Nothing is planned for it, though its machines are hot."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
@@ -153,8 +160,9 @@ def test_a_job_that_is_released_is_left_alone_until_it_is_at_rest() -> None:
     in_region(body)
 
 
+@pytest.mark.behaviour("RE5", "RE7")
 def test_nothing_is_moved_while_many_machines_are_down() -> None:
-    """RE5, RE7: the brake of the region's losses holds the ReBalancer, and lets it go again."""
+    """The brake of the region's losses holds the ReBalancer, and lets it go again."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
@@ -190,3 +198,60 @@ def begun(w: Rebalanced) -> set[str]:
 
 def wish() -> PauseWish:
     return PauseWish(reason="to look first")
+
+
+@pytest.mark.behaviour("BUG-CP80")
+def test_a_pause_is_kept_although_a_move_ends_at_the_same_moment() -> None:
+    """Each wrote the state that it had read before the other's write."""
+
+    async def body(w: Rebalanced) -> None:
+        await w.packed()
+        await w.until(lambda: w.moves(), within_s=900)
+        rebalancer, txn = w.cp.rebalancer, w.store.txn
+        before = rebalancer.history().moves
+
+        async def slowly(*given: Any) -> Any:
+            await asyncio.sleep(1)
+            return await txn(*given)
+
+        w.store.txn = slowly  # type: ignore[method-assign]
+        move = replace(before[0], id="p9.9")
+        await asyncio.gather(
+            rebalancer.pause(PauseWish(reason="look"), "ann"), rebalancer._ended(move)
+        )
+        assert rebalancer.status().paused
+        assert rebalancer.history().moves[0].id == "p9.9"
+
+    in_region(body)
+
+
+@pytest.mark.behaviour("BUG-CP81")
+def test_a_move_that_ended_while_the_process_was_away_is_recorded() -> None:
+    """Its task did not rest, and the history did not have it."""
+
+    async def main() -> None:
+        world = Rebalanced(every_s=2_000.0)
+        async with asyncio.timeout(40_000):
+            async with world.running() as w:
+                await w.packed()
+                ended, stuck = w.cp.rebalancer._ended, list[MoveView]()
+
+                async def stops(move: MoveView) -> None:
+                    if move.state is MoveState.DONE:
+                        stuck.append(move)
+                        await asyncio.sleep(1e9)  # the process ends before this is stored
+                    await ended(move)
+
+                w.cp.rebalancer._ended = stops  # type: ignore[method-assign]
+                await w.until(lambda: stuck, 4_000)
+            async with world.running() as w:
+                rebalancer = w.cp.rebalancer
+
+                def recorded() -> list[MoveState]:
+                    return [m.state for m in rebalancer.history().moves if m.id == stuck[0].id]
+
+                await w.until(recorded)
+                assert recorded() == [MoveState.DONE]
+                assert w.cp.rebalancer._moved("web")[stuck[0].task] > 0
+
+    run(main())

@@ -1,4 +1,4 @@
-"""RE1, RE2, RE4: what the search finds on regions small enough to read."""
+"""What the search finds on regions small enough to read."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from control_plane.rebalancer.core.model import (
 )
 from control_plane.rebalancer.core.solving import solve
 from tests.rebalancer_models import columns
+
+pytestmark = pytest.mark.behaviour("RE1", "RE2", "RE4")
 
 GIB = 1 << 30
 MICRO = 1_000_000
@@ -177,9 +179,10 @@ BIG_CORES, SMALL_CORES, BIG_IN_A_RACK, SMALL_IN_A_RACK = 36.0, 18.0, 30, 92
 """The paper's two kinds of machines (§8): of two processors, or of one with 18 cores."""
 
 
+@pytest.mark.behaviour("WH4", "EX13")
 @pytest.mark.parametrize("small", [False, True])
 def test_a_rack_of_small_machines_is_balanced_as_well_as_one_of_big_machines(small: bool) -> None:
-    """WH4, EX13: the rack has half as many cores again, and no machine is hot in either."""
+    """The rack has half as many cores again, and no machine is hot in either."""
     number, cores = (SMALL_IN_A_RACK, SMALL_CORES) if small else (BIG_IN_A_RACK, BIG_CORES)
     assert SMALL_IN_A_RACK * SMALL_CORES > 1.5 * BIG_IN_A_RACK * BIG_CORES
     chance = random.Random(1)
@@ -211,8 +214,9 @@ def powered(machines: list[list[float]], limit_w: float, **changes: object) -> R
     )
 
 
+@pytest.mark.behaviour("RE6", "HC13", "WH10")
 def test_tasks_leave_a_place_that_draws_more_than_it_bears() -> None:
-    """RE6, HC13, WH10: to another data center, although no machine is hot."""
+    """To another data center, although no machine is hot."""
     loads = [[2.0, 2.0], [2.0, 2.0], [1.0], [1.0]]
     level = Weights(move_per_gib=0.0, tolerance=0.5)
     answer = solved(powered(loads, limit_w=240.0, weights=level))
@@ -225,8 +229,9 @@ def test_tasks_leave_a_place_that_draws_more_than_it_bears() -> None:
     assert solved(powered(loads, limit_w=300.0, weights=level)).steps == []
 
 
+@pytest.mark.behaviour("RE6")
 def test_a_place_that_bears_no_more_gets_no_tasks() -> None:
-    """RE6: relieving a hot machine does not overload the power of another place."""
+    """Relieving a hot machine does not overload the power of another place."""
     loads = [[3.0], [], [3.0, 3.0, 3.0], []]
 
     assert {s.to_machine for s in solved(powered(loads, limit_w=230.0)).steps} == {"m3"}

@@ -1,9 +1,10 @@
-"""MO16, CP8: small entitlements are packed on the machines of few, as far as that saves some."""
+"""Small entitlements are packed on the machines of few, as far as that saves some."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
 from msgspec.structs import replace
 from test_rebalancer import BIG, Rebalanced, in_region
 from test_solving import a_region, solved
@@ -14,6 +15,8 @@ from control_plane.rebalancer.core.language import read_model, toml_of, words_of
 from control_plane.rebalancer.core.model import RegionModel, StackStep
 from control_plane.rebalancer.core.region_language import in_language
 from tests.rebalancer_models import a_model
+
+pytestmark = pytest.mark.behaviour("MO16", "CP8")
 
 
 def pools(claims: list[list[int]], classes: list[int]) -> RegionModel:

@@ -1,4 +1,4 @@
-"""RE3, WH8: which machines entitlements exchange, on regions small enough to read."""
+"""Which machines entitlements exchange, on regions small enough to read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from control_plane.rebalancer.core.model import Effort, PoweredPlace, RegionMode
 from control_plane.rebalancer.core.solving import solve
 from tests.rebalancer_models import a_model
 from tests.unit.control_plane.rebalancer.test_solving import a_region
+
+pytestmark = pytest.mark.behaviour("RE3", "WH8")
 
 
 def swapped(model: RegionModel, most: int = 5) -> list[SwapStep]:
@@ -52,8 +54,9 @@ def test_none_is_exchanged_where_that_is_not_wanted_or_not_possible() -> None:
     assert {case: steps for case, steps in cases.items() if steps} == {}
 
 
+@pytest.mark.behaviour("RE6")
 def test_a_busy_entitlement_leaves_a_place_without_power_for_an_idle_one() -> None:
-    """RE6: all of its machines are there, so no move of a task relieves the place."""
+    """All of its machines are there, so no move of a task relieves the place."""
     model = a_region([[4.0], [], [0.5], []], pools=[0, 0, 1, 1])
     model = replace(
         model,

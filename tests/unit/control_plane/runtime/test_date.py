@@ -36,9 +36,9 @@ class Host:
         return made
 
 
+@pytest.mark.behaviour("BUG-CP9", "F-44")
 @pytest.mark.parametrize("step_s", [-3_600.0, -3.0, 3.0, 7_200.0])
 def test_a_step_is_believed_once_it_has_lasted(step_s: float):
-    """BUG-CP9 F-44"""
     host = Host()
     date = host.date()
     host.off_s += step_s
@@ -52,8 +52,8 @@ def test_a_step_is_believed_once_it_has_lasted(step_s: float):
     assert date.doubted_s == 0.0
 
 
+@pytest.mark.behaviour("BUG-CP9", "F-44")
 def test_a_step_that_is_undone_or_changes_has_not_lasted():
-    """BUG-CP9 F-44"""
     host = Host()
     date = host.date()
     for off_s in (7_200.0, 0.0, 7_200.0, 3_600.0, -900.0):
@@ -82,8 +82,9 @@ def a_life(host: Host, store: MemoryStore, boot_id: str = "one") -> tuple[Runtim
     return runtime, Anchor(store, runtime, boot_id)
 
 
+@pytest.mark.behaviour("BUG-CP9", "F-44")
 def test_a_step_before_the_process_is_started_again_is_not_believed_either():
-    """BUG-CP9 F-44: the date goes on over restarts, until the host is booted anew."""
+    """The date goes on over restarts, until the host is booted anew."""
 
     async def main() -> None:
         host = Host()
@@ -108,8 +109,9 @@ def test_a_step_before_the_process_is_started_again_is_not_believed_either():
     run(main())
 
 
-def test_each_host_that_leads_in_turn_goes_on_from_its_own_date():
-    """BUG-CP9 AV2: another host led meanwhile; before, only the last one was remembered."""
+@pytest.mark.behaviour("BUG-CP9", "AV2")
+def test_each_new_leader_continues_from_its_host_date():
+    """Another host led meanwhile; before, only the last one was remembered."""
 
     async def main() -> None:
         hosts = {"one": Host(), "two": Host()}
@@ -133,8 +135,9 @@ def test_each_host_that_leads_in_turn_goes_on_from_its_own_date():
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP9")
 def test_only_the_latest_boots_are_remembered():
-    """BUG-CP9: a region that lives for years does not keep every boot of its hosts."""
+    """A region that lives for years does not keep every boot of its hosts."""
 
     async def main() -> None:
         async with MemoryStore() as store:
@@ -189,8 +192,9 @@ def test_a_date_that_could_not_be_stored_is_stored_later_and_so_is_one_that_was_
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP60")
 def test_a_standby_does_not_believe_a_step_of_its_clock():
-    """BUG-CP60: it asked for the date once it led, and a deadline seemed to have passed."""
+    """It asked for the date once it led, and a deadline seemed to have passed."""
 
     async def main() -> None:
         stepped_s = 0.0

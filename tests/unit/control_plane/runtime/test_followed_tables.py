@@ -56,8 +56,9 @@ async def caught_up(store: Store, following: Following) -> None:
     assert await following.reached(store.revision(), PATIENCE_S)
 
 
+@pytest.mark.behaviour("AL2")
 async def test_each_process_hears_what_the_other_wrote_and_its_own_once() -> None:
-    """AL2: a table of each of two processes, and who listens to them."""
+    """A table of each of two processes, and who listens to them."""
     async with MemoryStore() as store:
         here, there, heard = owners(store, "here"), owners(store, "there"), list[object]()
         here.listen(lambda name, before, after: heard.append((name, before, after)))
@@ -94,8 +95,9 @@ async def test_a_record_that_was_deleted_here_does_not_come_back_by_its_own_echo
         assert len(here) == 0
 
 
+@pytest.mark.behaviour("AL2")
 async def test_a_process_whose_history_is_gone_lists_everything_again() -> None:
-    """AL2: compacted while it did not follow; deletions are found, too."""
+    """Compacted while it did not follow; deletions are found, too."""
     async with MemoryStore() as store:
         here, there = owners(store, "here"), owners(store, "there")
         for name, shard in (("a", 1), ("b", 1)):
@@ -112,7 +114,7 @@ async def test_a_process_whose_history_is_gone_lists_everything_again() -> None:
         assert {name: here.get(name).shard for name in here} == {"a": 5, "c": 1}
 
 
-async def test_whoever_waits_for_a_revision_sees_the_whole_transaction() -> None:
+async def test_a_waiter_for_a_revision_sees_the_whole_transaction() -> None:
     async with MemoryStore() as store:
         here, there = owners(store, "here"), owners(store, "there")
         async with followed(store, here) as following:
@@ -146,8 +148,9 @@ async def test_a_job_that_another_process_writes_is_read_with_its_tasks() -> Non
             assert here.find("web") is None
 
 
+@pytest.mark.behaviour("RB1")
 async def test_a_machine_that_another_process_moves_is_never_gone() -> None:
-    """RB1: it comes to the new data center before it goes from the old one; listeners see once."""
+    """It comes to the new data center before it goes from the old one; listeners see once."""
     async with MemoryStore() as store:
         here, there = (Brokers(store, Runtime(), writer=name) for name in ("here", "there"))
         heard: list[tuple[str, str]] = []
@@ -182,11 +185,12 @@ class Counted(MemoryStore):
         return await super().list_prefix(prefix, after, limit)
 
 
+@pytest.mark.behaviour("SH10")
 @pytest.mark.parametrize("seed", range(8))
 async def test_a_follower_takes_parts_of_a_job_from_the_watch_and_has_what_is_stored(
     seed: int,
 ) -> None:
-    """SH10: following a job of another process costs no call of the store."""
+    """Following a job of another process costs no call of the store."""
     chance = random.Random(seed)
     async with Counted() as store:
         here, there = JobTable(store, writer="here"), JobTable(store, writer="there")

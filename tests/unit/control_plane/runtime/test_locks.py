@@ -15,7 +15,7 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_who_waits_gets_a_name_in_the_order_of_asking() -> None:
+async def test_waiters_get_a_name_in_order() -> None:
     locks, order = Locks(), list[int]()
 
     async def hold(number: int) -> None:
@@ -43,7 +43,7 @@ async def test_one_that_is_cancelled_as_it_is_handed_a_name_hands_it_on() -> Non
     assert len(locks) == 0
 
 
-async def test_whoever_is_cancelled_at_any_moment_there_is_one_holder_and_nothing_left() -> None:
+async def test_cancelled_waiters_leave_one_holder_and_nothing_else() -> None:
     chance = random.Random(5)
     for _ in range(200):
         locks, inside = Locks(), dict[str, int]()

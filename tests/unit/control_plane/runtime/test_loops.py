@@ -35,7 +35,7 @@ def test_a_loop_that_fails_is_named_and_ends_the_process():
     assert run(main()) == "scheduler failed: KeyError: 'web'"
 
 
-def test_a_loop_that_begins_anew_is_named_while_it_does_not_run():
+def test_a_restarting_loop_is_named_while_it_is_down():
     async def main() -> list[float]:
         began: list[float] = []
 
@@ -57,7 +57,7 @@ def test_a_loop_that_begins_anew_is_named_while_it_does_not_run():
     assert run(main()) == [0, 1, 3, 7]
 
 
-def test_work_that_somebody_spawned_and_nobody_awaits_is_seen_too():
+def test_spawned_work_that_is_not_awaited_is_covered():
     async def main() -> str:
         loops = Loops(RUNTIME)
         loops.start("health", forever)

@@ -46,16 +46,18 @@ def stop(seconds: float) -> None:
     loop._virtual.now += seconds
 
 
+@pytest.mark.behaviour("BUG-CP3")
 @pytest.mark.parametrize(("stopped_s", "told"), [(299.0, 1), (3.0, 1), (1.0, 0)])
 def test_a_process_that_was_stopped_notices(stopped_s, told):
-    """BUG-CP3: a pause of one's own is known, so it can be told from others' silence."""
+    """A pause of one's own is known, so it can be told from others' silence."""
     pauses = run(watched(Clocks(), lambda _: stop(stopped_s)))
     assert len(pauses) == told
     assert all(stopped_s <= pause <= stopped_s + 1.0 for pause in pauses)
 
 
-def test_a_host_that_was_suspended_is_noticed_though_the_loops_clock_stood_still():
-    """BUG-CP3: CLOCK_MONOTONIC does not count a suspend, CLOCK_BOOTTIME does."""
+@pytest.mark.behaviour("BUG-CP3")
+def test_a_suspended_host_is_detected_although_the_loop_clock_stopped():
+    """CLOCK_MONOTONIC does not count a suspend, CLOCK_BOOTTIME does."""
     clocks = Clocks()
 
     def suspend(_: Runtime) -> None:
@@ -65,8 +67,9 @@ def test_a_host_that_was_suspended_is_noticed_though_the_loops_clock_stood_still
     assert [round(pause) for pause in pauses] == [400]
 
 
-def test_who_looks_at_the_clocks_first_learns_of_the_pause_before_it_concludes_anything():
-    """BUG-CP3: after a pause all timers are due at once, in any order."""
+@pytest.mark.behaviour("BUG-CP3")
+def test_the_first_check_of_the_clocks_learns_of_a_pause():
+    """After a pause all timers are due at once, in any order."""
     seen = []
 
     def happens(runtime: Runtime) -> None:
@@ -79,9 +82,10 @@ def test_who_looks_at_the_clocks_first_learns_of_the_pause_before_it_concludes_a
     assert seen == ["told", "concluded"]
 
 
+@pytest.mark.behaviour("BUG-CP9")
 @pytest.mark.parametrize("step_s", [-3_600.0, 7_200.0])
 def test_a_step_of_the_wall_clock_is_no_pause_and_is_logged(step_s, caplog):
-    """BUG-CP9: durations come from a clock that does not step."""
+    """Durations come from a clock that does not step."""
     clocks = Clocks()
 
     def step(_: Runtime) -> None:
@@ -93,7 +97,7 @@ def test_a_step_of_the_wall_clock_is_no_pause_and_is_logged(step_s, caplog):
     assert caplog.records[0].seconds == step_s
 
 
-def test_work_that_fails_is_logged_with_its_name_and_told(caplog):
+def test_failed_work_is_logged_with_its_name_and_reported(caplog):
     async def main() -> list[tuple[str, str]]:
         told: list[tuple[str, str]] = []
         end = RUNTIME.on_failure(lambda name, error: told.append((name, str(error))))
@@ -114,8 +118,9 @@ def test_work_that_fails_is_logged_with_its_name_and_told(caplog):
     assert [(r.message, r.actor) for r in caplog.records] == [("work failed", "keeper")]
 
 
+@pytest.mark.behaviour("BUG-CP10")
 def test_a_turn_is_that_of_the_whole_process():
-    """BUG-CP10: forty that computed 5 ms each in one turn of the loop stopped it for 200 ms."""
+    """Forty that computed 5 ms each in one turn of the loop stopped it for 200 ms."""
 
     async def main() -> int:
         runtime, turns = Runtime(seed=0), 0
@@ -141,7 +146,7 @@ def test_a_turn_is_that_of_the_whole_process():
     assert asyncio.run(main()) >= 80  # a turn for each 5 ms of work
 
 
-def test_who_is_cancelled_while_it_waits_for_its_turn_holds_up_nobody():
+def test_a_cancelled_waiter_blocks_no_other():
     async def main() -> list[int]:
         runtime, done = Runtime(seed=0), list[int]()
 

@@ -11,7 +11,7 @@ from control_plane.runtime.workers import Pace, Workers
 from wire.errors import Busy
 
 
-def test_a_million_keys_that_nobody_wakes_have_no_task_and_one_timer():
+def test_a_million_idle_keys_have_no_task_and_one_timer():
     async def main() -> None:
         rounds = 0
 
@@ -134,7 +134,7 @@ def test_news_after_the_end_begin_nothing():
     run(main())
 
 
-def test_a_key_whose_rounds_cost_more_gathers_news_for_longer():
+def test_a_key_with_slower_rounds_collects_changes_for_longer():
     async def main() -> dict[str, list[float]]:
         times: dict[str, list[float]] = {"large": [], "small": []}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from fake_agents import Region
 from virtual_time import run
 from world import World, a_job
@@ -14,8 +15,9 @@ BOUND = [Preference(property=Property.MSB, max_skew=1)]
 NEVER_S = 100_000
 
 
+@pytest.mark.behaviour("AL5")
 def test_a_task_is_tried_again_at_once_when_the_bin_that_held_it_up_counts_no_more():
-    """AL5: no machine gains room by that, so nothing else would wake it: no look at all is due."""
+    """No machine gains room by that, so nothing else would wake it: no look at all is due."""
     region = Region()
     for name, msb, memory_mib in (("m1", "msb1", 4096), ("m2", "msb2", 4096), ("m3", "msb3", 1000)):
         region.add(name, "dc1", msb, memory_mib)

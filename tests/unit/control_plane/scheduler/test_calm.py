@@ -44,7 +44,7 @@ def test_reports_of_machines_cause_no_round_of_an_idle_job(rounds: list[str]) ->
     story()
 
 
-def test_the_clock_alone_looks_at_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_alone_checks_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 20,000 jobs its looks at every task were a quarter of a core, and nothing happened."""
     looks, real = list[int](), calm_jobs.serves_as_seen
 
@@ -78,10 +78,11 @@ def test_an_idle_job_gets_a_full_round_at_intervals(rounds: list[str]) -> None:
     story()
 
 
+@pytest.mark.behaviour("FE7")
 def test_decision_and_summary_of_a_large_job_are_computed_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """FE7: its rounds and its pages let the loop stand still for 70 ms."""
+    """Its rounds and its pages let the loop stand still for 70 ms."""
     monkeypatch.setattr(runtime, "LARGE", 3)
     beside, real = Counter[str](), runtime.SteppedRuntime.offload
 
@@ -163,7 +164,7 @@ def test_sizes_that_confirm_the_one_in_force_cost_a_calm_job_no_round(rounds: li
     story()
 
 
-def test_a_size_of_a_job_on_trial_or_held_is_looked_at_though_it_confirms(
+def test_the_size_of_a_held_job_or_a_trial_is_checked_even_if_it_is_unchanged(
     rounds: list[str],
 ) -> None:
     """What intents ask of such a job is composed anew after each write."""

@@ -19,6 +19,8 @@ from control_plane.api.weights import EndpointWeights
 from wire.errors import Conflict, InvalidInput
 from wire.routes import decode_json
 
+pytestmark = pytest.mark.behaviour("JC10")
+
 OTHER = ["/bin/other", "${port:http}"]
 FAST = UpdatePolicy(drain_s=0.0, max_unavailable=3)
 SLOW = UpdatePolicy(drain_s=5.0, max_unavailable=1)
@@ -48,9 +50,10 @@ def told(w: World, shown) -> tuple[str, str]:
     return view.effect, view.waits_for
 
 
+@pytest.mark.behaviour("JC10")
 @scenario()
 async def test_a_canary_gets_its_part_of_the_requests_at_every_size_until_it_ends(w: World):
-    """JC10: 2 of 10 tasks get 5 % of the requests, and 5 % when there are 4 or 12."""
+    """2 of 10 tasks get 5 % of the requests, and 5 % when there are 4 or 12."""
     await w.deployed(a_job(10, update=FAST))
     assert await weights(w) == {100}
     await w.cp.intents.canary("web", a_canary(0.05), TESTER)
@@ -92,11 +95,12 @@ async def test_a_part_of_none_or_all_is_kept_and_all_serve_when_one_kind_is_away
     assert told(w, await w.cp.intents.show("web"))[1].startswith("0.00% of the requests: no other")
 
 
+@pytest.mark.behaviour("JC10")
 @scenario()
 async def test_the_requests_of_a_canary_that_failed_do_not_rise_before_its_tasks_are_replaced(
     w: World,
 ):
-    """JC10: its end must not give 2 bad tasks of 10 their usual 20 %."""
+    """Its end must not give 2 bad tasks of 10 their usual 20 %."""
     await w.deployed(a_job(10, update=SLOW))
     await w.cp.intents.canary("web", a_canary(0.02), TESTER)
     await w.stable(within_s=600)

@@ -91,10 +91,11 @@ CAUSES: dict[str, tuple[Callable[[World], Awaitable[None]], str]] = {
 }
 
 
+@pytest.mark.behaviour("SC2", "SC6", "SC11", "SC16")
 @pytest.mark.parametrize("name", CAUSES)
 @pytest.mark.parametrize("failed", [0, 1, 2])
 def test_each_cause_counts_against_the_one_budget_together_with_failures(name, failed):
-    """SC2 SC6 SC11 SC16: what is down already leaves as much less for whatever else is to do."""
+    """What is down already leaves as much less for whatever else is to do."""
     begin, kind = CAUSES[name]
     cause = name.partition(" ")[0]
 

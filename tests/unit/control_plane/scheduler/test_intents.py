@@ -50,9 +50,10 @@ def push_of(share: float, **changes) -> PushWish:
     return PushWish(spec=spec, share=share)
 
 
+@pytest.mark.behaviour("JC3", "JC5", "SC20")
 @scenario()
 async def test_half_of_the_job_stays_half_at_every_size(w: World):
-    """JC3, JC5, SC20, the article's figure 6: the old way ended with 100 % (figure 4)."""
+    """The article's figure 6: the old way ended with 100 % (figure 4)."""
     await w.deployed(a_job(10, update=FAST))
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     await w.stable()
@@ -70,9 +71,10 @@ async def test_half_of_the_job_stays_half_at_every_size(w: World):
     assert counts(w) == {2: 7}
 
 
+@pytest.mark.behaviour("JC7", "CV2")
 @scenario()
 async def test_a_count_of_tasks_runs_what_is_pushed_at_every_size(w: World):
-    """JC7, CV2: the first stage of a push is so many tasks, which the next stage keeps."""
+    """The first stage of a push is so many tasks, which the next stage keeps."""
     await w.deployed(a_job(6, update=FAST))
     push = PushWish(spec=a_job(1, command=OTHER, update=FAST), tasks=2)
     await w.cp.intents.push("web", push, DEPLOYER)
@@ -88,9 +90,10 @@ async def test_a_count_of_tasks_runs_what_is_pushed_at_every_size(w: World):
     assert first <= indexes(w, 2)
 
 
+@pytest.mark.behaviour("CV1")
 @scenario()
 async def test_a_push_of_the_image_of_before_restarts_no_task_that_runs_it(w: World):
-    """CV1: the rollback of a stage, on top of the push that its writer knows."""
+    """The rollback of a stage, on top of the push that its writer knows."""
     await w.deployed(a_job(6, update=FAST))
     image = w.cp._jobs.get("web").spec.image
     before = {t.index: t.generation for t in w.cp._jobs.get("web").tasks}
@@ -166,9 +169,10 @@ async def test_the_share_is_exact_again_after_a_machine_fails(w: World):
     assert counts(w) == {1: 3, 2: 3}
 
 
+@pytest.mark.behaviour("JC6", "JC7", "JC10", "SC15")
 @scenario()
 async def test_canaries_run_in_addition_to_the_push_and_end_in_time(w: World):
-    """JC6, JC7, JC10, SC15: the push is not diluted, and a canary is no progress of it."""
+    """The push is not diluted, and a canary is no progress of it."""
     await w.deployed(a_job(10, update=FAST))
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     await w.stable()
@@ -194,9 +198,10 @@ async def test_canaries_run_in_addition_to_the_push_and_end_in_time(w: World):
     assert counts(w) == {4: 10}  # the number of a canary is not given again
 
 
+@pytest.mark.behaviour("JC14")
 @scenario()
 async def test_a_canary_changes_the_image_the_configuration_or_both(w: World):
-    """JC14: code and configuration are tried on the same tasks, and go together."""
+    """Code and configuration are tried on the same tasks, and go together."""
     first = {"app.toml": "pool = 1", "log.toml": "level = 1"}
     await w.deployed(a_job(4, update=FAST, configuration=first))
     tried = {"app.toml": "pool = 9"}
@@ -219,9 +224,9 @@ async def test_a_canary_changes_the_image_the_configuration_or_both(w: World):
     assert counts(w) == {1: 4}
 
 
+@pytest.mark.behaviour("JC14")
 @scenario()
 async def test_a_push_brings_a_configuration_to_its_share_and_a_rollback_takes_it_back(w: World):
-    """JC14."""
     await w.deployed(a_job(4, update=FAST, configuration={"app.toml": "pool = 1"}))
     wish = PushWish(configuration={"app.toml": "pool = 2"}, share=0.5)
     await w.cp.intents.push("web", wish, DEPLOYER)
@@ -276,9 +281,10 @@ def report_on_trial(w: World, **changes) -> int:
     return task.index
 
 
+@pytest.mark.behaviour("JC8")
 @scenario()
 async def test_a_canary_that_fails_ends_at_once_and_its_tasks_go_back_first(w: World):
-    """JC8: the end of a failed canary > maintenance > push."""
+    """The end of a failed canary > maintenance > push."""
     slow = replace(FAST, max_unavailable=1, health_gate_s=30.0)
     await w.deployed(a_job(6, update=slow))
     await w.cp.intents.push("web", push_of(0.5, update=slow), DEPLOYER)
@@ -310,9 +316,10 @@ async def test_a_canary_that_fails_ends_at_once_and_its_tasks_go_back_first(w: W
     await w.until(lambda: counts(w) == {2: 6}, 600)
 
 
+@pytest.mark.behaviour("JC8")
 @scenario()
 async def test_under_a_hold_a_canary_that_fails_stays_as_it_is(w: World):
-    """JC8: hold > the end of a failed canary."""
+    """Hold > the end of a failed canary."""
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     await w.stable()
@@ -327,9 +334,10 @@ async def test_under_a_hold_a_canary_that_fails_stays_as_it_is(w: World):
     assert counts(w) == {1: 2, 2: 2}
 
 
+@pytest.mark.behaviour("JC8")
 @scenario()
 async def test_under_a_hold_nothing_begins_and_failures_are_repaired(w: World):
-    """JC8: hold > push > size."""
+    """Hold > push > size."""
     await w.deployed(a_job(6, update=FAST))
     await w.cp.intents.hold("web", HoldWish(lasts_s=3600, reason="the cup final"), OPERATOR)
     await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
@@ -353,9 +361,10 @@ async def test_under_a_hold_nothing_begins_and_failures_are_repaired(w: World):
     assert counts(w) == {2: 9}
 
 
+@pytest.mark.behaviour("BUG-UX122")
 @scenario()
 async def test_under_a_hold_only_what_it_postpones_waits(w: World):
-    """BUG-UX122: a push and a size in force waited for a hold, and a size that waits was hidden."""
+    """A push and a size in force waited for a hold, and a size that waits was hidden."""
     await w.deployed(a_job(4, update=FAST))
     held = await w.cp.intents.hold("web", HoldWish(lasts_s=3600), OPERATOR)
     assert {v.waits_for for v in held.intents} == {""}
@@ -369,9 +378,10 @@ async def test_under_a_hold_only_what_it_postpones_waits(w: World):
     assert waiting == {"canary", "size"}
 
 
+@pytest.mark.behaviour("JC2", "JC15", "FE8")
 @scenario()
 async def test_a_stale_writer_gets_an_error_and_others_are_not_in_its_way(w: World):
-    """JC2, JC15, FE8: each dimension has its own writer and version."""
+    """Each dimension has its own writer and version."""
     await w.deployed(a_job(4, update=FAST))
     first = await w.cp.intents.size("web", SizeWish(tasks=5), SCALER)
     seen = {v.dimension: v.intent.version for v in first.intents}
@@ -404,9 +414,10 @@ async def test_a_job_file_leaves_the_size_of_its_autoscaler_and_no_push_of_anoth
     assert counts(w) == {2: 8}
 
 
+@pytest.mark.behaviour("JC9", "CV6")
 @scenario()
 async def test_a_runtime_enters_with_the_next_push_and_stays_for_all_of_it(w: World):
-    """JC9, CV6, the article's figure 7."""
+    """The article's figure 7."""
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     shown = await w.cp.intents.infrastructure("web", InfrastructureWish(runtime="r2"), OPERATOR)
@@ -486,8 +497,9 @@ async def test_ending_an_ended_intent_again_writes_nothing(w: World):
         await w.cp.intents.withdraw("web", "hold", IntentWish(expect=1), OPERATOR)
 
 
+@pytest.mark.behaviour("JC11", "JC13")
 def test_a_job_of_an_earlier_release_is_adopted_as_it_is():
-    """JC11, JC13: every job has intents; nothing is written until somebody writes one."""
+    """Every job has intents; nothing is written until somebody writes one."""
     spec = a_job(2)
     tasks = [TaskRecord(index=i, version=3, generation=1, phase=TaskPhase.RUNNING) for i in (0, 1)]
     old = JobRecord(name="web", spec=spec, version=3, specs={3: spec}, tasks=tasks)
@@ -495,9 +507,10 @@ def test_a_job_of_an_earlier_release_is_adopted_as_it_is():
     assert wanted_tasks(old) == 2
 
 
+@pytest.mark.behaviour("JC13")
 @scenario()
 async def test_a_job_that_is_adopted_restarts_no_task_and_has_one_writer_from_then_on(w: World):
-    """JC13: the writes that `twinectl job adopt` makes."""
+    """The writes that `twinectl job adopt` makes."""
     await w.deployed(a_job(4, update=FAST))
     before = {t.index: t.generation for t in w.cp._jobs.get("web").tasks}
     await w.cp.intents.push("web", PushWish(share=1.0, expect=1), "user:ann")
@@ -508,9 +521,10 @@ async def test_a_job_that_is_adopted_restarts_no_task_and_has_one_writer_from_th
         await w.cp.apply_job(a_job(2, update=FAST, command=OTHER), writer="user:bob")
 
 
+@pytest.mark.behaviour("FE8")
 @scenario()
 async def test_jobs_are_listed_in_brief_and_change_with_what_is_stored_and_seen(w: World):
-    """FE8: an autoscaler of thousands of jobs reads whole only those that changed."""
+    """An autoscaler of thousands of jobs reads whole only those that changed."""
     await w.deployed(a_job(4, update=FAST))
     (first,) = (await w.cp.intents.briefs()).jobs
     assert (first.name, first.tasks, first.healthy, first.autoscale) == ("web", 4, 4, None)
@@ -530,8 +544,8 @@ async def test_jobs_are_listed_in_brief_and_change_with_what_is_stored_and_seen(
     await w.until(is_seen)
 
 
+@pytest.mark.behaviour("JC16")
 def test_a_dimension_that_is_not_known_is_kept_and_shown():
-    """JC16."""
 
     async def main() -> None:
         world = World(a_region())
@@ -551,8 +565,9 @@ def test_a_dimension_that_is_not_known_is_kept_and_shown():
     run(main())
 
 
+@pytest.mark.behaviour("JC1")
 def test_an_intent_outlives_the_control_plane():
-    """JC1: job control keeps what each writer wants; a new process goes on from it."""
+    """Job control keeps what each writer wants; a new process goes on from it."""
 
     async def main() -> None:
         w = World(a_region())
@@ -575,9 +590,10 @@ def test_an_intent_outlives_the_control_plane():
     run(main())
 
 
+@pytest.mark.behaviour("BUG-UX61", "BUG-UX70")
 @scenario()
 async def test_a_plan_says_what_its_writer_would_get(w: World):
-    """BUG-UX61: after `job scale` a plan kept the size that applying the same file changed."""
+    """After `job scale` a plan kept the size that applying the same file changed."""
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)
     await w.stable()
@@ -593,11 +609,12 @@ async def test_a_plan_says_what_its_writer_would_get(w: World):
     assert refused.value.hint.endswith("adopt web --take-over makes you its writer")  # BUG-UX70
 
 
+@pytest.mark.behaviour("BUG-UX67", "BUG-UX107", "BUG-UX95")
 @scenario()
 async def test_versions_that_tasks_are_to_leave_are_shown_and_a_reached_push_waits_for_nothing(
     w: World,
 ):
-    """BUG-UX67: `job intents` hid what most tasks ran, and called a past rollback a wait."""
+    """`job intents` hid what most tasks ran, and called a past rollback a wait."""
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
     await w.stable()

@@ -49,9 +49,10 @@ async def after(delay_s: float, work):
     return await work
 
 
+@pytest.mark.behaviour("BUG-CP8")
 @pytest.mark.parametrize("delete_first", [False, True])
 def test_no_job_is_left_without_its_entitlement(delete_first: bool) -> None:
-    """BUG-CP8: twelve of twelve tries, in both orders."""
+    """Twelve of twelve tries, in both orders."""
 
     async def body(w: World, delay_s: float) -> None:
         apply, delete = w.cp.apply_job(a_job(1)), w.cp.delete_entitlement("front")
@@ -65,8 +66,8 @@ def test_no_job_is_left_without_its_entitlement(delete_first: bool) -> None:
     attempts(12, body)
 
 
+@pytest.mark.behaviour("BUG-CP8")
 def test_one_of_two_creates_of_a_job_in_different_entitlements_is_refused() -> None:
-    """BUG-CP8"""
 
     async def body(w: World, delay_s: float) -> None:
         await w.cp.put_entitlement("back", EntitlementSpec(machines=0, host_profile="web"))
@@ -95,8 +96,9 @@ class HungStore(MemoryStore):
         return await super().txn(compare, operations)
 
 
+@pytest.mark.behaviour("BUG-CP5")
 def test_an_owner_gets_an_answer_while_an_allocation_hangs() -> None:
-    """BUG-CP5: the job's lock is not held across an allocation."""
+    """The job's lock is not held across an allocation."""
 
     async def main() -> None:
         store = HungStore()

@@ -1,4 +1,4 @@
-"""SC11: a job moves to another entitlement by a rolling update, in the assembled control plane."""
+"""A job moves to another entitlement by a rolling update, in the assembled control plane."""
 
 import asyncio
 import logging
@@ -18,6 +18,8 @@ from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 from control_plane.store.memory import MemoryStore
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
 from wire.errors import Conflict, InvalidInput, NotFound
+
+pytestmark = pytest.mark.behaviour("SC11")
 
 
 def policy(**fields) -> UpdatePolicy:
@@ -72,9 +74,9 @@ async def all_in(w: World, entitlement: str) -> bool:
     return there and all(t.listed and t.operation is None for t in record.tasks)
 
 
+@pytest.mark.behaviour("SC11")
 @scenario()
 async def test_a_job_moves_to_another_entitlement_within_its_budget(w: World):
-    """SC11."""
     await deployed(w, a_job(6, update=policy(max_unavailable=2)))
     assert await pools(w) == ["front"] * 6
     await w.cp.move_job("web", "back")
@@ -88,9 +90,9 @@ async def test_a_job_moves_to_another_entitlement_within_its_budget(w: World):
     await w.cp.delete_entitlement("front")
 
 
+@pytest.mark.behaviour("SC11")
 @scenario()
 async def test_job_status_shows_the_progress_of_a_transfer(w: World):
-    """SC11."""
     await deployed(w, a_job(6, update=policy(health_gate_s=60)))
     await w.cp.move_job("web", "back")
     words = "the job moves from entitlement front to back: 2 of 6 tasks serve there"
@@ -111,9 +113,10 @@ async def test_job_status_shows_the_progress_of_a_transfer(w: World):
     await w.until(is_over)
 
 
+@pytest.mark.behaviour("SC11", "BUG-AU5")
 @scenario()
 async def test_a_job_comes_back_by_a_rollback_in_the_middle_or_later(w: World):
-    """SC11: those that had not left stay as they are."""
+    """Those that had not left stay as they are."""
     await deployed(w, a_job(6, update=policy(health_gate_s=60)))
     started = _places(w)
     await w.cp.move_job("web", "back")
@@ -142,9 +145,10 @@ def _places(w: World) -> dict[str, str]:
     return {task: machine for machine, tasks in w.region.where().items() for task in tasks}
 
 
+@pytest.mark.behaviour("SC11", "SC15")
 @scenario()
 async def test_a_job_that_fails_in_its_new_entitlement_is_moved_back(w: World):
-    """SC11, SC15: what leaves or fails meanwhile starts in the new entitlement."""
+    """What leaves or fails meanwhile starts in the new entitlement."""
     update = policy(canary=Canary(tasks=1, hold_s=600), on_failure=OnFailure.ROLLBACK)
     await deployed(w, a_job(6, update=update))
     ours = {record.machine for record in w.cp._broker.held("front")}
@@ -163,9 +167,10 @@ async def is_version(w: World, version: int) -> bool:
     return (await w.cp.get_job("web")).record.version == version
 
 
+@pytest.mark.behaviour("SC11")
 @scenario()
 async def test_what_fails_or_leaves_while_a_job_moves_starts_in_the_new_entitlement(w: World):
-    """SC11: with a canary that holds for an hour, and with an update that is halted."""
+    """With a canary that holds for an hour, and with an update that is halted."""
     update = policy(canary=Canary(tasks=1, hold_s=3600), on_failure=OnFailure.PAUSE)
     await deployed(w, a_job(6, update=update))
     await w.cp.move_job("web", "back")
@@ -188,9 +193,9 @@ async def test_what_fails_or_leaves_while_a_job_moves_starts_in_the_new_entitlem
     assert await all_in(w, "back")
 
 
+@pytest.mark.behaviour("SC11")
 @scenario()
 async def test_a_move_and_a_release_at_once_are_one_update(w: World):
-    """SC11."""
     await deployed(w, a_job(6))
     await w.cp.move_job("web", "back")
     await asyncio.sleep(1)
@@ -201,9 +206,10 @@ async def test_a_move_and_a_release_at_once_are_one_update(w: World):
     assert images == {IMAGE_2}
 
 
+@pytest.mark.behaviour("SC11")
 @scenario()
 async def test_without_room_in_the_new_entitlement_nothing_is_taken_down(w: World):
-    """SC11: the reasons are told, and the job moves once there is room."""
+    """The reasons are told, and the job moves once there is room."""
     await deployed(w, a_job(3))
     before = w.region.where()
     free = [m for name, m in w.region.machines.items() if not before.get(name)]
@@ -221,9 +227,9 @@ async def test_without_room_in_the_new_entitlement_nothing_is_taken_down(w: Worl
     assert await all_in(w, "back")
 
 
+@pytest.mark.behaviour("SC11")
 @scenario()
 async def test_a_move_that_cannot_be_is_refused_as_a_whole(w: World):
-    """SC11."""
     await deployed(w, a_job(6))
     before = (await w.cp.get_job("web")).record
     with pytest.raises(Conflict, match="is already in entitlement 'front'"):
@@ -248,9 +254,10 @@ async def test_a_move_that_cannot_be_is_refused_as_a_whole(w: World):
         await w.cp.move_job("web", "back")
 
 
+@pytest.mark.behaviour("SC11", "WH2")
 @scenario()
 async def test_a_move_is_asked_of_the_controller_task_by_task(w: World):
-    """SC11, WH2: orchestration is the owner's."""
+    """Orchestration is the owner's."""
     asked: list[tuple[str, str]] = []
     may_go = [False]
 
@@ -339,9 +346,9 @@ async def is_in(w: World, entitlement: str) -> bool:
     return (await w.cp.get_job("web")).record.spec.entitlement == entitlement
 
 
+@pytest.mark.behaviour("SC11")
 @pytest.mark.parametrize("after", [False, True], ids=["before-the-write", "after-the-write"])
 def test_a_move_continues_after_a_crash_at_any_write(after, caplog):
-    """SC11."""
     caplog.set_level(logging.ERROR)
     die_at, writes = 1, 1
     while die_at <= writes:

@@ -64,8 +64,8 @@ async def stored(store: MemoryStore) -> JobRecord:
     return table.get("web")
 
 
+@pytest.mark.behaviour("BUG-CP22")
 async def test_a_change_of_health_writes_nothing() -> None:
-    """BUG-CP22"""
     async with Watched() as store:
         table = JobTable(store)
         heard: list[str] = []
@@ -82,8 +82,8 @@ async def test_a_change_of_health_writes_nothing() -> None:
         assert (await stored(store)).tasks[3] == record.tasks[3]
 
 
+@pytest.mark.behaviour("BUG-CP22")
 async def test_a_change_of_one_task_writes_its_chunk_only() -> None:
-    """BUG-CP22"""
     async with Watched() as store:
         table = JobTable(store)
         record = a_record(15_000)
@@ -95,8 +95,9 @@ async def test_a_change_of_one_task_writes_its_chunk_only() -> None:
         assert await stored(store) == replace(record, tasks=tasks)
 
 
+@pytest.mark.behaviour("BUG-CP22")
 async def test_the_largest_job_fits_the_bounds_of_a_distributed_store() -> None:
-    """BUG-CP22: 15,000 tasks, each as large as it can be."""
+    """15,000 tasks, each as large as it can be."""
     name = "n" * 63
     ports = {f"{i:02}" + "p" * 61: 20_000 + i for i in range(16)}
     widest = Placement(machine=name, ports=ports)

@@ -51,8 +51,9 @@ def view(w: World, name: LimitName) -> LimitView:
     return next(one for one in w.cp.limits.views(w.runtime.now()).limits if one.name is name)
 
 
+@pytest.mark.behaviour("AV5")
 def test_a_limit_lets_a_burst_pass_then_its_rate_and_everything_while_it_is_lifted():
-    """AV5: and it says what it holds back, and who lifted it."""
+    """And it says what it holds back, and who lifted it."""
     limit = Limit(LimitName.STOPS, per_s=2.0, burst=3)
     assert [limit.take(100.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     assert limit.ready(100.5) == 1
@@ -68,7 +69,7 @@ def test_a_limit_lets_a_burst_pass_then_its_rate_and_everything_while_it_is_lift
     assert limit.view(130.0).lifted_for_s is None
 
 
-def test_a_limit_that_nobody_has_is_not_found():
+def test_a_limit_of_an_unknown_user_is_not_found():
     limits = FrontEndLimits()
     first = limits.of(LimitName.STOPS, 1.0, 1)
     assert limits.of(LimitName.STOPS, 9.0, 9) is first
@@ -77,9 +78,10 @@ def test_a_limit_that_nobody_has_is_not_found():
         limits.find("everything")
 
 
+@pytest.mark.behaviour("AV5", "F-54")
 @limited(destructive_burst=1, destructive_per_s=0.02)
 async def test_stops_beyond_the_limit_wait_until_an_operator_lifts_it(w: World):
-    """AV5, F-54: a mistake that stops a whole job gets no further than the limit."""
+    """A mistake that stops a whole job gets no further than the limit."""
     await w.deployed(a_job(6, limits=LARGE), quota=6)
     await w.cp.stop_job("web")
     await asyncio.sleep(120)
@@ -91,9 +93,10 @@ async def test_stops_beyond_the_limit_wait_until_an_operator_lifts_it(w: World):
     await w.until(lambda: not w.alive().total(), within_s=120)
 
 
+@pytest.mark.behaviour("AV5")
 @limited(9, mark_down_burst=1, mark_down_per_s=0.01, brake_share=1.0)
 async def test_machines_are_declared_down_no_faster_than_the_limit(w: World):
-    """AV5: the health check service; what an operator confirms does not wait."""
+    """The health check service; what an operator confirms does not wait."""
     await w.set_up(9)
     for name in ("m1", "m5", "m9"):
         w.region.machines[name].power_off()
@@ -113,9 +116,10 @@ async def test_machines_are_declared_down_no_faster_than_the_limit(w: World):
     await w.until(lambda: len(down()) == 3, within_s=600)
 
 
+@pytest.mark.behaviour("AV5")
 @limited(take_away_burst=1, take_away_per_s=0.01, give_back_after_s=1)
 async def test_machines_are_taken_from_an_entitlement_no_faster_than_the_limit(w: World):
-    """AV5: the broker."""
+    """The broker."""
     await w.deployed(a_job(6, limits=LARGE), quota=6)
     await w.cp.stop_job("web")
     await w.until(lambda: w.cp._jobs.find("web") is None)
@@ -126,9 +130,10 @@ async def test_machines_are_taken_from_an_entitlement_no_faster_than_the_limit(w
     await w.until(lambda: not w.cp._broker.count("front"), within_s=60)
 
 
+@pytest.mark.behaviour("AV5")
 @limited(profile_switches_burst=1, profile_switches_per_s=0.05)
 async def test_profiles_are_switched_no_faster_than_the_limit(w: World):
-    """AV5: a wrong assignment of the whole region reboots no more machines than this."""
+    """A wrong assignment of the whole region reboots no more machines than this."""
     await w.set_up(6)
     await w.cp.apply_job(a_job(6, limits=LARGE))
     await asyncio.sleep(30)
@@ -145,9 +150,10 @@ async def capped(w: World, machines: list[str], deadline_s: float | None = None)
     await outages.plan_unavailability(machines, EventKind.POWER_CAP, "feed B", now, deadline)
 
 
+@pytest.mark.behaviour("SC16", "AV5")
 @limited(capped_moves_burst=1, capped_moves_per_s=0.02, repair_after_s=9999)
 async def test_tasks_leave_machines_whose_power_is_capped_no_faster_than_the_limit(w: World):
-    """SC16, AV5: what takes them in needs power, too; the deadline wins."""
+    """What takes them in needs power, too; the deadline wins."""
     most = UpdatePolicy(max_unavailable=6, drain_s=1)
     await w.deployed(a_job(6, limits=SMALL, update=most), quota=6)
     where = {t.index: t.placement.machine for t in w.cp._jobs.get("web").tasks}
@@ -165,8 +171,9 @@ async def test_tasks_leave_machines_whose_power_is_capped_no_faster_than_the_lim
     await w.until(lambda: left() == 3, within_s=400)
 
 
+@pytest.mark.behaviour("AV6", "AV5")
 def test_an_upgrade_halts_while_power_is_capped_and_no_further_capacity_is_lost():
-    """AV6, AV5: four events at once, as in the paper's account of an outage (§5.2).
+    """Four events at once, as in the paper's account of an outage (§5.2).
 
     Traffic moves to this data center, a load test runs in it, new racks draw power beside the old
     ones, and the web tier is upgraded; then the power of an MSB is capped.
@@ -231,9 +238,10 @@ def test_an_upgrade_halts_while_power_is_capped_and_no_further_capacity_is_lost(
     assert least > worse
 
 
+@pytest.mark.behaviour("AV5")
 @limited(capacity_loss_share=0.3, capacity_loss_tasks=2, resync_s=5)
 async def test_an_operator_may_continue_an_upgrade_although_much_capacity_is_lost(w: World):
-    """AV5: and what is broken anyway is replaced without asking."""
+    """And what is broken anyway is replaced without asking."""
     await w.deployed(a_job(3, limits=LARGE), quota=3)
     await w.cp.put_entitlement("load", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.apply_job(a_job(3, name="test", entitlement="load", limits=LARGE))
@@ -253,9 +261,10 @@ async def test_an_operator_may_continue_an_upgrade_although_much_capacity_is_los
     await w.until(lambda: newer() == 3, within_s=300)
 
 
+@pytest.mark.behaviour("TC7", "SC18")
 @limited()
 async def test_a_plan_that_cannot_wait_is_carried_out_at_its_deadline(w: World):
-    """TC7, SC18: a limit on capacity does not stand above a deadline."""
+    """A limit on capacity does not stand above a deadline."""
     await w.deployed(a_job(3, limits=LARGE), quota=6)
     losses = w.cp.shards.all[0].scheduler._losses
     losses.held = lambda record: dict.fromkeys(w.region.machines, "much is lost")

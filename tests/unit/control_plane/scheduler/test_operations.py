@@ -36,8 +36,9 @@ def brief(events: list[JobEvent]) -> set[tuple[int, str, str, str]]:
     return {(e.task, e.kind.value, e.cause.value, e.outcome.value) for e in events}
 
 
+@pytest.mark.behaviour("SC20")
 @scenario()
-async def test_every_operation_ends_in_the_log_with_its_cause(w: World):  # SC20
+async def test_every_operation_ends_in_the_log_with_its_cause(w: World):
     await w.deployed(a_job(3))
     events = await told(w)
     assert brief(events) == {(i, "start", "release", "done") for i in range(3)}
@@ -91,9 +92,10 @@ async def test_a_failure_and_a_drain_tell_from_where_to_where(w: World):
     }
 
 
+@pytest.mark.behaviour("BUG-UX2")
 @scenario()
 async def test_restarts_of_a_crash_loop_are_in_the_log_and_the_story(w: World):
-    """BUG-UX2: few events however often the task crashes, each with its exit code."""
+    """Few events however often the task crashes, each with its exit code."""
     await w.deployed(a_job(1))
     (start,) = await told(w)
     machine = w.region.machines[start.to_machine]
@@ -115,9 +117,9 @@ async def test_restarts_of_a_crash_loop_are_in_the_log_and_the_story(w: World):
     assert words[-1].endswith("twinectl job logs web 0 --previous")
 
 
+@pytest.mark.behaviour("BUG-UX5")
 @scenario()
 async def test_the_log_has_an_automatic_rollback_with_the_exit_that_caused_it(w: World):
-    """BUG-UX5."""
     update = UpdatePolicy(on_failure=OnFailure.ROLLBACK, health_gate_s=30)
     await w.deployed(a_job(1, update=update))
     await w.cp.apply_job(a_job(1, update=update, command=["/bin/bad"]))
@@ -148,9 +150,10 @@ async def test_an_operation_under_way_is_shown_and_survives_a_restart(w: World):
     assert story.events == []
 
 
+@pytest.mark.behaviour("BUG-CP9")
 @scenario()
 async def test_a_step_of_the_clock_holds_up_no_drain(w: World):
-    """BUG-CP9: the clock of the wall goes back by an hour in the middle of it."""
+    """The clock of the wall goes back by an hour in the middle of it."""
     slow = UpdatePolicy(drain_s=5)
     await w.deployed(a_job(3, update=slow))
     await w.cp.apply_job(a_job(3, update=slow, command=["/bin/other"]))
@@ -160,9 +163,9 @@ async def test_a_step_of_the_clock_holds_up_no_drain(w: World):
     assert all(task.version == 2 for task in (await w.cp.get_job("web")).record.tasks)
 
 
+@pytest.mark.behaviour("BUG-CP20")
 @scenario(repair_after_s=20)
 async def test_tasks_move_back_towards_even_spread(w: World):
-    """BUG-CP20"""
     await w.deployed(a_job(6))
     assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
     w.region.machines["m1"].power_off()
@@ -189,9 +192,10 @@ async def test_tasks_move_back_towards_even_spread(w: World):
     assert len(await told(w)) == count
 
 
+@pytest.mark.behaviour("BUG-CP3")
 @scenario(repair_after_s=120)
 async def test_a_pause_of_the_control_plane_is_no_quiet_time_of_a_job(w: World):
-    """BUG-CP3: woken after minutes, it looks around before it evens anything."""
+    """Woken after minutes, it looks around before it evens anything."""
     await w.deployed(a_job(6))
     w.region.machines["m1"].power_off()
     await w.until(lambda: w.alive() == {"m1": 0, "m2": 3, "m3": 3}, 900)
@@ -205,9 +209,9 @@ async def test_a_pause_of_the_control_plane_is_no_quiet_time_of_a_job(w: World):
     await w.until(lambda: w.alive() == {"m1": 2, "m2": 2, "m3": 2}, 300)
 
 
+@pytest.mark.behaviour("BUG-CP20")
 @scenario(repair_after_s=100_000)
 async def test_a_smaller_job_leaves_the_fullest_place_and_keeps_its_indexes(w: World):
-    """BUG-CP20"""
     await w.deployed(a_job(4))
     for machine in ("m1", "m2"):
         w.region.machines[machine].power_off()
@@ -252,8 +256,9 @@ async def test_a_log_keeps_the_newest_events_up_to_its_bound() -> None:
         assert (await log.page(table, "web", 0, 500)).more
 
 
+@pytest.mark.behaviour("FE7")
 async def test_a_page_of_a_log_reads_no_rows_that_it_does_not_need() -> None:
-    """FE7: the console asks for three pages, and each read all rows in one go."""
+    """The console asks for three pages, and each read all rows in one go."""
     turns = 0
 
     async def checkpoint() -> None:
@@ -304,8 +309,9 @@ async def test_the_logs_of_jobs_that_are_gone_have_a_common_bound(monkeypatch) -
             await log.page(table, "job3", 0, 500)
 
 
+@pytest.mark.behaviour("BUG-CP35")
 async def test_logs_of_deleted_jobs_have_a_bound(monkeypatch) -> None:
-    """BUG-CP35: a later job of any name begins above the numbers of all that are forgotten."""
+    """A later job of any name begins above the numbers of all that are forgotten."""
     monkeypatch.setattr(event_log, "GONE_MAX", 3)
     async with MemoryStore(strict=True) as store:
         old = [Put(f"retired/old{n}", str(100 + n).encode()) for n in range(4)]
@@ -326,9 +332,10 @@ async def test_logs_of_deleted_jobs_have_a_bound(monkeypatch) -> None:
         assert await retired_job(store, "web") == RetiredJob(generation=14)
 
 
+@pytest.mark.behaviour("BUG-CP35")
 @scenario()
 async def test_a_later_job_of_a_name_reports_where_copies_of_the_earlier_one_may_run(w: World):
-    """BUG-CP35: it was stopped while a machine was cut off, and tasks there go on."""
+    """It was stopped while a machine was cut off, and tasks there go on."""
     await w.deployed(a_job(3))
     task = w.cp._jobs.get("web").tasks[0]
     there = w.region.machines[task.placement.machine]

@@ -90,9 +90,10 @@ def on(w: World, machine: str) -> list[int]:
     return [t.index for t in tasks if t.placement and t.placement.machine == machine]
 
 
+@pytest.mark.behaviour("SC3", "SC9", "HC1", "HC10", "HC11")
 @scenario()
 async def test_a_machine_fails(w: World):
-    """SC3, SC9, HC1, HC10, HC11: event, unlisted, asked, let, placed elsewhere, started, listed."""
+    """Event, unlisted, asked, let, placed elsewhere, started, listed."""
     await w.deployed(a_job(6, controller=REF, update=UpdatePolicy(max_unavailable=2)))
     counts = w.cp.allocations[0].counts
     told, lost, misses = Told(w), on(w, "m1"), counts.misses
@@ -112,9 +113,10 @@ async def test_a_machine_fails(w: World):
     assert {int(s.split()[0]) for s in told.said if s.endswith("placed")} == set(lost)
 
 
+@pytest.mark.behaviour("SC19", "SD2")
 @scenario()
 async def test_a_lent_machine_returns_after_its_tasks_have_stopped(w: World):
-    """SC19, SD2: asked, unlisted, stopped, and only then somebody else's."""
+    """Asked, unlisted, stopped, and only then somebody else's."""
     w.region.add("m4", "dc1", "msb1")
     await w.set_up()
     await w.cp.put_entitlement("back", EntitlementSpec(machines=1, host_profile="web"))
@@ -135,9 +137,10 @@ async def test_a_lent_machine_returns_after_its_tasks_have_stopped(w: World):
     assert w.alive()["m4"] == 0
 
 
+@pytest.mark.behaviour("SD2", "SD1")
 @scenario()
 async def test_no_task_of_a_machine_that_is_drained_is_listed_when_it_stops(w: World):
-    """SD2, SD1: one after the other, as the budget says."""
+    """One after the other, as the budget says."""
     await w.deployed(a_job(6, update=UpdatePolicy(max_unavailable=1, drain_s=3)))
     told, leaving = Told(w), on(w, "m1")
     await w.cp.inventory.drain(Drain(machines=["m1"], reason="a fan"))
@@ -149,9 +152,10 @@ async def test_no_task_of_a_machine_that_is_drained_is_listed_when_it_stops(w: W
     assert "m1" not in {e.machine for e in (await w.cp.endpoints("web")).endpoints}
 
 
+@pytest.mark.behaviour("TC19", "TC20")
 @scenario()
 async def test_an_application_scheduler_takes_over_the_life_of_its_tasks(w: World):
-    """TC19, TC20: it moves its own data first, and has each release in the order that it likes.
+    """It moves its own data first, and has each release in the order that it likes.
 
     The scheduler of the application keeps which task holds which data. Before a task goes it copies
     what is there to another one, which takes time; nothing of that is known to us.
@@ -198,9 +202,10 @@ class Failing(MemoryStore):
         return await super().txn(compare, operations)
 
 
+@pytest.mark.behaviour("AV7")
 @pytest.mark.parametrize("lost", ["dc1", "dc2"])
 def test_a_shard_that_fails_holds_up_its_own_machines_and_no_others(lost: str):
-    """AV7: the store of one data center's broker; tasks everywhere run on, others are served."""
+    """The store of one data center's broker; tasks everywhere run on, others are served."""
 
     async def main() -> None:
         w = World(a_region(6))

@@ -15,9 +15,10 @@ async def where(w: World, index: int) -> str:
     return task.placement.machine if task.placement is not None else ""
 
 
+@pytest.mark.behaviour("SC10")
 @scenario()
 async def test_a_task_moves_to_the_machine_that_its_owner_names(w: World):
-    """SC10: stopped there, started here; the others stay where they are."""
+    """Stopped there, started here; the others stay where they are."""
     await w.deployed(a_job(6))
     before = [await where(w, i) for i in range(6)]
     to = next(name for name in w.region.machines if name != before[0])
@@ -105,9 +106,10 @@ def test_a_move_continues_after_the_process_is_killed(after_s):
     run(main())
 
 
+@pytest.mark.behaviour("SC10", "SC6")
 @scenario()
 async def test_a_restart_of_a_task_is_an_operation_and_leaves_it_where_it_is(w: World):
-    """SC10, SC6: drained, stopped and started again on its machine; the others stay as they are."""
+    """Drained, stopped and started again on its machine; the others stay as they are."""
     await w.deployed(a_job(6))
     before = (await w.cp.get_job("web")).record.tasks
     story = await w.cp.restart_task("web", 0, RestartWish(reason="it leaks"))
@@ -125,9 +127,10 @@ async def test_a_restart_of_a_task_is_an_operation_and_leaves_it_where_it_is(w: 
     assert (event.kind, event.outcome, event.reason) == ("restart", "done", "it leaks")
 
 
+@pytest.mark.behaviour("SC6")
 @scenario()
 async def test_restarts_of_tasks_wait_for_the_budget(w: World):
-    """SC6: three at once, one after the other."""
+    """Three at once, one after the other."""
     await w.deployed(a_job(6))
     least = 6
     for index in range(3):
@@ -153,9 +156,10 @@ async def test_a_newer_version_overtakes_a_restart(w: World):
     assert [e.kind for e in events if e.outcome == "done"].count("update") == 1
 
 
+@pytest.mark.behaviour("SC6")
 @scenario()
 async def test_an_immediate_restart_needs_no_approval_but_a_reason(w: World):
-    """SC6: the budget and the controller are passed over; the audit log has the reason."""
+    """The budget and the controller are passed over; the audit log has the reason."""
     await w.deployed(a_job(3))
     with pytest.raises(InvalidInput, match="only for a reason"):
         await w.cp.restart_task("web", 0, RestartWish(now=True))

@@ -67,9 +67,9 @@ async def least_served(w: World, until, within_s: float = 600) -> int:
     return least
 
 
+@pytest.mark.behaviour("SC2", "SC15")
 @scenario()
 async def test_a_canary_runs_alone_until_it_was_healthy_for_long_enough(w: World):
-    """SC2, SC15."""
     update = policy(max_unavailable=3, canary=Canary(tasks=1, share=0.3, hold_s=300))
     await w.deployed(a_job(6, update=update))
     await w.cp.apply_job(a_job(6, update=update, command=OTHER))
@@ -137,9 +137,10 @@ async def is_on(w: World, version: int) -> bool:
     return set(await versions(w)) == {version}
 
 
+@pytest.mark.behaviour("SC6")
 @pytest.mark.parametrize("canary", [None, Canary(tasks=1, hold_s=30)])
 def test_a_failing_version_is_rolled_back_automatically(canary):
-    """SC6: never more than the budget is away, and tasks that were not updated run on."""
+    """Never more than the budget is away, and tasks that were not updated run on."""
 
     async def main() -> None:
         w = World(a_region())
@@ -227,9 +228,10 @@ async def test_an_update_that_is_to_be_halted_waits_for_its_owner(w: World):
     assert await versions(w) == [2] * 6
 
 
+@pytest.mark.behaviour("SC21")
 @scenario()
 async def test_a_successor_serves_before_its_predecessor_stops(w: World):
-    """SC21: with room for one task more, the wanted number serves all the time."""
+    """With room for one task more, the wanted number serves all the time."""
     update = policy(max_unavailable=0, surge=1, health_gate_s=5)
     await w.deployed(a_job(3, update=update))
     await w.cp.apply_job(a_job(3, update=update, command=OTHER))
@@ -247,9 +249,10 @@ async def test_a_successor_serves_before_its_predecessor_stops(w: World):
     assert {("start", "surge"), ("remove", "surge")} <= causes
 
 
+@pytest.mark.behaviour("BUG-AU1")
 @scenario()
 async def test_a_release_repairs_a_job_of_which_every_task_is_broken(w: World):
-    """BUG-AU1: two at a time, as its budget says (ADR 0132)."""
+    """Two at a time, as its budget says (ADR 0132)."""
     update = policy(max_unavailable=2)
     await w.deployed(a_job(4, update=update))
     bad = w.cp._jobs.get("web").spec.command[0]
@@ -316,13 +319,14 @@ async def test_an_update_that_needs_an_extra_task_says_so_where_there_is_no_room
     assert len(w.cp._jobs.get("web").tasks) == 3
 
 
+@pytest.mark.behaviour("BUG-CP52")
 @pytest.mark.parametrize("most", [0, 1])
 @pytest.mark.parametrize("controlled", [False, True])
 @pytest.mark.parametrize("what", ["transfer", "update"])
 def test_an_extra_task_that_took_the_last_room_stays_for_a_task_that_waits_for_it(
     most: int, controlled: bool, what: str
 ):
-    """BUG-CP52: a job that wants two tasks ends with two, and keeps its budget on the way."""
+    """A job that wants two tasks ends with two, and keeps its budget on the way."""
 
     async def main() -> None:
         w = World(a_region(5))
@@ -350,9 +354,10 @@ def test_an_extra_task_that_took_the_last_room_stays_for_a_task_that_waits_for_i
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP59")
 @pytest.mark.parametrize("pace", [{"batch": 1}, {"canary": Canary(tasks=1, hold_s=1.0)}, {}])
 def test_an_update_does_not_wait_for_extra_tasks_that_have_no_room(pace: dict):
-    """BUG-CP59: extra tasks without a place counted as the batch, or the canaries, under way."""
+    """Extra tasks without a place counted as the batch, or the canaries, under way."""
 
     async def main() -> None:
         w = World(a_region(5))
@@ -374,8 +379,50 @@ def test_an_update_does_not_wait_for_extra_tasks_that_have_no_room(pace: dict):
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP67")
+@pytest.mark.parametrize(
+    ("pace", "why"),
+    [
+        ({"batch": 1, "health_gate_s": 60.0}, "the batch waits until task 0 has a machine"),
+        ({"canary": Canary(tasks=1, hold_s=60.0)}, "the canaries wait until task 0 has a machine"),
+    ],
+)
+def test_an_update_names_the_task_without_a_machine_that_it_waits_for(pace: dict, why: str):
+    """It waited for a task that was lost with its machine, and did not say so."""
+
+    async def main() -> None:
+        w = World(a_region(3))
+        async with w.running():
+            await w.set_up(3)
+            spec = a_job(3, limits=LARGE, update=policy(max_unavailable=2, **pace))
+            await w.cp.apply_job(spec)
+            await w.stable()
+            await w.cp.apply_job(replace(spec, command=OTHER))
+
+            async def one_is_new() -> bool:
+                return (await versions(w)).count(2) == 1 and len(await w.endpoints()) == 3
+
+            async def is_reported() -> bool:
+                return why in (await w.cp.get_job("web")).update
+
+            await w.until(one_is_new)
+            first = (await w.cp.get_job("web")).record.tasks[0]
+            assert first.version == 2
+            assert first.placement is not None
+            lost = w.region.machines[first.placement.machine]
+            lost.power_off()
+            await w.until(is_reported, 600)
+            assert (await w.cp.shards.explain("web")).update.count(why) == 1
+            lost.power_on()
+            await w.until(lambda: is_new(w, 3), 900)
+            assert not (await w.cp.get_job("web")).update
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP63")
 def test_a_task_that_has_no_room_elsewhere_does_not_hold_up_the_update_of_others():
-    """BUG-CP63: it took the whole budget, round after round, and waited for room."""
+    """It took the whole budget, round after round, and waited for room."""
 
     async def main() -> None:
         w = World(a_region(5))
@@ -426,9 +473,10 @@ async def test_a_version_that_fails_in_extra_tasks_is_rolled_back_without_a_loss
     assert w.alive().total() == 3
 
 
+@pytest.mark.behaviour("AV3")
 @pytest.mark.parametrize("after_s", [1, 4, 8, 15, 25, 40, 60])
 def test_an_update_continues_after_the_process_is_killed(after_s):
-    """AV3: the stage, what failed and the extra tasks are stored with the job."""
+    """The stage, what failed and the extra tasks are stored with the job."""
 
     async def main() -> None:
         w = World(a_region())
@@ -454,7 +502,7 @@ def test_an_update_continues_after_the_process_is_killed(after_s):
 
 
 @scenario()
-async def test_an_update_of_which_enough_can_never_fail_does_not_stand_still(w: World):
+async def test_an_update_that_cannot_reach_its_failure_limit_continues(w: World):
     """One task is new at a time: two that fail together there will never be."""
     update = policy(max_unavailable=1, on_failure=OnFailure.ROLLBACK, failures=2)
     await w.deployed(a_job(3, update=update))
@@ -515,11 +563,12 @@ async def test_no_verdict_while_another_new_task_may_still_tell_more(w: World):
     assert w.cp._jobs.get("web").version == 2
 
 
+@pytest.mark.behaviour("SC6")
 @scenario()
 async def test_a_new_task_that_served_once_and_is_unhealthy_since_is_a_failure_of_its_batch(
     w: World,
 ):
-    """SC6: it is not through its gate and never will be, so the next batch would wait for ever."""
+    """It is not through its gate and never will be, so the next batch would wait for ever."""
     update = policy(
         max_unavailable=2,
         batch=2,

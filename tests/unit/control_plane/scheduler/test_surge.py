@@ -39,9 +39,10 @@ def machine(*, answering: bool) -> SeenMachine:
     return SeenMachine(up=True, answering=answering, ready=True)
 
 
+@pytest.mark.behaviour("SC21")
 @pytest.mark.parametrize("stale", [True, False])
 def test_an_extra_task_on_a_silent_machine_stays_until_the_machine_answers(stale: bool):
-    """SC21: after a start of the control plane tasks serve although no machine answered yet."""
+    """After a start of the control plane tasks serve although no machine answered yet."""
     spec = JobSpec(
         name="web",
         entitlement="web",
@@ -107,12 +108,13 @@ def controlled(*down: int, controller: bool = True) -> JobRecord:
     return JobRecord(name="web", spec=spec, **values)
 
 
+@pytest.mark.behaviour("BUG-CP33")
 @pytest.mark.parametrize("controller", [True, False])
 @pytest.mark.parametrize(("down", "goes"), [((), True), ((0,), True), ((0, 1), False)])
 def test_an_acknowledged_removal_of_an_extra_task_waits_for_the_budget(
     down: tuple[int, ...], goes: bool, controller: bool
 ):
-    """BUG-CP33: with two of six tasks down, at most one may be; the extra one stands in."""
+    """With two of six tasks down, at most one may be; the extra one stands in."""
     view, answer = region(*down), ControllerAnswer(down=frozenset({*down}))
     record = controlled(*down, controller=controller)
     made = decide(record, Seen(view, Moment(100.0, 100.0), answer=answer))
@@ -120,16 +122,18 @@ def test_an_acknowledged_removal_of_an_extra_task_waits_for_the_budget(
     assert extra.phase is (TaskPhase.DRAINING if goes else TaskPhase.RUNNING)
 
 
+@pytest.mark.behaviour("BUG-CP33")
 def test_an_extra_task_on_a_machine_that_must_be_empty_now_goes_whatever_the_budget_says():
-    """BUG-CP33: a deadline excepts from the budget, and no second extra task follows it."""
+    """A deadline excepts from the budget, and no second extra task follows it."""
     view = region(0, 1, leaving=True, overdue=True)
     made = decide(controlled(0, 1), Seen(view, Moment(100.0, 100.0)))
     assert made.record.tasks[-1].phase is TaskPhase.DRAINING
 
 
+@pytest.mark.behaviour("BUG-CP32")
 @pytest.mark.parametrize("overdue", [(), (0, 1)])
 def test_an_extra_task_is_not_removed_in_the_round_that_stops_overdue_tasks(overdue):
-    """BUG-CP32: their machine was cut off past its deadline, and is heard again."""
+    """Their machine was cut off past its deadline, and is heard again."""
     view = region()
     for n in overdue:
         view[f"m{n}"] = replace(view[f"m{n}"], leaving=True, overdue=True)

@@ -1,4 +1,4 @@
-"""Extra tasks that the jobs of an entitlement share (SC21, JC12)."""
+"""Extra tasks that the jobs of an entitlement share."""
 
 import asyncio
 
@@ -7,6 +7,8 @@ from world import World, a_job, scenario
 
 from control_plane.api.updates import UpdatePolicy
 from control_plane.runtime import runtime
+
+pytestmark = pytest.mark.behaviour("SC21", "JC12")
 
 ALWAYS = UpdatePolicy(max_unavailable=0, surge=1, drain_s=0.0)
 WAITS = "it waits for its turn: other jobs use all extra tasks of the entitlement"
@@ -40,9 +42,10 @@ async def most_at_once(w: World) -> tuple[int, set[str]]:
     raise AssertionError("the push does not end")
 
 
+@pytest.mark.behaviour("JC12")
 @scenario()
 async def test_no_more_extra_tasks_run_at_once_than_the_entitlement_says(w: World):
-    """JC12: five jobs share two, each has its turn, and who waits is told why."""
+    """Five jobs share two, each has its turn, and who waits is told why."""
     await of_models(w, 2)
     most, said = await most_at_once(w)
     assert most == 2

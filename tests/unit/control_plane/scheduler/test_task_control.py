@@ -88,9 +88,10 @@ async def version(w: World, task: int) -> int:
     return (await w.cp.get_job("web")).record.tasks[task].version
 
 
+@pytest.mark.behaviour("TC4")
 @scenario()
 async def test_figure_8_call_by_call(w: World):
-    """TC4: request=[t0,t1] ack=[t1]; request=[t0] completed=[t1] ack=[t0]; completed=[t0]."""
+    """request=[t0,t1] ack=[t1]; request=[t0] completed=[t1] ack=[t0]; completed=[t0]."""
 
     def rule(request: TaskControlRequest) -> list[str | Ack]:
         """One task stays available: t1 first, then t0."""
@@ -116,9 +117,10 @@ async def test_figure_8_call_by_call(w: World):
     assert all(event.approved.startswith("db ") for event in done)
 
 
+@pytest.mark.behaviour("TC5", "TC10", "WH2")
 @scenario()
 async def test_a_release_waits_forever_for_its_acknowledgement(w: World):
-    """TC5, TC10, WH2: and everybody can see what waits for whom."""
+    """And everybody can see what waits for whom."""
     controller = await deployed(w, rule=nothing)
     await w.cp.apply_job(a_controlled_job(command=["/bin/other"]))
     await asyncio.sleep(7200)
@@ -138,9 +140,10 @@ async def test_a_release_waits_forever_for_its_acknowledgement(w: World):
     assert await version(w, 0) == 2
 
 
+@pytest.mark.behaviour("F-55")
 @scenario()
 async def test_a_controller_that_approves_everything_does_not_exceed_the_budget(w: World):
-    """F-55: a lying or careless controller cannot take down more than its job allows."""
+    """A lying or careless controller cannot take down more than its job allows."""
     controller = await deployed(w, 6, most=2)
     least = 6
 
@@ -158,9 +161,10 @@ async def test_a_controller_that_approves_everything_does_not_exceed_the_budget(
     assert least == 4
 
 
+@pytest.mark.behaviour("F-55", "TC18")
 @scenario()
 async def test_acknowledgements_of_unknown_operations_are_counted_and_have_no_effect(w: World):
-    """F-55, TC18: of unknown operations, that ended, twice, and more than to allow or delay."""
+    """Of unknown operations, that ended, twice, and more than to allow or delay."""
     ended = "web-0.1"
 
     def liar(request: TaskControlRequest) -> list[str | Ack]:
@@ -178,9 +182,10 @@ async def test_acknowledgements_of_unknown_operations_are_counted_and_have_no_ef
     assert len([event for event in await events(w) if event.kind == "update"]) == 1
 
 
+@pytest.mark.behaviour("TC16", "F-55")
 @scenario()
 async def test_a_controller_that_is_away_holds_up_voluntary_operations_alone(w: World):
-    """TC16, F-55: a failed task is replaced after its wait, a new one starts at once."""
+    """A failed task is replaced after its wait, a new one starts at once."""
     controller = await deployed(w, 3)
     controller.is_down = True
     await w.cp.apply_job(a_controlled_job(4, command=["/bin/other"]))
@@ -192,9 +197,10 @@ async def test_a_controller_that_is_away_holds_up_voluntary_operations_alone(w: 
     await w.stable()
 
 
+@pytest.mark.behaviour("SC3", "SC5", "TC20")
 @scenario()
 async def test_a_failed_task_moves_once_it_is_acknowledged_or_its_wait_is_over(w: World):
-    """SC3, SC5, TC20: it is unlisted at once, and the controller may rebuild first."""
+    """It is unlisted at once, and the controller may rebuild first."""
     ref = ControllerRef(url=REF.url, name="db", failure_wait_s=900)
     controller = Controller(w, nothing)
     await w.deployed(a_controlled_job(3, ref=ref))
@@ -218,9 +224,10 @@ async def test_a_failed_task_moves_once_it_is_acknowledged_or_its_wait_is_over(w
     assert all(e.approved.startswith("db ") for e in moved)
 
 
+@pytest.mark.behaviour("TC16")
 @scenario()
 async def test_a_failed_task_moves_after_its_wait_without_an_acknowledgement(w: World):
-    """TC16: a controller that is away cannot keep a task from running for ever."""
+    """A controller that is away cannot keep a task from running for ever."""
     controller = Controller(w, nothing)
     await w.deployed(
         a_controlled_job(3, ref=ControllerRef(url=REF.url, name="db", failure_wait_s=90))
@@ -236,9 +243,10 @@ async def test_a_failed_task_moves_after_its_wait_without_an_acknowledgement(w: 
     assert [e.approved for e in moved] == ["deadline"] * len(moved)
 
 
+@pytest.mark.behaviour("TC20")
 @scenario()
 async def test_a_task_whose_machine_returns_before_it_was_acknowledged_stays(w: World):
-    """TC20: nothing was moved, and nothing moves afterwards."""
+    """Nothing was moved, and nothing moves afterwards."""
     controller = await deployed(w, 3, nothing)
     lost = (await w.cp.get_job("web")).record.tasks[0].placement.machine
     w.region.machines[lost].power_off()
@@ -249,9 +257,10 @@ async def test_a_task_whose_machine_returns_before_it_was_acknowledged_stays(w: 
     assert [e.outcome for e in await events(w) if e.kind == "move"] == ["withdrawn"]
 
 
+@pytest.mark.behaviour("TC7", "TC10", "TC21")
 @scenario()
 async def test_no_controller_can_block_a_maintenance_beyond_its_deadline(w: World):
-    """TC7, TC10, TC21: told in advance, offered the move, and stopped at the deadline."""
+    """Told in advance, offered the move, and stopped at the deadline."""
     controller = await deployed(w, 3, nothing)
     leaving = (await w.cp.get_job("web")).record.tasks[0].placement.machine
     start, deadline = clock() + 300, clock() + 900
@@ -273,9 +282,10 @@ async def test_no_controller_can_block_a_maintenance_beyond_its_deadline(w: Worl
     assert (moved.cause, moved.approved) == ("maintenance", "deadline")
 
 
+@pytest.mark.behaviour("F-55", "TC10")
 @scenario()
 async def test_a_controller_that_was_away_for_long_hears_of_a_deadline_in_time(w: World):
-    """F-55, TC10: its next try was a minute ahead when it was announced, half a minute before."""
+    """Its next try was a minute ahead when it was announced, half a minute before."""
     controller = await deployed(w, 3, nothing)
     leaving = (await w.cp.get_job("web")).record.tasks[0].placement.machine
     controller.is_down = True
@@ -289,9 +299,10 @@ async def test_a_controller_that_was_away_for_long_hears_of_a_deadline_in_time(w
     assert clock() < deadline - 15
 
 
+@pytest.mark.behaviour("TC12", "F-55")
 @scenario()
 async def test_a_request_lists_the_existing_tasks_so_removed_ones_are_known(w: World):
-    """TC12 F-55: a task that did not serve goes unasked, and is missing in `indexes`."""
+    """A task that did not serve goes unasked, and is missing in `indexes`."""
     controller = await deployed(w, 4, nothing)
     record = (await w.cp.get_job("web")).record
     lost = record.tasks[1].placement.machine
@@ -306,9 +317,10 @@ async def test_a_request_lists_the_existing_tasks_so_removed_ones_are_known(w: W
     assert [o.kind for o in controller.last.request] == ["remove"]
 
 
+@pytest.mark.behaviour("TC6")
 @scenario()
 async def test_a_restart_of_one_task_waits_for_the_controller(w: World):
-    """TC6: it went past it; the task serves until it is let."""
+    """It went past it; the task serves until it is let."""
     controller = await deployed(w, 3, nothing)
     generation = w.cp._jobs.get("web").tasks[1].generation
     await w.cp.restart_task("web", 1, RestartWish(reason="it leaks"))
@@ -323,9 +335,9 @@ async def test_a_restart_of_one_task_waits_for_the_controller(w: World):
     assert [e.approved[:3] for e in await events(w) if e.kind == "restart"] == ["db "]
 
 
+@pytest.mark.behaviour("TC6")
 @scenario()
-async def test_what_a_smaller_job_gives_up_is_asked_first(w: World):
-    """TC6."""
+async def test_a_smaller_job_asks_its_controller_before_stopping_tasks(w: World):
     controller = await deployed(w, 3, nothing)
     await w.cp.apply_job(a_controlled_job(2))
     await w.until(lambda: controller.last.request)
@@ -354,9 +366,10 @@ async def test_a_whole_job_is_stopped_without_approval(w: World):
     assert w.alive().total() == 0
 
 
+@pytest.mark.behaviour("WH2")
 @scenario()
 async def test_an_acknowledgement_lapses_when_something_fails_before_it_was_used(w: World):
-    """WH2: it was of other circumstances; what had not begun is asked again."""
+    """It was of other circumstances; what had not begun is asked again."""
     controller = await deployed(w, 3, most=1)
 
     def two(request: TaskControlRequest) -> list[str | Ack]:
@@ -383,9 +396,10 @@ async def test_an_acknowledgement_lapses_when_something_fails_before_it_was_used
     await w.stable()
 
 
+@pytest.mark.behaviour("TC2", "TC16")
 @pytest.mark.parametrize("after_s", [0.3, 1.0, 3.0])
 def test_calls_of_a_controller_continue_after_a_restart(after_s: float):
-    """TC2, TC16: numbers rise, what ended is told, nothing that was done is asked again."""
+    """Numbers rise, what ended is told, nothing that was done is asked again."""
 
     def one_by_one(request: TaskControlRequest) -> list[str | Ack]:
         return [o.id for o in request.request[:1]] if not request.down else []
@@ -412,8 +426,9 @@ def test_calls_of_a_controller_continue_after_a_restart(after_s: float):
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP34", "TC2")
 def test_a_later_job_of_a_name_numbers_its_calls_above_the_earlier_one():
-    """BUG-CP34, TC2: also if the control plane was started between; `Controller` checks it."""
+    """Also if the control plane was started between; `Controller` checks it."""
 
     async def main() -> None:
         w = World(a_region())
@@ -433,9 +448,10 @@ def test_a_later_job_of_a_name_numbers_its_calls_above_the_earlier_one():
     run(main())
 
 
+@pytest.mark.behaviour("TC11", "SC7")
 @scenario()
-async def test_a_job_that_gives_up_its_controller_is_asked_about_no_more(w: World):
-    """TC11, SC7: from then on the policies that are built in are all there is."""
+async def test_a_job_that_drops_its_controller_sends_it_no_more_requests(w: World):
+    """From then on the policies that are built in are all there is."""
     controller = await deployed(w, 3, nothing)
     await w.cp.apply_job(a_controlled_job(command=["/bin/other"]))
     await w.until(lambda: controller.last.request)
@@ -466,9 +482,9 @@ async def first_machine(w: World) -> str:
     return (await w.cp.get_job("web")).record.tasks[0].placement.machine
 
 
+@pytest.mark.behaviour("TC8")
 @scenario()
 async def test_way_one_a_task_moves_before_the_deadline(w: World):
-    """TC8."""
     await deployed(w, 3, everything)
     leaving = await first_machine(w)
     await planned(w, leaving)
@@ -479,9 +495,10 @@ async def test_way_one_a_task_moves_before_the_deadline(w: World):
     assert moved.approved.startswith("db ")
 
 
+@pytest.mark.behaviour("TC8")
 @scenario()
 async def test_way_two_a_task_stops_and_starts_again_after_the_maintenance(w: World):
-    """TC8: it keeps its place, whatever happens to the machine meanwhile."""
+    """It keeps its place, whatever happens to the machine meanwhile."""
     await deployed(w, 3, stopping)
     leaving = await first_machine(w)
     await planned(w, leaving)
@@ -502,9 +519,9 @@ async def test_way_two_a_task_stops_and_starts_again_after_the_maintenance(w: Wo
     assert (done.outcome, done.from_machine, done.to_machine) == ("done", leaving, leaving)
 
 
+@pytest.mark.behaviour("TC8")
 @pytest.mark.parametrize("kind", [EventKind.DECOMMISSION, EventKind.REFRESH])
 def test_a_parked_task_goes_elsewhere_when_its_machine_will_not_be_back(kind: EventKind):
-    """TC8."""
 
     async def main() -> None:
         w = World(a_region())
@@ -523,9 +540,10 @@ def test_a_parked_task_goes_elsewhere_when_its_machine_will_not_be_back(kind: Ev
     run(main())
 
 
+@pytest.mark.behaviour("TC8", "TC9")
 @scenario()
 async def test_way_three_work_on_a_switch_moves_nothing_that_sits_it_out(w: World):
-    """TC8, TC9: no task of a stateful service moves, and none is stopped at the deadline."""
+    """No task of a stateful service moves, and none is stopped at the deadline."""
     controller = await deployed(w, 3, nothing)
     leaving = await first_machine(w)
     before = w.region.where()
@@ -548,9 +566,10 @@ async def test_way_three_work_on_a_switch_moves_nothing_that_sits_it_out(w: Worl
     assert [e for e in await events(w) if e.outcome == "done" and e.kind == "move"] == []
 
 
+@pytest.mark.behaviour("TC9")
 @scenario()
 async def test_work_that_takes_longer_than_announced_is_a_failure(w: World):
-    """TC9: silence is excused for as long as was announced, and not longer."""
+    """Silence is excused for as long as was announced, and not longer."""
     controller = await deployed(w, 3, lambda r: [o.id for o in r.request if o.cause == "failure"])
     leaving = await first_machine(w)
     await planned(w, leaving, expected_duration_s=120.0, tasks_survive=True)
@@ -574,9 +593,10 @@ async def test_a_notice_of_work_that_tasks_survive_has_its_duration(w: World):
         )
 
 
+@pytest.mark.behaviour("HC6", "BUG-AU5")
 @scenario()
 async def test_of_all_machines_for_a_kernel_one_waits_for_a_job_that_cannot_spare_it(w: World):
-    """HC6: "49 of 50": a replica is down, so its other one stays, until the deadline."""
+    """ "49 of 50": a replica is down, so its other one stays, until the deadline."""
     held = {task: {f"s{task // 2}"} for task in range(6)}  # pairs: 0 and 1, 2 and 3, …
     rule = Sharded(rebuild_s=3600)
 
@@ -629,9 +649,10 @@ async def test_of_all_machines_for_a_kernel_one_waits_for_a_job_that_cannot_spar
 # -- after a start of the control plane
 
 
+@pytest.mark.behaviour("BUG-TC2")
 @pytest.mark.parametrize("answers_after_s", [2.0, 6.0])
 def test_after_a_start_tasks_on_silent_machines_are_not_reported_as_down(answers_after_s: float):
-    """BUG-TC2: tasks whose machines were not asked yet were told as unhealthy."""
+    """Tasks whose machines were not asked yet were told as unhealthy."""
 
     async def main() -> None:
         w = World(a_region())
@@ -649,9 +670,10 @@ def test_after_a_start_tasks_on_silent_machines_are_not_reported_as_down(answers
     run(main())
 
 
+@pytest.mark.behaviour("BUG-TC2")
 @scenario()
 async def test_what_was_acknowledged_of_a_task_that_was_down_says_nothing_once_it_is_up(w: World):
-    """BUG-TC2: "it is down anyway" took down tasks that served again."""
+    """ "it is down anyway" took down tasks that served again."""
 
     def down_anyway(request: TaskControlRequest) -> list[str | Ack]:
         return [o.id for o in request.request if o.task in request.down]
@@ -679,9 +701,10 @@ async def test_what_was_acknowledged_of_a_task_that_was_down_says_nothing_once_i
     await w.stable()
 
 
+@pytest.mark.behaviour("TC5")
 @scenario()
 async def test_approval_of_an_update_is_no_approval_of_a_removal(w: World):
-    """TC5: a job that gets smaller meanwhile asks for it; without a yes the task comes back."""
+    """A job that gets smaller meanwhile asks for it; without a yes the task comes back."""
 
     def only_updates(request: TaskControlRequest) -> list[str | Ack]:
         wanted = [o for o in request.request if o.kind == "update" and o.task == 1]

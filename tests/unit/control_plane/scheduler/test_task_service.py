@@ -66,7 +66,8 @@ def host(tmp_path: Path) -> FakeHost:
     return host
 
 
-async def test_a_command_inside_a_task_is_carried_through_the_control_plane(  # AG10
+@pytest.mark.behaviour("AG10")
+async def test_a_command_inside_a_task_is_carried_through_the_control_plane(
     host: FakeHost,
 ) -> None:
     def speak(argv: list[str], properties: Mapping[str, Property]) -> Ended:
@@ -109,7 +110,8 @@ async def test_a_task_is_described_and_restarted_on_its_machine(host: FakeHost) 
     assert again.state is TaskState.STOPPING
 
 
+@pytest.mark.behaviour("BUG-UX72")
 def test_an_unknown_task_is_not_reported_as_a_task_without_a_machine():
-    """BUG-UX72: `task describe web-99` said that the task is on no machine."""
+    """`task describe web-99` said that the task is on no machine."""
     with pytest.raises(NotFound, match="job 'web' has no task 99"):
         service_of(None)._placed("web", 99)  # type: ignore[arg-type]

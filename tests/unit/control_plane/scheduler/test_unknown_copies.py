@@ -1,4 +1,4 @@
-"""No task starts while a copy of it runs elsewhere that a restored store does not know (F-88)."""
+"""No task starts while a copy of it runs elsewhere that a restored store does not know."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from control_plane.broker.brokers import Brokers
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.unknown_copies import UnknownCopies
 from control_plane.store.memory import MemoryStore
+
+pytestmark = pytest.mark.behaviour("F-88")
 
 IMAGE = "sha256:" + "1" * 64
 FACTS = MachineFacts(
@@ -53,9 +55,10 @@ def a_job(machine: str) -> JobRecord:
     return JobRecord(name="e", spec=spec, version=1, specs={1: spec}, tasks=[task])
 
 
+@pytest.mark.behaviour("F-88")
 @pytest.mark.parametrize("begins_late", [False, True])
 async def test_it_waits_until_the_copy_is_gone_known_or_its_machine_is(begins_late: bool) -> None:
-    """F-88: also what was heard before the store was released counts."""
+    """Also what was heard before the store was released counts."""
     async with MemoryStore() as store:
         brokers = Brokers(store, Runtime())
         await brokers.load()

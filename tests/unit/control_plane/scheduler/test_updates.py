@@ -47,9 +47,10 @@ async def test_a_paused_update_takes_down_no_further_task_until_it_is_resumed(w:
     assert await versions(w) == [2] * 6
 
 
+@pytest.mark.behaviour("BUG-UX80")
 @scenario()
 async def test_an_answer_to_a_change_says_at_once_what_a_pause_or_a_hold_postpones(w: World):
-    """BUG-UX80: `job pause` and `job apply` under a hold answered "progressing"."""
+    """`job pause` and `job apply` under a hold answered "progressing"."""
     await w.deployed(a_job(6))
     await w.cp.apply_job(a_job(6, command=OTHER))
     await w.until(lambda: 2 in [t.version for t in w.cp._jobs.get("web").tasks])
@@ -66,9 +67,10 @@ async def test_an_answer_to_a_change_says_at_once_what_a_pause_or_a_hold_postpon
     assert (await w.cp.job_planner.explain("web")).update == words
 
 
+@pytest.mark.behaviour("BUG-UX123", "BUG-UX125")
 @scenario()
 async def test_an_update_that_waits_for_room_gives_its_present_reason(w: World):
-    """BUG-UX123: after another change of the job its operations named the version before.
+    """After another change of the job its operations named the version before.
 
     BUG-UX125: `job explain` did not report why an update waits."""
     await w.deployed(a_job(3))
@@ -88,9 +90,10 @@ async def test_an_update_that_waits_for_room_gives_its_present_reason(w: World):
         await w.until(is_explained)
 
 
+@pytest.mark.behaviour("BUG-UX81")
 @scenario()
 async def test_events_name_the_version_that_a_task_ran_before(w: World):
-    """BUG-UX81: "version 3 instead of 2" of a task that ran version 1 and never got to 2."""
+    """ "version 3 instead of 2" of a task that ran version 1 and never got to 2."""
     await w.deployed(a_job(3))
     for command in ("/bin/b", "/bin/c", "/bin/d"):
         await w.cp.apply_job(a_job(3, command=[command]))

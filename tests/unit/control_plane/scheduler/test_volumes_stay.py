@@ -38,8 +38,8 @@ def a_job(kind: VolumeKind) -> JobRecord:
     return JobRecord(name="db", spec=spec, version=1)
 
 
+@pytest.mark.behaviour("AG9")
 async def test_no_move_for_the_spread_leaves_a_persistent_volume_behind() -> None:
-    """AG9"""
     placing = Placements(cast("Any", Allocator()))
     assert await placing.repairs(a_job(VolumeKind.PERSISTENT), {}) == ()
     with pytest.raises(Asked):

@@ -57,8 +57,8 @@ def test_a_short_silence_shortens_the_polls() -> None:
         config.with_down_after(config.Config(), "0")
 
 
+@pytest.mark.behaviour("BUG-AG17")
 def test_a_file_may_say_how_long_and_how_much_in_words(tmp_path: Path) -> None:
-    """BUG-AG17."""
     file = tmp_path / "cp.toml"
     file.write_text(
         'image_max_bytes = "2GiB"\nleaf_life_s = "8h"\n[scheduler]\ndown_after_s = "30s"'
@@ -73,7 +73,8 @@ def test_a_file_may_say_how_long_and_how_much_in_words(tmp_path: Path) -> None:
         config.load(file, {})
 
 
-def test_budgets_of_power_are_named_by_places(tmp_path: Path) -> None:  # AL22
+@pytest.mark.behaviour("AL22")
+def test_budgets_of_power_are_named_by_places(tmp_path: Path) -> None:
     file = tmp_path / "cp.toml"
     file.write_text(
         '[scheduler.power]\novercommit = 1.1\n[scheduler.power.budgets_w]\n"dc1/msb1" = 500000\n'
@@ -92,7 +93,8 @@ def stores(tmp_path: Path, *lines: str) -> config.Config:
     return config.load(file, {})
 
 
-def test_a_data_center_may_have_a_store_of_its_own(tmp_path: Path) -> None:  # RB9
+@pytest.mark.behaviour("RB9")
+def test_a_data_center_may_have_a_separate_store(tmp_path: Path) -> None:
     assert config.load(None, {}).broker_stores == {}
     read = stores(tmp_path, f'dc1 = "{tmp_path}/dc1"', f'dc2 = "{tmp_path}/state/dc2"')
     assert read.broker_stores == {"dc1": f"{tmp_path}/dc1", "dc2": f"{tmp_path}/state/dc2"}
@@ -125,7 +127,7 @@ def test_all_that_is_wrong_with_the_folders_of_stores_comes_at_once(tmp_path: Pa
     assert len(found) == 2, found  # the empty one, and the name
 
 
-def test_a_folder_with_a_zero_byte_is_refused_and_not_asked_for(tmp_path: Path) -> None:
+def test_a_folder_name_with_a_nul_byte_is_refused_before_any_request(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         stores(tmp_path, 'dc1 = "/a\\u0000b"')
 

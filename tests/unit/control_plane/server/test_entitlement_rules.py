@@ -15,6 +15,7 @@ from wire.errors import InvalidInput
 from wire.routes import decode_json
 
 
+@pytest.mark.behaviour("MO7", "MO13", "MO6")
 @pytest.mark.parametrize(
     ("document", "fields"),
     [

@@ -1,4 +1,4 @@
-"""What a file that is pushed as an image is, by its first bytes (BUG-UX89)."""
+"""What a file that is pushed as an image is, by its first bytes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from agent.api import ImageFormat
 from control_plane.images.formats import HEAD_BYTES, format_of
+
+pytestmark = pytest.mark.behaviour("BUG-UX89")
 
 
 def a_tar(form: int = tarfile.GNU_FORMAT, name: str = "bin/serve") -> bytes:
@@ -34,6 +36,7 @@ def an_old_tar() -> bytes:
     return bytes(block)
 
 
+@pytest.mark.behaviour("BUG-UX89")
 @pytest.mark.parametrize(
     "data",
     [
@@ -43,7 +46,6 @@ def an_old_tar() -> bytes:
     ],
 )
 def test_tars_and_compressed_tars_are_images(data: bytes) -> None:
-    """BUG-UX89."""
     assert format_of(data[:HEAD_BYTES]) is ImageFormat.TAR
 
 
@@ -51,16 +53,18 @@ def test_a_stream_of_btrfs_send_is_an_image() -> None:
     assert format_of(b"btrfs-stream\0" + bytes(99)) is ImageFormat.BTRFS
 
 
+@pytest.mark.behaviour("BUG-UX89")
 @pytest.mark.parametrize("place", [0, 99, 124, 150, 257, 511])
 def test_a_header_with_a_changed_byte_is_none(place: int) -> None:
-    """BUG-UX89: the sum in the header is that of its bytes."""
+    """The sum in the header is that of its bytes."""
     head = bytearray(a_tar()[:HEAD_BYTES])
     head[place] ^= 0x01
     assert format_of(bytes(head)) is None
 
 
+@pytest.mark.behaviour("BUG-UX89")
 @given(st.text(min_size=0, max_size=2000))
 def test_a_text_is_no_image(text: str) -> None:
-    """BUG-UX89: /etc/passwd was accepted."""
+    """/etc/passwd was accepted."""
     head = f"root:{text}".encode()[:HEAD_BYTES]
     assert format_of(head) is None

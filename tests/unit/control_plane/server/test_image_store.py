@@ -106,7 +106,7 @@ def test_a_wrong_stream_leaves_nothing(
     assert files(tmp_path) == set()
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, mocker: MockerFixture) -> None:
+def test_a_full_disk_is_reported_and_nothing_is_left(tmp_path: Path, mocker: MockerFixture) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     mocker.patch("control_plane.images.store._append", side_effect=full)
 
@@ -148,8 +148,9 @@ def test_only_a_digest_names_an_image(tmp_path: Path, digest: str) -> None:
         asyncio.run(a_store(tmp_path).find(digest))
 
 
+@pytest.mark.behaviour("BUG-CP23")
 def test_an_image_can_be_removed_unless_a_job_runs_it(tmp_path: Path) -> None:
-    """BUG-CP23: images were never deleted."""
+    """Images were never deleted."""
 
     async def story() -> None:
         store = a_store(tmp_path)
@@ -166,8 +167,9 @@ def test_an_image_can_be_removed_unless_a_job_runs_it(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.behaviour("BUG-CP23")
 def test_what_a_removal_left_half_done_is_gone_after_a_restart(tmp_path: Path) -> None:
-    """BUG-CP23: the stream goes first, so that half of an image is no image."""
+    """The stream goes first, so that half of an image is no image."""
 
     async def story() -> None:
         await a_store(tmp_path).put(DIGEST, ImageFormat.TAR, chunks(DATA))
@@ -230,8 +232,9 @@ def test_what_is_no_signature_of_the_image_is_not_kept(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.behaviour("BUG-HT27")
 def test_images_of_one_owner_take_no_more_than_their_share(tmp_path: Path) -> None:
-    """BUG-HT27: two streams at once neither; others and operators are not bounded by it."""
+    """Two streams at once neither; others and operators are not bounded by it."""
     halves = DATA[: 3 << 19], DATA[3 << 19 :]
 
     def digest(data: bytes) -> str:
@@ -259,8 +262,9 @@ def test_images_of_one_owner_take_no_more_than_their_share(tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.behaviour("BUG-UX3")
 def test_a_name_means_the_image_that_it_was_given_last(tmp_path: Path) -> None:
-    """BUG-UX3: it outlives a restart, is its first giver's, and goes with its image."""
+    """It outlives a restart, is its first giver's, and goes with its image."""
     other = f"sha256:{hashlib.sha256(b'other').hexdigest()}"
 
     async def scenario() -> None:

@@ -33,6 +33,7 @@ def test_a_good_job_is_taken_as_it_is() -> None:
     assert job_spec(GOOD, "web.toml").tasks == 6
 
 
+@pytest.mark.behaviour("F-76")
 @pytest.mark.parametrize(
     "bad",
     [
@@ -43,8 +44,8 @@ def test_a_good_job_is_taken_as_it_is() -> None:
     + [{"volumes": "\ud800"}, {"life": {"pre_stop": {"command": ["/a\udfff"]}}}],
     ids=ascii,
 )
-def test_text_that_no_utf8_has_is_refused_and_ends_nobody(bad: dict[str, Any]) -> None:
-    """F-76: found by new bytes; it got past the types, or ended who looked at the relations."""
+def test_invalid_utf8_is_refused_and_ends_no_process(bad: dict[str, Any]) -> None:
+    """Found by new bytes; it got past the types, or ended who looked at the relations."""
     found = job_errors(GOOD | bad)
     assert {e.field.split(".")[0].split("[")[0] for e in found} >= {*bad}
     with pytest.raises(InvalidInput):
@@ -72,7 +73,7 @@ def test_every_mistake_in_requirements_is_listed_with_the_others() -> None:
     assert "only `machine list --where`" in error.reason
 
 
-def test_what_does_not_go_with_cpus_of_its_own_is_listed_at_once() -> None:
+def test_all_conflicts_with_exclusive_cpus_are_listed_at_once() -> None:
     own = {"exclusive_cpus": 2}
     assert job_errors(GOOD | {"resources": own, "limits": {"cpu_max_cores": 2}}) == []
     bad = {"resources": own, "cpus": 1, "rru": 2.0, "overcommit": {"cpu": 2.0}}
@@ -129,6 +130,7 @@ def test_errors_of_fields_and_between_fields_come_together() -> None:
     }
 
 
+@pytest.mark.behaviour("AL18")
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
@@ -140,7 +142,7 @@ def test_errors_of_fields_and_between_fields_come_together() -> None:
     ],
 )
 def test_a_job_cannot_ask_to_be_run_to_its_end(field: str, value: Any, reason: str) -> None:
-    """AL18: words of batch systems are refused by name, and not ignored."""
+    """Words of batch systems are refused by name, and not ignored."""
     (error,) = job_errors(GOOD | {field: value})
     assert error.field.partition(".")[0] == field
     assert reason in error.reason
@@ -178,21 +180,23 @@ def test_one_changed_field_is_blamed_and_no_other(field: str, value: Any) -> Non
     assert blamed <= related.get(field, {field})
 
 
+@pytest.mark.behaviour("BUG-HT3")
 @pytest.mark.parametrize(
     "text",
     ["${" * 60_000, "${port:" * 30_000, "$" * 120_000, "${port:a}" * 20_000],
     ids=["open", "ports", "dollars", "unknown"],
 )
 def test_no_text_of_a_user_keeps_the_validator_busy(text: str) -> None:
-    """BUG-HT3: 40 KB of `${` took 22 s; a repeated port made an answer of 246 MB."""
+    """40 KB of `${` took 22 s; a repeated port made an answer of 246 MB."""
     before = time.process_time()
     errors = job_errors(GOOD | {"command": [text] * 4, "ports": [f"p{i}" for i in range(16)]})
     assert time.process_time() - before < 2
     assert sum(len(e.reason) for e in errors) < 20_000
 
 
+@pytest.mark.behaviour("BUG-HT3")
 def test_types_by_the_thousand_are_compared_once() -> None:
-    """BUG-HT3: types x types took 10 s."""
+    """Types x types took 10 s."""
     types = [f"type-{i}" for i in range(20_000)]
     document = {"machine_types": types, "per_type": {f"other-{i}": 1 for i in range(20_000)}}
     before = time.process_time()

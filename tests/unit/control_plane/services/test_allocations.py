@@ -37,8 +37,9 @@ def small() -> Region:
 # -- whole and durable
 
 
+@pytest.mark.behaviour("AL1", "AL2", "AL10")
 async def test_a_job_takes_machines_of_all_brokers_and_a_restart_finds_the_same(region: Region):
-    # AL1 AL2 AL10
+
     async with region.process() as p:
         got = await p.allocate(a_request(6))
         assert got.unplaced == ()
@@ -56,7 +57,8 @@ async def test_a_job_takes_machines_of_all_brokers_and_a_restart_finds_the_same(
             assert p.allocations.counts.stored == 0  # it is as it should be
 
 
-async def test_what_a_request_frees_it_can_use_itself(region: Region):  # AL4
+@pytest.mark.behaviour("AL4")
+async def test_what_a_request_frees_it_can_use_itself(region: Region):
     async with region.process() as p:
         await p.allocate(a_request(2, demand=WHOLE), quota=2)
         swap = a_request([2, 3], demand=WHOLE)
@@ -144,11 +146,12 @@ async def live_and_die(region: Region, die_at: int, *, after: bool) -> bool:
     return alive
 
 
+@pytest.mark.behaviour("AL12")
 @pytest.mark.parametrize("after", [False, True], ids=["before-the-write", "after-the-write"])
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_a_crash_at_any_write_of_any_store_leaves_nothing_half_done(
     engine: str, after: bool, tmp_path
-):  # AL12
+):
     die_at, ended = 0, False
     while not ended:
         die_at += 1
@@ -166,7 +169,8 @@ async def test_a_crash_at_any_write_of_any_store_leaves_nothing_half_done(
     assert die_at > 15
 
 
-async def test_a_crash_while_recovering_is_recovered_from():  # AL12
+@pytest.mark.behaviour("AL12")
+async def test_a_crash_while_recovering_is_recovered_from():
     for die_at in range(1, 5):
         region = Region(None)
         fate = region.fate
@@ -196,8 +200,9 @@ async def one_life(region: Region) -> None:
 # -- brokers that refuse, or do not answer
 
 
+@pytest.mark.behaviour("BUG-CP5", "AL12")
 async def test_the_second_phase_is_repeated_until_a_broker_answers(small: Region):
-    """BUG-CP5, AL12: who asked has an answer while the broker of one data center fails."""
+    """Who asked has an answer while the broker of one data center fails."""
     async with small.process() as p:
         work = asyncio.create_task(first(p))
         broken = p.brokers.at("dc2").table.store
@@ -220,7 +225,8 @@ async def test_the_second_phase_is_repeated_until_a_broker_answers(small: Region
         await p.check()
 
 
-async def test_an_allocation_waits_for_machines_that_another_one_is_taking(small: Region):  # MO9
+@pytest.mark.behaviour("MO9")
+async def test_an_allocation_waits_for_machines_that_another_one_is_taking(small: Region):
     async with small.process() as p:
         site = p.brokers.at("dc2").table.store
         site.fails = [Conflict("cannot write")]
@@ -248,8 +254,9 @@ async def test_a_store_that_fails_before_the_decision_changes_nothing(small: Reg
         await p.check()
 
 
+@pytest.mark.behaviour("BUG-CP14", "AL12")
 async def test_a_write_with_unknown_outcome_is_looked_up(small: Region):
-    """BUG-CP14, AL12: what became of it is found out, also if it is made only later."""
+    """What became of it is found out, also if it is made only later."""
     async with small.process() as p:
         p.store.fails_after = [UnknownOutcome("the answer was lost")]
         got = await p.allocate(a_request(3))
@@ -264,8 +271,9 @@ async def test_a_write_with_unknown_outcome_is_looked_up(small: Region):
         await p.check()
 
 
+@pytest.mark.behaviour("F-47")
 async def test_a_job_whose_write_was_not_made_can_be_allocated_again(small: Region):
-    """F-47: to be sure that the write is never made costs a revision of the job's record.
+    """To be sure that the write is never made costs a revision of the job's record.
 
     The allocator did not take that in, and the job got no machines until the next restart.
     """
@@ -280,8 +288,9 @@ async def test_a_job_whose_write_was_not_made_can_be_allocated_again(small: Regi
         await p.check()
 
 
-async def test_a_task_that_never_moved_keeps_its_machine_in_the_store_too(small: Region):  # AL12
-    """BUG-AL35: claims went back in memory only; a restart claimed a machine of another pool."""
+@pytest.mark.behaviour("AL12", "BUG-AL35")
+async def test_a_task_that_never_moved_keeps_its_machine_in_the_store_too(small: Region):
+    """Claims went back in memory only; a restart claimed a machine of another pool."""
     async with small.process() as p:
         await p.allocate(a_request(1))
         (home,) = p.where().values()
@@ -311,9 +320,10 @@ async def test_a_task_that_never_moved_keeps_its_machine_in_the_store_too(small:
         await p.check()
 
 
+@pytest.mark.behaviour("BUG-AL6")
 @pytest.mark.parametrize("is_made", [True, False])
 async def test_holds_without_an_answer_are_released(small: Region, is_made: bool):
-    """BUG-AL6: a hold leaked where `prepare` was written, but its answer was lost."""
+    """A hold leaked where `prepare` was written, but its answer was lost."""
     async with small.process() as p:
         site = p.brokers.at("dc3").table.store
         lost = [UnknownOutcome("the answer was lost")]
@@ -331,8 +341,9 @@ async def test_holds_without_an_answer_are_released(small: Region, is_made: bool
         await p.check()
 
 
+@pytest.mark.behaviour("BUG-CP5")
 async def test_an_allocation_answers_although_a_broker_never_does(small: Region):
-    """BUG-CP5: `job apply` hung for minutes where a store neither wrote nor failed."""
+    """`job apply` hung for minutes where a store neither wrote nor failed."""
     async with small.process() as p:
         site = p.brokers.at("dc3").table.store
         site.hangs = True
@@ -389,11 +400,12 @@ async def is_removed(p, name: str) -> None:
     await p.brokers.remove(name)
 
 
+@pytest.mark.behaviour("AL2", "AL11")
 @pytest.mark.parametrize(
     "happens", [goes_down, is_taken, is_promised, is_planned_away], ids=lambda f: f.__name__
 )
 async def test_machines_that_the_broker_does_not_give_lead_to_another_plan(small: Region, happens):
-    # AL2 AL11
+
     async with small.process() as p:
         p.hears = False  # events were missed: the index does not know
         gone = [f"{site}-1" for site in SITES]
@@ -450,8 +462,9 @@ async def test_a_failure_without_a_waiting_caller_is_only_logged(small: Region, 
 # -- the cache
 
 
+@pytest.mark.behaviour("AL13")
 async def test_the_same_request_is_answered_from_the_cache_until_something_changes(small: Region):
-    # AL13
+
     async with small.process() as p:
         counts = p.allocations.counts
 
@@ -505,7 +518,8 @@ async def test_the_same_request_is_answered_from_the_cache_until_something_chang
         assert await hits(last)  # no business of this job
 
 
-async def test_what_failed_is_not_answered_from_the_cache(small: Region):  # AL13
+@pytest.mark.behaviour("AL13")
+async def test_what_failed_is_not_answered_from_the_cache(small: Region):
     async with small.process() as p:
         request = Request("web", "front", (Group(TASK, (0,), running=False),))
         await p.allocate(request)
@@ -519,7 +533,8 @@ async def test_what_failed_is_not_answered_from_the_cache(small: Region):  # AL1
         assert p.where()[0] != was
 
 
-async def test_what_had_no_room_is_tried_again_when_there_is_some(small: Region):  # AL13 AL3
+@pytest.mark.behaviour("AL13", "AL3")
+async def test_what_had_no_room_is_tried_again_when_there_is_some(small: Region):
     async with small.process() as p:
         counts, request = p.allocations.counts, a_request(5, demand=WHOLE)
         await p.allocate(request, quota=3)
@@ -541,7 +556,8 @@ async def test_what_had_no_room_is_tried_again_when_there_is_some(small: Region)
 # -- many at once
 
 
-async def test_many_at_once_on_few_machines_never_take_too_much(region: Region):  # AL11
+@pytest.mark.behaviour("AL11")
+async def test_many_at_once_on_few_machines_never_take_too_much(region: Region):
     async with region.process() as p:
         wishes = [a_request(3, f"job{n}", f"pool{n % 3}") for n in range(30)]
         async with asyncio.TaskGroup() as group:
@@ -586,8 +602,9 @@ async def test_busy_after_too_many_conflicts_changes_nothing(small: Region, monk
         await p.check()
 
 
+@pytest.mark.behaviour("RB12", "AL19", "F-57")
 async def test_two_allocators_with_one_set_of_brokers_never_get_the_same_machine(region: Region):
-    # RB12 AL19 F-57
+
     async with region.process("second") as p:
         q = p.beside("second")
         await q.recover()
@@ -603,8 +620,9 @@ async def test_two_allocators_with_one_set_of_brokers_never_get_the_same_machine
         assert len(mine | others) == 9
 
 
+@pytest.mark.behaviour("WH8")
 async def test_an_entitlement_moves_to_another_allocator_while_its_tasks_stay(region: Region):
-    """WH8, as far as records go: who plans for an entitlement is a matter of where they are.
+    """As far as records go: who plans for an entitlement is a matter of where they are.
 
     Brokers know entitlements and no allocators, so no machine changes hands.
     """
@@ -629,7 +647,8 @@ async def test_an_entitlement_moves_to_another_allocator_while_its_tasks_stay(re
         assert len(q.where("b")) == 2
 
 
-async def test_an_allocator_leaves_the_transactions_of_another_alone(small: Region):  # RB12
+@pytest.mark.behaviour("RB12")
+async def test_an_allocator_leaves_the_transactions_of_another_alone(small: Region):
     fate = small.fate
     async with small.process("second") as p:
         fate.die_at = fate.writes + 4  # held at all brokers, not decided

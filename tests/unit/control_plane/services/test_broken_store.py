@@ -28,8 +28,9 @@ class Breakable(MemoryStore):
         raise Busy(self.why)
 
 
+@pytest.mark.behaviour("BUG-CP13")
 def test_a_broken_store_is_seen_by_readiness_and_ends_the_process() -> None:
-    """BUG-CP13: writes hung, and readiness said that all was well."""
+    """Writes hung, and readiness said that all was well."""
 
     async def main() -> None:
         store = Breakable()

@@ -1,4 +1,4 @@
-"""A data center's store is used only where all its machines are sure to be found (RB9)."""
+"""A data center's store is used only where all its machines are sure to be found."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,8 @@ from control_plane.store import Operation, Put, Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import encode
 from wire.errors import ConfigError, NotFound
+
+pytestmark = pytest.mark.behaviour("RB9")
 
 
 class Stores:
@@ -111,7 +113,7 @@ async def test_a_store_may_be_moved_to_another_folder(s: Stores) -> None:
     }
 
 
-async def test_folders_that_were_exchanged_are_told(s: Stores) -> None:
+async def test_exchanged_folders_are_reported(s: Stores) -> None:
     await s.start(dc1="a", dc2="b")
     assert await s.refused(dc1="b", dc2="a") == {
         "dc1": "is the store of dc2: /b",

@@ -28,7 +28,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "db")
 
 
-async def test_each_data_center_has_a_broker_with_keys_of_its_own(store: Store) -> None:  # RB1
+@pytest.mark.behaviour("RB1")
+async def test_each_data_center_has_a_broker_with_separate_keys(store: Store) -> None:
     async with store:
         brokers = await loaded(store)
         await brokers.join(a_join("m1", "dc1"))
@@ -55,7 +56,8 @@ async def test_machines_of_an_earlier_release_are_moved_to_their_keys(store: Sto
         assert keys == sorted(f"machines/{r.location.datacenter}/{n}" for n, r in old.items())
 
 
-async def test_a_data_center_may_have_a_store_of_its_own() -> None:  # RB9
+@pytest.mark.behaviour("RB9")
+async def test_a_data_center_may_have_a_separate_store() -> None:
     async with MemoryStore() as main, MemoryStore() as other:
         brokers = await loaded(main, {"dc2": other})
         await brokers.add({r.machine: r for r in (a_machine("m1"), a_machine("m2", "dc2"))})
@@ -66,7 +68,8 @@ async def test_a_data_center_may_have_a_store_of_its_own() -> None:  # RB9
         assert list(again.table) == ["m1", "m2"]
 
 
-async def test_machines_are_found_by_every_level_of_the_topology() -> None:  # MO2
+@pytest.mark.behaviour("MO2")
+async def test_machines_are_found_by_every_level_of_the_topology() -> None:
     async with MemoryStore() as store:
         brokers = await loaded(store)
         await brokers.add(a_region_of(datacenters=2, msbs=2, rows=2, racks=2, machines=2))
@@ -95,7 +98,8 @@ async def test_machines_are_found_by_every_level_of_the_topology() -> None:  # M
         ]
 
 
-async def test_all_brokers_form_one_free_pool() -> None:  # RB2 RB7 MO9 MO10
+@pytest.mark.behaviour("RB2", "RB7", "MO9", "MO10")
+async def test_all_brokers_form_one_free_pool() -> None:
     async with MemoryStore() as store:
         brokers = await loaded(store)
         await brokers.add({f"m{i}": a_machine(f"m{i}", f"dc{i % 3}") for i in range(6)})
@@ -158,7 +162,8 @@ async def test_a_name_is_one_machine_even_if_two_join_at_once() -> None:
         assert len((await store.list_prefix("machines/")).entries) == 1
 
 
-async def test_subscribers_get_every_change_after_the_list(store: Store) -> None:  # RB4 AL2
+@pytest.mark.behaviour("RB4", "AL2")
+async def test_subscribers_get_every_change_after_the_list(store: Store) -> None:
     async with store:
         broker = Broker(store, Runtime(lambda: 1.0), "dc1")
         await broker.load()
@@ -181,7 +186,8 @@ async def test_subscribers_get_every_change_after_the_list(store: Store) -> None
         assert (await waiting).name == "m1"
 
 
-async def test_a_subscriber_too_far_behind_must_list_again() -> None:  # RB4 AL2 F-62
+@pytest.mark.behaviour("RB4", "AL2", "F-62")
+async def test_a_subscriber_too_far_behind_must_list_again() -> None:
     async with MemoryStore() as store:
         broker = Broker(store, Runtime(lambda: 1.0), "dc1")
         await broker.load()
@@ -199,7 +205,8 @@ async def test_a_subscriber_too_far_behind_must_list_again() -> None:  # RB4 AL2
             await anext(aiter(again.watch(revision)))
 
 
-async def test_two_allocators_never_get_the_same_machine(store: Store) -> None:  # RB12 AL11
+@pytest.mark.behaviour("RB12", "AL11")
+async def test_two_allocators_never_get_the_same_machine(store: Store) -> None:
     async with store:
         brokers = await loaded(store)
         await brokers.add({f"m{i:02}": a_machine(f"m{i:02}", f"dc{i % 3}") for i in range(30)})
@@ -235,7 +242,8 @@ async def test_two_allocators_never_get_the_same_machine(store: Store) -> None: 
         assert brokers.in_doubt() == {}
 
 
-async def test_two_processes_on_one_store_never_assign_one_machine_twice() -> None:  # RB12
+@pytest.mark.behaviour("RB12")
+async def test_two_processes_on_one_store_never_assign_one_machine_twice() -> None:
     async with MemoryStore() as store:
         first, second = (
             Broker(store, Runtime(lambda: 1.0), "dc1"),
@@ -284,7 +292,7 @@ async def test_a_cancelled_writer_leaves_no_doubt_about_what_it_wrote(tmp_path: 
         assert broker.table.get("m1").state is MachineState.DOWN
 
 
-async def test_what_is_not_known_cannot_be_asked_for() -> None:
+async def test_unknown_properties_cannot_be_required() -> None:
     async with MemoryStore() as store:
         brokers = await loaded(store)
         with pytest.raises(NotFound, match="there is no machine 'm9'"):

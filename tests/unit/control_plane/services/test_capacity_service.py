@@ -25,8 +25,9 @@ async def joined(w: World) -> None:
         await w.cp.joined(machine.join())
 
 
+@pytest.mark.behaviour("CP1", "CP2", "CP12", "MO8")
 @scenario()
-async def test_a_job_runs_once_its_entitlement_is_approved(w: World):  # CP1 CP2 CP12 MO8
+async def test_a_job_runs_once_its_entitlement_is_approved(w: World):
     await joined(w)
     portal = w.cp.capacity._portal
     portal.settings = replace(portal.settings, approval=Approval.ALWAYS)
@@ -41,10 +42,11 @@ async def test_a_job_runs_once_its_entitlement_is_approved(w: World):  # CP1 CP2
     await w.stable()
 
 
+@pytest.mark.behaviour("CP1", "CP3", "CP7")
 @scenario(give_back_after_s=5)
 async def test_a_smaller_quota_counts_at_once_and_machines_go_back_as_they_empty(
     w: World,
-):  # CP1 CP3
+):
     await joined(w)
     await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.apply_job(a_job(3))
@@ -61,9 +63,10 @@ async def test_a_smaller_quota_counts_at_once_and_machines_go_back_as_they_empty
     await w.until(given_back, within_s=300)
 
 
+@pytest.mark.behaviour("BUG-UX8")
 @scenario()
 async def test_a_quota_below_what_is_held_is_granted_with_a_warning(w: World):
-    """BUG-UX8: in a dry run, too; nothing is said where the quota suffices."""
+    """In a dry run, too; nothing is said where the quota suffices."""
     await joined(w)
     await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.apply_job(a_job(3))
@@ -81,8 +84,9 @@ async def test_a_quota_below_what_is_held_is_granted_with_a_warning(w: World):
     assert made.warnings == []
 
 
+@pytest.mark.behaviour("MO13", "CP8", "CP11")
 @scenario()
-async def test_the_report_shows_what_tasks_were_promised(w: World):  # MO13 CP8 CP11
+async def test_the_report_shows_what_tasks_were_promised(w: World):
     await joined(w)
     spec = EntitlementSpec(machines=2, host_profile="web", business_unit="ads/rank")
     await w.cp.put_entitlement("front", spec)
@@ -99,8 +103,9 @@ async def test_the_report_shows_what_tasks_were_promised(w: World):  # MO13 CP8 
     assert report.short == []
 
 
+@pytest.mark.behaviour("AL22")
 @scenario(power=PowerSettings(budgets_w={"dc1": 600}))
-async def test_a_data_center_without_power_keeps_tasks_waiting_and_says_so(w: World):  # AL22
+async def test_a_data_center_without_power_keeps_tasks_waiting_and_says_so(w: World):
     """Of its two machines of 400 W one may be used; the other, once the draw is corrected."""
     hardware = Hardware(cpus=2, memory_bytes=4 << 30, power_w=400)
     listed = [
@@ -126,8 +131,9 @@ async def test_a_data_center_without_power_keeps_tasks_waiting_and_says_so(w: Wo
     await w.stable()
 
 
+@pytest.mark.behaviour("CP1")
 @scenario()
-async def test_quotas_that_machines_do_not_suffice_for_any_more_are_reported(w: World):  # CP1
+async def test_quotas_above_the_machines_are_reported(w: World):
     await joined(w)
     await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
     portal = w.cp.capacity._portal

@@ -1,5 +1,6 @@
 """What a scrape says of machines and tasks, which it is not given to go through."""
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from virtual_time import run
 from world import World, a_job, a_region
@@ -21,8 +22,9 @@ def scraped(w: World, name: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.behaviour("HC3")
 def test_a_scrape_counts_machines_by_state_and_tasks_by_phase_after_a_restart_too():
-    """HC3: and which share of the fleet is well, as the one place sees it that judges health."""
+    """And which share of the fleet is well, as the one place sees it that judges health."""
 
     async def main() -> None:
         w = World(a_region())

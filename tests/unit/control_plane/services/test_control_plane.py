@@ -26,8 +26,9 @@ def _no_bugs(caplog):
     assert errors == []
 
 
+@pytest.mark.behaviour("AL8", "SC1", "SC14", "SC20")
 @scenario()
-async def test_six_tasks_are_spread_over_three_msbs(w: World):  # AL8 SC1 SC14 SC20
+async def test_six_tasks_are_spread_over_three_msbs(w: World):
     await w.deployed()
     assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
     assert await w.endpoints() == [f"web-{i}" for i in range(6)]
@@ -39,7 +40,7 @@ async def test_six_tasks_are_spread_over_three_msbs(w: World):  # AL8 SC1 SC14 S
 
 
 @scenario()
-async def test_each_task_gets_a_port_of_its_own_and_its_name(w: World):
+async def test_each_task_gets_its_port_and_name(w: World):
     await w.deployed()
     for machine in w.region.machines.values():
         ports = [spec.environment["TWINE_PORT_HTTP"] for spec in machine.specs.values()]
@@ -50,8 +51,9 @@ async def test_each_task_gets_a_port_of_its_own_and_its_name(w: World):
             assert spec.probe.port == int(spec.environment["TWINE_PORT_HTTP"])
 
 
+@pytest.mark.behaviour("HP15", "HP1")
 @scenario()
-async def test_no_task_starts_before_its_machine_proved_the_profile(w: World):  # HP15 HP1
+async def test_no_task_starts_before_its_machine_proved_the_profile(w: World):
     """The fake agents break a rule on each earlier start; here one machine takes long."""
     w.region.machines["m2"].behaviour.switch_s = 40
     await w.set_up()
@@ -63,8 +65,9 @@ async def test_no_task_starts_before_its_machine_proved_the_profile(w: World):  
     assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
 
 
+@pytest.mark.behaviour("HP1")
 @scenario()
-async def test_a_machine_that_must_reboot_for_its_profile_is_no_failure(w: World):  # HP1
+async def test_a_machine_that_must_reboot_for_its_profile_is_no_failure(w: World):
     w.region.machines["m3"].behaviour.profile_end["web"] = ProfileState.PENDING_REBOOT
     await w.set_up()
     await w.cp.apply_job(a_job())
@@ -90,8 +93,9 @@ async def test_a_machine_that_reboots_in_the_middle_of_its_switch_is_no_failure(
     assert (await w.cp.get_machine("m3")).record.unavailability == ()
 
 
+@pytest.mark.behaviour("HP12")
 @scenario()
-async def test_a_machine_that_fails_its_profile_is_put_aside_for_another(w: World):  # HP12
+async def test_a_machine_that_fails_its_profile_is_put_aside_for_another(w: World):
     w.region.machines["m3"].behaviour.profile_end["web"] = ProfileState.DEGRADED
     w.region.add("m4", "dc2", "msb3")
     await w.deployed()
@@ -100,8 +104,9 @@ async def test_a_machine_that_fails_its_profile_is_put_aside_for_another(w: Worl
     assert w.alive() == {"m1": 2, "m2": 2, "m4": 2, "m3": 0}
 
 
+@pytest.mark.behaviour("SC2", "MO15", "AL8")
 @scenario()
-async def test_a_job_grows_and_shrinks_from_its_highest_index(w: World):  # SC2 MO15
+async def test_a_job_grows_and_shrinks_from_its_highest_index(w: World):
     await w.deployed(a_job(3))
     runs = {t: s.invocation_id for m in w.region.machines.values() for t, s in m.tasks.items()}
     await w.cp.apply_job(a_job(7))
@@ -136,9 +141,10 @@ async def watch_availability(w: World, seen: list[int]) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.behaviour("SC6", "SC8", "SC10", "SD1")
 @scenario()
 async def test_a_rolling_update_keeps_the_budget_and_lists_nothing_that_stops(w: World):
-    # SC6 SC8 SC10 SD1
+
     await w.deployed()
     seen: list[int] = []
     phases = set[JobPhase]()
@@ -158,8 +164,9 @@ async def test_a_rolling_update_keeps_the_budget_and_lists_nothing_that_stops(w:
     assert set(record.specs) == {1, 2}  # the one before is kept, to go back to
 
 
+@pytest.mark.behaviour("SC6")
 @scenario()
-async def test_a_larger_budget_updates_several_at_once(w: World):  # SC6
+async def test_a_larger_budget_updates_several_at_once(w: World):
     policy = UpdatePolicy(max_unavailable=3, drain_s=1)
     await w.deployed(a_job(update=policy))
     seen: list[int] = []
@@ -171,8 +178,9 @@ async def test_a_larger_budget_updates_several_at_once(w: World):  # SC6
     assert min(seen) == 3
 
 
+@pytest.mark.behaviour("SC8")
 @scenario()
-async def test_a_task_is_drained_before_it_is_stopped(w: World):  # SC8
+async def test_a_task_is_drained_before_it_is_stopped(w: World):
     await w.deployed(a_job(3, update=UpdatePolicy(drain_s=5)))
     await w.cp.apply_job(a_job(3, image=IMAGE_2, update=UpdatePolicy(drain_s=5)))
     await w.until(lambda: w.endpoints_count(2))
@@ -187,8 +195,9 @@ async def test_a_task_is_drained_before_it_is_stopped(w: World):  # SC8
     assert clock() - unlisted_at == pytest.approx(5, abs=0.3)
 
 
+@pytest.mark.behaviour("SC6", "SC2")
 @scenario()
-async def test_a_bad_version_stops_at_the_budget_and_can_be_replaced(w: World):  # SC6 SC2
+async def test_a_bad_version_stops_at_the_budget_and_can_be_replaced(w: World):
     await w.deployed()
     for machine in w.region.machines.values():
         machine.behaviour.healthy = lambda spec: spec.image != IMAGE_2
@@ -206,8 +215,9 @@ async def test_a_bad_version_stops_at_the_budget_and_can_be_replaced(w: World): 
     assert len(await w.endpoints()) == 6
 
 
+@pytest.mark.behaviour("SC6")
 @scenario()
-async def test_failures_use_up_the_budget_of_an_update(w: World):  # SC6
+async def test_failures_use_up_the_budget_of_an_update(w: World):
     await w.deployed()
     machine = w.region.machines["m1"]
     victim = next(iter(machine.tasks))
@@ -221,8 +231,9 @@ async def test_failures_use_up_the_budget_of_an_update(w: World):  # SC6
     assert [f"web-{t.index}" for t in record.tasks if t.version == 2] == [victim]
 
 
+@pytest.mark.behaviour("SC8")
 @scenario()
-async def test_an_update_that_fits_nowhere_stops_nothing(w: World):  # SC8
+async def test_an_update_that_fits_nowhere_stops_nothing(w: World):
     await w.deployed(a_job(limits=Limits(memory_max_bytes=400 << 20)))
     await w.cp.apply_job(a_job(limits=Limits(memory_max_bytes=800 << 20), tasks=3))
     await asyncio.sleep(60)
@@ -246,10 +257,11 @@ async def test_an_image_that_cannot_be_fetched_stops_nothing(w: World):
     await w.stable(within_s=300)
 
 
+@pytest.mark.behaviour("SC3", "SC13", "RB3", "HC10")
 @scenario()
 async def test_tasks_of_a_dead_machine_run_elsewhere_and_twice_nowhere(
     w: World,
-):  # SC3 SC13 RB3 HC10
+):
     await w.deployed()
     w.region.machines["m1"].power_off()
     await w.until(lambda: w.alive() == {"m1": 0, "m2": 3, "m3": 3})
@@ -269,8 +281,9 @@ async def test_tasks_of_a_dead_machine_run_elsewhere_and_twice_nowhere(
     assert (await w.cp.get_job("web")).record.leaving == {}
 
 
+@pytest.mark.behaviour("SC3")
 @scenario()
-async def test_a_machine_that_was_cut_off_is_cleaned_before_it_gets_work(w: World):  # SC3
+async def test_a_machine_that_was_cut_off_is_cleaned_before_it_gets_work(w: World):
     """Its tasks ran on all the time; when it is back, the moved ones must go first."""
     await w.deployed()
     machine = w.region.machines["m1"]
@@ -294,8 +307,9 @@ async def test_a_machine_that_was_cut_off_is_cleaned_before_it_gets_work(w: Worl
     assert w.alive()["m1"] == 2
 
 
+@pytest.mark.behaviour("SC1", "F-51")
 @scenario(down_after_s=10, brake_window_s=60, partition_grace_s=300)
-async def test_two_of_three_machines_silent_at_once_move_nothing(w: World):  # SC1 F-51
+async def test_two_of_three_machines_silent_at_once_move_nothing(w: World):
     await w.deployed()
     w.region.machines["m1"].reachable = False
     w.region.machines["m2"].reachable = False
@@ -320,8 +334,9 @@ async def test_a_machine_that_joined_a_moment_ago_may_still_be_starting(w: World
     assert (await w.cp.get_machine("m1")).record.state is MachineState.DOWN
 
 
+@pytest.mark.behaviour("AG5")
 @scenario(down_after_s=10, agent_grace_s=90)
-async def test_an_agent_that_restarts_for_a_minute_moves_nothing(w: World):  # AG5 P1
+async def test_an_agent_that_restarts_for_a_minute_moves_nothing(w: World):  # P1
     await w.deployed()
     machine = w.region.machines["m1"]
     machine.refusing = True
@@ -353,8 +368,9 @@ async def test_the_brake_gives_way_after_its_grace(w: World):
     await w.until(lambda: w.alive()["m3"] == 3)
 
 
+@pytest.mark.behaviour("HP15")
 @scenario()
-async def test_a_rebooted_machine_gets_its_tasks_back_after_the_proof(w: World):  # HP15
+async def test_a_rebooted_machine_gets_its_tasks_back_after_the_proof(w: World):
     await w.deployed()
     machine = w.region.machines["m2"]
     machine.power_off()
@@ -388,8 +404,9 @@ async def test_a_task_that_fails_to_start_is_tried_again_with_pauses(w: World):
     await w.stable()
 
 
+@pytest.mark.behaviour("SD1")
 @scenario()
-async def test_an_unhealthy_task_is_not_listed(w: World):  # SD1
+async def test_an_unhealthy_task_is_not_listed(w: World):
     await w.deployed()
     machine = w.region.machines["m1"]
     task = next(iter(machine.tasks))
@@ -403,8 +420,9 @@ async def test_an_unhealthy_task_is_not_listed(w: World):  # SD1
     assert task in [e.task for e in again.endpoints]
 
 
+@pytest.mark.behaviour("AL10")
 @scenario()
-async def test_a_stopped_job_disappears_and_its_machines_go_back(w: World):  # AL10
+async def test_a_stopped_job_disappears_and_its_machines_go_back(w: World):
     await w.deployed()
     await w.cp.stop_job("web")
     await w.until(lambda: sum(w.alive().values()) == 0)
@@ -431,8 +449,9 @@ async def test_a_job_stopped_while_a_machine_was_away_leaves_nothing_there(w: Wo
     await w.until(lambda: sum(w.alive().values()) == 0)
 
 
+@pytest.mark.behaviour("MO8")
 @scenario()
-async def test_a_bad_job_gets_all_its_errors_and_changes_nothing(w: World):  # MO8
+async def test_a_bad_job_gets_all_its_errors_and_changes_nothing(w: World):
     await w.set_up()
     bad = a_job(
         entitlement="none",
@@ -494,8 +513,9 @@ async def test_tasks_that_find_no_room_say_why(w: World):
     await w.stable("other")
 
 
+@pytest.mark.behaviour("MO9", "MO12")
 @scenario()
-async def test_two_entitlements_never_share_a_machine(w: World):  # MO9 MO12
+async def test_two_entitlements_never_share_a_machine(w: World):
     w.region.add("m4", "dc2", "msb3")
     await w.set_up(quota=2)
     await w.cp.put_entitlement("back", EntitlementSpec(machines=2, host_profile="batch"))
@@ -530,8 +550,9 @@ async def test_logs_come_from_where_the_task_is(w: World):
         await anext(aiter(w.cp.job_logs("none", 0)))
 
 
+@pytest.mark.behaviour("AG4")
 @scenario()
-async def test_tasks_of_a_local_operator_are_left_alone(w: World):  # AG4
+async def test_tasks_of_a_local_operator_are_left_alone(w: World):
     from agent.api import TaskStatus
 
     own = TaskStatus(
@@ -584,8 +605,9 @@ async def test_an_image_that_was_removed_from_a_machine_is_fetched_again(w: Worl
     assert all(m.images == {IMAGE} for m in w.region.machines.values())
 
 
+@pytest.mark.behaviour("MO11")
 @scenario()
-async def test_a_change_of_the_host_profile_waits_for_the_jobs(w: World):  # MO11
+async def test_a_change_of_the_host_profile_waits_for_the_jobs(w: World):
     await w.deployed()
     with pytest.raises(Conflict, match="jobs run"):
         await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="cache"))
@@ -598,8 +620,9 @@ async def test_a_change_of_the_host_profile_waits_for_the_jobs(w: World):  # MO1
     assert {m.profile.name for m in w.region.machines.values()} == {"cache"}
 
 
+@pytest.mark.behaviour("RB2")
 @scenario()
-async def test_a_machine_that_joins_again_keeps_its_assignment(w: World):  # RB2
+async def test_a_machine_that_joins_again_keeps_its_assignment(w: World):
     await w.deployed()
     record = await w.cp.joined(w.region.machines["m1"].join())
     assert record.entitlement == "front"
@@ -616,7 +639,8 @@ class SlowStore(MemoryStore):
         return await super().txn(compare, operations)
 
 
-def test_machines_for_all_tasks_are_taken_at_once():  # AL8 AL10
+@pytest.mark.behaviour("AL8", "AL10")
+def test_machines_for_all_tasks_are_taken_at_once():
     async def main() -> None:
         world = World(a_region(), SlowStore())
         async with world.running():

@@ -121,9 +121,10 @@ async def life(die_at: int, after: bool, step) -> int:
 STEPS = [update, lose_a_machine, stop]
 
 
+@pytest.mark.behaviour("F-60")
 @pytest.mark.parametrize("after", [False, True], ids=["before-the-write", "after-the-write"])
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-def test_a_crash_at_any_write_is_carried_on_from(step, after, caplog):  # F-60 invariant 5
+def test_a_crash_at_any_write_is_carried_on_from(step, after, caplog):  # invariant 5
     caplog.set_level(logging.ERROR)
     die_at, writes = 1, 1
     while die_at <= writes:
@@ -223,7 +224,8 @@ def test_a_restart_of_the_control_plane_restarts_no_task():  # P2
     run(main())
 
 
-def test_an_older_leader_is_refused_by_the_agents():  # F-43 invariant 3
+@pytest.mark.behaviour("F-43")
+def test_an_older_leader_is_refused_by_the_agents():  # invariant 3
     async def main() -> None:
         world = World(a_region())
         async with world.running():

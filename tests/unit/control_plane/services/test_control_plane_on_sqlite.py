@@ -30,6 +30,7 @@ async def stable(cp: ControlPlane) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.behaviour("RB9")
 @pytest.mark.parametrize("own", [(), ("dc2",), ("dc1", "dc2")])  # RB9
 def test_a_job_outlives_the_process_that_took_it(tmp_path, own):
     """Whether its machines are in the main store or in those of their data centers."""

@@ -1,7 +1,8 @@
-"""Which machines count against a quota: an entitlement never holds more than it may (CP3)."""
+"""Which machines count against a quota: an entitlement never holds more than it may."""
 
 from dataclasses import dataclass, field
 
+import pytest
 from inventory import a_machine
 from regions import add
 
@@ -11,6 +12,8 @@ from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityE
 from control_plane.broker.core.assignment import lent, returned
 from control_plane.broker.core.unavailability import began
 from control_plane.portal.core.pools import Quota
+
+pytestmark = pytest.mark.behaviour("CP3")
 
 NOW = 1000.0
 
@@ -40,8 +43,9 @@ def drained(record: MachineRecord, start: float = NOW) -> MachineRecord:
     return began(record, event)
 
 
-def test_a_machine_that_was_lent_counts_for_who_lent_it():
-    """BUG-CP19: the donor took another one for it, and had one too many when it came back."""
+@pytest.mark.behaviour("BUG-CP19", "EL4")
+def test_a_lent_machine_counts_for_its_lender():
+    """The donor took another one for it, and had one too many when it came back."""
     region, quota = Region(), Quota(machines=2)
     region.put(a_machine("m1", entitlement="front"))
     two = region.put(a_machine("m2", entitlement="front"))
@@ -55,15 +59,16 @@ def test_a_machine_that_was_lent_counts_for_who_lent_it():
     assert region.counted.special() == []
 
 
-def test_a_machine_lent_by_the_free_pool_counts_for_nobody():
+def test_a_machine_lent_by_the_free_pool_counts_for_no_entitlement():
     region = Region()
     region.put(lent(a_machine("m1"), "batch", "plain", NOW))
     assert region.machines("batch", Quota(machines=1)) == 0
     assert region.machines("", Quota()) == 0
 
 
+@pytest.mark.behaviour("BUG-CP19")
 def test_machines_that_are_drained_make_room_for_as_many_but_not_for_more():
-    """BUG-CP19: whatever was drained did not count at all, however often that was."""
+    """Whatever was drained did not count at all, however often that was."""
     region, quota = Region(), Quota(machines=2)
     for name in ("m1", "m2"):
         region.put(drained(a_machine(name, entitlement="front")))
@@ -76,8 +81,9 @@ def test_machines_that_are_drained_make_room_for_as_many_but_not_for_more():
     assert region.machines("front", quota) == 2  # 4 are held: no more come until some are empty
 
 
+@pytest.mark.behaviour("BUG-CP19")
 def test_the_same_bound_holds_for_quotas_in_rru():
-    """BUG-CP19: in RRU, too, what is drained counts once it is as much as the quota again."""
+    """In RRU, too, what is drained counts once it is as much as the quota again."""
     region, quota = Region(), Quota(rru=8.0)
     for name in ("m1", "m2", "m3"):
         region.put(drained(a_machine(name, entitlement="front")))

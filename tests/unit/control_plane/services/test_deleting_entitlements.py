@@ -15,9 +15,10 @@ from control_plane.store.records import USES
 from wire.errors import Conflict, TwineError
 
 
+@pytest.mark.behaviour("BUG-CP8")
 @scenario()
 async def test_a_job_that_comes_while_its_entitlement_is_deleted_is_never_left_without_one(w):
-    """BUG-CP8: in 9 of 12 tries the job was there, and its entitlement was not."""
+    """In 9 of 12 tries the job was there, and its entitlement was not."""
     await w.set_up()
     outcomes = set()
     for turns in range(12):
@@ -38,8 +39,9 @@ async def test_a_job_that_comes_while_its_entitlement_is_deleted_is_never_left_w
     assert outcomes >= {(False, False)}
 
 
+@pytest.mark.behaviour("BUG-CP8")
 async def test_a_deletion_fails_if_another_process_wrote_a_job_meanwhile():
-    """BUG-CP8: the deletion compares the absence of jobs, in the store, too."""
+    """The deletion compares the absence of jobs, in the store, too."""
     async with MemoryStore() as store:
         portal = Portal(store, Runtime())
         await portal.put("front", EntitlementSpec(machines=0, host_profile="web"), jobs=[])
@@ -61,8 +63,9 @@ async def test_a_deletion_fails_if_another_process_wrote_a_job_meanwhile():
         assert "front" in portal.table
 
 
+@pytest.mark.behaviour("BUG-CP8")
 async def test_no_job_is_applied_to_what_is_being_deleted():
-    """BUG-CP8: whoever comes second is refused."""
+    """Whoever comes second is refused."""
     async with MemoryStore() as store:
         portal = Portal(store, Runtime())
         await portal.put("front", EntitlementSpec(machines=0, host_profile="web"), jobs=[])

@@ -1,4 +1,4 @@
-"""Every page of docs/ that describes a file begins with one that is complete (BUG-UX4)."""
+"""Every page of docs/ that describes a file begins with one that is complete."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from control_plane.cli.jobfile import read_job
 from control_plane.profiles.core.proposal import check_text
 from wire.written import plain
 
+pytestmark = pytest.mark.behaviour("BUG-UX4")
+
 DOCS = Path(__file__).parents[4] / "docs"
 JOBS = (
     *("allocation", "job-file", "network", "requirements-grammar", "resources", "taskcontrol"),
@@ -37,9 +39,10 @@ def first_block(page: str) -> str:
     return found[2]
 
 
+@pytest.mark.behaviour("BUG-UX4")
 @pytest.mark.parametrize("page", JOBS)
 def test_the_first_job_file_of_a_page_can_be_applied(page: str, tmp_path: Path) -> None:
-    """BUG-UX4: as it stands there, but for the image, which the test has."""
+    """As it stands there, but for the image, which the test has."""
     path = tmp_path / "job.toml"
     path.write_text(first_block(page))
     spec = replace(read_job(path, []), image=IMAGE)
@@ -59,12 +62,14 @@ def test_the_first_job_file_of_a_page_can_be_applied(page: str, tmp_path: Path) 
     run(main())
 
 
+@pytest.mark.behaviour("BUG-UX4")
 def test_the_first_task_file_is_one_that_the_agent_takes() -> None:
-    """BUG-UX4: docs/task-lifecycle.md."""
+    """docs/task-lifecycle.md."""
     document = plain(tomllib.loads(first_block("task-lifecycle")), TaskSpec)
     assert checked(document).command == ["/bin/serve"]
 
 
+@pytest.mark.behaviour("BUG-UX4")
 def test_the_first_profile_is_one_that_an_owner_may_propose() -> None:
-    """BUG-UX4: docs/profiles.md."""
+    """docs/profiles.md."""
     assert check_text(first_block("profiles"), "web", ["sysctl.net.*"]) == []

@@ -1,7 +1,10 @@
-"""EL1, EL2, EL7, EL9: idle machines are lent by themselves, and are back within their promise."""
+"""Idle machines are lent by themselves, and are back within their promise."""
 
 import asyncio
+from itertools import pairwise
+from types import SimpleNamespace
 
+import pytest
 from msgspec.structs import replace
 from world import World, a_job, scenario
 
@@ -18,6 +21,13 @@ from control_plane.api.elastic import (
 )
 from control_plane.api.intent_wishes import SizeWish
 from control_plane.api.jobs import JobSpec
+from control_plane.elastic import survey
+from control_plane.elastic.core.matching import OpenLoan
+from control_plane.elastic.lender import Lender, PoolNow
+from control_plane.store.records import PROMISES
+from wire.errors import Busy
+
+pytestmark = pytest.mark.behaviour("EL1", "EL2", "EL7", "EL9")
 
 APPLY = ElasticSettings(mode=ElasticMode.APPLY, every_s=30, free_idle_s=60)
 WHOLE = Limits(memory_max_bytes=800 << 20)
@@ -51,11 +61,12 @@ async def running(world: World, job: str) -> int:
     return (await world.cp.get_job(job)).healthy
 
 
+@pytest.mark.behaviour("EL1", "EL2", "EL6")
 @scenario(elastic=APPLY)
 async def test_free_machines_are_lent_and_come_back_when_an_owner_needs_them(
     world: World,
 ) -> None:
-    """EL1, EL2, EL6: the owner has its machines within the promise; the work is told before."""
+    """The owner has its machines within the promise; the work is told before."""
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(best_effort())
@@ -81,9 +92,10 @@ async def test_free_machines_are_lent_and_come_back_when_an_owner_needs_them(
     assert (signal.state, signal.machines) == (CapacityState.SHORT, 1)
 
 
+@pytest.mark.behaviour("EL4")
 @scenario(elastic=APPLY, give_back_after_s=100_000)
 async def test_an_entitlement_lends_what_it_keeps_idle_and_has_it_back_first(world: World) -> None:
-    """EL4: the loan names donor and borrower; a donor's own machine comes back to it."""
+    """The loan names donor and borrower; a donor's own machine comes back to it."""
     elastic = Elastic(promise=Promise.QUICK, lend_after_s=60)
     await world.set_up(quota=3, elastic=elastic)
     await world.cp.apply_job(a_job(3, limits=WHOLE))
@@ -108,6 +120,7 @@ async def running_one(world: World) -> bool:
     return await running(world, "crunch") == 1
 
 
+@pytest.mark.behaviour("EL9")
 @scenario(elastic=replace(APPLY, mode=ElasticMode.RECOMMEND))
 async def test_a_recommendation_lends_nothing(world: World) -> None:
     await world.set_up(quota=3)
@@ -152,9 +165,10 @@ async def test_a_loan_ends_at_its_time_and_another_one_follows(world: World) -> 
     assert report(world).promises[0].ended >= 1
 
 
+@pytest.mark.behaviour("EL2")
 @scenario(elastic=APPLY)
 async def test_a_machine_that_fails_makes_room_for_its_owner_elsewhere(world: World) -> None:
-    """EL2: the loss of machines calls loans back; the work of the owner runs again in time."""
+    """The loss of machines calls loans back; the work of the owner runs again in time."""
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(a_job(1, limits=WHOLE))
@@ -188,9 +202,10 @@ async def test_counts_and_loans_outlive_the_process(world: World) -> None:
         assert [v.machine for v in again.elastic.report().loans] == list(lent(world))
 
 
+@pytest.mark.behaviour("AS3", "AS6", "EL6", "EL11")
 @scenario(elastic=APPLY, give_back_after_s=60)
 async def test_the_report_has_machine_hours_by_entitlement_that_left_them(world: World) -> None:
-    """AS3, AS6, EL6, EL11: whole machines go to others; the job and the owner are named."""
+    """Whole machines go to others; the job and the owner are named."""
     await world.set_up(quota=3)
     policy = Autoscale(minimum=1, maximum=10, target=0.5, mode=AutoscaleMode.APPLY)
     limits = Limits(memory_max_bytes=800 << 20, cpu_max_cores=1.0)
@@ -217,3 +232,150 @@ async def test_the_report_has_machine_hours_by_entitlement_that_left_them(world:
     assert 2 * share <= job.machine_hours - before <= 4.2
     (front,) = [pool for pool in report(world).pools if pool.entitlement == "front"]
     assert 3.8 <= front.freed_machine_hours - owner_before <= 4.2
+
+
+@pytest.mark.behaviour("BUG-CP76")
+@scenario(elastic=APPLY)
+async def test_free_machines_are_lent_for_no_longer_than_all_owners_were_promised(
+    world: World,
+) -> None:
+    """Owners without a promise of their own got free machines after 15 minutes."""
+    await world.set_up(quota=2, elastic=Elastic(promise=Promise.SLOW))
+    await world.cp.put_entitlement("back", EntitlementSpec(machines=1, host_profile="web"))
+    await borrower(world)
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 3, 900)
+    assert {v.promise_s for v in report(world).loans} == {APPLY.promise.seconds}
+
+
+@pytest.mark.behaviour("BUG-CP77")
+@scenario(elastic=APPLY)
+async def test_a_store_that_is_slow_to_lend_does_not_delay_owners(world: World) -> None:
+    """No owner was looked at until all machines of a matching were lent."""
+    await world.set_up(quota=3)
+    await borrower(world)
+    lender, loans = world.cp.elastic._lender, world.cp.elastic._parts.loans
+    of_round, lend, look = [0], loans.lend, lender._round
+
+    async def slowly(*given, **named):
+        of_round[-1] += 1
+        await asyncio.sleep(10)
+        return await lend(*given, **named)
+
+    async def counted() -> None:
+        of_round.append(0)
+        await look()
+
+    loans.lend, lender._round = slowly, counted
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 3, 300)
+    assert max(of_round) == 1
+
+
+@pytest.mark.behaviour("BUG-CP77")
+@scenario(elastic=APPLY)
+async def test_a_store_that_is_slow_to_call_back_does_not_use_up_the_promise(world: World) -> None:
+    """Loans were called back one after the other, each after a write of the store."""
+    await world.set_up(quota=3)
+    await borrower(world)
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 3, 600)
+    loans = world.cp.elastic._parts.loans
+    revoke = loans.revoke
+
+    async def slowly(*given):
+        await asyncio.sleep(100)
+        return await revoke(*given)
+
+    loans.revoke = slowly
+    await world.cp.apply_job(a_job(3, limits=WHOLE))
+    await world.until(lambda: any(v.revoked_at for v in report(world).loans), 300)
+    await asyncio.sleep(1)
+    assert all(v.revoked_at for v in report(world).loans)
+
+
+@pytest.mark.behaviour("BUG-CP77")
+@pytest.mark.behaviour("BUG-CP78")
+@scenario(elastic=APPLY)
+async def test_a_store_that_is_slow_to_take_machines_back_does_not_use_up_the_promise(
+    world: World,
+) -> None:
+    """Machines went back one after the other."""
+    await world.set_up(quota=3)
+    await borrower(world)
+    await world.cp.apply_job(best_effort())
+    await world.until(lambda: len(lent(world)) == 3, 600)
+    loans = world.cp.elastic._parts.loans
+    give_back = loans.give_back
+
+    async def slowly(*given, **named):
+        await asyncio.sleep(100)
+        return await give_back(*given, **named)
+
+    loans.give_back = slowly
+    await world.cp.apply_job(a_job(3, limits=WHOLE))
+    await world.until(lambda: len(lent(world)) < 3, 600)
+    await asyncio.sleep(1)
+    assert lent(world) == {}
+
+
+@pytest.mark.behaviour("BUG-CP89")
+@scenario(elastic=APPLY)
+async def test_counts_that_cannot_be_stored_do_not_stop_the_lender(world: World) -> None:
+    """Its loop ended, and began again after up to a minute, each time."""
+    await world.set_up(quota=3)
+    await borrower(world, borrow=1, loan_s=600)
+    await world.cp.apply_job(best_effort(1))
+    await world.until(lambda: lent(world), 600)
+    lender, txn = world.cp.elastic._lender, world.store.txn
+    refused, rounds, look = [], [], lender._survey
+
+    async def refusing(compare, operations):
+        if any(operation.key.startswith(PROMISES) for operation in operations):
+            refused.append(world.runtime.now())
+            raise Busy("the disk is full")
+        return await txn(compare, operations)
+
+    async def counted(*given):
+        rounds.append(world.runtime.now())
+        return await look(*given)
+
+    world.store.txn, lender._survey = refusing, counted
+    await world.until(lambda: len(refused) >= 20, 5_000)
+    assert max(after - before for before, after in pairwise(rounds)) <= 2 * APPLY.look_s
+    world.store.txn = txn
+    await world.until(lambda: world.cp.elastic._ledger._promises.names(), 60)
+
+
+@scenario(elastic=APPLY)
+async def test_a_deleted_entitlement_leaves_no_history_of_use(world: World) -> None:
+    """Histories of deleted entitlements were kept, and counted as machines in use."""
+    await world.set_up(quota=3)
+    await borrower(world)
+    service = world.cp.elastic
+    await world.until(lambda: "batch" in service._lender.by_msb, 300)
+    await world.cp.capacity.delete_entitlement("batch")
+    await world.until(lambda: "batch" not in service._lender.by_msb, 300)
+    assert "batch" not in service._ledger._history
+
+
+@pytest.mark.behaviour("BUG-CP79")
+def test_machines_that_return_count_for_owners_that_can_use_them_only(monkeypatch) -> None:
+    """Loans of another type were called back, so an owner's own type was not."""
+    monkeypatch.setattr(survey, "usable_free", lambda *_: 0)
+    runtime = SimpleNamespace(now=lambda: 100.0)
+    settings = SimpleNamespace(elastic=ElasticSettings())
+    region = SimpleNamespace(settings=settings, runtime=runtime, broker=None)
+    lender = Lender(SimpleNamespace(region=region, free=lambda: 0, owner_of=None), None)
+    monkeypatch.setattr(lender, "_left", lambda *_: None)
+    spec = EntitlementSpec(machines=3, host_profile="web")
+    lender.now = {
+        name: PoolNow(name, spec, 0, 0, 1, 0, frozenset({kind}))
+        for name, kind in (("gpus", "gpu"), ("webs", "web"))
+    }
+    lender.short_since = dict.fromkeys(lender.now, 0.0)
+    returning = [
+        OpenLoan(f"{kind}{i}", donor, "batch", kind, "d", 300.0, None, revoked=True, tasks=1)
+        for i, (donor, kind) in enumerate([("", "web"), ("gpus", "web")])
+    ]
+    assert {need.pool: need.machines for need in lender._needs(returning)} == {"gpus": 1, "webs": 0}

@@ -17,9 +17,10 @@ from control_plane.store.memory import MemoryStore
 from wire.errors import Busy
 
 
+@pytest.mark.behaviour("BUG-AL7")
 @scenario()
-async def test_news_of_a_machine_that_is_given_back_lets_no_task_come_there(w):
-    """BUG-AL7: the agent's news cleared "is being given back", and a task started there."""
+async def test_a_change_of_a_returned_machine_places_no_task_there(w):
+    """The agent's news cleared "is being given back", and a task started there."""
     await w.deployed(a_job(3))
     allocator = w.cp._allocator
     await w.cp.stop_job("web")
@@ -134,8 +135,9 @@ def with_failing_dc2(body: Callable[[World, FailingStore], object]) -> None:
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP5")
 def test_a_job_is_stopped_while_the_store_of_one_data_center_fails():
-    """BUG-CP5: `job stop` gave no answer for minutes, and ready said ok."""
+    """`job stop` gave no answer for minutes, and ready said ok."""
 
     async def body(w: World, failing: FailingStore) -> None:
         await w.deployed(a_job(6), quota=6)
@@ -146,8 +148,9 @@ def test_a_job_is_stopped_while_the_store_of_one_data_center_fails():
     with_failing_dc2(body)
 
 
+@pytest.mark.behaviour("BUG-CP5")
 def test_a_job_gets_machines_of_answering_brokers_and_reasons_for_others():
-    """BUG-CP5: a plan chose the machines of a broker that does not answer again and again."""
+    """A plan chose the machines of a broker that does not answer again and again."""
 
     async def body(w: World, failing: FailingStore) -> None:
         await w.set_up(quota=6)

@@ -147,8 +147,9 @@ async def deploy(w: World, *specs) -> None:
 # -- the paper's figures
 
 
+@pytest.mark.behaviour("CP4", "CP9", "AL10", "CP3")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
-async def test_figure_7(w: World):  # CP4 CP9 AL10 CP3
+async def test_figure_7(w: World):
     await entitle(w, "front", 2)
     assert held(w, "front") == []  # no jobs, no machines
     await deploy(w, job("d", 1))
@@ -166,8 +167,9 @@ async def test_figure_7(w: World):  # CP4 CP9 AL10 CP3
     assert w.alive()[m7] == 1
 
 
+@pytest.mark.behaviour("CP5", "MO12")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc1/msb3", "dc2/msb4", "dc2/msb4", "dc2/msb5"))
-async def test_figure_6(w: World):  # CP5 MO12
+async def test_figure_6(w: World):
     await entitle(w, "front", 3)
     await entitle(w, "back", 3)
     await deploy(w, job("a", 3))
@@ -187,8 +189,9 @@ async def test_figure_6(w: World):  # CP5 MO12
 # -- quotas
 
 
+@pytest.mark.behaviour("CP1", "CP3")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3", "dc2/msb3"))
-async def test_a_smaller_quota_counts_as_machines_empty(w: World):  # CP1 CP3
+async def test_a_smaller_quota_counts_as_machines_empty(w: World):
     await entitle(w, "front", 4)
     await deploy(w, job("a", 2), job("b", 2))
     assert len(held(w, "front")) == 4
@@ -201,8 +204,9 @@ async def test_a_smaller_quota_counts_as_machines_empty(w: World):  # CP1 CP3
     assert sorted(hosts(w, "a").values()) == held(w, "front")
 
 
+@pytest.mark.behaviour("CP7")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
-async def test_a_job_that_grows_wildly_cannot_take_what_others_were_promised(w: World):  # CP7
+async def test_a_job_that_grows_wildly_cannot_take_what_others_were_promised(w: World):
     await entitle(w, "front", 2)
     await entitle(w, "back", 1)
     await deploy(w, job("a", 2))
@@ -221,8 +225,9 @@ async def of_type(w: World, machine_type: str, *names: str) -> None:
         await w.cp._broker.of(name).change_many([name], change)
 
 
+@pytest.mark.behaviour("CP7")
 @on(region_of("dc1/msb1", "dc1/msb1", "dc1/msb2", "dc1/msb3"))
-async def test_who_may_have_any_type_leaves_others_the_one_that_they_need(w: World):  # CP7
+async def test_a_request_for_any_type_leaves_scarce_types_to_others(w: World):
     await of_type(w, "plain", "m1", "m2")
     await of_type(w, "rare", "m3", "m4")
     await entitle(w, "front", 3)
@@ -241,8 +246,9 @@ async def test_who_may_have_any_type_leaves_others_the_one_that_they_need(w: Wor
     await w.stable("c")
 
 
+@pytest.mark.behaviour("CP6")
 @on(region_of("dc1/msb1", "dc1/msb2"))
-async def test_higher_priority_goes_first_when_there_are_too_few_machines(w: World):  # CP6
+async def test_higher_priority_goes_first_when_there_are_too_few_machines(w: World):
     portal = w.cp._portal
     portal.settings = replace(portal.settings, overgrant=Overgrant.ALLOW)
     await entitle(w, "old", 2)
@@ -261,8 +267,9 @@ async def test_higher_priority_goes_first_when_there_are_too_few_machines(w: Wor
     await w.until(lambda: len(hosts(w, "cheap")) == 1)
 
 
+@pytest.mark.behaviour("CP6")
 @on(region_of("dc1/msb1"))
-async def test_who_stood_behind_a_higher_priority_gets_what_that_cannot_use(w: World):  # CP6
+async def test_a_lower_priority_gets_what_a_higher_one_cannot_use(w: World):
     portal = w.cp._portal
     portal.settings = replace(portal.settings, overgrant=Overgrant.ALLOW)
     await entitle(w, "old", 1)
@@ -276,8 +283,9 @@ async def test_who_stood_behind_a_higher_priority_gets_what_that_cannot_use(w: W
     await w.until(lambda: len(hosts(w, "cheap")) == 1, within_s=60)
 
 
+@pytest.mark.behaviour("CP10")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3", "dc2/msb4"))
-async def test_an_entitlement_pinned_to_a_data_center_stays_there(w: World):  # CP10
+async def test_an_entitlement_pinned_to_a_data_center_stays_there(w: World):
     await entitle(w, "front", 2, datacenter="dc2")
     await deploy(w, job("a", 2))
     assert held(w, "front") == ["m3", "m4"]
@@ -289,8 +297,9 @@ async def test_an_entitlement_pinned_to_a_data_center_stays_there(w: World):  # 
     assert "m2" not in held(w, "front")
 
 
+@pytest.mark.behaviour("MO16", "MO12")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
-async def test_reservations_stack_on_the_machines_that_they_share(w: World):  # MO16 MO12
+async def test_reservations_stack_on_the_machines_that_they_share(w: World):
     await entitle(w, "base", 1)
     await entitle(w, "one", 1, materialization="base", host_profile="base")
     await entitle(w, "two", 1, materialization="base", host_profile="base")
@@ -302,8 +311,9 @@ async def test_reservations_stack_on_the_machines_that_they_share(w: World):  # 
     assert {m.profile.name for m in w.region.machines.values()} == {"base"}
 
 
+@pytest.mark.behaviour("AL5")
 @on(region_of("dc1/msb1", "dc1/msb2"))
-async def test_any_place_of_the_region_may_be_required(w: World):  # AL5
+async def test_any_place_of_the_region_may_be_required(w: World):
     await entitle(w, "front", 2)
     wanted = {
         "a": (Property.MSB, "msb1", ["m1"]),
@@ -320,8 +330,9 @@ async def test_any_place_of_the_region_may_be_required(w: World):  # AL5
     }
 
 
+@pytest.mark.behaviour("AL5", "FE4")
 @on(region_of("dc1/msb1", "dc1/msb2"))
-async def test_a_place_that_the_region_does_not_have_is_refused(w: World):  # AL5 FE4
+async def test_a_place_that_the_region_does_not_have_is_refused(w: World):
     await entitle(w, "front", 2)
     with pytest.raises(
         InvalidInput, match="no machine can take such a task: 2 machines: requirement not met"
@@ -331,8 +342,9 @@ async def test_a_place_that_the_region_does_not_have_is_refused(w: World):  # AL
         )
 
 
+@pytest.mark.behaviour("WH1")
 @on(region_of("dc1/msb1", "dc1/msb2"))
-async def test_what_one_data_center_has_left_serves_a_job_started_anywhere(w: World):  # WH1
+async def test_what_one_data_center_has_left_serves_a_job_started_anywhere(w: World):
     w.region.add("m3", "dc2", "msb3")
     await w.cp.joined(w.region.machines["m3"].join())
     await entitle(w, "front", 2)
@@ -346,8 +358,9 @@ async def test_what_one_data_center_has_left_serves_a_job_started_anywhere(w: Wo
 # -- machines that break, leave and come
 
 
+@pytest.mark.behaviour("AL3", "CP3")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3", "dc2/msb3"))
-async def test_a_broken_machine_is_exchanged_when_the_quota_is_used_up(w: World):  # AL3 CP3
+async def test_a_broken_machine_is_exchanged_when_the_quota_is_used_up(w: World):
     await entitle(w, "front", 3)
     await deploy(w, job("a", 3))
     broken = held(w, "front")[0]
@@ -358,8 +371,9 @@ async def test_a_broken_machine_is_exchanged_when_the_quota_is_used_up(w: World)
     assert len(held(w, "front")) == 3
 
 
+@pytest.mark.behaviour("AL3")
 @on(region_of(*(f"dc{n % 2}/msb{n}" for n in range(12))), brake_share=1.0)
-async def test_a_machine_that_comes_back_while_others_are_exchanged_stays(w: World):  # AL3
+async def test_a_machine_that_comes_back_while_others_are_exchanged_stays(w: World):
     """What was judged by a list that was made before it came back is judged again."""
     await entitle(w, "front", 6)
     await deploy(w, job("a", 6))
@@ -391,8 +405,9 @@ async def least_serving(w: World, name: str, seen: list[int]) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.behaviour("RB3", "SC6")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3", "dc2/msb3"))
-async def test_tasks_leave_a_machine_for_maintenance_within_their_budget(w: World):  # RB3 SC6
+async def test_tasks_leave_a_machine_for_maintenance_within_their_budget(w: World):
     await entitle(w, "front", 3)
     await deploy(w, job("a", 3), job("b", 3, limits=SMALL))
     seen: list[int] = []
@@ -408,8 +423,9 @@ async def test_tasks_leave_a_machine_for_maintenance_within_their_budget(w: Worl
     assert len(held(w, "front")) == 3
 
 
+@pytest.mark.behaviour("RB11", "HC14", "RB10")
 @on(region_of(*["dc1/msb1", "dc1/msb2", "dc1/msb3"], *["dc2/msb4", "dc2/msb5", "dc2/msb6"]))
-async def test_a_data_center_is_emptied_and_its_owners_do_nothing(w: World):  # RB11 HC14 RB10
+async def test_a_data_center_is_emptied_and_its_owners_do_nothing(w: World):
     await entitle(w, "front", 3)
     await entitle(w, "back", 2)
     await deploy(w, job("a", 3), job("b", 3, limits=SMALL), job("c", 2, "back"))
@@ -436,8 +452,9 @@ async def test_a_data_center_is_emptied_and_its_owners_do_nothing(w: World):  # 
     assert not set(old) & w.cp._allocator.index.machines.keys()
 
 
+@pytest.mark.behaviour("AL8", "AL9")
 @on(region_of(*(f"dc{1 + n % 2}/msb{n % 4}" for n in range(16))))
-async def test_the_loss_of_an_msb(w: World):  # AL8 AL9
+async def test_the_loss_of_an_msb(w: World):
     await entitle(w, "front", 16)
     await deploy(w, job("a", 12))
     per_msb = Counter(w.region.machines[m].location.msb for m in hosts(w, "a").values())
@@ -452,11 +469,12 @@ async def test_the_loss_of_an_msb(w: World):  # AL8 AL9
     assert "msb1" not in per_msb
 
 
+@pytest.mark.behaviour("CP3", "BUG-AU2")
 @on(region_of(*(f"dc1/msb{1 + n % 3}" for n in range(9))))
 async def test_a_drained_entitlement_is_exchanged_and_never_holds_more_than_twice_its_quota(
     w: World,
-):  # CP3
-    """BUG-AU2: the watch left out machines that are draining; now it counts them, and lent ones."""
+):
+    """The watch left out machines that are draining; now it counts them, and lent ones."""
     watch = Watch(w)
     await entitle(w, "front", 2)
     quick, slow = (UpdatePolicy(drain_s=s, max_unavailable=2) for s in (1, 300))
@@ -479,8 +497,9 @@ async def test_a_drained_entitlement_is_exchanged_and_never_holds_more_than_twic
 # -- loans
 
 
+@pytest.mark.behaviour("EL1", "EL2", "EL3", "EL4", "EL6", "RB8")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"), give_back_after_s=1000)
-async def test_a_loan_is_used_and_comes_back_in_time(w: World):  # EL1 EL2 EL3 EL4 EL6 RB8
+async def test_a_loan_is_used_and_comes_back_in_time(w: World):
     await entitle(w, "online", 2)
     await entitle(w, "offline", 1)
     await deploy(w, job("serve", 2, "online"), job("train", 1, "offline"))
@@ -546,8 +565,9 @@ def test_jobs_of_an_older_store_are_taken_over():
     run(main())
 
 
+@pytest.mark.behaviour("AL2")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
-async def test_events_that_were_missed_are_made_up_for(w: World):  # AL2
+async def test_events_that_were_missed_are_made_up_for(w: World):
     broker, index = w.cp._broker, w.cp._allocator.index
     place = Location(datacenter="dc1", msb="msb1")
     names = ("gone", "goes", "comes")  # no agents run there, so nothing else tells of them
@@ -568,8 +588,9 @@ async def test_events_that_were_missed_are_made_up_for(w: World):  # AL2
     assert index.machines["goes"].blocked == "is being decommissioned: unheard"
 
 
+@pytest.mark.behaviour("AL3")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
-async def test_the_end_of_a_quarantine_is_noticed(w: World):  # AL3
+async def test_the_end_of_a_quarantine_is_noticed(w: World):
     await entitle(w, "front", 3)
     await w.until(w.all_answer)
     broker = w.cp._broker
@@ -598,8 +619,9 @@ class Stubborn(MemoryStore):
         return revision
 
 
-def test_a_move_that_was_not_written_down_is_undone_when_the_machine_is_back():  # AL12
-    """BUG-AL35: the claim went back in memory only, and a restart read the old one."""
+@pytest.mark.behaviour("AL12", "BUG-AL35")
+def test_a_move_that_was_not_written_down_is_undone_when_the_machine_is_back():
+    """The claim went back in memory only, and a restart read the old one."""
 
     async def main() -> None:
         store = Stubborn()
@@ -632,8 +654,9 @@ def test_a_move_that_was_not_written_down_is_undone_when_the_machine_is_back(): 
     run(main())
 
 
-def test_a_machine_is_given_back_once_what_moved_away_is_gone_there():  # AL3
-    """BUG-AL7: it was cut off, its task runs elsewhere, and its old copy takes time to stop."""
+@pytest.mark.behaviour("AL3", "BUG-AL7")
+def test_a_machine_is_given_back_once_what_moved_away_is_gone_there():
+    """It was cut off, its task runs elsewhere, and its old copy takes time to stop."""
 
     async def main() -> None:
         world = World(a_region(3), give_back_after_s=20)

@@ -15,6 +15,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+import pytest
 from allocating import Process, Region
 from fake_agents import IMAGE_2
 from world import World, a_job, scenario
@@ -157,8 +158,9 @@ class Day:
             await self.changed(job)
 
 
+@pytest.mark.behaviour("AL14", "BUG-AU3")
 def test_in_a_day_of_churn_every_unchanged_job_is_answered_from_the_cache():
-    """AL14, BUG-AU3: "over 99 %" was the share of asks that calm jobs do not make.
+    """ "over 99 %" was the share of asks that calm jobs do not make.
 
     The paper's ratio is that of jobs allocated again without a change: here no ask is a miss.
     All asks of a day, those after a change included, have a ratio of 0.985.
@@ -193,8 +195,9 @@ def test_in_a_day_of_churn_every_unchanged_job_is_answered_from_the_cache():
     asyncio.run(main())
 
 
+@pytest.mark.behaviour("AL13", "AL14")
 @scenario()
-async def test_a_release_that_needs_the_same_is_known_to_the_cache(w: World):  # AL13 AL14
+async def test_a_release_that_needs_the_same_is_known_to_the_cache(w: World):
     await w.deployed()
     await asyncio.sleep(60)
     before = w.alive()

@@ -1,4 +1,4 @@
-"""Two-phase commit at the brokers: all or nothing, whatever stops in between (AL12)."""
+"""Two-phase commit at the brokers: all or nothing, whatever stops in between."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +14,8 @@ from control_plane.broker.holds import Take
 from control_plane.store import Operation
 from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict, NotFound
+
+pytestmark = pytest.mark.behaviour("AL12")
 
 MACHINES = ("m1", "m2", "m3", "m4")
 TAKES = {name: Take("front", "web") for name in MACHINES}
@@ -83,7 +85,7 @@ async def test_an_abort_leaves_no_trace() -> None:
         assert brokers.in_doubt() == {}
 
 
-async def test_every_machine_that_stands_against_it_is_named_and_none_is_held() -> None:
+async def test_every_blocking_machine_is_named_and_none_is_held() -> None:
     async with MemoryStore() as store:
         brokers = await four_machines(store)
         await brokers.add({"m5": a_machine("m5"), "m6": a_machine("m6")})

@@ -64,7 +64,7 @@ def told(w: World) -> set[tuple[str, ...]]:
     return {tuple(spec.image_trust.keys) for spec in specs}
 
 
-def test_a_job_whose_image_nobody_signed_is_refused_with_the_way_out(
+def test_a_job_with_an_unsigned_image_is_refused_with_a_hint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def body(w: World, store: Store) -> None:

@@ -133,8 +133,9 @@ async def taken(engines: Engines) -> bool:
     return True
 
 
+@pytest.mark.behaviour("BUG-CP23")
 async def test_a_list_is_taken_whole_or_not_at_all_wherever_the_process_ends(engines) -> None:
-    """BUG-CP23: half of a list stayed when the process ended between two transactions."""
+    """Half of a list stayed when the process ended between two transactions."""
     outcomes = []
     while True:
         stores = engines()
@@ -152,8 +153,9 @@ async def test_a_list_is_taken_whole_or_not_at_all_wherever_the_process_ends(eng
     assert len(outcomes) > NEW // PART
 
 
+@pytest.mark.behaviour("BUG-CP23")
 async def test_a_start_that_ends_while_it_finishes_a_list_is_followed_by_another(engines) -> None:
-    """BUG-CP23: a decided list is finished by whichever start comes to its end."""
+    """A decided list is finished by whichever start comes to its end."""
     stores, transactions = engines(), 0
     await set_up(stores)
     with pytest.raises(Killed):
@@ -172,8 +174,9 @@ async def test_a_start_that_ends_while_it_finishes_a_list_is_followed_by_another
     assert await taken(stores)
 
 
+@pytest.mark.behaviour("BUG-CP23")
 async def test_what_fails_before_the_decision_changes_nothing(engines) -> None:
-    """BUG-CP23: what was written before the failure stayed."""
+    """What was written before the failure stayed."""
 
     def refuses_decisions(operations: Sequence[Operation]) -> Fate:
         decides = any(o.key.startswith("import-decisions/") for o in operations)
@@ -190,7 +193,7 @@ async def test_what_fails_before_the_decision_changes_nothing(engines) -> None:
     assert await leftovers(stores) == []
 
 
-async def test_a_decision_whose_answer_was_lost_is_asked_for(engines) -> None:
+async def test_a_decision_with_a_lost_answer_is_read_back(engines) -> None:
     """It counts if it was made."""
 
     def loses_answers(operations: Sequence[Operation]) -> Fate:
@@ -203,8 +206,9 @@ async def test_a_decision_whose_answer_was_lost_is_asked_for(engines) -> None:
     assert await taken(stores)
 
 
+@pytest.mark.behaviour("BUG-CP23")
 async def test_a_list_whose_stores_fail_after_the_decision_is_finished_later(engines) -> None:
-    """BUG-CP23: the answer says so; other data centers do not wait."""
+    """The answer says so; other data centers do not wait."""
     fails = True
 
     def fate(operations: Sequence[Operation]) -> Fate:
@@ -228,8 +232,9 @@ async def test_a_list_whose_stores_fail_after_the_decision_is_finished_later(eng
     assert await taken(stores)
 
 
-async def test_a_machine_that_is_taken_before_the_decision_stands_against_the_list(engines) -> None:
-    """BUG-CP23: what was written before that was found out stayed."""
+@pytest.mark.behaviour("BUG-CP23")
+async def test_a_machine_taken_before_the_decision_blocks_the_list(engines) -> None:
+    """What was written before that was found out stayed."""
     stores = engines()
     await set_up(stores)
     main = Meanwhile(stores()[0], "imports/")
@@ -249,8 +254,9 @@ async def test_a_machine_that_is_taken_before_the_decision_stands_against_the_li
     assert await leftovers(stores) == []
 
 
+@pytest.mark.behaviour("BUG-CP23")
 async def test_a_machine_that_is_taken_after_the_decision_stays_in_its_place(engines) -> None:
-    """BUG-CP23: placements rely on it; in all else it is what the list says."""
+    """Placements rely on it; in all else it is what the list says."""
     fails = True
 
     def fate(operations: Sequence[Operation]) -> Fate:

@@ -1,4 +1,4 @@
-"""`job plan` says what `job apply` then does; `job explain` says why tasks wait (MO8, SH5)."""
+"""`job plan` says what `job apply` then does; `job explain` says why tasks wait."""
 
 import asyncio
 import itertools
@@ -32,6 +32,8 @@ from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
 from wire.errors import InvalidInput, NotFound
 from wire.routes import decode_json
+
+pytestmark = pytest.mark.behaviour("MO8", "SH5")
 
 PLACES = ("dc1/msb1", "dc1/msb2", "dc1/msb2", "dc2/msb3", "dc2/msb4")
 MEMORY = st.sampled_from([100, 250, 400, 600])
@@ -111,9 +113,10 @@ def compare(planned: JobPlan, before: dict[int, str], after: dict[int, str]) -> 
     assert planned.staying == len([t for t in after if before.get(t) == after[t]])
 
 
+@pytest.mark.behaviour("MO8")
 @settings(deadline=None, max_examples=30)
 @given(WISHES)
-def test_a_plan_is_what_applying_then_does(wishes):  # MO8
+def test_a_plan_is_what_applying_then_does(wishes):
     async def main() -> None:
         w = World(region_of(*PLACES), give_back_after_s=100_000, repair_after_s=100_000)
         async with w.running():
@@ -135,6 +138,7 @@ def test_a_plan_is_what_applying_then_does(wishes):  # MO8
 # -- why tasks wait
 
 
+@pytest.mark.behaviour("BUG-UX7")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3", "dc2/msb3"))
 async def test_all_reasons_are_named_at_once_and_per_group_of_machines(w: World):
     await entitle(w, "front", 3)
@@ -165,9 +169,10 @@ async def test_all_reasons_are_named_at_once_and_per_group_of_machines(w: World)
         await w.cp.job_planner.explain("none")
 
 
+@pytest.mark.behaviour("BUG-UX112")
 @on(region_of("dc1/msb1"))
 async def test_a_task_that_claims_another_amount_where_it_is_stays(w: World):
-    """BUG-UX112: tasks that ran on the machine of the plan were called new."""
+    """Tasks that ran on the machine of the plan were called new."""
     await entitle(w, "front", 1)
     before, after = (Limits(memory_max_bytes=size * MIB) for size in (100, 200))
     await w.cp.apply_job(job("a", 2, limits=before))
@@ -176,9 +181,10 @@ async def test_a_task_that_claims_another_amount_where_it_is_stays(w: World):
     assert (planned.placed, planned.staying, planned.new_version) == ([], 2, True)
 
 
+@pytest.mark.behaviour("BUG-UX121")
 @on(region_of(*PLACES))
 async def test_tasks_that_claim_another_amount_swap_no_machines(w: World):
-    """BUG-UX121: the plan swapped the machines of all tasks; the update kept them."""
+    """The plan swapped the machines of all tasks; the update kept them."""
     await entitle(w, "front", 4)
     before, after = (Limits(memory_max_bytes=size * MIB) for size in (100, 600))
     await w.cp.apply_job(job("a", 4, limits=before))
@@ -231,9 +237,10 @@ async def test_a_place_that_the_entitlement_gave_back_counts_for_what_is_uneven(
     assert (await w.cp.job_planner.explain("a")).uneven == ""
 
 
+@pytest.mark.behaviour("HP15")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
 async def test_no_task_leaves_for_a_free_machine_before_that_proved_its_profile(w: World):
-    """HP15: for the sake of the spread it went, and was away for as long as the switch took."""
+    """For the sake of the spread it went, and was away for as long as the switch took."""
     await entitle(w, "front", 3)
     await w.cp.apply_job(job("a", 6, limits=Limits(memory_max_bytes=100 * MIB)))
     await w.stable("a")
@@ -257,9 +264,10 @@ async def test_no_task_leaves_for_a_free_machine_before_that_proved_its_profile(
     assert not moved
 
 
+@pytest.mark.behaviour("HP15")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
-async def test_a_machine_that_was_taken_for_nobody_goes_back(w: World):
-    """HP15: its job is gone before it proved the profile."""
+async def test_a_machine_taken_without_a_use_is_returned(w: World):
+    """Its job is gone before it proved the profile."""
     await entitle(w, "front", 3)
     await w.cp.apply_job(job("a", 6, limits=Limits(memory_max_bytes=100 * MIB)))
     await w.stable("a")
@@ -283,7 +291,8 @@ class EveryStep(SteppedRuntime):
     STEPS = 1
 
 
-async def test_the_largest_job_never_keeps_others_from_their_turn():  # SH5 AL17
+@pytest.mark.behaviour("SH5", "AL17")
+async def test_the_largest_job_never_keeps_others_from_their_turn():
     """Counted in turns of the loop, not in time: 15,000 tasks in steps of at most 500."""
     async with MemoryStore() as store:
         index = an_index(5, 12, 70, pool="front")
@@ -312,8 +321,9 @@ async def test_the_largest_job_never_keeps_others_from_their_turn():  # SH5 AL17
         assert index.claims == {}
 
 
+@pytest.mark.behaviour("FE1")
 @on(region_of(*PLACES))
-async def test_what_is_said_of_a_large_job_is_computed_beside_the_loop(w: World):  # FE1
+async def test_reports_of_large_jobs_are_computed_outside_the_loop(w: World):
     """It is the same as of a small one; the size from which a job is large is lowered here."""
     await entitle(w, "front", 5)
     await w.cp.apply_job(job("a", 3, limits=Limits(memory_max_bytes=100 * MIB)))
@@ -336,8 +346,9 @@ class NoBrokers:
     """Nothing is taken from anybody here."""
 
 
+@pytest.mark.behaviour("SH5", "BUG-AU5")
 def test_a_job_has_at_most_as_many_tasks_as_a_shard_takes():
-    """SH5, BUG-AU5: 15,000 tasks are read from the wire, and one more is refused."""
+    """15,000 tasks are read from the wire, and one more is refused."""
     text = {"name": "a", "entitlement": "front", "image": f"sha256:{'0' * 64}", "command": ["/x"]}
     made = decode_json(json.dumps(text | {"tasks": 15_000}).encode(), JobSpec, "the job")
     assert made.tasks == 15_000
@@ -347,9 +358,10 @@ def test_a_job_has_at_most_as_many_tasks_as_a_shard_takes():
     assert "tasks" in str(refused.value.errors)
 
 
+@pytest.mark.behaviour("BUG-UX115")
 @on(region_of("dc1/msb1"))
 async def test_a_job_larger_than_its_entitlement_is_refused(w: World):
-    """BUG-UX115: `job apply` ended with 64 (wrong use) instead of 5 (over quota)."""
+    """`job apply` ended with 64 (wrong use) instead of 5 (over quota)."""
     await entitle(w, "front", 1)
     small = Limits(memory_max_bytes=1 << 20)
     wanted = job("a", 15_000, limits=small)
@@ -361,9 +373,10 @@ async def test_a_job_larger_than_its_entitlement_is_refused(w: World):
         assert refused.value.exit_code == 5
 
 
+@pytest.mark.behaviour("BUG-UX115")
 @on(region_of("dc1/msb1"))
-async def test_a_job_that_is_wrong_and_over_its_quota_is_told_both(w: World):
-    """BUG-UX115: with an error of the file the exit code stays 64, and all errors are listed."""
+async def test_both_errors_of_an_invalid_job_over_quota_are_reported(w: World):
+    """With an error of the file the exit code stays 64, and all errors are listed."""
     await entitle(w, "front", 1)
     wanted = job("a", 15_000, limits=Limits(memory_max_bytes=1 << 20))
     with pytest.raises(InvalidInput) as refused:

@@ -53,7 +53,8 @@ async def assign(brokers: Brokers, name: str, entitlement: str) -> None:
     await brokers.assign(name, entitlement, entitlement, revision=revision)
 
 
-async def test_a_whole_machine_is_lent_and_comes_back_to_its_donor() -> None:  # EL1 EL3 EL4 RB8
+@pytest.mark.behaviour("EL1", "EL3", "EL4", "RB8", "EL2")
+async def test_a_whole_machine_is_lent_and_comes_back_to_its_donor() -> None:
     time = Time()
     async with MemoryStore() as store:
         brokers, _, loans = await four(store, time)
@@ -84,7 +85,8 @@ async def test_a_whole_machine_is_lent_and_comes_back_to_its_donor() -> None:  #
         assert loans.lent() == []
 
 
-async def test_after_its_deadline_a_loan_ends_by_force() -> None:  # EL2 RB8
+@pytest.mark.behaviour("EL2", "RB8")
+async def test_after_its_deadline_a_loan_ends_by_force() -> None:
     time = Time()
     async with MemoryStore() as store:
         _, _, loans = await four(store, time)
@@ -126,7 +128,8 @@ async def test_what_cannot_be_lent_is_refused_with_the_reason() -> None:
         assert brokers.table.get("m1").loan == (await loaded(store)).table.get("m1").loan
 
 
-def test_revoked_machines_go_back_by_themselves() -> None:  # EL2
+@pytest.mark.behaviour("EL2")
+def test_revoked_machines_go_back_by_themselves() -> None:
     async def main() -> None:
         async with MemoryStore() as store:
             brokers = Brokers(store, RUNTIME)
@@ -159,7 +162,8 @@ def test_revoked_machines_go_back_by_themselves() -> None:  # EL2
     run(main())
 
 
-async def test_planned_events_carry_start_deadline_and_duration() -> None:  # RB3 MO18
+@pytest.mark.behaviour("RB3", "MO18")
+async def test_planned_events_carry_start_deadline_and_duration() -> None:
     async with MemoryStore() as store:
         brokers, outages, _ = await four(store)
         await outages.plan_unavailability(
@@ -187,7 +191,8 @@ async def test_planned_events_carry_start_deadline_and_duration() -> None:  # RB
             await outages.plan_unavailability(["m0"], EventKind.FAILURE, "x")
 
 
-async def test_a_cluster_is_decommissioned_as_one_event_and_then_gone() -> None:  # RB11 HC14 MO21
+@pytest.mark.behaviour("RB11", "HC14", "MO21", "RB10")
+async def test_a_cluster_is_decommissioned_as_one_event_and_then_gone() -> None:
     async with MemoryStore() as store:
         brokers, outages, _ = await four(store)
         names = await outages.machines([], MachineScope(cluster="c1"))

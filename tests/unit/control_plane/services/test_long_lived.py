@@ -24,8 +24,9 @@ def ended(w: World, result: str = "success") -> None:
             machine.report(task, state=TaskState.STOPPED, health=Health.UNKNOWN, last_exit=exited)
 
 
+@pytest.mark.behaviour("AL18")
 @scenario()
-async def test_a_task_that_ends_is_started_again_though_it_did_its_work(w: World):  # AL18
+async def test_a_task_that_ends_is_started_again_though_it_did_its_work(w: World):
     await w.deployed(a_job(3))
     before = {t: s.invocation_id for m in w.region.machines.values() for t, s in m.tasks.items()}
     ended(w)
@@ -39,8 +40,9 @@ async def test_a_task_that_ends_is_started_again_though_it_did_its_work(w: World
     assert len({p.machine for p in where.values() if p}) == 3  # each where it was
 
 
+@pytest.mark.behaviour("AL18")
 @pytest.mark.parametrize("when", [RestartWhen.NEVER, RestartWhen.ON_FAILURE])
-def test_a_job_whose_tasks_have_all_ended_keeps_its_place_until_it_is_stopped(when):  # AL18
+def test_a_job_whose_tasks_have_all_ended_keeps_its_place_until_it_is_stopped(when):
     @scenario()
     async def body(w: World) -> None:
         await w.deployed(a_job(3, restart=RestartPolicy(when=when)))

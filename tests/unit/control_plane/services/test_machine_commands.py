@@ -67,10 +67,11 @@ async def test_what_changed_since_it_was_read_is_left_as_it_is() -> None:
         assert after.state is MachineState.DOWN
 
 
-async def test_the_end_of_a_transaction_is_told_to_its_own_brokers_only(
+@pytest.mark.behaviour("AV7")
+async def test_only_brokers_of_a_transaction_learn_of_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """AV7: a broker that is away holds up no allocation that it has no part in."""
+    """A broker that is away holds up no allocation that it has no part in."""
     told: list[str] = []
     async with MortalStore() as store:
         brokers = await four_machines(store)

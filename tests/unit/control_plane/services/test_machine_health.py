@@ -70,9 +70,10 @@ async def nothing_moves(w: World, seconds: float) -> None:
     assert starts(w) == before
 
 
+@pytest.mark.behaviour("BUG-CP1")
 @scenario()
 async def test_one_slow_answer_after_a_blip_leaves_no_machine_down(w: World):
-    """BUG-CP1: a machine whose list takes 8.5 s after a short cut is not down for ever."""
+    """A machine whose list takes 8.5 s after a short cut is not down for ever."""
     await w.deployed()
     m1 = w.region.machines["m1"]
     m1.behaviour.list_s = 8.5
@@ -85,18 +86,20 @@ async def test_one_slow_answer_after_a_blip_leaves_no_machine_down(w: World):
     assert await w.endpoints_count(6)
 
 
+@pytest.mark.behaviour("BUG-CP1")
 @scenario()
-async def test_a_machine_that_answers_is_up_whoever_marked_it_down(w: World):
-    """BUG-CP1: up is where a machine is seen to be, not an event that may be missed."""
+async def test_a_machine_that_answers_is_up_even_if_it_was_marked_down(w: World):
+    """Up is where a machine is seen to be, not an event that may be missed."""
     await w.deployed()
     await w.cp.inventory._brokers.carry_out("m1", MarkDown(reason="a verdict that came too late"))
     await w.until(lambda: is_state(w, "m1", MachineState.UP), within_s=15)
     await w.stable()
 
 
+@pytest.mark.behaviour("F-89")
 @scenario()
-async def test_a_second_host_at_a_machines_address_is_told_nothing(w: World):
-    """F-89: it has the identity of m1 and took its address; once that is over, m1 is heard."""
+async def test_a_second_host_at_a_machines_address_gets_no_data(w: World):
+    """It has the identity of m1 and took its address; once that is over, m1 is heard."""
     await w.deployed()
     m1 = w.region.machines["m1"]
     boot_id = m1.facts().boot_id
@@ -122,8 +125,9 @@ async def is_state(w: World, machine: str, state: MachineState) -> bool:
     return (await w.cp.get_machine(machine)).record.state is state
 
 
+@pytest.mark.behaviour("BUG-CP1", "F-49")
 def test_after_blips_of_any_length_every_machine_is_up_and_every_task_runs_once():
-    """BUG-CP1 F-49: blips of 6 to 14 s, around the limit of 10 s."""
+    """Blips of 6 to 14 s, around the limit of 10 s."""
     live(a_region(), blips, flap_trust_s=1)
 
 
@@ -143,9 +147,10 @@ async def blips(w: World) -> None:
     assert all(len(w.region.copies(f"web-{i}")) == 1 for i in range(6))
 
 
+@pytest.mark.behaviour("BUG-CP3")
 @pytest.mark.parametrize("seconds", [12, 299, 330, 400])
 def test_a_pause_of_the_control_plane_is_no_silence_of_its_machines(seconds: float):
-    """BUG-CP3: suspended, stopped (SIGSTOP) or swapped out, for as long as any grace."""
+    """Suspended, stopped (SIGSTOP) or swapped out, for as long as any grace."""
 
     async def body(w: World) -> None:
         await w.deployed()
@@ -156,8 +161,9 @@ def test_a_pause_of_the_control_plane_is_no_silence_of_its_machines(seconds: flo
     live(a_region(), body)
 
 
+@pytest.mark.behaviour("BUG-CP3")
 def test_a_machine_that_died_before_a_pause_is_down_after_it():
-    """BUG-CP3: its silence is counted anew, not forgotten."""
+    """Its silence is counted anew, not forgotten."""
 
     async def body(w: World) -> None:
         await w.deployed()
@@ -172,8 +178,9 @@ def test_a_machine_that_died_before_a_pause_is_down_after_it():
     live(a_region(), body)
 
 
+@pytest.mark.behaviour("BUG-CP4", "F-46")
 def test_a_full_disk_ends_neither_the_process_nor_the_patience():
-    """BUG-CP4 F-46: marks that the store does not take are made once it does."""
+    """Marks that the store does not take are made once it does."""
     store = FaultyStore(MemoryStore())
 
     async def body(w: World) -> None:
@@ -196,8 +203,9 @@ def test_a_full_disk_ends_neither_the_process_nor_the_patience():
     live(a_region(), body, store)
 
 
+@pytest.mark.behaviour("BUG-CP4", "BUG-CP23")
 def test_a_machine_removed_while_its_mark_is_written_ends_nothing():
-    """BUG-CP4 BUG-CP23: nobody waits for it, nothing is kept of it."""
+    """Nobody waits for it, nothing is kept of it."""
 
     async def body(w: World) -> None:
         await w.set_up(quota=2)
@@ -218,9 +226,10 @@ def test_a_machine_removed_while_its_mark_is_written_ends_nothing():
     live(a_region(), body)
 
 
+@pytest.mark.behaviour("BUG-CP9", "F-44", "F-63")
 @pytest.mark.parametrize("step_s", [-3600.0, 3600.0, -7200.0, 7200.0])
 def test_a_step_of_the_wall_clock_changes_no_verdict(step_s: float):
-    """BUG-CP9 F-44 F-63: the dead is down after 10 s, and who has just joined is not."""
+    """The dead is down after 10 s, and who has just joined is not."""
     off = [0.0]
 
     async def body(w: World) -> None:
@@ -251,8 +260,9 @@ def cut(w: World, prefix: str, *, reachable: bool = False) -> None:
             machine.reachable = reachable
 
 
+@pytest.mark.behaviour("AG11", "AV4", "BUG-CP16", "F-49")
 def test_a_data_center_that_is_cut_off_is_not_taken_for_dead():
-    """AG11 AV4 BUG-CP16 F-49: a fifth of a region; nothing moves, all is listed, and why."""
+    """A fifth of a region; nothing moves, all is listed, and why."""
 
     async def body(w: World) -> None:
         await w.deployed(quota=10)
@@ -272,8 +282,9 @@ def test_a_data_center_that_is_cut_off_is_not_taken_for_dead():
     live(of_parts(5, 2, 2), body)
 
 
+@pytest.mark.behaviour("F-49")
 def test_a_data_center_that_stays_silent_is_given_up_in_the_end():
-    """F-49: after its delay, by itself."""
+    """After its delay, by itself."""
 
     async def body(w: World) -> None:
         await w.set_up(quota=10)
@@ -286,8 +297,9 @@ def test_a_data_center_that_stays_silent_is_given_up_in_the_end():
     live(of_parts(5, 2, 2), body)
 
 
-def test_an_operator_who_knows_ends_the_wait_for_what_is_silent():
-    """BUG-CP16 BUG-CP23: confirmed for a scope; what returns is up, and held back anew later."""
+@pytest.mark.behaviour("BUG-CP16", "BUG-CP23")
+def test_an_operator_can_end_the_wait_for_silent_machines():
+    """Confirmed for a scope; what returns is up, and held back anew later."""
 
     async def body(w: World) -> None:
         await w.deployed(quota=10)
@@ -319,8 +331,9 @@ async def is_empty(found) -> bool:
     return not await found
 
 
-def test_an_msb_that_loses_its_power_is_recovered_without_anybody():
-    """BUG-CP16: its delay is short, and it is not taken for a cut of its data center."""
+@pytest.mark.behaviour("BUG-CP16")
+def test_an_msb_without_power_is_recovered_without_an_operator():
+    """Its delay is short, and it is not taken for a cut of its data center."""
 
     async def body(w: World) -> None:
         await w.deployed(quota=8)
@@ -337,8 +350,9 @@ def test_an_msb_that_loses_its_power_is_recovered_without_anybody():
     live(of_parts(1, 2, 4), body, brake_window_s=60)
 
 
+@pytest.mark.behaviour("F-51")
 def test_most_of_the_region_silent_at_once_is_a_cut_of_our_own():
-    """F-51: 60 % of all hosts; the brake names the control plane."""
+    """60 % of all hosts; the brake names the control plane."""
 
     async def body(w: World) -> None:
         await w.deployed(quota=5)
@@ -350,9 +364,10 @@ def test_most_of_the_region_silent_at_once_is_a_cut_of_our_own():
     live(of_parts(5, 1, 2), body)
 
 
+@pytest.mark.behaviour("BUG-CP21", "F-53")
 @scenario()
 async def test_a_host_that_lives_is_not_down_because_its_agent_is_slow(w: World):
-    """BUG-CP21 F-53: 23 s without an answer, connections are taken; others are served at once."""
+    """23 s without an answer, connections are taken; others are served at once."""
     await w.deployed()
     m1 = w.region.machines["m1"]
     m1.behaviour.answer_s = 23
@@ -364,9 +379,10 @@ async def test_a_host_that_lives_is_not_down_because_its_agent_is_slow(w: World)
     assert await w.endpoints_count(6)
 
 
+@pytest.mark.behaviour("HC1")
 @scenario()
-async def test_a_host_that_said_that_it_goes_down_is_down_when_it_is_silent(w: World):
-    """HC1: connections that it refuses then are no sign that its tasks run."""
+async def test_a_host_that_announced_its_shutdown_is_down_once_silent(w: World):
+    """Connections that it refuses then are no sign that its tasks run."""
     await w.deployed()
     m1 = w.region.machines["m1"]
     m1.leaving = True
@@ -389,8 +405,9 @@ async def test_a_host_that_said_that_it_goes_down_is_down_when_it_is_silent(w: W
     assert (await w.cp.get_machine("m1")).health == ""
 
 
+@pytest.mark.behaviour("F-52")
 def test_a_host_that_comes_and_goes_each_second_moves_its_tasks_at_most_once():
-    """F-52: it is asked out of step, so it is hardly ever silent for long enough."""
+    """It is asked out of step, so it is hardly ever silent for long enough."""
     live(a_region(), coming_and_going)
 
 
@@ -405,8 +422,9 @@ async def coming_and_going(w: World) -> None:
     assert starts(w) <= before + 2
 
 
+@pytest.mark.behaviour("F-52")
 def test_a_host_that_fails_again_and_again_is_trusted_less_each_time():
-    """F-52: half a minute up, half a minute down: one move for each back-off."""
+    """Half a minute up, half a minute down: one move for each back-off."""
     live(a_region(), flapping)
 
 
@@ -429,8 +447,9 @@ async def flapping(w: World) -> None:
     await w.stable()
 
 
+@pytest.mark.behaviour("F-52")
 def test_a_restart_of_the_control_plane_forgives_no_host_that_fails_again_and_again():
-    """F-52: what it did is in its record, and what is trusted follows from that."""
+    """What it did is in its record, and what is trusted follows from that."""
     store = MemoryStore(strict=True)
     region = a_region()
 
@@ -462,9 +481,10 @@ def test_a_restart_of_the_control_plane_forgives_no_host_that_fails_again_and_ag
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP21")
 @scenario()
 async def test_answers_to_commands_are_signs_of_life_too(w: World):
-    """BUG-CP21: whoever carries out commands is not silent."""
+    """Whoever carries out commands is not silent."""
     await w.deployed()
     observations = w.cp._observations
     w.region.machines["m1"].reachable = False
@@ -475,9 +495,10 @@ async def test_answers_to_commands_are_signs_of_life_too(w: World):
     await w.until(lambda: down(w), within_s=30)
 
 
+@pytest.mark.behaviour("BUG-AG4")
 @scenario()
 async def test_pages_that_a_profile_took_are_known_before_it_counts_as_in_force(w: World):
-    """BUG-AG4: capacity follows a switch of profiles, not the next time everything is listed."""
+    """Capacity follows a switch of profiles, not the next time everything is listed."""
     await w.deployed()
     machine = w.region.machines["m1"]
     machine.hugepages_bytes = 1 << 28

@@ -47,7 +47,8 @@ def a_list(*names: str, datacenter: str = "dc1", rack: str = "r1") -> bytes:
     return "\n".join([",".join(columns), *rows]).encode()
 
 
-async def test_machines_are_listed_page_by_page() -> None:  # MO2
+@pytest.mark.behaviour("MO2")
+async def test_machines_are_listed_page_by_page() -> None:
     async with MemoryStore() as store:
         world = await a_world(store)
         await world.brokers.add(a_region_of(datacenters=2, msbs=2, rows=1, racks=5, machines=10))
@@ -62,7 +63,8 @@ async def test_machines_are_listed_page_by_page() -> None:  # MO2
         assert len(seen) == 50
 
 
-async def test_machines_are_searched_and_sorted_by_pages_of_numbers() -> None:  # FE1
+@pytest.mark.behaviour("FE1")
+async def test_machines_are_searched_and_sorted_by_pages_of_numbers() -> None:
     async with MemoryStore() as store:
         world = await a_world(store)
         await world.brokers.add(a_region_of(datacenters=2, msbs=2, rows=1, racks=5, machines=10))
@@ -82,7 +84,8 @@ async def test_machines_are_searched_and_sorted_by_pages_of_numbers() -> None:  
             await world.service.page(MachineQuery(MachineScope(), sort="luck"), "", 5)
 
 
-async def test_the_map_counts_every_machine_of_the_region_once() -> None:  # FE1
+@pytest.mark.behaviour("FE1")
+async def test_the_map_counts_every_machine_of_the_region_once() -> None:
     async with MemoryStore() as store:
         world = await a_world(store)
         await world.brokers.add(a_region_of(datacenters=2, msbs=2, rows=1, racks=5, machines=10))
@@ -93,7 +96,8 @@ async def test_the_map_counts_every_machine_of_the_region_once() -> None:  # FE1
             await world.service.region_map("luck")
 
 
-async def test_a_subscriber_lists_a_broker_and_then_hears_its_changes() -> None:  # RB4 AL2
+@pytest.mark.behaviour("RB4", "AL2")
+async def test_a_subscriber_lists_a_broker_and_then_hears_its_changes() -> None:
     async with MemoryStore() as store:
         world = await a_world(store)
         await world.brokers.add({f"m{i}": a_machine(f"m{i}") for i in range(5)})
@@ -121,7 +125,8 @@ async def test_a_subscriber_lists_a_broker_and_then_hears_its_changes() -> None:
         assert (view.datacenter, view.machines, view.free) == ("dc1", 5, 5)
 
 
-async def test_an_import_adds_updates_and_leaves_alone() -> None:  # RB10
+@pytest.mark.behaviour("RB10")
+async def test_an_import_adds_updates_and_leaves_alone() -> None:
     async with MemoryStore(strict=True) as store:
         world = await a_world(store)
         names = [f"m{i:04}" for i in range(2500)]
@@ -173,7 +178,8 @@ async def test_joining_completes_an_imported_machine() -> None:
         assert [e.end for e in record.unavailability] == [2000.0]
 
 
-async def test_machines_are_drained_lent_revoked_and_removed() -> None:  # RB3 RB8 RB11 EL4
+@pytest.mark.behaviour("RB3", "RB8", "RB11", "EL4")
+async def test_machines_are_drained_lent_revoked_and_removed() -> None:
     async with MemoryStore() as store:
         world = await a_world(store)
         await world.brokers.add({f"m{i}": a_machine(f"m{i}", cluster="c1") for i in range(3)})

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from virtual_time import clock, run
 from world import World, a_job, a_region, scenario
 
@@ -12,9 +13,10 @@ from control_plane.runtime.runtime import SteppedRuntime
 LARGE = Limits(memory_max_bytes=700 << 20)
 
 
+@pytest.mark.behaviour("RB3", "HC14")
 @scenario()
 async def test_tasks_without_another_place_leave_at_the_deadline_and_not_before(w: World):
-    # RB3 HC14 invariant 4
+    # invariant 4
     await w.set_up(quota=3)
     await w.until(w.all_answer)
     await w.cp.apply_job(a_job(3, limits=LARGE))
@@ -37,6 +39,7 @@ async def test_tasks_without_another_place_leave_at_the_deadline_and_not_before(
     assert explained.summary.startswith("2 of 3 placed; 1 waits: ")
 
 
+@pytest.mark.behaviour("RB11", "CP3")
 @scenario()
 async def test_a_full_quota_keeps_no_task_on_a_machine_that_must_go(w: World):
     # RB11 CP3: what tasks must leave does not count, and goes back as soon as it is empty
@@ -56,8 +59,9 @@ async def test_a_full_quota_keeps_no_task_on_a_machine_that_must_go(w: World):
     await w.cp.inventory.remove(going)
 
 
+@pytest.mark.behaviour("BUG-CP9", "F-44")
 def test_a_step_of_the_clock_ends_no_notice_not_even_over_a_restart():
-    """BUG-CP9 F-44: all tasks went at once, hours before the deadline."""
+    """All tasks went at once, hours before the deadline."""
 
     async def main() -> None:
         stepped_s = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from fake_agents import Region
 from virtual_time import run
 from world import World, a_job
@@ -57,8 +58,9 @@ async def strangers(w: World) -> list[str]:
     ]
 
 
+@pytest.mark.behaviour("EX11")
 def test_hundreds_of_services_in_tens_of_private_pools_outlive_an_msb() -> None:
-    """EX11: none runs beside a stranger, shards have equal parts, and others notice nothing."""
+    """None runs beside a stranger, shards have equal parts, and others notice nothing."""
 
     async def main() -> None:
         w = World(a_wide_region(), shards=SHARDS)

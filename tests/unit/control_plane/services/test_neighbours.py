@@ -150,8 +150,9 @@ async def test_job_files_say_it_and_restart_nothing(w: World):
     assert (await w.cp.get_job("b")).record.version == version
 
 
+@pytest.mark.behaviour("FE4")
 @on(region_of("dc1/msb1", "dc1/msb2"))
-async def test_what_cannot_be_meant_is_refused_all_at_once(w: World):  # FE4
+async def test_what_cannot_be_meant_is_refused_all_at_once(w: World):
     await entitle(w, "front", 1)
     await entitle(w, "back", 1)
     await w.cp.apply_job(job("far", 1, "back", limits=SMALL))
@@ -169,8 +170,9 @@ async def test_what_cannot_be_meant_is_refused_all_at_once(w: World):  # FE4
     }
 
 
+@pytest.mark.behaviour("BUG-AL29")
 async def test_a_plan_does_not_change_the_recorded_neighbours():
-    """BUG-AL29: the job was known from then on as its plan had it."""
+    """The job was known from then on as its plan had it."""
     async with allocator_of(machines(1, 1, **BIG), FRONT) as allocator:
         await allocator.place(a_job(1, "a", apart_from=near("b")))
         found = await allocator.plan(a_job(2, "a"))
@@ -178,7 +180,8 @@ async def test_a_plan_does_not_change_the_recorded_neighbours():
         assert (await allocator.place(a_job(1, "b"))).unplaced == (0,)
 
 
-async def test_a_plan_keeps_to_what_the_planned_form_says_of_others():  # BUG-AL29
+@pytest.mark.behaviour("BUG-AL29")
+async def test_a_plan_keeps_to_what_the_planned_form_says_of_others():
     async with allocator_of(machines(1, 2, **BIG), FRONT) as allocator:
         (there,) = hosts(await allocator.place(a_job(1, "a", preferences=PACK)))
         found = await allocator.plan(a_job(1, "b", apart_from=near("a")))
@@ -188,8 +191,9 @@ async def test_a_plan_keeps_to_what_the_planned_form_says_of_others():  # BUG-AL
         assert not (await allocator.place(a_job(1, "b"))).unplaced
 
 
+@pytest.mark.behaviour("BUG-AL29")
 async def test_recorded_neighbours_survive_a_restart_of_a_program():
-    """BUG-AL29: a program without job records placed others on the machine after a restart."""
+    """A program without job records placed others on the machine after a restart."""
     async with MemoryStore() as store:
         await stocked(store, machines(1, 1, **BIG), FRONT)
         async with allocator_over(store) as allocator:

@@ -1,4 +1,4 @@
-"""EL8, AP10: best-effort work runs on loans, in turns by share, and again after a revocation."""
+"""Best-effort work runs on loans, in turns by share, and again after a revocation."""
 
 import asyncio
 from pathlib import Path
@@ -15,11 +15,14 @@ from control_plane.api.elastic import Elastic, ElasticMode, ElasticSettings
 from control_plane.api.jobs import JobSpec
 from control_plane.api.opportunistic import QueuedState, QueuedWish, QueuedWork, WorkQueue
 from control_plane.cli import main
+from control_plane.optimus.core import choosing
 from control_plane.optimus.core.choosing import chosen, in_order, job_of
 from control_plane.optimus.daemon import OptimusConfig, serve
 from control_plane.optimus.service import Optimus
 from control_plane.store.memory import MemoryStore
-from wire.errors import Conflict, InvalidInput, Unprocessable
+from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, Unprocessable
+
+pytestmark = pytest.mark.behaviour("EL8", "AP10")
 
 INDEX = Path(__file__).parents[4] / "vm_lab/elastic/index.toml"
 """Of `make demo-elastic`."""
@@ -131,7 +134,7 @@ async def test_an_owner_comes_first_and_the_work_runs_again_afterwards(world: Wo
 
 
 @scenario(elastic=APPLY)
-async def test_work_that_fails_is_tried_again_later_and_not_for_ever(world: World) -> None:
+async def test_failed_work_is_retried_a_bounded_number_of_times(world: World) -> None:
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
@@ -162,9 +165,10 @@ async def test_the_queue_outlives_the_process_and_a_name_is_taken_once(world: Wo
         assert again.queue().work == []
 
 
+@pytest.mark.behaviour("BUG-UX96")
 @scenario(elastic=APPLY)
 async def test_a_job_that_only_has_the_name_of_work_is_left_alone(world: World) -> None:
-    """BUG-UX96: a restart of twine-optimus stopped the job of another entitlement."""
+    """A restart of twine-optimus stopped the job of another entitlement."""
     await lent_region(world)
     await world.cp.apply_job(a_job(1, name="index"))
     async with MemoryStore() as store:
@@ -180,9 +184,10 @@ async def test_a_job_that_only_has_the_name_of_work_is_left_alone(world: World) 
         assert (record.spec.entitlement, record.stopping) == ("front", False)
 
 
+@pytest.mark.behaviour("BUG-UX98")
 @scenario(elastic=APPLY)
 async def test_a_job_that_is_made_while_work_of_its_name_starts_is_left_alone(world: World) -> None:
-    """BUG-UX98: a job that was created between Optimus' check and its write was changed."""
+    """A job that was created between Optimus' check and its write was changed."""
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
@@ -201,9 +206,10 @@ async def test_a_job_that_is_made_while_work_of_its_name_starts_is_left_alone(wo
         assert (await world.cp.get_job("index")).record.spec.entitlement == "front"
 
 
+@pytest.mark.behaviour("BUG-UX96")
 @scenario(elastic=APPLY)
 async def test_a_job_that_took_the_name_of_running_work_is_left_alone(world: World) -> None:
-    """BUG-UX96: to cancel the work stopped the job of another entitlement."""
+    """To cancel the work stopped the job of another entitlement."""
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
@@ -218,8 +224,120 @@ async def test_a_job_that_took_the_name_of_running_work_is_left_alone(world: Wor
         assert (record.spec.entitlement, record.stopping) == ("front", False)
 
 
+class HeldUp:
+    """Delays one call of a front end until `answer` is set."""
+
+    def __init__(self, front: FrontEnd, call: str) -> None:
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+        self._call = getattr(front, call)
+        setattr(front, call, self)
+
+    async def __call__(self, *given, **named):
+        self.asked.set()
+        await self.answer.wait()
+        return await self._call(*given, **named)
+
+
+async def cancelled_during(world: World, call: str) -> None:
+    """Cancel work while a round waits for the answer to a call."""
+    await lent_region(world)
+    async with MemoryStore() as store:
+        front = FrontEnd(world)
+        optimus = Optimus(world.runtime, front, store, "batch", {}, ahead=2)
+        await optimus.load()
+        await optimus.submit("index", wish("index"), "ann")
+        held = HeldUp(front, call)
+        looking = asyncio.create_task(optimus.look())
+        await held.asked.wait()
+        cancelling = asyncio.create_task(optimus.cancel("index"))
+        await asyncio.sleep(1)
+        held.answer.set()
+        await asyncio.gather(looking, cancelling)
+        await optimus.look()
+        assert optimus.queue().work == []
+        await world.until(lambda: is_gone(world, "index"), 300)
+
+
+@pytest.mark.behaviour("BUG-CP74")
 @scenario(elastic=APPLY)
-async def test_an_entitlement_with_machines_of_its_own_is_refused(world: World) -> None:
+async def test_work_that_is_cancelled_during_a_round_does_not_come_back(world: World) -> None:
+    """The round wrote it again as running."""
+    await cancelled_during(world, "get_job")
+
+
+@pytest.mark.behaviour("BUG-CP74")
+@scenario(elastic=APPLY)
+async def test_work_that_is_cancelled_while_it_starts_leaves_no_job(world: World) -> None:
+    """Its job ran on without a record, so it was never stopped."""
+    await cancelled_during(world, "apply_job")
+
+
+async def is_gone(world: World, name: str) -> bool:
+    try:
+        return (await world.cp.get_job(name)).record.stopping
+    except NotFound:
+        return True
+
+
+@pytest.mark.behaviour("BUG-CP74")
+@scenario(elastic=APPLY)
+async def test_two_users_that_claim_a_name_at_once_do_not_share_it(world: World) -> None:
+    """The second replaced the work of the first, and both were told that it waits."""
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        found = await asyncio.gather(
+            *(optimus.submit("index", wish("index"), user) for user in ("ann", "bob")),
+            return_exceptions=True,
+        )
+        assert [type(one) for one in found] == [QueuedWork, Conflict]
+        assert [one.user for one in optimus.queue().work] == ["ann"]
+
+
+@pytest.mark.behaviour("BUG-CP75")
+@scenario(elastic=APPLY)
+async def test_work_that_may_not_run_delays_no_other_work(world: World) -> None:
+    """The error of the first ended each round, and no work behind it was started."""
+    await lent_region(world)
+    async with MemoryStore() as store:
+        front = FrontEnd(world)
+        apply = front.apply_job
+
+        async def refusing(spec: JobSpec, *, is_new: bool = False):
+            if spec.name == "bad":
+                raise Forbidden("optimus is not a host admin")
+            return await apply(spec, is_new=is_new)
+
+        front.apply_job = refusing
+        optimus = Optimus(world.runtime, front, store, "batch", {}, ahead=2)
+        await optimus.load()
+        await optimus.submit("bad", wish("bad"), "ann")
+        await optimus.submit("good", wish("good"), "ann")
+        await optimus.look()
+        assert states(optimus) == {"bad": QueuedState.WAITING, "good": QueuedState.RUNNING}
+        assert [one.reason for one in optimus.queue().work if one.name == "bad"] == [
+            "optimus is not a host admin"
+        ]
+
+
+@pytest.mark.behaviour("BUG-CP87")
+def test_a_long_queue_is_sorted_once_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was sorted for each piece that was chosen, which took seconds."""
+    sorted_ = []
+
+    def counted(*given):
+        sorted_.append(given)
+        return in_order(*given)
+
+    monkeypatch.setattr(choosing, "in_order", counted)
+    queue = [work(f"w{i:03}", f"user{i % 3}") for i in range(300)]
+    start, stop = chosen(queue, {"user1": 200}, 100, 0.0)
+    assert (len(start), stop, len(sorted_)) == (100, [], 1)
+    users = [one.user for one in queue if one.name in start]
+    assert [users.count(f"user{i}") for i in range(3)] == [25, 50, 25]
+
+
+@scenario(elastic=APPLY)
+async def test_an_entitlement_with_its_own_machines_is_refused(world: World) -> None:
     await world.set_up(quota=3)
     async with MemoryStore() as store:
         optimus = Optimus(world.runtime, FrontEnd(world), store, "front", {}, ahead=2)
@@ -227,9 +345,10 @@ async def test_an_entitlement_with_machines_of_its_own_is_refused(world: World) 
             await optimus.look()
 
 
+@pytest.mark.behaviour("BUG-UX119")
 @scenario(elastic=APPLY)
 async def test_a_job_file_of_another_entitlement_is_refused(world: World) -> None:
-    """BUG-UX119: the file's entitlement was ignored, and the work ran in that of the queue."""
+    """The file's entitlement was ignored, and the work ran in that of the queue."""
     optimus = await an_optimus(world, MemoryStore())
     other = QueuedWish(job=a_job(1, name="index", entitlement="front"))
     with pytest.raises(InvalidInput, match=r"job\.entitlement: 'front' is not 'batch'"):
@@ -270,8 +389,9 @@ def typed(socket: str, *words: str) -> Result:
     return CliRunner().invoke(main, ["work", *words, "--socket", socket])
 
 
+@pytest.mark.behaviour("EL8")
 async def test_a_job_file_is_handed_in_as_it_is_written(tmp_path: Path) -> None:
-    """EL8: through the socket; times and sizes with units, as `job apply` takes them."""
+    """Through the socket; times and sizes with units, as `job apply` takes them."""
     config = OptimusConfig(
         entitlement="batch",
         endpoint=f"unix:{tmp_path}/nobody",

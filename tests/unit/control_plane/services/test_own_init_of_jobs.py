@@ -46,7 +46,7 @@ async def told(w: World, name: str, capabilities: list[str]) -> None:
     await w.until(is_known)
 
 
-def test_a_file_says_no_command_and_all_that_does_not_go_with_it_is_told_at_once() -> None:
+def test_all_keys_that_conflict_in_a_file_are_reported_at_once() -> None:
     assert job_errors(FILE) == []
     bad = {
         "command": ["/sbin/init"],
@@ -84,8 +84,9 @@ def test_an_entitlement_allows_only_what_has_to_be_allowed(name: str, why: str) 
     assert why in error.reason
 
 
+@pytest.mark.behaviour("F-83")
 def test_a_job_has_it_only_where_its_entitlement_allows_it() -> None:
-    """F-83: and what runs stays when that is taken back; the next version needs it again."""
+    """And what runs stays when that is taken back; the next version needs it again."""
 
     async def main() -> None:
         w = World(a_region())
@@ -118,8 +119,9 @@ def test_a_job_has_it_only_where_its_entitlement_allows_it() -> None:
     run(main())
 
 
+@pytest.mark.behaviour("AL4", "AL6")
 def test_its_tasks_go_only_to_hosts_that_say_they_can_start_them() -> None:
-    """AL4 AL6: a plan says why nothing fits; once a host can, what waited for one is placed."""
+    """A plan says why nothing fits; once a host can, what waited for one is placed."""
 
     async def main() -> None:
         w = World(a_region())
@@ -146,8 +148,9 @@ def test_its_tasks_go_only_to_hosts_that_say_they_can_start_them() -> None:
     run(main())
 
 
-def test_containers_inside_are_allowed_by_themselves_and_need_a_host_that_knows_them() -> None:
-    """AL4 F-83: a host with an agent from before has no machines that could have any."""
+@pytest.mark.behaviour("AL4", "F-83")
+def test_nested_containers_can_be_allowed_alone_and_need_a_host_that_supports_them() -> None:
+    """A host with an agent from before has no machines that could have any."""
 
     async def main() -> None:
         w = World(a_region())

@@ -87,8 +87,9 @@ def scenario(**rules):
     return decorate
 
 
+@pytest.mark.behaviour("CP1")
 @scenario()
-async def test_entitlements_are_created_grown_shrunk_and_deleted(p: Portal):  # CP1
+async def test_entitlements_are_created_grown_shrunk_and_deleted(p: Portal):
     for machines in (3, 10, 1):
         request = await p.request("front", wish(machines=machines), ANN, NOTHING)
         assert request.state is RequestState.APPROVED
@@ -99,8 +100,9 @@ async def test_entitlements_are_created_grown_shrunk_and_deleted(p: Portal):  # 
     assert [r.requester for r in p.requests] == ["ann"] * 4
 
 
+@pytest.mark.behaviour("CP1", "CP7")
 @scenario()
-async def test_more_than_the_region_has_is_refused_with_the_sum(p: Portal):  # CP1 CP7
+async def test_more_than_the_region_has_is_refused_with_the_sum(p: Portal):
     await p.request("front", wish(machines=7), ANN, NOTHING)
     with pytest.raises(Unprocessable, match="7 machines granted to others") as refusal:
         await p.request("back", wish(machines=4), ANN, NOTHING)
@@ -113,8 +115,9 @@ async def test_more_than_the_region_has_is_refused_with_the_sum(p: Portal):  # C
         await p.request("back", wish(rru=6.5), ANN, NOTHING)
 
 
+@pytest.mark.behaviour("CP1")
 @scenario()
-async def test_two_grants_that_fit_alone_are_not_both_made(p: Portal):  # CP1
+async def test_two_grants_that_fit_alone_are_not_both_made(p: Portal):
     asked = [p.request(f"e{i}", wish(machines=4), ANN, NOTHING) for i in range(5)]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [isinstance(a, Unprocessable) for a in answers] == [False, False, True, True, True]
@@ -145,7 +148,7 @@ async def test_machines_that_left_do_not_keep_an_entitlement_from_shrinking(p: P
 
 
 @scenario()
-async def test_everything_wrong_is_said_at_once(p: Portal):
+async def test_all_errors_are_reported_at_once(p: Portal):
     bad = wish(machines=1, machine_types=["huge"], datacenter="dc9", materialization="none")
     with pytest.raises(InvalidInput) as refusal:
         await p.request("front", bad, ANN, NOTHING)
@@ -157,9 +160,10 @@ async def test_everything_wrong_is_said_at_once(p: Portal):
     }
 
 
+@pytest.mark.behaviour("BUG-UX120")
 @scenario()
 async def test_a_host_profile_that_no_machine_has_is_refused(p: Portal):
-    """BUG-UX120: an entitlement with a misspelled host profile was created."""
+    """An entitlement with a misspelled host profile was created."""
     known = {f"m{i}": machine(i) for i in range(2)}
     p.supply.on_machine_change("m0", known["m0"], with_profiles(known["m0"], "base", "web"))
     p.supply.on_machine_change("m1", known["m1"], with_profiles(known["m1"]))
@@ -175,8 +179,9 @@ async def test_a_host_profile_that_no_machine_has_is_refused(p: Portal):
     await p.request("front", replace(early, spec=replace(early.spec, machines=2)), ANN, NOTHING)
 
 
+@pytest.mark.behaviour("MO11", "MO16")
 @scenario()
-async def test_what_jobs_stand_on_is_not_changed_under_them(p: Portal):  # MO11 MO16
+async def test_what_jobs_stand_on_is_not_changed_under_them(p: Portal):
     await p.put("front", EntitlementSpec(machines=2), jobs=[])
     await p.put("pool", EntitlementSpec(machines=2, host_profile="web"), jobs=[])
     moved = EntitlementSpec(machines=2, host_profile="web", materialization="pool")
@@ -190,8 +195,9 @@ async def test_what_jobs_stand_on_is_not_changed_under_them(p: Portal):  # MO11 
         await p.request("nothing", REMOVE, ANN, NOTHING)
 
 
+@pytest.mark.behaviour("MO16")
 @scenario()
-async def test_reservations_fit_their_materialization(p: Portal):  # MO16
+async def test_reservations_fit_their_materialization(p: Portal):
     await p.put("pool", EntitlementSpec(machines=4, host_profile="web"), jobs=[])
 
     async def errors(name: str = "ads", **fields) -> set[str]:
@@ -218,8 +224,9 @@ async def test_reservations_fit_their_materialization(p: Portal):  # MO16
         await p.put("x", EntitlementSpec(machines=2), jobs=[])
 
 
+@pytest.mark.behaviour("CP6", "CP12")
 @scenario(**MANUAL)
-async def test_more_waits_for_approval_and_less_does_not(p: Portal):  # CP6 CP12
+async def test_more_waits_for_approval_and_less_does_not(p: Portal):
     asked = await p.request("front", wish(machines=5), ANN, NOTHING)
     assert (asked.state, asked.why_pending) == (
         RequestState.PENDING,
@@ -244,8 +251,9 @@ async def test_more_waits_for_approval_and_less_does_not(p: Portal):  # CP6 CP12
         await p.deny(asked.request_id, ROOT, "")
 
 
+@pytest.mark.behaviour("F-83")
 @scenario()
-async def test_more_relaxations_are_never_granted_by_the_rules(p: Portal):  # F-83
+async def test_more_relaxations_are_never_granted_by_the_rules(p: Portal):
     """Whoever owns it may have anything else at once, and may give these back."""
     given = [Relaxation.OWN_INIT]
     new = await p.request("front", wish(machines=2, relaxations=given), ANN, NOTHING)
@@ -262,9 +270,10 @@ async def test_more_relaxations_are_never_granted_by_the_rules(p: Portal):  # F-
     assert by_root.state is RequestState.APPROVED
 
 
+@pytest.mark.behaviour("BUG-HT26")
 @scenario()
 async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p: Portal):
-    """BUG-HT26: the rule is portal.owners_raise; what is given back needs nobody."""
+    """The rule is portal.owners_raise; what is given back needs nobody."""
     made = await p.request("front", wish(machines=2, image_keys=KEYS[:1]), ANN, NOTHING)
     assert made.state is RequestState.APPROVED
     for changes, why in (
@@ -286,9 +295,10 @@ async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p:
     assert p.specs()["front"].priority == 500
 
 
+@pytest.mark.behaviour("BUG-HT26")
 @scenario(owners_raise=["priority"], approvers=["bob"])
 async def test_what_owners_may_raise_is_set_by_the_operators(p: Portal):
-    """BUG-HT26: another rule; approvers raise everything at once."""
+    """Another rule; approvers raise everything at once."""
     asked = await p.request("front", wish(machines=2), ANN, NOTHING)
     assert asked.why_pending == "approval is required for more capacity"
     assert (await p.request("front", wish(machines=2), BOB, NOTHING)).state == "approved"
@@ -296,9 +306,9 @@ async def test_what_owners_may_raise_is_set_by_the_operators(p: Portal):
     assert raised.state is RequestState.APPROVED
 
 
+@pytest.mark.behaviour("BUG-UX8")
 @scenario()
 async def test_a_dry_run_says_what_would_become_of_a_wish_and_stores_nothing(p: Portal):
-    """BUG-UX8."""
     for spec, state in ((wish(machines=4), "approved"), (wish(machines=4, priority=9), "approved")):
         made = await p.request("front", replace(spec, dry_run=True), ANN, NOTHING)
         assert (made.state, made.request_id) == (state, "")
@@ -312,8 +322,9 @@ async def test_a_dry_run_says_what_would_become_of_a_wish_and_stores_nothing(p: 
     assert list(p.requests) == []
 
 
+@pytest.mark.behaviour("CP12")
 @scenario(**MANUAL)
-async def test_requests_are_denied_and_withdrawn(p: Portal):  # CP12
+async def test_requests_are_denied_and_withdrawn(p: Portal):
     one = await p.request("front", wish(machines=5), ANN, NOTHING)
     two = await p.request("front", wish(machines=6), ANN, NOTHING)
     denied = await p.deny(one.request_id, ROOT, "no budget")
@@ -327,8 +338,9 @@ async def test_requests_are_denied_and_withdrawn(p: Portal):  # CP12
     assert p.specs() == {}
 
 
+@pytest.mark.behaviour("CP12")
 @scenario()
-async def test_a_request_for_machines_that_are_still_to_be_bought_waits(p: Portal):  # CP12
+async def test_a_request_for_machines_that_are_still_to_be_bought_waits(p: Portal):
     later = EntitlementWish(spec=EntitlementSpec(machines=12), queue=True)
     asked = await p.request("front", later, ANN, NOTHING)
     assert "the region has too few machines: the whole region" in asked.why_pending
@@ -349,7 +361,8 @@ async def test_a_request_that_was_overtaken_is_not_approved(p: Portal):
         await p.approve(first.request_id, BOB, "", NOTHING)
 
 
-def test_requests_and_their_effect_survive_a_restart_together():  # CP12
+@pytest.mark.behaviour("CP12")
+def test_requests_and_their_effect_survive_a_restart_together():
     async def main() -> None:
         store = MemoryStore()
         async with a_portal(store, **MANUAL) as portal:
@@ -365,7 +378,8 @@ def test_requests_and_their_effect_survive_a_restart_together():  # CP12
     run(main())
 
 
-def test_the_index_of_supply_agrees_with_a_count_of_all_machines():  # CP1
+@pytest.mark.behaviour("CP1")
+def test_the_index_of_supply_agrees_with_a_count_of_all_machines():
     leaving = UnavailabilityEvent(
         event_id="1", kind=EventKind.DECOMMISSION, reason="old", start=0.0
     )
@@ -385,7 +399,8 @@ def test_the_index_of_supply_agrees_with_a_count_of_all_machines():  # CP1
     assert index.counts() == {}
 
 
-def test_a_large_portal_does_its_sums_in_a_thread():  # CP8
+@pytest.mark.behaviour("CP8")
+def test_a_large_portal_does_its_sums_in_a_thread():
     """On a real loop: the sums of many entitlements are done in a thread."""
 
     async def main() -> None:
@@ -435,9 +450,10 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.behaviour("CP1", "CP7")
 @settings(deadline=None, max_examples=60)
 @given(STEPS)
-def test_whatever_is_asked_and_decided_never_more_is_granted_than_there_is(steps):  # CP1 CP7
+def test_whatever_is_asked_and_decided_never_more_is_granted_than_there_is(steps):
     async def main() -> None:
         async with a_portal(machines=0) as portal:
             for i in range(8):

@@ -1,4 +1,4 @@
-"""What is promised to others, kept up to date as machines and quotas change (CP7)."""
+"""What is promised to others, kept up to date as machines and quotas change."""
 
 import asyncio
 from collections import Counter
@@ -14,6 +14,8 @@ from control_plane.broker.core.assignment import FREE
 from control_plane.portal.core.grants import MachineClass
 from control_plane.portal.core.pools import MICRO, Quota
 from control_plane.runtime.runtime import Runtime
+
+pytestmark = pytest.mark.behaviour("CP7")
 
 PLAIN, RARE = MachineClass("plain", "dc1", 4 * MICRO), MachineClass("rare", "dc1", 4 * MICRO)
 P, R = ("plain", "dc1", 4 * MICRO, "local"), ("rare", "dc1", 4 * MICRO, "local")
@@ -96,8 +98,9 @@ async def test_the_sums_of_many_pools_do_not_block_the_loop(monkeypatch):
     runs.cancel()
 
 
+@pytest.mark.behaviour("BUG-CP6")
 async def test_what_is_taken_between_two_sums_is_subtracted(monkeypatch):
-    """BUG-CP6: in a region of many pools the limits were those of up to five seconds ago."""
+    """In a region of many pools the limits were those of up to five seconds ago."""
     monkeypatch.setattr(promises, "MANY", 2)
     index = a_region()
     keeper = a_keeper(index, {"any": ANY, "only": ONLY})
@@ -138,8 +141,9 @@ async def test_machines_that_come_while_a_region_is_counted_count_too(monkeypatc
     assert keeper.limits("any") == {P: 2, R: 1}
 
 
+@pytest.mark.behaviour("BUG-CP2")
 async def test_machines_change_hands_at_every_step_of_the_sums(monkeypatch):
-    """BUG-CP2: sums in a thread ended the process when the loop changed what they iterated."""
+    """Sums in a thread ended the process when the loop changed what they iterated."""
     monkeypatch.setattr(promises, "MANY", 2)
     index = RegionIndex()
     add(index, [f"plain{i}" for i in range(40)], pool=FREE, machine_type="plain")
@@ -170,8 +174,9 @@ def kept_without(keeper: PromiseKeeper, index: RegionIndex, pool: str, names: st
             return bool(stop.value)
 
 
+@pytest.mark.behaviour("CP7", "SH14")
 async def test_what_two_processes_took_in_one_moment_is_judged_by_the_later_one():
-    """CP7 SH14: each saw one rare machine to spare; `m2` is this process's, `m3` the other's."""
+    """Each saw one rare machine to spare; `m2` is this process's, `m3` the other's."""
     index = a_region()
     add(index, "m4", pool=FREE, machine_type="plain")
     keeper = a_keeper(index, {"any": ANY, "other": Quota(machines=1), "only": ONLY})
@@ -185,8 +190,9 @@ async def test_what_two_processes_took_in_one_moment_is_judged_by_the_later_one(
     assert kept_without(keeper, index, "only", "")
 
 
+@pytest.mark.behaviour("CP7")
 async def test_a_promise_that_was_broken_before_refuses_no_machine_that_it_is_not_about():
-    """CP7: a machine of a kind that has broken down since is missing whoever takes another."""
+    """A machine of a kind that has broken down since is missing whoever takes another."""
     index = a_region()
     quotas = {"any": Quota(machines=1), "only": Quota(per_type={"rare": 3})}
     keeper = a_keeper(index, quotas)
@@ -197,8 +203,9 @@ async def test_a_promise_that_was_broken_before_refuses_no_machine_that_it_is_no
     assert not kept_without(keeper, index, "any", "m2")
 
 
+@pytest.mark.behaviour("CP7")
 async def test_where_all_quotas_are_of_one_kind_all_that_was_taken_stays():
-    """CP7: nothing is counted then."""
+    """Nothing is counted then."""
     index = a_region()
     keeper = a_keeper(index, {"a": ANY, "b": Quota(machines=9)})
     give(index, "m1", "a", "plain")

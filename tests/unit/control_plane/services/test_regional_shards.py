@@ -1,4 +1,4 @@
-"""SH13: a region-wide control plane of two regions, with a shard for each and a global one."""
+"""A region-wide control plane of two regions, with a shard for each and a global one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from agent.api import Limits
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.store.memory import MemoryStore
 from wire.errors import ConfigError, Conflict, InvalidInput, Unprocessable
+
+pytestmark = pytest.mark.behaviour("SH13")
 
 BOTH = {"1": "west", "2": "east"}
 ALONE = Limits(memory_max_bytes=600 << 20)
@@ -70,8 +72,9 @@ def starts(w: World) -> dict[str, list[str]]:
     return {name: list(machine.starts) for name, machine in w.region.machines.items()}
 
 
+@pytest.mark.behaviour("SH13")
 def test_an_entitlement_goes_to_the_shard_of_its_region_and_its_tasks_stay_there() -> None:
-    """SH13: whatever has less to do, and what is not pinned goes to the global shard."""
+    """Whatever has less to do, and what is not pinned goes to the global shard."""
 
     async def main() -> None:
         async with two_regions() as w:
@@ -91,10 +94,10 @@ def test_an_entitlement_goes_to_the_shard_of_its_region_and_its_tasks_stay_there
     run(main())
 
 
+@pytest.mark.behaviour("SH13")
 def test_without_a_ready_shard_of_its_region_a_global_one_gets_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SH13."""
 
     async def main() -> None:
         async with two_regions(shards=4) as w:
@@ -110,8 +113,9 @@ def test_without_a_ready_shard_of_its_region_a_global_one_gets_it(
     run(main())
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_move_out_of_scope_is_refused_and_one_within_restarts_nothing() -> None:
-    """SH13: also as a plan, and nothing is changed."""
+    """Also as a plan, and nothing is changed."""
 
     async def main() -> None:
         async with two_regions() as w:
@@ -132,8 +136,9 @@ def test_a_move_out_of_scope_is_refused_and_one_within_restarts_nothing() -> Non
     run(main())
 
 
+@pytest.mark.behaviour("SH13")
 def test_the_region_of_an_entitlement_changes_in_a_global_shard_only() -> None:
-    """SH13: a shard of the new region gets it once it has left the machines of the old one."""
+    """A shard of the new region gets it once it has left the machines of the old one."""
 
     async def main() -> None:
         async with two_regions() as w:
@@ -155,10 +160,11 @@ def test_the_region_of_an_entitlement_changes_in_a_global_shard_only() -> None:
     run(main())
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_move_that_an_unpinning_overtakes_is_refused_at_its_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SH13: and the entitlement stays where it was, with its tasks."""
+    """And the entitlement stays where it was, with its tasks."""
 
     async def main() -> None:
         async with two_regions() as w:
@@ -180,8 +186,9 @@ def test_a_move_that_an_unpinning_overtakes_is_refused_at_its_write(
     run(main())
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_name_that_is_used_again_is_still_in_its_old_shard() -> None:
-    """SH13: hosts remember the owner of a deleted entitlement, so the map keeps it."""
+    """Hosts remember the owner of a deleted entitlement, so the map keeps it."""
 
     async def main() -> None:
         async with two_regions() as w:
@@ -198,8 +205,9 @@ def test_a_name_that_is_used_again_is_still_in_its_old_shard() -> None:
     run(main())
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_start_with_regions_that_contradict_the_map_is_refused() -> None:
-    """SH13: other regions, or none, start; an old store is one without a region anywhere."""
+    """Other regions, or none, start; an old store is one without a region anywhere."""
 
     async def main() -> None:
         store = MemoryStore(strict=True)
@@ -221,8 +229,9 @@ def test_a_start_with_regions_that_contradict_the_map_is_refused() -> None:
     run(main())
 
 
+@pytest.mark.behaviour("SH13")
 def test_machines_of_a_region_are_promised_to_what_is_pinned_to_it() -> None:
-    """SH13: a global entitlement leaves them, and a pin to an unknown region is refused."""
+    """A global entitlement leaves them, and a pin to an unknown region is refused."""
 
     async def main() -> None:
         async with two_regions() as w:
@@ -246,8 +255,8 @@ def test_machines_of_a_region_are_promised_to_what_is_pinned_to_it() -> None:
     run(main())
 
 
+@pytest.mark.behaviour("SH13", "MO16")
 def test_a_reservation_is_pinned_as_its_base_is_and_lives_in_its_shard() -> None:
-    """SH13 MO16."""
 
     async def main() -> None:
         async with two_regions() as w:

@@ -18,8 +18,9 @@ from control_plane.store.memory import MemoryStore
 from wire.errors import InvalidInput
 
 
+@pytest.mark.behaviour("AL5")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc1/msb3"))
-async def test_a_job_waits_for_a_label_and_stays_when_it_goes(w: World):  # AL5
+async def test_a_job_waits_for_a_label_and_stays_when_it_goes(w: World):
     await entitle(w, "front", 3)
     fast = ["label.disk = nvme or label.disk = ssd and msb = msb1"]
     await w.cp.apply_job(job("a", 1, limits=SMALL, requires=fast))
@@ -72,8 +73,9 @@ async def test_a_job_is_kept_off_machines_with_a_reason_and_restarts_nothing(w: 
     assert any(off in reason for reason in explained.reasons)
 
 
+@pytest.mark.behaviour("FE4")
 @on(region_of("dc1/msb1", "dc1/msb2"))
-async def test_what_no_machine_of_the_region_can_meet_is_refused(w: World):  # FE4
+async def test_what_no_machine_of_the_region_can_meet_is_refused(w: World):
     await entitle(w, "front", 2)
     with pytest.raises(
         InvalidInput, match="2 machines: requirement not met: gpus >= 1 and rack = r1"

@@ -1,4 +1,4 @@
-"""Two reservations on the machines of one entitlement, each with a share of its own (MO16)."""
+"""Two reservations on the machines of one entitlement, each with a share of its own."""
 
 import asyncio
 
@@ -8,6 +8,8 @@ from world import World
 
 from control_plane.api.jobs import JobPhase
 from control_plane.errors import QuotaExceeded
+
+pytestmark = pytest.mark.behaviour("MO16")
 
 FIVE = region_of("dc1/msb1", "dc1/msb2", "dc2/msb3", "dc1/msb1", "dc2/msb3")
 
@@ -25,8 +27,9 @@ async def deployed(w: World, *specs) -> None:
         await w.stable(spec.name)
 
 
+@pytest.mark.behaviour("MO16", "CP7", "MO12")
 @on(FIVE)
-async def test_no_reservation_gets_at_the_share_of_another(w: World):  # MO16 CP7 MO12
+async def test_no_reservation_gets_at_the_share_of_another(w: World):
     await reserve(w, one=2, two=2)
     await deployed(w, job("a", 1, "one"), job("b", 1, "one"))
     for more in (job("a", 2, "one"), job("c", 1, "one")):
@@ -39,8 +42,9 @@ async def test_no_reservation_gets_at_the_share_of_another(w: World):  # MO16 CP
     assert [s.record.name for s in (await w.cp.list_jobs()).jobs] == ["a", "b", "d", "e"]
 
 
+@pytest.mark.behaviour("MO16")
 @on(FIVE)
-async def test_jobs_that_fit_a_share_alone_are_not_let_in_together(w: World):  # MO16
+async def test_jobs_that_fit_a_share_alone_are_not_let_in_together(w: World):
     await reserve(w, one=2)
     specs = [job(name, 2, "one") for name in ("a", "b", "c")]
     outcomes = await asyncio.gather(*map(w.cp.apply_job, specs), return_exceptions=True)
@@ -49,8 +53,9 @@ async def test_jobs_that_fit_a_share_alone_are_not_let_in_together(w: World):  #
     assert len((await w.cp.list_jobs()).jobs) == 1
 
 
+@pytest.mark.behaviour("MO16")
 @on(FIVE)
-async def test_what_a_job_gives_up_another_of_its_reservation_may_have(w: World):  # MO16
+async def test_what_a_job_gives_up_another_of_its_reservation_may_have(w: World):
     await reserve(w, one=2)
     await deployed(w, job("a", 2, "one"))
     await w.cp.apply_job(job("a", 1, "one"))
@@ -62,8 +67,9 @@ async def test_what_a_job_gives_up_another_of_its_reservation_may_have(w: World)
     await w.until(lambda: not hosts(w, "a"))
 
 
+@pytest.mark.behaviour("MO16", "AL3")
 @on(FIVE)
-async def test_a_smaller_share_ends_nothing_and_lost_tasks_come_back(w: World):  # MO16 AL3
+async def test_a_smaller_share_ends_nothing_and_lost_tasks_come_back(w: World):
     await reserve(w, one=3)
     await deployed(w, job("a", 2, "one"), job("b", 1, "one"))
     await reserve(w, one=2, two=1)

@@ -1,15 +1,19 @@
-"""What an idle region costs the allocator: next to nothing (BUG-CP10)."""
+"""What an idle region costs the allocator: next to nothing."""
 
 import asyncio
 
+import pytest
 from virtual_time import run
 from world import World, a_region
 
 from control_plane.api.machine_commands import RaiseGeneration
 
+pytestmark = pytest.mark.behaviour("BUG-CP10")
 
+
+@pytest.mark.behaviour("BUG-CP10")
 def test_unchanged_machines_are_compared_every_ten_minutes_at_most():
-    """BUG-CP10: all machines were compared every half a minute, 20 µs each."""
+    """All machines were compared every half a minute, 20 µs each."""
 
     async def main() -> None:
         w = World(a_region(6))
@@ -31,8 +35,9 @@ def test_unchanged_machines_are_compared_every_ten_minutes_at_most():
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP10")
 def test_a_checkpoint_follows_each_hundred_updated_machines():
-    """BUG-CP10: a thousand in one go stopped the loop for 100 ms and more."""
+    """A thousand in one go stopped the loop for 100 ms and more."""
 
     async def main() -> None:
         w = World(a_region(450))

@@ -1,4 +1,4 @@
-"""Three shards in one process: who owns what, and how an entitlement moves (SH1, SH3, SH4, AV7)."""
+"""Three shards in one process: who owns what, and how an entitlement moves."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from control_plane.shards.core.scopes import least_loaded_first
 from control_plane.store import Operation
 from control_plane.store.memory import MemoryStore
 from wire.errors import Busy, ConfigError, Conflict, NotFound
+
+pytestmark = pytest.mark.behaviour("SH1", "SH3", "SH4", "AV7")
 
 POOLS = ("e0", "e1", "e2")
 
@@ -52,8 +54,9 @@ def starts(w: World) -> dict[str, list[str]]:
     return {name: list(machine.starts) for name, machine in w.region.machines.items()}
 
 
+@pytest.mark.behaviour("SH2")
 def test_a_new_entitlement_goes_to_the_shard_with_the_least_to_do() -> None:
-    """SH2: and all shards are listed as one region."""
+    """And all shards are listed as one region."""
 
     async def main() -> None:
         async with three() as w:
@@ -70,8 +73,8 @@ def test_a_new_entitlement_goes_to_the_shard_with_the_least_to_do() -> None:
     run(main())
 
 
+@pytest.mark.behaviour("SH2")
 def test_the_measure_of_load_is_machines_held_or_promised_then_jobs() -> None:
-    """SH2."""
 
     def load(shard: int, machines: int, jobs: int) -> ShardLoad:
         return ShardLoad(shard=shard, load=machines, jobs=jobs)
@@ -101,8 +104,9 @@ def test_no_task_restarts_when_its_entitlement_moves() -> None:
     run(main())
 
 
+@pytest.mark.behaviour("SH4")
 def test_the_owner_of_a_restart_is_the_one_of_the_map() -> None:
-    """SH4: what was moved stays moved, and shards that do not run any more are told of."""
+    """What was moved stays moved, and shards that do not run any more are told of."""
 
     async def main() -> None:
         store = MemoryStore(strict=True)
@@ -131,11 +135,12 @@ def test_the_owner_of_a_restart_is_the_one_of_the_map() -> None:
     run(main())
 
 
+@pytest.mark.behaviour("SH4")
 @pytest.mark.parametrize("after", [False, True])
 def test_a_process_that_ends_in_a_move_leaves_one_owner(
     monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
-    """SH4: before the write of the new owner it is the old one, after it the new one."""
+    """Before the write of the new owner it is the old one, after it the new one."""
 
     class Killed(BaseException):
         pass
@@ -200,10 +205,11 @@ def test_a_job_lives_in_one_shard() -> None:
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP61")
 def test_a_job_that_is_being_written_into_an_entitlement_keeps_it_in_its_shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """BUG-CP61: the store had the transfer, its answer was under way: the entitlement moved."""
+    """The store had the transfer, its answer was under way: the entitlement moved."""
 
     async def main() -> None:
         async with three() as w:
@@ -232,9 +238,10 @@ def test_a_job_that_is_being_written_into_an_entitlement_keeps_it_in_its_shard(
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP62")
 @pytest.mark.parametrize("moved", ["e0", "e1"])
 def test_a_copy_that_a_transfer_left_on_a_lost_machine_keeps_both_in_one_shard(moved: str) -> None:
-    """BUG-CP62: no shard ended the copy once its machine was back."""
+    """No shard ended the copy once its machine was back."""
 
     async def main() -> None:
         async with three() as w:
@@ -256,9 +263,10 @@ def test_a_copy_that_a_transfer_left_on_a_lost_machine_keeps_both_in_one_shard(m
     run(main())
 
 
+@pytest.mark.behaviour("SH3")
 @pytest.mark.parametrize("moved", ["e0", "e1"])
 def test_no_job_passes_from_or_to_an_entitlement_that_is_on_its_way(moved: str) -> None:
-    """SH3: looked at before the lock only, a job ended between two shards, and none went on."""
+    """Looked at before the lock only, a job ended between two shards, and none went on."""
 
     async def main() -> None:
         async with three() as w:
@@ -281,8 +289,9 @@ def test_no_job_passes_from_or_to_an_entitlement_that_is_on_its_way(moved: str) 
     run(main())
 
 
+@pytest.mark.behaviour("CP7", "AL19")
 def test_a_shard_takes_no_machine_that_another_shard_was_promised() -> None:
-    """CP7 AL19: `e0` may only have machines of dc2, and gets all three although `e1` grew first."""
+    """`e0` may only have machines of dc2, and gets all three although `e1` grew first."""
 
     async def main() -> None:
         w = World(a_region(9), shards=2)

@@ -1,7 +1,8 @@
-"""Applications choose hardware and settings of the machines that they share (WH3)."""
+"""Applications choose hardware and settings of the machines that they share."""
 
 from collections import Counter
 
+import pytest
 from fake_agents import IMAGE, Region
 from msgspec.structs import replace
 from virtual_time import run
@@ -11,11 +12,14 @@ from agent.api.joining import JoinRequest
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import TaskPhase
 
+pytestmark = pytest.mark.behaviour("WH3")
+
 
 def typed(request: JoinRequest, kind: str) -> JoinRequest:
     return replace(request, machine_type=kind)
 
 
+@pytest.mark.behaviour("WH3", "MO1", "MO14", "MO17", "AL20", "RB6")
 def test_two_applications_get_the_hardware_and_the_profile_that_they_chose():
     # WH3 MO1 MO14 MO17 AL20 RB6: one allocator, one free pool, portal and broker decide
     async def main() -> None:

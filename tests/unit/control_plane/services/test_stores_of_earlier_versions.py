@@ -227,11 +227,12 @@ async def dies(world: World, store: MortalStore) -> None:
         assert store.deaths == deaths
 
 
+@pytest.mark.behaviour("F-61")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_upgrade_that_is_killed_again_and_again_ends_the_same(
     version: str, tmp_path: Path
 ) -> None:
-    """F-61: each process dies one transaction later than the one before."""
+    """Each process dies one transaction later than the one before."""
     epoch, entries = asyncio.run(entries_of(version, tmp_path / "copy"))
     records = msgspec.json.decode((STORES / version / "records.json").read_bytes())
 

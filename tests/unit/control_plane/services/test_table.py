@@ -40,7 +40,7 @@ async def test_the_next_page_is_read_while_the_present_one_is_worked_on() -> Non
         assert begun == [2, 3, 3]
 
 
-async def test_listeners_are_told_of_what_is_read_many_at_once_or_one_by_one() -> None:
+async def test_listeners_are_notified_of_bulk_and_single_reads() -> None:
     async with MemoryStore() as store:
         await store.txn({}, [machine(f"m{i:05}") for i in range(PAGE + 2)])
         table = Table(store, "machines/dc1/", MachineRecord, "machine")
@@ -61,7 +61,7 @@ async def test_listeners_are_told_of_what_is_read_many_at_once_or_one_by_one() -
         assert single == [f"m{i:05}" for i in range(PAGE + 2)]
 
 
-async def test_brokers_know_after_the_start_who_holds_what_and_tell_each_machine() -> None:
+async def test_brokers_know_holders_after_the_start_and_notify_each_machine() -> None:
     hold = Hold(transaction="t1", entitlement="web", profile="", since=0.0)
     async with MemoryStore() as store:
         one, two = machine("m1", entitlement="web"), machine("m2", hold=hold)

@@ -1,13 +1,16 @@
-"""EL9: who asked for it is told that its machine goes, and that lent capacity is short."""
+"""Who asked for it is told that its machine goes, and that lent capacity is short."""
 
 import asyncio
 
+import pytest
 from msgspec.structs import replace
 from test_elastic_capacity import APPLY, WHOLE, best_effort, borrower, lent
 from world import World, a_job, scenario
 
 from agent.api.notices import HostNotices
 from control_plane.api.job_life import JobLife, JobNotice
+
+pytestmark = pytest.mark.behaviour("EL9")
 
 TOLD = JobLife(notice=JobNotice(capacity_of=["batch"]))
 
@@ -17,9 +20,10 @@ def last(world: World, machine: str) -> HostNotices:
     return said[-1] if said else HostNotices()
 
 
+@pytest.mark.behaviour("EL9")
 @scenario(elastic=APPLY)
 async def test_tasks_on_a_lent_machine_get_their_deadline(world: World) -> None:
-    """EL9: the notice has the deadline of the loan, as the advance notice of the controller has."""
+    """The notice has the deadline of the loan, as the advance notice of the controller has."""
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(best_effort(life=TOLD))
@@ -45,9 +49,10 @@ async def test_tasks_on_a_lent_machine_get_their_deadline(world: World) -> None:
     await world.until(lambda: not last(world, machine).notices, 60)  # withdrawn
 
 
+@pytest.mark.behaviour("EL9")
 @scenario(elastic=APPLY)
 async def test_a_service_gets_a_notice_when_its_lent_capacity_is_absent(world: World) -> None:
-    """EL9: the service runs on machines of its own, and does with less while batch has none."""
+    """The service runs on machines of its own, and does with less while batch has none."""
     await world.set_up(quota=3)
     await borrower(world, borrow=2)
     await world.cp.apply_job(a_job(1, limits=WHOLE, life=TOLD))

@@ -1,4 +1,4 @@
-"""FE1: what looks at all machines asks often whether others are to have their turn."""
+"""What looks at all machines asks often whether others are to have their turn."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from control_plane.broker.region_table import RegionTable
 from control_plane.broker.service import MachineQuery
 from control_plane.roles import ControlPlane
 from control_plane.runtime.table import Table
+
+pytestmark = pytest.mark.behaviour("FE1")
 
 LISTED = 10
 MACHINES, MOST = 300, 50 + 2 * LISTED

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from msgspec.structs import replace
 from test_growing_and_shrinking import SMALL, deploy, entitle, held, hosts, job, on, region_of
 from world import World
@@ -16,9 +17,10 @@ def reason(w: World, name: str) -> str:
     return "".join(task.reason for task in w.cp._jobs.get(name).tasks)
 
 
+@pytest.mark.behaviour("BUG-AL1")
 @on(region_of("dc1/msb1"))
 async def test_a_job_that_waits_takes_its_new_version_at_once(w: World):
-    """BUG-AL1: tasks that waited kept what their first version claims for ever."""
+    """Tasks that waited kept what their first version claims for ever."""
     await entitle(w, "front", 1)
     await deploy(w, job("other", 1))
     await w.cp.apply_job(job("web", 1))
@@ -29,9 +31,10 @@ async def test_a_job_that_waits_takes_its_new_version_at_once(w: World):
     assert (task.version, hosts(w, "web")) == (2, {"web-0": "m1"})
 
 
+@pytest.mark.behaviour("BUG-AL1")
 @on(region_of("dc1/msb1", "dc1/msb2"), give_back_after_s=1)
 async def test_a_task_whose_machine_was_lost_takes_the_version_that_has_room(w: World):
-    """BUG-AL1: the same for one that waits because its machine is gone."""
+    """The same for one that waits because its machine is gone."""
     await entitle(w, "front", 2)
     await deploy(w, job("web", 2))
     lost = hosts(w, "web")["web-1"]
@@ -43,9 +46,10 @@ async def test_a_task_whose_machine_was_lost_takes_the_version_that_has_room(w: 
     )
 
 
+@pytest.mark.behaviour("BUG-AL2")
 @on(region_of("dc1/msb1", "dc1/msb2"))
 async def test_a_job_that_cannot_use_machines_keeps_no_other_job_from_them(w: World):
-    """BUG-AL2: a third pool gained room, which is nothing to the gang; it came first for ever."""
+    """A third pool gained room, which is nothing to the gang; it came first for ever."""
     w.cp._portal.settings = replace(w.cp._portal.settings, overgrant=Overgrant.ALLOW)
     await entitle(w, "third", 1)
     await entitle(w, "low", 1, priority=100)

@@ -1,7 +1,8 @@
-"""The number of the term that agents compare: it rises with leaders and with moves (SH3)."""
+"""The number of the term that agents compare: it rises with leaders and with moves."""
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from agent.api import Location
@@ -10,6 +11,8 @@ from control_plane.api.machines import MachineRecord
 from control_plane.api.ownership import EntitlementOwner
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.store.memory import MemoryStore
+
+pytestmark = pytest.mark.behaviour("SH3")
 
 
 async def test_a_store_without_a_map_continues_from_its_epochs() -> None:

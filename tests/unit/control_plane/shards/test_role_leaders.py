@@ -25,8 +25,9 @@ async def elected(store: MemoryStore, role: OwnRole, epoch: int) -> None:
     await store.txn({}, role.announced(epoch))
 
 
+@pytest.mark.behaviour("SH3")
 async def test_the_newest_epoch_of_any_role_counts_and_every_process_says_it() -> None:
-    """SH3: a machine that passes to another shard never hears a lower number."""
+    """A machine that passes to another shard never hears a lower number."""
     async with MemoryStore() as store:
         await elected(store, CORE, 4)
         await elected(store, FIRST, 7)
@@ -39,8 +40,9 @@ async def test_the_newest_epoch_of_any_role_counts_and_every_process_says_it() -
             assert ownership.number() == 7
 
 
+@pytest.mark.behaviour("AV2")
 async def test_a_replaced_leader_sends_no_number_of_its_successor() -> None:
-    """AV2: it hears of its successor before it hears of later epochs, and ends."""
+    """It hears of its successor before it hears of later epochs, and ends."""
     async with MemoryStore() as store:
         await elected(store, CORE, 1)
         await elected(store, FIRST, 2)
@@ -72,8 +74,9 @@ async def test_a_shard_without_a_core_that_fits_does_not_start() -> None:
         await RoleLeaders(store, FIRST).load()
 
 
+@pytest.mark.behaviour("SH2")
 async def test_shards_are_those_whose_processes_have_led() -> None:
-    """SH2: one more is known as soon as its election is followed; numbers may have gaps."""
+    """One more is known as soon as its election is followed; numbers may have gaps."""
     async with MemoryStore() as store:
         await elected(store, CORE, 1)
         leaders = RoleLeaders(store, CORE)
@@ -104,8 +107,9 @@ async def test_hosts_hear_one_life_of_the_store_from_all_processes() -> None:
         assert said[0].began == said[0].now == store.revision()
 
 
+@pytest.mark.behaviour("AV7")
 async def test_a_shard_that_never_led_is_away_and_another_ones_machine_is_not_commanded() -> None:
-    """AV7: the error may be tried again; hosts take no change with number 0."""
+    """The error may be tried again; hosts take no change with number 0."""
     async with MemoryStore() as store:
         await elected(store, CORE, 1)
         leaders = RoleLeaders(store, CORE)
@@ -125,8 +129,9 @@ async def test_a_shard_that_never_led_is_away_and_another_ones_machine_is_not_co
         assert ownership.headers("m1") == {OWNER_HEADER: "web/0"}
 
 
-async def test_a_withdrawn_move_cannot_be_released_any_more() -> None:
-    """SH4: what the old shard says too late is refused."""
+@pytest.mark.behaviour("SH4")
+async def test_a_withdrawn_move_cannot_be_released() -> None:
+    """What the old shard says too late is refused."""
     async with MemoryStore() as store:
         core, shard = OwnershipMap(store), OwnershipMap(store)
         await core.announce("web", 2)

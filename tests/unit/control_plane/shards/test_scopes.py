@@ -1,4 +1,4 @@
-"""SH13: which shards may own which entitlements, and in which order they get them."""
+"""Which shards may own which entitlements, and in which order they get them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from control_plane.shards.core.scopes import (
 )
 from wire.errors import ConfigError, Conflict
 
+pytestmark = pytest.mark.behaviour("SH13")
+
 SHARDS = [
     ShardLoad(shard=0, load=1),
     ShardLoad(shard=1, load=9, region="west"),
@@ -29,6 +31,7 @@ SHARDS = [
 SCOPES = {load.shard: load.region for load in SHARDS}
 
 
+@pytest.mark.behaviour("SH13")
 @pytest.mark.parametrize(
     ("scope", "region", "may"),
     [
@@ -42,10 +45,10 @@ SCOPES = {load.shard: load.region for load in SHARDS}
 def test_a_regional_shard_owns_what_is_pinned_to_its_region_and_a_global_one_anything(
     scope: str, region: str | None, may: bool
 ) -> None:
-    """SH13."""
     assert may_own(scope, region) is may
 
 
+@pytest.mark.behaviour("SH13")
 @pytest.mark.parametrize(
     ("region", "order"),
     [("west", [3, 1, 0, 4]), ("east", [2, 0, 4]), ("north", [0, 4]), (None, [0, 4])],
@@ -53,19 +56,20 @@ def test_a_regional_shard_owns_what_is_pinned_to_its_region_and_a_global_one_any
 def test_shards_of_the_region_come_before_global_ones_and_the_least_loaded_first(
     region: str | None, order: list[int]
 ) -> None:
-    """SH13: whatever the load of the global ones is."""
+    """Whatever the load of the global ones is."""
     assert least_loaded_first(SHARDS, region) == order
 
 
+@pytest.mark.behaviour("SH13")
 def test_the_best_shard_of_each_scope_is_tried_when_a_shard_is_drained() -> None:
-    """SH13: a global one takes what still has machines of another region."""
+    """A global one takes what still has machines of another region."""
     assert best_of_each_scope(SHARDS, "west") == [3, 0]
     assert best_of_each_scope(SHARDS[1:], None) == [4]
     assert best_of_each_scope(SHARDS[1:3], "east") == [2]
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_move_out_of_scope_says_what_where_why_and_what_to_try() -> None:
-    """SH13."""
     check_move("pay", "west", 1, "west", {"m1": "west"})
     check_move("pay", None, 0, "", {"m1": "west"})
     with pytest.raises(Conflict) as refused:
@@ -79,15 +83,16 @@ def test_a_move_out_of_scope_says_what_where_why_and_what_to_try() -> None:
         check_move("pay", None, 1, "west", {})
 
 
+@pytest.mark.behaviour("SH13")
 def test_an_entitlement_with_machines_elsewhere_does_not_get_into_a_regional_shard() -> None:
-    """SH13: tasks stay where they are when a pin changes."""
+    """Tasks stay where they are when a pin changes."""
     held = {"m1": "west", "m2": "east", "m3": "north"}
     with pytest.raises(Conflict, match="still holds 2 machines elsewhere: m2, m3"):
         check_move("pay", "west", 1, "west", held)
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_pin_that_the_shard_excludes_is_refused_with_the_way_there() -> None:
-    """SH13."""
     check_pin("pay", "west", 1, "west")
     with pytest.raises(Conflict) as found:
         check_pin("pay", "east", 1, "west")
@@ -100,8 +105,8 @@ def test_a_pin_that_the_shard_excludes_is_refused_with_the_way_there() -> None:
     assert found.value.hint.startswith("give it its own machines with --region west; then ")
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_map_that_contradicts_the_settings_is_named_with_an_example() -> None:
-    """SH13."""
     pins = {"pay": "west", "ads": None, "web": "east"}
     check_owners({"pay": 1, "ads": 0, "web": 2}, pins, SCOPES.__getitem__)
     with pytest.raises(ConfigError) as refused:
@@ -113,8 +118,8 @@ def test_a_map_that_contradicts_the_settings_is_named_with_an_example() -> None:
     assert "twinectl shard move ads --to 0" in refused.value.hint
 
 
+@pytest.mark.behaviour("SH13")
 def test_what_no_other_shard_may_own_is_found_before_a_shard_is_drained() -> None:
-    """SH13."""
     full = ShardLoad(shard=0, entitlements=["ads", "pay", "web"], pinned={"pay": "west"})
     assert stuck(full, SHARDS[1:4]) == ["ads", "web"]
     assert stuck(full, SHARDS[1:]) == []
@@ -124,6 +129,7 @@ def test_a_scope_is_shown_in_words() -> None:
     assert (in_words(""), in_words("west")) == ("global", "region west")
 
 
+@pytest.mark.behaviour("SH13")
 @pytest.mark.parametrize(
     ("regions", "words"),
     [
@@ -137,13 +143,13 @@ def test_a_scope_is_shown_in_words() -> None:
 def test_regions_of_shards_that_cannot_be_are_refused(
     regions: dict[str, str] | list[str], words: str
 ) -> None:
-    """SH13."""
     with pytest.raises(ConfigError, match="scheduler") as refused:
         load(None, {"scheduler": {"shards": 3, "shard_regions": regions}})
     assert words in str(refused.value)
 
 
+@pytest.mark.behaviour("SH13")
 def test_a_shard_that_is_a_process_may_have_a_region_before_it_starts() -> None:
-    """SH13: `shards` is the least number there."""
+    """`shards` is the least number there."""
     core = {"role": "core", "etcd": {"endpoints": ["http://e:2379"]}}
     assert load(None, core | {"scheduler": {"shard_regions": {"9": "west"}}})

@@ -22,7 +22,7 @@ async def test_a_strict_store_refuses_what_not_every_engine_takes() -> None:
         assert (await store.list_prefix("")).entries == ()
 
 
-async def test_a_store_in_production_makes_it_and_counts_who_did(tmp_path) -> None:
+async def test_a_production_store_creates_it_and_counts_its_creators(tmp_path) -> None:
     async with SqliteStore(tmp_path) as store:
         for operations in (TOO_MANY, TOO_LARGE, TOO_LARGE):
             await store.txn({}, operations)

@@ -1,5 +1,5 @@
 """Copies of a store: made while it is written to, proved, refused where they are opened by mistake,
-and put back under numbers above all that was given out (F-88)."""
+and put back under numbers above all that was given out."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from control_plane.store.records import RESTORED
 from control_plane.store.sqlite import SqliteStore
 from wire.errors import Busy, ConfigError
 
+pytestmark = pytest.mark.behaviour("F-88")
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
@@ -30,9 +32,10 @@ async def _filled(folder: Path, count: int = 3) -> None:
             await store.txn({}, [Put(f"k{number}", b"v")])
 
 
+@pytest.mark.behaviour("F-88")
 @pytest.mark.parametrize("lost", [None, Facts(0, 4, 9, 1), Facts(0, 70_000, 1 << 40, 1)])
 def test_a_store_that_is_put_back_is_above_all_that_may_be_known(lost: Facts | None) -> None:
-    """F-88: above the copy by what a day may bring, and above what is left of the lost one."""
+    """Above the copy by what a day may bring, and above what is left of the lost one."""
     copy = Facts(1.0, 5, 10, 1)
     found = above(copy, lost)
     assert found.epoch >= 5 + copies.EPOCHS_BETWEEN
@@ -42,16 +45,16 @@ def test_a_store_that_is_put_back_is_above_all_that_may_be_known(lost: Facts | N
         assert found.revision > lost.revision
 
 
+@pytest.mark.behaviour("F-88")
 def test_tables_and_the_log_have_room_for_many_returns() -> None:
-    """F-88: what goes over the wire stays below 2^53, and a row's number below 2^63."""
+    """What goes over the wire stays below 2^53, and a row's number below 2^63."""
     assert 40 * copies.EPOCHS_BETWEEN << 32 < 1 << 53
     assert 40 * copies.REVISIONS_BETWEEN << 10 < 1 << 63
 
 
-async def test_a_copy_is_made_beside_a_writer_and_holds_one_moment(
-    tmp_path: Path, config: Config
-) -> None:
-    """F-88: keys are written in order, so a copy has the first ones, whole, and no others."""
+@pytest.mark.behaviour("F-88")
+async def test_a_copy_made_during_writes_is_consistent(tmp_path: Path, config: Config) -> None:
+    """Keys are written in order, so a copy has the first ones, whole, and no others."""
     async with SqliteStore(config.store_path) as store:
         for number in range(50):
             await store.txn({}, [Put(f"k{number:03d}", b"v" * 1000)])
@@ -74,8 +77,9 @@ async def test_a_copy_is_made_beside_a_writer_and_holds_one_moment(
     assert look(file).copied_at > 0
 
 
+@pytest.mark.behaviour("F-88")
 async def test_a_copy_is_no_store_until_it_is_put_back(tmp_path: Path, config: Config) -> None:
-    """F-88: whoever puts the file there and starts is told, before any host is asked."""
+    """Whoever puts the file there and starts is told, before any host is asked."""
     await _filled(config.store_path)
     copy = copy_all(config, tmp_path / "copies") / "main.db"
     folder = tmp_path / "other"
@@ -86,10 +90,11 @@ async def test_a_copy_is_no_store_until_it_is_put_back(tmp_path: Path, config: C
             pass
 
 
-async def test_what_is_put_back_goes_on_above_and_forgets_the_history(
+@pytest.mark.behaviour("F-88")
+async def test_a_restored_store_continues_with_higher_revisions_and_no_history(
     tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """F-88: watchers list again, join tokens are gone, what was there is kept, and once more."""
+    """Watchers list again, join tokens are gone, what was there is kept, and once more."""
     async with SqliteStore(config.store_path) as store:
         await store.txn({}, [Put("k", b"old"), Put("join-tokens/t", b"{}")])
         before = store.epoch(), store.revision()
@@ -112,9 +117,10 @@ async def test_what_is_put_back_goes_on_above_and_forgets_the_history(
     assert "restored: the copy of 20" in capsys.readouterr().out
 
 
+@pytest.mark.behaviour("F-88")
 @pytest.mark.parametrize("damage", ["cut", "rubbish", "missing", "empty"])
 async def test_a_damaged_copy_changes_nothing(tmp_path: Path, config: Config, damage: str) -> None:
-    """F-88: it is read to its end before anything is touched."""
+    """It is read to its end before anything is touched."""
     await _filled(config.store_path, 200)
     copy = copy_all(config, tmp_path / "copies") / "main.db"
     data = copy.read_bytes()
@@ -130,10 +136,11 @@ async def test_a_damaged_copy_changes_nothing(tmp_path: Path, config: Config, da
         assert store.epoch() == 2
 
 
+@pytest.mark.behaviour("F-88")
 async def test_a_store_in_use_is_not_put_back_and_a_file_is_not_overwritten(
     tmp_path: Path, config: Config
 ) -> None:
-    """F-88: two mistakes of a hurried night."""
+    """Two mistakes of a hurried night."""
     await _filled(config.store_path)
     copy = copy_all(config, tmp_path / "copies")
     async with SqliteStore(config.store_path):
@@ -146,10 +153,11 @@ async def test_a_store_in_use_is_not_put_back_and_a_file_is_not_overwritten(
     assert list((tmp_path / "copies2").iterdir()) == []
 
 
+@pytest.mark.behaviour("F-88")
 async def test_the_stores_of_data_centers_are_copied_at_rest_and_put_back_together(
     tmp_path: Path,
 ) -> None:
-    """F-88: copies of a moment each would not agree about whose a machine is."""
+    """Copies of a moment each would not agree about whose a machine is."""
     own = tmp_path / "dc1"
     config = Config(state=str(tmp_path / "state"), broker_stores={"dc1": str(own)})
     for folder in (config.store_path, own):

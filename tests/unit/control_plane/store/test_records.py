@@ -28,13 +28,14 @@ def test_a_newer_schema_is_refused():
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"schema": 1}', b'{"schema": "x"}'])
-def test_damage_is_said_and_not_guessed_around(data):
+def test_damage_is_reported_without_guessing(data):
     with pytest.raises(ConfigError, match="entitlements/web"):
         decode(data, EntitlementRecord, "entitlements/web")
 
 
+@pytest.mark.behaviour("SH9")
 def test_the_largest_job_is_one_value_that_every_engine_takes():
-    """SH9: 15,000 tasks, each on a machine of its own and with two ports."""
+    """15,000 tasks, each on a machine of its own and with two ports."""
     names = [f"prn{n % 7}-{(n * 7919) % 1_000_000:07d}" for n in range(15_000)]
     record = AllocationRecord(
         schema=1,

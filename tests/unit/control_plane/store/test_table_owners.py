@@ -10,6 +10,8 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import control_plane
 from control_plane.api.routes import ROUTES
 from control_plane.store import records
@@ -74,8 +76,9 @@ def keys() -> set[str]:
     return {name for name, value in named if name[0].isupper() and isinstance(value, str)}
 
 
-def test_each_component_names_records_of_its_own_and_of_no_other() -> None:
-    """SH6 SH16 WH6: the scheduler names no machine, the ReBalancer no job, no broker a task."""
+@pytest.mark.behaviour("SH6", "SH16", "WH6")
+def test_each_component_names_only_its_records() -> None:
+    """The scheduler names no machine, the ReBalancer no job, no broker a task."""
     found = defaultdict(set)
     for room, path, tree in modules():
         if path.name == "standalone.py":
@@ -88,8 +91,9 @@ def test_each_component_names_records_of_its_own_and_of_no_other() -> None:
     assert keys() - {"QUARANTINE"} == set().union(*OWNERS.values())
 
 
+@pytest.mark.behaviour("SH6")
 def test_no_component_writes_a_record_by_its_text() -> None:
-    """SH6: a key that is spelled out would pass the test above; each has its one constant."""
+    """A key that is spelled out would pass the test above; each has its one constant."""
     texts = {getattr(records, name) for name in keys()}
     spelled = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
@@ -101,8 +105,9 @@ def test_no_component_writes_a_record_by_its_text() -> None:
     assert spelled == []
 
 
+@pytest.mark.behaviour("SH16", "WH6")
 def test_machines_change_hands_by_the_allocator_and_by_loans_alone() -> None:
-    """SH16 WH6: scheduler and ReBalancer call nothing of the brokers that writes.
+    """Scheduler and ReBalancer call nothing of the brokers that writes.
 
     Health and profiles tell them what hosts said, and planned work is announced to them.
     Operators' requests go through `broker/service.py`, a part of the brokers.
@@ -125,6 +130,7 @@ def test_machines_change_hands_by_the_allocator_and_by_loans_alone() -> None:
     }
 
 
+@pytest.mark.behaviour("WH6")
 def test_an_application_s_controller_may_call_nothing_of_the_control_plane() -> None:
-    """WH6: it is asked, and answers; what it may change is its own work."""
+    """It is asked, and answers; what it may change is its own work."""
     assert {role for route in ROUTES for role in route.roles} == {"anyone", "component", "host"}

@@ -1,4 +1,4 @@
-"""Where the control plane connects to because a job says so, and where never (F-82)."""
+"""Where the control plane connects to because a job says so, and where never."""
 
 import ssl
 
@@ -10,9 +10,12 @@ from control_plane.task_control.core.addresses import Rules, rules_of
 from taskcontrol.api import TaskControlRequest
 from wire.errors import ConfigError, Forbidden
 
+pytestmark = pytest.mark.behaviour("F-82")
+
 OWN = ["cp.example", "192.168.7.1", "fd00::7"]
 
 
+@pytest.mark.behaviour("F-82")
 @pytest.mark.parametrize(
     ("address", "why"),
     [
@@ -45,7 +48,6 @@ OWN = ["cp.example", "192.168.7.1", "fd00::7"]
     ],
 )
 def test_an_address_that_no_controller_may_have_is_refused(address: str, why: str) -> None:
-    """F-82."""
     assert why in rules_of([], OWN).refusal(address)
 
 

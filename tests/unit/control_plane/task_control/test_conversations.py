@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 
+import pytest
 from virtual_time import RUNTIME, run
 
 from control_plane.api.jobs import ControllerRef
@@ -55,8 +56,9 @@ def test_a_controller_that_does_not_answer_is_called_after_1_2_4_seconds_and_at_
     talking(body, answers=False)
 
 
+@pytest.mark.behaviour("F-55", "TC10")
 def test_a_nearer_deadline_makes_the_next_call_of_a_silent_controller_earlier():
-    """F-55 TC10: to a quarter of what is left; not to this very moment."""
+    """To a quarter of what is left; not to this very moment."""
 
     async def body(controllers: Controllers, calls: list[float]) -> None:
         controllers.ask("web", REF, a_question())
@@ -70,7 +72,7 @@ def test_a_nearer_deadline_makes_the_next_call_of_a_silent_controller_earlier():
     talking(body, answers=False)
 
 
-def test_what_waits_is_asked_again_after_a_while_and_not_before():
+def test_a_waiting_request_is_repeated_after_its_delay():
     async def body(controllers: Controllers, calls: list[float]) -> None:
         controllers.ask("web", REF, a_question())
         await asyncio.sleep(1)

@@ -1,5 +1,7 @@
 """When a controller that did not answer is asked again."""
 
+import pytest
+
 from control_plane.task_control.core.talk import Question, soonest_try_s
 from taskcontrol.api import AdvanceNotice, TaskOperation
 
@@ -14,8 +16,9 @@ def an_operation(deadline: float | None) -> TaskOperation:
     return TaskOperation(id="t1", task=1, kind="move", cause="failure", deadline=deadline)
 
 
+@pytest.mark.behaviour("F-55", "TC10")
 def test_the_nearer_a_deadline_the_sooner_the_next_try() -> None:
-    """F-55 TC10: a quarter of what is left, of whatever deadline is the next one ahead."""
+    """A quarter of what is left, of whatever deadline is the next one ahead."""
     question = Question(
         request=(an_operation(160.0), an_operation(None)),
         notices=(a_notice(140.0), a_notice(99.0), a_notice(None)),

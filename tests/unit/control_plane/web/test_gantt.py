@@ -1,7 +1,8 @@
-"""FE1, FE7: operations of a job as bars, drawn by the server or packed for the script."""
+"""Operations of a job as bars, drawn by the server or packed for the script."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from control_plane.api.operations import (
     OperationState,
 )
 from control_plane.web.core.gantt import ROWS_MAX, chart, packed
+
+pytestmark = pytest.mark.behaviour("FE1", "FE7")
 
 
 def event(task: int | None, start: float, end: float, **more: object) -> JobEvent:

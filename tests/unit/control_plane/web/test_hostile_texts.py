@@ -1,4 +1,4 @@
-"""FE1: whatever a user or an agent says is shown as text, on every page and in every field.
+"""Whatever a user or an agent says is shown as text, on every page and in every field.
 
 The answers of all routes are made of their types: each text is HTML, with marks that turn what
 follows around, and 10 kB long.
@@ -25,6 +25,8 @@ from control_plane.web.serving import TEXT_MAX, Console
 from wire.fairness import Peer
 from wire.routes import Route
 from wire.server import Call
+
+pytestmark = pytest.mark.behaviour("FE1")
 
 HOSTILE = "\"><img src=x onerror=alert(1)>' onfocus=alert(2) \u202e{{ 7*7 }}\u200f" + "x" * 10_000
 

@@ -1,4 +1,4 @@
-"""FE1: pages of many objects: their JSON in parts, and turns for others while they are made."""
+"""Pages of many objects: their JSON in parts, and turns for others while they are made."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from control_plane.web.serving import PART, Console, as_json
 from wire.fairness import Peer
 from wire.routes import Route
 from wire.server import Call
+
+pytestmark = pytest.mark.behaviour("FE1")
 
 ANSWERS = {route.response for route in ROUTES if isinstance(route.response, type)}
 
@@ -92,9 +94,9 @@ async def test_the_page_of_shards_says_how_far_each_role_is_behind() -> None:
     assert found["shard-1"][2] == "b"
 
 
+@pytest.mark.behaviour("SH13")
 @pytest.mark.parametrize("shards", [1, 2])
 async def test_the_page_of_shards_has_scopes_where_one_is_regional(shards: int) -> None:
-    """SH13."""
     region, app = RegionOfRoles(), web.Application()
     region.shards = shards
     Console(region, ROUTES, lambda: 1).add_to(app)

@@ -1,4 +1,4 @@
-"""FE1: the map of the region, power, usage over time, what differs between versions, sessions."""
+"""The map of the region, power, usage over time, what differs between versions, sessions."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from control_plane.web.core.region import grid, power_bars, split_bar
 from control_plane.web.core.usage import READINGS_MAX, UsageHistory, usage_charts
 from control_plane.web.core.versions import changes, compared
 from wire.errors import Forbidden, NotFound
+
+pytestmark = pytest.mark.behaviour("FE1")
 
 IMAGE = "sha256:" + "0" * 64
 
@@ -135,8 +137,9 @@ def test_differences_between_versions_are_shown_without_secrets() -> None:
     assert changes(old, old) == []
 
 
+@pytest.mark.behaviour("BUG-UX85")
 def test_an_empty_text_of_a_new_entitlement_is_no_change() -> None:
-    """BUG-UX85: requests showed "business_unit – → –"."""
+    """Requests showed "business_unit – → –"."""
     spec = EntitlementSpec(machines=2, host_profile="web")
     assert [change.field for change in changes(None, spec) if not change.after] == []
     sold = replace(spec, business_unit="ads")

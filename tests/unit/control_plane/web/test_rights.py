@@ -1,4 +1,4 @@
-"""FE1, FE7: a viewer is shown no form, and what a form would send is refused."""
+"""A viewer is shown no form, and what a form would send is refused."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from wire.errors import Forbidden
 from wire.fairness import Peer
 from wire.routes import Route
 from wire.server import Call, Handler
+
+pytestmark = pytest.mark.behaviour("FE1", "FE7")
 
 
 class FrontEndStub:

@@ -29,7 +29,8 @@ class Source:
         return (await self.answers.get(key, self.load))["number"]
 
 
-def test_viewers_at_the_same_time_share_one_computation() -> None:  # FE1
+@pytest.mark.behaviour("FE1")
+def test_viewers_at_the_same_time_share_one_computation() -> None:
     async def run() -> None:
         source = Source()
         source.may_end.clear()
@@ -43,7 +44,8 @@ def test_viewers_at_the_same_time_share_one_computation() -> None:  # FE1
     asyncio.run(run())
 
 
-def test_an_older_answer_is_given_while_the_next_is_computed() -> None:  # FE1
+@pytest.mark.behaviour("FE1")
+def test_an_older_answer_is_given_while_the_next_is_computed() -> None:
     async def run() -> None:
         source = Source()
         assert await source.get() == 1
@@ -63,7 +65,8 @@ def test_an_older_answer_is_given_while_the_next_is_computed() -> None:  # FE1
     asyncio.run(run())
 
 
-def test_a_failure_is_raised_and_the_next_viewer_tries_again() -> None:  # FE1
+@pytest.mark.behaviour("FE1")
+def test_a_failure_is_raised_and_the_next_viewer_tries_again() -> None:
     async def run() -> None:
         source = Source()
 
@@ -77,7 +80,8 @@ def test_a_failure_is_raised_and_the_next_viewer_tries_again() -> None:  # FE1
     asyncio.run(run())
 
 
-def test_a_viewer_that_leaves_does_not_stop_the_computation_for_others() -> None:  # FE1
+@pytest.mark.behaviour("FE1")
+def test_a_viewer_that_leaves_does_not_stop_the_computation_for_others() -> None:
     async def run() -> None:
         source = Source()
         source.may_end.clear()
@@ -91,7 +95,8 @@ def test_a_viewer_that_leaves_does_not_stop_the_computation_for_others() -> None
     asyncio.run(run())
 
 
-def test_the_number_of_answers_is_bounded() -> None:  # FE1
+@pytest.mark.behaviour("FE1")
+def test_the_number_of_answers_is_bounded() -> None:
     async def run() -> None:
         source = Source()
         for number in range(2 * SHARED_MAX):
@@ -101,7 +106,8 @@ def test_the_number_of_answers_is_bounded() -> None:  # FE1
     asyncio.run(run())
 
 
-def test_an_answer_that_takes_long_is_fresh_for_longer() -> None:  # FE1
+@pytest.mark.behaviour("FE1")
+def test_an_answer_that_takes_long_is_fresh_for_longer() -> None:
     async def run() -> None:
         source = Source()
 
@@ -122,7 +128,8 @@ def test_an_answer_that_takes_long_is_fresh_for_longer() -> None:  # FE1
     asyncio.run(run())
 
 
-def test_a_slow_part_is_left_out_and_present_on_the_next_request(monkeypatch) -> None:  # FE1
+@pytest.mark.behaviour("FE1")
+def test_a_slow_part_is_left_out_and_present_on_the_next_request(monkeypatch) -> None:
     monkeypatch.setattr(calls, "SOON_S", 0.001)
 
     async def run() -> None:
@@ -137,7 +144,8 @@ def test_a_slow_part_is_left_out_and_present_on_the_next_request(monkeypatch) ->
     asyncio.run(run())
 
 
-def test_the_first_long_answer_is_begun_once_the_page_was_sent(monkeypatch) -> None:  # FE1
+@pytest.mark.behaviour("FE1")
+def test_the_first_long_answer_is_begun_once_the_page_was_sent(monkeypatch) -> None:
     """No answer is given at first; later ones are those that viewers share."""
     monkeypatch.setattr(calls, "LATER_S", 0.001)
 

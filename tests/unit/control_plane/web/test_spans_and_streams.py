@@ -1,4 +1,4 @@
-"""FE1, FE7: bars of waves and settings, the stream of a log, and states of machines."""
+"""Bars of waves and settings, the stream of a log, and states of machines."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from control_plane.broker.core.region_map import state_of
 from control_plane.identity.sessions import BrowserSessions, SessionEnded
 from control_plane.web import streams
 from control_plane.web.core.spans import setting_chart, wave_chart
+
+pytestmark = pytest.mark.behaviour("FE1", "FE7")
 
 
 def wave(number: int, start: float | None, deadline: float | None, done: int = 0) -> WaveView:
@@ -46,8 +48,9 @@ def test_a_wave_without_a_deadline_lasts_until_now_and_one_without_a_start_waits
     assert wave_chart([wave(1, None, None)], 150) is None
 
 
+@pytest.mark.behaviour("HP4")
 def test_settings_are_on_a_logarithmic_axis_the_slowest_first() -> None:
-    """HP4: switch times of a fast and a slow setting are both readable (Figure 17)."""
+    """Switch times of a fast and a slow setting are both readable (Figure 17)."""
     fast = SettingTimes(setting="sysctl", switches=3, p50_ms=10, p90_ms=100)
     slow = SettingTimes(setting="hugepages", switches=3, p50_ms=1000, p90_ms=10_000)
     found = setting_chart([fast, slow])
@@ -115,8 +118,9 @@ async def test_streams_end_once_their_session_is_ended(monkeypatch) -> None:
     assert browser.got == [b"data: 7\n\n"] * 3
 
 
+@pytest.mark.behaviour("FE1")
 def test_streams_keep_separate_phases_after_a_pause_of_the_loop() -> None:
-    """FE1: a turn of the loop in which all browsers are told is as long as all their writes."""
+    """A turn of the loop in which all browsers are told is as long as all their writes."""
 
     class Noting:
         def __init__(self) -> None:
@@ -157,8 +161,9 @@ def test_a_machine_is_unavailable_only_while_an_event_is_open() -> None:
     assert state_of(over, 0, True) == "free"
 
 
+@pytest.mark.behaviour("BUG-UX66")
 def test_waves_of_a_cancelled_plan_are_not_announced_as_coming() -> None:
-    """BUG-UX66: the page of a cancelled plan said that its other waves begin later."""
+    """The page of a cancelled plan said that its other waves begin later."""
     begun, later = wave(1, 100, 200, 4), wave(2, None, None)
     assert wave_chart([begun, later], 150).waiting == 1
     assert wave_chart([begun, replace(later, state=WaveState.CANCELLED)], 150).waiting == 0

@@ -93,19 +93,21 @@ def world() -> World:
     return found
 
 
+@pytest.mark.behaviour("BUG-SI1")
 def test_a_machine_that_ended_a_moment_ago_is_nobodys_fault(world: World) -> None:
-    """BUG-SI1: since the old copy was removed its task was taken for one that had failed."""
+    """Since the old copy was removed its task was taken for one that had failed."""
     world.region.machines["m01"].power_off()
     world.wait(1)
     world.listed("web-3")
     assert world.accused() == []
 
 
+@pytest.mark.behaviour("BUG-SI1")
 @pytest.mark.parametrize(("later_s", "accused"), [(1.0, 0), (5.0, 1)])
 def test_what_was_decided_before_work_was_called_off_may_be_written_a_moment_later(
     world: World, later_s: float, accused: int
 ) -> None:
-    """BUG-SI1: a pause over the deadline, and both writes right after it."""
+    """A pause over the deadline, and both writes right after it."""
     world.region.machines["m01"].power_off()
     world.region.checker.budgets.drained(["m04"], world.region.timeline.now + 1.0)
     world.wait(30)
@@ -131,8 +133,9 @@ def test_two_taken_down_are_one_too_many(world: World) -> None:
     ]
 
 
+@pytest.mark.behaviour("BUG-SI2")
 def test_a_job_may_wait_for_room_only_where_there_is_none(world: World) -> None:
-    """BUG-SI2: rest was refused to a job that wanted more than its entitlement may hold."""
+    """Rest was refused to a job that wanted more than its entitlement may hold."""
     region = world.region
     large = replace(SPEC, limits=api.Limits(memory_max_bytes=1 << 30, cpu_max_cores=7.5))
     region.clients.entitlements["ent0"] = EntitlementSpec(machines=2, host_profile="p")
@@ -148,9 +151,10 @@ def test_a_job_may_wait_for_room_only_where_there_is_none(world: World) -> None:
     assert not quiescence.is_full(region, large), "it may have another machine"
 
 
+@pytest.mark.behaviour("BUG-SI2")
 @pytest.mark.parametrize(("waiting", "most", "bound"), [(1, 1, True), (2, 1, True), (1, 2, False)])
 def test_a_release_waits_at_rest_while_tasks_without_room_use_up_the_budget(waiting, most, bound):
-    """BUG-SI2: a job of which one task never finds room may not be updated, and is at rest."""
+    """A job of which one task never finds room may not be updated, and is at rest."""
     spec = replace(SPEC, update=UpdatePolicy(max_unavailable=most))
     there = Placement(machine="m01")
     tasks = [
@@ -162,7 +166,9 @@ def test_a_release_waits_at_rest_while_tasks_without_room_use_up_the_budget(wait
 
 
 @pytest.mark.parametrize(("paused_s", "accused"), [(1.9, 0), (2.6, 1)])
-def test_a_short_pause_begins_no_silence_anew(world: World, paused_s: float, accused: int) -> None:
+def test_a_short_pause_does_not_restart_a_silence(
+    world: World, paused_s: float, accused: int
+) -> None:
     """Seed 4366: below two seconds a pause is taken for a busy host."""
     checker = world.region.checker
     world.region.machines["m01"].power_off()

@@ -75,8 +75,9 @@ def test_a_task_starts_and_becomes_healthy(world: World) -> None:
     assert (copy.state, copy.health, copy.alive) == (TaskState.RUNNING, Health.HEALTHY, True)
 
 
+@pytest.mark.behaviour("F-43", "F-48")
 def test_what_is_older_than_what_is_in_force_is_refused(world: World) -> None:
-    """F-43, F-48: the newer epoch has the word, then the higher generation."""
+    """The newer epoch has the word, then the higher generation."""
     agent.put_task(world.machine, "web-0", spec(5, 2))
     for generation, epoch in [(4, 2), (9, 1)]:
         with pytest.raises(Conflict):
@@ -157,8 +158,9 @@ def test_a_call_over_a_way_that_is_cut_ends_in_silence(
     world.run(body)
 
 
+@pytest.mark.behaviour("F-50")
 def test_a_request_whose_answer_is_lost_was_carried_out(world: World) -> None:
-    """F-50: the machine hears and is not heard."""
+    """The machine hears and is not heard."""
     world.timeline.at(0.0001, world.network.impose, 1, world.machine, Condition(cut_out=True))
 
     async def body() -> None:
@@ -192,7 +194,7 @@ def test_nothing_that_a_dead_process_sends_arrives(world: World) -> None:
     assert world.machine.copies == {}
 
 
-def test_an_idle_machine_has_no_events_and_is_heard_all_the_same(world: World) -> None:
+def test_an_idle_machine_without_events_still_counts_as_alive(world: World) -> None:
     async def body() -> None:
         stream = world.link.follow(0)
         before = world.timeline.events
@@ -219,7 +221,7 @@ def test_news_arrive_and_a_line_that_is_silent_for_too_long_is_given_up(world: W
     world.run(body)
 
 
-def test_a_stopped_process_hears_nothing_until_it_goes_on(world: World) -> None:
+def test_a_stopped_process_receives_nothing_until_it_continues(world: World) -> None:
     async def body() -> None:
         stream = world.link.follow(0)
         await asyncio.sleep(10)
@@ -239,9 +241,10 @@ def bound() -> api.TaskSpec:
     return spec(disconnect=policy, stop_timeout_s=5.0)
 
 
+@pytest.mark.behaviour("F-50")
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_task_ends_with_its_contact_although_requests_arrive(world: World, hangs: bool) -> None:
-    """F-50: what arrives proves nothing; and the fence ends what a hung agent does not."""
+    """What arrives proves nothing; and the fence ends what a hung agent does not."""
     machine = world.machine
     stream = world.link.follow(0)
     agent.put_task(machine, "web-0", bound())

@@ -42,7 +42,7 @@ def test_a_story_is_the_same_after_it_was_written_and_read(name: str) -> None:
     assert read(f"# a remark\n\n{write(story)}") == story
 
 
-def test_a_line_that_is_no_event_is_told_with_its_number() -> None:
+def test_an_invalid_event_line_is_reported_with_its_number() -> None:
     with pytest.raises(InvalidInput, match="line 2 is no event"):
         read("1.0s cut machine:m1 2.0s\n2.0s explode machine:m1\n")
 
@@ -75,7 +75,7 @@ def test_every_fault_that_a_region_can_show_has_a_scenario_named_after_it() -> N
         assert not faults or name.startswith(faults[0].lower().replace("-", "") + "-")
 
 
-def test_everything_that_is_wrong_with_a_scenario_is_said_at_once() -> None:
+def test_all_errors_of_a_scenario_are_reported_at_once() -> None:
     text = 'says = "x"\nminutes = -1\nwrong = 1\n[[faults]]\nkind = "cut"\nper_hour = "often"\n'
     with pytest.raises(ConfigError) as caught:
         scenario.parse(text, "mine")
@@ -87,7 +87,7 @@ def test_everything_that_is_wrong_with_a_scenario_is_said_at_once() -> None:
         scenario.parse('says = "x"\n[[faults]]\nkind = "explode"\nper_hour = 1\n', "mine")
 
 
-def test_a_scenario_that_does_not_exist_is_told_with_those_that_do() -> None:
+def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:
     with pytest.raises(NotFound, match="no scenario 'nope'") as caught:
         scenario.load("nope")
     assert "everything" in caught.value.hint
@@ -119,7 +119,7 @@ def test_what_is_left_becomes_shorter_and_earlier_as_long_as_it_breaks() -> None
     ("settings", "reason"),
     [("retry_z = 1", "settings.retry_z"), ("capacity_loss_tasks = 0.5", "settings.capacity_loss")],
 )
-def test_knobs_of_a_scenario_that_there_are_not_are_told(settings: str, reason: str) -> None:
+def test_unknown_settings_of_a_scenario_are_reported(settings: str, reason: str) -> None:
     """They were a traceback when it ran, and so was every knob that counts whole things."""
     with pytest.raises(ConfigError, match=reason):
         scenario.parse(f'says = "x"\n[settings]\n{settings}\n', "mine")

@@ -32,8 +32,9 @@ def test_events_of_one_moment_happen_in_the_order_they_were_announced() -> None:
     assert timeline.now == 2.0
 
 
-def test_a_stopped_process_does_nothing_while_the_world_goes_on() -> None:
-    """F-43: what was due meanwhile is late, and the clock says so."""
+@pytest.mark.behaviour("F-43")
+def test_a_stopped_process_does_nothing_while_time_passes() -> None:
+    """What was due meanwhile is late, and the clock says so."""
     timeline, woken, world = Timeline(), list[float](), list[float]()
     loop = VirtualLoop(timeline)
     timeline.at(0.5, loop.freeze, 100.0)
@@ -50,7 +51,7 @@ def test_a_stopped_process_does_nothing_while_the_world_goes_on() -> None:
     assert woken == [100.0, 101.0, 102.0]
 
 
-def test_a_process_that_stops_itself_finds_what_is_due_when_it_goes_on() -> None:
+def test_a_stopped_process_finds_due_timers_when_it_continues() -> None:
     timeline = Timeline()
     loop = VirtualLoop(timeline)
 
@@ -63,7 +64,7 @@ def test_a_process_that_stops_itself_finds_what_is_due_when_it_goes_on() -> None
     loop.close()
 
 
-def test_a_killed_process_runs_no_cleanup_that_reaches_anybody() -> None:
+def test_a_killed_process_runs_no_visible_cleanup() -> None:
     timeline, alive, reached = Timeline(), [True], list[str]()
     loop = VirtualLoop(timeline)
 
@@ -104,7 +105,7 @@ def test_a_process_can_be_killed_at_any_of_its_turns() -> None:
         loop.free()
 
 
-def test_a_process_in_which_nothing_can_ever_happen_is_told_apart() -> None:
+def test_a_process_without_future_events_is_detected() -> None:
     loop = VirtualLoop(Timeline())
 
     async def main() -> None:

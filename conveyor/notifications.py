@@ -1,0 +1,68 @@
+"""Notifications of unsuccessful runs: each URL gets one, and again until it answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import msgspec
+
+from control_plane.runtime.runtime import Runtime
+from conveyor.runs import PipelineRun
+from wire.errors import TwineError, Unreachable
+
+log = logging.getLogger(__name__)
+AGAIN_S = 60.0
+FOR_S = 86_400.0
+"""A notification is dropped after this many seconds without delivery."""
+Notify = Callable[[str, object], Awaitable[None]]
+
+
+async def notify(url: str, message: object, timeout_s: float = 10.0) -> None:
+    """POST a message as JSON; `Unreachable` unless the answer is 2xx."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    headers = {"Content-Type": "application/json"}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(
+                url, data=msgspec.json.encode(message), headers=headers, allow_redirects=False
+            ) as response,
+        ):
+            if not 200 <= response.status < 300:
+                raise Unreachable(f"{url} answered {response.status} to a notification")
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
+        raise Unreachable(f"cannot notify {url}: {str(e) or type(e).__name__}") from e
+
+
+class Notifications:
+    """Sends notifications. After a restart of the process a URL may get one a second time."""
+
+    def __init__(self, runtime: Runtime, send: Notify = notify) -> None:
+        self._runtime, self.send = runtime, send
+        self._tried: dict[tuple[str, int], float] = {}
+        """Pipeline and run → when its notifications were last sent."""
+        self._answered: dict[tuple[str, int], set[str]] = {}
+
+    async def deliver(self, pipeline: str, run: PipelineRun) -> bool:
+        """Return whether no notification of a run is left to send."""
+        key, now = (pipeline, run.number), self._runtime.date()
+        if 0 <= now - self._tried.get(key, float("-inf")) < AGAIN_S:
+            return False
+        self._tried[key] = now
+        answered = self._answered.setdefault(key, set())
+        for url in run.spec.on_failure.notify:
+            if url in answered:
+                continue
+            try:
+                await self.send(url, run)
+            except TwineError as e:
+                log.warning("notification failed", extra={"pipeline": pipeline, "reason": str(e)})
+            else:
+                answered.add(url)
+        is_late = now - (run.ended or now) >= FOR_S
+        if not is_late and not answered >= set(run.spec.on_failure.notify):
+            return False
+        del self._tried[key], self._answered[key]
+        return True

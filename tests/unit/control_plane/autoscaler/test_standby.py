@@ -1,0 +1,81 @@
+"""Standby processes of the services with a store of their own: autoscaler, Optimus, conveyor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from virtual_time import run
+
+from control_plane.autoscaler import daemon
+from control_plane.runtime.runtime import Runtime
+from conveyor import cli
+from conveyor.config import ConveyorConfig
+from wire.errors import Busy
+
+START_S = 1_800_000_000.0
+
+
+class Owned:
+    """A store that another process has until a time of the loop."""
+
+    def __init__(self, *_: Any) -> None:
+        """Take what a store takes."""
+
+    async def __aenter__(self) -> Owned:
+        if asyncio.get_running_loop().time() < 200.0:
+            raise Busy("another process has the store")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Release nothing."""
+
+
+class Opened(Exception):
+    """The service has its store."""
+
+
+async def autoscaler(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+    """Open the store as the autoscaler and Optimus do."""
+    patch.setattr(daemon, "SqliteStore", Owned)
+    async with AsyncExitStack() as stack:
+        assert await daemon.opened(stack, Path("/nowhere"), asyncio.Event(), runtime)
+
+
+async def conveyor(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+    """Open the store as the conveyor does."""
+
+    def refuse(*_: object) -> None:
+        raise Opened
+
+    patch.setattr(cli, "Runtime", lambda: runtime)
+    patch.setattr(cli, "open_store", Owned)
+    patch.setattr(cli, "Anchor", refuse)
+    with pytest.raises(Opened):
+        await cli.run_service(ConveyorConfig(), asyncio.Event(), lambda: None)
+
+
+@pytest.mark.behaviour("BUG-CP65")
+@pytest.mark.parametrize("opening", [autoscaler, conveyor])
+def test_a_standby_of_a_service_does_not_believe_a_step_of_its_clock(
+    opening: Callable[[Runtime, pytest.MonkeyPatch], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It asked for the date once it had the store, and believed any step before."""
+
+    async def main() -> None:
+        stepped_s = 0.0
+        loop = asyncio.get_running_loop()
+        runtime = Runtime(lambda: START_S + stepped_s + loop.time(), boot=loop.time)
+        waiting = asyncio.ensure_future(opening(runtime, monkeypatch))
+        await asyncio.sleep(100)
+        stepped_s = 8 * 86_400.0
+        await waiting
+        assert loop.time() >= 200.0
+        assert runtime.date() == pytest.approx(START_S + loop.time(), abs=1.0)
+
+    run(main())
