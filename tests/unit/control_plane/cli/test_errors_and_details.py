@@ -133,8 +133,9 @@ def test_a_plan_as_json_has_the_fields_that_change(
     assert json.loads(found.output)["changed"] == changed
 
 
+@pytest.mark.behaviour("BUG-UX131")
 def test_a_key_that_is_twice_in_a_yaml_file_is_reported_with_its_place(tmp_path: Path) -> None:
-    """BUG-UX131: the error had line 1 and `in "<unicode string>"`."""
+    """The error had line 1 and `in "<unicode string>"`."""
     file = tmp_path / "web.yaml"
     file.write_text("name: web\ntasks: 1\ntasks: 2\n")
     with pytest.raises(InvalidInput) as refusal:

@@ -449,7 +449,7 @@ async def test_a_job_stopped_while_a_machine_was_away_leaves_nothing_there(w: Wo
     await w.until(lambda: sum(w.alive().values()) == 0)
 
 
-@pytest.mark.behaviour("MO8")
+@pytest.mark.behaviour("MO8", "BUG-UX130")
 @scenario()
 async def test_a_bad_job_gets_all_its_errors_and_changes_nothing(w: World):
     await w.set_up()
@@ -480,7 +480,7 @@ async def test_a_bad_job_gets_all_its_errors_and_changes_nothing(w: World):
         "limits.memory_max_bytes",
         "limits.cpu_max_cores",
     ]
-    for key in ({"cpus": 8.0}, {"resources": Resources(exclusive_cpus=8)}):  # BUG-UX130
+    for key in ({"cpus": 8.0}, {"resources": Resources(exclusive_cpus=8)}):
         with pytest.raises(InvalidInput) as refused:
             await w.cp.apply_job(a_job(**key))
         fields = [e.field for e in refused.value.errors]
