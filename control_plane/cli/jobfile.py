@@ -161,18 +161,18 @@ def _parse_yaml(text: str) -> Any:
             """Return a dict whose keys were each written once."""
             keys = [self.construct_object(k, deep=True) for k, _ in node.value]
             seen: set[Any] = set()
-            for key in keys:
+            for key, (written, _) in zip(keys, node.value, strict=True):
                 if isinstance(key, Hashable) and key not in seen:
                     seen.add(key)
                     continue
                 reason = f"{key!r} is written twice, or is not a name"
-                raise yaml.MarkedYAMLError(None, None, reason, node.start_mark)
+                raise yaml.MarkedYAMLError(None, None, reason, written.start_mark)
             return super().construct_mapping(node, deep)
 
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as e:
-        raise ValueError(str(e)) from e
+        raise ValueError(str(e).replace('in "<unicode string>", ', "at ")) from e
 
 
 def put(document: Any, setting: str) -> None:

@@ -138,6 +138,8 @@ class Console:
                 f"this page has no parameter {', '.join(sorted(unknown))}",
                 hint=f"its parameters: {', '.join(sorted(allowed))}",
             )
+        if (shape := request.query.get("format", "json")) != "json":
+            raise InvalidInput(f"parameter format is json, not {shape!r}")
         api = RouteCalls(self._front_end, self._routes, request)
         asked = PageRequest(
             api=api,
@@ -150,8 +152,7 @@ class Console:
         )
 
         async def load() -> dict[str, Any]:
-            revision = self._revision()
-            return {"now": asked.now, "revision": revision, **await page.load(asked)}
+            return {"now": asked.now, "revision": self._revision(), **await page.load(asked)}
 
         if not page.is_shared:
             return await load()

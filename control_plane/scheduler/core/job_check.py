@@ -228,7 +228,7 @@ def _check_capacity(
     for machine in held:
         tally.add(machine, PlannedRoom.whole(machine.capacity))
     if held and not tally.fitting:
-        errors += _too_large(tally)
+        errors += _too_large(spec, tally)
     return errors
 
 
@@ -287,7 +287,7 @@ def _check_overcommit(spec: JobSpec, entitlement: EntitlementSpec) -> list[Field
 
 _FIELDS = {
     "memory": "limits.memory_max_bytes",
-    "cpu": "limits.cpu_max_cores",
+    "cpu": "cpus",
     "gpus": "gpus",
     "network": "network_mbps",
     "disk": "disk_bytes",
@@ -296,10 +296,20 @@ _FIELDS = {
 }
 
 
-def _too_large(tally: Tally) -> list[FieldError]:
+def _cpu_field(spec: JobSpec) -> str:
+    """Return the key of a job file that decides how much CPU its tasks claim."""
+    if spec.resources.exclusive_cpus:
+        return "resources.exclusive_cpus"
+    if spec.rru:
+        return "rru"
+    return "limits.cpu_max_cores" if spec.cpus is None else "cpus"
+
+
+def _too_large(spec: JobSpec, tally: Tally) -> list[FieldError]:
     why = "; ".join(tally.reasons())
     lacks = tally.lacks()
-    fields = [field for lack, field in _FIELDS.items() if lack in lacks]
+    known = _FIELDS | {"cpu": _cpu_field(spec)}
+    fields = [field for lack, field in known.items() if lack in lacks]
     return [_error(field, f"no machine can take such a task: {why}") for field in fields]
 
 

@@ -216,6 +216,14 @@ def test_a_form_of_another_site_changes_nothing(visitor: Visitor, endpoint: str)
     assert not status_of(endpoint)["record"].get("paused")
 
 
+@pytest.mark.behaviour("BUG-UX129")
+def test_an_unknown_format_of_a_page_is_refused(visitor: Visitor) -> None:
+    """`?format=xml` was answered with the page."""
+    status, text, _ = visitor.get("/ui/jobs?format=xml")
+    assert status == 400
+    assert "parameter format is json, not &#39;xml&#39;" in text
+
+
 def test_unknown_jobs_and_parameters_are_reported_on_a_page(visitor: Visitor) -> None:
     status, text, _ = visitor.get("/ui/jobs/none")
     assert (status, "no job" in text) == (404, True)

@@ -15,9 +15,11 @@ from control_plane.api.people import Myself, Role
 from control_plane.api.plans import JobPlan
 from control_plane.cli import main
 from control_plane.cli.job_specs import as_file, job_show
+from control_plane.cli.jobfile import read_document
 from control_plane.cli.jobs import endpoints
 from control_plane.cli.people import whoami
 from control_plane.cli.plans import plan
+from wire.errors import InvalidInput
 
 SPEC = JobSpec(name="web", entitlement="front", tasks=1, image="sha256:" + "1" * 64, command=["/x"])
 
@@ -129,3 +131,13 @@ def test_a_plan_as_json_has_the_fields_that_change(
     found = CliRunner().invoke(plan, [str(file), "-o", "json"], obj=target)
     assert found.exit_code == 0, found.output
     assert json.loads(found.output)["changed"] == changed
+
+
+@pytest.mark.behaviour("BUG-UX131")
+def test_a_key_that_is_twice_in_a_yaml_file_is_reported_with_its_place(tmp_path: Path) -> None:
+    """The error had line 1 and `in "<unicode string>"`."""
+    file = tmp_path / "web.yaml"
+    file.write_text("name: web\ntasks: 1\ntasks: 2\n")
+    with pytest.raises(InvalidInput) as refusal:
+        read_document(file)
+    assert "'tasks' is written twice, or is not a name at line 3, column 1" in str(refusal.value)

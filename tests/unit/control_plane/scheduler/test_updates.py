@@ -72,7 +72,7 @@ async def test_an_answer_to_a_change_says_at_once_what_a_pause_or_a_hold_postpon
 async def test_an_update_that_waits_for_room_gives_its_present_reason(w: World):
     """After another change of the job its operations named the version before.
 
-    BUG-UX125: `job explain` did not report why an update waits."""
+    `job explain` did not report why an update waits."""
     await w.deployed(a_job(3))
     await w.deployed(a_job(3, name="fill", limits=Limits(memory_max_bytes=300 << 20)))
     for memory in (850, 800):

@@ -10,6 +10,7 @@ from virtual_time import clock, run
 from world import World, a_job, a_region, scenario
 
 from agent.api import Health, Limits, ProfileState, TaskState
+from agent.api.resources import Resources
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobPhase, JobProbe, TaskPhase, UpdatePolicy
 from control_plane.api.machines import EventKind, MachineState
@@ -448,7 +449,7 @@ async def test_a_job_stopped_while_a_machine_was_away_leaves_nothing_there(w: Wo
     await w.until(lambda: sum(w.alive().values()) == 0)
 
 
-@pytest.mark.behaviour("MO8")
+@pytest.mark.behaviour("MO8", "BUG-UX130")
 @scenario()
 async def test_a_bad_job_gets_all_its_errors_and_changes_nothing(w: World):
     await w.set_up()
@@ -479,6 +480,11 @@ async def test_a_bad_job_gets_all_its_errors_and_changes_nothing(w: World):
         "limits.memory_max_bytes",
         "limits.cpu_max_cores",
     ]
+    for key in ({"cpus": 8.0}, {"resources": Resources(exclusive_cpus=8)}):
+        with pytest.raises(InvalidInput) as refused:
+            await w.cp.apply_job(a_job(**key))
+        fields = [e.field for e in refused.value.errors]
+        assert fields == ["cpus" if "cpus" in key else "resources.exclusive_cpus"]
     with pytest.raises(QuotaExceeded, match="at most 7 on each"):
         await w.cp.apply_job(a_job(22))
 
