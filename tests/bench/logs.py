@@ -108,8 +108,8 @@ class Bench:
             copier = [sys.executable, "-m", "agent.runtime.output_copier"]
             with subprocess.Popen(copier) as two:
                 self.copier = two.pid
-                for there in (sockets / "socket", PIPES / ".wake"):
-                    while not there.exists():
+                for target in (sockets / "socket", PIPES / ".wake"):
+                    while not target.exists():
                         time.sleep(0.1)
                 try:
                     yield

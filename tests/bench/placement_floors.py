@@ -105,8 +105,8 @@ class FullScan:
             found = found[np.lexsort((self.owner[found] == FREE, msb))]
             msb = self.machines.msb[found]
             first = np.searchsorted(msb, np.arange(msbs))
-            had = np.bincount(self.machines.msb[placed], minlength=msbs) if placed else 0
-            turn = np.arange(len(found)) - first[msb] + (had[msb] if placed else 0)
+            existing = np.bincount(self.machines.msb[placed], minlength=msbs) if placed else 0
+            turn = np.arange(len(found)) - first[msb] + (existing[msb] if placed else 0)
             wanted = min(tasks - len(placed), len(found))
             chosen = found[np.argpartition(turn, wanted - 1)[:wanted]]
             self.free_rru[chosen] -= demand.rru

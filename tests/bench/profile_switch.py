@@ -104,7 +104,7 @@ def processor_ms(argv: Sequence[str], n: int) -> float:
     return round(statistics.median(took) * 1000, 1)
 
 
-def looks(folder: Path, n: int) -> dict[str, float | None]:
+def readings(folder: Path, n: int) -> dict[str, float | None]:
     """Measure what looking for drift costs on the recorded Intel host."""
     sys.path.insert(0, str(ROOT / "tests" / "unit" / "sidekick"))
     from fake_host import PROFILES
@@ -314,7 +314,7 @@ def main() -> None:
         if "tree" in parts:
             figures |= on_a_tree(folder, options.n)
         if "look" in parts:
-            figures |= looks(folder, 2 * options.n + 1)
+            figures |= readings(folder, 2 * options.n + 1)
         if options.inside and "tuned" in parts:
             figures |= against_tuned(folder, options.n)
         if options.inside and "pages" in parts:

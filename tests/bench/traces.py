@@ -161,7 +161,7 @@ def by_twine(
 ) -> Outcome:
     """Place the jobs by the product's planner, in an entitlement that holds or takes machines."""
     index, outcome = RegionIndex(), Outcome()
-    there = sum(_scarce(mix, capacity) for capacity in machines)
+    scarce_units = sum(_scarce(mix, capacity) for capacity in machines)
     for number, capacity in enumerate(machines):
         place = Place.of(Location(msb=f"msb{number % msbs}", rack=f"rack{number // msbs // 20}"))
         index.put(f"m{number}", capacity, place, pool, "")
@@ -174,7 +174,7 @@ def by_twine(
         outcome.claimed += (tasks - len(made.unplaced)) * _wants(mix, demand)
         if made.unplaced:
             outcome.failed()
-        elif outcome.claimed <= there / 2:
+        elif outcome.claimed <= scarce_units / 2:
             per_msb = Counter(claim.machine.place.msb for claim in made.change.claims)
             least = min(per_msb.values()) if len(per_msb) == msbs else 0
             outcome.spread = max(outcome.spread, max(per_msb.values()) - least)
@@ -221,7 +221,7 @@ def at_best(mix: Mix, machines: Sequence[Capacity], jobs: Sequence[Job]) -> tupl
         for at, capacity in enumerate(machines):
             needs = (demand.cpus, demand.memory_bytes / GIB, demand.gpus)
             has = (capacity.cpus, capacity.memory_bytes / GIB, capacity.gpus)
-            if any(need > there for need, there in zip(needs, has, strict=True)):
+            if any(need > scarce_units for need, scarce_units in zip(needs, has, strict=True)):
                 continue
             model.addCol(-_wants(mix, demand), 0, tasks, 0, [], [])
             column = model.getNumCol() - 1
@@ -232,8 +232,8 @@ def at_best(mix: Mix, machines: Sequence[Capacity], jobs: Sequence[Job]) -> tupl
         model.addRow(0, tasks, len(own), list(own), list(own.values()))
     for capacity, room in zip(machines, rooms, strict=True):
         has = (capacity.cpus, capacity.memory_bytes / GIB, capacity.gpus)
-        for there, terms in zip(has, room, strict=True):
-            model.addRow(0, there, len(terms), list(terms), list(terms.values()))
+        for scarce_units, terms in zip(has, room, strict=True):
+            model.addRow(0, scarce_units, len(terms), list(terms), list(terms.values()))
     model.run()
     proved = model.getModelStatus() == highspy.HighsModelStatus.kOptimal
     bound = max(model.getInfo().mip_dual_bound, -sum(_scarce(mix, m) for m in machines))
@@ -256,14 +256,14 @@ def measured(count: int, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"machines": count}
     for mix in MIXES:
         machines = machines_of(mix, count)
-        there = sum(_scarce(mix, capacity) for capacity in machines)
+        scarce_units = sum(_scarce(mix, capacity) for capacity in machines)
         jobs = jobs_of(mix, machines, random.Random(f"{seed} {mix.name}"))
         for msbs in (1, 3, 12):
             case: dict[str, Any] = {"jobs": len(jobs)}
             for name, outcome in outcomes(mix, machines, msbs, jobs):
-                case[f"{name}_share"] = round(outcome.claimed / there, 4)
+                case[f"{name}_share"] = round(outcome.claimed / scarce_units, 4)
                 first = outcome.claimed if outcome.first_failure is None else outcome.first_failure
-                case[f"{name}_first_failure"] = round(first / there, 4)
+                case[f"{name}_first_failure"] = round(first / scarce_units, 4)
                 if name in ("twine", "free", "tight"):
                     case[f"{name}_spread"] = outcome.spread
             best = case["best_fit_share"], case["best_fit_first_failure"]
@@ -281,16 +281,16 @@ def _small(mix: Mix, seed: int) -> dict[str, Any]:
     The optimum and the floors spread nothing; `twine_1_msb_share` is without MSBs to spread over.
     """
     machines = machines_of(mix, 6)
-    there = sum(_scarce(mix, capacity) for capacity in machines)
+    scarce_units = sum(_scarce(mix, capacity) for capacity in machines)
     jobs = jobs_of(mix, machines, random.Random(f"{seed} small {mix.name}"))
     optimum, proved = at_best(mix, machines, jobs)
     shares = {
-        f"{name}_share": round(outcome.claimed / there, 4)
+        f"{name}_share": round(outcome.claimed / scarce_units, 4)
         for name, outcome in outcomes(mix, machines, 2, jobs)
     }
     together = by_twine(mix, machines, 1, jobs, Fit.EVEN).claimed
-    shares["twine_1_msb_share"] = round(together / there, 4)
-    return {"optimum_share": round(optimum / there, 4), "proved": proved, **shares}
+    shares["twine_1_msb_share"] = round(together / scarce_units, 4)
+    return {"optimum_share": round(optimum / scarce_units, 4), "proved": proved, **shares}
 
 
 def main() -> None:

@@ -53,29 +53,31 @@ class Trial:
         reader, writer = await asyncio.open_connection(at, self._recipe["port"])
         try:
             writer.write(self._recipe["send"].encode())
-            heard = b""
-            while self._recipe["expect"].encode() not in heard:
+            received = b""
+            while self._recipe["expect"].encode() not in received:
                 if not (data := await reader.read(65536)):
                     break
-                heard += data
+                received += data
         finally:
             writer.close()
-        return heard.decode(errors="replace")
+        return received.decode(errors="replace")
 
     async def inside(self, command: str, *, must: bool = False) -> str:
         """Return what a command in the task says; with `must` it has to succeed."""
         words = ["/bin/sh", "-c", command]
-        heard = b""
+        received = b""
         async with self._client.exec_task(self._name, words, tty=False) as duplex:
             await duplex.send(msgspec.json.encode(ExecWord(end_of_input=True)).decode())
             async for frame in duplex.frames():
                 if isinstance(frame, str):
                     end = msgspec.json.decode(frame, type=ExecEnd)
                     if must and end.code != 0:
-                        raise Unfit(f"{command!r} fails: {heard.decode(errors='replace')[-200:]!r}")
+                        raise Unfit(
+                            f"{command!r} fails: {received.decode(errors='replace')[-200:]!r}"
+                        )
                     break
-                heard += frame[1:]
-        return heard.decode(errors="replace")
+                received += frame[1:]
+        return received.decode(errors="replace")
 
     async def logs(self, tail: int | None = None) -> str:
         chunks = [chunk async for chunk in self._client.task_logs(self._name, tail=tail)]
@@ -99,7 +101,7 @@ class Trial:
 
     async def serve(self) -> None:
         """Return once the task serves; raises where it does not in time."""
-        recipe, heard, before = self._recipe, "", None
+        recipe, received, before = self._recipe, "", None
         late, wait_s = time.monotonic() + READY_S, 2.0
         while time.monotonic() < late:
             task = await self._client.get_task(self._name)
@@ -113,14 +115,16 @@ class Trial:
             if running and not (recipe["ask"] and recipe["logs"] not in await self.logs()):
                 try:
                     async with asyncio.timeout(120):
-                        heard = await (self.inside(recipe["ask"]) if recipe["ask"] else self.talk())
+                        received = await (
+                            self.inside(recipe["ask"]) if recipe["ask"] else self.talk()
+                        )
                 except (OSError, IndexError, TimeoutError, TwineError) as e:
-                    heard = f"{type(e).__name__}: {e}"
-                if recipe["expect"] in heard:
+                    received = f"{type(e).__name__}: {e}"
+                if recipe["expect"] in received:
                     return
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 1.5, 6.0)  # each question is work for the guest
-        raise Unfit(f"it does not serve: {heard.strip()[-300:]!r}")
+        raise Unfit(f"it does not serve: {received.strip()[-300:]!r}")
 
     async def said(self) -> None:
         late = time.monotonic() + 60.0
@@ -131,16 +135,16 @@ class Trial:
 
     async def has_kept(self) -> None:
         """Return once a command in it finds what was written; raises where it does not in time."""
-        heard, late = "", time.monotonic() + READY_S
-        while self._recipe["kept"] not in heard:
+        received, late = "", time.monotonic() + READY_S
+        while self._recipe["kept"] not in received:
             if time.monotonic() > late:
-                raise Unfit(f"it lost its data: {heard.strip()[-200:]!r}")
+                raise Unfit(f"it lost its data: {received.strip()[-200:]!r}")
             await asyncio.sleep(2.0)
             try:
                 async with asyncio.timeout(300):
-                    heard = await self.inside(self._recipe["read"])
+                    received = await self.inside(self._recipe["read"])
             except (TimeoutError, TwineError) as e:  # it does not run yet
-                heard = f"{type(e).__name__}: {e}"
+                received = f"{type(e).__name__}: {e}"
 
     async def again(self) -> None:
         """Stop and start it; return once it was started again."""

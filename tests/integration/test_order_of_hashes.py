@@ -58,7 +58,7 @@ print(sums.shares())
 """
 
 
-def told(seed: str) -> str:
+def printed(seed: str) -> str:
     """Return what the story says in a process with this seed."""
     root = Path(control_plane.__file__).parents[1]
     environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -72,5 +72,5 @@ def told(seed: str) -> str:
 @pytest.mark.behaviour("BUG-CP10")
 def test_plans_do_not_depend_on_the_order_of_sets():
     """With another seed of the hashes a region got other commands."""
-    stories = {told(seed) for seed in ("0", "1", "77")}
+    stories = {printed(seed) for seed in ("0", "1", "77")}
     assert len(stories) == 1

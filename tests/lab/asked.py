@@ -39,8 +39,8 @@ def ask(path: str, file: str) -> None:
             with socket.socket(socket.AF_UNIX) as s:
                 s.connect(path)
                 s.sendall(QUESTION)
-                said = s.recv(4096)
-            assert b" 200 " in said, said
+                received = s.recv(4096)
+            assert b" 200 " in received, received
             print(f"{time.monotonic() - began:.3f}", file=out, flush=True)
             time.sleep(PAUSE_S)
 

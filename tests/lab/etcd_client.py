@@ -22,8 +22,8 @@ READ_BACK_S = 600.0
 def ask(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(url + path, data=json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
-        said: dict[str, Any] = json.load(response)
-        return said
+        result: dict[str, Any] = json.load(response)
+        return result
 
 
 def b64(text: str) -> str:
@@ -77,8 +77,8 @@ def lead(urls: list[str]) -> None:
             if leader == wanted:
                 return
             for url in urls[1:]:
-                said = ask(url, "/v3/maintenance/status", {})
-                if said["header"]["member_id"] == leader:
+                result = ask(url, "/v3/maintenance/status", {})
+                if result["header"]["member_id"] == leader:
                     ask(url, "/v3/maintenance/transfer-leadership", {"targetID": wanted})
         except (OSError, ValueError, KeyError):
             pass  # an election is under way, or a member is slow
@@ -96,11 +96,11 @@ def watch_leaders(urls: list[str], stop: threading.Event, terms: dict[int, str])
     while not stop.wait(0.2):
         for url in urls:
             try:
-                said = ask(url, "/v3/maintenance/status", {})
+                result = ask(url, "/v3/maintenance/status", {})
             except (OSError, ValueError):
                 continue
-            if said.get("leader", "0") != "0":
-                terms[int(said["raftTerm"])] = said["leader"]
+            if result.get("leader", "0") != "0":
+                terms[int(result["raftTerm"])] = result["leader"]
 
 
 def main() -> None:
@@ -118,14 +118,14 @@ def main() -> None:
     stop.set()
     for thread in threads:
         thread.join()
-    said = {
+    result = {
         "acknowledged": len(writer.acknowledged),
         "failed": writer.failed,
         "lost": writer.lost(),
         "leader_changes": max(terms) - min(terms),
         "terms": terms,
     }
-    print(json.dumps(said))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

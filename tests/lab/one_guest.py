@@ -109,7 +109,7 @@ class OneGuest:
             ["/opt/twine/bin/python", "-u", "-m", "pytest", "-q", "--durations=5", *words]
         )
         argv = [str(BIN / "twine-lab"), "ssh", "--name", self.name, "m1", "--"]
-        said = ""
+        output = ""
         with subprocess.Popen(
             ["timeout", f"{timeout_s:g}", *argv, f"cd {FOLDER} && {line}"],
             stdin=subprocess.DEVNULL,
@@ -122,8 +122,8 @@ class OneGuest:
             assert process.stdout is not None
             for part in process.stdout:
                 print(part, end="", flush=True)
-                said += part
-        assert process.returncode == 0, said[-6000:]
+                output += part
+        assert process.returncode == 0, output[-6000:]
 
     def until(self, what: str, seen: Callable[[], bool]) -> None:
         """Wait for something to be seen."""

@@ -19,14 +19,14 @@ credential, host, go, log = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sy
 def process(request: TaskControlRequest) -> TaskControlResponse:
     """Acknowledge everything, or nothing yet."""
     ack = [operation.id for operation in request.request] if go.exists() else []
-    told = {
+    response = {
         "at": time.time(),
         "asked": [[o.task, o.kind, o.cause] for o in request.request],
         "unhealthy": sorted(request.down),
         "acknowledged": len(ack),
     }
     with log.open("a") as file:
-        file.write(json.dumps(told) + "\n")
+        file.write(json.dumps(response) + "\n")
     return TaskControlResponse(ack=ack)
 
 

@@ -50,7 +50,7 @@ def prepared(guest: OneGuest) -> str:
 
 @pytest.mark.behaviour("HP2", "HP12", "F-65")
 @pytest.mark.long
-def test_a_command_line_is_reached_by_kexec_and_given_back_by_the_next_boot(
+def test_a_command_line_is_applied_by_kexec_and_undone_by_the_next_boot(
     guest: OneGuest,
 ) -> None:
     boot, before = prepared(guest), guest.line()

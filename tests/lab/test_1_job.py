@@ -91,7 +91,7 @@ def test_a_plan_shows_what_a_job_file_would_do(web: TheLab) -> None:
     assert web.tasks() == before
 
 
-def test_resizing_starts_and_stops_only_what_is_missing_or_too_much(web: TheLab) -> None:
+def test_resizing_starts_only_missing_tasks_and_stops_only_excess_ones(web: TheLab) -> None:
     before = web.invocations()
     image = web.job()["record"]["spec"]["image"]
     web.apply(image, "tasks=3")
@@ -106,7 +106,7 @@ def test_resizing_starts_and_stops_only_what_is_missing_or_too_much(web: TheLab)
 
 
 @pytest.mark.behaviour("SC8", "SC10", "SD1")
-def test_a_rolling_update_fails_no_request(web: TheLab, images: dict[str, str]) -> None:
+def test_a_rolling_update_causes_no_failed_request(web: TheLab, images: dict[str, str]) -> None:
     # SC8 SC10 SD1: for a client that follows discovery, and for one behind a proxy that does
     before = web.invocations()
     clients = [web.traffic(), web.traffic(web.proxy())]

@@ -57,13 +57,13 @@ def sent(lab: OneMachine) -> dict[str, Any]:
 
 def starts(lab: OneMachine) -> Counter[str]:
     """Return how often the unit of each task was started, as the host's journal has it."""
-    said = lab.ssh("m1", f"journalctl -o json --output-fields=UNIT MESSAGE_ID={STARTED}")
-    units = (json.loads(line).get("UNIT", "") for line in said.splitlines())
+    output = lab.ssh("m1", f"journalctl -o json --output-fields=UNIT MESSAGE_ID={STARTED}")
+    units = (json.loads(line).get("UNIT", "") for line in output.splitlines())
     return Counter(unit for unit in units if unit.startswith("twine-task-"))
 
 
 @pytest.mark.behaviour("F-48", "F-53")
-def test_orders_over_a_bad_network_are_carried_out_once_and_what_runs_is_left_alone(
+def test_orders_over_a_bad_network_run_once_and_running_tasks_are_kept(
     lab: OneMachine, tmp_path: Path
 ) -> None:
     """A job is applied, updated and stopped while a fifth of what is sent is lost."""

@@ -37,26 +37,26 @@ PORTS = {"0 bound", "28080 bound", "28081 refused"}
 
 
 @pytest.mark.behaviour("BUG-AG10", "F-20")
-def test_what_happens_to_systemd_leaves_a_task_its_own_ports_and_no_others(guest: OneGuest) -> None:
+def test_systemd_restarts_keep_a_task_restricted_to_its_ports(guest: OneGuest) -> None:
     """`daemon-reload` took the programs away that systemd has for ports."""
     run = "twine-agent run binds --image /root/image.tar --memory 16MiB --listen http=28080"
     guest.ssh(f"{run} -- /bin/busybox sh -c '{TRIES}'", timeout_s=900)
 
-    def told() -> list[str]:
+    def notifications() -> list[str]:
         return guest.ssh("twine-agent logs binds").splitlines()
 
     for disturbance in ("true", "systemctl daemon-reload", "systemctl daemon-reexec"):
         guest.ssh(disturbance, timeout_s=900)
-        before = len(told())
-        guest.until("three rounds more", lambda before=before: len(told()) > before + 9)  # type: ignore[misc]
-        fresh = set(told()[before + 1 :])
+        before = len(notifications())
+        guest.until("three rounds more", lambda before=before: len(notifications()) > before + 9)  # type: ignore[misc]
+        fresh = set(notifications()[before + 1 :])
         print(disturbance, sorted(fresh))
         assert fresh == PORTS
     guest.ssh("twine-agent stop binds", timeout_s=900)
 
 
 @pytest.mark.behaviour("F-19", "F-20")
-def test_what_happens_to_the_bus_loses_no_task_and_stalls_no_answer(guest: OneGuest) -> None:
+def test_bus_failures_lose_no_task_and_stall_no_answer(guest: OneGuest) -> None:
     """Under load; the agent's face answers while nobody speaks on the bus.
 
     Three tasks stay as they are, one comes and goes throughout, also after each disturbance.

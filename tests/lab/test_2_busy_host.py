@@ -74,8 +74,8 @@ class Asked:
         """Return how long the answers of each took until now; fails where one did not come."""
         units = " ".join(f"ask-{name}" for name in self.sockets)
         assert self.lab.ssh("m1", f"systemctl is-active {units} || true").split() == ["active"] * 2
-        said = {n: self.lab.ssh("m1", f"cat /run/asked-{n}") for n in self.sockets}
-        return {n: tuple(map(float, text.splitlines()[:-1])) for n, text in said.items()}
+        outputs = {n: self.lab.ssh("m1", f"cat /run/asked-{n}") for n in self.sockets}
+        return {n: tuple(map(float, text.splitlines()[:-1])) for n, text in outputs.items()}
 
     def end(self) -> None:
         self.lab.ssh("m1", "systemctl stop ask-agent ask-bare bare; rm -f /run/asked-* /run/bare*")

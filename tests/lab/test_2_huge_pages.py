@@ -59,7 +59,7 @@ def run(guest: OneGuest, name: str, pages: int = 0) -> str:
     )
 
 
-def said(guest: OneGuest, name: str) -> str:
+def log_of(guest: OneGuest, name: str) -> str:
     """Return what a task says that it got, once it does."""
     return guest.ssh(
         f"for i in $(seq 300); do twine-agent logs {name} | grep -o 'pages: .*' && exit; sleep 1;"
@@ -79,12 +79,12 @@ def test_a_task_gets_the_pages_that_it_asked_for_and_others_none(guest: OneGuest
     kernel's, too, and what does not fit is refused with the numbers."""
     db = "workload-local_huge.slice/twine-task-db.service"
     run(guest, "db", pages=3)
-    assert said(guest, "db") == "pages: 3, then Cannot allocate memory"
+    assert log_of(guest, "db") == "pages: 3, then Cannot allocate memory"
     assert limit(guest, db).split() == [str(3 * PAGE)] * 2
     assert "has 8 pages of 2MiB, and other tasks hold 3" in run(guest, "more", pages=6)
 
     run(guest, "web")
-    assert said(guest, "web") == "pages: 0, then Cannot allocate memory"
+    assert log_of(guest, "web") == "pages: 0, then Cannot allocate memory"
     assert limit(guest, "workload-local.slice").split() == ["0", "0"]
     free = guest.ssh("sed -n 's/^HugePages_Free: *//p' /proc/meminfo").strip()
     assert free == str(POOL - 3)

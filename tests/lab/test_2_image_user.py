@@ -83,7 +83,7 @@ def put(guest: OneGuest, folder: Path, name: str, config: dict[str, object]) -> 
     guest.lab("ssh", "m1", "--", f"cat > /root/{name}.tar", stdin=layout.archive())
 
 
-def said(guest: OneGuest, runs: int) -> dict[str, str]:
+def values_in_log(guest: OneGuest, runs: int) -> dict[str, str]:
     """Return what the task says of itself once it has run so often."""
     logs = "twine-agent logs web"
     guest.until("it says all", lambda: f"runs: {runs}" in guest.find(logs).splitlines())
@@ -98,10 +98,10 @@ def mounts(guest: OneGuest) -> int:
 
 
 @pytest.mark.behaviour("AG3", "AG8")
-def test_a_task_has_the_files_of_its_images_user_as_its_own(guest: OneGuest) -> None:
+def test_a_task_owns_the_files_of_its_image_user(guest: OneGuest) -> None:
     """It reads them, sees itself as owner, by name; AG8: and no other's."""
     guest.ssh(RUN, timeout_s=900)
-    found = said(guest, 1)
+    found = values_in_log(guest, 1)
     assert found["who"] == "app staff app /home/app /home/app"
     assert found["mine"] == "1 app:staff its own"
     assert found["group"] == "the group's"
@@ -128,14 +128,14 @@ def test_no_owner_is_changed_and_nothing_is_left_mounted(guest: OneGuest) -> Non
     before = guest.ssh(pid)
     guest.ssh(f"kill -9 $({pid})")
     guest.until("it runs again", lambda: guest.find(pid) not in ("0", "", before.strip()))
-    said(guest, 2)
+    values_in_log(guest, 2)
     assert mounts(guest) == shown
 
     guest.ssh("kill -9 $(systemctl show -P MainPID twine-agent.service)")
     guest.until("the agent is back", lambda: "web" in guest.find("twine-agent ps"))
     assert mounts(guest) == shown
     guest.ssh("twine-agent restart web", timeout_s=900)
-    assert said(guest, 3)["mine"] == "1 app:staff its own"
+    assert values_in_log(guest, 3)["mine"] == "1 app:staff its own"
     assert mounts(guest) == shown
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
@@ -150,18 +150,18 @@ def test_no_owner_is_changed_and_nothing_is_left_mounted(guest: OneGuest) -> Non
 
 
 @pytest.mark.behaviour("F-42")
-def test_what_a_killed_clean_up_leaves_goes_with_the_next_start_or_the_root(
+def test_leftovers_of_a_killed_clean_up_are_removed_by_the_next_start(
     guest: OneGuest,
 ) -> None:
     """A mount that nobody let go is no root that cannot be removed."""
     guest.ssh(RUN, timeout_s=900)
-    said(guest, 4)
+    values_in_log(guest, 4)
     shown = mounts(guest)
     for _ in range(2):  # as if what is run after the end had been killed, twice
         guest.ssh(f"mount --bind {ROOT} {ROOT}")
     assert mounts(guest) > shown
     guest.ssh("twine-agent restart web", timeout_s=900)
-    assert said(guest, 5)["mine"] == "1 app:staff its own"
+    assert values_in_log(guest, 5)["mine"] == "1 app:staff its own"
     assert mounts(guest) == shown
 
     stop = "d=/run/systemd/system/twine-task-web.service.d; mkdir -p $d && "
@@ -182,14 +182,14 @@ def test_an_image_without_a_user_works_in_the_home_of_root(guest: OneGuest) -> N
 
 
 @pytest.mark.behaviour("AG3")
-def test_a_number_whose_group_is_roots_has_the_files_of_that_group(guest: OneGuest) -> None:
+def test_a_user_id_in_group_root_has_the_files_of_that_group(guest: OneGuest) -> None:
     """As many images have it that any user may start."""
     guest.ssh(
         "twine-agent run web --image oci-archive:/root/number.tar --file /root/task.toml"
         " --memory 64MiB",
         timeout_s=900,
     )
-    found = said(guest, 6)
+    found = values_in_log(guest, 6)
     assert found["who"].startswith("app root")
     assert found["mine"].startswith("1 app:")
     assert found["wheel"] == "of root and its group"
@@ -202,7 +202,7 @@ def test_a_number_whose_group_is_roots_has_the_files_of_that_group(guest: OneGue
 def test_by_default_the_user_may_write_to_the_root(guest: OneGuest) -> None:
     """ADR 0176: the root of an OCI image is writable unless the task says otherwise."""
     guest.ssh(RUN.replace("task.toml", "writable.toml"), timeout_s=900)
-    found = said(guest, 7)
+    found = values_in_log(guest, 7)
     assert (found["write"], found["owner"]) == ("", "")
     assert found["mine"] == "1 app:staff its own"
     assert "Permission denied" in found["root"]
@@ -214,8 +214,8 @@ def test_by_default_the_user_may_write_to_the_root(guest: OneGuest) -> None:
 
 def test_a_user_missing_in_the_image_is_reported(guest: OneGuest) -> None:
     run = "twine-agent run web --image oci-archive:/root/nobody.tar --memory 64MiB 2>&1; true"
-    told = guest.ssh(run, timeout_s=900)
-    assert "user 'nobody', and its /etc/passwd has no such user" in told
-    assert "USER 1000" in told
-    assert "Traceback" not in told
+    output = guest.ssh(run, timeout_s=900)
+    assert "user 'nobody', and its /etc/passwd has no such user" in output
+    assert "USER 1000" in output
+    assert "Traceback" not in output
     assert "all is accounted for" in guest.ssh("twine-agent fsck")

@@ -81,7 +81,7 @@ def keeps(guest: OneGuest) -> list[int]:
 
 
 @pytest.mark.behaviour("AG8")
-def test_a_task_keeps_what_it_was_promised_while_its_neighbour_loses_its_pages(
+def test_a_task_keeps_its_protected_memory_while_its_neighbour_is_reclaimed(
     guest: OneGuest,
 ) -> None:
     """By the kernel's own count; what was kept is given back with the task."""

@@ -86,12 +86,10 @@ def invocation(guest: OneGuest, task: str) -> str:
 
 @pytest.mark.behaviour("AG8", "F-83")
 @pytest.mark.long
-@pytest.mark.parametrize("who", ["", DAEMON, OWN_PROC])
-def test_a_namespace_inside_has_a_proc_of_its_own_where_that_is_allowed(
-    guest: OneGuest, who: str
-) -> None:
+@pytest.mark.parametrize("user", ["", DAEMON, OWN_PROC])
+def test_a_nested_namespace_has_its_own_proc_if_allowed(guest: OneGuest, user: str) -> None:
     """For root, for others, and in another such namespace; elsewhere it has none."""
-    command = f'{who} {OWN_PROC} sh -c "{SEEN}"'
+    command = f'{user} {OWN_PROC} sh -c "{SEEN}"'
     first, *users = inside(guest, command).splitlines()
     assert first == "me: /proc/1"
     assert len(users) == 1
@@ -117,14 +115,14 @@ def test_cgroup_files_cannot_be_read_or_removed_from_inside(guest: OneGuest) -> 
 
 @pytest.mark.behaviour("AG4")
 @pytest.mark.long
-def test_podman_runs_a_container_with_a_user_namespace_where_allowed(
+def test_podman_runs_a_container_with_a_user_namespace_if_allowed(
     guest: OneGuest,
 ) -> None:
     """Of an image in its store, in the machine's network and in one of its own."""
     for network in ("host", "none"):
         command = f"sh /srv/data/podman.sh run --rm --network={network} {USERS} inner:1 {SAYS}"
-        said, users = inside(guest, command).splitlines()
-        assert said == "hello from 42"
+        output, users = inside(guest, command).splitlines()
+        assert output == "hello from 42"
         assert users.split() == ["0", "10000", "5000"]
     refused = inside(guest, f"{CONTAINER} inner:1 {SAYS}", "bare")
     assert "mount `proc` to `proc`: Operation not permitted" in refused
@@ -152,7 +150,7 @@ def test_a_container_inside_is_within_the_limits_of_its_task(guest: OneGuest) ->
 
 @pytest.mark.behaviour("AG4", "AG8")
 @pytest.mark.long
-def test_nothing_is_left_of_a_container_whose_task_is_deleted(guest: OneGuest) -> None:
+def test_a_deleted_task_leaves_nothing_of_its_container(guest: OneGuest) -> None:
     """Neither processes nor cgroups nor mounts, on the host nor in its accounts.
 
     It does not end when it is told to, and systemd inside would wait for longer than the task may.
@@ -172,7 +170,7 @@ def test_nothing_is_left_of_a_container_whose_task_is_deleted(guest: OneGuest) -
 
 @pytest.mark.behaviour("AG4")
 @pytest.mark.long
-def test_nested_alone_is_refused_with_the_reason(guest: OneGuest) -> None:
+def test_nested_without_its_other_relaxations_is_refused_with_the_reason(guest: OneGuest) -> None:
     run = "twine-agent run alone --relax nested --image /root/plain.tar -- /bin/sh 2>&1 || true"
     assert "nested requires own-init" in guest.ssh(run, timeout_s=900)
     assert "nested" in guest.ssh("twine-agent facts | grep ^capabilities")

@@ -106,7 +106,7 @@ def refused(lab: OneMachine, file: Path) -> str:
 
 @pytest.mark.behaviour("AG4", "AL6", "F-83")
 @pytest.mark.long
-def test_a_job_runs_containers_where_its_entitlement_allows_it_and_nowhere_else(
+def test_a_job_runs_containers_only_if_its_entitlement_allows_it(
     lab: OneMachine, tmp_path: Path
 ) -> None:
     """Refused without a trace, with the command that allows it; then it runs."""
@@ -115,11 +115,11 @@ def test_a_job_runs_containers_where_its_entitlement_allows_it_and_nowhere_else(
     lab.ctl("entitlement", "update", "shop", "--relaxation", "own-init")
     file = lab.file("web", tmp_path, JOB.format(image=image, stop_timeout_s=300))
 
-    said = refused(lab, file)
-    assert len(said.splitlines()) <= 2, said
-    assert "relaxations: entitlement 'shop' does not allow nested" in said
+    refusal = refused(lab, file)
+    assert len(refusal.splitlines()) <= 2, refusal
+    assert "relaxations: entitlement 'shop' does not allow nested" in refusal
     command = "twinectl entitlement update shop --relaxation nested --relaxation own-init"
-    assert f"a user who may decide requests can run {command}" in said
+    assert f"a user who may decide requests can run {command}" in refusal
     assert lab.ctl("job", "list")["jobs"] == []
     assert lab.units("m1") == []
 

@@ -25,15 +25,15 @@ def by_hand(lab: TheLab, name: str, script: str, *options: str) -> dict[str, str
     words += ["--memory", "16M", *options, "--", "/bin/sh", "-c", script + "\necho done: yes"]
     lab.ssh("m1", shlex.join(words))
     lab.until(f"{name} is done", lambda: "done: yes" in lab.ssh("m1", f"twine-agent logs {name}"))
-    said = lab.ssh("m1", f"twine-agent logs {name}")
-    print(said)
+    log = lab.ssh("m1", f"twine-agent logs {name}")
+    print(log)
     lab.remove("m1", name)
-    return dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+    return dict(line.split(": ", 1) for line in log.splitlines() if ": " in line)
 
 
 @pytest.mark.behaviour("BUG-AG10", "AG8")
 @pytest.mark.long
-def test_a_task_binds_its_own_ports_and_opens_no_unix_socket(web: TheLab) -> None:
+def test_a_task_binds_only_its_ports_and_cannot_open_a_unix_socket(web: TheLab) -> None:
     """In the host's network, by the kernel's own answer."""
     parts = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     paths = " ".join(f"{part}_temp_path /tmp/{part};" for part in parts)
@@ -57,7 +57,7 @@ def test_a_task_binds_its_own_ports_and_opens_no_unix_socket(web: TheLab) -> Non
 
 
 @pytest.mark.behaviour("BUG-AG10")
-def test_the_agents_port_stays_its_own_while_there_is_no_agent(web: TheLab) -> None:
+def test_the_agents_port_stays_reserved_while_the_agent_is_stopped(web: TheLab) -> None:
     take = (
         "import socket; s = socket.socket();"
         " s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1);"
@@ -67,8 +67,8 @@ def test_the_agents_port_stays_its_own_while_there_is_no_agent(web: TheLab) -> N
     web.ssh("m1", "systemctl stop twine-agent.service")
     try:
         for program, answer in ((take, "Address already in use"), (call, "Connection refused")):
-            said = web.ssh("m1", f"/opt/twine/bin/python -c {shlex.quote(program)} 2>&1 || true")
-            assert answer in said
+            log = web.ssh("m1", f"/opt/twine/bin/python -c {shlex.quote(program)} 2>&1 || true")
+            assert answer in log
     finally:
         web.ssh("m1", "systemctl start twine-agent.service")
     web.rest()

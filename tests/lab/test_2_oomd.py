@@ -78,8 +78,8 @@ def filled(guest: OneGuest) -> None:
 
 def killed(guest: OneGuest) -> list[str]:
     """Return what systemd-oomd says that it killed."""
-    said = guest.ssh("journalctl -u systemd-oomd -o cat").splitlines()
-    return [line for line in said if line.startswith("Killed ")]
+    journal = guest.ssh("journalctl -u systemd-oomd -o cat").splitlines()
+    return [line for line in journal if line.startswith("Killed ")]
 
 
 def marks(guest: OneGuest, *groups: str) -> dict[str, list[str]]:
@@ -126,7 +126,9 @@ def test_the_agent_acts_first_and_systemd_oomd_not_at_all(guest: OneGuest) -> No
 
 
 @pytest.mark.behaviour("AG8", "F-14")
-def test_what_systemd_oomd_kills_says_so_and_the_agent_takes_no_other(guest: OneGuest) -> None:
+def test_a_kill_by_systemd_oomd_is_reported_and_the_agent_kills_no_other_task(
+    guest: OneGuest,
+) -> None:
     """Where it is faster all the same; `kept` has a promise and stays."""
     filled(guest)
     before, evicted = tasks(guest), evictions(guest)
@@ -136,17 +138,17 @@ def test_what_systemd_oomd_kills_says_so_and_the_agent_takes_no_other(guest: One
     guest.ssh(f"{SET} ManagedOOMMemoryPressureLimit=80%")
     filled(guest)
 
-    said = killed(guest)
-    assert said
+    journal = killed(guest)
+    assert journal
     assert evictions(guest) == evicted
     after = tasks(guest)
     more = {name for name in after if after[name]["restarts"] != before[name]["restarts"]}
-    assert more == {line.split()[1].rpartition("-")[2].partition(".")[0] for line in said}
+    assert more == {line.split()[1].rpartition("-")[2].partition(".")[0] for line in journal}
     assert "kept" not in more
     for name in more:
         assert after[name]["last_exit"]["result"] == "oomd-kill"  # type: ignore[index]
-        told = [x for x in guest.ssh("twine-agent events").splitlines() if f"task {name}: " in x]
+        events = [x for x in guest.ssh("twine-agent events").splitlines() if f"task {name}: " in x]
         why = "systemd-oomd killed it, since its host was short of memory: memory pressure for"
-        assert any(f"{why} /workload.slice being " in line for line in told), told
+        assert any(f"{why} /workload.slice being " in line for line in events), events
     assert "Out of memory" not in guest.ssh("journalctl -k -o cat")
     assert "all is accounted for" in guest.ssh("twine-agent fsck")

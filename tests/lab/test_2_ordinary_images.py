@@ -72,7 +72,7 @@ def put(guest: OneGuest, top: Path) -> None:
     guest.lab("ssh", "m1", "--", "cat > /root/ordinary.tar", stdin=layout.archive())
 
 
-def told(guest: OneGuest, name: str, times: int = 1) -> list[str]:
+def log_lines(guest: OneGuest, name: str, times: int = 1) -> list[str]:
     """Return what a task says in its last run of so many."""
     logs = f"twine-agent logs {name}"
     guest.until("it says all", lambda: guest.find(logs).splitlines().count("over") == times)
@@ -82,11 +82,11 @@ def told(guest: OneGuest, name: str, times: int = 1) -> list[str]:
 
 
 @pytest.mark.behaviour("BUG-AG31", "BUG-AG39", "BUG-AG34", "BUG-AG32")
-def test_an_image_of_root_writes_where_it_does_elsewhere(guest: OneGuest) -> None:
+def test_an_image_with_user_root_can_write_to_its_usual_folders(guest: OneGuest) -> None:
     """All files of an image that runs as root belong to the task, within a bound."""
     run = "twine-agent run web --image oci-archive:/root/ordinary.tar --memory 64MiB"
     guest.ssh(f"{run} --file /root/task.toml", timeout_s=900)
-    lines = told(guest, "web")
+    lines = log_lines(guest, "web")
     found = dict(line.split(": ", 1) for line in lines if ": " in line)
     assert found["who"] == "root /root root's"
     assert [line.split()[1] for line in lines if line.startswith("wrote: ")] == WROTE
@@ -104,14 +104,14 @@ def test_an_image_of_root_writes_where_it_does_elsewhere(guest: OneGuest) -> Non
     inside = "twine-agent exec web -- /bin/busybox cat /run/www.pid"
     assert guest.ssh(inside) == "7\n", "a command inside has the task's own /run"
     eats = "x=12345678; while :; do x=$x$x; done"
-    said = guest.ssh(f"twine-agent exec web -- /bin/sh -c '{eats}' 2>&1; echo code $?")
-    assert "it exceeded 32MiB of memory" in said  # BUG-AG32: it ended the task
-    assert said.endswith("code 137\n")
+    output = guest.ssh(f"twine-agent exec web -- /bin/sh -c '{eats}' 2>&1; echo code $?")
+    assert "it exceeded 32MiB of memory" in output  # BUG-AG32: it ended the task
+    assert output.endswith("code 137\n")
     task = json.loads(guest.ssh("twine-agent show web -o json"))["task"]
     assert (task["state"], task["restarts"]) == ("running", 0)
 
     guest.ssh("twine-agent restart web", timeout_s=900)
-    lines = told(guest, "web", 2)
+    lines = log_lines(guest, "web", 2)
     assert "again: new" in lines, "what the run before wrote is gone"
     exposure = guest.ssh("systemd-analyze security twine-task-web.service | tail -1")
     assert float(exposure.split()[-3]) <= 1.5, exposure
@@ -120,7 +120,7 @@ def test_an_image_of_root_writes_where_it_does_elsewhere(guest: OneGuest) -> Non
     guest.ssh("twine-agent fsck")
 
 
-def test_a_link_that_a_task_made_does_not_lead_the_host_astray(guest: OneGuest) -> None:
+def test_the_host_does_not_follow_a_link_that_a_task_made(guest: OneGuest) -> None:
     """A task moves the folder above its volume and puts a link to the host's there: at its end
     nothing of the host's is unmounted, and the root can be removed."""
     guest.ssh("mkdir -p /mnt/vol && mount -t tmpfs mine /mnt/vol")
@@ -164,8 +164,8 @@ def test_a_log_is_complete_across_restarts(guest: OneGuest) -> None:
         before = int(guest.find(logs) or 0)
         guest.ssh(end)
         guest.until("it is heard again", lambda n=before: int(guest.find(logs) or 0) > n + 20)
-    said = guest.ssh("twine-agent logs talks | base64 -w 0", timeout_s=900)
-    text = base64.b64decode(said).decode()
+    output = guest.ssh("twine-agent logs talks | base64 -w 0", timeout_s=900)
+    text = base64.b64decode(output).decode()
     assert text.startswith(EXACT + "\n1\n2\n")
     numbers = [int(n) for n in text.removeprefix(EXACT + "\n").split()]
     assert numbers == [*range(1, len(numbers) + 1)], "none is lost, none is twice"

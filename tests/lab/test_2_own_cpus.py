@@ -35,7 +35,7 @@ def run(guest: OneGuest, name: str, own: int = 0, more: str = "") -> str:
     )
 
 
-def said(guest: OneGuest, name: str, cpus: str) -> None:
+def expect_cpus(guest: OneGuest, name: str, cpus: str) -> None:
     """Wait until a task says which CPUs are its own."""
     guest.ssh(
         f"for i in $(seq 300); do twine-agent show {name} | grep -Eq 'own CPUs +{cpus}( |$)' &&"
@@ -65,7 +65,7 @@ def test_exclusive_cores_hold_and_are_returned(guest: OneGuest) -> None:
     resize and its end; what does not fit is refused with the numbers."""
     run(guest, "web")
     run(guest, "db", own=2)
-    said(guest, "db", "2-3")
+    expect_cpus(guest, "db", "2-3")
     assert kernel(guest, OWN_DB) == "2-3"
     assert kernel(guest, "workload-local.slice") == "0-1"
     assert "would leave no CPU of 4 for another task" in run(guest, "more", own=2)
@@ -75,12 +75,12 @@ def test_exclusive_cores_hold_and_are_returned(guest: OneGuest) -> None:
 
     ran = guest.ssh("systemctl show -P InvocationID twine-task-db.service")
     guest.ssh("systemctl kill -s KILL twine-agent.service; systemctl start twine-agent.service")
-    said(guest, "db", "2-3")
+    expect_cpus(guest, "db", "2-3")
     run(guest, "late", more="--entitlement late")
     assert kernel(guest, "workload-late.slice") == "0-1"
 
     guest.ssh("twine-agent resize db --exclusive-cpus 3", timeout_s=900)
-    said(guest, "db", "1-3")
+    expect_cpus(guest, "db", "1-3")
     assert kernel(guest, OWN_DB) == "1-3"
     assert kernel(guest, "workload-local.slice") == kernel(guest, "workload-late.slice") == "0"
     assert guest.ssh("systemctl show -P InvocationID twine-task-db.service") == ran
@@ -89,4 +89,4 @@ def test_exclusive_cores_hold_and_are_returned(guest: OneGuest) -> None:
     guest.ssh("twine-agent stop db", timeout_s=900)
     assert kernel(guest, "workload-local.slice") == kernel(guest, "workload-late.slice") == "0-3"
     run(guest, "pin", own=1)
-    said(guest, "pin", "3")
+    expect_cpus(guest, "pin", "3")

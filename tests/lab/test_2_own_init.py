@@ -108,7 +108,7 @@ def up(guest: OneGuest) -> None:
 
 @pytest.mark.behaviour("AG4", "BUG-AG30")
 @pytest.mark.long
-def test_systemd_is_up_inside_with_its_services_and_says_so_in_the_tasks_log(
+def test_systemd_starts_inside_with_its_services_and_logs_it(
     guest: OneGuest,
 ) -> None:
     """A probe and a step inside, the log of a service, and what is run by hand."""
@@ -128,7 +128,7 @@ def test_systemd_is_up_inside_with_its_services_and_says_so_in_the_tasks_log(
 
 @pytest.mark.behaviour("AG8", "F-83")
 @pytest.mark.long
-def test_root_inside_is_nobody_outside_and_reaches_nothing_of_the_host(guest: OneGuest) -> None:
+def test_root_inside_is_unprivileged_outside_and_cannot_reach_the_host(guest: OneGuest) -> None:
     """By the kernel's map of users, and by whose a file on a volume is."""
     first, base, count = guest.ssh(f"cat /proc/{leader(guest)}/uid_map").split()
     assert (int(first), int(count)) == (0, ID_COUNT)
@@ -136,8 +136,8 @@ def test_root_inside_is_nobody_outside_and_reaches_nothing_of_the_host(guest: On
     owners = guest.ssh(f"cat {GROUP}/payload/init.scope/cgroup.procs | xargs -n 1 ps -o uid= -p")
     assert {int(uid) for uid in owners.split()} == {int(base)}
 
-    said = inside(guest, f'sh -c "{WRITE}"').splitlines()
-    assert {"/srv/data/root 0:0", "/srv/data/user 33:33", "written"} <= set(said)
+    lines = inside(guest, f'sh -c "{WRITE}"').splitlines()
+    assert {"/srv/data/root 0:0", "/srv/data/user 33:33", "written"} <= set(lines)
     files = guest.ssh("cd /var/lib/twine/volumes/local/web.data; stat -c '%n %u:%g' *").split("\n")
     assert {f"root {OWNER}:{OWNER}", f"user {OWNER + 33}:{OWNER + 33}"} <= set(files)
     assert not [line for line in files if line.endswith(":0")]
@@ -153,14 +153,14 @@ def test_root_inside_is_nobody_outside_and_reaches_nothing_of_the_host(guest: On
 
 @pytest.mark.behaviour("AG4")
 @pytest.mark.long
-def test_a_terminal_inside_has_a_size_and_an_interrupt_that_is_the_commands(
+def test_a_terminal_inside_has_a_size_and_interrupts_the_command(
     guest: OneGuest,
 ) -> None:
     """What is typed ends what runs in it, not the shell; nothing is left of either."""
-    said = guest.ssh("sh /root/typed", timeout_s=1800)
-    assert "30 100" in said, said
-    assert "after 130" in said, said
-    assert said.splitlines()[-1] == "ended with 7"
+    lines = guest.ssh("sh /root/typed", timeout_s=1800)
+    assert "30 100" in lines, lines
+    assert "after 130" in lines, lines
+    assert lines.splitlines()[-1] == "ended with 7"
     guest.until("nothing is left", lambda: guest.find("pgrep -f '[s]leep 98764' || echo") == "")
 
 
@@ -182,7 +182,7 @@ def test_it_outlives_its_agent_and_is_resized_while_it_runs(guest: OneGuest) -> 
 
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
-def test_what_uses_too_much_inside_ends_the_task_and_no_neighbour(guest: OneGuest) -> None:
+def test_excess_use_inside_ends_only_that_task(guest: OneGuest) -> None:
     """The limit is the task's, whatever cgroups there are below."""
     plain, before = invocation(guest, "plain"), invocation(guest, "web")
     inside(guest, "sh -c 'head -c 1G /dev/zero | tail'")
@@ -204,12 +204,12 @@ def test_it_restarts_on_reboot_and_shuts_down_in_order(
     inside(guest, "systemctl --no-block reboot")
     guest.until("it began anew", lambda: invocation(guest, "web") not in ("", before))
     up(guest)
-    told = guest.ssh("twine-agent logs web").count("hello: told to end")
-    assert told >= 1
+    end_count = guest.ssh("twine-agent logs web").count("hello: told to end")
+    assert end_count >= 1
     log = "journalctl --namespace=twine-local -o cat --no-pager | grep -c 'hello: told to end'"
-    told = int(guest.ssh(log))
+    end_count = int(guest.ssh(log))
     guest.ssh("twine-agent stop web", timeout_s=1800)
-    assert int(guest.ssh(log)) == told + 1
+    assert int(guest.ssh(log)) == end_count + 1
     assert guest.ssh(f"({LEFT}) 2>/dev/null || true").split() == ["0"]
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
@@ -235,7 +235,7 @@ def test_nothing_is_left_of_a_task_deleted_during_an_out_of_memory_kill(
 
 @pytest.mark.behaviour("AG4")
 @pytest.mark.long
-def test_what_cannot_be_a_machine_is_refused_with_the_reason(guest: OneGuest) -> None:
+def test_own_init_that_cannot_work_is_refused_with_the_reason(guest: OneGuest) -> None:
     """No init in the image, no systemd-nspawn on the host, an operator who wants none."""
     facts = "twine-agent facts | grep ^capabilities"
     run = f"{RUN} --image /root/plain.tar 2>&1 || true"

@@ -60,8 +60,8 @@ def image_of(lab: OneMachine, folder: Path) -> str:
 
 def switched(lab: OneMachine, *, on: bool) -> None:
     """Have the host's operator say whether it takes such tasks, and the control plane know."""
-    said = f"rm -f {OFF}" if on else f"mkdir -p $(dirname {OFF}); echo own_init = false >{OFF}"
-    lab.ssh("m1", f"{said}; systemctl restart twine-agent.service")
+    command = f"rm -f {OFF}" if on else f"mkdir -p $(dirname {OFF}); echo own_init = false >{OFF}"
+    lab.ssh("m1", f"{command}; systemctl restart twine-agent.service")
     where = ("machine", "list", "--where", "capability.own-init exists")
     lab.until("it is known", lambda: len(lab.ctl(*where)["machines"]) == int(on))
     lab.usable()
@@ -69,7 +69,7 @@ def switched(lab: OneMachine, *, on: bool) -> None:
 
 @pytest.mark.behaviour("AL6", "AG4", "AG10", "F-83")
 @pytest.mark.long
-def test_a_job_of_machines_is_placed_known_entered_updated_and_gone(
+def test_a_job_with_own_init_is_placed_resolved_entered_updated_and_removed(
     lab: OneMachine, tmp_path: Path
 ) -> None:
     """With no other word than those of its owner, from plan to stop."""
@@ -92,8 +92,8 @@ def test_a_job_of_machines_is_placed_known_entered_updated_and_gone(
     lab.deploy("web", tmp_path, first)
 
     enter = ("task", "exec", "web-0", "--")
-    said = lab.run("twinectl", *enter, "systemctl", "is-system-running", "--wait", timeout_s=900)
-    assert said.strip() == "running"
+    state = lab.run("twinectl", *enter, "systemctl", "is-system-running", "--wait", timeout_s=900)
+    assert state.strip() == "running"
     assert lab.run("twinectl", *enter, "sh", "-c", EDITION).strip() == "EDITION=first"
     with pytest.raises(Failed) as ended:
         lab.run("twinectl", *enter, "sh", "-c", "exit 7")

@@ -99,13 +99,13 @@ class Packaged(OneGuest):
             put = f"cat > /root/{name}.deb"
             self.lab("ssh", "m1", "--", put, stdin=package.read_bytes())
             self.there.add(name)
-        said = self.ssh(f"{INSTALL.format(name)} 2>&1; echo $?", timeout_s=1800)
-        print(said)
-        return said
+        output = self.ssh(f"{INSTALL.format(name)} 2>&1; echo $?", timeout_s=1800)
+        print(output)
+        return output
 
     def installed(self, name: str) -> None:
-        said = self.install(name)
-        assert said.endswith("\n0\n"), said
+        output = self.install(name)
+        assert output.endswith("\n0\n"), output
 
     def seen(self, tasks: int) -> str:
         """Return which processes t1, t2, … are, and since when."""
@@ -159,9 +159,9 @@ def test_records_that_an_older_package_cannot_read_stop_its_agent_and_no_task(
     guest.run_later("later", 3)
     assert '{"schema": 2,' in guest.ssh("cat /var/lib/twine/journal/later.json")
 
-    said = guest.install("ours")
-    assert said.endswith("\n1\n"), said
-    assert REFUSED in said
+    output = guest.install("ours")
+    assert output.endswith("\n1\n"), output
+    assert REFUSED in output
     agent = set(guest.ssh(AGENT).split())
     assert agent == FAILED
     for words in ("systemctl status twine-agent.service", "journalctl -u twine-agent.service"):
@@ -187,16 +187,16 @@ def test_records_that_an_older_package_cannot_read_stop_its_agent_and_no_task(
 
 @pytest.mark.behaviour("F-07", "AV15")
 @pytest.mark.long
-def test_an_agent_that_does_not_start_is_tried_ever_more_seldom(guest: Packaged) -> None:
+def test_starts_of_a_failing_agent_back_off(guest: Packaged) -> None:
     """Else it takes the processor from the dpkg that brings back one that starts."""
 
     def agent(name: str) -> str:
         return guest.find(f"systemctl show -P {name} twine-agent.service")
 
     before = guest.begin(2)
-    said = guest.install("broken")
-    assert said.endswith("\n1\n"), said
-    assert "this release does not start" in said
+    output = guest.install("broken")
+    assert output.endswith("\n1\n"), output
+    assert "this release does not start" in output
     guest.until("it waits as long as it ever does", lambda: agent("RestartUSecNext") == "30s")
     assert int(agent("NRestarts")) >= 5
 

@@ -60,8 +60,8 @@ def tasks(guest: OneGuest) -> dict[str, dict[str, object]]:
 
 def evictions(guest: OneGuest) -> list[str]:
     """Return what the agent's events say of tasks that had to go."""
-    said = guest.ssh("twine-agent events").splitlines()
-    return [line for line in said if "evicted" in line]
+    events = guest.ssh("twine-agent events").splitlines()
+    return [line for line in events if "evicted" in line]
 
 
 @pytest.mark.behaviour("AG8")

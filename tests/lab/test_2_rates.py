@@ -89,7 +89,7 @@ def rate(guest: OneGuest, path: str, key: str, least_bytes: int) -> float:
 
 
 @pytest.mark.behaviour("AG8")
-def test_a_task_reads_and_writes_no_faster_than_its_devices_limits_say(guest: OneGuest) -> None:
+def test_a_task_reads_and_writes_at_most_at_its_device_limits(guest: OneGuest) -> None:
     """And as fast as before once the limit is taken back; nothing is restarted for it."""
     counter = "/sys/fs/cgroup/workload.slice/workload-local.slice/twine-task-disk.service/io.stat"
     for what, script, key in (("write", WRITES, "wbytes"), ("read", READS, "rbytes")):
@@ -129,15 +129,15 @@ def test_a_limit_holds_for_every_name_of_its_device(guest: OneGuest) -> None:
     line = "twine-agent run named --image /root/image.tar --file /root/named.toml"
     refused = guest.ssh(f"{line} -- /bin/busybox true 2>&1 || true")
     there = ", ".join(link for link in links if "/by-uuid/" in link)
-    said = f"there is no block device /dev/disk/by-uuid/none; the machine has {there}"
-    assert said in refused
+    refusal = f"there is no block device /dev/disk/by-uuid/none; the machine has {there}"
+    assert refusal in refused
     (task,) = json.loads(guest.ssh("twine-agent ps -o json"))["tasks"]
     assert task["restarts"] == 0
     guest.ssh("twine-agent stop named", timeout_s=900)
 
 
 @pytest.mark.behaviour("AG8")
-def test_a_private_task_sends_no_faster_than_it_may(guest: OneGuest) -> None:
+def test_a_private_task_sends_at_most_at_its_limit(guest: OneGuest) -> None:
     """What it sends is what the host's end of its link received."""
     guest.ssh("systemd-run --unit sink /opt/twine/bin/python /root/sink.py")
     host = guest.ssh("ip -4 -o addr show scope global").split()[3].partition("/")[0]

@@ -78,8 +78,8 @@ def test_f84_a_task_reaches_nothing_of_its_host(guest: OneGuest, tmp_path: Path)
     pid = guest.ssh("systemctl show -P MainPID twine-task-neighbour.service").strip()
     guest.ssh(run.format("red", "--restart never --no-wait", f"8080 {pid}"), timeout_s=900)
     guest.until("all probes answered", lambda: "over\tyes" in guest.find("twine-agent logs red"))
-    said = guest.ssh("twine-agent logs red")
-    found = dict(line.split("\t") for line in said.splitlines() if "\t" in line)
+    log = guest.ssh("twine-agent logs red")
+    found = dict(line.split("\t") for line in log.splitlines() if "\t" in line)
     scores = {unit: exposure(guest, unit) for unit in GATES}
 
     print(table(found, scores))
@@ -97,9 +97,9 @@ def test_f84_a_task_reaches_nothing_of_its_host(guest: OneGuest, tmp_path: Path)
 
 def exposure(guest: OneGuest, unit: str) -> float:
     """Return what `systemd-analyze security` says of a unit."""
-    said = guest.ssh(f"systemd-analyze security {unit} --no-pager | tail -1")
-    found = re.search(r"exposure level for .*: (\d+\.\d) ", said)
-    assert found, said
+    log = guest.ssh(f"systemd-analyze security {unit} --no-pager | tail -1")
+    found = re.search(r"exposure level for .*: (\d+\.\d) ", log)
+    assert found, log
     return float(found[1])
 
 

@@ -90,13 +90,13 @@ def held_bytes(guest: OneGuest) -> int:
 
 
 @pytest.mark.behaviour("AG4")
-def test_an_image_of_a_registry_runs_as_its_configuration_says(
+def test_a_registry_image_runs_according_to_its_configuration(
     guest: OneGuest, digests: dict[str, str]
 ) -> None:
     """Entry point, command, variables, working directory and stop signal."""
-    said = guest.ssh(f"twine-agent image pull {REGISTRY}/shop/first:1 2>&1", timeout_s=900)
-    assert said.split()[-1] == digests["first"]
-    assert "layer" in said, "who waits is told how far it is"
+    output = guest.ssh(f"twine-agent image pull {REGISTRY}/shop/first:1 2>&1", timeout_s=900)
+    assert output.split()[-1] == digests["first"]
+    assert "layer" in output, "who waits is told how far it is"
     run = f"twine-agent run web --image oci:{REGISTRY}/shop/first:1 --memory 32MiB"
     guest.ssh(run, timeout_s=900)
     logs = "twine-agent logs web"
@@ -106,13 +106,13 @@ def test_an_image_of_a_registry_runs_as_its_configuration_says(
     assert "told to stop" in guest.ssh(logs), "by the image's own signal"
 
 
-def test_a_second_image_on_the_same_base_costs_its_own_layer(
+def test_a_second_image_on_the_same_base_downloads_only_its_own_layer(
     guest: OneGuest, digests: dict[str, str]
 ) -> None:
     guest.ssh(f"twine-agent image pull {REGISTRY}/shop/first:1 2>&1", timeout_s=900)
     before = held_bytes(guest)
-    said = guest.ssh(f"twine-agent image pull {REGISTRY}/shop/second:1 2>&1", timeout_s=900)
-    assert said.split()[-1] == digests["second"]
+    output = guest.ssh(f"twine-agent image pull {REGISTRY}/shop/second:1 2>&1", timeout_s=900)
+    assert output.split()[-1] == digests["second"]
     assert held_bytes(guest) - before < BIG // 2, "the base is not there twice"
     images = json.loads(guest.ssh("twine-agent images -o json"))["images"]
     assert {image["digest"] for image in images} == set(digests.values())
@@ -121,7 +121,7 @@ def test_a_second_image_on_the_same_base_costs_its_own_layer(
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
 
 
-def test_an_image_under_another_digest_is_refused_and_nothing_of_it_stays(
+def test_an_image_with_a_wrong_digest_is_refused_and_removed(
     guest: OneGuest, digests: dict[str, str]
 ) -> None:
     wrong = "sha256:" + "0" * 64
@@ -133,10 +133,10 @@ def test_an_image_under_another_digest_is_refused_and_nothing_of_it_stays(
 
 
 def test_an_unreachable_registry_is_reported_clearly(guest: OneGuest) -> None:
-    said = guest.ssh("twine-agent image pull 10.77.0.1:5999/shop/x:1 2>&1; true", timeout_s=900)
-    assert "10.77.0.1:5999/shop/x" in said
-    assert "connection refused" in said, "skopeo's own reason"
-    assert "Traceback" not in said
+    output = guest.ssh("twine-agent image pull 10.77.0.1:5999/shop/x:1 2>&1; true", timeout_s=900)
+    assert "10.77.0.1:5999/shop/x" in output
+    assert "connection refused" in output, "skopeo's own reason"
+    assert "Traceback" not in output
 
 
 def test_nothing_is_left_of_images_that_are_removed(

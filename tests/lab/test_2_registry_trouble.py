@@ -198,12 +198,14 @@ def test_of_images_on_one_base_at_once_the_first_brings_it(guest: OneGuest, shop
     assert shop.remove(*names).strip() == ""
 
 
-def test_a_pull_that_is_cut_says_so_and_the_next_is_whole(guest: OneGuest, shop: Shop) -> None:
+def test_an_interrupted_pull_is_reported_and_the_next_one_is_complete(
+    guest: OneGuest, shop: Shop
+) -> None:
     shop.pull_until_held("one")
     shop.relay.end()
-    said = shop.answer("one")
-    assert said["code"] == "unprocessable", said
-    assert "cannot fetch docker://10.77.0.1:5001/shop/one" in said["detail"]
+    answer_text = shop.answer("one")
+    assert answer_text["code"] == "unprocessable", answer_text
+    assert "cannot fetch docker://10.77.0.1:5001/shop/one" in answer_text["detail"]
     assert guest.ssh("ls /var/lib/twine/staging").strip() == ""
     shop.hold.unlink()
     shop.start_relay()
@@ -211,9 +213,7 @@ def test_a_pull_that_is_cut_says_so_and_the_next_is_whole(guest: OneGuest, shop:
     assert shop.remove("one").strip() == ""
 
 
-def test_an_agent_that_restarts_in_the_middle_leaves_nothing_of_a_pull(
-    guest: OneGuest, shop: Shop
-) -> None:
+def test_an_agent_restart_during_a_pull_leaves_no_files(guest: OneGuest, shop: Shop) -> None:
     shop.pull_until_held("one")
     guest.ssh("systemctl kill --signal=KILL twine-agent.service; systemctl start twine-agent")
     ready = call("GET", "images") + " -f -o /dev/null && echo yes"
@@ -265,13 +265,16 @@ def test_a_task_with_an_untrusted_image_is_refused_with_the_reason(
         guest.put("/root/spec", json.dumps(spec))
         return guest.ssh(f"{call('PUT', 'tasks/signed')} -d @/root/spec")
 
-    for said, why in (
+    for answer_text, why in (
         (put(None), "it has no signature"),
         (put(other), "only other keys signed it"),
         (put(key, "sha256:" + "9" * 64), "the stored signature does not match this image"),
     ):
-        assert f"image {digest} is not signed with the key, which its entitlement requires" in said
-        assert why in said
+        assert (
+            f"image {digest} is not signed with the key, which its entitlement requires"
+            in answer_text
+        )
+        assert why in answer_text
     assert "signed" not in guest.ssh("twine-agent ps")
     assert '"generation":1' in put(key)
     guest.ssh("twine-agent stop signed", timeout_s=900)

@@ -75,7 +75,7 @@ def _word(name: str, value: object) -> str:
 
 
 @pytest.mark.behaviour("AG8", "F-83")
-def test_the_price_of_each_mixture_is_what_systemd_says(tmp_path: Path) -> None:
+def test_the_exposure_of_each_combination_matches_systemd(tmp_path: Path) -> None:
     """A change of the sandbox that forgets the table is found."""
     for row, names in UNITS:
         spec = TaskSpec(
@@ -94,10 +94,10 @@ def test_the_price_of_each_mixture_is_what_systemd_says(tmp_path: Path) -> None:
         [*argv, str(base), str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    said: dict[frozenset[str], float] = {}
+    scores: dict[frozenset[str], float] = {}
     found = re.findall(r"exposure level for \S+?__(\S*)\.service: (\d+\.\d) ", done.stdout)
     assert len(found) == len(UNITS)
     for names, score in found:
         mixture = frozenset(names.split("_")) - {""}
-        said[mixture] = max(float(score), said.get(mixture, 0.0))
-    assert said == {frozenset(str(n) for n in names): exposure_of(names) for _, names in UNITS}
+        scores[mixture] = max(float(score), scores.get(mixture, 0.0))
+    assert scores == {frozenset(str(n) for n in names): exposure_of(names) for _, names in UNITS}

@@ -49,10 +49,10 @@ def _stays(lab: TheLab, places: Places) -> None:
     That one does not answer at this very moment is nothing: it may be busy.
     """
     end = time.monotonic() + STAYS_S
-    heard = False
-    while time.monotonic() < end or not heard:
+    received = False
+    while time.monotonic() < end or not received:
         machines = lab.machine_list()
-        heard = heard or all(m["ready"] for m in machines)
+        received = received or all(m["ready"] for m in machines)
         down = [m["record"] for m in machines if m["record"]["state"] != "up"]
         assert not down, lab.run("twinectl", "machine", "list")
         assert _places(lab) == places
@@ -129,8 +129,8 @@ def test_a_control_plane_paused_for_six_minutes_moves_nothing(
 def test_a_host_under_load_keeps_answering(the_lab: TheLab, phase: Phase) -> None:
     """A busy host did not answer for 23 s and was declared down."""
     assert the_lab.ssh("m2", "systemctl is-active load.service").strip() == "active"
-    said = json.loads(the_lab.ssh("m2", "cat /run/asked.json"))
-    print("under load:", said)
+    outcome = json.loads(the_lab.ssh("m2", "cat /run/asked.json"))
+    print("under load:", outcome)
     assert the_lab.ssh("m2", "systemctl is-active ask.service").strip() == "active"
     the_lab.ssh("m2", "systemctl stop load.service ask.service")
     assert _agent(the_lab, "m2") == phase.agents["m2"]

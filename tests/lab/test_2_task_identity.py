@@ -72,9 +72,9 @@ def test_tasks_authenticate_each_other_and_get_new_keys_while_running(
     ask = 'printf "GET / HTTP/1.0\\r\\n\\r\\n" | openssl s_client -ign_eof'
     ask += f" -connect 127.0.0.1:{port} -verify_return_error -CAfile {HERE}/bundle.pem"
     call = f"{ask} {FILES}"
-    said = lab.inside("web-0", call)
-    assert "Verify return code: 0 (ok)" in said
-    assert "HTTP/1.0 200 ok" in said
+    response = lab.inside("web-0", call)
+    assert "Verify return code: 0 (ok)" in response
+    assert "HTTP/1.0 200 ok" in response
     assert "HTTP/1.0 200 ok" not in lab.inside("web-0", ask), "who shows nothing gets nothing"
     shown = lab.inside("web-0", f"{call} 2>/dev/null | openssl x509 -noout -ext subjectAltName")
     assert "URI:spiffe://twine/entitlement/shop/job/db/task/db-0" in shown

@@ -135,9 +135,11 @@ def test_a_log_follower_gets_new_lines(guest: OneGuest) -> None:
     run = "twine-agent run talks --image /root/image.tar --memory 16MiB -- /bin/sh -c"
     talk = "while :; do echo tick; /bin/busybox sleep 1; done"
     guest.ssh(f"{run} '{talk}'", timeout_s=900)
-    heard = guest.ssh("timeout 300 twine-agent logs -f --tail 1 talks | head -n 4", timeout_s=900)
+    log_lines = guest.ssh(
+        "timeout 300 twine-agent logs -f --tail 1 talks | head -n 4", timeout_s=900
+    )
     guest.ssh("twine-agent stop talks", timeout_s=900)
-    assert heard.split() == ["tick"] * 4
+    assert log_lines.split() == ["tick"] * 4
 
 
 @pytest.mark.behaviour("AG4")
@@ -183,15 +185,15 @@ def test_tasks_end_in_order_before_a_reboot_and_come_back(guest: OneGuest) -> No
     log = "twine-agent exec keep -- /bin/busybox cat /data/log"
     guest.until("it has begun", lambda: len(guest.find(log).split()) == 4)
     assert guest.ssh(log).split() == ["start", "hook", "told", "start"]
-    told = guest.ssh("twine-agent show keep")
-    assert re.search(r"restarts +0", told), told
+    task_text = guest.ssh("twine-agent show keep")
+    assert re.search(r"restarts +0", task_text), task_text
     assert "waiting for the owner" in guest.ssh("twine-agent show waits")
     guest.ssh("twine-agent stop keep; twine-agent stop waits", timeout_s=900)
 
 
 @pytest.mark.behaviour("BUG-AG30", "BUG-AG35")
 @pytest.mark.long
-def test_shared_memory_and_process_limits_are_a_tasks_own(guest: OneGuest) -> None:
+def test_shared_memory_and_process_limits_are_per_task(guest: OneGuest) -> None:
     """Tasks shared the host's /dev/shm. BUG-AG35: umask was 0077, files were 1024."""
     guest.put("/root/own", OWN)
     guest.ssh("touch /dev/shm/of-host")
@@ -242,15 +244,15 @@ def test_a_task_is_notified_ahead_by_a_file_and_its_hook(guest: OneGuest) -> Non
     guest.ssh("/opt/twine/bin/python /root/tell.py 2000000000", timeout_s=900)
     read = "twine-agent exec told -- /bin/busybox cat /run/twine-notice/notice.json"
     guest.until("the file says so", lambda: '"deadline":2000000000' in guest.find(read))
-    heard = "twine-agent logs told"
-    guest.until("its hook was called", lambda: '"deadline":2000000000' in guest.ssh(heard))
+    show_log = "twine-agent logs told"
+    guest.until("its hook was called", lambda: '"deadline":2000000000' in guest.ssh(show_log))
     started = guest.ssh("systemctl show -p InvocationID --value twine-task-told")
     guest.ssh("systemctl kill -s KILL twine-agent.service")
     guest.until("another agent answers", lambda: "told" in guest.find("twine-agent ps"))
     assert '"deadline":2000000000' in guest.ssh(read)
     guest.ssh("/opt/twine/bin/python /root/tell.py 2000000001", timeout_s=900)
-    guest.until("its hook was called", lambda: '"deadline":2000000001' in guest.ssh(heard))
-    assert guest.ssh(heard).count("POST /notice") == 2
+    guest.until("its hook was called", lambda: '"deadline":2000000001' in guest.ssh(show_log))
+    assert guest.ssh(show_log).count("POST /notice") == 2
     assert guest.ssh("systemctl show -p InvocationID --value twine-task-told") == started
     guest.ssh("twine-agent stop told", timeout_s=900)
     assert guest.ssh("ls -A /run/twine/notices").split() == [".host.json"]

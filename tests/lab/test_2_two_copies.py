@@ -52,8 +52,8 @@ def test_a_cut_off_machine_ends_the_tasks_that_ask_for_it_and_keeps_the_others(
     for name in homes:
         took = web.until(f"{name} runs elsewhere", lambda n=name: _elsewhere(web, n, "m3"))
         print(f"{name} runs elsewhere after {took:.0f} s")
-    said = web.run("twinectl", "job", "status", "twice")
-    assert "m3" in said, said
+    output = web.run("twinectl", "job", "status", "twice")
+    assert "m3" in output, output
 
     web.lab("partition", "--heal", "m3")
     web.usable()

@@ -30,7 +30,7 @@ def hosts() -> Iterator[OneGuest]:
 
 @pytest.mark.behaviour("AG8", "BUG-NT1")
 @pytest.mark.long
-def test_private_tasks_of_two_hosts_talk_where_they_are_let_and_leave_nothing(
+def test_private_tasks_of_two_hosts_connect_only_if_allowed_and_leave_nothing(
     hosts: OneGuest,
 ) -> None:
     """P9, BUG-NT1: over their own IPv6 addresses; the agents' ports are closed to them."""

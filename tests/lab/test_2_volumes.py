@@ -47,7 +47,7 @@ def guest() -> Iterator[OneGuest]:
     found.down()
 
 
-def said(guest: OneGuest, runs: int) -> dict[str, str]:
+def values_in_log(guest: OneGuest, runs: int) -> dict[str, str]:
     """Return what the task says of its volumes once it has run so often."""
     guest.ssh(
         f"for i in $(seq 300); do twine-agent logs keep | grep -q 'runs: {runs}$' && exit;"
@@ -66,7 +66,7 @@ def test_volumes_hold_their_limits_and_what_is_in_them(guest: OneGuest) -> None:
         ' -- /bin/sh -c "$(cat /root/script)"'
     )
     guest.ssh(run, timeout_s=900)
-    first = said(guest, 1)
+    first = values_in_log(guest, 1)
     full, of = first["data"].split(" of ")
     assert (int(full) <= 16, of) == (True, "32"), first
     assert first["cache"] == "2 of 4"
@@ -77,7 +77,7 @@ def test_volumes_hold_their_limits_and_what_is_in_them(guest: OneGuest) -> None:
 
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
     guest.ssh("twine-agent restart keep", timeout_s=900)
-    assert said(guest, 2)["mine"].split()[0] != "0"
+    assert values_in_log(guest, 2)["mine"].split()[0] != "0"
     guest.ssh("twine-agent volume snapshot keep.data")
     guest.ssh("twine-agent stop keep", timeout_s=900)
     left = guest.ssh("twine-agent volume list")
@@ -88,7 +88,7 @@ def test_volumes_hold_their_limits_and_what_is_in_them(guest: OneGuest) -> None:
     assert guest.ssh("ls -d /data /own /cache 2>/dev/null || true") == ""
 
     guest.ssh(run, timeout_s=900)
-    said(guest, 3)
+    values_in_log(guest, 3)
     guest.ssh("twine-agent stop keep", timeout_s=900)
 
 
@@ -102,7 +102,7 @@ def test_an_image_with_a_link_in_place_of_a_volume_does_not_start(guest: OneGues
         " -- /bin/sh -c 'echo in > /data/in' || true",
         timeout_s=900,
     )
-    told = guest.ssh("twine-agent logs linked")
-    assert "the image has a link on the way to /data" in told
+    log = guest.ssh("twine-agent logs linked")
+    assert "the image has a link on the way to /data" in log
     assert guest.ssh("ls /etc | sha256sum") == before
     guest.ssh("twine-agent stop linked", timeout_s=900)

@@ -28,11 +28,11 @@ def test_tasks_and_agent_are_as_little_exposed_as_promised(web: TheLab) -> None:
         (task["placement"]["machine"], "twine-task-web-0.service", 1.5),
         ("m1", "twine-agent.service", 4.0),
     ):
-        said = web.ssh(machine, f"systemd-analyze security {unit} --no-pager | grep -v '^✓'")
-        found = re.search(r"exposure level for .*: (\d+\.\d) ", said)
-        assert found, said
+        log = web.ssh(machine, f"systemd-analyze security {unit} --no-pager | grep -v '^✓'")
+        found = re.search(r"exposure level for .*: (\d+\.\d) ", log)
+        assert found, log
         print(unit, found[1])
-        assert float(found[1]) <= most, said
+        assert float(found[1]) <= most, log
 
 
 @pytest.mark.behaviour("AG8", "F-84")
@@ -59,9 +59,9 @@ def test_a_task_sees_neither_the_host_nor_its_neighbours(web: TheLab) -> None:
         "all probes answered",
         lambda: "disk:" in web.ssh("m1", "twine-agent logs probe"),
     )
-    said = web.ssh("m1", "twine-agent logs probe")
-    print(said)
-    answers = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+    log = web.ssh("m1", "twine-agent logs probe")
+    print(log)
+    answers = dict(line.split(": ", 1) for line in log.splitlines() if ": " in line)
     web.remove("m1", "probe")
     assert set(answers) == set(probes)
     assert int(answers.pop("other processes")) <= 6
@@ -69,7 +69,7 @@ def test_a_task_sees_neither_the_host_nor_its_neighbours(web: TheLab) -> None:
     assert allowed == {}, answers
 
 
-def test_what_tasks_use_is_what_the_kernel_counts(web: TheLab) -> None:
+def test_reported_usage_of_tasks_matches_the_kernel(web: TheLab) -> None:
     used = json.loads(web.ssh("m1", "twine-agent top --interval 1s -o json"))["tasks"]
     ps = json.loads(web.ssh("m1", "twine-agent ps -o json"))["tasks"]
     running = {t["task_id"]: t for t in ps if t["state"] == "running"}
@@ -97,7 +97,7 @@ def test_a_restored_snapshot_is_the_lab_as_it_was(web: TheLab) -> None:
 
 
 @pytest.mark.behaviour("HP1", "HP15", "MO10", "MO11", "CP1")
-def test_a_machine_that_changes_hands_runs_the_other_profile(
+def test_a_machine_that_changes_its_entitlement_switches_its_profile(
     web: TheLab, images: dict[str, str]
 ) -> None:
     def swappiness(machine: str) -> str:

@@ -115,7 +115,7 @@ def test_web_app_and_database_find_one_another_by_name(
     tasks = [task for name in jobs for task in the_lab.tasks(name).values()]
     machines = {task["placement"]["machine"] for task in tasks}
     assert len(machines) > 1, "they are on several machines"
-    heard: set[str] = set()
+    received: set[str] = set()
 
     def page() -> str:
         [at] = the_lab.ctl("job", "endpoints", "web")["endpoints"]
@@ -124,8 +124,8 @@ def test_web_app_and_database_find_one_another_by_name(
         return the_lab.ssh(at["machine"], ask).strip()
 
     def both() -> bool:
-        heard.add(page().rpartition(" ")[2])
-        return {"app-0", "app-1"} <= heard
+        received.add(page().rpartition(" ")[2])
+        return {"app-0", "app-1"} <= received
 
     the_lab.until("the page is told by both tasks of app", both, WAIT_S)
     visits = int(re.findall(r"visit (\d+),", page())[0])

@@ -143,8 +143,8 @@ def test_an_ensemble_changes_its_leader_once_in_a_rolling_restart(
     urls = json.dumps(members(lab))
     file.write_text(QUORUM.format(at=CONTROLLER, credential=credential, members=urls))
     with in_the_lab(str(BIN / "twine-taskcontroller"), "serve", str(file)):
-        told = f'[controller]\nurl = "https://{CONTROLLER}:7450"\nname = "etcd"\n'
-        apply(lab, tmp_path, image, told)
+        controller_config = f'[controller]\nurl = "https://{CONTROLLER}:7450"\nname = "etcd"\n'
+        apply(lab, tmp_path, image, controller_config)
         led = restarted(lab)
         lab.run("twinectl", "job", "stop", "etcd", "--wait")
     assert led["lost"] == []

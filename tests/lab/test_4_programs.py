@@ -69,8 +69,8 @@ def of_redis(c: Client) -> None:
 
 
 def of_memcached(c: Client) -> None:
-    said = rf"printf 'set colour 0 0 4\r\nblue\r\nget colour\r\nquit\r\n' | nc {c.host} {c.port}"
-    assert c.sh(said).split() == ["STORED", "VALUE", "colour", "0", "4", "blue", "END"]
+    script = rf"printf 'set colour 0 0 4\r\nblue\r\nget colour\r\nquit\r\n' | nc {c.host} {c.port}"
+    assert c.sh(script).split() == ["STORED", "VALUE", "colour", "0", "4", "blue", "END"]
 
 
 def of_haproxy(c: Client) -> None:

@@ -73,12 +73,12 @@ def around(lab: TheLab, at: float) -> list[str]:
 
 def asked_unlisted(outcome: dict[str, Any]) -> list[tuple[float, str]]:
     """Return requests that a client sent to tasks of which it had heard that they are disabled."""
-    heard = outcome["lists"]
-    times = [at for at, _ in heard]
+    lists_received = outcome["lists"]
+    times = [at for at, _ in lists_received]
     return [
         (at, task)
         for at, task in outcome["asked"]
-        if task not in heard[bisect_right(times, at) - 1][1]
+        if task not in lists_received[bisect_right(times, at) - 1][1]
     ]
 
 
@@ -145,9 +145,9 @@ def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
     state = f"/var/lib/twine-lab/{NAME}/control-plane"
     add = ("controller", "add", "patient", "--host", CONTROLLER, "--out", str(credential))
     web.run("twine-control-plane", *add, "--state", state)
-    told = f'\n[controller]\nurl = "https://{CONTROLLER}:7451"\nname = "patient"\n'
+    controller_config = f'\n[controller]\nurl = "https://{CONTROLLER}:7451"\nname = "patient"\n'
     file = tmp_path / "web.toml"
-    file.write_text(JOB.read_text() + told + 'failure_wait_s = "10h"\n')
+    file.write_text(JOB.read_text() + controller_config + 'failure_wait_s = "10h"\n')
 
     def calls() -> list[dict[str, Any]]:
         lines = log.read_text().splitlines() if log.exists() else []
@@ -185,12 +185,12 @@ def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
     asked_at = next(c["at"] for c in calls() if c["asked"])
     first = next(c for c in calls() if c["asked"])
     assert set(indexes) <= set(first["unhealthy"])
-    let_at = next(c["at"] for c in calls() if c["acknowledged"])
+    acknowledged_at = next(c["at"] for c in calls() if c["acknowledged"])
     direct, proxied = outcomes
     unlisted_at = next(at for at, tasks in direct["lists"] if lost.isdisjoint(tasks))
     whole_at = next(at for at, tasks in direct["lists"] if at > unlisted_at and len(tasks) == 6)
     assert down < min(unlisted_at, asked_at)
-    assert max(unlisted_at, asked_at) < let_at < whole_at
+    assert max(unlisted_at, asked_at) < acknowledged_at < whole_at
     story = web.ctl("task", "events", f"web-{indexes[0]}")["events"]
     move = next(e for e in reversed(story) if e.get("cause") == "failure")
     assert move["approved"].startswith("patient ")
@@ -199,16 +199,18 @@ def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
     assert asked_unlisted(direct) == []
     assert [(at, task) for at, task in direct["failed_at"] if task not in lost] == []
     assert [at for at, _ in direct["failed_at"] if at > unlisted_at] == []
-    assert [at for at, _ in proxied["failed_at"] if at > let_at] == []
+    assert [at for at, _ in proxied["failed_at"] if at > acknowledged_at] == []
     for outcome in outcomes:
         assert outcome["requests"] > 50
         assert outcome["failed"] == len(outcome["failed_at"])
         assert len(outcome["asked"]) == outcome["requests"]
-    assert len({task for at, task in direct["asked"] if unlisted_at < at < let_at}) == 6 - len(lost)
+    assert len(
+        {task for at, task in direct["asked"] if unlisted_at < at < acknowledged_at}
+    ) == 6 - len(lost)
 
 
 @pytest.mark.behaviour("SC15", "SC2")
-def test_a_canary_that_fails_brings_the_job_back_and_one_that_holds_goes_on(
+def test_a_failed_canary_rolls_back_and_a_healthy_one_continues(
     web: TheLab, images: dict[str, str], tmp_path: Path
 ) -> None:
     """Nobody's request fails."""
@@ -217,20 +219,20 @@ def test_a_canary_that_fails_brings_the_job_back_and_one_that_holds_goes_on(
     bad, good = tmp_path / "bad.toml", tmp_path / "good.toml"
     good.write_text(text)
     bad.write_text(text.replace('["/usr/bin/start"]', '["/bin/sh", "-c", "exit 1"]'))
-    before, told = web.invocations(), len(rollouts(web))
+    before, rollout_count = web.invocations(), len(rollouts(web))
     with clients(web) as outcomes:
         words = ("--set", f"image={image}")
         web.run("twinectl", "job", "apply", str(bad), *words)
-        web.until("it went back", lambda: len(rollouts(web)) > told)
-        assert rollouts(web)[told].startswith("rolled back to version ")
+        web.until("it went back", lambda: len(rollouts(web)) > rollout_count)
+        assert rollouts(web)[rollout_count].startswith("rolled back to version ")
         web.rest()
         kept = {t for t, unit in web.invocations().items() if before.get(t) == unit}
         assert len({t for t in kept if t.startswith("web-")}) == 5  # all but the canary
-        told = len(rollouts(web))
+        rollout_count = len(rollouts(web))
         applied(web, good, images["v2"])
-        web.until("it is told", lambda: len(rollouts(web)) > told + 1)
-        assert "1 canaries" in rollouts(web)[told]
-        assert rollouts(web)[told + 1].startswith("all tasks run version ")
+        web.until("it is told", lambda: len(rollouts(web)) > rollout_count + 1)
+        assert "1 canaries" in rollouts(web)[rollout_count]
+        assert rollouts(web)[rollout_count + 1].startswith("all tasks run version ")
     assert asked_unlisted(outcomes[0]) == []
     for outcome in outcomes:
         assert outcome["failed"] == 0, outcome["failures"]
@@ -239,7 +241,7 @@ def test_a_canary_that_fails_brings_the_job_back_and_one_that_holds_goes_on(
 
 
 @pytest.mark.behaviour("HP12", "SC2")
-def test_an_owners_profile_reaches_machine_by_machine_under_their_tasks(
+def test_an_owners_profile_is_rolled_out_by_machine_under_running_tasks(
     web: TheLab, tmp_path: Path
 ) -> None:
     """Read in the guests; no task restarts for it; and back again."""

@@ -23,7 +23,7 @@ def releases(web: TheLab) -> Iterator[ReleaseDemo]:
         web.lab("proxy", "stop")
 
 
-def test_agents_are_released_canary_first_then_the_control_plane_and_a_broken_one_goes_back(
+def test_agents_are_released_before_the_control_plane_and_a_broken_one_is_rolled_back(
     releases: ReleaseDemo,
 ) -> None:
     """No task is started again, and no request fails."""

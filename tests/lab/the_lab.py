@@ -131,9 +131,9 @@ class TheLab:
         for machine in self.machines:
             shown = self.ssh(machine, "systemctl show -p Id -p InvocationID 'twine-task-*.service'")
             for unit in filter(None, shown.split("\n\n")):
-                said = dict(line.split("=", 1) for line in unit.splitlines() if line)
-                name = said["Id"].removeprefix("twine-task-").removesuffix(".service")
-                found[name] = said["InvocationID"]
+                properties = dict(line.split("=", 1) for line in unit.splitlines() if line)
+                name = properties["Id"].removeprefix("twine-task-").removesuffix(".service")
+                found[name] = properties["InvocationID"]
         return found
 
     def remove(self, machine: str, task: str) -> None:

@@ -81,7 +81,7 @@ class Judge:
             for row in _asked(lambda: learn(known)):
                 print(json.dumps(row), file=file, flush=True)
                 known[row[0]] = row[1]
-        if failed := [each for each, said in known.items() if said is None]:
+        if failed := [each for each, verdict in known.items() if verdict is None]:
             raise pytest.UsageError(f"fails without a mutant: {failed}")
         return known
 

@@ -44,7 +44,7 @@ def broken_by(rules: set[str]) -> int:
 
 
 @pytest.mark.behaviour("BUG-CP30", "BUG-CP31", "BUG-CP32")
-def test_no_rule_is_broken_where_kinds_of_events_meet() -> None:
+def test_combined_kinds_of_events_break_no_rule() -> None:
     """Releases, moves, resizes and policies during cuts."""
     composed = scenario.load("composed")
     outcomes = [run_one(Job(composed, seed)) for seed in SLICE]
@@ -54,7 +54,7 @@ def test_no_rule_is_broken_where_kinds_of_events_meet() -> None:
 
 @pytest.mark.behaviour("BUG-CP32")
 @pytest.mark.parametrize("seed", FOUND, ids=str)
-def test_a_seed_that_broke_a_rule_holds(seed: int) -> None:
+def test_a_seed_that_once_broke_a_rule_breaks_none(seed: int) -> None:
     """What composed seeds showed stays found and fixed."""
     outcome = run_one(Job(scenario.load("composed"), seed))
     assert outcome.ok, f"{FOUND[seed]}: {as_story(outcome)}"

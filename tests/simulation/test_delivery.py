@@ -64,7 +64,7 @@ def test_a_canary_stage_that_is_pushed_to_all_tasks_is_found(
     assert broken_by({"canary"}) <= MOST
 
 
-def test_a_gate_of_which_failures_are_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ignored_gate_failure_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "_fails", lambda *_: False)
     monkeypatch.setattr(judge, "_has_passed", lambda *_: True)
     assert broken_by({"canary", "delivered"}) <= MOST
@@ -76,7 +76,7 @@ def test_a_count_of_tasks_that_is_read_as_all_is_found(monkeypatch: pytest.Monke
     assert broken_by({"canary"}) <= MOST
 
 
-def test_a_push_that_is_never_given_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_that_is_never_released_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(act: DeliveryAct) -> PushWish:
         return replace(push_wish(act), gives_back=False)  # type: ignore[arg-type]
 

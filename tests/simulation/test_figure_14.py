@@ -21,7 +21,7 @@ def by_domain() -> Replay:
 
 
 @pytest.mark.behaviour("EX1", "EX2")
-def test_the_first_batch_takes_no_shard_two_replicas(controlled: Replay) -> None:
+def test_the_first_batch_stops_at_most_one_replica_of_each_shard(controlled: Replay) -> None:
     """About a quarter of the tasks are let, and the others are refused."""
     before = [s for s in controlled.samples if s.at < FAILS_S]
     assert 12 <= controlled.batches[0] <= 20
@@ -30,7 +30,7 @@ def test_the_first_batch_takes_no_shard_two_replicas(controlled: Replay) -> None
 
 
 @pytest.mark.behaviour("EX3", "HC12")
-def test_second_replicas_are_lost_by_the_power_cut_alone(controlled: Replay) -> None:
+def test_second_replicas_are_lost_only_by_the_power_cut(controlled: Replay) -> None:
     """Only of shards whose first replica was being updated just then."""
     during = [s for s in controlled.samples if FAILS_S <= s.at <= BACK_S]
     assert max(s.two_down for s in during) > 0
@@ -48,7 +48,7 @@ def test_once_the_first_batch_is_back_nothing_misses_two_replicas_again(controll
 
 
 @pytest.mark.behaviour("WH7")
-def test_fixed_update_domains_lose_shards_where_the_controller_loses_none(
+def test_fixed_update_domains_lose_shards_and_the_controller_loses_none(
     controlled: Replay, by_domain: Replay
 ) -> None:
     """Each domain alone is safe, and is not beside a failure in another."""
@@ -59,7 +59,7 @@ def test_fixed_update_domains_lose_shards_where_the_controller_loses_none(
 
 
 @pytest.mark.behaviour("BUG-AU6")
-def test_shards_that_the_power_cut_takes_are_counted_for_either_controller() -> None:
+def test_shards_lost_by_the_power_cut_are_counted_for_both_controllers() -> None:
     """The figure of fixed domains was a constant 0."""
     for controlled in (True, False):
         replay = Replay(60, 900, controlled)

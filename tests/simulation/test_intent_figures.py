@@ -75,7 +75,7 @@ def test_figure_8_a_shared_buffer_serves_as_well_as_twice_the_tasks() -> None:
 
 
 @pytest.mark.behaviour("JC12")
-def test_figure_8_one_task_alone_does_not_serve_all_the_time() -> None:
+def test_figure_8_a_single_task_has_downtime() -> None:
     """The negative control."""
     alone = figures_of(models(JOBS, tasks=1, buffer=0), JOBS)
     assert alone["jobs_serving_least"] < JOBS

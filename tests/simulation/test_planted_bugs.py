@@ -60,7 +60,7 @@ def test_marking_up_at_an_edge_only_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert found("f53-slow-agents", {"rest", "one-copy-after-healing"}).seed <= MOST
 
 
-def test_a_second_copy_before_the_first_has_certainly_ended_is_found(
+def test_a_second_copy_before_the_certain_end_of_the_first_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Invariant 3: a task whose job says `stop` runs once, however long its machine is silent."""

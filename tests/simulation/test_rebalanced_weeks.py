@@ -23,7 +23,7 @@ def test_the_same_machines_bear_more_load_with_it() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_hot_spots_are_rare_and_nothing_goes_to_and_fro(seed: int) -> None:
+def test_hot_spots_are_rare_and_no_task_moves_back(seed: int) -> None:
     found = figures(machines=16, days=4.0, seed=seed)
 
     assert found["hot_without"] > 0.5

@@ -53,8 +53,8 @@ def test_each_replay_is_a_picture_and_breaks_no_rule(name: str) -> None:
             s.wanted for s in outcome.samples
         ), "it struck no task"
     drawn = ElementTree.fromstring(as_svg(outcome))
-    said = "".join(drawn.itertext())
-    assert all(event.partition(" ")[2].split()[0] in said for event in chosen.story)
+    drawn_text = "".join(drawn.itertext())
+    assert all(event.partition(" ")[2].split()[0] in drawn_text for event in chosen.story)
 
 
 @pytest.mark.behaviour("TC4")
@@ -64,7 +64,9 @@ def test_figure_8_call_by_call(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
     calls: list[tuple[set[int], set[int], set[int]]] = []
     answer = Application.answer
 
-    def heard(self: Application, request: TaskControlRequest, now: float) -> TaskControlResponse:
+    def recorded_call(
+        self: Application, request: TaskControlRequest, now: float
+    ) -> TaskControlResponse:
         response = answer(self, request, now)
         tasks = {operation.id: operation.task for operation in request.request}
         acknowledged = {tasks[ack] for ack in response.ack if isinstance(ack, str)}
@@ -73,15 +75,15 @@ def test_figure_8_call_by_call(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
             calls.append(call)
         return response
 
-    monkeypatch.setattr(Application, "answer", heard)
+    monkeypatch.setattr(Application, "answer", recorded_call)
     replayed("replay-figure-8", seed)
     at = next(number for number, call in enumerate(calls) if call[0])
-    told = calls[at:]
-    (first,) = told[0][2]
+    later_calls = calls[at:]
+    (first,) = later_calls[0][2]
     other = 1 - first
-    assert told[0] == ({0, 1}, set(), {first})
-    assert told[1:-2] == [({other}, set(), set())], "asked again, and not let go yet"
-    assert told[-2:] == [({other}, {first}, {other}), (set(), {other}, set())]
+    assert later_calls[0] == ({0, 1}, set(), {first})
+    assert later_calls[1:-2] == [({other}, set(), set())], "asked again, and not let go yet"
+    assert later_calls[-2:] == [({other}, {first}, {other}), (set(), {other}, set())]
 
 
 @pytest.mark.behaviour("HC6", "TC8")
@@ -124,7 +126,7 @@ def test_no_task_moves_because_a_switch_is_replaced(seed: int) -> None:
 
 @pytest.mark.behaviour("HC9")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_machines_are_given_back_in_minutes_where_tickets_took_weeks(seed: int) -> None:
+def test_machines_are_returned_in_minutes_instead_of_weeks(seed: int) -> None:
     """By tickets half of the owners took 7.5 days and the last one 87 (paper §1, Figure 1).
 
     Here budgets and controllers are all that it waits for, long before the deadline.
@@ -148,29 +150,31 @@ def test_an_ensemble_keeps_its_majority_and_restarts_its_leader_last(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with ZooKeeper (§2.5) a restart of all costs one change of leader, not one each."""
-    let: list[int] = []
+    acknowledged_at: list[int] = []
     down: list[int] = []
     leaders: list[int] = []
     answer = Application.answer
 
-    def heard(self: Application, request: TaskControlRequest, now: float) -> TaskControlResponse:
+    def recorded_call(
+        self: Application, request: TaskControlRequest, now: float
+    ) -> TaskControlResponse:
         response = answer(self, request, now)
-        if request.tasks < 5 or not (let or request.request):
+        if request.tasks < 5 or not (acknowledged_at or request.request):
             return response  # the ensemble is still being made
         tasks = {o.id: o.task for o in request.request if o.kind in ("update", "restart")}
         for ack in response.ack:
-            if isinstance(ack, str) and ack in tasks and tasks[ack] not in let:
-                let.append(tasks[ack])
+            if isinstance(ack, str) and ack in tasks and tasks[ack] not in acknowledged_at:
+                acknowledged_at.append(tasks[ack])
         down.append(len(request.down))
         if not leaders or leaders[-1] != self._leader:
             leaders.append(self._leader)
         return response
 
-    monkeypatch.setattr(Application, "answer", heard)
+    monkeypatch.setattr(Application, "answer", recorded_call)
     replayed("replay-zookeeper", seed)
     first, last = leaders
-    assert sorted(let) == list(range(5))
-    assert let[-1] == first != last
+    assert sorted(acknowledged_at) == list(range(5))
+    assert acknowledged_at[-1] == first != last
     assert 0 < max(down) <= 2, "a majority of five serves"
 
 
@@ -200,6 +204,6 @@ def test_four_events_and_too_little_power_halt_an_upgrade(seed: int) -> None:
 
     share = scenario.load("replay-four-events").settings["capacity_loss_share"]
     halted, later = taken_down(share)
-    went_on, rest = taken_down(1.0)
-    assert halted <= 4 < went_on
+    continued, rest = taken_down(1.0)
+    assert halted <= 4 < continued
     assert later > rest

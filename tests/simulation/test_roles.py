@@ -96,7 +96,7 @@ def test_all_processes_down_restart_no_task() -> None:
 
 @pytest.mark.behaviour("AV1", "AV12", "AV13")
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_data_center_is_lost_with_the_leaders_that_run_there(seed: int) -> None:
+def test_the_region_survives_loss_of_a_data_center_with_leaders(seed: int) -> None:
     """Standbys elsewhere lead, and lost tasks come back on the machines left.
 
     Half of the machines lose power, and the leader of each role with them, while versions go out.
@@ -145,7 +145,7 @@ def test_a_lagging_core_stops_no_task_of_a_job_unknown_to_it() -> None:
 
 
 @pytest.mark.behaviour("SH14", "CP7")
-def test_no_shard_takes_what_an_entitlement_of_another_was_promised() -> None:
+def test_no_shard_uses_machines_promised_to_an_entitlement_of_another() -> None:
     """Shards share the free machines, and hardly more of them than quotas."""
     outcome = run_seed(scenario.load("roles-promises"), 2)
     assert not outcome.violations, [str(violation) for violation in outcome.violations]
@@ -217,7 +217,7 @@ def test_two_owners_after_a_crash_in_a_move_are_found(monkeypatch: pytest.Monkey
     kept: dict[int, set[str]] = {}
 
     def owner(ownership: OwnershipMap, number: int) -> Callable[[str], bool]:
-        had, seen = set(kept.get(number, ())), set[str]()
+        previous, seen = set(kept.get(number, ())), set[str]()
 
         def owns(pool: str) -> bool:
             if ownership.shard_of(pool) == number and not ownership.is_moving(pool):
@@ -227,7 +227,7 @@ def test_two_owners_after_a_crash_in_a_move_are_found(monkeypatch: pytest.Monkey
             if pool in seen:
                 kept[number].discard(pool)
                 return False
-            return pool in had
+            return pool in previous
 
         return owns
 

@@ -44,7 +44,7 @@ def test_no_rule_is_broken_in_the_first_seeds(first: int) -> None:
 
 
 @pytest.mark.behaviour("F-55", "WH2")
-def test_controllers_of_all_kinds_are_asked_and_harmless() -> None:
+def test_controllers_of_all_kinds_are_called_and_break_no_rule() -> None:
     """Good ones and those that are away, slow, wrong or lying, among all other faults.
 
     Nothing is taken down without an acknowledgement, no deadline passes without a notice, and no

@@ -44,7 +44,7 @@ def pools(seed: int) -> Iterator[tuple[int, float]]:
 
 @pytest.mark.behaviour("SH11", "SH8")
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_shard_has_more_than_its_part_of_the_power_by_one_pool_alone(seed: int) -> None:
+def test_a_shard_exceeds_its_share_of_power_only_by_one_pool(seed: int) -> None:
     """7.5 of 150 MW are the mean, and beside its largest pool no shard has much more.
 
     A shard is not chosen by power: one with a pool of GPUs may have 21 MW.

@@ -49,10 +49,10 @@ def test_no_task_restarts_by_moves_of_its_entitlement(seed: int) -> None:
     region.run(list(draw(chosen, seed)))
     lines = list(region.history.lines())
     moved = sum(1 for line in lines if "client is granted: move entitlement" in line)
-    told = Counter(match[1] for line in lines if (match := PUT.search(line)))
+    put_counts = Counter(match[1] for line in lines if (match := PUT.search(line)))
     assert moved >= 20
-    assert told
-    assert set(told.values()) == {1}, told
+    assert put_counts
+    assert set(put_counts.values()) == {1}, put_counts
     assert not region.checker.violations
 
 
@@ -63,12 +63,12 @@ def test_two_owners_of_an_entitlement_that_moved_are_found(
     """A shard that goes by what it owned before goes on beside the new owner."""
 
     def owner(ownership: OwnershipMap, number: int) -> Callable[[str], bool]:
-        had = set[str]()
+        previous = set[str]()
 
         def owns(pool: str) -> bool:
             if ownership.shard_of(pool) == number:
-                had.add(pool)
-            return pool in had
+                previous.add(pool)
+            return pool in previous
 
         return owns
 

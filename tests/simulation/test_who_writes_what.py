@@ -131,12 +131,12 @@ def test_a_shard_that_writes_after_a_handover_is_found(
     """The ledger of writes would show it."""
 
     def owner(ownership: OwnershipMap, number: int) -> Callable[[str], bool]:
-        had = set[str]()
+        previous = set[str]()
 
         def owns(pool: str) -> bool:
             if ownership.shard_of(pool) == number:
-                had.add(pool)
-            return pool in had
+                previous.add(pool)
+            return pool in previous
 
         return owns
 

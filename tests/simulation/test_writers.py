@@ -53,7 +53,7 @@ def test_the_share_is_exact_or_an_operation_is_under_way() -> None:
     assert [outcome.refused for outcome in outcomes if outcome.refused] == []
 
 
-def test_the_witness_checks_during_operations_and_after() -> None:
+def test_the_checker_runs_during_operations_and_after() -> None:
     writers = scenario.load("writers")
     region = SimulatedRegion(writers, 1)
     region.run(draw(writers, 1))
@@ -99,7 +99,7 @@ def test_a_canary_that_counts_as_progress_of_the_push_is_found(
 
 
 @pytest.mark.behaviour("JC15")
-def test_a_winning_stale_writer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_writer_that_wins_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write on top of what was replaced meanwhile."""
     for module in (intents, job_change):
         monkeypatch.setattr(module, "check_writer", lambda *_: None)
@@ -140,6 +140,6 @@ def test_a_hold_that_holds_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert broken_by("hold") <= MOST
 
 
-def test_a_seed_is_the_same_whenever_it_runs() -> None:
+def test_a_seed_gives_the_same_result_at_any_time() -> None:
     writers = scenario.load("writers")
     assert run_seed(writers, 3).digest == run_seed(writers, 3).digest

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = runpy.run_path(str(ROOT / "tests/bench/run.py"))
 
 
-def test_every_file_that_measures_is_found_and_says_whether_it_needs_a_guest():
+def test_every_bench_is_found_and_declares_if_it_needs_a_guest():
     found = {bench.name: bench.needs_guest for bench in RUN["benches"]()}
     measuring = {
         path.stem
@@ -30,11 +30,11 @@ def test_every_file_that_measures_is_found_and_says_whether_it_needs_a_guest():
     assert all('"--json"' in (ROOT / f"tests/bench/{n}.py").read_text() for n in found)
 
 
-def test_the_one_guest_has_the_most_memory_that_a_bench_asks_for(tmp_path):
+def test_the_shared_guest_has_the_largest_memory_of_any_bench(tmp_path):
     needs = {"small": "CPUS = 2\n", "large": "MEMORY_MIB = 4096\n", "here": "MEMORY_MIB = 1\n"}
-    for name, said in needs.items():
+    for name, content in needs.items():
         guest = "" if name == "here" else "NEEDS_GUEST = True\n"
-        (tmp_path / f"{name}.py").write_text(f"{guest}{said}def main(): ...\n")
+        (tmp_path / f"{name}.py").write_text(f"{guest}{content}def main(): ...\n")
     found = RUN["benches"](tmp_path)
     assert {b.name: (b.needs_guest, b.memory_mib, b.cpus) for b in found} == {
         "small": (True, 0, 2),
@@ -59,9 +59,9 @@ def test_only_a_bench_in_a_guest_gets_the_guests_name():
 
 def test_one_section_is_rewritten_and_the_others_stay():
     one, two = (RUN["Bench"](name, f"About {name}.", False) for name in ("one", "two"))
-    said = {"ms": 1.25, "deep": {"n": 12_345}, "list": [1, 2]}
-    first = RUN["section"](two, {**said, "details": {"ms": {"1": 9.75}}}, "abc")
-    assert first == RUN["section"](two, said, "abc"), "details are for who asks for them"
+    result = {"ms": 1.25, "deep": {"n": 12_345}, "list": [1, 2]}
+    first = RUN["section"](two, {**result, "details": {"ms": {"1": 9.75}}}, "abc")
+    assert first == RUN["section"](two, result, "abc"), "details are for who asks for them"
     page = RUN["merged"]("", {"two": first})
     page = RUN["merged"](page, {"one": RUN["failed"](one, "ended with 3", "abc")})
     assert page.index("## one") < page.index("## two")

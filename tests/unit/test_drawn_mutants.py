@@ -108,7 +108,7 @@ def test_rooms_with_all_drawn_changes_are_code(tmp_path):
     assert all((ROOT / path).exists() for _, tests in ROOMS.values() for path in tests)
 
 
-def test_what_no_test_noticed_is_shown_with_its_reason():
+def test_an_unnoticed_mutant_is_shown_with_its_reason():
     row = {"room": "health", "number": 3, "line": 7, "key": "a.py: boundary: x < 1 → x <= 1"}
     shown = table([row | {"outcome": "survived"}], {row["key"]: "x is never 1"})
     assert "health             0 of   1 noticed" in shown

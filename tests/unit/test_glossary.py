@@ -22,7 +22,7 @@ def rows() -> list[tuple[str, ...]]:
     return cells[2:]
 
 
-def test_each_line_has_a_word_a_meaning_what_others_say_and_a_file() -> None:
+def test_each_row_has_a_word_a_meaning_an_equivalent_and_a_file() -> None:
     assert {len(row) for row in rows()} == {4}
     assert all(cell for row in rows() for cell in row)
     assert max(Counter(row[0] for row in rows()).values()) == 1
@@ -35,11 +35,11 @@ def test_each_word_is_found_in_the_file_that_it_names() -> None:
         file = re.fullmatch(r"\[(\S+)\]\(\.\./\1\)", where)
         assert file, f"{words}: {where}"
         path = ROOT / file[1]
-        said = path.read_text().lower() if path.is_file() else ""
+        text = path.read_text().lower() if path.is_file() else ""
         missing += [
             f"{word}: {file[1]}"
             for word in re.split(r",? / |, ", words)
-            if re.sub(r"\W", "", word.lower()) not in re.sub(r"[\W_]", "", said)
+            if re.sub(r"\W", "", word.lower()) not in re.sub(r"[\W_]", "", text)
         ]
     assert missing == []
 

@@ -12,12 +12,12 @@ TOOL = runpy.run_path(str(Path(__file__).resolve().parents[2] / "tools/reference
 PAGE = TOOL["PAGE"].read_text()
 
 
-def test_the_page_is_what_the_types_say() -> None:
+def test_the_page_matches_the_types() -> None:
     assert TOOL["written"]() == PAGE, "run tools/references"
 
 
 @pytest.mark.behaviour("BUG-SK20")
-def test_the_page_of_tuneds_plugins_is_what_the_code_does() -> None:
+def test_the_page_of_tuned_plugins_matches_the_code() -> None:
     """Each plugin of TuneD has a line, converted or with a reason."""
     page = TOOL["TUNED_PAGE"].read_text()
     assert TOOL["written_tuned"]() == page, "run tools/references"
@@ -26,12 +26,12 @@ def test_the_page_of_tuneds_plugins_is_what_the_code_does() -> None:
     assert {f"| `[{name}]`" for name in REASONS} <= {row[0] for row in rows}
 
 
-def test_every_key_says_what_it_is() -> None:
+def test_every_key_has_a_description() -> None:
     rows = [re.split(r"(?<!\\) \| ", line) for line in PAGE.splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     assert [row[0] for row in rows if not row[-1].strip("| ")] == []
 
 
-def test_every_table_that_is_named_is_there() -> None:
+def test_every_referenced_table_exists() -> None:
     headings = {h.lower() for h in re.findall(r"^### (\w+)$", PAGE, flags=re.M)}
     assert set(re.findall(r"\]\(#(\w+)\)", PAGE)) <= headings

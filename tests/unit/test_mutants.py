@@ -26,7 +26,7 @@ MUTANTS = tool().MUTANTS
 
 @pytest.mark.behaviour("AL11")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_each_planted_bug_changes_code_that_there_is(mutant):
+def test_each_planted_bug_changes_existing_code(mutant):
     changed = tool().planted(mutant)
     compile(changed, mutant.path, "exec")
     assert all((TOOL.parents[1] / path).exists() for path in mutant.tests)

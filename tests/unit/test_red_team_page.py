@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.behaviour("F-84")
-def test_the_page_on_security_shows_every_probe_and_none_that_reached_anything() -> None:
+def test_the_security_page_shows_every_probe_and_no_success() -> None:
     """The table is that of a run of tests/lab/test_2_red_team.py."""
     source = (ROOT / "tests" / "lab" / "red_team.c").read_text()
     probes = re.findall(r'^ +P\("([^"]+)"', source, re.MULTILINE)

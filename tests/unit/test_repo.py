@@ -29,13 +29,13 @@ VAGUE = {"utils", "helpers", "common", "manager", "base", "misc"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_module_is_short_and_named_by_what_it_holds(path: Path) -> None:
+def test_a_module_is_short_and_named_by_its_content(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MAX_LINES
     assert path.stem not in VAGUE
 
 
 @pytest.mark.parametrize("together", [("unit", "property"), ("contract", "integration")])
-def test_files_that_are_collected_together_have_names_of_their_own(together: tuple[str, ...]):
+def test_files_that_are_collected_together_have_unique_names(together: tuple[str, ...]):
     """Pytest imports the files of folders without `__init__.py` by their names alone."""
     files = [p for suite in together for p in (ROOT / "tests" / suite).rglob("*.py")]
     loose = [p.name for p in files if not (p.parent / "__init__.py").exists()]

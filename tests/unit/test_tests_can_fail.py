@@ -28,14 +28,14 @@ def that_cannot_fail(texts: dict[str, str]) -> list[str]:
     words: dict[str, set[str]] = defaultdict(set)
     tests = []
     for path, text in texts.items():
-        for name, said in functions(text):
-            words[name] |= said
+        for name, body in functions(text):
+            words[name] |= body
             if name.startswith("test_"):
-                tests.append((path, name, said))
+                tests.append((path, name, body))
     can = set(FAILS)
-    while more := {name for name, said in words.items() if name not in can and said & can}:
+    while more := {name for name, body in words.items() if name not in can and body & can}:
         can |= more
-    return [f"{path}: {name}" for path, name, said in tests if not said & can]
+    return [f"{path}: {name}" for path, name, body in tests if not body & can]
 
 
 @pytest.mark.behaviour("BUG-AU5")

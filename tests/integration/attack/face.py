@@ -61,8 +61,8 @@ class Face:
                 stderr=log,
                 preexec_fn=_few_descriptors,
             )
-        said = self.until(lambda: re.search(r"127\.0\.0\.1:(\d{2,5})\b", self.log.read_text()))
-        self.port = int(said[1])
+        listening = self.until(lambda: re.search(r"127\.0\.0\.1:(\d{2,5})\b", self.log.read_text()))
+        self.port = int(listening[1])
         self.until(self.socket.exists)
         asyncio.run(self.ask("local"))
 

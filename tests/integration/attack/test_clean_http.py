@@ -54,7 +54,7 @@ def test_an_unsupported_method_is_refused_with_the_supported_ones(face: Face) ->
         b"GET /readyz\r\n\r\n",
     ],
 )
-def test_no_answer_tells_versions_and_every_refusal_is_a_problem(
+def test_no_answer_discloses_versions_and_every_refusal_is_a_problem(
     face: Face, request_: bytes
 ) -> None:
     """`Server:` told versions, and some errors were text."""
@@ -74,7 +74,7 @@ def test_a_half_closed_client_is_answered(face: Face) -> None:
 
 
 @pytest.mark.behaviour("BUG-HT4")
-def test_a_body_that_breaks_off_is_no_body(face: Face) -> None:
+def test_an_incomplete_body_is_refused(face: Face) -> None:
     """What came until then is not taken for the whole."""
     path = b"/v1/profile" if face.kind == "agent" else b"/v1/groups/web"
     request = b"PUT " + path + b' HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"name":'

@@ -160,7 +160,7 @@ def test_a_cloned_host_starts_nothing_and_the_original_continues(control_plane: 
 
 
 @pytest.mark.behaviour("F-89")
-def test_the_second_host_becomes_the_machine_when_the_other_one_is_gone(
+def test_the_clone_becomes_the_machine_after_the_original_is_removed(
     control_plane: Face,
 ) -> None:
     """By an operator's word, never by the other one's silence alone."""
@@ -180,5 +180,5 @@ def test_the_second_host_becomes_the_machine_when_the_other_one_is_gone(
     with agent_in(copy, other_port, boots=2):
         face.until(lambda: is_tried(copy), "nobody may start it any more")
     words = ["--endpoint", f"unix:{face.socket}", "machine", "forget-duplicate", "vm1"]
-    nobody = CliRunner().invoke(main, words)
-    assert nobody.exit_code == 3, nobody.output
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 3, result.output

@@ -47,7 +47,7 @@ def _handshake(face: Face) -> None:
     ("attack", "times"),
     [(_closed, 3000), (_one_byte, 1000), (_no_tls, 1000), (_half_a_hello, 1000), (_handshake, 300)],
 )
-def test_connections_that_come_and_go_leave_nothing(
+def test_closed_connections_leave_no_objects(
     face: Face, attack: Callable[[Face], None], times: int
 ) -> None:
     """Each connection that closed before a TLS byte left 0.3 MB, 3,000 a gigabyte."""
@@ -99,7 +99,7 @@ UNFINISHED = [
 
 
 @pytest.mark.behaviour("BUG-HT4")
-def test_what_is_not_finished_is_closed(face: Face) -> None:
+def test_an_incomplete_connection_is_closed(face: Face) -> None:
     """Half a header, and silence after the handshake, stayed open for minutes."""
     with ExitStack() as stack:
         socks = []

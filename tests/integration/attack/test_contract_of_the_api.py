@@ -96,7 +96,7 @@ def test_no_request_made_from_the_document_is_a_5xx(face: Face) -> None:
     assert asked > 40
 
 
-def test_the_metrics_are_what_a_scraper_expects(face: Face) -> None:
+def test_the_metrics_have_the_format_of_a_scraper(face: Face) -> None:
     """promtool (Debian package prometheus) finds nothing to say about names, units and help."""
     metrics = _fetched(face, "/metrics")
     checked = subprocess.run(

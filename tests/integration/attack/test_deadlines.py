@@ -79,12 +79,12 @@ async def test_a_reader_that_reads_nothing_is_disconnected() -> None:
 
 
 @pytest.mark.behaviour("BUG-HT4")
-@pytest.mark.parametrize("said", [b"", b"G", b"GET /readyz HTTP/1.1\r\nA: b"])
-async def test_an_idle_connection_is_closed(said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"G", b"GET /readyz HTTP/1.1\r\nA: b"])
+async def test_an_idle_connection_is_closed(sent: bytes) -> None:
     """Without TLS, too."""
     async with served() as (door, port):
         with socket.create_connection(("127.0.0.1", port)) as sock:
-            sock.sendall(said)
+            sock.sendall(sent)
             async with asyncio.timeout(60):
                 while door.count() == (0, 0):
                     await asyncio.sleep(0)

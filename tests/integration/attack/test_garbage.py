@@ -44,7 +44,7 @@ assert gone() is None, gc.get_stats()
 """)
 
 
-def test_a_full_pass_that_took_long_is_the_last_over_what_it_saw() -> None:
+def test_a_slow_full_collection_freezes_the_surviving_objects() -> None:
     """Objects that came after the start are permanent once they are many."""
     run("""
 garbage.MAX_PASS_S = 0.0

@@ -97,13 +97,15 @@ async def _prepare(face: Face) -> None:
             await agent.put_image(DIGEST, ImageFormat.TAR, chunks())
         return
     async with ControlPlaneClient(at) as client:
-        status, said = asked(face, "POST", "/v1/machines:import?format=csv", rows(MACHINES))
-        assert status == 200, said
+        status, body_text = send_request(
+            face, "POST", "/v1/machines:import?format=csv", rows(MACHINES)
+        )
+        assert status == 200, body_text
         await client.put_entitlement("front", EntitlementSpec(machines=3))
         await client.push_image(DIGEST, ImageFormat.TAR, chunks())
 
 
-def asked(face: Face, method: str, at: str, body: bytes) -> tuple[int, bytes]:
+def send_request(face: Face, method: str, at: str, body: bytes) -> tuple[int, bytes]:
     """Return status and answer of a request on the local socket, where everything is allowed."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(SETTLES_S)
@@ -137,9 +139,9 @@ def fresh(face: Face, route: Route, body: bytes) -> bytes:
     """Return a body with what can be used only once: a token, a generation."""
     if route.name == "join":
         wish = json.dumps({"machine": "m0"}).encode()
-        status, said = asked(face, "POST", "/v1/tokens", wish)
-        assert status == 200, said
-        return json.dumps(json.loads(body) | {"token": json.loads(said)["token"]}).encode()
+        status, body_text = send_request(face, "POST", "/v1/tokens", wish)
+        assert status == 200, body_text
+        return json.dumps(json.loads(body) | {"token": json.loads(body_text)["token"]}).encode()
     if route.name == "put_task":
         return json.dumps(json.loads(body) | {"generation": next(GENERATIONS)}).encode()
     return body
@@ -148,7 +150,7 @@ def fresh(face: Face, route: Route, body: bytes) -> bytes:
 def work_s(face: Face, route: Route, body: bytes) -> tuple[float, int]:
     body = fresh(face, route, body)
     began = worked_s(face)
-    status, answer = asked(face, route.method, address(route), body)
+    status, answer = send_request(face, route.method, address(route), body)
     assert status < 500 or status == 503, (route.name, body[:300], answer[:300])
     return worked_s(face) - began, status
 
@@ -167,7 +169,7 @@ def growth(face: Face, route: Route, small: bytes, large: bytes) -> float:
 
 
 @pytest.mark.behaviour("BUG-HT3")
-def test_the_work_of_a_handler_grows_with_what_it_is_given(prepared: Face) -> None:
+def test_the_work_of_a_handler_is_bounded_by_its_input(prepared: Face) -> None:
     """Made from the route tables; what is valid is carried out, and costs its size."""
     face = prepared
     statuses: dict[str, set[int]] = {}

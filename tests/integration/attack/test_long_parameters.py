@@ -41,7 +41,7 @@ def target(route: Route, parameter: str, value: str) -> str:
     return path if parameter in route.parameters else f"{path}?{parameter}={quote(value, PLAINLY)}"
 
 
-def asked(face: Face, method: str, at: str) -> int:
+def request_status(face: Face, method: str, at: str) -> int:
     """Return the status of a request on the local socket, where everything is allowed."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(SETTLES_S)
@@ -63,7 +63,7 @@ def work_s(face: Face, route: Route, parameter: str, unit: str, size: int) -> fl
     found = []
     for _ in range(3):
         began = worked_s(face)
-        status = asked(face, route.method, target(route, parameter, (unit * size)[:size]))
+        status = request_status(face, route.method, target(route, parameter, (unit * size)[:size]))
         found.append(worked_s(face) - began)
         assert status != 500, (route.name, parameter, unit, size, status)
         if found[-1] < SMALL_S:
@@ -92,4 +92,4 @@ def test_the_work_of_a_parameter_grows_with_its_size(face: Face) -> None:
 def test_a_line_without_end_is_refused(face: Face, at: str) -> None:
     """The bound that the test above counts on."""
     with suppress(ConnectionError):
-        assert asked(face, "GET", at.format("a" * 20_000)) in (400, 414)
+        assert request_status(face, "GET", at.format("a" * 20_000)) in (400, 414)

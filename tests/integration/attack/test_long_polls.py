@@ -104,13 +104,13 @@ async def test_a_wait_ends_when_its_client_leaves(tmp_path: Path) -> None:
 async def test_anonymous_long_polls_do_not_shut_out_a_certificate(tmp_path: Path) -> None:
     """A task in its host's network cut its own host's agent off."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
-    ann, anybody, news = client(authority, "ann"), client(authority, ""), News()
+    ann, anonymous, news = client(authority, "ann"), client(authority, ""), News()
     async with served(authority, news) as port, AsyncExitStack() as stack:
         for _ in range(FEW):
-            _, writer = await stack.enter_async_context(come(port, anybody))
+            _, writer = await stack.enter_async_context(come(port, anonymous))
             writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
         await until(lambda: news.waiting == FEW)
-        reader, writer = await stack.enter_async_context(come(port, anybody))
+        reader, writer = await stack.enter_async_context(come(port, anonymous))
         writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
         assert not await _read(reader), "one address has its share"
         for _ in range(3 * FEW):

@@ -51,12 +51,12 @@ async def served(
         await runner.cleanup()
 
 
-def came(stack: ExitStack, port: int, address: str, says: bytes = b"") -> socket.socket:
+def came(stack: ExitStack, port: int, address: str, sent: bytes = b"") -> socket.socket:
     """Connect from an address of the loopback, and say something; nobody looks at it yet."""
     sock = stack.enter_context(socket.socket())
     sock.bind((address, 0))
     sock.connect((USER, port))
-    sock.sendall(says)
+    sock.sendall(sent)
     sock.setblocking(False)
     return sock
 
@@ -186,7 +186,7 @@ async def test_handshakes_begin_a_few_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("BUG-HT4")
-async def test_a_network_of_a_known_caller_is_no_suspect(tmp_path: Path) -> None:
+async def test_the_network_of_an_authenticated_caller_is_not_suspect(tmp_path: Path) -> None:
     """One that failed once is not shut out because others of its house did."""
     async with served(ConnectionLimits(), tmp_path) as (door, port):
         authority = open_authority(tmp_path / "authority.pem", "twine")

@@ -91,7 +91,7 @@ def client(authority: CertificateAuthority, name: str) -> ssl.SSLContext:
 async def test_a_flood_of_one_identity_ends_at_its_bound(tmp_path: Path) -> None:
     """Who has a certificate is no stranger, and still cannot take every connection."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
-    eve, ann, nobody = (client(authority, name) for name in ("eve", "ann", ""))
+    eve, ann, anonymous = (client(authority, name) for name in ("eve", "ann", ""))
     async with served(authority) as (door, port):
         for _ in range(2):  # also after a flood is all as it was
             async with AsyncExitStack() as stack:
@@ -100,7 +100,7 @@ async def test_a_flood_of_one_identity_ends_at_its_bound(tmp_path: Path) -> None
                 ]
                 answered = [await is_answered(one) for one in flood]
                 assert sum(answered) == BOUND
-                for other in (ann, nobody):
+                for other in (ann, anonymous):
                     assert await is_answered(await stack.enter_async_context(come(port, other)))
                 assert door.count() == (BOUND + 2, 1)
                 kept = [one for one, was in zip(flood, answered, strict=True) if was]

@@ -74,7 +74,7 @@ def standing(port: int) -> int:
 
 
 @pytest.mark.behaviour("BUG-HT5")
-def test_a_revoked_agent_is_talked_to_no_more(control_plane: Face) -> None:
+def test_a_revoked_agent_gets_no_more_requests(control_plane: Face) -> None:
     """The control plane went on with a connection that stood, until the leaf ended."""
     face, port = control_plane, free_port(USER)
     joins(face, "vm7", f"{USER}:{port}")
@@ -90,7 +90,7 @@ def test_a_revoked_agent_is_talked_to_no_more(control_plane: Face) -> None:
 
 
 @pytest.mark.behaviour("BUG-HT5")
-def test_one_that_joined_again_is_talked_to_again(control_plane: Face) -> None:
+def test_an_agent_that_joined_again_gets_requests_again(control_plane: Face) -> None:
     """A revocation is of certificates, not of the machine."""
     face, port = control_plane, free_port(USER)
     joins(face, "vm6", f"{USER}:{port}")

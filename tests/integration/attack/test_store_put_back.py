@@ -46,7 +46,7 @@ def control_plane(tmp_path: Path) -> Iterator[Face]:
         yield face
 
 
-def asks(face: Face, ask: Callable[[ControlPlaneClient], Awaitable[T]]) -> T:
+def call_api(face: Face, ask: Callable[[ControlPlaneClient], Awaitable[T]]) -> T:
     """Ask the control plane on its own socket."""
 
     async def call() -> T:
@@ -111,7 +111,7 @@ def hosts(control_plane: Face) -> Iterator[Hosts]:
     with ExitStack() as stack:
         found = Hosts(control_plane, stack)
         found.add("vm1")
-        asks(control_plane, _prepare)
+        call_api(control_plane, _prepare)
         yield found
 
 
@@ -122,7 +122,7 @@ async def _prepare(client: ControlPlaneClient) -> None:
 
 def apply(face: Face, spec: JobSpec) -> None:
     """Apply a job."""
-    asks(face, lambda client: client.apply_job(spec))
+    call_api(face, lambda client: client.apply_job(spec))
 
 
 def update(face: Face, hosts: Hosts) -> None:
@@ -144,7 +144,7 @@ def restored(face: Face, copy: Path) -> None:
 
 
 @pytest.mark.behaviour("F-88")
-def test_an_old_copy_that_is_simply_put_back_is_noticed_by_the_hosts(
+def test_hosts_notice_a_store_restored_by_copying_an_old_file(
     control_plane: Face, hosts: Hosts
 ) -> None:
     """It would have taken the tasks since for strays, and ended them within a minute.
@@ -197,13 +197,13 @@ def manages(face: Face, *words: str) -> str:
 
 def jobs(face: Face) -> set[str]:
     """Return the jobs that there are."""
-    listed = asks(face, lambda client: client.list_jobs())
+    listed = call_api(face, lambda client: client.list_jobs())
     return {status.record.name for status in listed.jobs}
 
 
 def running_as_stored(face: Face, name: str) -> bool:
     """Return whether the only task of a job runs, as far as the control plane knows."""
-    (task,) = asks(face, lambda client: client.get_job(name)).record.tasks or [None]
+    (task,) = call_api(face, lambda client: client.get_job(name)).record.tasks or [None]
     return task is not None and task.phase is TaskPhase.RUNNING
 
 
@@ -254,10 +254,10 @@ def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
     apply(face, job("c"))
     hosts.run("a-0", "b-0", "c-0")
     update(face, hosts)
-    asks(face, lambda client: client.stop_job("a"))
+    call_api(face, lambda client: client.stop_job("a"))
     hosts.run("b-0", "c-0")
     vm2 = hosts.add("vm2")
-    asks(face, lambda client: client.put_entitlement("front", EntitlementSpec(machines=2)))
+    call_api(face, lambda client: client.put_entitlement("front", EntitlementSpec(machines=2)))
     apply(face, job("e", requires=["machine in (vm2)"]))
     hosts.run("b-0", "c-0", "e-0")
     before = lives(*hosts.folders)
@@ -274,8 +274,8 @@ def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
     assert "is a copy, made at" in refused.stderr
     (state / "twine.db").write_bytes(b"a disk that was lost")
 
-    said = manages(face, "restore-store", "--from", str(copy), "--yes")
-    assert "the credentials of ann" in said
+    restored_result = manages(face, "restore-store", "--from", str(copy), "--yes")
+    assert "the credentials of ann" in restored_result
     again(face)
     face.until(lambda: answering(face, "vm1"), "vm1 is not heard")
     assert shown(face) == {
@@ -283,7 +283,7 @@ def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
         ("vm1", "b-0"): "changed",
         ("vm1", "c-0"): "unknown-job",
     }
-    ready = asks(face, lambda client: client.readyz())
+    ready = call_api(face, lambda client: client.readyz())
     assert "twinectl restored release" in ready.detail
     for _ in range(30):  # a control plane that commands starts a-0 again in the first of these
         assert lives(*hosts.folders) == before
@@ -294,7 +294,7 @@ def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
         join_with(face, "vm3", token)
 
     # what is known better is said before the store is obeyed
-    asks(face, lambda client: client.stop_job("a"))
+    call_api(face, lambda client: client.stop_job("a"))
     ctl(face, "restored", "release", "--yes")
     face.until(lambda: "a" not in jobs(face), "a is not gone")
     hosts.run("b-0", "c-0", "e-0")
@@ -317,14 +317,14 @@ def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
     vm1 = hosts.folders[0]
     apply(face, job("e"))
     wanted = "twinectl restored stop e-0 --machine vm2"
-    face.until(lambda: wanted in asks(face, lambda c: c.get_job("e")).detail, "e does not wait")
+    face.until(lambda: wanted in call_api(face, lambda c: c.get_job("e")).detail, "e does not wait")
     assert lives(vm2) == {"e-0": before["e-0"]}
     assert "e-0" not in lives(vm1)
-    nobody = CliRunner().invoke(
+    unconfirmed = CliRunner().invoke(
         twinectl,
         ["--endpoint", f"unix:{face.socket}", "restored", "let-go", "c-0", "--machine", "vm1"],
     )
-    assert nobody.exit_code == 3, nobody.output
+    assert unconfirmed.exit_code == 3, unconfirmed.output
     ctl(face, "restored", "let-go", "e-0", "--machine", "vm2")
     face.until(lambda: "e-0" in lives(vm1), "e-0 does not start")
     assert lives(vm2) == {}
@@ -333,7 +333,7 @@ def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
 
 
 @pytest.mark.behaviour("F-88")
-def test_a_host_of_which_the_agent_was_started_again_refuses_it_as_well(
+def test_a_host_with_a_restarted_agent_refuses_the_old_copy_too(
     control_plane: Face,
 ) -> None:
     """What the host was told is on its disk; it forgets that only when it joins anew."""
@@ -346,7 +346,7 @@ def test_a_host_of_which_the_agent_was_started_again_refuses_it_as_well(
     again(face)
     with agent_in(folder, port, program="a_host.py"):
         face.until(lambda: answering(face, "vm1"), "vm1 is not heard")
-        asks(face, _prepare)
+        call_api(face, _prepare)
         apply(face, job("a"))
         face.until(lambda: "a-0" in lives(folder), "a-0 does not run")
         face.until(kept.exists, "nothing is kept")

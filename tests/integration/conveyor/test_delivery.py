@@ -226,8 +226,8 @@ async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tm
             file = tmp_path / "web.toml"
             file.write_text(FILE.format(prometheus=metrics))
             async with conveyor(config):
-                said = await ctl(service, region.endpoint, "plan", str(file), code=2)
-                assert "50 %: web 3 of 6" in said
+                plan_output = await ctl(service, region.endpoint, "plan", str(file), code=2)
+                assert "50 %: web 3 of 6" in plan_output
                 await ctl(service, region.endpoint, "apply", str(file))
                 await ctl(service, region.endpoint, "start", "web", "--image", two)
                 view = await _at_half(delivery)
@@ -271,9 +271,9 @@ async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tm
                 assert "gate latency: worse beyond 10%" in view.last.reason
                 assert [s.name for s in view.last.steps] == ["canary 2", "rollback"]
                 assert _new(await client.get_job("web"), two) == 10
-                said = await ctl(service, region.endpoint, "history", "web")
-                print(said)
-                assert "0.3" in said
+                plan_output = await ctl(service, region.endpoint, "history", "web")
+                print(plan_output)
+                assert "0.3" in plan_output
                 print(await ctl(service, region.endpoint, "status", "web"))
                 drawn = await ctl(service, region.endpoint, "history", "web", "-o", "svg")
                 assert ET.fromstring(drawn).tag.endswith("svg")

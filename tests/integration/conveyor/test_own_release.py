@@ -168,7 +168,7 @@ async def test_cv3_av15_agents_are_released_host_by_host_and_a_broken_one_is_tak
 
 async def test_output_of_a_command_explains_why_a_package_does_not_start():
     """dpkg repeats itself over four lines after the words of the maintainer script."""
-    said = [
+    messages = [
         "Setting up twine-agent (0.3.0) ...",
         "twine-agent: the agent does not start; tasks run on. Why:",
         '  File "daemon.py", line 9, in serve',
@@ -180,7 +180,7 @@ async def test_output_of_a_command_explains_why_a_package_does_not_start():
         "Errors were encountered while processing:",
         " twine-agent",
     ]
-    script = "\n".join(["cat <<'end'", *said, "end", "exit 1"])
+    script = "\n".join(["cat <<'end'", *messages, "end", "exit 1"])
     fleet = FleetSettings(install=["sh", "-c", script.replace("$", "$$")])
     client: Any = None  # commands need no front end
     with pytest.raises(HostError, match=r"sh ended with 1: .*this release does not start"):

@@ -89,7 +89,7 @@ async def test_no_acknowledged_write_is_lost_when_the_members_die_in_turn(
 
 
 @pytest.mark.behaviour("AV2")
-async def test_a_minority_takes_no_writes_and_says_so_until_the_majority_is_back(
+async def test_a_minority_refuses_writes_with_an_error_until_the_majority_returns(
     three: Cluster, settings: EtcdSettings
 ) -> None:
     """Nothing is acknowledged by one of three; the leader stops before its lease ends."""
@@ -203,9 +203,7 @@ async def test_a_list_of_many_keys_is_of_one_revision(settings: EtcdSettings) ->
 
 
 @pytest.mark.behaviour("AV1")
-def test_a_standby_takes_over_with_everything_that_was_acknowledged(
-    three: Cluster, tmp_path: Path
-) -> None:
+def test_a_standby_takes_over_with_all_acknowledged_writes(three: Cluster, tmp_path: Path) -> None:
     """Two control planes on one cluster; the leader is killed."""
 
     async def put(plane: Replica, name: str) -> None:

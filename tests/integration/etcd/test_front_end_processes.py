@@ -71,8 +71,8 @@ async def test_two_front_ends_behind_one_core_serve_users_and_outlive_it(
                 return True
 
             await region.until(is_back, "the front end reaches the core again")
-        told = (await region.client.list_audit(who="ann")).entries
-        assert [(of.action, of.object, of.outcome) for of in told] == [
+        audited = (await region.client.list_audit(who="ann")).entries
+        assert [(of.action, of.object, of.outcome) for of in audited] == [
             ("stop_job", "job/j1", Outcome.DONE),
             ("put_entitlement", "entitlement/e2", Outcome.REFUSED),
         ]

@@ -135,30 +135,32 @@ async def test_a_crash_after_any_step_leaves_at_most_one_store_and_the_command_c
     class Killed(Exception):
         pass
 
-    said: list[str] = []
+    messages: list[str] = []
 
-    def say(text: str, **_: object) -> None:
+    def report(text: str, **_: object) -> None:
         step = re.sub(r"\d+|equal, .*", "", text)
-        if step not in said:
-            said.append(step)
+        if step not in messages:
+            messages.append(step)
             raise Killed
 
     before: dict[str, bytes] = {}
-    monkeypatch.setattr(click, "echo", say)
+    monkeypatch.setattr(click, "echo", report)
     while True:
         try:
             async with stopped_store(source) as store:  # between two attempts the region went on
-                await store.txn({}, [Put("k/00003", b"%d" % len(said)), Put(f"n/{len(said)}", b"")])
+                await store.txn(
+                    {}, [Put("k/00003", b"%d" % len(messages)), Put(f"n/{len(messages)}", b"")]
+                )
                 before = await held(store)
         except ConfigError:
-            assert "marked as moved" in " ".join(said)
+            assert "marked as moved" in " ".join(messages)
         try:
             await migrate_store.move(both, to_etcd=to_etcd)
         except Killed:
             assert len(await openable(both)) <= 1
             continue
         break
-    assert len(said) == 6
+    assert len(messages) == 6
     async with main_store(both if to_etcd else sqlite_of(both)) as store:
         assert await held(store) == before
 
@@ -380,7 +382,7 @@ async def test_a_region_moves_to_etcd_and_back_and_no_task_restarts(
 
 
 @pytest.mark.behaviour("AV1")
-async def test_a_restored_cluster_is_put_back_as_a_store_that_asks_first(
+async def test_a_restored_cluster_is_installed_as_a_store_that_needs_approval(
     both: Config, tmp_path: Path
 ) -> None:
     """What docs/scale.md says of a cluster restored from a snapshot."""

@@ -53,7 +53,7 @@ async def refused(region: RegionOfProcesses, job: str) -> TwineError:
 
 
 @pytest.mark.behaviour("AV7", "FE3")
-async def test_a_shard_that_is_away_fails_its_own_jobs_only_and_restarts_nothing(
+async def test_an_unavailable_shard_fails_only_its_own_jobs_and_restarts_no_task(
     one: Cluster, tmp_path: Path
 ) -> None:
     """One of two shard processes is killed and comes back."""
@@ -211,9 +211,7 @@ async def test_a_second_process_of_a_shard_takes_over_when_the_first_is_killed(
 
 
 @pytest.mark.behaviour("AV2")
-async def test_a_paused_leader_of_a_shard_that_wakes_up_is_refused_and_ends(
-    one: Cluster, tmp_path: Path
-) -> None:
+async def test_a_resumed_shard_leader_is_refused_and_ends(one: Cluster, tmp_path: Path) -> None:
     """It no longer leads when it wakes up, and says so."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)

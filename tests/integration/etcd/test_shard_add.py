@@ -39,7 +39,7 @@ async def twinectl(region: RegionOfProcesses, *words: str) -> tuple[int, str]:
 
 
 @pytest.mark.behaviour("SH2", "SH14", "FE2", "FE3")
-async def test_a_shard_is_added_under_load_and_no_request_notices(
+async def test_a_shard_is_added_under_load_without_a_failed_request(
     one: Cluster, tmp_path: Path
 ) -> None:
     """Requests all the time; the new shard gets the next entitlement."""
@@ -69,8 +69,8 @@ async def test_a_shard_is_added_under_load_and_no_request_notices(
         adding = asyncio.create_task(twinectl(region, "shard", "add", "2", "--timeout", "3m"))
         await asyncio.to_thread(region.write_credential, 2)
         region.made("shard2", "shard", 2).start()
-        code, told = await adding
-        assert (code, "shard 2 is ready" in told) == (0, True), told
+        code, output = await adding
+        assert (code, "shard 2 is ready" in output) == (0, True), output
         for number, name in enumerate(("b", "c"), 1):
             spec = EntitlementSpec(machines=1, host_profile="web")
             await region.client.put_entitlement(name, spec)
@@ -137,8 +137,8 @@ async def test_status_and_metrics_tell_of_each_process_and_of_one_that_is_away(
             )
 
         await region.until(is_named, "status names the shard that is away")
-        code, told = await twinectl(region, "status", "-o", "json")
-        processes = {of["role"]: of for of in json.loads(told)["processes"]}
+        code, output = await twinectl(region, "status", "-o", "json")
+        processes = {of["role"]: of for of in json.loads(output)["processes"]}
         assert code == 1
         assert [processes[role]["ok"] for role in sorted(processes)] == [True, False, True]
         assert processes["shard-1"]["host"] == shard.host

@@ -68,7 +68,7 @@ def pair(stack: ExitStack, folder: Path, urls: list[str]) -> tuple[Replica, Repl
 
 
 @pytest.mark.behaviour("AV2")
-async def test_a_paused_leader_that_wakes_up_tells_nothing_old_and_steps_down(
+async def test_a_resumed_leader_sends_no_old_state_and_steps_down(
     three: Cluster, tmp_path: Path
 ) -> None:
     """Requests that waited in its socket meanwhile are answered by no stale record."""

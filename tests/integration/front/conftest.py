@@ -211,10 +211,10 @@ class CannedIntents:
         return JobBriefs(jobs=briefs)
 
     def __getattr__(self, dimension: str) -> Callable[..., Awaitable[JobIntents]]:
-        async def write(name: str, *said: object) -> JobIntents:
+        async def write(name: str, *arguments: object) -> JobIntents:
             if name in self.stale:
                 raise Conflict(f"the {dimension} of job {name} has another version")
-            self.written.append((dimension, name, *said))  # type: ignore[arg-type]
+            self.written.append((dimension, name, *arguments))  # type: ignore[arg-type]
             return await self.show(name)
 
         return write
@@ -229,8 +229,8 @@ class CannedIntents:
         await self._store.txn({}, also)
         return await self.show(name)
 
-    async def resize(self, *said: Any) -> JobIntents:
-        return await self.size(*said)
+    async def resize(self, *arguments: Any) -> JobIntents:
+        return await self.size(*arguments)
 
 
 class CannedPlanner:

@@ -81,7 +81,7 @@ def test_the_id_of_a_request_is_in_its_answer_its_error_and_the_log(region: Regi
     assert good != bad
 
 
-def test_what_changed_nothing_is_not_in_the_log(region: Region) -> None:
+def test_a_change_without_effect_is_not_in_the_log(region: Region) -> None:
     spec = EntitlementSpec(machines=1)
     region.run(region.control_plane.portal.put("web", spec, jobs=[]))
     job = JobSpec(name="j", entitlement="web", tasks=1, image=DIGEST, command=["/bin/true"])
@@ -107,7 +107,7 @@ def test_a_secret_in_a_job_is_not_in_the_log(region: Region) -> None:
     assert entry.detail == f"entitlement=web, tasks=3, image={DIGEST}"
 
 
-def test_a_change_that_failed_says_why(region: Region) -> None:
+def test_a_failed_change_is_recorded_with_its_reason(region: Region) -> None:
     with pytest.raises(TwineError):
         call(region, "local", "drain_machines", Drain(machines=["no"], reason="new fan"))
     (entry,) = entries(region)
@@ -215,9 +215,9 @@ def test_tasks_without_a_sandbox_need_a_grant_and_are_logged(
     call(region, "ann", "put_hold", HoldWish(lasts_s=60), job="j")
     call(region, "ann", "apply_job", plain, job="j")
 
-    told = [(e.caller, e.action, e.object, e.outcome) for e in entries(region)]
-    assert ("user:root", "grant_host_admin", "host-admin/user:ann", Outcome.DONE) in told
-    assert ("user:root", "revoke_host_admin", "host-admin/user:ann", Outcome.DONE) in told
+    recorded = [(e.caller, e.action, e.object, e.outcome) for e in entries(region)]
+    assert ("user:root", "grant_host_admin", "host-admin/user:ann", Outcome.DONE) in recorded
+    assert ("user:root", "revoke_host_admin", "host-admin/user:ann", Outcome.DONE) in recorded
     uses = [e for e in entries(region) if "relaxations=proc raw" in e.detail]
     assert [(e.caller, e.action, e.object, e.outcome) for e in uses] == [
         ("user:ann", "apply_job", "job/j", Outcome.DONE)
@@ -258,7 +258,9 @@ def test_sizes_of_many_jobs_are_each_written_checked_and_in_the_log(region: Regi
 
 
 @pytest.mark.behaviour("BUG-CP18")
-def test_hosts_that_are_let_in_are_in_the_log_and_strangers_cannot_fill_it(region: Region) -> None:
+def test_admitted_hosts_are_logged_and_unauthenticated_callers_cannot_fill_the_log(
+    region: Region,
+) -> None:
     """Who brought a machine into the region is known."""
     token = call(region, "local", "create_token", TokenRequest(machine="vm7"))
 

@@ -163,9 +163,7 @@ def test_a_real_server_gives_a_load_with_its_time(exporter: Exporter, prometheus
 
 
 @pytest.mark.behaviour("AS2")
-def test_a_counter_that_begins_again_is_no_negative_load(
-    exporter: Exporter, prometheus: str
-) -> None:
+def test_a_counter_reset_gives_no_negative_load(exporter: Exporter, prometheus: str) -> None:
     """Counter resets."""
     exporter.text = "requests_total 1000000\n"
     until(lambda: measured(prometheus, "requests_total").load == 1e6)
@@ -187,7 +185,7 @@ def test_a_counter_that_begins_again_is_no_negative_load(
         ("active_users 5\n", "active_users / 0", "the query returns inf"),
     ],
 )
-def test_what_is_no_load_is_a_reason(
+def test_an_invalid_load_gives_a_reason(
     exporter: Exporter, prometheus: str, text: str, query: str, why: str
 ) -> None:
     """NaN, negative, infinite and missing values are reasons, not loads."""
@@ -232,7 +230,7 @@ def values(*pairs: Any) -> bytes:
         (200, values([time.time(), "5"]), 30, "no answer within 0.5 s"),
     ],
 )
-def test_a_server_that_is_slow_or_wrong_is_a_reason(
+def test_a_slow_or_wrong_server_gives_a_reason(
     status: int, body: bytes, wait_s: float, why: str
 ) -> None:
     """Prometheus wrong, slow or away."""
@@ -271,7 +269,7 @@ def resizable(region: Region, spec: JobSpec) -> None:
 
 
 @pytest.mark.behaviour("AS2", "AS8", "BUG-UX93")
-def test_a_job_grows_with_its_active_users_and_twinectl_says_why(
+def test_a_job_grows_with_its_active_users_and_twinectl_shows_the_reason(
     region: Region, exporter: Exporter, prometheus: str, tmp_path: Path
 ) -> None:
     exporter.text = "active_users 710\n"

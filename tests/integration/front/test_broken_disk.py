@@ -123,8 +123,8 @@ def test_a_full_disk_refuses_writes_and_recovers_without_help(daemon: Daemon, di
             assert await client.names() == known | {lost}
 
     asyncio.run(main())
-    code, said = daemon.end()
-    assert (code, "Traceback" in said) == (0, False)
+    code, output = daemon.end()
+    assert (code, "Traceback" in output) == (0, False)
 
 
 @pytest.mark.behaviour("F-46")

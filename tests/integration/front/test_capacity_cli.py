@@ -85,7 +85,7 @@ def test_an_entitlement_is_created_grown_shown_shrunk_and_deleted(ctl: Ctl) -> N
 
 @pytest.mark.behaviour("CP1")
 @pytest.mark.usefixtures("machines")
-def test_more_than_there_is_is_refused_with_the_sum(ctl: Ctl) -> None:
+def test_a_request_over_the_capacity_is_refused_with_the_sum(ctl: Ctl) -> None:
     ctl("entitlement", "create", "front", "--machines", "3")
     result = ctl("entitlement", "create", "back", "--machines", "2", "--datacenter", "dc1")
     assert result.exit_code == 5
@@ -221,7 +221,7 @@ def test_a_capacity_report_has_a_table_for_each_question(ctl: Ctl) -> None:
 
 @pytest.mark.behaviour("EL7", "EL9", "EL10")
 @pytest.mark.usefixtures("machines")
-def test_what_is_lent_and_kept_spare_has_tables(ctl: Ctl, tmp_path: Path) -> None:
+def test_loans_and_spare_machines_have_tables(ctl: Ctl, tmp_path: Path) -> None:
     ctl("entitlement", "create", "front", "--machines", "3")
     file = tmp_path / "batch.toml"
     file.write_text("machines = 0\n[elastic]\nborrow = 2\nnotice = '5m'\n")

@@ -62,7 +62,7 @@ def an_entitlement(ctl: Ctl) -> None:
 
 
 @pytest.mark.behaviour("AG9", "AG10")
-def test_what_a_job_keeps_and_is_given_is_shown(ctl: Ctl, jobfile: Path) -> None:
+def test_volumes_and_devices_of_a_job_are_shown(ctl: Ctl, jobfile: Path) -> None:
     an_entitlement(ctl)
     more = """credentials = { db = "db-password" }
 [volumes.data]
@@ -137,7 +137,7 @@ def test_operations_on_tasks_are_reported(ctl: Ctl, jobfile: Path) -> None:
     assert ctl("job", "events", "other").exit_code == 3
 
 
-def test_yaml_json_and_set_say_the_same(ctl: Ctl, tmp_path: Path) -> None:
+def test_yaml_json_and_set_give_the_same_job(ctl: Ctl, tmp_path: Path) -> None:
     an_entitlement(ctl)
     document: dict[str, Any] = {
         "name": "web",
@@ -217,7 +217,7 @@ def test_waiting_ends_in_time_with_the_reason(ctl: Ctl, region: Region, jobfile:
     assert "2 task(s): no machine of type large" in result.stderr
 
 
-def test_waiting_sees_the_job_get_there(ctl: Ctl, region: Region, jobfile: Path) -> None:
+def test_waiting_ends_when_the_job_is_ready(ctl: Ctl, region: Region, jobfile: Path) -> None:
     an_entitlement(ctl)
     canned = region.control_plane
     canned.phase = JobPhase.PROGRESSING
@@ -235,7 +235,7 @@ def test_waiting_sees_the_job_get_there(ctl: Ctl, region: Region, jobfile: Path)
 
 
 @pytest.mark.behaviour("BUG-UX128")
-def test_watching_shows_each_change_until_the_job_is_gone(
+def test_watching_shows_each_change_until_the_job_is_removed(
     ctl: Ctl, region: Region, jobfile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table of `--watch` had the image without its names."""
@@ -517,7 +517,7 @@ def test_exit_codes(ctl: Ctl, code: int, arguments: tuple[str, ...]) -> None:
     assert len(result.stderr.splitlines()) <= 5 or code == 64
 
 
-def test_what_is_in_use_is_refused(ctl: Ctl, jobfile: Path) -> None:
+def test_removing_an_object_in_use_is_refused(ctl: Ctl, jobfile: Path) -> None:
     an_entitlement(ctl)
     ctl("job", "apply", str(jobfile))
     result = ctl("entitlement", "delete", "front")
@@ -535,14 +535,14 @@ def test_an_expired_credential_is_not_permitted(region: Region, tmp_path: Path) 
     assert "has expired" in result.stderr
 
 
-def test_a_host_may_not_do_what_a_user_may(region: Region, tmp_path: Path) -> None:
+def test_a_host_cannot_use_the_commands_of_a_user(region: Region, tmp_path: Path) -> None:
     held = region.authority.credential(CertificateSubject("host", "vm1"), region.url)
     tls.save(held, tmp_path / "vm1.json")
     result = CliRunner().invoke(main, ("--credential", str(tmp_path / "vm1.json"), "job", "list"))
     assert result.exit_code == 77
 
 
-def test_busy_is_to_be_tried_again(region: Region) -> None:
+def test_a_busy_answer_is_retried(region: Region) -> None:
     region.control_plane.is_ready = False
 
     async def ready() -> None:

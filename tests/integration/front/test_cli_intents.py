@@ -47,21 +47,23 @@ def test_each_dimension_is_shown_with_its_writer_and_what_it_waits_for(ctl: Ctl)
 @pytest.mark.behaviour("FE6")
 def test_each_command_writes_its_dimension_as_its_caller(ctl: Ctl, region: Region) -> None:
     meta = ("--reason", "why", "--expect", "3", "--take-over")
-    said = {"reason": "why", "expect": 3, "take_over": True}
+    fields = {"reason": "why", "expect": 3, "take_over": True}
     written = region.control_plane.intents.written
     for arguments, expected in (
-        (("push", "--image", IMAGE, "--share", "0.5"), PushWish(image=IMAGE, share=0.5, **said)),
-        (("scale", "--tasks", "9", "--maximum", "20"), SizeWish(tasks=9, maximum=20, **said)),
+        (("push", "--image", IMAGE, "--share", "0.5"), PushWish(image=IMAGE, share=0.5, **fields)),
+        (("scale", "--tasks", "9", "--maximum", "20"), SizeWish(tasks=9, maximum=20, **fields)),
         (
             ("canary", "--tasks", "2", "--env", "A=b=c", "--machine-type", "t1", "--for", "30m"),
-            CanaryWish(tasks=2, environment={"A": "b=c"}, machine_type="t1", lasts_s=1800, **said),
+            CanaryWish(
+                tasks=2, environment={"A": "b=c"}, machine_type="t1", lasts_s=1800, **fields
+            ),
         ),
         (
             ("canary", "--env", "A=1", "--traffic", "0.05", "--for", "1h"),
-            CanaryWish(environment={"A": "1"}, traffic=0.05, lasts_s=3600, **said),
+            CanaryWish(environment={"A": "1"}, traffic=0.05, lasts_s=3600, **fields),
         ),
-        (("hold", "--for", "2h"), HoldWish(lasts_s=7200, **said)),
-        (("runtime", "--to", "r2"), InfrastructureWish(runtime="r2", **said)),
+        (("hold", "--for", "2h"), HoldWish(lasts_s=7200, **fields)),
+        (("runtime", "--to", "r2"), InfrastructureWish(runtime="r2", **fields)),
     ):
         verb, *rest = arguments
         found = ctl("job", verb, "web", *rest, *meta)
@@ -81,7 +83,7 @@ def test_each_command_writes_its_dimension_as_its_caller(ctl: Ctl, region: Regio
         assert "'nan' is not a number from 0 to 1" in found.output
     for verb in ("canary", "hold"):
         assert ctl("job", verb, "web", "--end", *meta).exit_code == 0
-        assert written[-1][:4] == ("withdraw", "web", verb, IntentWish(**said))
+        assert written[-1][:4] == ("withdraw", "web", verb, IntentWish(**fields))
 
 
 def test_an_automatic_end_needs_a_time(ctl: Ctl) -> None:
@@ -99,7 +101,7 @@ def test_an_automatic_end_needs_a_time(ctl: Ctl) -> None:
         (("canary", "web", "--tasks", "2", "--image", IMAGE, "--end"), "--tasks, --image"),
     ],
 )
-def test_an_end_is_not_given_together_with_what_begins(
+def test_an_end_option_cannot_be_combined_with_a_start_option(
     ctl: Ctl, region: Region, arguments: tuple[str, ...], named: str
 ) -> None:
     """The other options were ignored, and the hold or the canary ended."""
@@ -139,7 +141,7 @@ def test_a_job_file_is_pushed_without_its_size(ctl: Ctl, region: Region, tmp_pat
 
 @pytest.mark.behaviour("JC4", "FE9")
 @pytest.mark.parametrize("key", sorted(INSTEAD_OF_OVERRIDES))
-def test_what_an_intent_says_is_refused_in_a_job_file(ctl: Ctl, tmp_path: Path, key: str) -> None:
+def test_a_job_file_cannot_set_a_dimension_of_an_intent(ctl: Ctl, tmp_path: Path, key: str) -> None:
     """Task overrides are refused with a pointer to the intent (table 1)."""
     path = tmp_path / "web.toml"
     text = f'name="web"\nentitlement="front"\ntasks=7\nimage="{IMAGE}"\ncommand=["/x"]\n{key}=1\n'
@@ -155,11 +157,11 @@ def test_what_an_intent_says_is_refused_in_a_job_file(ctl: Ctl, tmp_path: Path, 
 def test_every_row_of_table_1_names_its_replacement(region: Region, key: str) -> None:
     """Gradual rollout, canary, canary by hardware and shards, also to programs."""
 
-    async def put(dimension: str, said: dict[str, object]) -> tuple[int, str]:
+    async def put(dimension: str, fields: dict[str, object]) -> tuple[int, str]:
         connector = aiohttp.UnixConnector(str(region.socket))
         async with aiohttp.ClientSession(connector=connector) as session:
             url = f"http://front/v1/jobs/web/intents/{dimension}"
-            async with session.put(url, json=said) as answer:
+            async with session.put(url, json=fields) as answer:
                 return answer.status, await answer.text()
 
     for dimension, more in (("push", {}), ("canary", {"lasts_s": 60})):
@@ -175,10 +177,10 @@ def test_a_job_is_adopted_as_it_is(ctl: Ctl, region: Region) -> None:
     """Both intents are written with what they say now, on top of what was read."""
     found = ctl("job", "adopt", "web")
     assert found.exit_code == 0, found.output
-    said = {"reason": "adopted", "take_over": False}
+    fields = {"reason": "adopted", "take_over": False}
     assert [written[:3] for written in region.control_plane.intents.written] == [
-        ("push", "web", PushWish(share=1.0, expect=0, **said)),
-        ("size", "web", SizeWish(tasks=4, expect=3, **said)),
+        ("push", "web", PushWish(share=1.0, expect=0, **fields)),
+        ("size", "web", SizeWish(tasks=4, expect=3, **fields)),
     ]
 
 
@@ -186,7 +188,7 @@ def test_a_job_is_adopted_as_it_is(ctl: Ctl, region: Region) -> None:
 @pytest.mark.parametrize(
     ("value", "part"), [({"tasks": 1}, {"tasks": 1}), ({"share": 0.25}, {"share": 0.25}), ({}, {})]
 )
-def test_to_adopt_takes_a_push_no_further(
+def test_adopting_does_not_continue_a_push(
     ctl: Ctl, region: Region, value: dict[str, object], part: dict[str, Any]
 ) -> None:
     """A push that is on a part of the tasks stays on that part, whether share or number."""

@@ -24,7 +24,7 @@ def ctl(region: Region, *arguments: str) -> Result:
     return CliRunner().invoke(main, arguments, env={"TWINE_ENDPOINT": f"unix:{region.socket}"})
 
 
-async def delete_groups(client: WireClient, number: int, said: list[str]) -> int:
+async def delete_groups(client: WireClient, number: int, results: list[str]) -> int:
     """Return how many of so many groups were deleted before one was refused."""
     for n in range(number):
         await client.call(ROUTE["put_group"], GroupSpec(members=["x"]), group=f"g{n}")
@@ -32,7 +32,7 @@ async def delete_groups(client: WireClient, number: int, said: list[str]) -> int
         try:
             await client.call(ROUTE["delete_group"], group=f"g{n}")
         except Busy as e:
-            said.append(f"{e}; {e.hint}")
+            results.append(f"{e}; {e.hint}")
             return n
     return number
 
@@ -41,16 +41,16 @@ async def delete_groups(client: WireClient, number: int, said: list[str]) -> int
 def test_deleting_everything_needs_a_confirmation(region: Region) -> None:
     """One person's deletions are limited, and an operator lifts that with a reason."""
 
-    said = list[str]()
+    results = list[str]()
 
     async def spree() -> int:
         async with region.client() as client:
-            return await delete_groups(client, DELETES_BURST + 25, said)
+            return await delete_groups(client, DELETES_BURST + 25, results)
 
     deleted = asyncio.run(spree())
     assert DELETES_BURST <= deleted < DELETES_BURST + 25
-    assert "deletes more than 30 objects at once" in said[0]
-    assert "twinectl limit lift deletes" in said[0]
+    assert "deletes more than 30 objects at once" in results[0]
+    assert "twinectl limit lift deletes" in results[0]
     (line,) = [x for x in ctl(region, "limit", "list").stdout.splitlines() if "deletes" in x]
     assert line.split()[:3] == ["deletes", "0.5", "30"]
     assert "more than 30 objects" in line
@@ -87,7 +87,7 @@ def limit_metrics(region: Region) -> tuple[bool, bool]:
 
 
 @pytest.mark.behaviour("AV5", "BUG-AU5")
-def test_what_limits_hold_back_is_in_the_metrics(region: Region) -> None:
+def test_changes_held_back_by_limits_are_in_the_metrics(region: Region) -> None:
     """What waits is seen without asking for it."""
 
     async def spree() -> int:
@@ -102,7 +102,7 @@ def test_what_limits_hold_back_is_in_the_metrics(region: Region) -> None:
 
 
 @pytest.mark.behaviour("AL24", "BUG-AU5")
-def test_what_the_allocator_did_is_in_the_metrics(region: Region) -> None:
+def test_decisions_of_the_allocator_are_in_the_metrics(region: Region) -> None:
     counts = region.control_plane.allocations[0].counts
     counts.hits, counts.misses, counts.conflicts = 7, 3, 2
     counts.stored, counts.taken, counts.cpu_s = 4, 5, 1.5
@@ -118,5 +118,5 @@ def test_what_the_allocator_did_is_in_the_metrics(region: Region) -> None:
 
 
 @pytest.mark.parametrize("name", ["everything", ""])
-def test_a_limit_that_there_is_not_is_wrong_usage(region: Region, name: str) -> None:
+def test_an_unknown_limit_is_a_usage_error(region: Region, name: str) -> None:
     assert ctl(region, "limit", "lift", name, "--reason", "x").exit_code == 64

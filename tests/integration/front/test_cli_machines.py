@@ -67,7 +67,7 @@ def test_machines_are_listed_by_every_filter(ctl: Ctl) -> None:
 
 
 @pytest.mark.usefixtures("imported")
-def test_machines_are_listed_by_what_jobs_would_require(ctl: Ctl) -> None:
+def test_machines_are_listed_by_job_requirements(ctl: Ctl) -> None:
     def where(text: str) -> list[str]:
         return names(ctl("machine", "list", "--where", text))
 
@@ -81,7 +81,7 @@ def test_machines_are_listed_by_what_jobs_would_require(ctl: Ctl) -> None:
 
 
 @pytest.mark.usefixtures("imported")
-def test_labels_are_set_shown_asked_for_and_removed(ctl: Ctl, imported: Path) -> None:
+def test_labels_are_set_shown_queried_and_removed(ctl: Ctl, imported: Path) -> None:
     done = ctl("machine", "label", "m1", "m2", "--set", "disk=nvme", "--set", "zone=a")
     assert done.stdout.split() == ["MACHINE", "LABELS"] + [
         word for name in ("m1", "m2") for word in (name, "disk=nvme", "zone=a")
@@ -207,9 +207,9 @@ def test_machines_without_waiters_are_not_confirmed(ctl: Ctl, region: Region) ->
 
 @pytest.mark.behaviour("BUG-CP23")
 @pytest.mark.usefixtures("imported")
-def test_what_is_held_back_is_shown_and_confirmed(ctl: Ctl, region: Region) -> None:
+def test_held_back_changes_are_shown_and_confirmed(ctl: Ctl, region: Region) -> None:
     """The reason is shown, and the caller's name and word are passed on."""
-    told: list[str] = []
+    messages: list[str] = []
 
     class Checker:
         held_count = 2
@@ -219,11 +219,11 @@ def test_what_is_held_back_is_shown_and_confirmed(ctl: Ctl, region: Region) -> N
             return [held]
 
         def confirm_down(self, machines: list[str], why: str) -> list[str]:
-            told.append(why)
+            messages.append(why)
             return list(machines)
 
     region.control_plane.health._checker = Checker()
     assert "looks cut" in ctl("machine", "held-back").stdout
     done = ctl("machine", "confirm-down", "--scope", "dc=prn1", "--reason", "fire")
     assert done.stdout == "2 machine(s) confirmed down: m1, m2\n"
-    assert told == [f"confirmed by local:{os.getuid()}: fire"]
+    assert messages == [f"confirmed by local:{os.getuid()}: fire"]

@@ -88,7 +88,7 @@ def test_a_plan_over_the_limit_needs_an_override(ctl: Ctl, region: Region) -> No
     assert "despite" in entries[0].detail
 
 
-def test_wrong_wishes_are_refused_with_what_to_try(ctl: Ctl) -> None:
+def test_invalid_maintenance_requests_are_refused_with_a_hint(ctl: Ctl) -> None:
     nothing = ctl("maintenance", "plan", "k1", *KERNEL)
     assert (nothing.exit_code, "name machines" in nothing.stderr) == (64, True)
     unknown = ctl("maintenance", "apply", "k1", "m99", *KERNEL)

@@ -145,7 +145,7 @@ def test_a_plan_begins_with_what_changes_in_the_job(
 
 
 @pytest.mark.behaviour("BUG-UX61")
-def test_a_plan_says_that_a_size_of_another_writer_stays(
+def test_a_plan_shows_that_the_size_of_another_writer_is_kept(
     ctl: Ctl, planner: CannedPlanner, jobfile: str
 ) -> None:
     """It said that the size changes to that of the file, and that nothing moves."""
@@ -171,7 +171,7 @@ def test_an_explanation_names_all_reasons(ctl: Ctl, planner: CannedPlanner) -> N
     assert "there is no job none" in missing.stderr
 
 
-def test_what_an_entitlement_has_to_allow_is_named(ctl: Ctl, planner: CannedPlanner) -> None:
+def test_a_permission_that_the_entitlement_lacks_is_named(ctl: Ctl, planner: CannedPlanner) -> None:
     planner.explained["db"] = JobExplanation(
         job="db", wanted=1, placed=1, relaxations=["nested", "own-init"], exposure=5.5
     )

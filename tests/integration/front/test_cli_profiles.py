@@ -60,7 +60,7 @@ def test_a_profile_is_proposed_shown_and_taken_back(ctl: Ctl, tmp_path: Path) ->
     assert "back" in ok(ctl("profile", "rollback", "front"))
 
 
-def test_what_cannot_be_taken_is_refused_with_every_reason(ctl: Ctl, tmp_path: Path) -> None:
+def test_an_unusable_profile_is_refused_with_every_reason(ctl: Ctl, tmp_path: Path) -> None:
     file = tmp_path / "queue.toml"
     file.write_text(TEXT.replace("net.core.somaxconn", "kernel.panic").replace("web", "base"))
     refused = ctl("profile", "propose", "front", str(file), "--reason", "x")

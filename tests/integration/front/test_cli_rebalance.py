@@ -97,7 +97,7 @@ def a_plan(**changes: object) -> RebalancePlan:
     return RebalancePlan(**(values | {"moves": []} | changes))  # type: ignore[arg-type]
 
 
-def test_operators_pause_and_resume_it_and_the_audit_log_says_so(ctl: Ctl) -> None:
+def test_operators_pause_and_resume_it_and_the_audit_log_records_it(ctl: Ctl) -> None:
     assert "mode off: plans only when asked" in ok(ctl("rebalance", "status"))
     assert "paused by" in ok(ctl("rebalance", "pause", "--reason", "a launch"))
     assert "a launch" in ok(ctl("rebalance", "status"))
@@ -140,7 +140,7 @@ def test_a_model_is_described_written_as_toml_and_solved_without_the_region(
     assert "'nowhere', which does not exist" in wrong.stderr
 
 
-def test_the_process_answers_what_the_solver_finds() -> None:
+def test_the_process_returns_the_solution_of_the_solver() -> None:
     model = a_model(3, 12, 150)
     answer = asyncio.run(solver_process(2048)(model, Effort(seconds=60.0)))
     replay = Replay(model)
@@ -150,7 +150,7 @@ def test_the_process_answers_what_the_solver_finds() -> None:
     assert total(answer.scores, after=True) == pytest.approx(replay.cost())
 
 
-def test_a_solver_that_has_too_little_memory_fails_alone() -> None:
+def test_a_solver_without_enough_memory_fails_only_its_own_request() -> None:
     with pytest.raises(Busy, match="the solver ended with"):
         asyncio.run(solver_process(64)(a_model(3, 12, 150), Effort(seconds=5.0)))
 

@@ -79,8 +79,8 @@ def test_objects_unknown_to_a_restored_copy_are_shown_and_released(region: Regio
     assert view["restored"]["released_by"] == "local:0"
     assert "sends no commands" not in ctl(region, "restored", "show").output
     assert ctl(region, "restored", "let-go", "c-0", "--machine", "vm2").exit_code == 3
-    let = ctl(region, "restored", "let-go", "c-0", "--machine", "vm1")
-    assert let.output == "task c-0 on vm1 is released\n"
+    released = ctl(region, "restored", "let-go", "c-0", "--machine", "vm1")
+    assert released.output == "task c-0 on vm1 is released\n"
     assert region.control_plane.observations.let_go == {"vm1": {"c-0"}}
     audit = ctl(region, "audit").output
     assert "release_restored" in audit

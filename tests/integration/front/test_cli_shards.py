@@ -17,7 +17,7 @@ def ctl(region: Region, *arguments: str) -> Result:
 
 
 @pytest.mark.behaviour("BUG-UX91")
-def test_shards_are_listed_with_what_they_have_to_do(region: Region) -> None:
+def test_shards_are_listed_with_their_pending_work(region: Region) -> None:
     lines = ctl(region, "shard", "list").stdout.splitlines()
     assert [line.split() for line in lines[1:]] == [
         ["0", "global", "7", "9", "2", "3", "9", "-", "-"],
@@ -69,7 +69,7 @@ def test_a_shard_is_drained_into_those_with_the_fewest_machines(region: Region) 
     assert "there is no shard 2" in wrong.output
 
 
-def test_status_is_one_screen_and_its_exit_code_says_whether_all_is_well(region: Region) -> None:
+def test_status_is_one_screen_and_its_exit_code_reports_health(region: Region) -> None:
     well = ctl(region, "status")
     assert well.exit_code == 0, well.output
     lines = [line.split() for line in well.stdout.splitlines()]
@@ -83,7 +83,7 @@ def test_status_is_one_screen_and_its_exit_code_says_whether_all_is_well(region:
     assert wrong.stdout.splitlines()[:2] == ["not well:", "  all: the store is full"]
 
 
-def test_a_shard_that_does_not_come_is_waited_for_and_named(region: Region) -> None:
+def test_a_shard_that_does_not_start_is_awaited_and_named(region: Region) -> None:
     found = ctl(region, "shard", "add", "--timeout", "1s")
     assert found.exit_code == 69
     assert "shard 2 is not ready after 1s: no process of it has ever led" in found.output

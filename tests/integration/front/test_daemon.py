@@ -55,9 +55,9 @@ class Daemon:
 
     def wait(self) -> tuple[int, str]:
         """Return exit code and what was said."""
-        said = self.process.communicate(timeout=START_S)[1]
+        output = self.process.communicate(timeout=START_S)[1]
         self._notified.close()
-        return self.process.returncode, said
+        return self.process.returncode, output
 
 
 @pytest.fixture
@@ -84,20 +84,20 @@ def test_it_serves_until_it_is_stopped(daemon: Daemon, tmp_path: Path) -> None:
     assert daemon.state.stat().st_mode & 0o777 == 0o700
 
     second = Daemon(tmp_path)
-    code, said = second.wait()
+    code, output = second.wait()
     assert code == 75
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert asyncio.run(ask()), "the second one must not disturb the first"
 
     other_state = tmp_path / "other"
     other_state.mkdir()
     third = Daemon(other_state, "--socket", str(daemon.socket))
-    code, said = third.wait()
-    assert (code, "another process answers there" in said) == (78, True)
+    code, output = third.wait()
+    assert (code, "another process answers there" in output) == (78, True)
 
-    code, said = daemon.end()
-    assert code == 0, said
-    assert "Traceback" not in said
+    code, output = daemon.end()
+    assert code == 0, output
+    assert "Traceback" not in output
     assert not daemon.socket.exists()
 
 
@@ -119,9 +119,7 @@ def test_a_user_gets_a_credential_that_works(daemon: Daemon, tmp_path: Path) -> 
     assert asyncio.run(ask()) == 0
 
 
-def test_a_killed_daemon_leaves_nothing_in_the_way_of_the_next(
-    daemon: Daemon, tmp_path: Path
-) -> None:
+def test_a_daemon_starts_after_another_was_killed(daemon: Daemon, tmp_path: Path) -> None:
     daemon.wait_ready()
     daemon.process.kill()
     daemon.wait()
@@ -146,8 +144,8 @@ def test_a_killed_daemon_leaves_nothing_in_the_way_of_the_next(
     ],
 )
 def test_unusable_input_is_reported(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
-    code, said = Daemon(tmp_path, *options).wait()
-    assert (code, reason in said, "Traceback" in said) == (78, True, False), said
+    code, output = Daemon(tmp_path, *options).wait()
+    assert (code, reason in output, "Traceback" in output) == (78, True, False), output
 
 
 def test_a_user_needs_a_control_plane_first(tmp_path: Path) -> None:
@@ -192,8 +190,8 @@ def test_help_loads_nothing_heavy() -> None:
 def test_an_unusable_folder_is_reported(tmp_path: Path, folder: str, reason: str) -> None:
     file = tmp_path / "cp.toml"
     file.write_text(f'[broker_stores]\ndc1 = "{folder}"\n')
-    code, said = Daemon(tmp_path, "--config", str(file)).wait()
-    assert (code, reason in said, "Traceback" in said) == (78, True, False), said
+    code, output = Daemon(tmp_path, "--config", str(file)).wait()
+    assert (code, reason in output, "Traceback" in output) == (78, True, False), output
 
 
 def inventory(*datacenters: str) -> bytes:
@@ -238,14 +236,14 @@ def test_a_data_center_keeps_its_machines_in_a_separate_store(tmp_path: Path) ->
     assert second.end()[0] == 0
 
     file.write_text("")  # the line was taken out
-    code, said = Daemon(tmp_path, "--config", str(file)).wait()
-    assert (code, "Traceback" in said) == (78, False)
-    assert f"are in a separate store, last at {own}" in said
-    assert "forget-store" in said
+    code, output = Daemon(tmp_path, "--config", str(file)).wait()
+    assert (code, "Traceback" in output) == (78, False)
+    assert f"are in a separate store, last at {own}" in output
+    assert "forget-store" in output
 
     file.write_text(f'{configured}dc1 = "{tmp_path}/disk/dc1"\n')  # it has machines elsewhere
-    code, said = Daemon(tmp_path, "--config", str(file)).wait()
-    assert (code, "there are machines of dc1 in the main store" in said) == (78, True), said
+    code, output = Daemon(tmp_path, "--config", str(file)).wait()
+    assert (code, "there are machines of dc1 in the main store" in output) == (78, True), output
 
     file.write_text(configured)
     third = started()

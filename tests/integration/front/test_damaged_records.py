@@ -93,14 +93,14 @@ def test_facts_that_cannot_be_computed_with_do_not_stop_a_start(tmp_path: Path, 
         assert "READY=1" in daemon.wait_ready()
         machines, detail, metrics = asyncio.run(_seen(daemon.socket))
     finally:
-        code, said = daemon.end()
+        code, output = daemon.end()
 
     assert (machines, code) == (["vm1 ", "vm2 facts"], 0)
     assert "3 damaged records are set aside" in detail
     assert "twine_quarantined_records 3.0" in metrics
     named = {
         line["record"]
-        for line in map(json.loads, re.findall(r"^\{.*\}$", said, re.M))
+        for line in map(json.loads, re.findall(r"^\{.*\}$", output, re.M))
         if "set aside" in line.get("message", "")
     }
     assert named == {"machines/dc1/vm1", "machines/dc1/vm3", f"{ENTITLEMENTS}wild"}

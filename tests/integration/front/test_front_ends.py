@@ -39,8 +39,8 @@ def owned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Region]:
 class Speaking:
     """A region whose clients are a front end that says for whom it calls."""
 
-    def __init__(self, region: Region, said: str = "") -> None:
-        self._region, self._said = region, said
+    def __init__(self, region: Region, claimed: str = "") -> None:
+        self._region, self._claimed = region, claimed
         self.control_plane = region.control_plane
         self.run = region.run
 
@@ -48,29 +48,29 @@ class Speaking:
         peer = Peer(name=f"spiffe://twine/{role}/{name}", role=role, valid_from=2e9)
         if role == "anyone":
             peer = Peer(name="anyone", role="anyone")
-        said = self._said or caller_header(peer)
+        claimed = self._claimed or caller_header(peer)
         client = WireClient(self._region.url, self._region.context("component", "front-end"))
-        client.headers = lambda: {CALLER_HEADER: said}
+        client.headers = lambda: {CALLER_HEADER: claimed}
         return client
 
 
 @pytest.mark.behaviour("FE3", "F-79")
 @pytest.mark.parametrize("name", sorted(MAY_CALL))
-def test_a_front_end_gets_through_exactly_where_its_user_may(owned: Region, name: str) -> None:
+def test_a_front_end_has_exactly_the_access_of_its_user(owned: Region, name: str) -> None:
     """Every route by every kind of user, said by a front end."""
     rule = MAY_CALL[name]
     allowed = rule if isinstance(rule, set) else rule[0]
 
     async def found() -> dict[str, bool]:
-        said = Speaking(owned)
-        return {who: await _passes(said, ROUTE[name], who, "web") for who in SPOKEN}  # type: ignore[arg-type]
+        speaker = Speaking(owned)
+        return {who: await _passes(speaker, ROUTE[name], who, "web") for who in SPOKEN}  # type: ignore[arg-type]
 
     assert asyncio.run(found()) == {who: who in allowed for who in SPOKEN}
 
 
 @pytest.mark.behaviour("F-79")
 @pytest.mark.parametrize(
-    "said",
+    "claimed",
     [
         "spiffe://twine/host/vm1 2000000000.0",
         "spiffe://twine/component/control-plane 2000000000.0",
@@ -82,11 +82,11 @@ def test_a_front_end_gets_through_exactly_where_its_user_may(owned: Region, name
         "x",
     ],
 )
-def test_a_front_end_forwards_requests_of_users_only(owned: Region, said: str) -> None:
+def test_a_front_end_forwards_requests_of_users_only(owned: Region, claimed: str) -> None:
     """And not without saying for whom."""
 
     async def main() -> None:
-        for words in (said, ""):
+        for words in (claimed, ""):
             client = WireClient(owned.url, owned.context("component", "front-end"))
             client.headers = lambda words=words: {CALLER_HEADER: words} if words else {}  # type: ignore[misc]
             async with client:
@@ -100,7 +100,7 @@ def test_a_front_end_forwards_requests_of_users_only(owned: Region, said: str) -
 
 
 @pytest.mark.behaviour("F-79")
-def test_what_others_say_for_whom_they_call_counts_for_nothing(owned: Region) -> None:
+def test_a_caller_header_from_other_callers_is_ignored(owned: Region) -> None:
     """A user, a host and another component with a front end's header."""
 
     async def main() -> None:
@@ -148,7 +148,7 @@ async def asked(client: WireClient, name: str) -> Any:
 
 
 @pytest.mark.behaviour("FE2", "FE3")
-def test_users_of_a_front_end_get_what_the_core_answers_and_hosts_nothing(owned: Region) -> None:
+def test_users_of_a_front_end_get_the_core_answers_and_hosts_are_refused(owned: Region) -> None:
     """Answers, errors, streams and waiting calls; the second core of two leads."""
 
     async def main() -> None:
@@ -179,7 +179,7 @@ def test_users_of_a_front_end_get_what_the_core_answers_and_hosts_nothing(owned:
     _restore(owned)
 
 
-def test_what_hosts_alone_may_call_is_not_relayed() -> None:
+def test_routes_for_hosts_only_are_not_relayed() -> None:
     names = {route.name for route in RELAYED}
     hosts_only = {"join", "renew", "certify_task", "show_presence", "fetch_image"}
     assert {route.name for route in ROUTES} - names <= hosts_only

@@ -105,7 +105,7 @@ def test_the_control_plane_reaches_the_host_that_joined_and_no_other(
         asyncio.run(call("vm1", "127.0.0.2"))
 
 
-def test_a_token_is_good_for_one_use(region: Region, tmp_path: Path) -> None:
+def test_a_token_can_be_used_once(region: Region, tmp_path: Path) -> None:
     invited = invitation(region)
     asyncio.run(HostIdentity(tmp_path / "a").join(invited, candidate()))
     with pytest.raises(Forbidden, match="used already"):
@@ -294,7 +294,7 @@ def test_a_machine_that_was_removed_cannot_renew(region: Region, tmp_path: Path)
         asyncio.run(host.renew())
 
 
-def test_a_host_that_has_not_joined_says_so(tmp_path: Path) -> None:
+def test_a_host_that_has_not_joined_reports_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has not joined"):
         HostIdentity(tmp_path).server_context()
 
@@ -380,7 +380,7 @@ def test_a_certificate_without_an_identity_of_ours_is_refused(shared: Region) ->
     assert refusal.value.status == 401
 
 
-def test_times_in_these_tests_are_what_they_say(shared: Region, tmp_path: Path) -> None:
+def test_the_time_constants_of_these_tests_are_correct(shared: Region, tmp_path: Path) -> None:
     from cryptography import x509
 
     held = _at(shared, tmp_path, time.time() - 120)

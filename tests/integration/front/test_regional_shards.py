@@ -186,7 +186,7 @@ def test_entitlements_are_given_shown_moved_and_drained_by_scope(ctl: Ctl, tmp_p
 
 
 @pytest.mark.behaviour("SH13")
-def test_a_shard_whose_entitlements_no_other_may_own_is_not_drained(tmp_path: Path) -> None:
+def test_a_shard_is_not_drained_if_no_other_may_own_its_entitlements(tmp_path: Path) -> None:
     """And none of its entitlements has moved by then."""
     regions = {"1": "west", "2": "east", "3": "east"}
     with serve(tmp_path, MemoryStore(), regions) as ctl:
@@ -216,7 +216,7 @@ def test_the_only_shard_is_not_drained_and_a_job_is_created_once(tmp_path: Path)
 
 
 @pytest.mark.behaviour("SH13")
-def test_what_still_has_machines_of_another_region_is_drained_into_a_global_shard(
+def test_entitlements_with_machines_of_another_region_are_drained_into_a_global_shard(
     ctl: Ctl, tmp_path: Path
 ) -> None:
     """A regional shard gets no machine of another region by a move."""

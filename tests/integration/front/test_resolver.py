@@ -199,7 +199,7 @@ def test_haproxy_follows_a_job_without_a_failed_request(
     assert {status for status, _ in traffic.seen} == {200}
 
 
-def test_nginx_takes_what_is_written(region: Region, tasks: list[TaskServer], tmp_path: Path):
+def test_nginx_accepts_the_written_file(region: Region, tasks: list[TaskServer], tmp_path: Path):
     nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin")
     assert nginx
     region.run(region.control_plane.serve(tasks[0].endpoint()))
@@ -245,7 +245,7 @@ def test_a_canary_gets_its_part_of_the_requests_of_a_real_proxy(
     assert all(abs(count - 200 * (1 - traffic) / 3) <= 5 for count in asked[1:])
 
 
-def test_what_the_check_refuses_never_counts(region: Region, tmp_path: Path):
+def test_a_file_refused_by_the_check_is_never_installed(region: Region, tmp_path: Path):
     """A file that a proxy could not read would take it down at its next start."""
     file, log = tmp_path / "twine.cfg", tmp_path / "reloaded"
     region.run(region.control_plane.serve())

@@ -288,7 +288,7 @@ def test_every_route_has_a_rule() -> None:
         )
 
 
-def test_what_owners_may_call_names_what_they_own() -> None:
+def test_routes_for_owners_name_the_owned_object() -> None:
     for route in ROUTES:
         if route.needs in (Needs.OWNER, Needs.ASKER):
             assert NAMED.intersection(route.parameters), route.name
@@ -312,9 +312,7 @@ def test_a_route_without_a_rule_refuses_every_caller() -> None:
 
 @pytest.mark.behaviour("BUG-CP18", "F-78", "F-79")
 @pytest.mark.parametrize(("name", "place"), CELLS)
-def test_each_caller_gets_through_exactly_where_they_may(
-    owned: Region, name: str, place: str
-) -> None:
+def test_each_role_has_exactly_its_routes(owned: Region, name: str, place: str) -> None:
     """Any user's credential deployed into any entitlement."""
     route, rule = ROUTE[name], MAY_CALL[name]
     allowed = rule if isinstance(rule, set) else rule[place == "other"]
@@ -354,7 +352,7 @@ async def _passes(region: Region, route: Route, who: str, place: str) -> bool:
 
 
 @pytest.mark.behaviour("BUG-CP18")
-def test_a_job_is_not_moved_into_or_out_of_what_one_does_not_own(owned: Region) -> None:
+def test_a_job_moves_only_if_the_caller_owns_both_entitlements(owned: Region) -> None:
     """Otto neither brings his job into `web` nor takes theirs."""
 
     async def moved(name: str, into: str) -> None:
@@ -413,7 +411,7 @@ def test_a_job_stacks_only_on_machines_of_its_entitlement(owned: Region) -> None
         asyncio.run(ask())
 
 
-def test_a_refusal_says_what_is_missing_and_how_to_get_it(owned: Region) -> None:
+def test_a_refusal_names_the_missing_role_and_how_to_get_it(owned: Region) -> None:
     async def stop(who: str) -> None:
         async with owned.client("user", who) as client:
             await client.call(ROUTE["stop_job"], job="job-of-web")

@@ -21,7 +21,7 @@ HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {l
 
 
 @pytest.mark.behaviour("BUG-CP10")
-def test_calls_to_many_machines_share_a_context_and_reach_only_whom_they_are_for(
+def test_calls_to_many_machines_share_a_context_and_verify_each_machine(
     tmp_path: Path,
 ) -> None:
     """A context per machine took 2 s per 1,000 of them at each renewal."""

@@ -114,7 +114,7 @@ async def talk(server: Task, client: ssl.SSLContext) -> tuple[str, str]:
 
 
 @pytest.mark.behaviour("AG10")
-def test_two_tasks_know_each_other_by_their_identities(region: Region, tmp_path: Path) -> None:
+def test_two_tasks_verify_each_others_identities(region: Region, tmp_path: Path) -> None:
     """Mutual TLS with nothing but the files that each task finds."""
     for job, machine in PLACES.items():
         deploy(region, job, machine)
@@ -127,10 +127,10 @@ def test_two_tasks_know_each_other_by_their_identities(region: Region, tmp_path:
         assert list(await talk(db, web.context(ssl.Purpose.SERVER_AUTH))) == names
         await web.service._renew("web-0", spec_of("web"))
         assert list(await talk(db, web.context(ssl.Purpose.SERVER_AUTH))) == names
-        stranger = ssl.create_default_context(cafile=str(web.folder / "bundle.pem"))
-        stranger.check_hostname = False
+        anonymous_context = ssl.create_default_context(cafile=str(web.folder / "bundle.pem"))
+        anonymous_context.check_hostname = False
         with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
-            await talk(db, stranger)
+            await talk(db, anonymous_context)
 
     asyncio.run(scenario())
 
@@ -163,7 +163,9 @@ async def nobody_to_close(_: str) -> None:
     """Stand for the connections to agents, which this control plane has none of."""
 
 
-def test_a_host_whose_identity_was_revoked_gets_none(region: Region, tmp_path: Path) -> None:
+def test_a_host_with_a_revoked_identity_gets_no_task_identities(
+    region: Region, tmp_path: Path
+) -> None:
     deploy(region, "web", "vm1")
 
     async def scenario() -> None:

@@ -182,7 +182,7 @@ def test_fuzz_of_a_job_specification(document: Any) -> None:
 @example(b'{"a":' * 50_000)
 @example(b'{"tasks": 1e999, "tasks": NaN}')
 @example('{"name": "x"}'.encode("utf-16"))
-def test_fuzz_of_bytes_where_a_specification_should_be(data: bytes) -> None:
+def test_fuzz_of_bytes_in_place_of_a_specification(data: bytes) -> None:
     """Of a job at the front end, of a task at an agent."""
     with in_time():
         for kind, relations in ((JobSpec, job_relations), (api.TaskSpec, None)):
@@ -298,7 +298,7 @@ CONFIG = {
 @pytest.mark.behaviour("F-30")
 @fuzzed
 @given(documents(MANIFEST), documents(CONFIG), st.text(max_size=80))
-def test_fuzz_of_what_describes_an_image(manifest: Any, config: Any, reference: str) -> None:
+def test_fuzz_of_image_descriptions(manifest: Any, config: Any, reference: str) -> None:
     """Manifest, configuration and reference of an OCI image."""
     good = read_manifest(json.dumps(MANIFEST).encode())
     data = json.dumps(manifest).encode()
@@ -362,8 +362,8 @@ def test_fuzz_of_a_record_of_the_journal(data: bytes) -> None:
             assert json.loads(data.partition(b"\n")[0])["schema"] > 1
             return
         assert "other" in found.tasks
-        told = "web" in found.tasks or "web" in found.tombstones or "web" in found.unreadable
-        assert told or not (Path(folder) / "web.json").exists()
+        reported = "web" in found.tasks or "web" in found.tombstones or "web" in found.unreadable
+        assert reported or not (Path(folder) / "web.json").exists()
 
 
 ANSWER = msgspec.json.encode(TaskControlResponse())

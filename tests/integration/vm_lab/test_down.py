@@ -21,7 +21,7 @@ def lab(tmp_path):
     lab.sandbox.stop()
 
 
-def test_down_ends_what_it_does_not_know_by_name_and_proves_it(lab):
+def test_down_ends_unnamed_processes_and_verifies_it(lab):
     stray = lab.sandbox.spawn(["sleep", "1000"], lab.paths.state / "log")
     lab.sandbox.run(["ip", "link", "add", "br-stray", "type", "bridge"])
     before = check_leftovers(lab.paths, None, host_interfaces())

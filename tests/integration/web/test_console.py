@@ -54,7 +54,7 @@ FILLED = {"job": "web", "index": "0", "machine": "h0000"}
 
 
 @contextmanager
-def said(argv: list[str], pattern: str) -> Iterator[str]:
+def matching_output(argv: list[str], pattern: str) -> Iterator[str]:
     """Run a program and yield what its output says; it ends with SIGINT."""
     # A shell starts background jobs with SIGINT ignored, and programs inherit that.
     restore = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -74,14 +74,16 @@ def said(argv: list[str], pattern: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    with said(["vm_lab.cli", "dev", "--agents", "8"], r"TWINE_ENDPOINT=(\S+)") as found:
+    with matching_output(["vm_lab.cli", "dev", "--agents", "8"], r"TWINE_ENDPOINT=(\S+)") as found:
         yield found
 
 
 @contextmanager
 def console(endpoint: str) -> Iterator[str]:
     """Yield a one-time link."""
-    with said(["control_plane.cli", "--endpoint", endpoint, "ui"], r"open (http\S+)") as link:
+    with matching_output(
+        ["control_plane.cli", "--endpoint", endpoint, "ui"], r"open (http\S+)"
+    ) as link:
         yield link
 
 
@@ -157,7 +159,7 @@ def viewer(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     words = ["add", "ann", "--out", str(credential), "--state", str(state), "--url", url]
     result = CliRunner().invoke(control_plane, ["user", *words])
     assert result.exit_code == 0, result.output
-    with said(
+    with matching_output(
         ["control_plane.cli", "--credential", str(credential), "ui"], r"open (http\S+)"
     ) as link:
         yield Visitor(link)
@@ -277,7 +279,7 @@ def test_a_machine_is_drained_and_undrained_by_forms_with_a_reason(
     assert "drain_machines" in ctl(endpoint, "audit")
 
 
-def test_what_is_wanted_of_a_job_is_shown_with_its_writer(visitor: Visitor, endpoint: str) -> None:
+def test_each_intent_of_a_job_is_shown_with_its_writer(visitor: Visitor, endpoint: str) -> None:
     ctl(endpoint, "job", "hold", "web", "--for", "60s", "--reason", "<b>freeze</b>")
     _, text, _ = visitor.get("/ui/jobs/web")
     assert "&lt;b&gt;freeze&lt;/b&gt;" in text
@@ -300,7 +302,7 @@ def test_a_log_is_shown_and_followed(browser: webdriver.Chrome, endpoint: str) -
 
 def test_a_session_is_listed_and_ended_and_its_console_ends(endpoint: str) -> None:
     words = ["control_plane.cli", "--endpoint", endpoint, "ui"]
-    with said(words, r"open (http\S+)") as link:
+    with matching_output(words, r"open (http\S+)") as link:
         visitor = Visitor(link)
         session = re.findall(r"<code>([0-9a-f]{12})</code>", visitor.get("/ui/myself")[1])[0]
         assert f"{session}  local:0" in ctl(endpoint, "ui", "--sessions")
@@ -382,7 +384,7 @@ def test_a_page_in_chromium_follows_changes_and_forms_reach_the_audit_log(
 
 
 @pytest.mark.behaviour("FE1")
-def test_a_page_says_since_when_it_is_old_and_keeps_what_it_showed(endpoint: str) -> None:
+def test_a_stale_page_shows_its_age_and_its_last_content(endpoint: str) -> None:
     """Without an answer for five seconds there is a banner. On paper there are no buttons."""
     with ExitStack() as stack:
         serving = stack.enter_context(ExitStack())
@@ -473,17 +475,17 @@ def test_forms_in_chromium_reach_the_audit_log_with_their_reason(
     wait.until(confirmed)
     wait.until(lambda _: "rollback_job" in ctl(endpoint, "audit"))
     entries = json.loads(ctl(endpoint, "audit", "-o", "json"))["entries"]
-    told = {entry["action"]: entry for entry in entries if entry["outcome"] == "done"}
+    recorded = {entry["action"]: entry for entry in entries if entry["outcome"] == "done"}
     reasons = {"approve_request": "it is calm", "drain_machines": "loud fan"}
     for action, reason in (reasons | {"confirm_down": "it is off"}).items():
-        assert reason in told[action]["detail"]
-    assert told.keys() >= {"undrain_machines", "pause_job", "resume_job", "rollback_job"}
+        assert reason in recorded[action]["detail"]
+    assert recorded.keys() >= {"undrain_machines", "pause_job", "resume_job", "rollback_job"}
     opened(browser, "/ui/audit")
     assert "it is off" in text_of(browser)
 
 
 @pytest.mark.behaviour("FE1")
-def test_a_viewer_is_shown_no_form_and_what_one_would_send_is_refused(
+def test_a_viewer_sees_no_forms_and_its_form_requests_are_refused(
     viewer: Visitor, endpoint: str
 ) -> None:
     """By the rule of each form's route; nothing is changed, and the audit log says so."""

@@ -159,7 +159,7 @@ def recovered(disk: Path) -> tuple[dict[str, TaskRecord], dict[str, str]]:
 
 
 @pytest.mark.behaviour("F-36")
-def test_what_was_acknowledged_is_there_whenever_the_power_goes() -> None:
+def test_acknowledged_writes_survive_a_power_cut_at_any_time() -> None:
     """P9: each flush of the disk is a moment at which it may; no record is ever torn."""
     orders = [("run", "a"), ("run", "b"), ("stop", "a"), ("run", "c"), ("stop", "b"), ("run", "a")]
     with BadDisk(logged=True) as disk:
@@ -202,7 +202,7 @@ def test_what_was_acknowledged_is_there_whenever_the_power_goes() -> None:
 
 
 @pytest.mark.behaviour("F-04")
-def test_an_agent_that_hangs_is_replaced_and_tasks_run_on(agent: TheAgent) -> None:
+def test_a_hanging_agent_is_replaced_and_tasks_continue(agent: TheAgent) -> None:
     """The service manager's watchdog ends it, and starts another."""
     pid, before = agent.pid(), agent.tasks()["old"]["invocation_id"]
     shell(f"kill -STOP {pid}")

@@ -47,9 +47,9 @@ def imported() -> dict[str, Any]:
     """Convert all profiles; return what became of each, by TuneD's name."""
     folder = next(f for f in map(Path, FOLDERS) if list(f.glob("*/tuned.conf")))
     shutil.rmtree(INTO, ignore_errors=True)  # of a run before, in a guest that was kept
-    code, said = run("sidekick", "import-tuned", str(folder), "--into", str(INTO), "-o", "json")
-    assert code in (0, 2), said
-    found = {one["name"]: one for one in json.loads(said)}
+    code, output = run("sidekick", "import-tuned", str(folder), "--into", str(INTO), "-o", "json")
+    assert code in (0, 2), output
+    found = {one["name"]: one for one in json.loads(output)}
     names = {path.parent.name for path in folder.glob("*/tuned.conf")}
     assert len(found) == len(names), names ^ found.keys()
     return {name: found[name.replace("_", "-")] for name in sorted(names)}
@@ -65,7 +65,7 @@ def ancestors(name: str, found: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.behaviour("BUG-SK20", "BUG-SK22")
-def test_every_profile_of_tuned_does_the_same_or_says_why_not() -> None:
+def test_every_tuned_profile_has_the_same_effect_or_reports_the_difference() -> None:
     """39 profiles of TuneD 2.25 (Debian 13)."""
     run("systemctl", "stop", "sidekick-verify.timer")
     run("systemctl", "start", "tuned")
@@ -74,10 +74,10 @@ def test_every_profile_of_tuned_does_the_same_or_says_why_not() -> None:
     for name, one in found.items():
         run("tuned-adm", "off")
         before = everything()
-        code, said = run("sidekick", f"--profiles={INTO}", "apply-profile", one["name"])
+        code, output = run("sidekick", f"--profiles={INTO}", "apply-profile", one["name"])
         ours = changed(before, everything())
         if code not in (0, 1, 2, 4, 5, 64):
-            wrong.append(f"{name}: apply-profile ended with {code}: {said}")
+            wrong.append(f"{name}: apply-profile ended with {code}: {output}")
         run("sidekick", f"--profiles={INTO}", "rollback")
         if left := differences(before, everything()):
             wrong.append(f"{name}: rollback left {left}")
@@ -95,12 +95,12 @@ def test_every_profile_of_tuned_does_the_same_or_says_why_not() -> None:
             if other:
                 wrong.append(f"{name}: ours and TuneD's: {other}")
         missing = sorted(theirs.keys() - mine.keys()) if took == 0 else []
-        told = [left for each in ancestors(name, found) for left in found[each]["left"]]
-        if missing and not told and code == 0:
+        reported = [left for each in ancestors(name, found) for left in found[each]["left"]]
+        if missing and not reported and code == 0:
             wrong.append(f"{name}: TuneD changed {missing}, and nothing was said")
         rows.append(
             f"{name}: ours {code}, {len(mine)} changed; TuneD {took}, {len(theirs)} changed;"
-            f" {len(told)} lines told; only TuneD's: {missing}"
+            f" {len(reported)} lines told; only TuneD's: {missing}"
         )
         print(rows[-1], *wrong[-1:], sep="\n", flush=True)
         if took:

@@ -74,7 +74,7 @@ def test_scratch_is_made_mounted_kept_over_a_switch_and_taken_back(
 
 @pytest.mark.behaviour("HP2")
 @pytest.mark.long
-def test_scratch_never_takes_what_holds_data(host: TheHost, file: Path) -> None:
+def test_scratch_never_uses_a_disk_with_data(host: TheHost, file: Path) -> None:
     subprocess.run(["mkfs.xfs", "-q", "-L", "somebodys", str(file)], check=True)
     PLACE.mkdir(exist_ok=True)
     before = digest(file)
@@ -84,7 +84,7 @@ def test_scratch_never_takes_what_holds_data(host: TheHost, file: Path) -> None:
 
 
 @pytest.mark.behaviour("HP2")
-def test_options_of_a_mount_change_alone_and_come_back(host: TheHost) -> None:
+def test_mount_options_change_separately_and_are_restored(host: TheHost) -> None:
     """`lazytime` and `commit` belong to the file system, whose first mount is the root."""
     point = "/var/lib/twine"
     before = mounted("/"), mounted(point)

@@ -56,8 +56,8 @@ def test_f64_a_value_that_the_kernel_refuses_takes_everything_back(
 ) -> None:
     profile("bad", f"[sysctl]\n'net.core.somaxconn'=5000\n{line}\n[thp]\nenabled='never'\n")
     assert sidekick("plan", "bad") == 2
-    said = capsys.readouterr().out
-    assert ("lacks" in said or "missing" in said) is ("no_such" in line), said
+    output = capsys.readouterr().out
+    assert ("lacks" in output or "missing" in output) is ("no_such" in line), output
     assert sidekick("apply-profile", "bad") == 4
     assert differences(untouched, everything()) == []
     assert sidekick("status", "-o", "json") == 0
@@ -120,7 +120,7 @@ HOSTILE = (
 
 
 @pytest.mark.behaviour("F-68")
-def test_f68_an_argument_that_is_none_never_reaches_a_line(
+def test_f68_an_invalid_argument_never_reaches_the_kernel_command_line(
     host: TheHost, untouched: dict[str, str]
 ) -> None:
     for argument in HOSTILE:
@@ -202,7 +202,7 @@ def test_f73_there_and_back_leaves_no_trace(host: TheHost, untouched: dict[str, 
 
 
 @pytest.mark.behaviour("F-74", "HP12")
-def test_f74_an_agent_that_ends_takes_no_profile_back(host: TheHost) -> None:
+def test_f74_the_end_of_an_agent_undoes_no_profile(host: TheHost) -> None:
     """The agent drives it (`PUT /v1/profile`), is killed, and then stopped."""
     shell("systemctl start twine-agent.service")
     try:

@@ -91,9 +91,9 @@ async def test_users_may_read_writers_may_change_and_others_are_refused(tmp_path
             async with client(url, role, "ann") as other:
                 with pytest.raises(Forbidden, match="is not a user"):
                     await other.get_pipeline("web")
-        async with client(url, "user", "ann", foreign) as stranger:
+        async with client(url, "user", "ann", foreign) as foreign_client:
             with pytest.raises(Unreachable):
-                await stranger.get_pipeline("web")
+                await foreign_client.get_pipeline("web")
         async with client(url, "user", "ann") as ann:
             view = await ann.control_run("web", PAUSE)
     assert view.record.active is not None
@@ -118,27 +118,27 @@ async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):
         assert await ctl("apply", str(file)) == (0, "pipeline web: idle\n")
         assert (await ctl("status", "missing"))[0] == 3
         await world.rounds(1)
-        code, said = await ctl("pause", "web")
-        assert (code, "it has no run" in said) == (5, True)
-        code, said = await ctl("start", "web", "--image", "sha256:ab")
-        assert (code, "--image" in said) == (64, True)
-        code, said = await ctl("start", "web", "--image", digest(2), "--reason", "try")
-        assert (code, "run 2 of image" in said) == (0, True)
+        code, reply = await ctl("pause", "web")
+        assert (code, "it has no run" in reply) == (5, True)
+        code, reply = await ctl("start", "web", "--image", "sha256:ab")
+        assert (code, "--image" in reply) == (64, True)
+        code, reply = await ctl("start", "web", "--image", digest(2), "--reason", "try")
+        assert (code, "run 2 of image" in reply) == (0, True)
         await world.rounds(5)
-        code, said = await ctl("status", "web")
-        assert "[>] canary 1" in said
-        assert "[ ] 50 %" in said
+        code, reply = await ctl("status", "web")
+        assert "[>] canary 1" in reply
+        assert "[ ] 50 %" in reply
         assert (await ctl("skip", "web"))[0] == 64
         assert (await ctl("pause", "web", "--reason", "lunch"))[0] == 0
         assert (await ctl("resume", "web"))[0] == 0
         await world.until("done")
-        code, said = await ctl("history", "web")
-        assert "local: pauses: lunch" in said
-        assert "OUTCOME" in said
-        code, said = await ctl("history", "web", "-o", "json")
-        assert json.loads(said)["runs"][0]["state"] == "done"
-        code, said = await ctl("list")
-        assert "done" in said
+        code, reply = await ctl("history", "web")
+        assert "local: pauses: lunch" in reply
+        assert "OUTCOME" in reply
+        code, reply = await ctl("history", "web", "-o", "json")
+        assert json.loads(reply)["runs"][0]["state"] == "done"
+        code, reply = await ctl("list")
+        assert "done" in reply
         assert (await ctl("remove", "web"))[0] == 64
         assert (await ctl("remove", "web", "--yes"))[0] == 0
 
@@ -268,7 +268,7 @@ async def test_unexpected_answers_of_prometheus_are_no_data(answer: object, stat
     assert found.reason
 
 
-async def test_a_server_that_is_away_is_no_data():
+async def test_an_unreachable_server_gives_no_data():
     port = await _free_port()
     found = await measured(QUERY, f"http://127.0.0.1:{port}")
     assert found.outcome is GateOutcome.NO_DATA

@@ -243,7 +243,7 @@ async def test_a_process_killed_at_any_await_continues_exactly_there():
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 15_000])
-async def test_a_job_of_any_size_gets_through(size: int):
+async def test_a_job_of_any_size_is_accepted(size: int):
     counts = [wanted(stage, size) for stage in SPEC.stages]
     assert counts == sorted(counts)
     assert counts[-1] == size

@@ -177,7 +177,7 @@ async def test_agents_are_rolled_back_too_if_the_control_plane_fails():
     assert world.hosts.runs["plane"] == {"cp": OLD}
 
 
-async def test_a_host_that_is_away_is_left_alone_and_counts():
+async def test_an_unreachable_host_is_skipped_and_counted():
     spec = a_release(fleets=["agents"])
     world = await FleetWorld(spec).begin()
     world.settings["agents"] = FleetSettings(install=["x"], healthy_s=120.0, max_unavailable=1)
@@ -230,7 +230,7 @@ async def test_the_command_of_one_host_ends_before_that_of_the_next_begins():
     assert world.hosts.installs == [("m1", NEW)], "it has to stay healthy first"
 
 
-async def test_a_kill_at_any_await_changes_nothing_about_the_end():
+async def test_a_kill_at_any_await_does_not_change_the_final_state():
     """Each host is changed once, or once more with the same words; never two at a time."""
     for release, state, want in ((NEW, "done", [NEW] * 4), (BROKEN, "rolled-back", [OLD] * 4)):
         point, was_killed = 0, True

@@ -145,7 +145,7 @@ def test_the_p_value_is_that_of_the_published_test():
     assert p_greater([1, 1, 1], [1, 1, 1]) == 1.0
 
 
-def test_false_alarms_are_as_rare_as_the_significance_says_and_a_worse_version_is_found():
+def test_false_alarms_match_the_significance_and_a_worse_version_is_found():
     chance = random.Random(29)
     alarms = found = 0
     for _ in range(400):
@@ -220,7 +220,7 @@ async def test_the_status_is_a_page_and_the_history_a_drawing():
     assert status_lines(await world.service.view("web"))[0] == "pipeline web: idle"
 
 
-def test_the_reference_is_what_the_types_say():
+def test_the_reference_matches_the_types():
     tool = runpy.run_path(str(Path(__file__).resolve().parents[3] / "tools/references"))
     page = tool["PIPELINE_PAGE"].read_text()
     assert tool["written_pipelines"]() == page, "run tools/references"

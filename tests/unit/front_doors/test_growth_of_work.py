@@ -110,7 +110,7 @@ def test_the_work_of_a_request_grows_with_its_size(name: str) -> None:
 
 @pytest.mark.behaviour("BUG-HT3")
 @pytest.mark.parametrize("name", BODIES)
-def test_a_refusal_is_never_longer_than_what_was_refused(name: str) -> None:
+def test_a_refusal_is_never_longer_than_the_refused_input(name: str) -> None:
     """At most 100 errors, each of them short."""
     route = BODIES[name]
     for where in dict.fromkeys(fields_of(inspect.type_info(route.request))):

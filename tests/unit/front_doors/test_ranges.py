@@ -122,7 +122,7 @@ def test_numbers_of_queries_have_a_range() -> None:
 
 
 @pytest.mark.behaviour("BUG-HT1")
-def test_an_answer_with_a_huge_number_is_no_answer() -> None:
+def test_an_answer_with_a_huge_number_is_invalid() -> None:
     """A joined agent may say what it likes; the client takes no such answer."""
     for number in HUGE:
         with pytest.raises(msgspec.DecodeError):

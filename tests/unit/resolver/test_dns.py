@@ -87,7 +87,7 @@ def test_names_of_the_zone(name: str, kind: str, expected: list[str]):
     assert all(s.ttl == ZONE.ttl_s for s in reply.answer)
 
 
-def test_a_service_brings_the_addresses_along():
+def test_a_service_includes_its_addresses():
     reply = ask("_http._tcp.web.twine.internal", "SRV")
     assert data(reply.additional) == ["A 192.0.2.1", "A 192.0.2.1", "AAAA 2001:db8::1"]
 
@@ -117,13 +117,13 @@ def test_no_such_name_is_not_no_such_record(name: str, kind: str, code: int):
 
 
 @pytest.mark.behaviour("JC10")
-def test_srv_records_have_weights_where_they_differ_and_no_task_without_requests():
+def test_srv_records_have_differing_weights_and_omit_tasks_without_requests():
     """A resolver that follows RFC 2782 gives a canary its part of the requests."""
     few, none, *others = WEB
     server = a_server(web=[replace(few, weight=7), replace(none, weight=0), *others])
-    told = data(ask("_http._tcp.web.twine.internal", "SRV", server).answer)
-    assert [record.split()[2] for record in told] == ["100", "100", "7"]
-    assert "web-1" not in "".join(told)
+    records = data(ask("_http._tcp.web.twine.internal", "SRV", server).answer)
+    assert [record.split()[2] for record in records] == ["100", "100", "7"]
+    assert "web-1" not in "".join(records)
     assert data(ask("web-1.web.twine.internal", "A", server).answer) == ["A 192.0.2.1"]
     alone = a_server(web=[replace(none, weight=0), WEB[2]])
     assert data(ask("web.twine.internal", "A", alone).answer) == []
@@ -166,7 +166,7 @@ def test_of_a_huge_job_each_answer_has_other_tasks():
 
 
 @given(st.binary(max_size=600))
-def test_any_bytes_are_answered_or_not_and_no_more(wire: bytes):
+def test_random_bytes_never_crash_the_dns_server(wire: bytes):
     """What is no question gets an error or silence; an answer is never answered."""
     reply = asyncio.run(SERVER.reply_to(wire, tcp=False))
     if reply is not None:
@@ -176,7 +176,7 @@ def test_any_bytes_are_answered_or_not_and_no_more(wire: bytes):
 
 
 @given(st.integers(0, 400), st.data())
-def test_a_damaged_question_is_answered_or_not_and_no_more(at: int, more: st.DataObject):
+def test_a_damaged_dns_question_never_crashes_the_server(at: int, more: st.DataObject):
     wire = bytearray(dns.message.make_query("_http._tcp.web.twine.internal", "SRV").to_wire())
     wire[at % len(wire)] = more.draw(st.integers(0, 255))
     asyncio.run(SERVER.reply_to(bytes(wire), tcp=False))

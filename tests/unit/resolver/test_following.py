@@ -46,8 +46,8 @@ class Front:
 def following(scenario) -> None:
     async def main() -> None:
         front = Front()
-        told = []
-        follower = ZoneFollower(front.watch, lambda: told.append(None))
+        notified = []
+        follower = ZoneFollower(front.watch, lambda: notified.append(None))
         task = asyncio.create_task(follower.run())
         try:
             await scenario(front, follower)
@@ -97,7 +97,7 @@ def test_a_job_that_is_created_and_deleted_is_followed():
     following(scenario)
 
 
-def test_what_was_known_last_is_good_while_the_control_plane_is_away():
+def test_last_known_records_are_served_while_the_control_plane_is_down():
     """P1: a control plane that is away takes nothing from its clients."""
 
     async def scenario(front: Front, follower: ZoneFollower) -> None:

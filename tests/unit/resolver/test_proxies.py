@@ -65,7 +65,7 @@ def test_nginx():
     assert proxies.shipped("nginx.conf.j2")(SERVICES, KNOWN) == NGINX
 
 
-def test_weights_are_written_where_they_differ() -> None:
+def test_weights_are_written_if_they_differ() -> None:
     """A task that is load-tested gets more of the requests; others have the usual weight."""
     known = KNOWN["web"]
     assert known is not None
@@ -79,7 +79,7 @@ def test_weights_are_written_where_they_differ() -> None:
 
 
 @pytest.mark.behaviour("JC10")
-def test_a_task_that_is_to_get_no_requests_is_in_the_file_and_gets_none() -> None:
+def test_a_task_with_requests_disabled_is_in_the_file_without_requests() -> None:
     """A canary with none of the requests (JC10): nginx knows no weight of 0."""
     first, *others = WEB
     known = {"web": Endpoints(job="web", revision=3, endpoints=[replace(first, weight=0), *others])}
@@ -111,20 +111,20 @@ def test_a_service_that_is_named_twice_is_written_once() -> None:
 
 @pytest.mark.behaviour("BUG-UX84")
 @pytest.mark.parametrize(
-    ("texts", "told"),
+    ("texts", "message"),
     [
         (["web:http", "web:http=:80"], "web:http and web:http=:80 would both be called web-http"),
         (["a-b:c", "a:b-c"], "a-b:c and a:b-c would both be called a-b-c"),
         (["a:http=:80", "b:http=:80"], "a:http=:80 and b:http=:80 would listen at one address"),
     ],
 )
-def test_services_that_collide_are_refused(texts: list[str], told: str) -> None:
-    with pytest.raises(InvalidInput, match=told):
+def test_services_that_collide_are_refused(texts: list[str], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         proxies.services(texts)
 
 
 @pytest.mark.parametrize("host", ["h;\n} evil", "fd00::1%x\n} evil", "fe80::1%eth0"])
-def test_a_host_that_is_none_never_gets_into_a_file(host: str):
+def test_an_invalid_host_is_never_written_to_a_file(host: str):
     """A machine says itself where it answers; what it says is not copied blindly.
 
     An IPv6 address may have a zone, and that may be any text.
@@ -145,13 +145,13 @@ def test_a_template_of_the_operator_has_services_and_servers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("\n{% if %}", r"own.j2 is not a template: .* \(line 2\)"),
         ("{{ nothing }}", "own.j2 cannot be rendered: 'nothing' is undefined"),
         ("{% include '/etc/passwd' %}", "cannot be rendered: no loader"),
     ],
 )
-def test_a_bad_template_is_an_error_and_writes_nothing(text: str, told: str) -> None:
-    with pytest.raises(InvalidInput, match=told):
+def test_a_bad_template_is_an_error_and_writes_nothing(text: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         proxies.template(text, "own.j2")(SERVICES, KNOWN)

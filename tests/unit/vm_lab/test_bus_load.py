@@ -20,7 +20,7 @@ async def runs(seen: list[str]) -> None:
         seen.append("ended")
 
 
-async def test_a_part_that_fails_ends_what_waits_for_it_with_its_error() -> None:
+async def test_a_failed_part_ends_its_waiters_with_its_error() -> None:
     seen: list[str] = []
     with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="no such image")):
         async with asyncio.timeout(30), going(fails(), runs(seen)):

@@ -41,7 +41,7 @@ def test_a_command_enters_the_network_and_only_on_request_the_mounts(tmp_path):
     assert "-m" in sandbox.command(["virsh"], mounts=True)
 
 
-def test_a_command_for_a_lab_that_is_down_says_how_to_start_it(tmp_path):
+def test_a_command_for_a_stopped_lab_reports_how_to_start_it(tmp_path):
     sandbox = a_sandbox(tmp_path)
     sandbox.paths.holder.unlink()
     with pytest.raises(LabError) as caught:

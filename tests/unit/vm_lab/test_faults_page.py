@@ -25,7 +25,7 @@ def test_each_fault_of_the_control_plane_is_shown() -> None:
 
 
 @pytest.mark.parametrize("fault", sorted(ELSEWHERE))
-def test_what_the_region_cannot_show_has_a_test_that_names_it(fault: str) -> None:
+def test_each_fault_without_a_region_scenario_has_a_test(fault: str) -> None:
     path, _, name = ELSEWHERE[fault].test.partition("::")
     tree = ast.parse((TESTS / path).read_text())
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]

@@ -34,7 +34,7 @@ def test_a_folder_appears_only_when_it_is_complete(tmp_path):
     assert folder.is_dir()
 
 
-def test_the_cache_keeps_what_was_used_last(tmp_path):
+def test_the_cache_keeps_recently_used_images(tmp_path):
     for number in range(8):
         (tmp_path / f"layer-{number}").touch()
         os.utime(tmp_path / f"layer-{number}", (number, number))
@@ -51,7 +51,7 @@ def test_the_bench_variant_has_the_rivals_on_top_of_the_base():
     assert "podman" in guest_packages("bench")
 
 
-def test_modules_load_once_and_after_what_they_need():
+def test_modules_load_once_and_after_their_dependencies():
     lines = [
         "builtin virtio_pci",
         "insmod /m/xor.ko.xz ",

@@ -52,7 +52,7 @@ def test_units_move_to_the_folder_of_packages_and_configuration_stays_in_etc(roo
 
 
 @pytest.mark.behaviour("F-05")
-def test_scripts_remove_what_would_hide_the_packages_units(root: Path) -> None:
+def test_scripts_remove_files_that_would_hide_the_packages_units(root: Path) -> None:
     """A host that was set up by pip gets the package's units, not those of then."""
     replaced = arrange(root)
     describe(root, version_of(root), replaced)

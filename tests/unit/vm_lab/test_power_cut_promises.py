@@ -20,7 +20,7 @@ def seen(*images: str, **tasks: tuple[int, str]) -> Done:
     return Done(number=0, tasks=dict(tasks), images=list(images))
 
 
-def test_what_was_acknowledged_must_run_in_that_generation() -> None:
+def test_an_acknowledged_task_must_run_in_its_generation() -> None:
     promises = LabPromises()
     asked(promises, 1, "task", name="t", generation=3)
     assert promises.broken(seen(t=(3, "running"))) == []
@@ -30,7 +30,7 @@ def test_what_was_acknowledged_must_run_in_that_generation() -> None:
 
 
 @pytest.mark.parametrize("generation", [3, 4])
-def test_an_order_without_an_answer_may_have_been_carried_out_or_not(generation: int) -> None:
+def test_an_unanswered_order_has_an_unknown_outcome(generation: int) -> None:
     promises = LabPromises()
     asked(promises, 1, "task", name="t", generation=3)
     asked(promises, 2, "task", None, name="t", generation=4)
@@ -67,6 +67,6 @@ def test_after_a_cut_the_state_of_the_host_is_promised() -> None:
 
 def test_the_table_counts_cuts_and_orders() -> None:
     cut = Cut(number=1, after_s=2.5, acknowledged=7, open=["task t"], boot_s=20, rest_s=3, wrong=[])
-    said = table(Cuts(seed=4, cuts=[cut]))
-    assert "| 1 | 2.5 s | 7 | task t | 20 s | 3 s | as promised, fsck clean |" in said
-    assert "1 cuts (seed 4), 1 clean; 7 orders acknowledged before them, 1 under way." in said
+    output = table(Cuts(seed=4, cuts=[cut]))
+    assert "| 1 | 2.5 s | 7 | task t | 20 s | 3 s | as promised, fsck clean |" in output
+    assert "1 cuts (seed 4), 1 clean; 7 orders acknowledged before them, 1 under way." in output

@@ -14,7 +14,7 @@ def a_lab(tmp_path) -> LabPaths:
 
 
 @pytest.mark.parametrize("name", ["", "Lab", "../etc", "a b", "1lab", "x" * 17])
-def test_a_name_that_is_no_plain_word_is_refused(name):
+def test_an_unsafe_name_is_refused(name):
     with pytest.raises(LabError):
         LabPaths(name)
 
@@ -30,7 +30,7 @@ def test_the_record_of_a_lab_comes_back_as_it_was_saved(tmp_path):
     assert paths.get_record() == record
 
 
-def test_a_lab_that_is_not_there_is_named_in_the_error(tmp_path):
+def test_a_missing_lab_is_named_in_the_error(tmp_path):
     with pytest.raises(LabError, match="'lab'"):
         a_lab(tmp_path).get_record()
 

@@ -94,7 +94,7 @@ def world() -> World:
 
 
 @pytest.mark.behaviour("BUG-SI1")
-def test_a_machine_that_ended_a_moment_ago_is_nobodys_fault(world: World) -> None:
+def test_a_machine_that_was_just_removed_breaks_no_rule(world: World) -> None:
     """Since the old copy was removed its task was taken for one that had failed."""
     world.region.machines["m01"].power_off()
     world.wait(1)
@@ -104,7 +104,7 @@ def test_a_machine_that_ended_a_moment_ago_is_nobodys_fault(world: World) -> Non
 
 @pytest.mark.behaviour("BUG-SI1")
 @pytest.mark.parametrize(("later_s", "accused"), [(1.0, 0), (5.0, 1)])
-def test_what_was_decided_before_work_was_called_off_may_be_written_a_moment_later(
+def test_a_decision_before_a_cancellation_may_be_written_shortly_after(
     world: World, later_s: float, accused: int
 ) -> None:
     """A pause over the deadline, and both writes right after it."""
@@ -117,7 +117,7 @@ def test_what_was_decided_before_work_was_called_off_may_be_written_a_moment_lat
     assert len(world.accused()) == accused
 
 
-def test_what_ended_long_ago_counts_when_another_is_taken_down(world: World) -> None:
+def test_a_long_failed_task_counts_when_another_is_stopped(world: World) -> None:
     world.region.machines["m01"].power_off()
     world.wait(30)
     world.listed("web-3")
@@ -134,7 +134,7 @@ def test_two_taken_down_are_one_too_many(world: World) -> None:
 
 
 @pytest.mark.behaviour("BUG-SI2")
-def test_a_job_may_wait_for_room_only_where_there_is_none(world: World) -> None:
+def test_a_job_may_wait_for_room_only_if_no_machine_has_room(world: World) -> None:
     """Rest was refused to a job that wanted more than its entitlement may hold."""
     region = world.region
     large = replace(SPEC, limits=api.Limits(memory_max_bytes=1 << 30, cpu_max_cores=7.5))
@@ -183,7 +183,7 @@ def test_a_short_pause_does_not_restart_a_silence(
 
 
 @pytest.mark.parametrize(("later_s", "accused"), [(1.0, 0), (5.0, 1)])
-def test_a_task_may_be_on_its_way_to_a_host_that_is_changed_by_hand(
+def test_a_host_may_be_changed_by_hand_while_a_task_moves_to_it(
     world: World, later_s: float, accused: int
 ) -> None:
     """Seed 5204: the news of a drift and the start of a task met on their ways."""
@@ -197,7 +197,7 @@ def test_a_task_may_be_on_its_way_to_a_host_that_is_changed_by_hand(
     assert sum(v.rule == "profile" for v in checker.violations) == accused
 
 
-def test_a_job_that_is_to_stop_and_to_be_again_may_be_gone_meanwhile(world: World) -> None:
+def test_a_job_that_is_stopped_and_recreated_may_be_absent_in_between(world: World) -> None:
     """Seeds 3771, 5308: the stop was carried out, its answer lost, and nothing was wrong."""
     clients = world.region.clients
     assert clients.has_settled("web")

@@ -76,7 +76,7 @@ def test_a_task_starts_and_becomes_healthy(world: World) -> None:
 
 
 @pytest.mark.behaviour("F-43", "F-48")
-def test_what_is_older_than_what_is_in_force_is_refused(world: World) -> None:
+def test_an_order_older_than_the_current_one_is_refused(world: World) -> None:
     """The newer epoch has the word, then the higher generation."""
     agent.put_task(world.machine, "web-0", spec(5, 2))
     for generation, epoch in [(4, 2), (9, 1)]:
@@ -90,7 +90,7 @@ def test_what_is_older_than_what_is_in_force_is_refused(world: World) -> None:
     assert agent.put_task(world.machine, "web-0", spec(1, 3)).epoch == 3
 
 
-def test_what_was_removed_stays_removed_for_old_commands(world: World) -> None:
+def test_an_old_command_does_not_restore_a_removed_task(world: World) -> None:
     agent.put_task(world.machine, "web-0", spec(3))
     agent.delete_task(world.machine, "web-0", 4, 1)
     world.wait(10)
@@ -146,7 +146,7 @@ def test_a_profile_that_needs_a_boot_waits_for_one(world: World) -> None:
         (Condition(loss=1.0), Unreachable),
     ],
 )
-def test_a_call_over_a_way_that_is_cut_ends_in_silence(
+def test_a_call_over_a_cut_link_times_out(
     world: World, condition: Condition, error: type[Exception]
 ) -> None:
     world.network.impose(1, world.machine, condition)
@@ -171,7 +171,9 @@ def test_a_request_whose_answer_is_lost_was_carried_out(world: World) -> None:
     assert "web-0" in world.machine.copies
 
 
-def test_a_host_without_its_agent_refuses_and_a_strange_one_answers_nonsense(world: World) -> None:
+def test_a_host_without_agent_refuses_and_a_wrong_server_sends_an_invalid_answer(
+    world: World,
+) -> None:
     async def body() -> None:
         world.machine.agent_is(up=False)
         with pytest.raises(Refused):
@@ -267,7 +269,7 @@ def test_a_task_ends_with_its_contact_although_requests_arrive(world: World, han
         agent.put_task(machine, "web-1", bound())
 
 
-def test_what_ran_out_of_time_is_ended_before_contact_counts_again(world: World) -> None:
+def test_expired_tasks_end_before_renewed_contact_counts(world: World) -> None:
     machine = world.machine
     machine.contact(True, 0.0)
     agent.put_task(machine, "web-0", bound())

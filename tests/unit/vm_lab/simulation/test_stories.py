@@ -109,7 +109,7 @@ def test_a_story_is_shortened_to_the_events_that_matter() -> None:
     assert [f.target for f in fewer(a_story(20), breaks)] == ["machine:m3", "machine:m11"]
 
 
-def test_what_is_left_becomes_shorter_and_earlier_as_long_as_it_breaks() -> None:
+def test_remaining_events_are_shortened_and_moved_earlier_while_the_rule_breaks() -> None:
     short = milder(a_story(3)[1:], lambda story: all(fault.seconds >= 9.0 for fault in story))
     assert [fault.seconds for fault in short] == [10.0, 10.0]
     assert [fault.at for fault in short] == [1.0, 21.0]

@@ -61,7 +61,7 @@ def test_an_excess_is_reported(tasks: int, most: int, wrong: str) -> None:
     assert SurgeChecker().excess("web", Owned(SPEC, most=most), copies(tasks)) == wrong
 
 
-def test_a_job_without_extra_tasks_or_that_is_to_stop_is_not_judged() -> None:
+def test_a_job_without_extra_tasks_or_with_a_pending_stop_is_not_checked() -> None:
     plain = replace(SPEC, update=UpdatePolicy(max_unavailable=1))
     assert SurgeChecker().excess("web", Owned(plain, most=3), copies(9)) == ""
     assert SurgeChecker().excess("web", Owned(None, most=3), copies(9)) == ""

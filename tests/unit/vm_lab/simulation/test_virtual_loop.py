@@ -116,7 +116,7 @@ def test_a_process_without_future_events_is_detected() -> None:
     loop.free()
 
 
-def test_what_would_run_in_a_thread_runs_at_once() -> None:
+def test_work_for_a_thread_runs_immediately() -> None:
     loop = VirtualLoop(Timeline())
     assert loop.run_until_complete(asyncio.to_thread(sum, [1, 2])) == 3
 
