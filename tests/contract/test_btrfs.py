@@ -71,7 +71,7 @@ def test_a_snapshot_has_the_content_and_names_its_origin(volume: Volume) -> None
     assert not child.read_only
 
 
-def test_what_a_task_writes_stays_in_its_snapshot(volume: Volume) -> None:
+def test_writes_of_a_task_stay_in_its_snapshot(volume: Volume) -> None:
     image = an_image(volume)
     first, second = volume.folder / "first", volume.folder / "second"
     volume.btrfs.snapshot(image, first)
@@ -132,7 +132,7 @@ def test_only_a_subvolume_can_be_snapshotted_or_closed(volume: Volume, name: str
 
 
 @pytest.mark.parametrize("name", ["missing", "folder", "file", "link", "file/below"])
-def test_what_is_no_subvolume_is_not_found(volume: Volume, name: str) -> None:
+def test_a_path_that_is_no_subvolume_is_not_found(volume: Volume, name: str) -> None:
     image = an_image(volume)
     (volume.folder / "folder").mkdir()
     (volume.folder / "file").write_text("x")
@@ -215,7 +215,7 @@ def test_a_path_lies_in_the_nearest_subvolume_above_it(volume: Volume) -> None:
         volume.btrfs.top(Path("/proc/self"))
 
 
-def test_what_a_subvolume_alone_takes_is_a_number_or_not_known(volume: Volume) -> None:
+def test_the_own_size_of_a_subvolume_is_a_number_or_unknown(volume: Volume) -> None:
     found = volume.btrfs.own_bytes(an_image(volume))
 
     assert found is None or found >= 0  # what is not written out yet is not counted yet

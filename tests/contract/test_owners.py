@@ -74,7 +74,7 @@ def test_a_poll_of_a_new_owner_is_enough(ask: Ask) -> None:
     assert not ask("web", 6, True)
 
 
-def test_an_earlier_owner_may_look(ask: Ask) -> None:
+def test_an_earlier_owner_may_read(ask: Ask) -> None:
     assert ask("web", 7, True)
     assert ask("web", 6, False)
     assert not ask("web", 6, True)
@@ -103,7 +103,7 @@ def test_agent_and_model_take_the_same_requests(requests: list[tuple[str, int, b
         highest[entitlement] = max(number, highest.get(entitlement, 0))
 
 
-def test_what_is_remembered_has_a_bound() -> None:
+def test_the_number_of_remembered_owners_is_bounded() -> None:
     known = dict[str, int]()
     for number in range(term.OWNERS_MAX + 10):
         known = dict(term.with_owner(OwnerTerm(f"e{number}", 1), known))

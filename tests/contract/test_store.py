@@ -83,7 +83,7 @@ async def take(changes, count: int) -> list[KeyChange]:
     return found
 
 
-def test_what_was_written_is_read_with_its_revision(store):
+def test_a_written_record_is_read_with_its_revision(store):
     async def body(s: Store):
         revision = await s.txn({}, [Put("jobs/web", b"a"), Put("machines/m1", b"b")])
         assert await s.get("jobs/web") == Entry("jobs/web", b"a", revision)

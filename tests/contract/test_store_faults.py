@@ -55,7 +55,7 @@ def disk_error(code: int, text: str) -> sqlite3.OperationalError:
 
 
 @pytest.mark.behaviour("BUG-CP13")
-async def test_a_dead_writer_fails_every_write_and_says_so(tmp_path: Path) -> None:
+async def test_a_dead_writer_fails_every_write_with_its_reason(tmp_path: Path) -> None:
     """It hung all writers for ever, and nobody noticed."""
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         await store.txn({}, [Put("a", b"1")])
@@ -77,7 +77,9 @@ async def test_a_dead_writer_fails_every_write_and_says_so(tmp_path: Path) -> No
 
 
 @pytest.mark.behaviour("BUG-CP13")
-async def test_what_waits_behind_a_dying_write_is_known_not_to_be_made(tmp_path: Path) -> None:
+async def test_a_write_that_waits_behind_a_failed_one_is_known_not_to_be_made(
+    tmp_path: Path,
+) -> None:
     """Only what the thread had begun is in doubt."""
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         broken_connection(store, Once("COMMIT", SystemExit()))
@@ -235,7 +237,7 @@ def test_a_paused_owner_keeps_the_store_and_one_that_lost_it_writes_nothing(tmp_
 
 
 @pytest.mark.behaviour("F-45")
-def test_of_two_hundred_that_wake_together_one_owns_the_store(tmp_path: Path) -> None:
+def test_one_of_two_hundred_concurrent_candidates_owns_the_store(tmp_path: Path) -> None:
     """Whenever the owner is gone, all at once; the others are told at once, and nothing of
     theirs is written. Each owner has an epoch above all before it."""
     count, rounds = 200, 3

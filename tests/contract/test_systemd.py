@@ -200,7 +200,7 @@ def test_a_unit_that_exists_cannot_be_started_again(host: Host, unit: str) -> No
 
 
 @pytest.mark.behaviour("F-09", "F-10")
-def test_what_ignores_a_stop_is_killed_with_all_it_left(host: Host, unit: str) -> None:
+def test_a_unit_that_ignores_a_stop_is_killed_with_its_processes(host: Host, unit: str) -> None:
     script = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep 1000\" & sleep 1000"
     host.systemd.start_transient(unit, sh(script, TimeoutStopUSec=1_000_000))
     group = host.whole(unit).control_group
@@ -249,7 +249,7 @@ def test_a_unit_that_heeds_a_polite_signal_ended_well(host: Host, unit: str) -> 
     assert (state.active, state.result, state.exit_signal) == ("active", "success", "SIGTERM")
 
 
-def test_what_is_not_there_can_be_stopped_killed_and_reset(host: Host, unit: str) -> None:
+def test_a_missing_unit_can_be_stopped_killed_and_reset(host: Host, unit: str) -> None:
     host.systemd.stop(unit)
     host.systemd.kill(unit, signal.SIGTERM)
     host.systemd.reset_failed(unit)
@@ -333,7 +333,7 @@ def test_huge_pages_are_limited_before_a_unit_runs(host: Host, unit: str) -> Non
     host.until(unit, lambda state: state is None)
 
 
-def test_a_listener_hears_of_start_exit_and_disappearance(
+def test_a_listener_receives_start_exit_and_disappearance(
     host: Host, unit: str, heard: queue.Queue[str]
 ) -> None:
     def wait_for_word() -> None:
@@ -351,7 +351,7 @@ def test_a_listener_hears_of_start_exit_and_disappearance(
         wait_for_word()
 
 
-def test_a_listener_that_was_ended_hears_nothing(host: Host, unit: str) -> None:
+def test_a_listener_that_was_ended_receives_nothing(host: Host, unit: str) -> None:
     quiet: queue.Queue[str] = queue.Queue()
     loud: queue.Queue[str] = queue.Queue()
     end_quiet = host.systemd.listen(quiet.put)

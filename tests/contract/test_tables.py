@@ -57,7 +57,7 @@ async def put(table: Table[EntitlementRecord], name: str, value: EntitlementReco
         await table.commit(name, value)
 
 
-async def test_what_is_read_again_is_what_was_written(store: Store) -> None:
+async def test_a_reloaded_table_has_the_records_that_were_written(store: Store) -> None:
     async with store:
         mine = owner(store)
         told = Told(mine)

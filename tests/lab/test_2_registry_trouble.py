@@ -188,7 +188,7 @@ def test_the_base_of_an_image_on_its_way_is_not_collected(guest: OneGuest, shop:
     assert shop.remove("two").strip() == "", "nothing is held once the image is there"
 
 
-def test_of_images_on_one_base_at_once_the_first_brings_it(guest: OneGuest, shop: Shop) -> None:
+def test_concurrent_pulls_with_one_base_download_it_once(guest: OneGuest, shop: Shop) -> None:
     before = shop.fetched(shop.base)
     names = ("one", "two", "three")
     guest.ssh("; ".join(shop.asks(name) for name in names))

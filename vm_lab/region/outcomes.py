@@ -47,7 +47,7 @@ ELSEWHERE: dict[str, Elsewhere] = {
     "F-45": Elsewhere(
         "two hundred would-be owners of a store wake together, again and again",
         "one owns it, each with an epoch of its own; the others fail at once and wrote nothing",
-        "contract/test_store_faults.py::test_of_two_hundred_that_wake_together_one_owns_the_store",
+        "contract/test_store_faults.py::test_one_of_two_hundred_concurrent_candidates_owns_the_store",
     ),
     "F-54": Elsewhere(
         "a mistake asks to stop all tasks of a job",

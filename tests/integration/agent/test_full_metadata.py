@@ -63,7 +63,7 @@ def _remove_some(folder: Path) -> int:
 
 
 @pytest.mark.behaviour("F-34")
-async def test_with_full_trees_what_cannot_be_written_is_refused_and_later_carried_out(
+async def test_a_write_on_full_trees_is_refused_and_later_carried_out(
     host: FakeHost,
 ) -> None:
     """No record finds room, so nothing is promised; what runs, runs on, and fsck is clean.

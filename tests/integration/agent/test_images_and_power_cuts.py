@@ -59,7 +59,9 @@ def trees(host: FakeHost, kind: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.behaviour("F-42")
 @pytest.mark.parametrize("point", WAYS)
-async def test_what_is_complete_after_a_power_cut_is_whole(tmp_path: Path, point: str) -> None:
+async def test_an_image_that_is_complete_after_a_power_cut_is_whole(
+    tmp_path: Path, point: str
+) -> None:
     """Nothing is half there, and what a caller was told of stays."""
     before, after, cut = tmp_path / "before", tmp_path / "after", tmp_path / "cut"
     before.mkdir()

@@ -152,7 +152,7 @@ def test_entries_name_unit_and_run_of_the_task(host: Host) -> None:
 
 
 @pytest.mark.behaviour("BUG-AG34")
-def test_a_copier_that_was_killed_loses_no_word_and_ends_no_task(host: Host) -> None:
+def test_a_killed_copier_loses_no_output_and_ends_no_task(host: Host) -> None:
     """systemd holds a reading end; the next copier goes on with it."""
     host.turned()
     (pipe,) = host.copier._pipes.values()
@@ -201,7 +201,7 @@ def test_lines_above_the_rate_are_counted_and_reported(host: Host, clock: list[f
 
 
 @pytest.mark.behaviour("BUG-AG34")
-def test_a_journal_that_takes_nothing_holds_a_task_up_for_ten_seconds_only(
+def test_a_blocked_journal_delays_a_task_by_ten_seconds_at_most(
     host: Host, clock: list[float]
 ) -> None:
     """No task is blocked for ever because logging ended; what is lost is counted."""
@@ -247,7 +247,7 @@ def test_a_journal_that_is_back_in_time_gets_all(host: Host, clock: list[float])
     assert totals(host.folder) == [0, 0]
 
 
-def test_the_words_about_lost_lines_are_marked_as_journalds_own(
+def test_the_message_about_lost_lines_is_marked_as_journalds(
     host: Host, clock: list[float]
 ) -> None:
     host.turned()

@@ -39,7 +39,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.behaviour("AG8")
-def test_a_private_task_is_reached_by_its_host_and_by_whom_it_let_in_only(
+def test_a_private_task_is_reached_only_by_its_host_and_the_allowed_jobs(
     found: dict[str, Any],
 ) -> None:
     walls = found["walls"]
@@ -75,7 +75,7 @@ def test_nothing_is_left_after_a_hundred_networks(found: dict[str, Any]) -> None
 
 
 @pytest.mark.behaviour("F-27")
-def test_what_belongs_to_no_task_is_removed_by_name_and_nothing_else(
+def test_only_links_and_files_without_a_task_are_removed_by_name(
     found: dict[str, Any],
 ) -> None:  # P9
     strays = found["strays"]

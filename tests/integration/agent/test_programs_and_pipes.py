@@ -23,7 +23,7 @@ def test_a_program_that_fails_says_so_after_its_last_line() -> None:
         next(lines)
 
 
-def test_a_program_that_says_much_about_its_failure_ends() -> None:
+def test_a_program_that_writes_much_about_its_failure_ends() -> None:
     """More than a pipe holds; the last line is what is told."""
     lines = HostProcesses().lines(["sh", "-c", "seq 100000 >&2; exit 1"])
 

@@ -15,7 +15,7 @@ from agent.usage import TaskUsage, Usages
 
 
 @pytest.mark.behaviour("AG10")
-def test_promtool_has_nothing_to_say_of_the_metrics_of_tasks() -> None:
+def test_promtool_accepts_the_metrics_of_tasks() -> None:
     """Names, units and help of every metric are as Prometheus asks for."""
     end = Exit(result="oom-kill", signal="SIGKILL", at=5.0)
     status = TaskStatus(

@@ -159,7 +159,7 @@ def test_a_list_is_not_written_through_a_link(tmp_path: Path, link: str) -> None
 
 
 @pytest.mark.behaviour("BUG-AG31")
-def test_in_a_root_that_is_all_the_tasks_every_name_is_the_tasks_user(tmp_path: Path) -> None:
+def test_every_user_of_a_root_that_belongs_to_the_task_is_mapped_to_it(tmp_path: Path) -> None:
     """`chown www-data` in an entrypoint of root failed (apache2ctl: "Invalid argument"),
     and so did a change to the image's own user (unbound)."""
     root = an_image(tmp_path, a_spec())

@@ -55,9 +55,9 @@ def test_a_number_is_set_read_and_given_back(pinned: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "of16", "hash"])
-def test_what_holds_no_numbers_by_index_is_not_there(pinned: Path, name: str) -> None:
+def test_a_map_without_numbers_by_index_is_not_found(pinned: Path, name: str) -> None:
     assert find_value(KernelFs(), name, 0) is None
 
 
-def test_a_key_beyond_the_last_is_not_there(pinned: Path) -> None:
+def test_a_key_beyond_the_last_is_not_found(pinned: Path) -> None:
     assert find_value(KernelFs(), "of4", 4) is None

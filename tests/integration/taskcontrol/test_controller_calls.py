@@ -97,9 +97,7 @@ def http(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
         http(b"", "X: " + "y" * 100_000),
     ],
 )
-def test_an_answer_that_is_none_is_an_error_and_no_more(
-    answer: bytes, authority: CertificateAuthority
-):
+def test_an_invalid_answer_is_an_error_only(answer: bytes, authority: CertificateAuthority):
     """Garbage, nonsense, redirects, endless nesting."""
 
     async def main() -> None:
@@ -135,7 +133,7 @@ def test_an_answer_without_end_is_cut_off(authority: CertificateAuthority):
 
 @pytest.mark.behaviour("F-55", "TC16")
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"])
-def test_a_controller_that_hangs_costs_its_time_and_no_more(
+def test_a_controller_that_hangs_delays_a_caller_by_its_timeout_only(
     answer: bytes, authority: CertificateAuthority
 ):
 

@@ -132,7 +132,7 @@ def test_another_controller_at_the_address_is_not_believed(
 
 
 @pytest.mark.behaviour("TC2")
-def test_what_goes_over_the_wire_has_the_papers_names():
+def test_the_request_and_response_have_the_papers_field_names():
     """Figure 8; OpenAPI says the same."""
     sent = msgspec.json.decode(msgspec.json.encode(a_request(down=(2,))))
     names = {"jobHandle", "request", "allUnhealthyTasks", "sequenceNumber", "tasks", "at"}

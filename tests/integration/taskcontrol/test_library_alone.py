@@ -45,7 +45,7 @@ def test_a_controller_needs_nothing_of_the_control_plane() -> None:
 
 @pytest.mark.behaviour("TC17")
 @pytest.mark.parametrize("kind", ["api", "quorum", "shards", "stateless", "windows"])
-def test_a_rule_alone_needs_no_server_either(kind: str) -> None:
+def test_a_rule_alone_needs_no_server(kind: str) -> None:
     """Decisions are plain functions of a request; who has a server of their own uses it."""
     code = f"import sys, json, taskcontrol.{kind}; print(json.dumps(sorted(sys.modules)))"
     loaded = set(json.loads(run("-c", code)))

@@ -76,7 +76,7 @@ def test_a_missing_load_counts_as_full(answer, expected):
     assert asked([answer], lambda urls: observations.load(urls[0])) == expected
 
 
-def test_a_member_that_is_not_there_does_not_lead():
+def test_a_missing_member_is_not_the_leader():
     async def ask(urls: list[str]) -> object:
         return await observations.leader(["http://127.0.0.1:1", *urls], Dialect.PLAIN)
 

@@ -319,7 +319,7 @@ def test_requests_that_arrive_prolong_nothing_while_no_answer_does(lease: Lease)
     lease.a_task_that_counts_as_ended_has_ended()
 
 
-def test_a_start_that_was_held_up_happens_no_more(lease: Lease) -> None:
+def test_a_start_that_was_delayed_too_long_is_dropped(lease: Lease) -> None:
     w = lease.w
     w.unit = None
     lease.the_host_works(starts=False)
@@ -333,7 +333,7 @@ def test_a_start_that_was_held_up_happens_no_more(lease: Lease) -> None:
 
 
 @pytest.mark.behaviour("F-48", "F-49")
-def test_a_command_that_was_long_on_its_way_starts_nothing(lease: Lease) -> None:
+def test_a_command_that_arrives_too_late_starts_nothing(lease: Lease) -> None:
     """It was sent before the machine was cut off."""
     lease.the_control_plane_asks(put=True)
     late = lease.w.to_agent.pop()

@@ -45,7 +45,7 @@ def by_us(call: FunctionCall) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 
 @given(LINES)
-def test_what_is_read_here_is_what_click_reads(line: list[str]) -> None:
+def test_the_grammar_reads_a_line_as_click_does(line: list[str]) -> None:
     call = PROGRAM.read(line)
     assert call is None or by_us(call) == by_click(line)
 

@@ -49,7 +49,7 @@ async def answered(line: Line) -> bool:
         return False
 
 
-async def test_of_too_many_idle_ones_the_oldest_go_and_the_newest_are_served(
+async def test_too_many_idle_connections_close_the_oldest_and_serve_the_newest(
     host: FakeHost,
 ) -> None:
     async with host.agent() as client, crowd(host, "") as lines:

@@ -33,7 +33,7 @@ def test_a_task_that_asks_for_nothing_new_is_understood_by_agents_of_before():
     assert set(sent) == {"generation", "image", "command"}
 
 
-def test_what_is_left_out_means_what_it_meant():
+def test_an_omitted_field_keeps_its_earlier_meaning():
     """A default is part of the contract: each side fills in its own."""
     assert decode_json(msgspec.json.encode(PLAIN), api.TaskSpec, "task") == PLAIN
     assert PLAIN.limits == api.Limits()
@@ -43,7 +43,7 @@ def test_what_is_left_out_means_what_it_meant():
     assert msgspec.json.encode([restart, disconnect]) == b"[{},{}]"
 
 
-def test_an_answer_may_say_more_than_is_known():
+def test_an_answer_may_have_unknown_fields():
     """Agents are upgraded later, one by one: what a newer one says besides is passed over."""
     said = {
         "task_id": "web-0",

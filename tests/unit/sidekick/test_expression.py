@@ -82,7 +82,7 @@ def test_an_expression_has_its_value(text: str, value: Value) -> None:
         ("[" + "1," * (MAX_LIST + 1) + "1]", f"at most {MAX_LIST} members"),
     ],
 )
-def test_what_is_no_expression_is_refused(text: str, why: str) -> None:
+def test_an_invalid_expression_is_refused(text: str, why: str) -> None:
     with pytest.raises(ExpressionError) as caught:
         parse(text)
     assert why in str(caught.value)

@@ -47,7 +47,7 @@ def test_the_plans_of_all_profiles(
 
 
 @pytest.mark.parametrize("host", NAMES)
-def test_a_switch_its_proof_and_the_way_back(
+def test_a_switch_is_verified_and_undone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str
 ) -> None:
     fake = RecordedHost(tmp_path, host)

@@ -82,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "tuned"
 
 
-def test_what_has_a_counterpart_is_converted(folder: Path, fake: FakeHost) -> None:
+def test_an_option_with_a_counterpart_is_converted(folder: Path, fake: FakeHost) -> None:
     fast = next(c for c in convert(folder, lambda kind, word: "") if c.name == "fast")
     assert tomllib.loads(fast.text) == {
         "description": "Much throughput",

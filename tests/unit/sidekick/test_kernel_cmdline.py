@@ -119,7 +119,7 @@ def test_what_voids_every_limit_is_refused_by_name() -> None:
 
 
 @pytest.mark.behaviour("F-68")
-def test_a_kernel_version_is_no_way_into_a_path() -> None:
+def test_a_kernel_version_cannot_change_a_path() -> None:
     for version in ("../../tmp/x", "6.1 init=/bin/sh", "", "$(reboot)"):
         assert KernelSetting().check(a_profile(kernel=Kernel(version=version)))
 

@@ -94,7 +94,9 @@ def a_change(before: str, after: str, name: str = "a.service") -> SettingChange:
         ("failed", "failed", "stopped"),
     ],
 )
-def test_a_state_is_systemds_word(fake: FakeHost, active: str, sub: str, state: str) -> None:
+def test_a_state_has_the_name_that_systemd_uses(
+    fake: FakeHost, active: str, sub: str, state: str
+) -> None:
     """An active oneshot runs, whatever its cgroup holds, in whichever slice it is."""
     unit = a_unit(active=active, sub=sub, kind="oneshot", control_group="/other.slice/a.service")
     host, _ = a_host(fake, unit)
@@ -204,7 +206,7 @@ def test_a_service_that_was_restarting_is_restored_without_a_settle_time(fake: F
 
 
 @pytest.mark.parametrize(("kind", "again"), [("simple", True), ("oneshot", False)])
-def test_a_look_reads_again_what_tells_of_a_service(fake: FakeHost, kind: str, again: bool) -> None:
+def test_a_look_reads_the_state_of_a_service_again(fake: FakeHost, kind: str, again: bool) -> None:
     host, _ = a_host(fake, a_unit(kind=kind, control_group="/x.slice/a.service"))
     host, kept = watched(host)
     SETTING.read(host, "services.a.service")

@@ -88,7 +88,7 @@ def test_every_kind_has_an_example_here() -> None:
 
 @on_every_host
 @pytest.mark.parametrize("kind", SECTIONS)
-def test_what_is_applied_reads_back_and_is_undone_to_the_bit(fake: RecordedHost, kind: str) -> None:
+def test_an_applied_profile_is_read_back_and_undone_exactly(fake: RecordedHost, kind: str) -> None:
     before = fake.everything()
     setting, wanted = wanted_of(fake, kind)
     names = [w.setting for w in wanted]
@@ -295,7 +295,7 @@ def test_a_scheduler_changes_the_depth_of_its_queue_and_undo_restores_it(
 
 
 @pytest.mark.parametrize("depth", ["1023", "64", "512"])
-def test_a_queue_of_any_depth_comes_back_with_its_scheduler(fake: RecordedHost, depth: str) -> None:
+def test_a_queue_depth_is_restored_with_its_scheduler(fake: RecordedHost, depth: str) -> None:
     fake.fs.path("/sys/block/nvme0n1/queue/nr_requests").write_text(f"{depth}\n")
     before = fake.everything()
     setting, wanted = wanted_of(fake, "block", "[block]\nflash={scheduler='mq-deadline'}\n")
@@ -310,7 +310,7 @@ def test_a_queue_of_any_depth_comes_back_with_its_scheduler(fake: RecordedHost, 
     assert fake.everything() == before, "released later"
 
 
-def test_segmentation_comes_back_with_its_checksums(fake: RecordedHost) -> None:
+def test_segmentation_is_restored_with_its_checksums(fake: RecordedHost) -> None:
     setting, wanted = wanted_of(fake, "nic", "[nic]\ntx_checksum='off'\n")
     before = fake.everything()
     originals = setting.observe(fake.host(), [w.setting for w in wanted])

@@ -34,7 +34,7 @@ def test_a_record_survives(state: StateFolder) -> None:
     assert state.load() == record
 
 
-def test_a_journal_tells_how_far_a_run_came(state: StateFolder) -> None:
+def test_a_journal_reports_the_progress_of_a_run(state: StateFolder) -> None:
     state.begin(BEGAN)
     for step in (Wrote(setting="a"), Wrote(setting="b")):
         state.step(step)

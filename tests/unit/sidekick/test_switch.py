@@ -63,7 +63,7 @@ def test_a_switch_changes_only_what_differs(fake: FakeHost) -> None:
 
 
 @pytest.mark.behaviour("F-73")
-def test_there_and_back_is_as_never_switched(fake: FakeHost) -> None:
+def test_a_switch_and_its_undo_leave_the_host_as_before(fake: FakeHost) -> None:
     web, cache = a_target(fake, "web", sysctl=WEB), a_target(fake, "cache", sysctl=CACHE)
     untouched = fake.live()
     apply(fake, web)
@@ -118,7 +118,7 @@ def test_a_refused_value_takes_everything_back(fake: FakeHost) -> None:
     assert fake.state.unfinished() is None
 
 
-def test_what_was_written_last_is_taken_back_first(fake: FakeHost) -> None:
+def test_writes_are_undone_in_reverse_order(fake: FakeHost) -> None:
     bad = {"net.core.somaxconn": 9, "kernel.panic": 9, "vm.swappiness": 300}
     apply(fake, a_target(fake, "bad", sysctl=bad))
     names = [path.rpartition("/")[2] for path in fake.fs.writes]

@@ -85,7 +85,7 @@ def test_a_confirmed_trial_stays(on_web: FakeHost) -> None:
         trial.confirm(on_web.host(), on_web.state)
 
 
-def test_what_is_over_cannot_be_confirmed(on_web: FakeHost) -> None:
+def test_a_trial_that_is_over_cannot_be_confirmed(on_web: FakeHost) -> None:
     begin(on_web)
     on_web.time_s += 61.0
     with pytest.raises(Conflict, match="no profile is on trial"):
@@ -147,7 +147,7 @@ def test_a_trial_that_fails_leaves_nothing_to_end(on_web: FakeHost) -> None:
     assert on_web.state.load().trial is None
 
 
-def test_what_needs_a_boot_is_not_tried(on_web: FakeHost) -> None:
+def test_a_setting_that_needs_a_boot_is_not_tried(on_web: FakeHost) -> None:
     before = on_web.everything()
     target = a_target(on_web, "batch", cmdline=("nosmt",))
     with pytest.raises(Unprocessable, match="the boot ends the trial"):

@@ -153,7 +153,7 @@ def test_at_the_peak_a_release_may_wait_altogether():
         ("fri-mon 00:00-24:00", 6, 23, True),
     ],
 )
-def test_a_window_is_what_people_mean_by_it(text, day, hour, expected):
+def test_a_window_covers_the_times_that_it_names(text, day, hour, expected):
     never = Never.of([text])
     assert never.is_now(MONDAY + day * 86_400 + hour * 3600) is expected
 
@@ -168,7 +168,7 @@ def test_hours_are_those_of_the_place():
     "text",
     ["", "monday 9-10", "mon 09:00", "mon 09:00-09:00", "mon 25:00-26:00", "abc 01:00-02:00"],
 )
-def test_what_is_no_window_is_refused_with_an_example(text):
+def test_an_invalid_window_is_refused_with_an_example(text):
     with pytest.raises(InvalidInput) as caught:
         window(text)
     assert "mon-fri 09:00-17:30" in caught.value.hint

@@ -92,7 +92,7 @@ async def test_an_answer_that_comes_in_parts_is_read_whole():
 @pytest.mark.parametrize(
     ("said", "expected"), [((), None), ((1,), 1), ((0, 1), None)], ids=["none", "one", "two"]
 )
-async def test_a_leader_is_the_only_member_that_says_so(said, expected, monkeypatch):
+async def test_the_leader_is_the_only_member_that_reports_leadership(said, expected, monkeypatch):
     async def read(url: str, *, post: bool = False) -> object:
         return {"leader": int(url[-1]) in said}
 

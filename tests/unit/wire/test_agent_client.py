@@ -46,7 +46,7 @@ async def test_the_error_of_a_failed_call_names_its_path(tmp_path: Path) -> None
 
 @pytest.mark.behaviour("BUG-HT9", "BUG-CP23")
 @pytest.mark.parametrize("status", [200, 500])
-async def test_an_answer_without_end_is_left_off_with_a_clear_word(
+async def test_an_endless_answer_is_cut_off_with_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     """An agent's endless answer filled the control plane's memory."""

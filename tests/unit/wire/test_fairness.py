@@ -38,7 +38,7 @@ def taken(stack: ExitStack, waiting: WaitingCalls, peer: Peer) -> int:
 
 
 @pytest.mark.behaviour("BUG-HT6", "BUG-HT22")
-def test_places_of_long_polls_are_left_for_callers_that_have_none() -> None:
+def test_long_poll_places_are_kept_for_callers_without_one() -> None:
     """Three viewers and an anonymous client took all 512 places."""
     waiting = WaitingCalls()
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def test_one_anonymous_address_leaves_computing_time_to_the_others() -> None:
 
 
 @pytest.mark.behaviour("BUG-HT20")
-async def test_work_is_charged_with_what_it_computes_and_not_with_what_it_waits() -> None:
+async def test_a_request_is_charged_for_computing_time_and_not_for_waiting() -> None:
     """Each step on the event loop counts, whether it ends well or not."""
     computing = Computing()
 

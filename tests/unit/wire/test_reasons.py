@@ -62,7 +62,7 @@ def test_every_kind_of_failure_has_words(error: Exception, words: str) -> None:
 
 
 @pytest.mark.behaviour("BUG-AG17")
-async def test_a_caller_reads_where_nothing_listens() -> None:
+async def test_a_caller_gets_an_error_that_names_where_nothing_listens() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]

@@ -39,7 +39,7 @@ async def at_rest(client: AgentClient) -> dict[tuple[str, str], Account]:
                 return found
 
 
-async def test_after_a_task_came_and_went_all_is_accounted_for(host: FakeHost) -> None:  # P9
+async def test_a_removed_task_leaves_no_unknown_object(host: FakeHost) -> None:  # P9
     async with serving(host) as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
@@ -123,7 +123,7 @@ async def test_images_go_by_age_and_their_layers_with_the_last_of_them(host: Fak
 
 
 @pytest.mark.behaviour("F-33")
-async def test_on_a_short_disk_unused_images_go(host: FakeHost) -> None:
+async def test_a_short_disk_removes_unused_images(host: FakeHost) -> None:
     host.config = replace(host.config, image_free_bytes=host.fake.btrfs.available_bytes + 1)
     async with serving(host) as client:
         os.utime(host.state / "images" / f"{IMAGE[7:]}.json", (1, 1))

@@ -37,7 +37,7 @@ def wrong(found: FoundOnHost) -> list[tuple[str, str]]:
     return [(a.kind, a.name) for a in judge(found) if a.wrong]
 
 
-def test_on_a_host_that_is_well_everything_has_an_owner_and_a_reason() -> None:
+def test_a_healthy_host_has_an_owner_and_a_reason_for_every_object() -> None:
     accounts = judge(WELL)
     assert wrong(WELL) == []
     assert all(a.owner and a.why and a.stays for a in accounts)
@@ -115,7 +115,7 @@ def test_every_unowned_and_every_missing_object_is_found_and_nothing_else(kind: 
     assert all(a.why for a in judge(found))
 
 
-def test_what_is_under_way_is_not_wrong() -> None:
+def test_work_in_progress_is_not_reported_as_a_fault() -> None:
     busy = replace(
         WELL,
         is_receiving=True,
@@ -150,7 +150,7 @@ def test_mounts_in_a_root_are_of_its_task_whether_or_not_its_record_can_be_read(
     assert [n for k, n in wrong(gone) if k == "mount"] == ["/state/tasks/web", "/web"]
 
 
-def test_only_what_is_wrong_twice_is_wrong() -> None:
+def test_only_a_fault_seen_twice_is_reported() -> None:
     first, again = (
         judge(replace(WELL, roots=("web", "lost", "old"))),
         judge(replace(WELL, roots=("web", "old", "new"))),

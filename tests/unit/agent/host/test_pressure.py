@@ -63,7 +63,7 @@ def test_a_task_is_evicted_only_after_a_lasting_shortage_and_then_none_for_a_whi
     assert goes
 
 
-def test_one_good_look_ends_a_shortage() -> None:
+def test_one_good_measurement_ends_a_shortage() -> None:
     watch = ShortageWatch(looks=LOOKS - 1)
     watch, goes = watched(watch, Waits(tasks=0.39), 1.0)
     assert (watch.looks, goes) == (0, False)
@@ -87,7 +87,7 @@ def test_the_task_with_most_beyond_its_promise_in_the_slice_with_most_is_evicted
     assert "(back)" in why
 
 
-def test_of_equal_tasks_the_last_started_is_evicted_and_promises_are_kept() -> None:
+def test_the_last_started_of_equal_tasks_is_evicted_and_promises_are_kept() -> None:
     twins = [Load(t, "x", 9 * MIB, started_at=at) for t, at in (("old", 1.0), ("new", 2.0))]
     chosen = victim(twins)
     assert chosen

@@ -183,7 +183,7 @@ async def _read(client: AgentClient, **options: Any) -> bytes:
 
 
 @pytest.mark.behaviour("BUG-AG34", "BUG-AG42")
-async def test_what_a_task_wrote_is_read_from_the_journal(host: FakeHost) -> None:
+async def test_the_log_of_a_task_is_read_from_the_journal(host: FakeHost) -> None:
     lines = [f"line {n}\n".encode() for n in range(500)]
     host.fake.processes.answers[("journalctl",)] = lines
     async with host.agent() as client:
@@ -434,7 +434,7 @@ async def test_a_sidekick_that_ends_without_a_report_leaves_the_profile_degraded
 
 
 @pytest.mark.behaviour("HP15")
-async def test_what_was_verified_in_an_earlier_boot_is_not_verified_now(host: FakeHost) -> None:
+async def test_a_profile_verified_in_an_earlier_boot_is_reported_as_drifted(host: FakeHost) -> None:
     # HP15: after a reboot nothing starts on the word of a report from before it
     (host.folder / "sidekick").mkdir()
     report = {"name": "web", "generation": 3, "state": "verified", "boot_id": "another boot"}

@@ -202,7 +202,7 @@ async def test_it_is_renewed_with_a_new_key_while_the_task_runs(
     assert certifier.asked == ["web-0", "web-0"]
 
 
-async def test_whom_the_host_trusts_its_tasks_trust_at_once(
+async def test_tasks_get_the_trust_bundle_of_their_host_at_once(
     service: Setup, certifier: Certifier
 ) -> None:
     await service.service.ensure(record("web-0", WEB))

@@ -97,7 +97,7 @@ async def test_a_stream_that_breaks_off_leaves_nothing(host: FakeHost) -> None:
     _nothing_stays(host)
 
 
-async def test_what_is_no_archive_is_refused(host: FakeHost) -> None:
+async def test_data_that_is_not_an_archive_is_refused(host: FakeHost) -> None:
     data = b"this is no archive" * 100
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match="cannot be unpacked as tar"):
@@ -198,7 +198,7 @@ async def test_a_stalled_stream_does_not_block_the_image(host: FakeHost) -> None
     assert locks == 0  # BUG-AG15: they lived until a restart
 
 
-async def test_what_is_complete_was_on_disk_before_and_is_after(
+async def test_an_image_is_synced_to_disk_before_and_after_it_is_complete(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut must not leave a complete image whose files are empty."""

@@ -30,7 +30,7 @@ def trust(*made: ImageSignature, keys: tuple[str, ...] = (PUBLIC,)) -> ImageTrus
     return ImageTrust(keys=list(keys), signatures=list(made))
 
 
-def test_what_is_signed_is_three_lines_and_no_other_image_or_name_has_the_same() -> None:
+def test_the_signed_statement_is_three_lines_and_unique_to_image_and_name() -> None:
     wanted = f"twine image signature v1\nname web/1.4\ndigest {DIGEST}\n"
     assert signatures.statement(NAME, DIGEST) == wanted.encode()
     assert signatures.statement("web/1.5", DIGEST) != signatures.statement(NAME, DIGEST)
@@ -80,7 +80,7 @@ def test_rubbish_is_no_signature_and_no_error(key: str, signature: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["key", "signature", "name"])
-def test_what_is_cut_short_is_refused_where_it_comes_in(field: str) -> None:
+def test_a_truncated_signature_is_refused_by_the_decoder(field: str) -> None:
     good = a_signature()
     parts = {f: getattr(good, f) for f in ("key", "name", "signature")}
     parts[field] = parts[field][:-1] if field != "name" else "web\n"

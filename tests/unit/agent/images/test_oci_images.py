@@ -230,7 +230,7 @@ async def test_pulls_at_once_of_images_on_one_base_each_get_their_own(
     assert nothing_staged(host)
 
 
-async def test_what_is_staged_is_fetched_behind_the_callers_back(
+async def test_a_staged_image_is_fetched_after_the_answer(
     host: FakeHost, registry: Registry
 ) -> None:
     digest = an_image(host, registry)
@@ -480,7 +480,7 @@ async def test_a_machine_of_such_an_image_is_root_as_its_init_is(
         (layer(entry("etc/passwd", data=b"\n" * ((1 << 20) + 1))), "cannot be read"),
     ],
 )
-async def test_an_image_of_a_user_whom_it_does_not_know_is_refused(
+async def test_an_image_with_an_unknown_user_is_refused(
     host: FakeHost, registry: Registry, lists: bytes, why: str
 ) -> None:
     """Nothing outside of the image is asked who that is."""
@@ -554,7 +554,7 @@ def _broken(host: FakeHost, registry: Registry) -> None:
     ("harm", "why"),
     [(_tampered, "layer sha256:.* is refused"), (_big, "does not fit"), (_broken, "is refused")],
 )
-async def test_an_image_that_is_harmed_on_its_way_is_refused_and_leaves_nothing(
+async def test_an_image_that_is_damaged_in_transfer_is_refused_and_leaves_nothing(
     host: FakeHost, registry: Registry, harm: Any, why: str
 ) -> None:
     """Refused with words, nothing stays but whole layers."""
@@ -590,7 +590,7 @@ async def test_a_reference_that_names_no_place_is_refused(host: FakeHost, refere
 
 
 @pytest.mark.behaviour("F-42")
-async def test_what_a_killed_agent_had_begun_is_gone_and_its_layers_are_used(
+async def test_a_pull_of_a_killed_agent_is_removed_and_its_layers_are_used(
     host: FakeHost, registry: Registry
 ) -> None:
     """Leftovers of a pull are removed at the next start, whole layers stay."""

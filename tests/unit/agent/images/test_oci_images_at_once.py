@@ -116,7 +116,7 @@ async def test_a_failed_pull_releases_the_layers_that_it_held(
 
 
 @pytest.mark.behaviour("AG3")
-async def test_of_images_on_one_base_at_once_the_first_brings_it(
+async def test_concurrent_pulls_with_one_base_download_it_once(
     host: FakeHost, registry: Held
 ) -> None:
     """Ten images that share a base cost one download of it."""
@@ -142,7 +142,7 @@ async def test_of_images_on_one_base_at_once_the_first_brings_it(
         assert (host.state / "images" / info.digest[7:] / "own").read_text() == str(number)
 
 
-async def test_where_the_first_fails_the_next_brings_the_base(
+async def test_the_next_pull_downloads_the_base_if_the_first_fails(
     host: FakeHost, registry: Held
 ) -> None:
     push(host, registry, FIRST, BASE, APP, held=True)
@@ -196,9 +196,7 @@ async def test_a_fetch_that_gets_something_is_waited_for(
 
 
 @pytest.mark.behaviour("BUG-AG38")
-async def test_what_is_taken_in_is_listed_and_can_be_cancelled(
-    host: FakeHost, registry: Held
-) -> None:
+async def test_a_pull_is_listed_and_can_be_cancelled(host: FakeHost, registry: Held) -> None:
     """An intake whose client had left went on, was not listed and could not be ended."""
     push(host, registry, FIRST, BASE, held=True)
     push(host, registry, SECOND, APP)

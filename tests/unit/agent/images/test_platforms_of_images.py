@@ -54,7 +54,7 @@ def test_an_image_for_a_larger_processor_is_refused() -> None:
     assert choose(index("v3"), LARGE) == of("v3")
 
 
-def test_of_variants_that_run_the_plain_one_comes_first_and_then_the_highest() -> None:
+def test_the_plain_variant_is_chosen_first_and_then_the_highest_that_runs() -> None:
     assert choose(index("v3", "", "v2"), LARGE) == of("")
     assert choose(index("v2", "v3", "v4"), LARGE) == of("v3")
 

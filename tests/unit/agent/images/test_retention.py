@@ -35,7 +35,7 @@ def test_an_image_unused_for_long_is_removed() -> None:
     assert [d for d, f in fates.items() if f.stays] == ["new"]
 
 
-def test_on_a_short_disk_the_longest_unused_go_first_and_no_more_than_needed() -> None:
+def test_a_short_disk_removes_the_longest_unused_images_and_only_as_needed() -> None:
     images = [an_image(name, idle) for name, idle in (("a", 5e4), ("b", 2e5), ("c", 9e4))]
     short = RetentionLimits(free=(1 << 30) - (150 << 20), wanted=1 << 30, keep_s=7 * DAY_S)
     fates = decide_images(images, short, NOW)
@@ -43,7 +43,7 @@ def test_on_a_short_disk_the_longest_unused_go_first_and_no_more_than_needed() -
     assert fates["b"].why.startswith("the disk is short: 874 MiB of 1024 MiB are free")
 
 
-def test_what_just_came_stays_on_the_fullest_disk() -> None:
+def test_a_new_image_stays_on_a_full_disk() -> None:
     full = RetentionLimits(free=0, wanted=1 << 30, keep_s=7 * DAY_S)
     assert decide_images([an_image("a", GRACE_S - 1)], full, NOW)["a"].stays
 

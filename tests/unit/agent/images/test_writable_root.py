@@ -75,7 +75,7 @@ def test_no_name_of_an_image_says_more_than_a_folder(tops: list[str], runs: list
     assert not [name for name in found if {*name} & {*": \"'\\\n"}]
 
 
-def test_of_an_image_without_a_user_root_is_the_tasks() -> None:
+def test_an_image_without_a_user_gives_its_root_to_the_task() -> None:
     user = owner_of_root("etc/passwd", "")
     found = mount_properties("web", a_spec(), "/s", "/r", user)
     [command] = found["ExecStartPre"]  # type: ignore[misc]
@@ -84,7 +84,7 @@ def test_of_an_image_without_a_user_root_is_the_tasks() -> None:
     assert not has_own_init(a_spec())
 
 
-def test_what_a_root_may_take_is_part_of_what_runs_and_keys_of_others_stay() -> None:
+def test_the_mode_and_limit_of_a_root_change_the_key_of_a_specification() -> None:
     plain = a_spec()
     assert key_of(plain) != key_of(replace(plain, root=RootMode.WRITABLE))
     assert key_of(plain) != key_of(replace(plain, root_max_bytes=1 << 20))

@@ -292,7 +292,7 @@ async def test_a_poll_waits_no_longer_than_the_most_impatient_task_allows(
         assert services.contact.wait_s(20.0) == 7.5
 
 
-def test_what_a_reboot_left_behind_is_not_taken_up(tmp_path: Path) -> None:
+def test_files_of_the_fence_from_an_earlier_boot_are_removed(tmp_path: Path) -> None:
     first = Contact(tmp_path / "fence", "boot-1", lambda: 1000.0)
     first.record_contact(first.answer(), 3)
     (tmp_path / "fence" / "web").write_text("30.0 10.0\n")

@@ -32,7 +32,7 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.s
 
 
 @pytest.mark.behaviour("BUG-AG2")
-def test_other_threads_go_on_while_one_waits_for_an_answer(silent: socket.socket) -> None:
+def test_other_threads_run_while_one_waits_for_an_answer(silent: socket.socket) -> None:
     """pystemd keeps the interpreter's lock, and the whole agent stood still."""
     failed = list[DBusBaseError]()
     bus = open_bus()
@@ -63,7 +63,7 @@ def test_a_missing_bus_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         open_bus()
 
 
-def test_where_nothing_came_there_is_nothing_to_see(silent: socket.socket) -> None:
+def test_a_bus_without_messages_returns_none(silent: socket.socket) -> None:
     bus = open_bus()
     assert bus.process() is None
     assert os.fstat(bus.get_fd())

@@ -40,7 +40,7 @@ def a_tar(path: Path, *names: str, device: bool = False) -> Path:
     return path
 
 
-def test_a_program_ends_when_a_test_says_so(tmp_path: Path) -> None:
+def test_a_program_ends_at_the_request_of_a_test(tmp_path: Path) -> None:
     machine = a_machine(tmp_path)
     machine.systemd.start_transient(UNIT, a_service())
 

@@ -71,7 +71,7 @@ def test_a_service_is_reported_by_its_own_name() -> None:
     assert found.control_group == "/system.slice/system-a.slice/a@1.service"
 
 
-def test_what_systemd_does_not_find_is_not_there() -> None:
+def test_a_service_that_systemd_does_not_find_is_none() -> None:
     bus = Bus(LoadState=b"not-found")
     assert HostServices(lambda: bus).load("b.service") is None  # type: ignore[arg-type,return-value]
 

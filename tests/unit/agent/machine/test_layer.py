@@ -90,7 +90,7 @@ def test_a_file_takes_the_place_of_a_folder_and_the_reverse(tree: Path) -> None:
     assert (tree / "etc" / "hostname" / "x").exists()
 
 
-def test_what_lies_behind_a_link_of_the_image_is_put_where_it_points_to(tree: Path) -> None:
+def test_an_entry_below_a_link_of_the_image_is_written_to_its_target(tree: Path) -> None:
     put(tree, layer(entry("lib/new", data=b"1"), entry("lib/deep/er", data=b"2")))
 
     assert (tree / "usr" / "lib" / "new").read_bytes() == b"1"
@@ -142,7 +142,7 @@ def test_device_nodes_are_left_out_below_dev_and_refused_elsewhere(tree: Path) -
 
 
 @pytest.mark.behaviour("AG3")
-def test_a_layer_of_nothing_at_all_changes_nothing(tree: Path) -> None:
+def test_an_empty_layer_changes_nothing(tree: Path) -> None:
     """Some builders write no end of an archive where there is nothing in it; engines take it.
 
     One of which only the beginning is there is another thing.

@@ -248,7 +248,7 @@ def test_a_running_unit_is_read_with_few_calls(connect: Connect) -> None:
     assert bus.calls == ["ListUnitsByPatterns", "Get InvocationID", "Get ExecMainStartTimestamp"]
 
 
-def test_of_all_units_main_process_and_cgroup_are_read_too(connect: Connect) -> None:
+def test_the_main_process_and_the_cgroup_of_each_unit_are_read(connect: Connect) -> None:
     (state,) = connect(Bus(a_unit())).units("t*")
 
     assert (state.main_pid, state.control_group) == (42, "/system.slice/t.service")
@@ -360,7 +360,7 @@ def test_changes_of_other_units_than_services_call_no_listener(connect: Connect)
     assert heard.get(timeout=5) == "d.service"
 
 
-def test_a_listener_hears_an_empty_name_after_the_bus_came_back(connect: Connect) -> None:
+def test_a_listener_receives_an_empty_name_after_a_bus_reconnect(connect: Connect) -> None:
     first, second = Bus({}), Bus({})
     heard: queue.Queue[str] = queue.Queue()
     systemd = connect(first, DBusBaseError(-errno.ECONNREFUSED, None, ""), second)

@@ -63,7 +63,7 @@ def test_commands_are_sent_so_that_no_variable_is_replaced() -> None:
     ]
 
 
-def test_what_a_filter_allows_and_forbids_keeps_its_order() -> None:
+def test_a_system_call_filter_keeps_the_order_of_its_groups() -> None:
     name = b"SystemCallFilter"
 
     values = on_the_wire("SystemCallFilter", ["@system-service", "~@privileged", "~@raw", "@chown"])
@@ -101,7 +101,7 @@ def test_what_a_filter_allows_and_forbids_keeps_its_order() -> None:
         ("SetCredential", ["key"]),
     ],
 )
-def test_what_does_not_fit_is_refused_with_name_and_value(name: str, value: object) -> None:
+def test_a_value_of_the_wrong_type_is_refused_with_name_and_value(name: str, value: object) -> None:
     with pytest.raises(InvalidInput) as refused:
         encode({"Type": "exec", name: value})
 

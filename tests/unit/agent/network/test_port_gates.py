@@ -118,7 +118,7 @@ async def test_created_objects_are_searched() -> None:
     lanes.close()
 
 
-async def test_programs_of_tasks_that_are_gone_go_with_the_next_request() -> None:
+async def test_programs_of_removed_tasks_are_removed_by_the_next_request() -> None:
     network, lanes = FakeNetwork(), Lanes()
     gates = PortGates(network, lanes)
     await gates.ensure("web", WEB)

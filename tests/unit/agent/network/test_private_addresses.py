@@ -71,7 +71,7 @@ def test_a_prefix_without_a_free_address_is_named() -> None:
         address4(site, "b", ["10.9.0.2"])
 
 
-def test_what_the_kernel_keeps_with_a_link_is_enough_to_read_the_network_back() -> None:
+def test_the_alias_of_a_link_is_enough_to_restore_the_network() -> None:
     net = plan(SITE, "web-0", a_spec(job="web", network=PRIVATE), [])
     read = read_alias(net.veth, alias_of(net))
 
@@ -160,7 +160,7 @@ def test_no_task_reaches_the_agent_or_the_clouds_metadata() -> None:
     )
 
 
-def test_what_needs_a_private_network_is_refused_without_one() -> None:
+def test_a_network_option_that_needs_a_private_network_is_refused_without_one() -> None:
     assert contradiction(Network(egress_mbps=1)).startswith("network.egress_mbps needs a network")
     assert "allow_from" in contradiction(Network(allow_from=["a"]))
     assert contradiction(Network(mode=NetworkMode.PRIVATE, egress_mbps=1)) == ""

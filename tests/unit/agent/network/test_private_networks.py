@@ -88,7 +88,9 @@ async def test_a_network_that_cannot_be_made_prevents_the_start_and_is_reported(
         await running(client, "web")
 
 
-async def test_what_the_hosts_network_cannot_do_is_refused_with_the_field(tmp_path: Path) -> None:
+async def test_a_network_option_that_the_host_network_lacks_is_refused_with_the_field(
+    tmp_path: Path,
+) -> None:
     host = FakeHost(tmp_path)
     host.give_image()
     async with host.agent() as client:

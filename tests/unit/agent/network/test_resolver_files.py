@@ -100,7 +100,7 @@ def test_a_system_container_has_its_own_host_name_and_a_comment_without_name_ser
 
 @pytest.mark.behaviour("BUG-AG31")
 @pytest.mark.parametrize("address", ["10.0.0", "::::", "1.2.3.4.5"])
-def test_what_is_no_address_is_refused_by_name(address: str) -> None:
+def test_an_invalid_address_is_refused_by_name(address: str) -> None:
     assert address in contradiction(Network(dns=Dns(servers=[address])))
     assert address in contradiction(Network(dns=Dns(hosts={"db": address})))
 
@@ -115,7 +115,7 @@ def test_name_servers_are_part_of_what_runs_and_keys_of_others_stay() -> None:
 
 @pytest.mark.behaviour("BUG-AG31")
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.sampled_from(NetworkMode))
-def test_whatever_the_host_says_a_private_task_gets_addresses_it_can_reach(
+def test_a_private_task_gets_reachable_name_servers_for_any_host_configuration(
     text: str, mode: NetworkMode
 ) -> None:
     host = HostNames(name="m1", resolv_conf=f"{STUB.resolv_conf}{text}\nnameserver 10.9.9.9")

@@ -35,7 +35,7 @@ def test_a_task_in_the_hosts_network_binds_its_own_ports_and_no_other() -> None:
 
 
 @given(st.sets(st.integers(1, 65535), max_size=67))
-def test_the_name_of_a_gate_says_its_ports_or_is_their_hash(ports: set[int]) -> None:
+def test_the_name_of_a_gate_has_its_ports_or_their_hash(ports: set[int]) -> None:
     """No two sets share a name, and every name is one that a folder can have."""
     name = gate_of(ports)
 

@@ -50,14 +50,14 @@ def with_pages(small: int = 0, large: int = 0, **fields: int) -> TaskSpec:
         (a_spec(), ""),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_numbers(spec: TaskSpec, why: str) -> None:
+def test_a_request_that_does_not_fit_is_refused_with_the_numbers(spec: TaskSpec, why: str) -> None:
     others = [with_pages(1), a_spec(), with_pages(2)]
     found = refusal(spec, others, {SMALL: 8, LARGE: 0}, controller=True)
     assert why in found
     assert bool(why) == bool(found)
 
 
-def test_what_the_kernel_cannot_limit_is_not_given() -> None:
+def test_huge_pages_are_refused_if_the_kernel_cannot_limit_them() -> None:
     assert "no hugetlb controller" in refusal(with_pages(1), [], {SMALL: 8}, controller=False)
     assert refusal(a_spec(), [], {}, controller=False) == ""
 
@@ -67,7 +67,7 @@ def test_what_the_kernel_cannot_limit_is_not_given() -> None:
     st.integers(0, 20),
     st.integers(0, 4),
 )
-def test_what_is_admitted_never_exceeds_the_pools(
+def test_admitted_tasks_never_exceed_the_pools(
     asked: list[tuple[int, int]], small: int, large: int
 ) -> None:
     pools, have = {SMALL: small, LARGE: large}, list[TaskSpec]()
@@ -133,6 +133,6 @@ def test_tasks_with_huge_pages_are_in_sibling_slices() -> None:
     assert not is_without_pages("cgroup.procs")
 
 
-def test_the_first_page_and_the_last_need_another_unit_and_a_further_one_does_not() -> None:
+def test_only_the_first_and_the_last_huge_page_need_another_unit() -> None:
     assert key_of(a_spec()) != key_of(with_pages(1))
     assert key_of(with_pages(1)) == key_of(with_pages(9, 2))

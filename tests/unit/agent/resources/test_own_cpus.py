@@ -171,7 +171,7 @@ def test_a_task_with_its_own_cpus_is_in_a_sibling_slice() -> None:
     assert not is_shared_slice("twine-task-web.service")
 
 
-def test_the_first_own_cpu_and_the_last_need_another_unit_and_a_further_one_does_not() -> None:
+def test_only_the_first_and_the_last_exclusive_cpu_need_another_unit() -> None:
     assert key_of(a_spec()) != key_of(a_spec(resources=own(2)))
     assert key_of(a_spec(resources=own(4))) == key_of(a_spec(resources=own(2)))
     assert key_of(a_spec(resources=Resources(io_weight=3))) == key_of(a_spec())

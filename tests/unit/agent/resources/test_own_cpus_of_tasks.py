@@ -53,7 +53,7 @@ def allowed(host: FakeHost, name: str) -> object:
     return host.fake.systemd.properties(name).get("AllowedCPUs")
 
 
-async def test_others_are_kept_off_the_cpus_of_a_task_and_let_on_after_it(host: FakeHost) -> None:
+async def test_other_tasks_use_exclusive_cpus_only_after_their_task_ended(host: FakeHost) -> None:
     async with host.agent() as client:
         latest = (await client.get_events(after=0)).latest
         await client.put_task("web", a_spec())
@@ -77,7 +77,7 @@ async def test_others_are_kept_off_the_cpus_of_a_task_and_let_on_after_it(host: 
         assert allowed(host, SHARED) == allowed(host, "workload-late.slice") == (0, 1, 2, 3)
 
 
-async def test_what_does_not_fit_is_refused_with_the_numbers(host: FakeHost) -> None:
+async def test_a_request_that_does_not_fit_is_refused_with_the_numbers(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         with pytest.raises(Unprocessable, match="would leave no CPU of 4 for another task"):

@@ -60,7 +60,7 @@ async def test_a_limit_that_the_kernel_did_not_take_is_tried_again_and_not_belie
         assert services.tasks.running("web").limits != services.tasks.record("web").spec.limits
 
 
-async def test_what_does_not_fit_or_is_not_there_is_refused(tmp_path: Path) -> None:
+async def test_a_resize_that_does_not_fit_or_of_a_missing_task_is_refused(tmp_path: Path) -> None:
     host = FakeHost(tmp_path)
     host.give_image()
     async with host.agent() as client:

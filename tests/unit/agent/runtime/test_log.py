@@ -43,7 +43,7 @@ def test_a_line_says_what_its_fields_know(
 
 
 @pytest.mark.behaviour("BUG-AG16")
-def test_the_sentence_of_a_change_says_from_what_to_what_and_why() -> None:
+def test_a_change_is_described_with_old_value_new_value_and_reason() -> None:
     """The text was "a task changed", whatever had happened."""
     first = status_of(a_record(state=TaskState.STARTING))
     runs = replace(first, state=TaskState.RUNNING)

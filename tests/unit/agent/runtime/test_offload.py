@@ -88,7 +88,7 @@ async def test_closing_waits_for_all_requests() -> None:
     await asyncio.gather(*calls)
 
 
-def test_a_call_that_outlives_its_event_loop_does_no_harm() -> None:
+def test_a_call_that_ends_after_its_event_loop_raises_nothing() -> None:
     lanes, begun, go, done = Lanes(), threading.Event(), threading.Event(), list[int]()
 
     def call() -> None:

@@ -178,7 +178,7 @@ async def test_two_agents_can_live_in_one_process(tmp_path: Path) -> None:
         assert (await two.readyz()).ok
 
 
-async def test_until_it_has_reconciled_the_agent_is_busy(host: FakeHost) -> None:
+async def test_the_agent_is_busy_until_it_has_reconciled(host: FakeHost) -> None:
     async with host.serving() as (services, _), _session(host) as session:
         services.ready = False
         for method, path in (
@@ -321,7 +321,7 @@ async def test_a_reader_of_the_log_of_nothing_gets_a_problem_not_an_empty_log(
         assert (await _problem(response)).code == "not_found"
 
 
-async def test_what_a_task_wrote_that_is_gone_can_be_read(host: FakeHost) -> None:
+async def test_the_log_of_a_removed_task_can_be_read(host: FakeHost) -> None:
     host.fake.processes.answers[("journalctl",)] = [b"last words\n", b"and more\n"]
     async with host.agent() as client:
         said = b"".join([chunk async for chunk in client.task_logs("web", follow=True)])

@@ -69,7 +69,7 @@ def test_logs_go_into_a_file_byte_for_byte_and_cannot_steer_a_terminal(
     assert (code, taken.getvalue()) == (0, printed)
 
 
-def test_to_stop_a_task_that_its_owner_wants_again_ends(
+def test_a_stop_of_a_task_that_is_wanted_again_ends(
     host: FakeHost, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A control plane puts a task again as soon as it hears that it leaves."""

@@ -53,7 +53,7 @@ def test_a_deleted_task_is_reported_with_how_to_read_its_logs(host: FakeHost, ru
     assert "logs without --previous shows the output that the journal still has" in err
 
 
-def test_of_a_task_that_ended_the_previous_run_is_its_last(host: FakeHost, run: Run) -> None:
+def test_the_previous_run_of_an_ended_task_is_its_last_run(host: FakeHost, run: Run) -> None:
     host.fake.systemd.programs["once"] = ends_with(7)
     run("run", "job", f"--image={IMAGE}", "--restart=never", "--", "once", host=host)
     code, _, _ = run("logs", "job", "--previous", host=host)

@@ -85,7 +85,7 @@ def test_a_task_is_restarted_and_waited_for(host: FakeHost, run: Run) -> None:
     assert host.invocation("web") != before
 
 
-def test_what_happened_is_shown_in_order(host: FakeHost, run: Run) -> None:
+def test_events_are_shown_in_order(host: FakeHost, run: Run) -> None:
     _start(host, run)
     run("stop", "web", host=host)
     code, out, _ = run("events", host=host)

@@ -62,7 +62,7 @@ def test_a_tag_names_one_image_of_an_archive(layout: Layout, tmp_path: Path) -> 
 
 
 @pytest.mark.behaviour("BUG-AG36")
-def test_which_image_is_meant_is_asked_by_tag(layout: Layout) -> None:
+def test_an_image_is_looked_up_by_its_tag(layout: Layout) -> None:
     with pytest.raises(InvalidInput, match="holds 2 images") as raised:  # noqa: SIM117
         with archived("oci-layout", str(layout.path)):
             pass
@@ -81,7 +81,7 @@ def test_a_path_that_is_there_is_no_tag(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("BUG-AG37")
-def test_what_is_no_layout_or_leads_out_of_one_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_archive_that_is_no_layout_or_leads_out_of_it_is_refused_by_name(tmp_path: Path) -> None:
     """Names of temporary files."""
     evil = tmp_path / "evil.tar"
     with tarfile.open(evil, "w") as tar:

@@ -252,7 +252,7 @@ async def test_a_startup_probe_that_fails_for_good_restarts_the_task(host: FakeH
     assert status.last_exit.result == "startup"
 
 
-async def test_what_ended_by_its_probe_is_counted_once_by_two_agents(host: FakeHost) -> None:
+async def test_an_end_by_a_probe_is_counted_once_by_two_agents(host: FakeHost) -> None:
     given(host, "alive", 1)
     host.fake.systemd.unkillable.add(unit("web"))
     slow = RestartPolicy(backoff_s=100.0)

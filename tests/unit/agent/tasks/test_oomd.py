@@ -59,7 +59,7 @@ def test_the_killer_of_a_task_is_its_result_and_its_reason(said: str, why: str) 
         f"hello: {WORDS}",
     ],
 )
-def test_what_was_done_to_others_is_not_taken_for_its_own(said: str) -> None:
+def test_an_oomd_kill_of_another_unit_does_not_change_the_end_of_a_unit(said: str) -> None:
     assert with_oomd_end(ENDED, UNIT, said) == ENDED
 
 

@@ -45,7 +45,7 @@ def words(unit: dict[str, object]) -> list[str]:
 
 
 @pytest.mark.behaviour("F-84")
-def test_in_a_machine_there_are_no_rings_either() -> None:
+def test_a_machine_may_not_use_io_uring() -> None:
     """A family of sockets that its filter refuses would come through one."""
     assert "~io_uring_setup" in a_machine()["SystemCallFilter"]  # type: ignore[operator]
 
@@ -65,7 +65,7 @@ def test_the_machine_is_in_the_tasks_own_unit_with_all_that_bounds_a_task() -> N
 
 
 @pytest.mark.behaviour("F-83")
-def test_nothing_that_a_task_says_is_a_word_of_a_program_of_the_host() -> None:
+def test_the_output_of_a_task_is_never_taken_for_output_of_a_host_program() -> None:
     """Its variables would be the loader's, of root on the host."""
     evil = {"LD_PRELOAD": "/var/lib/twine/tasks/web/evil.so", "SYSTEMD_NSPAWN_UNIFIED": "0"}
     found = a_machine(environment=evil)
@@ -88,7 +88,7 @@ def test_nothing_that_a_task_says_is_a_word_of_a_program_of_the_host() -> None:
 
 
 @pytest.mark.behaviour("AG8")
-def test_what_is_run_inside_has_the_sandbox_of_the_machine_and_leaves_nothing() -> None:
+def test_a_command_inside_has_the_sandbox_of_the_machine_and_leaves_nothing() -> None:
     """Its own cgroup below the task's, which is killed with it."""
     group = cgroup_of("web", a_spec())
     whole = a_machine(
@@ -218,7 +218,7 @@ def test_nested_containers_get_their_files_only_on_request() -> None:
     assert encode(found)
 
 
-def test_nested_is_refused_without_a_machine_and_goes_with_nothing_else() -> None:
+def test_nested_needs_a_machine_and_excludes_all_other_relaxations() -> None:
     nested = [Relaxation.NESTED]
     ((field, why),) = contradictions(nested, ["/bin/x"], Network(), Resources())
     assert (field, why.partition(":")[0]) == ("relaxations", "nested requires own-init")

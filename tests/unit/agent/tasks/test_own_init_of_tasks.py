@@ -60,7 +60,7 @@ async def test_machines_have_users_of_their_own_which_a_restart_of_the_agent_kee
 
 
 @pytest.mark.behaviour("AG8")
-async def test_what_a_machine_mounted_is_taken_away_from_outside_before_its_root(
+async def test_mounts_of_a_machine_are_removed_from_outside_before_its_root(
     host: FakeHost, image: str
 ) -> None:
     """Its own unit does so within its memory, and is killed there where that is full."""
@@ -93,7 +93,7 @@ async def test_what_a_machine_mounted_is_taken_away_from_outside_before_its_root
 
 
 @pytest.mark.behaviour("AG4")
-async def test_what_cannot_be_a_machine_is_refused_with_every_reason(
+async def test_a_task_that_cannot_be_a_machine_is_refused_with_every_reason(
     host: FakeHost, image: str
 ) -> None:
     async with host.agent() as client:

@@ -101,7 +101,7 @@ def test_records_of_an_agent_without_copies_get_one_and_removed_ones_say_so(tmp_
 
 
 @pytest.mark.behaviour("F-06")
-def test_where_no_copy_can_be_written_there_is_none_rather_than_an_old_one(tmp_path: Path) -> None:
+def test_a_copy_that_cannot_be_written_is_removed(tmp_path: Path) -> None:
     """An old copy would bring back what an owner has changed since."""
     folder, copies = tmp_path / "journal", tmp_path / "copies"
     journal = Journal(folder, None, copies)
@@ -114,7 +114,7 @@ def test_where_no_copy_can_be_written_there_is_none_rather_than_an_old_one(tmp_p
 
 
 @pytest.mark.behaviour("F-37")
-async def test_what_cannot_be_written_is_in_force_all_the_same(
+async def test_a_value_that_cannot_be_written_is_in_force(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a read-only disk the agent starts, and the task is known."""
@@ -160,7 +160,7 @@ KEYS = st.sampled_from([key_of(a_spec(command=["/bin/a"])), "another", ""])
     keys=st.dictionaries(st.sampled_from("abcd"), KEYS),
     unreadable=st.sets(st.sampled_from("abcd")),
 )
-def test_nothing_is_rebuilt_that_contradicts_what_runs(
+def test_a_rebuilt_record_never_contradicts_the_running_unit(
     copies: dict[str, TaskRecord], keys: dict[str, str], unreadable: set[str]
 ) -> None:
     found = rebuilt(copies, keys, unreadable)

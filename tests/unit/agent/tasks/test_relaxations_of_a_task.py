@@ -70,7 +70,7 @@ def test_raw_is_root_without_a_sandbox_and_still_this_tasks_ports_network_and_li
 
 @pytest.mark.behaviour("AG8")
 @given(relaxations=SETS, network=st.sampled_from(NETWORKS))
-def test_nothing_but_raw_takes_away_what_keeps_a_task_from_its_host(
+def test_only_raw_removes_the_protection_of_the_host(
     relaxations: set[Relaxation], network: Network
 ) -> None:
     """No mixture of the small ones gives capabilities, devices, mounts or another user."""

@@ -28,7 +28,7 @@ def test_an_older_sender_or_generation_is_refused(generation: int, epoch: int, t
     ("generation", "epoch", "taken"),
     [(4, 2, False), (5, 2, False), (6, 2, True), (6, 1, False), (5, 3, True)],
 )
-def test_what_arrives_late_does_not_bring_a_removed_task_back(
+def test_a_late_request_does_not_restore_a_removed_task(
     generation: int, epoch: int, taken: bool
 ) -> None:
     assert (stale(generation, epoch, STONE) is None) == taken

@@ -102,7 +102,9 @@ def _seen_unit(name: str) -> SeenUnit | None:
 
 
 @pytest.mark.parametrize(("task", "host", "state", "action"), TABLE)
-def test_what_a_task_does_next(task: str, host: str, state: S, action: A) -> None:
+def test_the_next_step_of_a_task_follows_from_its_state(
+    task: str, host: str, state: S, action: A
+) -> None:
     there = host != "nothing"
     decision = decide(_task(task), seen(_seen_unit(host), root=there, leftover=there), AT)
 
@@ -140,7 +142,9 @@ def _after_end(when: RestartWhen, code: int) -> Decision:
         (RestartWhen.NEVER, 1, S.STOPPED),
     ],
 )
-def test_the_policy_says_what_follows_an_end(when: RestartWhen, code: int, state: S) -> None:
+def test_the_restart_policy_decides_what_follows_an_end(
+    when: RestartWhen, code: int, state: S
+) -> None:
     task = _after_end(when, code).task
 
     assert task.state is state
@@ -175,7 +179,7 @@ def test_pauses_double_up_to_the_maximum_and_start_over_after_a_long_run() -> No
 
 
 @pytest.mark.behaviour("BUG-AG14")
-def test_what_ended_together_does_not_start_together() -> None:
+def test_tasks_that_ended_together_start_at_different_times() -> None:
     names = [f"web-{number}" for number in range(50)]
     pauses = {backoff_s(a_record(task_id=name), 0) for name in names}
 
@@ -253,7 +257,7 @@ def test_on_a_host_that_goes_down_all_ends_and_nothing_starts(
 
 
 @pytest.mark.behaviour("AG4")
-def test_what_ended_because_its_host_went_down_is_no_loss_and_comes_back() -> None:
+def test_a_task_that_ended_with_its_host_is_not_lost_and_starts_again() -> None:
     """After the boot, or where the host stayed after all."""
     for alone, boot, action in ((True, "boot-2", A.START), (False, BOOT, A.START)):
         task = replace(_task("running"), spec=a_spec(offline_restart=alone))
@@ -382,7 +386,7 @@ def test_a_start_that_failed_is_tried_again_only_where_it_may_succeed() -> None:
 
 
 @pytest.mark.behaviour("F-89")
-def test_a_host_that_is_barred_starts_nothing_and_ends_nothing() -> None:
+def test_a_barred_host_starts_and_ends_no_task() -> None:
     """The second host with an identity; what runs there runs on."""
     task = a_record(state=TaskState.ACCEPTED)
     for there in (seen(), seen(root=True)):

@@ -230,7 +230,7 @@ async def test_a_new_command_replaces_the_unit_and_new_limits_do_not(host: FakeH
     assert (third.generation, third.restarts) == (3, 0)
 
 
-async def test_what_still_runs_is_not_shown_as_the_new_generation(host: FakeHost) -> None:
+async def test_a_unit_that_still_runs_is_not_shown_as_the_new_generation(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
@@ -615,7 +615,7 @@ async def test_on_another_file_system_the_agent_says_so_and_does_not_begin(host:
 
 
 @pytest.mark.behaviour("F-07", "F-38", "BUG-AG15")
-def test_systemd_does_not_restart_what_a_restart_does_not_fix() -> None:
+def test_systemd_does_not_restart_a_unit_that_a_restart_cannot_fix() -> None:
     """It was restarted every second for ever."""
     unit = (Path(agent_package.__file__).parent / "units" / "twine-agent.service").read_text()
     assert f"\nRestartPreventExitStatus={ConfigError.exit_code}\n" in unit

@@ -238,7 +238,7 @@ def test_the_unpacker_cannot_lift_its_sandbox() -> None:
 
 
 @pytest.mark.behaviour("F-85")
-def test_what_fetches_has_no_capability_and_sees_no_secret() -> None:
+def test_the_fetcher_has_no_capability_and_sees_no_secret() -> None:
     fetch = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
     assert fetch["CapabilityBoundingSet"] == ()
     assert fetch["InaccessiblePaths"] == ["-/tmp", "-/var/tmp", "-/id"]
@@ -246,7 +246,7 @@ def test_what_fetches_has_no_capability_and_sees_no_secret() -> None:
 
 
 @pytest.mark.behaviour("F-06")
-def test_what_belongs_to_no_task_is_left_over_unless_it_is_spared() -> None:  # P9
+def test_an_object_without_a_task_is_left_over_unless_it_is_excluded() -> None:  # P9
     units = [unit_of(t) for t in ("known", "spared", "orphan")]
     roots = ["known", "spared", "old"]
 

@@ -39,5 +39,5 @@ def test_a_command_in_a_task_that_never_started_is_explained_in_the_same_words()
     assert re.search(r"^\| 141 \| ", page, flags=re.M)
 
 
-def test_there_are_words_for_each_code_that_systemd_has() -> None:
+def test_each_exit_code_of_systemd_has_a_description() -> None:
     assert set(STEPS) == set(range(200, 244)) - UNUSED

@@ -112,7 +112,7 @@ def test_limits_of_all_tasks_together_fit_on_the_disk() -> None:
     assert "may use 64MiB" in why
 
 
-def test_scratch_goes_once_it_is_not_named() -> None:
+def test_a_scratch_volume_is_removed_once_it_is_not_named() -> None:
     names = ["web.tmp", "web.old", "webb.tmp", "db.tmp"]
     assert unwanted_scratch(names, "web", a_spec(volumes={"tmp": TMP})) == ["web.old"]
     assert unwanted_scratch(names, "web", None) == ["web.old", "web.tmp"]

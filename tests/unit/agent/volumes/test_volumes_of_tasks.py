@@ -24,7 +24,7 @@ def with_volumes(generation: int = 1, **fields: Any) -> Any:
 
 
 @pytest.mark.behaviour("AG9")
-async def test_what_is_persistent_outlives_the_task_and_comes_back_with_it(
+async def test_a_persistent_volume_outlives_its_task_and_is_used_again(
     host: FakeHost,
 ) -> None:
     """And scratch is gone with it."""
@@ -133,7 +133,7 @@ async def test_an_unknown_limit_is_refused_by_name(host: FakeHost) -> None:
         assert (await client.list_volumes()).quota == "off"
 
 
-async def test_what_does_not_fit_is_refused_with_the_numbers(host: FakeHost) -> None:
+async def test_a_request_that_does_not_fit_is_refused_with_the_numbers(host: FakeHost) -> None:
     huge = {"data": Volume(path="/data", max_bytes=9 << 30)}
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match="9GiB do not fit: the disk has"):
