@@ -222,8 +222,8 @@ def test_a_paused_owner_keeps_the_store_and_one_that_lost_it_writes_nothing(tmp_
         (tmp_path / "lock").unlink()
         assert asyncio.run(other(b"yes")) == 2
         os.kill(owner.pid, signal.SIGCONT)
-        said = owner.stdout.readline()
-        assert said.startswith("Superseded cannot write to the store: another control plane")
+        reported = owner.stdout.readline()
+        assert reported.startswith("Superseded cannot write to the store: another control plane")
         tell(owner, "later")
         assert owner.stdout.readline().startswith("Superseded")
         owner.stdin.close()

@@ -41,7 +41,7 @@ def unit() -> str:
 
 
 @pytest.fixture
-def heard(host: Host) -> Iterator[queue.Queue[str]]:
+def signals(host: Host) -> Iterator[queue.Queue[str]]:
     """Yield the names that a listener is called with."""
     names: queue.Queue[str] = queue.Queue()
     end = host.systemd.listen(names.put)
@@ -334,10 +334,10 @@ def test_huge_pages_are_limited_before_a_unit_runs(host: Host, unit: str) -> Non
 
 
 def test_a_listener_receives_start_exit_and_disappearance(
-    host: Host, unit: str, heard: queue.Queue[str]
+    host: Host, unit: str, signals: queue.Queue[str]
 ) -> None:
     def wait_for_word() -> None:
-        while heard.get(timeout=20) != unit:
+        while signals.get(timeout=20) != unit:
             pass
 
     host.systemd.start_transient(unit, sh("sleep 0.5; exit 0"))
@@ -369,7 +369,7 @@ def test_a_listener_that_was_ended_receives_nothing(host: Host, unit: str) -> No
 @pytest.mark.behaviour("F-19", "F-20")
 @pytest.mark.parametrize("upheaval", ["restart dbus", "daemon-reexec", "daemon-reload"])
 def test_units_and_listeners_survive_an_upheaval(
-    host: Host, unit: str, heard: queue.Queue[str], upheaval: str
+    host: Host, unit: str, signals: queue.Queue[str], upheaval: str
 ) -> None:
     """Signals may be lost meanwhile, which the listener is told by an empty name. F-19 F-20"""
     host.systemd.start_transient(unit, a_service())
@@ -382,12 +382,12 @@ def test_units_and_listeners_survive_an_upheaval(
     else:
         host.systemd.lose_bus()  # type: ignore[attr-defined]
     if upheaval == "restart dbus":
-        while heard.get(timeout=20) != "":
+        while signals.get(timeout=20) != "":
             pass
 
     assert host.running(unit).invocation_id == before.invocation_id
     host.systemd.stop(unit)
-    while heard.get(timeout=20) != unit or host.systemd.find(unit):
+    while signals.get(timeout=20) != unit or host.systemd.find(unit):
         pass
 
 

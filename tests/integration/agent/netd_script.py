@@ -83,7 +83,7 @@ async def walls() -> dict[str, Any]:
     web = nets[0].address6
     server = within("web", lambda: listener(socket.AF_INET6, web, 80))
     agent = listener(socket.AF_INET, "0.0.0.0", 7443)
-    beside = listener(socket.AF_INET, "0.0.0.0", 7444)
+    other_port = listener(socket.AF_INET, "0.0.0.0", 7444)
     metadata = listener(socket.AF_INET, "169.254.169.254", 80)
     found = {
         "host": reaches(web, 80, 60),
@@ -98,7 +98,7 @@ async def walls() -> dict[str, Any]:
         "rate": _qdiscs("db"),
         "low ports": (within("web", _first_free_port), _first_free_port()),
     }
-    for s in (server, agent, beside, metadata):
+    for s in (server, agent, other_port, metadata):
         s.close()
     return found
 

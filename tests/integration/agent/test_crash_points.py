@@ -118,7 +118,7 @@ STORIES: dict[str, Story] = {
 }
 
 
-def dies(host: FakeHost, story: Story, point: str) -> int:
+def dies(host: FakeHost, scenario: Story, point: str) -> int:
     """Tell a story to an agent that dies at a point; return how its process ended."""
     systemd, left = host.fake.systemd, host.folder / "left"
     child = os.fork()
@@ -130,7 +130,7 @@ def dies(host: FakeHost, story: Story, point: str) -> int:
                 os._exit(KILLED)
 
             crashpoints.arm(point, die)
-            asyncio.run(_tell(host, story))
+            asyncio.run(_tell(host, scenario))
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -141,9 +141,9 @@ def dies(host: FakeHost, story: Story, point: str) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-async def _tell(host: FakeHost, story: Story) -> None:
+async def _tell(host: FakeHost, scenario: Story) -> None:
     async with host.agent(machine(host)) as client:
-        await story(host, client)
+        await scenario(host, client)
 
 
 async def _at_rest(client: AgentClient) -> None:
@@ -159,9 +159,9 @@ def test_a_step_that_was_cut_off_is_redone_or_undone_and_never_done_twice(
     host: FakeHost, point: str
 ) -> None:
     """At every point; afterwards all is accounted for, and the same request works."""
-    story = STORIES[point.partition(".")[0]]
+    scenario = STORIES[point.partition(".")[0]]
 
-    assert dies(host, story, point) == KILLED, f"{point} was not reached"
+    assert dies(host, scenario, point) == KILLED, f"{point} was not reached"
 
     async def after() -> None:
         async with host.serving(machine(host)) as (services, client):
@@ -169,19 +169,19 @@ def test_a_step_that_was_cut_off_is_redone_or_undone_and_never_done_twice(
             await _at_rest(client)
             assert os.listdir(host.state / "staging") == []
             tasks = {t.task_id for t in (await client.list_tasks()).tasks}
-            if story is stop and "web" in tasks:  # it was asked to go, and goes
+            if scenario is stop and "web" in tasks:  # it was asked to go, and goes
                 with suppress(NotFound):
                     await gone(client, "web")
-            if story is not stop:
-                await story(host, client)
+            if scenario is not stop:
+                await scenario(host, client)
             await _at_rest(client)
             units = host.units()
-            assert units == ([unit("web")] if story is start else [])
-            most = 2 if story is keep else 1  # it was told again
+            assert units == ([unit("web")] if scenario is start else [])
+            most = 2 if scenario is keep else 1  # it was told again
             assert host.fake.systemd.started.count(unit("web")) <= most
-            assert (await client.list_volumes()).volumes == [] or story is keep
+            assert (await client.list_volumes()).volumes == [] or scenario is keep
             images = {i.digest for i in (await client.list_images()).images}
-            assert (IMAGE in images) == (story in (start, stop, put, keep))
+            assert (IMAGE in images) == (scenario in (start, stop, put, keep))
 
     asyncio.run(after())
 

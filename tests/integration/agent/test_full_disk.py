@@ -60,8 +60,8 @@ async def test_on_a_full_disk_tasks_run_on_and_can_still_be_stopped(host: FakeHo
     async with host.serving(machine(host)) as (_, client):  # no crash loop
         again = await client.get_task("stays")
         assert (again.state, again.invocation_id) == (TaskState.RUNNING, before.invocation_id)
-        said = (await client.get_machine()).problems
-        assert ["left: images are refused" in problem for problem in said] == [True]
+        reported = (await client.get_machine()).problems
+        assert ["left: images are refused" in problem for problem in reported] == [True]
         await client.delete_task("stays")
         await gone(client, "stays")
         for file in ballast.iterdir():

@@ -24,7 +24,7 @@ class Keeper:
         self._door.bind(str(path))
         self._door.setblocking(False)
         self.held: list[int] = []
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def take(self) -> None:
         """Read what was said, and keep what came with it."""
@@ -33,7 +33,7 @@ class Keeper:
                 data, fds, _, _ = socket.recv_fds(self._door, 4096, 4)
             except BlockingIOError:
                 return
-            self.said.append(data.decode())
+            self.messages.append(data.decode())
             self.held += fds
 
     def close(self) -> None:
@@ -92,19 +92,19 @@ def test_the_next_agent_listens_again_and_keeps_nothing_twice(
     address = ("127.0.0.1", _free_port())
     listen(address, 5).close()
     keeper.take()
-    assert keeper.said == [f"FDSTORE=1\nFDNAME={NAME}\nFDPOLL=0"]
+    assert keeper.messages == [f"FDSTORE=1\nFDNAME={NAME}\nFDPOLL=0"]
     monkeypatch.setattr(notify, "_FIRST_FD", keeper.held[0])
     for name, value in (("PID", str(os.getpid())), ("FDS", "1"), ("FDNAMES", NAME)):
         monkeypatch.setenv(f"LISTEN_{name}", value)
 
     with listen(address, 5), socket.create_connection(address):
         keeper.take()
-    assert len(keeper.said) == 1
+    assert len(keeper.messages) == 1
 
     other = ("127.0.0.1", _free_port())
     listen(other, 5).close()
     keeper.take()
-    assert keeper.said[1:] == [
+    assert keeper.messages[1:] == [
         f"FDSTOREREMOVE=1\nFDNAME={NAME}",
         f"FDSTORE=1\nFDNAME={NAME}\nFDPOLL=0",
     ]

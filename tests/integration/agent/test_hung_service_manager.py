@@ -54,8 +54,8 @@ async def test_a_service_manager_that_hangs_costs_starts_and_nothing_else(
     tmp_path: Path, monkeypatch
 ) -> None:
     """Health, states, logs, probes and the watchdog go on; starts wait and come."""
-    told: list[str] = []
-    monkeypatch.setattr(daemon, "notify", lambda *words: told.extend(words))
+    notified: list[str] = []
+    monkeypatch.setattr(daemon, "notify", lambda *words: notified.extend(words))
     monkeypatch.setattr(daemon, "watchdog_s", lambda: 0.03)
     host, answer = FakeHost(tmp_path), ["200"]
     host.give_image()
@@ -70,7 +70,7 @@ async def test_a_service_manager_that_hangs_costs_starts_and_nothing_else(
         await until(client, "web", lambda s: s.health is Health.HEALTHY)
         systemd.answers.clear()
         try:
-            told.clear()
+            notified.clear()
             assert (await client.readyz()).ok
             await client.put_task("late", a_spec())
             answer[0] = "500"
@@ -79,7 +79,7 @@ async def test_a_service_manager_that_hangs_costs_starts_and_nothing_else(
             await until(client, "web", lambda s: s.health is Health.HEALTHY)
             assert [line async for line in client.task_logs("web")] == [b"said\n"]
             assert [t.task_id for t in (await client.list_tasks()).tasks] == ["late", "web"]
-            while told.count("WATCHDOG=1") < 3:
+            while notified.count("WATCHDOG=1") < 3:
                 await asyncio.sleep(0.01)
             assert (await client.get_task("late")).state is not TaskState.RUNNING
         finally:

@@ -93,13 +93,13 @@ def written(host: FakeHost) -> int:
     """Return the bytes that the file system holds, once all is on disk."""
     run("btrfs", "subvolume", "sync", str(host.state))  # what was deleted is gone by then
     HostBtrfs().sync(host.state)
-    said = subprocess.run(
+    reported = subprocess.run(
         ["btrfs", "filesystem", "usage", "--raw", str(host.state)],
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    return int(next(line for line in said.splitlines() if "Used:" in line).split()[1])
+    return int(next(line for line in reported.splitlines() if "Used:" in line).split()[1])
 
 
 @pytest.mark.behaviour("AG3", "BUG-AG31")

@@ -257,8 +257,8 @@ def test_the_message_about_lost_lines_is_marked_as_journalds(
             host.turned()
     clock[0] += 11.0
     host.copier.turn()
-    (told,) = host.journal.entries()
-    assert (told["MESSAGE_ID"], told["N_DROPPED"]) == (DROPPED.encode(), b"2000")
+    (reported,) = host.journal.entries()
+    assert (reported["MESSAGE_ID"], reported["N_DROPPED"]) == (DROPPED.encode(), b"2000")
 
 
 @pytest.mark.behaviour("BUG-AG34")

@@ -70,7 +70,7 @@ async def test_an_agent_on_a_read_only_disk_starts_says_so_and_loses_nothing(
     _run("mount", "-o", "remount,ro", str(host.state))
     async with host.agent(_machine(host)) as client:
         again = await client.get_task("web")
-        said = (await client.get_machine()).problems
+        reported = (await client.get_machine()).problems
         with pytest.raises(HostError, match="Read-only file system"):
             await client.put_task("other", a_spec(image=DIGEST))
         with pytest.raises(HostError, match="Read-only file system"):
@@ -81,7 +81,9 @@ async def test_an_agent_on_a_read_only_disk_starts_says_so_and_loses_nothing(
 
     assert (again.state, again.invocation_id) == (TaskState.RUNNING, before.invocation_id)
     assert [t.task_id for t in tasks] == ["web"]
-    assert ["is read-only: tasks continue to run" in problem for problem in said] == [True], said
+    assert ["is read-only: tasks continue to run" in problem for problem in reported] == [True], (
+        reported
+    )
 
     _run("mount", "-o", "remount,rw", str(host.state))
     async with host.agent(_machine(host)) as client:

@@ -55,8 +55,12 @@ def mounted(
         text=True,
         check=False,
     )
-    said = tmp_path / "said"
-    return done.returncode, done.stderr, said.read_text().splitlines() if said.exists() else []
+    commands = tmp_path / "said"
+    return (
+        done.returncode,
+        done.stderr,
+        commands.read_text().splitlines() if commands.exists() else [],
+    )
 
 
 @pytest.mark.behaviour("AG9")
@@ -65,10 +69,10 @@ def test_volumes_are_mounted_into_the_root_for_the_number_that_the_user_has(
 ) -> None:
     """Whatever the image has at their places."""
     (tmp_path / "root/cache").mkdir(parents=True)
-    code, err, said = mounted(tmp_path, a_spec(volumes={"data": DATA, "cache": CACHE}))
+    code, err, commands = mounted(tmp_path, a_spec(volumes={"data": DATA, "cache": CACHE}))
     assert (code, err) == (0, "")
     place, root = f"{tmp_path}/volumes/local/web.data", tmp_path / "root"
-    assert said == [
+    assert commands == [
         f"chown 1900000000:1900000000 {place}",
         f"mount --bind -o X-mount.idmap=b:1900000000:64957:1 {place} {root}/data",
         f"mount -t tmpfs -o size={8 * MIB},mode=1777,nosuid,nodev tmpfs {root}/cache",
@@ -85,10 +89,10 @@ def test_an_image_with_a_link_where_a_volume_is_to_be_is_refused(tmp_path: Path,
     spec = a_spec(volumes={"data": msgspec.structs.replace(DATA, path=f"/{link}/lib/x")})
     if link == "data":
         spec = a_spec(volumes={"data": DATA})
-    code, err, said = mounted(tmp_path, spec)
+    code, err, commands = mounted(tmp_path, spec)
     assert code == 1
     assert "the image has a link on the way to" in err
-    assert said == []
+    assert commands == []
 
 
 def an_image(tmp_path: Path, spec: TaskSpec) -> Path:
@@ -111,10 +115,10 @@ def test_a_root_is_shown_to_its_images_user_before_volumes_are_put_into_it(tmp_p
     (root / "etc/group").unlink()
     (root / "etc/group").hardlink_to(outside)  # what is there is replaced, never written into
     (root / "usr/etc/passwd").write_text("of an earlier start")
-    code, err, said = mounted(tmp_path, spec, APP)
+    code, err, commands = mounted(tmp_path, spec, APP)
     assert (code, err) == (0, "")
     place = f"{tmp_path}/volumes/local/web.data"
-    assert said == [
+    assert commands == [
         f"mount --bind --make-private -o {OF_APP} {root} {root}",
         f"chown 1900000000:1900000000 {place}",
         f"mount --bind -o X-mount.idmap=b:1900000000:64957:1 {place} {root}/data",
@@ -131,9 +135,9 @@ def test_a_root_is_shown_to_its_images_user_before_volumes_are_put_into_it(tmp_p
 def test_a_user_without_a_name_has_the_lists_as_they_are(tmp_path: Path) -> None:
     """Of the group of root, too, which is then shown as the task's own."""
     root = an_image(tmp_path, a_spec())
-    code, err, said = mounted(tmp_path, a_spec(), ImageUser(uid=1000, gid=0))
+    code, err, commands = mounted(tmp_path, a_spec(), ImageUser(uid=1000, gid=0))
     assert (code, err) == (0, "")
-    assert said == [
+    assert commands == [
         "mount --bind --make-private -o nosuid,X-mount.idmap=u:0:0:1 u:1000:64957:1 g:0:64957:1"
         f" {root} {root}"
     ]
@@ -151,10 +155,10 @@ def test_a_list_is_not_written_through_a_link(tmp_path: Path, link: str) -> None
     at = root / link
     shutil.rmtree(at) if at.is_dir() else at.unlink()
     at.symlink_to(host if link == "etc" else host / "group")
-    code, err, said = mounted(tmp_path, a_spec(), APP)
+    code, err, commands = mounted(tmp_path, a_spec(), APP)
     assert code == 1
     assert "there is a link on the way to" in err
-    assert said == []
+    assert commands == []
     assert (host / "group").read_text() == "the host's"
 
 
@@ -167,9 +171,9 @@ def test_every_user_of_a_root_that_belongs_to_the_task_is_mapped_to_it(tmp_path:
     listed = "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33::/var/www:/bin/sh\n+::::::\n"
     (image / "usr/etc/passwd").write_text(listed)
     (image / "etc/group").write_text("root:x:0:\nwww-data:x:33:root,www\n")
-    said = mounted(tmp_path, a_spec(), owner_of_root("usr/etc/passwd", "etc/group"))
+    commands = mounted(tmp_path, a_spec(), owner_of_root("usr/etc/passwd", "etc/group"))
     one = f"mount --bind --make-private -o nosuid,X-mount.idmap=u:0:64957:1 g:0:64957:1 {root}"
-    assert said == (0, "", [f"{one} {root}"])
+    assert commands == (0, "", [f"{one} {root}"])
     assert (root / "usr/etc/passwd").read_text() == (
         "root:x:64957:64957::/root:/bin/sh\nroot:x:64957:64957:root:/root:/bin/sh\n"
         "www-data:x:64957:64957::/var/www:/bin/sh\n+::::::\n"

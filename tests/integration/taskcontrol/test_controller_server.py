@@ -213,12 +213,12 @@ def test_a_controller_from_a_file_runs_as_a_program(
         )
         try:
             assert process.stderr is not None
-            said = ""
-            while "serves at" not in said:
+            line_text = ""
+            while "serves at" not in line_text:
                 line = await process.stderr.readline()
                 assert line, "it ended before it served"
-                said = line.decode()
-            port = int(said.rsplit(":", 1)[1])
+                line_text = line.decode()
+            port = int(line_text.rsplit(":", 1)[1])
             async with calling(authority, port) as client:
                 answer = await client.call(PROCESS, a_request())
                 assert answer.ack == ["db-0.7", "db-2.9"]

@@ -42,7 +42,7 @@ WHICH = st.integers(0, 1000)
 class Request(NamedTuple):
     """Something on its way to the agent."""
 
-    heard: str
+    answered: str
     put: TaskSpec | None
 
 
@@ -113,10 +113,10 @@ class World:
 
     def take(self, request: Request) -> None:
         spec = request.put
-        self.contact.record_contact(request.heard, 0)
+        self.contact.record_contact(request.answered, 0)
         if spec is not None:
             try:
-                self.contact.check_command("web", spec, request.heard, 0)
+                self.contact.check_command("web", spec, request.answered, 0)
             except TwineError:
                 return
             known = self.memory
@@ -195,17 +195,17 @@ class Lease(RuleBasedStateMachine):
     @rule(seconds=PAUSES)
     def time_passes(self, seconds: float) -> None:
         self.w.pass_time(seconds)
-        told = self.w.control_plane
-        if self.w.clock - told.heard_at >= BOUND_S:
-            told.gone = True
+        control = self.w.control_plane
+        if self.w.clock - control.heard_at >= BOUND_S:
+            control.gone = True
 
     @rule(put=st.booleans())
     def the_control_plane_asks(self, put: bool) -> None:
-        told, spec = self.w.control_plane, None
-        if put and not told.gone and told.name:
-            told.generation += 1
-            spec = replace(SPEC, generation=told.generation)
-        self.w.to_agent.append(Request(told.name, spec))
+        control, spec = self.w.control_plane, None
+        if put and not control.gone and control.name:
+            control.generation += 1
+            spec = replace(SPEC, generation=control.generation)
+        self.w.to_agent.append(Request(control.name, spec))
 
     @rule(put=st.booleans())
     def a_call_goes_well(self, put: bool) -> None:
@@ -238,11 +238,11 @@ class Lease(RuleBasedStateMachine):
 
     @rule(which=WHICH, again=st.booleans())
     def an_answer_arrives(self, which: int, again: bool) -> None:
-        answers, told = self.w.to_control_plane, self.w.control_plane
+        answers, control = self.w.to_control_plane, self.w.control_plane
         if answers:
             at = which % len(answers)
-            told.name = answers[at] if again else answers.pop(at)
-            told.heard_at = self.w.clock
+            control.name = answers[at] if again else answers.pop(at)
+            control.heard_at = self.w.clock
 
     @rule(which=WHICH)
     def systemd_gets_to_it(self, which: int) -> None:
@@ -268,8 +268,8 @@ class Lease(RuleBasedStateMachine):
 
     @rule()
     def the_control_plane_is_restarted(self) -> None:
-        told = self.w.control_plane
-        told.name, told.heard_at = "", self.w.clock
+        control = self.w.control_plane
+        control.name, control.heard_at = "", self.w.clock
 
     @invariant()
     def a_task_that_counts_as_ended_has_ended(self) -> None:

@@ -72,19 +72,19 @@ async def latest(client: AgentClient) -> int:
 async def test_a_user_at_its_limit_of_waits_can_still_send_commands(
     host: FakeHost,
 ) -> None:
-    told, quiet = MANY - WAITS_OF_ONE, False
+    refused_count, quiet = MANY - WAITS_OF_ONE, False
     async with host.agent() as client, asyncio.timeout(120):
         while not quiet:  # an event of the host's own would answer those who wait
             after = await latest(client)
             async with crowd(host, f"/v1/events?wait_s=60&after={after}") as lines:
                 waiting = [asyncio.ensure_future(reader.read(12)) for reader, _ in lines]
-                while sum(task.done() for task in waiting) < told:
+                while sum(task.done() for task in waiting) < refused_count:
                     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=1)
-                said = Counter(task.result() for task in waiting if task.done())
+                answers = Counter(task.result() for task in waiting if task.done())
                 async with AgentClient(f"unix:{host.config.socket}") as another:
                     for _ in range(3):
                         assert (await another.readyz()).ok
-                quiet = said[b"HTTP/1.1 200"] == 0
+                quiet = answers[b"HTTP/1.1 200"] == 0
                 for task in waiting:
                     task.cancel()
-    assert said == {b"HTTP/1.1 503": told}, "told that too many wait, and not closed"
+    assert answers == {b"HTTP/1.1 503": refused_count}, "told that too many wait, and not closed"

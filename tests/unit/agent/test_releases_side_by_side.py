@@ -45,7 +45,7 @@ def test_an_omitted_field_keeps_its_earlier_meaning():
 
 def test_an_answer_may_have_unknown_fields():
     """Agents are upgraded later, one by one: what a newer one says besides is passed over."""
-    said = {
+    reported = {
         "task_id": "web-0",
         "generation": 1,
         "epoch": 0,
@@ -54,4 +54,4 @@ def test_an_answer_may_have_unknown_fields():
         "health": "healthy",
         "of_the_next_release": {"more": [1, 2, 3]},
     }
-    assert msgspec.convert(said, api.TaskStatus).task_id == "web-0"
+    assert msgspec.convert(reported, api.TaskStatus).task_id == "web-0"

@@ -39,8 +39,8 @@ def run(
 ) -> tuple[int, str, str]:
     options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={profiles}"]
     code = main([*options, *line], make_host=lambda root: fake.host(root))
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
 @pytest.mark.behaviour("BUG-SK24")

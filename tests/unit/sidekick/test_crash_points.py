@@ -93,11 +93,11 @@ def reference(folder: Path, target: Callable[[FakeHost], Target] = web) -> FakeH
 
 
 def test_status_counts_what_was_written(tmp_path: Path) -> None:
-    told = set()
+    details = set()
     for point in range(1, points_of(tmp_path / "count", cache)):
         fake = crashed(tmp_path / str(point), point, cache)
-        told.add(standing.status(fake.host(), fake.state).detail.partition(";")[0])
-    assert {f"interrupted while applying cache: {n} of 6 written" for n in range(7)} <= told
+        details.add(standing.status(fake.host(), fake.state).detail.partition(";")[0])
+    assert {f"interrupted while applying cache: {n} of 6 written" for n in range(7)} <= details
 
 
 def test_status_of_a_run_under_way_is_applying(fake: FakeHost) -> None:

@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
 SHIPPED = sorted(path.stem for path in PROFILES.glob("*.toml"))
 
 
-def said(fake: RecordedHost, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def output_of(fake: RecordedHost, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """Return what a command prints, without how long it took."""
     options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={PROFILES}"]
     code = main([*options, *argv], make_host=lambda root: fake.host(root))
@@ -43,7 +43,7 @@ def test_the_plans_of_all_profiles(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str
 ) -> None:
     fake = RecordedHost(tmp_path, host)
-    check(f"plans-{host}.txt", [said(fake, capsys, "plan", name) for name in SHIPPED])
+    check(f"plans-{host}.txt", [output_of(fake, capsys, "plan", name) for name in SHIPPED])
 
 
 @pytest.mark.parametrize("host", NAMES)
@@ -59,4 +59,4 @@ def test_a_switch_is_verified_and_undone(
         "rollback",
         "verify",
     ]
-    check(f"switch-{host}.txt", [said(fake, capsys, *step.split()) for step in steps])
+    check(f"switch-{host}.txt", [output_of(fake, capsys, *step.split()) for step in steps])

@@ -120,22 +120,24 @@ def test_a_line_that_a_profile_may_not_have_is_reported_with_its_number(
     into = fake.root / "imported"
     code, out = run(fake, capsys, str(folder), "--into", str(into))
     assert code == 2
-    told = {line.split("\t")[1]: line.split("\t") for line in out.splitlines()[:-1]}
-    assert told["[sysctl] kernel.core_pattern = |/bin/x"][2] == "makes the kernel run programs"
-    assert told["[bootloader] cmdline_fast = +nosmt init=/bin/sh"][2].startswith("init ")
-    assert told["[service] service.sshd = stop"][2].startswith(
+    reported = {line.split("\t")[1]: line.split("\t") for line in out.splitlines()[:-1]}
+    assert reported["[sysctl] kernel.core_pattern = |/bin/x"][2] == "makes the kernel run programs"
+    assert reported["[bootloader] cmdline_fast = +nosmt init=/bin/sh"][2].startswith("init ")
+    assert reported["[service] service.sshd = stop"][2].startswith(
         "sshd.service may not be started or stopped by a profile"
     )
-    assert told["[main] include = fast, other"][2] == "a profile has one parent; other is left out"
-    assert told["[net] features = gro off hw-tc-offload on"][2] == (
+    assert (
+        reported["[main] include = fast, other"][2] == "a profile has one parent; other is left out"
+    )
+    assert reported["[net] features = gro off hw-tc-offload on"][2] == (
         "hw-tc-offload has no counterpart; the rest is converted"
     )
-    where = told["[cpu] energy_perf_bias = performance"][0]
+    where = reported["[cpu] energy_perf_bias = performance"][0]
     assert (
         where
         == f"{folder}/fast/tuned.conf:{FAST.splitlines().index('energy_perf_bias=performance') + 1}"
     )
-    assert all(line[2] for line in told.values())
+    assert all(line[2] for line in reported.values())
     assert out.splitlines()[-1] == "2 profiles, 15 lines not converted"
     library = Library([into], SETTINGS)
     for name in library.names():
@@ -164,9 +166,9 @@ def test_every_line_is_converted_or_reported(
             if not equals or quiet:
                 continue
             words = value.strip().strip('"').replace("|", " ").split() or [value]
-            told = any(key.strip() in left["line"] for left in converted["left"])
+            reported = any(key.strip() in left["line"] for left in converted["left"])
             assert (
-                told
+                reported
                 or any(word.strip("+,") in converted["text"] for word in words)
                 or (key in ("no_turbo",) and "turbo" in converted["text"])
             ), line

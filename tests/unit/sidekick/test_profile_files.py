@@ -149,9 +149,9 @@ def test_tables_whose_condition_is_false_are_checked_too(tmp_path: Path) -> None
     )
     with pytest.raises(ConfigError) as caught:
         library(tmp_path, web=text).load("web", FACTS)
-    told = {f"{e.field}: {e.reason}" for e in caught.value.errors}
+    reported = {f"{e.field}: {e.reason}" for e in caught.value.errors}
     kinds = ", ".join(SETTINGS)
-    assert told == {
+    assert reported == {
         f"colour: unknown; known are if, {kinds} (web:4)",
         "sysctl.kernel.panic: 'cpu.cuont': there is no fact cpu.cuont; "
         "there are cpu.count, cpu.vendor (web:6)",

@@ -40,13 +40,13 @@ class Disks:
             at, magic, label = MADE[name]
             sizes = [w.removeprefix("size=").removesuffix("m") for w in argv if w[-1:] == "m"]
             size = int(sizes[0]) * MIB if sizes else 8 * MIB
-            told = {
+            reported = {
                 "mkfs.xfs": (4, (4096).to_bytes(4) + (size // 4096).to_bytes(8)),
                 "mkfs.btrfs": (0x10070, size.to_bytes(8, "little")),
             }
             with fs.path(argv[-1]).open("r+b") as file:
                 file.truncate(8 * MIB)
-                for offset, data in ((at, magic), (label, b"twine\0"), told[name]):
+                for offset, data in ((at, magic), (label, b"twine\0"), reported[name]):
                     file.seek(offset)
                     file.write(data)
         elif name == "dd":

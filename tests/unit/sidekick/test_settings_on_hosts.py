@@ -212,8 +212,8 @@ def test_the_memcache_shape_of_the_paper(fake: RecordedHost) -> None:
     assert fake.fs.read("/proc/irq/60/smp_affinity_list") == "0-5,18-23"
     assert fake.fs.read("/proc/irq/9/smp_affinity_list") == "0-35", "not the network's"
     assert fake.fs.read("/sys/fs/cgroup/workload.slice/cpuset.cpus") == "6-17,24-35"
-    told = fake.fs.read("/run/twine/processors")
-    assert told == "irqs=0-5,18-23 busy=6 workers=7-17,24-35"
+    environment = fake.fs.read("/run/twine/processors")
+    assert environment == "irqs=0-5,18-23 busy=6 workers=7-17,24-35"
 
 
 @pytest.mark.behaviour("BUG-SK29")

@@ -125,9 +125,9 @@ def test_a_setting_that_cannot_be_restored_is_refused_by_name(name: str) -> None
     ],
 )
 def test_lint_reports_a_value_that_no_kernel_accepts(name: str, value: Value, why: str) -> None:
-    told = why_out_of_range(name, text_of(value))
-    assert why in told
-    assert bool(told) is bool(why)
+    reported = why_out_of_range(name, text_of(value))
+    assert why in reported
+    assert bool(reported) is bool(why)
 
 
 @pytest.mark.behaviour("BUG-SK27")

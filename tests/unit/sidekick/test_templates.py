@@ -65,7 +65,7 @@ def test_a_template_extends_a_plain_profile_and_is_extended(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             "description = 'd'\n\na = {{ cpu.cnt }}\n",
@@ -81,10 +81,12 @@ def test_a_template_extends_a_plain_profile_and_is_extended(tmp_path: Path) -> N
         ("{% if 1 %}\n{# c #}\ndescription='d'\nx = 1\n{% endif %}", r"unknown.*\(web:4\)"),
     ],
 )
-def test_a_bad_template_is_one_error_with_its_line(tmp_path: Path, text: str, told: str) -> None:
+def test_a_bad_template_is_one_error_with_its_line(
+    tmp_path: Path, text: str, expected: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         library(tmp_path, web=text).load("web", FACTS)
-    assert re.search(told, f"{caught.value} {caught.value.errors}")
+    assert re.search(expected, f"{caught.value} {caught.value.errors}")
 
 
 def test_two_files_of_one_name_are_refused_and_others_are_listed(tmp_path: Path) -> None:

@@ -90,11 +90,13 @@ async def test_an_answer_that_comes_in_parts_is_read_whole():
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"), [((), None), ((1,), 1), ((0, 1), None)], ids=["none", "one", "two"]
+    ("leaders", "expected"), [((), None), ((1,), 1), ((0, 1), None)], ids=["none", "one", "two"]
 )
-async def test_the_leader_is_the_only_member_that_reports_leadership(said, expected, monkeypatch):
+async def test_the_leader_is_the_only_member_that_reports_leadership(
+    leaders, expected, monkeypatch
+):
     async def read(url: str, *, post: bool = False) -> object:
-        return {"leader": int(url[-1]) in said}
+        return {"leader": int(url[-1]) in leaders}
 
     monkeypatch.setattr(observations, "read", read)
     assert await observations.leader(["http://m0", "http://m1"], Dialect.PLAIN) == expected

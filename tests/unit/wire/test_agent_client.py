@@ -162,12 +162,12 @@ async def test_commands_do_not_wait_behind_readers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
 async def test_a_request_whose_answer_is_lost_is_sent_once(tmp_path: Path, method: str) -> None:
     """Aiohttp sent it again on a new connection, over what others wrote in between."""
-    route, heard = Route("put_thing", method, "/thing"), 0
+    route, received = Route("put_thing", method, "/thing"), 0
 
     async def made(request: web.Request) -> web.Response:
-        nonlocal heard
-        heard += 1
-        if heard == 2 and request.transport is not None:
+        nonlocal received
+        received += 1
+        if received == 2 and request.transport is not None:
             request.transport.abort()
         return web.json_response({})
 
@@ -175,6 +175,6 @@ async def test_a_request_whose_answer_is_lost_is_sent_once(tmp_path: Path, metho
         await client.call(route)  # opens the connection that breaks next time
         with pytest.raises(Unreachable, match=rf"cannot call {method} /thing"):
             await client.call(route)
-        assert heard == 2
+        assert received == 2
         await client.call(route)
-    assert heard == 3
+    assert received == 3

@@ -95,8 +95,8 @@ async def test_the_task_with_most_memory_is_evicted_and_the_event_has_the_reason
         assert status.last_exit.result == "evicted"
         assert "it was evicted: for 90% of the last 10 s" in status.reason
         events = (await client.get_events(after)).events
-        told = [e.message for e in events if e.object == "big"]
-        assert any("it was evicted" in message for message in told)
+        messages = [e.message for e in events if e.object == "big"]
+        assert any("it was evicted" in message for message in messages)
         while "twine-task-big.service" in host.units():
             await asyncio.sleep(0.01)
         for name in ("small", "kept"):
@@ -141,8 +141,8 @@ KILLED = "Killed /workload.slice/workload-local.slice/{} due to memory used bein
 @pytest.mark.behaviour("F-14")
 async def test_a_task_that_systemd_oomd_killed_says_so(host: FakeHost) -> None:
     """Not that it had more than its limit, which systemd's own word means otherwise."""
-    said = KILLED.format(unit("web"))
-    host.fake.processes.answers[("journalctl",)] = [said.encode()]
+    reported = KILLED.format(unit("web"))
+    host.fake.processes.answers[("journalctl",)] = [reported.encode()]
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")

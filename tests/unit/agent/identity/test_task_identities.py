@@ -78,7 +78,7 @@ class Setup:
             self.folder, certifier, self.lanes, self.events, lambda: self.now
         )
 
-    async def told(self) -> list[str]:
+    async def messages(self) -> list[str]:
         """Return what was told in events so far."""
         return [e.message for e in (await self.events.after(self._begun, 0)).events]
 
@@ -223,14 +223,14 @@ async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_end
         await service.look()
         await service.service.ensure(record("web-0", WEB))  # it may be started again, too
     assert service.leaf() == first
-    assert await service.told() == []
+    assert await service.messages() == []
 
     service.now += TASK_LIFE_S * 0.4
     for _ in range(3):
         await service.look()
         service.now += 120
-    [told] = await service.told()
-    assert "its identity ends in 7." in told
+    [message] = await service.messages()
+    assert "its identity ends in 7." in message
     service.now += TASK_LIFE_S * 0.3
     with pytest.raises(HostError, match="has no identity: away"):
         await service.service.ensure(record("web-0", WEB))

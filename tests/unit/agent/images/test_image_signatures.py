@@ -60,9 +60,9 @@ def test_the_signature_of_one_of_the_keys_is_enough() -> None:
     ],
 )
 def test_why_an_image_is_not_trusted(made: tuple[ImageSignature, ...], why: str) -> None:
-    said = distrust(DIGEST, trust(*made))
-    assert why in said
-    assert DIGEST in said
+    reported = distrust(DIGEST, trust(*made))
+    assert why in reported
+    assert DIGEST in reported
 
 
 @given(st.integers(0, 63), st.integers(1, 255))

@@ -236,21 +236,21 @@ async def test_a_staged_image_is_fetched_after_the_answer(
     digest = an_image(host, registry)
     async with host.agent() as client, asyncio.timeout(10):
         after = (await client.get_events(0)).latest
-        said = await client.stage_image(PLACE)
-        told: list[str] = []
-        while "published" not in told:
+        answer = await client.stage_image(PLACE)
+        messages: list[str] = []
+        while "published" not in messages:
             events = await client.get_events(after, wait_s=5)
             after = events.latest
-            told += [e.message for e in events.events if e.object == digest]
+            messages += [e.message for e in events.events if e.object == digest]
         assert (await client.get_image(digest)).reference == PLACE
         after = (await client.get_events(0)).latest
         await client.stage_image("registry.example/no:where")
         failed = (await client.get_events(after, wait_s=5)).events
 
-    assert said.detail.endswith("is being fetched")
-    assert told[0] == pull_event_text(PLACE)
-    assert told[1].startswith("fetching 2 of 2 layers")
-    assert told[2:4] == ["layer 1 of 2 is present", "layer 2 of 2 is present"]
+    assert answer.detail.endswith("is being fetched")
+    assert messages[0] == pull_event_text(PLACE)
+    assert messages[1].startswith("fetching 2 of 2 layers")
+    assert messages[2:4] == ["layer 1 of 2 is present", "layer 2 of 2 is present"]
     assert "not fetched: cannot read docker://registry.example/no:where" in failed[0].message
 
 
@@ -263,11 +263,11 @@ async def test_a_fetch_prints_only_events_of_its_own_image(
     async with host.agent() as client, asyncio.timeout(10):
         found, _ = await asyncio.gather(fetch(client, PLACE), client.fetch_oci_image(other))
 
-    heard = capsys.readouterr().err.splitlines()
+    printed = capsys.readouterr().err.splitlines()
     assert found.digest == digest
-    assert {line.split(": ")[0] for line in heard} == {digest.removeprefix("sha256:")[:12]}
-    assert heard[0].endswith(pull_event_text(PLACE))
-    assert heard[-1].endswith("published")
+    assert {line.split(": ")[0] for line in printed} == {digest.removeprefix("sha256:")[:12]}
+    assert printed[0].endswith(pull_event_text(PLACE))
+    assert printed[-1].endswith("published")
 
 
 async def test_a_fetch_succeeds_even_if_its_events_cannot_be_read(

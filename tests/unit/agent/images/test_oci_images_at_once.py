@@ -35,7 +35,7 @@ class Held(Registry):
             return None
         return super().skopeo(argv, properties)
 
-    def let_go(self, host: FakeHost, *, code: int = 0) -> None:
+    def release(self, host: FakeHost, *, code: int = 0) -> None:
         """Let all that waits end, with what it came for unless it fails."""
         waiting, self.waiting = self.waiting, {}
         self.holds.clear()
@@ -91,7 +91,7 @@ async def test_the_base_of_an_image_that_is_being_fetched_is_not_collected(
         await begun(registry)
         await gone(client, first)
         assert layers_here(host) == {sha(BASE)[7:]}, "of the first, its own layer alone went"
-        registry.let_go(host)
+        registry.release(host)
         info = await fetching
         tree = host.state / "images" / info.digest[7:]
         assert (tree / "base").read_text() + (tree / "app").read_text() == "base2"
@@ -108,7 +108,7 @@ async def test_a_failed_pull_releases_the_layers_that_it_held(
         await client.fetch_oci_image(FIRST)
         fetching = asyncio.create_task(client.fetch_oci_image(SECOND))
         await begun(registry)
-        registry.let_go(host, code=1)
+        registry.release(host, code=1)
         with pytest.raises(TwineError, match="cannot fetch"):
             await fetching
         await gone(client, first)
@@ -134,7 +134,7 @@ async def test_concurrent_pulls_with_one_base_download_it_once(
             after = events.latest
             waiting |= {e.object for e in events.events if "another image fetches it" in e.message}
         assert registry.fetched == []
-        registry.let_go(host)
+        registry.release(host)
         infos = await asyncio.gather(first, *others)
     assert len({info.digest for info in infos}) == 10
     assert len(registry.fetched) == len(set(registry.fetched)) == 21
@@ -151,7 +151,7 @@ async def test_the_next_pull_downloads_the_base_if_the_first_fails(
         first = asyncio.create_task(client.fetch_oci_image(FIRST))
         await begun(registry)
         second = asyncio.create_task(client.fetch_oci_image(SECOND))
-        registry.let_go(host, code=1)
+        registry.release(host, code=1)
         info = await second
         with pytest.raises(TwineError, match="cannot fetch"):
             await first
@@ -191,7 +191,7 @@ async def test_a_fetch_that_gets_something_is_waited_for(
             coming.write_bytes(b"x" * size)
             await asyncio.sleep(0.08)
         coming.unlink()
-        registry.let_go(host)
+        registry.release(host)
         assert (await fetching).digest == digest
 
 

@@ -91,5 +91,5 @@ async def test_an_ended_task_is_not_started_again_because_its_keys_changed(host:
         await running(client, "web-0")
         host.fake.systemd.exit("twine-task-web-0.service")
         await until(client, "web-0", lambda s: s.state is TaskState.STOPPED)
-        told = await client.put_task("web-0", replace(spec, image_trust=ImageTrust()))
-        assert told.state is TaskState.STOPPED
+        reported = await client.put_task("web-0", replace(spec, image_trust=ImageTrust()))
+        assert reported.state is TaskState.STOPPED

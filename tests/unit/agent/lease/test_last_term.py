@@ -20,7 +20,7 @@ pytestmark = pytest.mark.behaviour("F-88")
 ONE, TWO = "0" * 15 + "1", "0" * 15 + "2"
 
 
-def said(name: str, began: int, now: int) -> str:
+def term_text(name: str, began: int, now: int) -> str:
     return Term(name, began, now).text()
 
 
@@ -49,12 +49,12 @@ def test_an_older_store_is_refused_and_known_state_stays(tmp_path: Path) -> None
     """What refuses it is not forgotten by being asked again."""
     last = FencingTerm(tmp_path / "t")
     last.check(None, commands=True)  # of an earlier release
-    last.check(said(ONE, 0, 9), commands=True)
+    last.check(term_text(ONE, 0, 9), commands=True)
     for _ in range(2):
         with pytest.raises(OlderStore, match=r"at revision 9 .* began with revision 8"):
-            last.check(said(TWO, 8, 100), commands=False)
-    last.check(said(ONE, 0, 10), commands=False)
-    last.check(said(TWO, 10, 10), commands=False)
+            last.check(term_text(TWO, 8, 100), commands=False)
+    last.check(term_text(ONE, 0, 10), commands=False)
+    last.check(term_text(TWO, 10, 10), commands=False)
     with pytest.raises(InvalidInput, match="is not the term"):
         last.check("nonsense", commands=True)
 
@@ -77,20 +77,20 @@ async def test_a_commands_result_outlives_the_agent(tmp_path: Path) -> None:
         where.write_bytes(data)
 
     watch = asyncio.create_task(last.watch(write))
-    last.check(said(ONE, 0, 7), commands=True)
+    last.check(term_text(ONE, 0, 7), commands=True)
     await asyncio.sleep(0.01)
     assert not watch.done(), "a disk that fails ends nothing"
     failing = False
-    last.check(said(ONE, 0, 8), commands=True)
+    last.check(term_text(ONE, 0, 8), commands=True)
     await _until(path.exists)
     watch.cancel()
     with suppress(asyncio.CancelledError):
         await watch
     after = FencingTerm(path)
     with pytest.raises(OlderStore):
-        after.check(said(TWO, 7, 7), commands=False)
+        after.check(term_text(TWO, 7, 7), commands=False)
     path.unlink()  # it joined anew
-    after.check(said(TWO, 0, 0), commands=False)
+    after.check(term_text(TWO, 0, 0), commands=False)
 
 
 @pytest.mark.behaviour("SH3")

@@ -93,29 +93,29 @@ def test_nothing_is_started_once_the_time_ran_out(state: S) -> None:
 
 def test_new_contact_starts_nothing_until_a_command_arrives() -> None:
     cut = _gone(_task(), _at(30.0)).task
-    heard = _gone(cut, LeaseMoment(wall=60.0, boot_s=2000.0, contact_s=1999.0))
-    same = accept("web", cut.spec, heard.task)
-    later_term = accept("web", replace(cut.spec, epoch=5), heard.task)
-    told = accept("web", replace(cut.spec, generation=2), heard.task)
+    after_contact = _gone(cut, LeaseMoment(wall=60.0, boot_s=2000.0, contact_s=1999.0))
+    same = accept("web", cut.spec, after_contact.task)
+    later_term = accept("web", replace(cut.spec, epoch=5), after_contact.task)
+    newer = accept("web", replace(cut.spec, generation=2), after_contact.task)
     assert later_term
-    assert told
+    assert newer
 
-    assert (heard.action, heard.task.state) == (A.REST, S.STOPPED)
+    assert (after_contact.action, after_contact.task.state) == (A.REST, S.STOPPED)
     assert same is None
     assert later_term.cut_off
-    assert not told.cut_off
-    assert _gone(told, LeaseMoment(wall=60.0, boot_s=2000.0, contact_s=1999.0)).action is A.START
+    assert not newer.cut_off
+    assert _gone(newer, LeaseMoment(wall=60.0, boot_s=2000.0, contact_s=1999.0)).action is A.START
 
 
 def test_a_begun_stop_is_finished_even_after_new_contact() -> None:
     task = _task()
     stopping = decide(task, seen(a_unit(task)), _at(30.0)).task
-    heard = LeaseMoment(wall=60.0, boot_s=HEARD + 31, contact_s=HEARD + 30.5)
-    leaving = decide(stopping, seen(a_unit(task, active="deactivating")), heard)
-    unheeded = decide(stopping, seen(a_unit(task)), heard)
+    after_contact = LeaseMoment(wall=60.0, boot_s=HEARD + 31, contact_s=HEARD + 30.5)
+    leaving = decide(stopping, seen(a_unit(task, active="deactivating")), after_contact)
+    unheeded = decide(stopping, seen(a_unit(task)), after_contact)
 
     assert (leaving.action, unheeded.action) == (A.REST, A.STOP)
-    assert _gone(leaving.task, heard).task.state is S.STOPPED
+    assert _gone(leaving.task, after_contact).task.state is S.STOPPED
 
 
 def test_a_lease_that_ran_out_unseen_stays_lapsed_after_new_contact() -> None:
@@ -139,8 +139,8 @@ def test_a_task_that_had_ended_for_good_before_keeps_its_own_end() -> None:
 def test_after_a_reboot_such_a_task_waits_even_if_it_may_start_offline() -> None:
     task = _task()
     task = replace(task, spec=replace(task.spec, offline_restart=True))
-    for heard in (None, 4.0):
-        now = LeaseMoment(wall=60.0, boot_s=5.0, contact_s=heard)
+    for after_contact in (None, 4.0):
+        now = LeaseMoment(wall=60.0, boot_s=5.0, contact_s=after_contact)
         decision = decide(task, seen(boot_id="boot-2"), now)
         assert (decision.action, decision.task.state) == (A.REST, S.STOPPED)
         assert decision.task.last_exit == Exit(result="lost", at=60.0)

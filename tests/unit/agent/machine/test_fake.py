@@ -57,8 +57,8 @@ def test_a_program_ends_at_the_request_of_a_test(tmp_path: Path) -> None:
 def test_listeners_are_called_on_an_oom_kill(tmp_path: Path) -> None:
     machine = a_machine(tmp_path)
     machine.systemd.start_transient(UNIT, a_service())
-    heard: list[str] = []
-    machine.systemd.listen(heard.append)
+    signals: list[str] = []
+    machine.systemd.listen(signals.append)
 
     machine.systemd.oom(UNIT)
     machine.systemd.lose_bus()
@@ -66,7 +66,7 @@ def test_listeners_are_called_on_an_oom_kill(tmp_path: Path) -> None:
     state = machine.systemd.find(UNIT)
     assert state
     assert (state.result, state.exit_signal) == ("oom-kill", "SIGKILL")
-    assert heard == [UNIT, ""]
+    assert signals == [UNIT, ""]
 
 
 def test_a_program_can_be_scripted_by_name(tmp_path: Path) -> None:

@@ -368,13 +368,13 @@ def test_the_program_says_in_one_line_why_not(
 @pytest.mark.behaviour("BUG-AG38")
 def test_one_process_applies_each_layer_on_request(tree: Path) -> None:
     """A process was started for each layer, which takes longer than a small one."""
-    words, asked, told = [], io.BytesIO(b"go on\n"), io.BytesIO()
+    words, asked, output = [], io.BytesIO(b"go on\n"), io.BytesIO()
     for name in ("one", "two", "three"):
         data = files(**{name: name})
         (tree.parent / name).write_bytes(data)
         words += [name, "tar", sha(data), sha(data)]
     owners = os.geteuid() == 0
-    code = program.main([str(tree.parent), str(tree), *words], asked, told, owners=owners)
-    assert (code, told.getvalue()) == (0, b"applied\n" * 2)
+    code = program.main([str(tree.parent), str(tree), *words], asked, output, owners=owners)
+    assert (code, output.getvalue()) == (0, b"applied\n" * 2)
     assert (tree / "one").read_text() + (tree / "two").read_text() == "onetwo"
     assert not (tree / "three").exists(), "nobody asked for it"

@@ -20,7 +20,7 @@ AWAY = DBusBaseError(-errno.ECONNREFUSED, None, "Connection refused")
 def test_a_listener_is_called_once_the_bus_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that starts meanwhile answers, and looks at everything afterwards."""
     monkeypatch.setattr(patient_systemd, "RETRY_S", 0.01)
-    tries, heard, may_go = list[int](), queue.Queue[str](), threading.Event()
+    tries, signals, may_go = list[int](), queue.Queue[str](), threading.Event()
 
     def opener() -> Any:
         tries.append(1)
@@ -28,28 +28,28 @@ def test_a_listener_is_called_once_the_bus_is_available(monkeypatch: pytest.Monk
         raise AWAY
 
     systemd = PatientSystemd(opener)
-    end = systemd.listen(heard.put)  # returns, although the bus stands still
+    end = systemd.listen(signals.put)  # returns, although the bus stands still
     may_go.set()
     while len(tries) < 3:
         threading.Event().wait(0.01)
-    assert heard.empty()
+    assert signals.empty()
 
     class Watch:
         def add(self, listener: Any) -> Any:
-            return lambda: heard.put("ended")
+            return lambda: signals.put("ended")
 
         def close(self) -> None:
             pass
 
     systemd._watch = Watch()  # type: ignore[assignment]
-    assert heard.get(timeout=60) == ""
+    assert signals.get(timeout=60) == ""
     end()
-    assert heard.get(timeout=60) == "ended"
+    assert signals.get(timeout=60) == "ended"
     systemd.close()
 
 
 def test_a_listener_that_ended_before_the_bus_was_available_is_not_called() -> None:
-    opened, may_go, heard = threading.Event(), threading.Event(), list[str]()
+    opened, may_go, signals = threading.Event(), threading.Event(), list[str]()
 
     def opener() -> Any:
         opened.set()
@@ -57,11 +57,11 @@ def test_a_listener_that_ended_before_the_bus_was_available_is_not_called() -> N
         raise AWAY
 
     systemd = PatientSystemd(opener)
-    end = systemd.listen(heard.append)
+    end = systemd.listen(signals.append)
     assert opened.wait(60)
     end()
     may_go.set()
     for thread in threading.enumerate():
         if thread.name == "systemd-listen":
             thread.join(60)
-    assert heard == []
+    assert signals == []

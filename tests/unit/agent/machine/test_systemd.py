@@ -327,10 +327,10 @@ def test_the_end_of_a_job_and_the_change_that_follows_are_reported_once(
     bus.tell(Signal(b"PropertiesChanged", b"/org/freedesktop/systemd1/unit/a_2eservice"))
     bus.tell(Signal(b"UnitRemoved", body=[b"other.service", b"/unit/other"]))
 
-    told = [heard.get(timeout=5)]
-    while told[-1] != "other.service":
-        told.append(heard.get(timeout=5))
-    assert told == ["a.service", "other.service"]
+    received = [heard.get(timeout=5)]
+    while received[-1] != "other.service":
+        received.append(heard.get(timeout=5))
+    assert received == ["a.service", "other.service"]
 
 
 def test_a_unit_that_vanishes_with_its_job_is_reported_at_once(

@@ -137,9 +137,9 @@ def test_a_task_sends_from_its_own_addresses_only() -> None:
 
 
 def test_no_task_reaches_the_agent_or_the_clouds_metadata() -> None:
-    said = describe(table(SITE, []))
+    reported = describe(table(SITE, []))
 
-    assert said == (
+    assert reported == (
         "from-tasks (filter input 0)\n"
         "  ct state established: accept\n"
         "  iifname tw*, ip daddr 169.254.0.0/16: drop\n"

@@ -131,8 +131,8 @@ async def test_a_hook_is_called_once_and_again_only_for_new_notices(
             await client.put_notices(TOLD)
             await until(lambda: len(hook.bodies) >= 3)
             hook.status = 200
-            told = folder(host) / ".told-web"
-            await until(told.exists)
+            notified = folder(host) / ".told-web"
+            await until(notified.exists)
         assert {body["notices"][0]["id"] for body in hook.bodies} == {REVOKED.id}
         known = len(hook.bodies)
         async with host.agent() as client:

@@ -75,8 +75,8 @@ async def test_a_new_agent_returns_what_an_earlier_one_kept(
 
 async def test_a_task_does_not_start_before_its_slice_keeps_its_memory(host: FakeHost) -> None:
     """A kernel that does not say so is asked again, and the task says why it waits."""
-    said = {"memory.min": "4096", "memory.low": "0"}
-    host.fake.cgroups.files["/workload.slice"] = said
+    reported = {"memory.min": "4096", "memory.low": "0"}
+    host.fake.cgroups.files["/workload.slice"] = reported
     async with host.agent() as client:
         await client.put_task("a", promised(8))
         async with asyncio.timeout(60):

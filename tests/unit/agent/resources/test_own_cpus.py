@@ -191,8 +191,8 @@ def test_own_cpus_are_reported_once_the_kernel_confirms_them() -> None:
 
     done = replace(up.task, resources=spec.resources)
     assert status_of(done).cpus == [2, 3]
-    told = describe_change(status_of(replace(done, resources=None)), status_of(done))
-    assert told == "task web: CPUs 2-3 are its own"
+    reported = describe_change(status_of(replace(done, resources=None)), status_of(done))
+    assert reported == "task web: CPUs 2-3 are its own"
     assert status_of(replace(done, state=TaskState.STOPPED)).cpus == []
 
 

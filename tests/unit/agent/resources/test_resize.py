@@ -121,7 +121,7 @@ async def test_a_device_is_named_by_a_link_in_the_specification_alone(tmp_path: 
         io = [IoLimit(device=device, write_bytes_per_s=rate)]
         return a_spec(resources=Resources(io=io), generation=generation)
 
-    def told(rate: int) -> bool:
+    def has_rate(rate: int) -> bool:
         return host.fake.systemd.properties(unit("web")).get("IOWriteBandwidthMax") == {
             "/dev/vda": rate
         }
@@ -129,16 +129,16 @@ async def test_a_device_is_named_by_a_link_in_the_specification_alone(tmp_path: 
     async with host.serving() as (services, client):
         await client.put_task("web", limited(link, 1000, 1))
         before = (await running(client, "web")).invocation_id
-        assert told(1000)
+        assert has_rate(1000)
         for generation, device in enumerate(("/dev/vda", link), start=2):
             await client.put_task("web", limited(device, generation * 1000, generation))
-            await _until(partial(told, generation * 1000))
+            await _until(partial(has_rate, generation * 1000))
         assert services.tasks.record("web").spec.resources.io[0].device == link
         again = IoLimit(device=link, write_bytes_per_s=7)
         await client.resize_task("web", Resize(io=[again]))
-        await _until(partial(told, 7))
+        await _until(partial(has_rate, 7))
         await client.resize_task("web", Resize(io=[IoLimit(device=link)]))
-        await _until(partial(told, 2**64 - 1))
+        await _until(partial(has_rate, 2**64 - 1))
         assert services.tasks.record("web").spec.resources.io == []
         with pytest.raises(Unprocessable, match=r"has /dev/disk/by-path/pci-0000:00:02\.0"):
             await client.put_task("web", limited("/dev/disk/by-path/pci-9", 1, 9))

@@ -324,9 +324,9 @@ async def test_a_reader_of_the_log_of_nothing_gets_a_problem_not_an_empty_log(
 async def test_the_log_of_a_removed_task_can_be_read(host: FakeHost) -> None:
     host.fake.processes.answers[("journalctl",)] = [b"last words\n", b"and more\n"]
     async with host.agent() as client:
-        said = b"".join([chunk async for chunk in client.task_logs("web", follow=True)])
+        reported = b"".join([chunk async for chunk in client.task_logs("web", follow=True)])
 
-    assert said == b"last words\nand more\n"
+    assert reported == b"last words\nand more\n"
     assert "_SYSTEMD_UNIT=twine-task-web.service" in host.fake.processes.calls[-1]
     assert "--follow" not in host.fake.processes.calls[-1]
 

@@ -128,7 +128,7 @@ def test_each_field_of_the_configuration_names_its_file(tmp_path: Path, run: Run
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ('log_level = "loud"\n', "log_level"),
         ("nonsense = 1\n", "nonsense"),
@@ -136,13 +136,13 @@ def test_each_field_of_the_configuration_names_its_file(tmp_path: Path, run: Run
     ],
 )
 def test_an_error_in_a_drop_in_is_reported_with_its_file(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, expected: str
 ) -> None:
     config = tmp_path / "agent.toml"
     config.write_text("")
     wrong = tmp_path / "agent.toml.d" / "50-wrong.toml"
     wrong.parent.mkdir()
     wrong.write_text(text)
-    with pytest.raises(ConfigError, match=r"50-wrong\.toml") as told:
+    with pytest.raises(ConfigError, match=r"50-wrong\.toml") as caught:
         load_with_origins(config)
-    assert said in str(told.value)
+    assert expected in str(caught.value)

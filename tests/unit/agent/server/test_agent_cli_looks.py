@@ -91,13 +91,13 @@ def test_events_are_shown_in_order(host: FakeHost, run: Run) -> None:
     code, out, _ = run("events", host=host)
     as_json = [json.loads(x) for x in run("events", "-o", "json", host=host)[1].splitlines()]
 
-    said = [line.split("  ", 1)[1] for line in out.splitlines()]
+    lines = [line.split("  ", 1)[1] for line in out.splitlines()]
     assert code == 0
-    assert said[0].startswith("agent ")
-    assert said[0].endswith(": ready")
-    assert "task web: running, healthy" in said
-    assert len(set(said)) == len(said)
-    assert said[-1] == "task-removed web: stopped and removed"
+    assert lines[0].startswith("agent ")
+    assert lines[0].endswith(": ready")
+    assert "task web: running, healthy" in lines
+    assert len(set(lines)) == len(lines)
+    assert lines[-1] == "task-removed web: stopped and removed"
     assert [e["sequence"] for e in as_json] == sorted(e["sequence"] for e in as_json)
 
 
@@ -116,21 +116,21 @@ def _event(name: str, message: str) -> Event:
 
 def test_people_are_warned_once_and_programs_each_time(capsys: pytest.CaptureFixture[str]) -> None:
     """A status may change in what its sentence does not say."""
-    told: dict[str, str] = {}
+    last_states: dict[str, str] = {}
     words = ["running", "running", "stopping", "running"]
     for word in words:
-        _print_event(_event("web", word), "table", told)
-        _print_event(_event("api", "running"), "table", told)
-    said = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+        _print_event(_event("web", word), "table", last_states)
+        _print_event(_event("api", "running"), "table", last_states)
+    lines = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     for word in words:
         _print_event(_event("web", word), "json", {})
 
-    assert [line for line in said if "web" in line] == [
+    assert [line for line in lines if "web" in line] == [
         "task web: running",
         "task web: stopping",
         "task web: running",
     ]
-    assert said.count("task api: running") == 1
+    assert lines.count("task api: running") == 1
     assert len(capsys.readouterr().out.splitlines()) == len(words)
 
 
@@ -176,12 +176,12 @@ def test_a_host_without_a_profile_says_so(host: FakeHost, run: Run) -> None:
 
 
 def test_every_command_is_in_its_document() -> None:
-    said = (Path(__file__).parents[4] / "docs" / "agent.md").read_text()
+    lines = (Path(__file__).parents[4] / "docs" / "agent.md").read_text()
 
     for name, command in cli.commands.items():
         inner = command.commands if isinstance(command, Group) else {"": command}
         names = [f"{name} {word}".strip() for word, of in inner.items() if not of.hidden]
-        assert all(f"| `twine-agent {n}" in said for n in names), names
+        assert all(f"| `twine-agent {n}" in lines for n in names), names
 
 
 @pytest.mark.behaviour("AG8")

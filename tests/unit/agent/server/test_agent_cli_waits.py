@@ -72,10 +72,10 @@ async def test_a_waiter_continues_with_the_next_agent(tmp_path: Path) -> None:
         assert not leaving.done()
         async with host.agent() as other, asyncio.timeout(60):
             await other.delete_task("web")
-            said = await leaving
+            reported = await leaving
 
     assert status.state is TaskState.RUNNING
-    assert said == "gone"
+    assert reported == "gone"
 
 
 async def test_an_absent_agent_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

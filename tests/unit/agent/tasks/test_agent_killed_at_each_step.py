@@ -85,7 +85,7 @@ class Mortal:
 Story = Callable[[AgentClient], Awaitable[None]]
 
 
-async def _tell(host: FakeHost, story: Story, steps: int, before: bool) -> bool:
+async def _tell(host: FakeHost, scenario: Story, steps: int, before: bool) -> bool:
     """Run the story on an agent that is killed after `steps`; return whether it was."""
     killer = Killer(steps, before=before)
     save = Journal.save
@@ -96,7 +96,7 @@ async def _tell(host: FakeHost, story: Story, steps: int, before: bool) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Journal, "save", mortal_save)
         async with host.agent(killer.machine(host)) as client:
-            telling = asyncio.ensure_future(story(client))
+            telling = asyncio.ensure_future(scenario(client))
             dying = asyncio.ensure_future(killer.dead.wait())
             await asyncio.wait({telling, dying}, return_when=asyncio.FIRST_COMPLETED)
             for task in (telling, dying):
@@ -108,7 +108,7 @@ async def _tell(host: FakeHost, story: Story, steps: int, before: bool) -> bool:
 
 
 async def _at_every_step(
-    tmp_path: Path, story: Story, check: Callable[[FakeHost, AgentClient], Awaitable[None]]
+    tmp_path: Path, scenario: Story, check: Callable[[FakeHost, AgentClient], Awaitable[None]]
 ) -> int:
     """Tell the story again and again, killed one step later each time; return the steps."""
     for before in (True, False):
@@ -116,7 +116,7 @@ async def _at_every_step(
             host = FakeHost(tmp_path / f"{'b' if before else 'a'}{steps}")
             host.give_image()
             host.give_image(OTHER_IMAGE)
-            killed = await _tell(host, story, steps, before)
+            killed = await _tell(host, scenario, steps, before)
             async with host.agent() as client, asyncio.timeout(10):
                 await check(host, client)
             if not killed:
@@ -152,7 +152,7 @@ async def test_a_first_start_happens_once_wherever_it_was_interrupted(tmp_path: 
 
 @pytest.mark.behaviour("F-01")
 async def test_a_changed_image_ends_in_one_unit_of_the_new_one(tmp_path: Path) -> None:
-    async def story(client: AgentClient) -> None:
+    async def scenario(client: AgentClient) -> None:
         await _put(client)
         old = (await client.get_task("web")).invocation_id
         await client.put_task("web", a_spec(generation=2, image=OTHER_IMAGE))
@@ -179,12 +179,12 @@ async def test_a_changed_image_ends_in_one_unit_of_the_new_one(tmp_path: Path) -
         assert host.units() == [unit("web")]
         assert len(host.fake.systemd.started) <= 2
 
-    assert await _at_every_step(tmp_path, story, check) >= 8
+    assert await _at_every_step(tmp_path, scenario, check) >= 8
 
 
 @pytest.mark.behaviour("F-01")
 async def test_a_restart_happens_once_wherever_it_was_interrupted(tmp_path: Path) -> None:
-    async def story(client: AgentClient) -> None:
+    async def scenario(client: AgentClient) -> None:
         await _put(client)
         old = (await client.get_task("web")).invocation_id
         await client.restart_task("web")
@@ -200,12 +200,12 @@ async def test_a_restart_happens_once_wherever_it_was_interrupted(tmp_path: Path
             assert status.restarts == 0
             assert len(host.fake.systemd.started) <= 2
 
-    assert await _at_every_step(tmp_path, story, check) >= 7
+    assert await _at_every_step(tmp_path, scenario, check) >= 7
 
 
 @pytest.mark.behaviour("F-01")
 async def test_a_removed_task_leaves_nothing_wherever_it_was_interrupted(tmp_path: Path) -> None:
-    async def story(client: AgentClient) -> None:  # P9
+    async def scenario(client: AgentClient) -> None:  # P9
         await _put(client)
         await client.delete_task("web")
         await gone(client, "web")
@@ -217,14 +217,14 @@ async def test_a_removed_task_leaves_nothing_wherever_it_was_interrupted(tmp_pat
         assert (host.units(), host.roots()) == ([], [])
         assert len(host.fake.systemd.started) <= 1
 
-    assert await _at_every_step(tmp_path, story, check) >= 8
+    assert await _at_every_step(tmp_path, scenario, check) >= 8
 
 
 async def test_an_image_is_whole_or_absent_wherever_it_was_interrupted(tmp_path: Path) -> None:
     data = a_tar()
     digest = digest_of(data)
 
-    async def story(client: AgentClient) -> None:
+    async def scenario(client: AgentClient) -> None:
         await client.put_image(digest, ImageFormat.TAR, chunks_of(data))
 
     async def check(host: FakeHost, client: AgentClient) -> None:
@@ -235,4 +235,4 @@ async def test_an_image_is_whole_or_absent_wherever_it_was_interrupted(tmp_path:
         await client.put_image(digest, ImageFormat.TAR, chunks_of(data))
         assert (host.state / "images" / name / "hello").read_text() == "world"
 
-    assert await _at_every_step(tmp_path, story, check) >= 3
+    assert await _at_every_step(tmp_path, scenario, check) >= 3

@@ -210,13 +210,13 @@ class _Talkative:
     """A command that writes more than a pipe holds, and hears what is said of it."""
 
     def __init__(self) -> None:
-        self.heard, self.counted = threading.Event(), list[int]()
+        self.received, self.counted = threading.Event(), list[int]()
 
     async def frames(self) -> AsyncIterator[Frame]:
         for _ in range(4):
             yield b"\1" + bytes(60_000)
         await asyncio.to_thread(lambda: None)  # as long as that the others have their turn
-        self.heard.set()
+        self.received.set()
         yield msgspec.json.encode(ExecEnd(code=0)).decode()
 
     async def send(self, frame: Frame) -> None:
@@ -233,7 +233,7 @@ async def test_a_slow_reader_still_gets_the_agents_answers(monkeypatch: pytest.M
     read: dict[str, object] = {}
 
     def slowly() -> None:
-        read["heard"] = command.heard.wait(10)
+        read["received"] = command.received.wait(10)
         read["size"] = sum(iter(lambda: len(os.read(reader, 65536)), 0))
 
     thread = threading.Thread(target=slowly)
@@ -244,7 +244,7 @@ async def test_a_slow_reader_still_gets_the_agents_answers(monkeypatch: pytest.M
     await asyncio.to_thread(thread.join)
     os.close(reader)
 
-    assert (code, read) == (0, {"heard": True, "size": 240_000})
+    assert (code, read) == (0, {"received": True, "size": 240_000})
     assert command.counted == [0, 60_000, 120_000, 180_000, 240_000]
 
 
@@ -318,12 +318,12 @@ async def test_the_last_output_of_a_command_arrives_even_at_a_slow_client(
     session._output.taken(0)
     await session._output.room(WINDOW_BYTES)
     telling = asyncio.ensure_future(session._send_output(1))
-    told = asyncio.ensure_future(session._until_sent([telling], set()))
-    await asyncio.wait({told}, timeout=0.1)
-    assert (told.done(), duplex.sent) == (False, [])
+    reported = asyncio.ensure_future(session._until_sent([telling], set()))
+    await asyncio.wait({reported}, timeout=0.1)
+    assert (reported.done(), duplex.sent) == (False, [])
 
     session._output.taken(WINDOW_BYTES)
-    await told
+    await reported
 
     assert duplex.sent == [b"\1last words"]
 

@@ -30,16 +30,16 @@ def test_the_journal_is_read_only_after_an_end_for_lack_of_memory() -> None:
 
 @pytest.mark.behaviour("F-14")
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("journal_text", "why"),
     [
         (WORDS + NOTE, f"its host was short of memory: {WHY}"),
         (WORDS, f"its host was short of memory: {WHY}"),
         (NOTE, "its host was short of memory (journalctl -u systemd-oomd)"),
     ],
 )
-def test_the_killer_of_a_task_is_its_result_and_its_reason(said: str, why: str) -> None:
+def test_the_killer_of_a_task_is_its_result_and_its_reason(journal_text: str, why: str) -> None:
     """And its restart policy says what follows."""
-    unit = with_oomd_end(ENDED, UNIT, said)
+    unit = with_oomd_end(ENDED, UNIT, journal_text)
     assert (unit.result, unit.exit_signal) == (OOMD_KILL, "SIGKILL")
     record = a_record(state=TaskState.RUNNING, invocation_id=unit.invocation_id)
     task = decide(record, seen(unit), LeaseMoment(1000.0, 1000.0, 1000.0)).task
@@ -50,7 +50,7 @@ def test_the_killer_of_a_task_is_its_result_and_its_reason(said: str, why: str) 
 
 
 @pytest.mark.parametrize(
-    "said",
+    "journal_text",
     [
         "",
         WORDS.replace("task-web", "task-webb"),
@@ -59,8 +59,8 @@ def test_the_killer_of_a_task_is_its_result_and_its_reason(said: str, why: str) 
         f"hello: {WORDS}",
     ],
 )
-def test_an_oomd_kill_of_another_unit_does_not_change_the_end_of_a_unit(said: str) -> None:
-    assert with_oomd_end(ENDED, UNIT, said) == ENDED
+def test_an_oomd_kill_of_another_unit_does_not_change_the_end_of_a_unit(journal_text: str) -> None:
+    assert with_oomd_end(ENDED, UNIT, journal_text) == ENDED
 
 
 def test_kills_outside_the_slice_of_tasks_do_not_count() -> None:
@@ -72,13 +72,13 @@ def test_kills_outside_the_slice_of_tasks_do_not_count() -> None:
 def test_a_task_with_a_promise_goes_last_and_one_within_it_never() -> None:
     """systemd-oomd knows nothing of promises but this; what is lifted is lifted there, too."""
 
-    def told(**promise: int) -> object:
+    def preference(**promise: int) -> object:
         spec = a_spec(limits=Limits(memory_max_bytes=8 << 20), resources=Resources(**promise))
         return limit_properties(spec).get("ManagedOOMPreference")
 
-    assert told() is None
-    assert told(io_weight=10) == "none"
-    assert told(memory_min_bytes=4 << 20) == told(memory_low_bytes=4 << 20) == "avoid"
-    assert told(memory_low_bytes=8 << 20) == "omit"
+    assert preference() is None
+    assert preference(io_weight=10) == "none"
+    assert preference(memory_min_bytes=4 << 20) == preference(memory_low_bytes=4 << 20) == "avoid"
+    assert preference(memory_low_bytes=8 << 20) == "omit"
     before = Resources(memory_min_bytes=4 << 20)
     assert live_properties(a_spec(), before)["ManagedOOMPreference"] == "none"

@@ -70,9 +70,9 @@ def test_the_output_of_a_task_is_never_taken_for_output_of_a_host_program() -> N
     evil = {"LD_PRELOAD": "/var/lib/twine/tasks/web/evil.so", "SYSTEMD_NSPAWN_UNIFIED": "0"}
     found = a_machine(environment=evil)
     assert found["Environment"] == ["SYSTEMD_NSPAWN_LOCK=0"]
-    told = words(found)[words(found).index("--") + 1 :]
-    assert {f"systemd.setenv={k}={v}" for k, v in evil.items()} < set(told)
-    assert not any(v in w for v in evil for w in words(found)[: -len(told)])
+    arguments = words(found)[words(found).index("--") + 1 :]
+    assert {f"systemd.setenv={k}={v}" for k, v in evil.items()} < set(arguments)
+    assert not any(v in w for v in evil for w in words(found)[: -len(arguments)])
 
     command = InsideCommand(("env",), 5.0, environment=("TERM=xterm",))
     group = cgroup_of("web", a_spec())

@@ -266,7 +266,7 @@ def test_the_root_of_a_task_is_read_only_and_the_docs_say_so() -> None:
 
 @pytest.mark.behaviour("BUG-AG17")
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         (
             r'time="2026-11-24T15:44:19Z" level=fatal msg="no \"v2\": dial tcp: refused"',
@@ -277,8 +277,8 @@ def test_the_root_of_a_task_is_read_only_and_the_docs_say_so() -> None:
         ("", ""),
     ],
 )
-def test_an_error_of_a_program_is_reported_without_decoration(line: str, said: str) -> None:
-    assert complaint(line) == said
+def test_an_error_of_a_program_is_reported_without_decoration(line: str, expected: str) -> None:
+    assert complaint(line) == expected
 
 
 @pytest.mark.behaviour("BUG-AG17")
