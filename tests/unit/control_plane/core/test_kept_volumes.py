@@ -1,4 +1,6 @@
-"""`job explain` says where what tasks keep is, and what happens to it (AG9, docs/volumes.md)."""
+"""`job explain` reports where the kept volumes of tasks are and what happens to them (AG9,
+docs/volumes.md).
+"""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ GIB = 1 << 30
 SITES = ("dc1", "dc2", "dc3")
 OWN = "allocator"
 TASK = Demand(memory_bytes=GIB, cpus=1.0)
-"""Four of them fill a machine."""
+"""Demand of a task; four such tasks fill a machine."""
 WHOLE = Demand(memory_bytes=GIB, cpus=4.0)
 HARDWARE = Hardware(cpus=4, rru=4.0, memory_bytes=5 * GIB)
 
 
 _under_way: set[asyncio.Task[int]] = set()
-"""Writes that a store has been given: a thread makes them, whatever becomes of who asked."""
+"""Submitted writes. A thread carries them out, even if their callers have ended."""
 
 
 class Fate:
@@ -46,7 +46,7 @@ class Fate:
         self.die_at, self.after = 0, False
         self.dead = asyncio.Event()
         self.decisions: dict[str, Decision] = {}
-        """Every decision that ever became durable."""
+        """All decisions that ever became durable."""
 
     def note(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
@@ -61,13 +61,13 @@ class FatedStore:
     def __init__(self, inner: Store, fate: Fate) -> None:
         self._inner, self._fate = inner, fate
         self.fails: list[Exception] = []
-        """What the next writes raise: before anything was written …"""
+        """Errors that the next writes raise before they write anything …"""
         self.fails_after: list[Exception] = []
-        """… or after everything was."""
+        """… or after they have written everything."""
         self.unread = 0
-        """How many of the next questions have no answer."""
+        """Number of the next outcome queries that get no answer."""
         self.hangs = False
-        """Whether writes neither end nor fail."""
+        """Whether writes hang."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -122,7 +122,7 @@ class Process:
     def _made(self, own: str) -> None:
         self.index = RegionIndex()
         self.hears = True
-        """Whether the index is told what the brokers change."""
+        """Whether the index receives the changes of the brokers."""
         self.allocations = Allocations(self.store, self.index, self.brokers, self.refresh, name=own)
         self.brokers.listen(self._heard)
 

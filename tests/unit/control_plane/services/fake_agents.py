@@ -26,7 +26,7 @@ ALIVE = (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
 IMAGE = "sha256:" + "1" * 64
 IMAGE_2 = "sha256:" + "2" * 64
 PATIENCE_S = 5.5
-"""Of the default settings, with a request for events."""
+"""Patience with the default settings and with a request for events."""
 
 
 @dataclass
@@ -44,9 +44,9 @@ class Behaviour:
     refuse_pull: str = ""
     refuse_profile: str = ""
     list_s: float = 0.0
-    """Until it answers what tasks it has."""
+    """Delay of the agent's answer to a list of its tasks."""
     answer_s: float = 0.0
-    """Until it answers anything, with a kernel that takes connections at once."""
+    """Delay of every answer of the agent; the kernel accepts connections at once."""
 
 
 class Region:
@@ -55,7 +55,7 @@ class Region:
     def __init__(self) -> None:
         self.machines: dict[str, FakeMachine] = {}
         self.used: dict[str, tuple[float, int]] = {}
-        """Task → cores and bytes that it uses; empty: agents say what they said at boot."""
+        """Task → cores and bytes in use. If empty, agents repeat the values from boot."""
         self.broken_rules: list[str] = []
         self.log: list[str] = []
 
@@ -97,9 +97,9 @@ class FakeMachine:
         self.behaviour = Behaviour()
         self.reachable = True
         self.refusing = False
-        """The host is alive and its agent is not."""
+        """Whether the agent is dead on a host that is alive."""
         self.leaving = False
-        """Its host says that it is about to go down."""
+        """Whether the host has announced its shutdown."""
         self.on = True
         self.boots = 1
         self.memory_bytes = memory_mib << 20

@@ -26,7 +26,7 @@ JOBS = (
     *("allocation", "job-file", "network", "requirements-grammar", "resources", "taskcontrol"),
     *("updates", "volumes"),
 )
-"""Pages about what a job file says."""
+"""Pages about the content of job files."""
 
 
 def first_block(page: str) -> str:

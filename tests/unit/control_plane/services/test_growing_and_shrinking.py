@@ -26,7 +26,7 @@ from wire.errors import Busy, Conflict, InvalidInput
 
 MIB = 1 << 20
 LARGE = Limits(memory_max_bytes=600 * MIB)
-"""One of them on a machine; 296 MiB are left."""
+"""One such task on a machine leaves 296 MiB free."""
 SMALL = Limits(memory_max_bytes=250 * MIB)
 QUICK = UpdatePolicy(drain_s=1)
 
@@ -64,7 +64,9 @@ class Watch:
     def __init__(self, world: World) -> None:
         self.world, self.broken = world, list[str]()
         self.most = Counter[str]()
-        """The most machines that an entitlement ever held, with those draining and those lent."""
+        """Largest number of machines that an entitlement ever held, draining and lent ones
+        included.
+        """
         world.cp._broker.listen(self.heard)
 
     def heard(self, name: str, _: MachineRecord | None, after: MachineRecord | None) -> None:

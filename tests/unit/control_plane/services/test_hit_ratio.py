@@ -32,7 +32,7 @@ from vm_lab.region.workload import GeneratedJob, assigned, make_entitlements, ma
 
 MACHINES = 3_000
 DAYS = 5
-"""So many that rare events are among them."""
+"""Long enough that rare events happen too."""
 
 
 class Job:
@@ -41,9 +41,9 @@ class Job:
     def __init__(self, name: str, pool: str, demand: Demand, tasks: int) -> None:
         self.name, self.pool, self.demand = name, pool, demand
         self.tasks: list[Demand] = [demand] * tasks
-        """What each task runs: a release replaces them one by one."""
+        """What each task runs; a release replaces tasks one by one."""
         self.running: set[int] = set()
-        """Those that were given a machine; the others wait for one."""
+        """Tasks that have a machine; the other tasks wait for one."""
 
     def request(self, down: set[str], process: Process) -> Request:
         """Return what `scheduler.core.job_request` makes of it."""
@@ -80,9 +80,11 @@ class Day:
         }
         self.down: set[str] = set()
         self.settled_asks = self.settled_misses = 0
-        """Of jobs with all their machines, of which none changed: nothing is to be computed."""
+        """Asks of jobs that have all their machines, none of which changed; these need no
+        computation.
+        """
         self.replaced = 0
-        """Tasks that a release replaced, each a change of its job's request."""
+        """Tasks that a release replaced; each is a change of its job's request."""
 
     async def begin(self) -> None:
         """Place everything, and ask once more: tasks that run are asked for as such."""

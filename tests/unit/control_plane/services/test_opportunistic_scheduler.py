@@ -25,7 +25,7 @@ from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, Unprocessab
 pytestmark = pytest.mark.behaviour("EL8", "AP10")
 
 INDEX = Path(__file__).parents[4] / "vm_lab/elastic/index.toml"
-"""Of `make demo-elastic`."""
+"""The index file of `make demo-elastic`."""
 APPLY = ElasticSettings(mode=ElasticMode.APPLY, every_s=30, free_idle_s=60)
 WHOLE = Limits(memory_max_bytes=800 << 20)
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.behaviour("SH13")
 
 BOTH = {"1": "west", "2": "east"}
 ALONE = Limits(memory_max_bytes=600 << 20)
-"""Of a task that has no room for another one on its machine."""
+"""Memory of a task that leaves no room for another task on its machine."""
 
 
 @asynccontextmanager
