@@ -1,4 +1,4 @@
-"""Allocations on real brokers over several stores, and a fate that all these stores share."""
+"""Allocations on real brokers over several stores that all share one simulated crash."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ _under_way: set[asyncio.Task[int]] = set()
 
 
 class Fate:
-    """Counts the writes of all stores of a process, and ends it at one of them."""
+    """Counts the writes of all stores of a process, and ends the process at one of them."""
 
     def __init__(self) -> None:
         self.writes = 0
@@ -56,7 +56,7 @@ class Fate:
 
 
 class FatedStore:
-    """A store that ends with its process: writes of a dead one never return."""
+    """A store that ends with its process; writes of a dead process never return."""
 
     def __init__(self, inner: Store, fate: Fate) -> None:
         self._inner, self._fate = inner, fate
@@ -109,7 +109,7 @@ class FatedStore:
 
 
 class Process:
-    """One life of an allocator and the brokers: everything in memory is lost with it."""
+    """One life of an allocator and the brokers; everything in memory is lost at its end."""
 
     def __init__(self, stores: Mapping[str, FatedStore], own: str = OWN, now: float = 1000.0):
         self.now = now
@@ -179,10 +179,10 @@ class Process:
 
         return left
 
-    # -- what tests ask
+    # -- queries of tests
 
     def held(self) -> dict[str, str]:
-        """Return machine → entitlement, as the brokers say."""
+        """Return machine → entitlement, as the brokers record it."""
         return {r.machine: r.entitlement for r in self.brokers.table.records() if r.entitlement}
 
     def where(self, job: str = "web") -> dict[int, str]:
@@ -195,7 +195,7 @@ class Process:
         return {record.job: record for record in records}
 
     async def check(self) -> None:
-        """Assert that nothing is half done and that all sums come out (MO9, AL12)."""
+        """Assert that no transaction is half done and that all sums are right (MO9, AL12)."""
         assert self.brokers.in_doubt() == {}
         assert all(record.hold is None for record in self.brokers.table.records())
         held = self.held()
@@ -220,7 +220,9 @@ class Region:
     """Stores that outlive the processes on them."""
 
     def __init__(self, folder: Path | None, machines: int = 3) -> None:
-        """Keep everything in memory if there is no folder; `machines` in each data center."""
+        """Keep everything in memory without a folder; `machines` is the number in each
+        data center.
+        """
         self._folder = folder
         self._memory: dict[str, MemoryStore] = {}
         self._machines = machines
@@ -233,7 +235,7 @@ class Region:
 
     @asynccontextmanager
     async def process(self, *more: str) -> AsyncIterator[Process]:
-        """Run one process on all stores; at its end nothing of it lives on."""
+        """Run one process on all stores; none of its tasks survives its end."""
         async with AsyncExitStack() as stack:
             stores = {}
             for name in (*SITES, OWN, *more):
@@ -266,8 +268,9 @@ def a_request(
 
 
 async def settle_all() -> None:
-    """End whatever still runs in this process, as its death does; writes that are under way end
-    as they would, and whether they became durable is noted."""
+    """Cancel all tasks of this process, as its death does. Pending writes end as they would, and
+    the outcome of each is recorded.
+    """
     spared = {asyncio.current_task(), *_under_way}
     others = [task for task in asyncio.all_tasks() if task not in spared]
     for task in others:

@@ -1,4 +1,4 @@
-"""Three shards in one process: who owns what, and how an entitlement moves."""
+"""Three shards in one process: the owners of entitlements, and moves between shards."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def starts(w: World) -> dict[str, list[str]]:
 
 @pytest.mark.behaviour("SH2")
 def test_a_new_entitlement_goes_to_the_shard_with_the_least_to_do() -> None:
-    """And all shards are listed as one region."""
+    """All shards are listed as one region."""
 
     async def main() -> None:
         async with three() as w:
@@ -106,7 +106,7 @@ def test_no_task_restarts_when_its_entitlement_moves() -> None:
 
 @pytest.mark.behaviour("SH4")
 def test_the_owner_of_a_restart_is_the_one_of_the_map() -> None:
-    """What was moved stays moved, and shards that do not run any more are told of."""
+    """Moved entitlements stay moved, and shards that do not run any more are reported."""
 
     async def main() -> None:
         store = MemoryStore(strict=True)
@@ -140,7 +140,7 @@ def test_the_owner_of_a_restart_is_the_one_of_the_map() -> None:
 def test_a_process_that_ends_in_a_move_leaves_one_owner(
     monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
-    """Before the write of the new owner it is the old one, after it the new one."""
+    """Before the write of the new owner, the old shard is the owner; after it, the new shard is."""
 
     class Killed(BaseException):
         pass
@@ -209,7 +209,9 @@ def test_a_job_lives_in_one_shard() -> None:
 def test_a_job_that_is_being_written_into_an_entitlement_keeps_it_in_its_shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The store had the transfer, its answer was under way: the entitlement moved."""
+    """The store had made the transfer and its answer was pending. The entitlement moved
+    meanwhile.
+    """
 
     async def main() -> None:
         async with three() as w:
@@ -241,7 +243,7 @@ def test_a_job_that_is_being_written_into_an_entitlement_keeps_it_in_its_shard(
 @pytest.mark.behaviour("BUG-CP62")
 @pytest.mark.parametrize("moved", ["e0", "e1"])
 def test_a_copy_that_a_transfer_left_on_a_lost_machine_keeps_both_in_one_shard(moved: str) -> None:
-    """No shard ended the copy once its machine was back."""
+    """No shard stopped the copy once its machine was back."""
 
     async def main() -> None:
         async with three() as w:
@@ -266,7 +268,9 @@ def test_a_copy_that_a_transfer_left_on_a_lost_machine_keeps_both_in_one_shard(m
 @pytest.mark.behaviour("SH3")
 @pytest.mark.parametrize("moved", ["e0", "e1"])
 def test_no_job_passes_from_or_to_an_entitlement_that_is_on_its_way(moved: str) -> None:
-    """Looked at before the lock only, a job ended between two shards, and none went on."""
+    """The check was made before the lock only. A job ended between two shards, and no shard handled
+    it.
+    """
 
     async def main() -> None:
         async with three() as w:

@@ -57,7 +57,7 @@ def test_two_applications_get_the_hardware_and_the_profile_that_they_chose():
                 "large": "cache",
             }
             record = (await world.cp.get_job("front")).record
-            assert {task.version for task in record.tasks} == {1}  # MO1: all tasks alike
+            assert {task.version for task in record.tasks} == {1}  # MO1: all tasks are equal
             assert {task.phase for task in record.tasks} == {TaskPhase.RUNNING}
             assert record.spec.image == IMAGE
         assert region.broken_rules == []

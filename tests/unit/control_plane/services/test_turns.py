@@ -1,4 +1,4 @@
-"""What looks at all machines asks often whether others are to have their turn."""
+"""Loops over all machines yield to other coroutines often."""
 
 from __future__ import annotations
 
