@@ -332,9 +332,7 @@ def most_by_hand(index: RegionIndex, demand: Demand, pool: str, *, grows: bool) 
 @pytest.mark.behaviour("AL17")
 @given(regions(), st.lists(st.tuples(REQUESTS, DEMANDS, st.booleans()), min_size=1, max_size=6))
 def test_no_machine_that_fits_is_hidden_by_what_was_found_earlier(index, turns):
-    """Searches in vain record hints. Despite any such hints, as many tasks are placed as fit by
-    hand.
-    """
+    """Despite any results of earlier searches, as many tasks are placed as fit by hand."""
     for request, demand, grows in turns:
         allowance = Allowance(machines=None if grows else 0)
         for _ in range(2):

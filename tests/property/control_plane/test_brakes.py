@@ -77,8 +77,8 @@ def check(
     fallen: dict[Part, list[tuple[float, int]]],
     total: dict[Part, int],
 ) -> None:
-    """Assert that the losses of a window are at most the share. Losses of the worst part below do
-    not count.
+    """Assert that a window's losses, without those of the worst part below, are within
+    the share.
     """
     for part in rack.path:
         if silent_s >= BRAKES.delays_s[part.level]:

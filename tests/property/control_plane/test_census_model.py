@@ -33,7 +33,7 @@ SPEC = JobSpec(
 
 
 class Failing(MemoryStore):
-    """Fails one of the next writes, before or after the store made it."""
+    """Fails one of the next writes, before or after the write is made."""
 
     fails_in, made = 0, False
 

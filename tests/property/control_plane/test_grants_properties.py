@@ -50,9 +50,7 @@ def counted(draw) -> EntitlementSpec:
 
 
 def forced_into(quota: Quota, kinds: set[MachineClass], supply) -> int:
-    """Return how many machines of these classes a quota needs if it gets all machines of other
-    classes.
-    """
+    """Return how many machines of these classes a quota needs if it gets all the other ones."""
     suited = {k for k in supply if quota.allows(k.machine_type, k.datacenter, k.region)}
     outside = {k.machine_type for k in suited - kinds}
     if not quota.per_type:
@@ -105,9 +103,7 @@ def test_no_sequence_of_accepted_requests_grants_more_than_there_is(supply, requ
 
 @given(SUPPLY, SUPPLY, REQUESTS)
 def test_after_a_loss_of_machines_only_competing_requests_are_refused(before, after, requests):
-    """A promise that cannot be kept any more affects no other entitlement. No growth makes it
-    worse.
-    """
+    """A promise that cannot be kept affects no other entitlement. No growth makes it worse."""
     specs: dict[str, EntitlementSpec] = {}
     for name, wanted in requests:
         if wanted is not None and not shortage(name, wanted, specs, before):

@@ -88,7 +88,7 @@ def test_tasks_that_claim_the_same_are_restored_as_if_one_by_one(jobs, step: int
         add(index, "m0 m1", pool=POOL, **ROOMY)
         add(index, "m2 m3", pool=POOL, **(ROOMY | {"rru": 132.5}))
     first = 0
-    for names, demand in jobs:  # one job, whose later tasks may claim something else
+    for names, demand in jobs:  # one job; its later tasks may have other claims
         claims = [
             Claim(first + i, one.machines[name], demand)
             for i, name in enumerate(names)

@@ -1,4 +1,4 @@
-"""Intents composed into one specification: properties at every size (JC5-JC10, JC15, JC17)."""
+"""Intents composed into one specification: properties at every size."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Model:
         serving = self.serving(made.record)
         begin_operations(made, Found(ready=frozenset(made.chosen)), seen)
         wanted = made.record.spec.tasks
-        if self.serving(made.record) < serving:  # SC6: only within the budget
+        if self.serving(made.record) < serving:  # only within the budget
             assert wanted - self.serving(made.record) <= made.record.spec.update.max_unavailable
         extras = sum(task.extra for task in made.record.tasks)
         assert extras <= made.record.spec.update.surge
@@ -226,7 +226,7 @@ def test_a_rollout_keeps_its_budget_and_always_ends(tasks, update, events):
 
 @settings(deadline=None)
 @given(st.integers(1, 6), EVENTS)
-def test_generations_only_rise(tasks, events):  # design 3.1
+def test_generations_only_rise(tasks, events):
     model = Model(tasks)
     last: dict[int, int] = {}
     for kind, what in events:

@@ -31,9 +31,7 @@ async def known(attempt: WriteAttempt) -> int:
 
 
 async def lane(slots: Slots, name: str, wanted: Sequence[str], model: dict[str, bytes]) -> None:
-    """Write one's own keys, step by step; `model` holds the values that the store reported as
-    written.
-    """
+    """Write one's own keys, step by step; `model` holds the values reported as written."""
     at = {f"{name}/a": 0, f"{name}/b": 0}
     first, second = at
     for number, step in enumerate(wanted):
@@ -67,8 +65,8 @@ async def lane(slots: Slots, name: str, wanted: Sequence[str], model: dict[str, 
 @pytest.mark.behaviour("F-47", "BUG-CP14")
 @given(fates, st.lists(steps, min_size=1, max_size=3))
 def test_a_report_on_a_lost_write_stays_true(fates, lanes) -> None:
-    """Covers writes that are made, refused, lost, unanswered or late. The store holds exactly the
-    reported values.
+    """The store holds exactly the reported values for made, refused, lost, unanswered and late
+    writes.
     """
 
     async def main() -> None:
@@ -84,7 +82,7 @@ def test_a_report_on_a_lost_write_stays_true(fates, lanes) -> None:
             entries = (await store.list_prefix("")).entries
             found = {e.key: e.value for e in entries if not e.key.startswith(OUTCOMES)}
             assert found == model
-            assert len(entries) - len(found) <= len(lanes)  # slots are used again
+            assert len(entries) - len(found) <= len(lanes)  # slots are reused
 
     asyncio.run(main())
 

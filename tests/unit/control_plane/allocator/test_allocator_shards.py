@@ -191,8 +191,8 @@ async def test_a_shard_that_ends_is_counted_by_the_others_as_one_that_never_was(
 
 
 async def test_what_waits_in_a_pool_is_tried_again_once_the_pool_came_to_this_shard():
-    """The quota of the pool counts in this shard from now on. More tasks may fit although no
-    machine gained room.
+    """The pool's quota counts here from now on. More tasks may fit although no machine
+    gained room.
     """
     async with shards(2, quota=2) as (first, second):
         before = second.index.gains("front0")

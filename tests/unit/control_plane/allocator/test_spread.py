@@ -126,9 +126,7 @@ def test_a_scale_down_takes_from_the_fullest_domain():
 
 @pytest.mark.behaviour("AS3")
 def test_a_smaller_size_empties_machines_one_after_the_other():
-    """Within the fullest bin, tasks leave the machine first that is nearest to being empty of all
-    jobs.
-    """
+    """In the fullest bin, tasks leave the machine first that is nearest to being empty of all."""
     index = a_region(msbs=2, machines=3)
     allocate(index, a_request(12))
     allocate(index, a_request(1, "other"))

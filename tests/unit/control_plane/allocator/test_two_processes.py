@@ -1,4 +1,4 @@
-"""Two processes on the stores of the same brokers (RB9): a machine is never in two entitlements."""
+"""Two processes on the stores of the same brokers: a machine is never in two entitlements."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -114,7 +114,7 @@ async def test_two_processes_place_at_once_and_share_no_machine():
             allocator_over(one, {"dc1": brokers}, name="one") as first,
             allocator_over(two, {"dc1": brokers}, name="two") as second,
         ):
-            for _ in range(3):  # each learns of the other's machines by conflicts
+            for _ in range(3):  # conflicts show each process the other's machines
                 await asyncio.gather(
                     *(first.place(a_job(2, f"a{n}", limits=WHOLE)) for n in range(3)),
                     *(

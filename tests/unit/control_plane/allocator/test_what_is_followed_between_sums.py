@@ -18,9 +18,7 @@ KIND = ("small", "dc1", 4_000_000)
 
 @pytest.mark.behaviour("CP7")
 def test_a_pool_may_take_the_last_machine_that_is_promised_to_no_other():
-    """The ledger is valid while no machine is left to spare, and invalid once one too many is
-    taken.
-    """
+    """With no machine left to spare the ledger is valid; with one too many taken it is not."""
     ledger = Ledger(Shares(groups={}, flows={}, rest={KIND: 2}))
     for left in (1, 0):
         ledger.follow({("e1", KIND): 1, (FREE, KIND): -1})

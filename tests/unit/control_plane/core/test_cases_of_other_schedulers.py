@@ -195,9 +195,7 @@ def test_a_limit_per_bin_is_hard(theirs, limit, level, placed):
     ],
 )
 def test_tasks_are_spread_by_targets(theirs, weights, tasks, zones):
-    """In Nomad, a value without a target shares what the targets leave of 100. Here it has weight
-    1.
-    """
+    """In Nomad, values without a target share the rest of 100. Here each has weight 1."""
     index = RegionIndex()
     for zone in range(3):
         add(index, [f"z{zone}-{i}" for i in range(4)], f"msb{zone}")

@@ -63,9 +63,7 @@ def test_another_default_changes_no_job_that_has_one():
     [(0.1, 1, 10), (1.6, 8, 5), (0.3, 3, 10), (0.7, 7, 10), (1.1, 33, 30), (0.001, 1, 1000)],
 )
 def test_as_many_tasks_fit_as_their_cores_add_up_to(cpus, cores, tasks):
-    """Ten tasks of 0.1 cores did not fit one core, because rounding made each claim slightly
-    larger.
-    """
+    """Ten tasks of 0.1 cores did not fit one core: rounding made each claim slightly larger."""
     index = a_region(msbs=1, machines=1, cpus=cores, rru=1.85, memory_bytes=1 << 40)
     made = allocate(index, a_request(tasks + 1, demand=Demand(1, cpus=cpus)))
     check(index)

@@ -271,7 +271,5 @@ def _computing_s(count: int) -> float:
 
 @pytest.mark.behaviour("CP8")
 def test_the_check_of_a_region_grows_with_its_entitlements():
-    """Ten times as many entitlements cost at most thirty times the work. Quadratic growth would
-    cost a hundred times.
-    """
+    """Ten times as many cost at most 30 times the work; quadratic growth would cost 100 times."""
     assert min(_computing_s(3000) for _ in range(3)) < 30 * min(_computing_s(300) for _ in range(3))

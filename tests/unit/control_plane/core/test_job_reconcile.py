@@ -439,9 +439,7 @@ def test_a_task_that_its_host_ends_in_a_cut_says_nothing_of_its_version(state, i
 
 
 def released_in_a_cut(old: dict[str, object], new: dict[str, object]) -> JobRecord:
-    """Return the record of a lost task of version 1, whose owner applied version 2 after the
-    machine was cut off.
-    """
+    """Return a lost task's job at version 1; its owner applied version 2 during the cut."""
     lost = a_task(phase=TaskPhase.LOST, reason="machine m1 is not usable")
     before, after = a_record(lost, **old).spec, a_record(lost, version=2, **new)
     return replace(after, specs={1: before, 2: after.spec})
@@ -471,9 +469,7 @@ def test_a_shorter_stop_timeout_of_a_release_in_a_cut_does_not_shorten_the_wait(
 
 @pytest.mark.behaviour("BUG-CP30")
 def test_a_stop_version_waits_for_the_copy_of_a_keep_version():
-    """After a change from keep to stop in a cut, no second copy starts before the machine has
-    reported.
-    """
+    """After a change from keep to stop in a cut, no second copy starts before a report."""
     record = released_in_a_cut({}, {"disconnect": STOP, "stop_timeout_s": 1.0})
     for unheard_s in (40.0, 1000.0):
         record = decide(record, Seen(silent(unheard_s), at(unheard_s))).record

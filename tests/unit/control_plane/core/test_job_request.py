@@ -21,9 +21,7 @@ def a_spec(image: str, limits: Limits = LIMITS) -> JobSpec:
 
 
 def running(index: RegionIndex, limits: Limits = LIMITS) -> JobRecord:
-    """Return a job whose three tasks run on the machines of their claims, at the first of two
-    versions.
-    """
+    """Return a job whose three tasks run on their claimed machines, at the first of 2 versions."""
     allocate(index, a_request(3))
     tasks = [
         TaskRecord(

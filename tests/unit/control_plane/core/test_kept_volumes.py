@@ -1,6 +1,4 @@
-"""`job explain` reports where the kept volumes of tasks are and what happens to them (AG9,
-docs/volumes.md).
-"""
+"""`job explain` reports where kept volumes are and what happens to them (docs/volumes.md)."""
 
 from __future__ import annotations
 

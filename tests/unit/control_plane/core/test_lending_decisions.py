@@ -199,9 +199,7 @@ def test_missed_slots_repeat_the_last_value_and_a_clock_set_back_begins_again() 
 
 @pytest.mark.behaviour("EL10", "EX16")
 def test_central_buffers_are_smaller_than_those_of_every_owner_and_say_why() -> None:
-    """The report states the gain: the largest case of all owners against the sum of the largest
-    cases.
-    """
+    """The report states the gain: the largest case of all against the sum of the largest cases."""
 
     def history(pool: str, hour: int) -> UseHistory:
         used = [30 if hour * 12 <= n % DAY < hour * 12 + 12 else 10 for n in range(2 * DAY)]

@@ -57,9 +57,7 @@ def test_labels_capabilities_and_places_within_an_msb_do_not_part_machines():
 
 
 def test_a_little_more_memory_parts_no_machines():
-    """Agents report the memory that the kernel leaves. A region would have as many buckets as
-    machines.
-    """
+    """Agents report the memory that the kernel leaves; each machine would have its own bucket."""
     index = RegionIndex()
     for number in range(200):
         add(index, f"m{number}", memory_bytes=64 * GIB + number * 4096)

@@ -93,9 +93,7 @@ def decided(view: dict[str, SeenMachine], record: JobRecord | None = None, **see
 @pytest.mark.behaviour("BUG-AU4", "SC6")
 @pytest.mark.parametrize("first", range(TASKS))
 def test_the_nearest_deadline_has_the_budget(first: int):
-    """The order of indexes does not matter. Deadlines come before a release and before tasks
-    without a deadline.
-    """
+    """Indexes do not matter. Releases and tasks without a deadline come later."""
     later = {f"m{n}": leaving(n, 600 + n) for n in range(TASKS)}
     assert decided(later | {f"m{first}": leaving(first, 60)}).chosen == (first,)
     none = {f"m{n}": leaving(n) for n in range(TASKS)}

@@ -521,9 +521,7 @@ def test_machines_with_far_more_memory_than_others_are_filled_one_by_one():
 @pytest.mark.behaviour("AL11")
 @pytest.mark.parametrize("missed", [False, True])
 def test_a_new_version_may_have_the_room_that_its_old_one_frees(missed):
-    """The task stays on the best machine, although it looks full and another job's search failed
-    there.
-    """
+    """The task stays on its machine, although it looks full and another job found no room there."""
     index = RegionIndex()
     add(index, "small used")
     add(index, "large", machine_type="large", memory_bytes=7 * GIB)

@@ -34,7 +34,7 @@ from control_plane.api.policy import Property
 BIG = Demand(memory_bytes=3 * GIB, cpus=1.0)
 
 
-# -- AL6: machines that fit
+# -- machines that fit
 
 
 @pytest.mark.behaviour("AL6", "AL5")

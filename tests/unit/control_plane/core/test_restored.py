@@ -90,9 +90,7 @@ def test_what_was_changed_since_the_copy_stays_as_it_is(phase: TaskPhase) -> Non
 
 @pytest.mark.behaviour("F-88")
 def test_operators_are_shown_each_way_in_which_a_machine_differs() -> None:
-    """Shows what was deployed, moved, added, changed or removed since the copy, and what is
-    unchanged.
-    """
+    """Covers deployed, moved, added, changed and removed since the copy, and unchanged."""
     same, changed, gone = a_job("s", a_task()), a_job("b", a_task()), a_job("a", a_task())
     moved = a_job("m", a_task(machine="m2"))
     left = a_job("l", a_task(phase=TaskPhase.STOPPING))

@@ -133,9 +133,7 @@ def test_a_quota_in_rru_counts_what_of_a_machine_is_used_up_in_rru():
 @pytest.mark.behaviour("MO6")
 def test_a_quota_by_type_counts_machines_of_these_types():
     specs = granted(per_type={"small": 1, "large": 1})
-    assert (
-        refused(specs, a_job(tasks=16, memory=8 * GIB)) == []
-    )  # an eighth of a large machine each
+    assert refused(specs, a_job(tasks=16, memory=8 * GIB)) == []  # each uses 1/8 of a large one
     assert refused(specs, a_job(tasks=17, memory=8 * GIB)) != []
     only = {"machine_types": ["small"]}
     assert refused(specs, a_job(tasks=2, memory=8 * GIB, **only)) == []

@@ -1,6 +1,4 @@
-"""After a start all machines answer one by one. A job gets a round once its machines
-have answered.
-"""
+"""After a start, a job gets a round once all of its machines have answered."""
 
 import asyncio
 from types import SimpleNamespace
@@ -39,9 +37,7 @@ def in_use(w: World) -> list[FakeMachine]:
 
 
 async def started_again(w: World) -> World:
-    """Run jobs on all machines, and return a world whose control plane has received no
-    report yet.
-    """
+    """Run jobs on all machines, and return a world whose control plane has no report yet."""
     async with w.running():
         await w.deployed(a_job(MACHINES), quota=MACHINES)
         for name in JOBS[1:]:
@@ -53,9 +49,7 @@ async def started_again(w: World) -> World:
 
 
 def test_a_job_gets_a_round_when_its_last_machine_has_reported(looks: list[str]) -> None:
-    """Each answer of a machine caused a round for every job, and none of these rounds could change
-    anything.
-    """
+    """Each answer of a machine caused a round of every job, which could not change anything."""
 
     async def main() -> None:
         w = await started_again(World(a_region(MACHINES)))

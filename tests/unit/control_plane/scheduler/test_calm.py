@@ -45,9 +45,7 @@ def test_reports_of_machines_cause_no_round_of_an_idle_job(rounds: list[str]) ->
 
 
 def test_the_clock_alone_checks_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 20,000 jobs, periodic checks of every task used a quarter of a core and
-    changed nothing.
-    """
+    """With 20,000 jobs, periodic checks of every task used a quarter of a core for nothing."""
     looks, real = list[int](), calm_jobs.serves_as_seen
 
     def serves_as_seen(job, task, there):
@@ -142,9 +140,7 @@ async def test_an_idle_job_leaves_a_drained_machine_at_once(w: World) -> None:
 
 
 def test_sizes_that_confirm_the_one_in_force_cost_a_calm_job_no_round(rounds: list[str]) -> None:
-    """Nine of ten writes of an autoscaler change nothing. Each caused a round, and a second one
-    half a minute later.
-    """
+    """Nine of ten autoscaler writes change nothing. Each caused a round, and another 30 s later."""
 
     @scenario()
     async def story(w: World) -> None:

@@ -1,4 +1,4 @@
-"""The share of the requests that a canary gets, in the assembled control plane (JC10).
+"""The share of the requests that a canary gets, in the assembled control plane.
 
 Results are read from discovery, as a proxy reads them.
 """
@@ -129,9 +129,7 @@ async def test_a_canary_without_a_part_takes_that_of_the_one_before_away(w: Worl
 
 @scenario()
 async def test_a_canary_is_stronger_than_a_load_test(w: World):
-    """The same rule applies to both: while a canary has a share of the requests, no load test
-    shifts any.
-    """
+    """One rule for both: while a canary has a share of the requests, no load test shifts any."""
     await w.deployed(a_job(6, update=FAST))
     test = EndpointWeights(weights={0: 200}, for_s=600)
     w.cp.discovery.put_weights("web", test)

@@ -1,6 +1,4 @@
-"""Tasks on a machine that is cut off: `stop` never allows two copies; `keep` does, and reports
-them.
-"""
+"""Tasks on a machine that is cut off: `stop` allows no second copy; `keep` does and reports it."""
 
 import asyncio
 from pathlib import Path
@@ -37,9 +35,7 @@ async def cut_off(w: World, machine: str) -> None:
 
 @scenario()
 async def test_a_task_that_is_to_stop_never_has_two_copies(w: World):
-    """The replacement waits until the old copy has certainly ended, so there is at most
-    one copy.
-    """
+    """The replacement waits until the old copy has certainly ended."""
     spec = a_job(3, disconnect=STOP)
     await w.deployed(spec)
     latest_s = certainly_ended_s(STOP, spec.stop_timeout_s)
@@ -76,7 +72,7 @@ async def test_a_task_that_may_continue_when_cut_off_has_two_copies_in_its_job_s
     await w.until(lambda: len(w.region.copies(task)) == 1)
     await asyncio.sleep(10)
     assert (await w.cp.get_job("web")).detail == ""
-    w.region.broken_rules.clear()  # two copies for a moment: that is what `keep` allows
+    w.region.broken_rules.clear()  # two copies for a moment, which `keep` allows
 
 
 def test_after_a_restart_the_certain_end_counts_from_the_start():

@@ -385,7 +385,7 @@ async def test_a_stale_writer_gets_an_error_and_others_are_not_in_its_way(w: Wor
     await w.deployed(a_job(4, update=FAST))
     first = await w.cp.intents.size("web", SizeWish(tasks=5), SCALER)
     seen = {v.dimension: v.intent.version for v in first.intents}
-    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)  # of another dimension
+    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)  # a write of another dimension
     await w.cp.intents.size("web", SizeWish(tasks=6, expect=seen["size"]), SCALER)
     with pytest.raises(Conflict, match="at version 3, and the request replaces version 2"):
         await w.cp.intents.size("web", SizeWish(tasks=4, expect=seen["size"]), SCALER)
@@ -510,7 +510,7 @@ def test_a_job_of_an_earlier_release_is_adopted_as_it_is():
 @pytest.mark.behaviour("JC13")
 @scenario()
 async def test_a_job_that_is_adopted_restarts_no_task_and_has_one_writer_from_then_on(w: World):
-    """The writes that `twinectl job adopt` makes."""
+    """Makes the writes of `twinectl job adopt`."""
     await w.deployed(a_job(4, update=FAST))
     before = {t.index: t.generation for t in w.cp._jobs.get("web").tasks}
     await w.cp.intents.push("web", PushWish(share=1.0, expect=1), "user:ann")
@@ -606,7 +606,7 @@ async def test_a_plan_says_what_its_writer_would_get(w: World):
     await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
     with pytest.raises(Conflict, match="user:conveyor is its writer") as refused:
         await w.cp.job_planner.plan(file, TESTER)
-    assert refused.value.hint.endswith("adopt web --take-over makes you its writer")  # BUG-UX70
+    assert refused.value.hint.endswith("adopt web --take-over makes you its writer")
 
 
 @pytest.mark.behaviour("BUG-UX67", "BUG-UX107", "BUG-UX95")
@@ -614,16 +614,14 @@ async def test_a_plan_says_what_its_writer_would_get(w: World):
 async def test_versions_that_tasks_are_to_leave_are_shown_and_a_reached_push_waits_for_nothing(
     w: World,
 ):
-    """`job intents` omitted the version that most tasks ran, and reported a past rollback as a
-    wait.
-    """
+    """`job intents` omitted the version of most tasks, and reported a past rollback as a wait."""
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
     await w.stable()
     await w.cp.rollback_job("web")
     begun = await w.cp.intents.show("web")
     assert [(row.version, row.wanted) for row in begun.versions] == [(3, 4), (2, 0)]
-    assert [v.waits_for for v in begun.intents if v.dimension == "push"] == [""]  # BUG-UX107
+    assert [v.waits_for for v in begun.intents if v.dimension == "push"] == [""]
     await w.stable()
     ended = await w.cp.intents.show("web")
     assert [(row.version, row.wanted, row.running) for row in ended.versions] == [(3, 4, 4)]
@@ -632,4 +630,4 @@ async def test_versions_that_tasks_are_to_leave_are_shown_and_a_reached_push_wai
     await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)
     resized = await w.cp.intents.show("web")
     assert [(row.version, row.wanted, row.running) for row in resized.versions] == [(3, 6, 4)]
-    assert [v.waits_for for v in resized.intents if v.dimension == "push"] == [""]  # BUG-UX95
+    assert [v.waits_for for v in resized.intents if v.dimension == "push"] == [""]

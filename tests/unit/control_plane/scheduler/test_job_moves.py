@@ -52,9 +52,7 @@ async def pools(w: World) -> list[str]:
 
 
 def slices(w: World) -> set[tuple[str, str]]:
-    """Return the entitlements of running tasks: that of the machine, and that which its agent
-    received.
-    """
+    """Return entitlements of running tasks: of the machine, and as its agent received it."""
     return {
         (pool(w, name), status.entitlement)
         for name, machine in w.region.machines.items()
@@ -107,7 +105,7 @@ async def test_job_status_shows_the_progress_of_a_transfer(w: World):
         await w.cp.delete_entitlement("front")  # the job has tasks there
     await w.stable(within_s=600)
     words = words.replace("2 of 6", "6 of 6")
-    await w.until(is_told)  # the last one has to pass its gate
+    await w.until(is_told)  # the last task has to pass its gate
 
     async def is_over() -> bool:
         return (await w.cp.get_job("web")).update == ""

@@ -42,7 +42,7 @@ def a_record(tasks: int = 3, **changes) -> JobRecord:
 
 
 class Watched(MemoryStore):
-    """Remembers what each transaction wrote."""
+    """Records what each transaction wrote."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -133,7 +133,7 @@ async def test_machines_are_taken_from_an_entitlement_no_faster_than_the_limit(w
 @pytest.mark.behaviour("AV5")
 @limited(profile_switches_burst=1, profile_switches_per_s=0.05)
 async def test_profiles_are_switched_no_faster_than_the_limit(w: World):
-    """A wrong assignment of the whole region reboots no more machines than this."""
+    """A wrong assignment of the whole region reboots at most as many machines as allowed."""
     await w.set_up(6)
     await w.cp.apply_job(a_job(6, limits=LARGE))
     await asyncio.sleep(30)
@@ -180,9 +180,7 @@ def test_an_upgrade_halts_while_power_is_capped_and_no_further_capacity_is_lost(
     """
 
     def replay(share: float) -> tuple[int, int, int]:
-        """Return the least capacity while capped, and the numbers of upgraded tasks then and at the
-        end.
-        """
+        """Return the least capacity while capped, and the upgraded tasks then and at the end."""
 
         async def main() -> tuple[int, int, int]:
             settings = {"capacity_loss_share": share, "capacity_loss_tasks": 3, "resync_s": 5}

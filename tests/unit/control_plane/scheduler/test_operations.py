@@ -195,9 +195,7 @@ async def test_tasks_move_back_towards_even_spread(w: World):
 @pytest.mark.behaviour("BUG-CP3")
 @scenario(repair_after_s=120)
 async def test_a_pause_of_the_control_plane_is_no_quiet_time_of_a_job(w: World):
-    """After a pause of minutes, the control plane observes the job again before it repairs the
-    spread.
-    """
+    """After a pause of minutes, the job is observed again before its spread is repaired."""
     await w.deployed(a_job(6))
     w.region.machines["m1"].power_off()
     await w.until(lambda: w.alive() == {"m1": 0, "m2": 3, "m3": 3}, 900)
@@ -351,7 +349,7 @@ async def test_a_later_job_of_a_name_reports_where_copies_of_the_earlier_one_may
     await w.until(lambda: not w.cp._jobs.get("web").leaving, 300)
     await w.stable()
     assert "may still run" not in (await w.cp.get_job("web")).detail
-    w.region.broken_rules.clear()  # two copies for a moment: that is what `keep` allows
+    w.region.broken_rules.clear()  # two copies for a moment, which `keep` allows
 
 
 async def logs_of(store: MemoryStore) -> set[str]:

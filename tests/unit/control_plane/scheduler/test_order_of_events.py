@@ -205,9 +205,7 @@ class Failing(MemoryStore):
 @pytest.mark.behaviour("AV7")
 @pytest.mark.parametrize("lost", ["dc1", "dc2"])
 def test_a_shard_that_fails_holds_up_its_own_machines_and_no_others(lost: str):
-    """The store of one data center's broker fails. All tasks keep running, and other machines are
-    served.
-    """
+    """One data center's store fails. All tasks keep running, and other machines are served."""
 
     async def main() -> None:
         w = World(a_region(6))

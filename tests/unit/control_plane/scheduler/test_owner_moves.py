@@ -109,9 +109,7 @@ def test_a_move_continues_after_the_process_is_killed(after_s):
 @pytest.mark.behaviour("SC10", "SC6")
 @scenario()
 async def test_a_restart_of_a_task_is_an_operation_and_leaves_it_where_it_is(w: World):
-    """The task is drained, stopped and started again on its machine. The other tasks do
-    not change.
-    """
+    """The task is drained, stopped and started again on its machine. Other tasks do not change."""
     await w.deployed(a_job(6))
     before = (await w.cp.get_job("web")).record.tasks
     story = await w.cp.restart_task("web", 0, RestartWish(reason="it leaks"))

@@ -67,9 +67,7 @@ def test_an_extra_task_on_a_silent_machine_stays_until_the_machine_answers(stale
 
 
 def region(*down: int, **last) -> dict[str, SeenMachine]:
-    """Return seven machines with a task on each; `last` overrides the state of the extra task's
-    machine.
-    """
+    """Return seven machines with a task on each; `last` changes the extra task's machine."""
     seen = {"up": True, "answering": True, "ready": True}
     view = {}
     for n in range(7):

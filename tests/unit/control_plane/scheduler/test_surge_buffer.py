@@ -28,9 +28,7 @@ async def of_models(w: World, surge_tasks: int | None) -> None:
 
 
 async def most_at_once(w: World) -> tuple[int, set[str]]:
-    """Push to all jobs; return the largest number of extra tasks, and the reports of
-    waiting jobs.
-    """
+    """Push to all jobs; return the largest number of extra tasks, and details of waiting jobs."""
     for name in NAMES:
         await w.cp.apply_job(a_job(1, name=name, update=ALWAYS, command=["/bin/other"]))
     most, said = 0, set[str]()
@@ -63,9 +61,7 @@ async def test_without_a_shared_number_each_job_has_its_own(w: World):
 
 
 def test_decisions_that_are_made_at_the_same_time_share_it_too(monkeypatch: pytest.MonkeyPatch):
-    """Decisions about large jobs are computed outside the loop. Concurrent decisions saw the same
-    number left.
-    """
+    """Decisions about large jobs run outside the loop, and each saw the same number left."""
     monkeypatch.setattr(runtime, "LARGE", 0)
 
     @scenario()

@@ -45,7 +45,7 @@ class Controller:
         await asyncio.sleep(self.delay_s)
         if self.is_down:
             raise Unreachable("no connection")
-        if self.requests:  # TC2: also across restarts of the control plane
+        if self.requests:  # also across restarts of the control plane
             assert request.sequence_number > self.requests[-1].sequence_number
         self.requests.append(request)
         return TaskControlResponse(ack=self.rule(request))
@@ -164,9 +164,7 @@ async def test_a_controller_that_approves_everything_does_not_exceed_the_budget(
 @pytest.mark.behaviour("F-55", "TC18")
 @scenario()
 async def test_acknowledgements_of_unknown_operations_are_counted_and_have_no_effect(w: World):
-    """Covers unknown, ended and repeated operations, and answers that do more than
-    allow or delay.
-    """
+    """Covers unknown, ended and repeated operations, and answers other than allow or delay."""
     ended = "web-0.1"
 
     def liar(request: TaskControlRequest) -> list[str | Ack]:
@@ -287,9 +285,7 @@ async def test_no_controller_can_block_a_maintenance_beyond_its_deadline(w: Worl
 @pytest.mark.behaviour("F-55", "TC10")
 @scenario()
 async def test_a_controller_that_was_away_for_long_hears_of_a_deadline_in_time(w: World):
-    """The deadline is half a minute away when it is announced, and the next try was a
-    minute away.
-    """
+    """The deadline was half a minute away when it was announced, and the next try a minute."""
     controller = await deployed(w, 3, nothing)
     leaving = (await w.cp.get_job("web")).record.tasks[0].placement.machine
     controller.is_down = True
@@ -349,7 +345,7 @@ async def test_a_smaller_job_asks_its_controller_before_stopping_tasks(w: World)
     assert (offered.kind, offered.cause) == ("remove", "resize")
     await asyncio.sleep(120)
     assert w.alive().total() == 3
-    await w.cp.apply_job(a_controlled_job(3))  # wanted again, after all
+    await w.cp.apply_job(a_controlled_job(3))  # the task is wanted again
     await w.until(lambda: not controller.last.request)
     await w.stable()
     await w.cp.apply_job(a_controlled_job(2))
@@ -600,9 +596,7 @@ async def test_a_notice_of_work_that_tasks_survive_has_its_duration(w: World):
 @pytest.mark.behaviour("HC6", "BUG-AU5")
 @scenario()
 async def test_of_all_machines_for_a_kernel_one_waits_for_a_job_that_cannot_spare_it(w: World):
-    """The case "49 of 50": a replica is down, so the other one of its pair stays until the
-    deadline.
-    """
+    """The case "49 of 50": a replica is down, so its counterpart stays until the deadline."""
     held = {task: {f"s{task // 2}"} for task in range(6)}  # pairs: 0 and 1, 2 and 3, …
     rule = Sharded(rebuild_s=3600)
 
@@ -629,7 +623,7 @@ async def test_of_all_machines_for_a_kernel_one_waits_for_a_job_that_cannot_spar
 
     def stopped() -> set[int]:
         seen.update(t.index for t in w.cp._jobs.get("web").tasks if t.phase == "parked")
-        for t in w.cp._jobs.get("web").tasks:  # a machine whose turn is over is back
+        for t in w.cp._jobs.get("web").tasks:  # machines whose work is finished return
             if t.phase == "parked" and t.placement is not None:
                 back.add(t.placement.machine)
         return seen
@@ -647,7 +641,7 @@ async def test_of_all_machines_for_a_kernel_one_waits_for_a_job_that_cannot_spar
     await asyncio.sleep(200)
     tasks = w.cp._jobs.get("web").tasks
     assert (tasks[other].phase, tasks[other].operation) == ("running", None)
-    assert tasks[other].placement.machine not in where.values()  # BUG-AU5: on the spare machine
+    assert tasks[other].placement.machine not in where.values()  # on the spare machine
     moves = [e for e in await events(w) if e.task == other and e.kind == "move"]
     assert [e.approved for e in moves] == ["deadline"]
 
@@ -690,7 +684,7 @@ async def test_what_was_acknowledged_of_a_task_that_was_down_says_nothing_once_i
     other = w.region.machines[record.tasks[2].placement.machine]
     await w.cp.apply_job(a_controlled_job(3, most=1, command=["/bin/other"]))
     await w.until(lambda: controller.last.request)
-    machine.behaviour.healthy = lambda spec: False  # its new version is no better
+    machine.behaviour.healthy = lambda spec: False  # its new version fails too
     machine.report("web-1", health=Health.UNHEALTHY)
     other.report("web-2", health=Health.UNHEALTHY)
     await w.until(lambda: controller.last.down == {1, 2})
@@ -710,9 +704,7 @@ async def test_what_was_acknowledged_of_a_task_that_was_down_says_nothing_once_i
 @pytest.mark.behaviour("TC5")
 @scenario()
 async def test_approval_of_an_update_is_no_approval_of_a_removal(w: World):
-    """A job that shrinks meanwhile requests the removal. Without an acknowledgement the task is
-    started again.
-    """
+    """A shrinking job requests the removal. Without an acknowledgement the task starts again."""
 
     def only_updates(request: TaskControlRequest) -> list[str | Ack]:
         wanted = [o for o in request.request if o.kind == "update" and o.task == 1]

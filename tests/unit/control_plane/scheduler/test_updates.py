@@ -1,6 +1,4 @@
-"""Operations of owners on an update: pause, resume, restart, rollback; in the assembled control
-plane.
-"""
+"""Updates in the assembled control plane: owners pause, resume, restart and roll back."""
 
 import asyncio
 
@@ -96,9 +94,7 @@ async def test_an_update_that_waits_for_room_gives_its_present_reason(w: World):
 @pytest.mark.behaviour("BUG-UX81")
 @scenario()
 async def test_events_name_the_version_that_a_task_ran_before(w: World):
-    """An event reported "version 3 instead of 2" for a task that ran version 1 and never ran
-    version 2.
-    """
+    """An event named "version 3 instead of 2" for a task that ran version 1 and never version 2."""
     await w.deployed(a_job(3))
     for command in ("/bin/b", "/bin/c", "/bin/d"):
         await w.cp.apply_job(a_job(3, command=[command]))

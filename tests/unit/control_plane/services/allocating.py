@@ -195,7 +195,7 @@ class Process:
         return {record.job: record for record in records}
 
     async def check(self) -> None:
-        """Assert that no transaction is half done and that all sums are right (MO9, AL12)."""
+        """Assert that no transaction is half done and that all sums are right."""
         assert self.brokers.in_doubt() == {}
         assert all(record.hold is None for record in self.brokers.table.records())
         held = self.held()
@@ -220,9 +220,7 @@ class Region:
     """Stores that outlive the processes on them."""
 
     def __init__(self, folder: Path | None, machines: int = 3) -> None:
-        """Keep everything in memory without a folder; `machines` is the number in each
-        data center.
-        """
+        """Keep everything in memory without a folder; `machines` is the number per data center."""
         self._folder = folder
         self._memory: dict[str, MemoryStore] = {}
         self._machines = machines

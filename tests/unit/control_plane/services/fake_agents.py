@@ -228,9 +228,7 @@ class FakeMachine:
         )
 
     def addresses(self, task: str, spec: api.TaskSpec) -> list[str]:
-        """Return addresses of a private network, with enough digits to distinguish tasks and
-        machines.
-        """
+        """Return addresses of a private network that distinguish tasks and machines."""
         if spec.network.mode is not api.NetworkMode.PRIVATE:
             return []
         machine, own = (zlib.crc32(name.encode()) & 0xFFFF for name in (self.name, task))

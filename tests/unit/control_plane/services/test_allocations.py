@@ -54,7 +54,7 @@ async def test_a_job_takes_machines_of_all_brokers_and_a_restart_finds_the_same(
             assert (p.where(), p.where("calc"), p.held()) == before
             await p.check()
             await p.allocate(a_request([0, 1, 2, 5]))
-            assert p.allocations.counts.stored == 0  # it is as it should be
+            assert p.allocations.counts.stored == 0  # no write was necessary
 
 
 @pytest.mark.behaviour("AL4")
@@ -236,7 +236,7 @@ async def test_an_allocation_waits_for_machines_that_another_one_is_taking(small
         assert p.held() == {}
         guest = asyncio.create_task(p.allocate(a_request(3, "guest"), quota=3))
         await asyncio.gather(taker, guest)
-        assert p.allocations.counts.conflicts >= 2  # the taker's, then that of its guest
+        assert p.allocations.counts.conflicts >= 2  # the taker's record, then its guest's
         assert len(p.held()) == 3
         await p.check()
 
@@ -290,9 +290,7 @@ async def test_a_job_whose_write_was_not_made_can_be_allocated_again(small: Regi
 
 @pytest.mark.behaviour("AL12", "BUG-AL35")
 async def test_a_task_that_never_moved_keeps_its_machine_in_the_store_too(small: Region):
-    """Claims were restored in memory only. After a restart the job claimed a machine of another
-    pool.
-    """
+    """Claims were restored in memory only; after a restart a job claimed another pool's machine."""
     async with small.process() as p:
         await p.allocate(a_request(1))
         (home,) = p.where().values()

@@ -348,9 +348,7 @@ async def test_listeners_have_the_true_state_after_a_failed_move(write: int, mad
 
 
 async def test_a_machine_whose_adding_failed_late_is_not_added_elsewhere_too() -> None:
-    """The write was made, and no caller learned of it. The next caller that adds the
-    machine does.
-    """
+    """The write was made and its caller got an error. The next caller learns of it."""
 
     class Silent(MemoryStore):
         answers = True

@@ -111,7 +111,7 @@ async def test_a_job_grows_and_shrinks_from_its_highest_index(w: World):
     runs = {t: s.invocation_id for m in w.region.machines.values() for t, s in m.tasks.items()}
     await w.cp.apply_job(a_job(7))
     await w.stable()
-    assert max(w.alive().values()) - min(w.alive().values()) <= 1  # AL8
+    assert max(w.alive().values()) - min(w.alive().values()) <= 1
     await w.cp.apply_job(a_job(2))
     await w.stable()
     assert sum(w.alive().values()) == 2
@@ -284,9 +284,7 @@ async def test_tasks_of_a_dead_machine_run_elsewhere_and_twice_nowhere(
 @pytest.mark.behaviour("SC3")
 @scenario()
 async def test_a_machine_that_was_cut_off_is_cleaned_before_it_gets_work(w: World):
-    """Its tasks kept running. When the machine is back, tasks that moved away must be removed
-    first.
-    """
+    """Its tasks kept running. When it is back, tasks that moved away must be removed first."""
     await w.deployed()
     machine = w.region.machines["m1"]
     machine.reachable = False
@@ -352,7 +350,7 @@ async def test_an_agent_that_restarts_for_a_minute_moves_nothing(w: World):  # P
 @scenario(down_after_s=10, agent_grace_s=90)
 async def test_an_agent_that_stays_away_loses_its_tasks_to_others(w: World):
     await w.deployed()
-    w.region.machines["m1"].power_off()  # it booted again, but its agent does not start
+    w.region.machines["m1"].power_off()  # the machine boots again, but its agent does not start
     w.region.machines["m1"].refusing = True
     await asyncio.sleep(80)
     assert (await w.cp.get_machine("m1")).record.state is MachineState.UP

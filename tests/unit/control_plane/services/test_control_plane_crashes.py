@@ -113,7 +113,7 @@ async def life(die_at: int, after: bool, step) -> int:
     await living(world, step)
     watcher.cancel()
     if step is update:
-        assert min(least) >= 2  # SC6, over the crash too
+        assert min(least) >= 2  # within the budget, over the crash too
     assert world.region.broken_rules == []
     return store.writes - before
 

@@ -53,7 +53,7 @@ def test_a_lent_machine_counts_for_its_lender():
     two = region.put(lent(two, "batch", "plain", NOW))
     assert region.machines("front", quota) == 2
     assert region.counted.held("front", quota).micro_rru == 8_000_000
-    assert region.machines("batch", Quota(machines=0)) == 0  # its lender answers for it (EL4)
+    assert region.machines("batch", Quota(machines=0)) == 0  # its lender answers for it
     region.put(returned(two, "plain", NOW))
     assert region.machines("front", quota) == 2
     assert region.counted.special() == []

@@ -129,7 +129,7 @@ async def test_a_recommendation_lends_nothing(world: World) -> None:
     await world.until(lambda: report(world).proposed == 3, 600)
     assert lent(world) == {}
     signal = world.cp.elastic.signal("batch")
-    assert (signal.state, signal.wanted) == (CapacityState.ABSENT, 3)  # EL9
+    assert (signal.state, signal.wanted) == (CapacityState.ABSENT, 3)
 
 
 @scenario(elastic=replace(APPLY, keep_free=2))

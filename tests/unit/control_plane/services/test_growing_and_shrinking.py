@@ -56,9 +56,9 @@ def region_of(*places: str) -> Region:
 class Watch:
     """Checks invariants after every change of any machine, and records violations.
 
-    Of a quota of N (CP3, docs/adr/0134), at most N machines take tasks or are lent to others.
-    Including draining machines, an entitlement holds at most 2 N. Beyond N, it holds only as many
-    machines as are draining. A machine is in one entitlement (MO9).
+    Of a quota of N (docs/adr/0134), at most N machines take tasks or are lent to others. Including
+    draining machines, an entitlement holds at most 2 N. Beyond N, it holds only as many machines as
+    are draining. A machine is in one entitlement.
     """
 
     def __init__(self, world: World) -> None:

@@ -52,9 +52,7 @@ def listed(name: str, datacenter: str, cluster: str = "c1") -> InventoryMachine:
 
 
 def the_list() -> list[InventoryMachine]:
-    """A list with a machine that stays and changes, one that moves, and new ones in both data
-    centers.
-    """
+    """A list of machines that stay and change, move, or are new in both data centers."""
     new = [listed(f"n{i:03}", f"dc{1 + i % 2}") for i in range(NEW)]
     return [listed("stays", "dc1"), listed("moves", "dc2"), *new]
 

@@ -160,7 +160,7 @@ async def test_all_reasons_are_named_at_once_and_per_group_of_machines(w: World)
     explained = await w.cp.job_planner.explain("b")
     assert "1 machine: will be taken for maintenance: new fans" in explained.reasons
     assert "3 machines: memory: 600 MiB wanted, at most 296 MiB free" in explained.reasons
-    note = "of 3 machines in all: each counts once per reason"  # BUG-UX7
+    note = "of 3 machines in all: each counts once per reason"
     assert explained.reasons.count(note) == 1
     explained = await w.cp.job_planner.explain("a")
     assert (explained.summary, explained.reasons) == ("3 of 3 placed", [])
@@ -220,9 +220,7 @@ async def test_limits_of_preferences_and_gangs_are_reasons(w: World):
 
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
 async def test_a_place_that_the_entitlement_gave_back_counts_for_what_is_uneven(w: World):
-    """A machine that was down for long is free when it is back. Its job is still
-    unevenly spread.
-    """
+    """A machine that was down for long is free when it is back; its job is still uneven."""
     await entitle(w, "front", 3)
     await w.cp.apply_job(job("a", 6, limits=Limits(memory_max_bytes=100 * MIB)))
     await w.stable("a")

@@ -81,7 +81,7 @@ async def test_a_whole_machine_is_lent_and_comes_back_to_its_donor() -> None:
         assert (record.entitlement, record.profile_wanted, record.loan) == ("online",) * 2 + (None,)
         assert record.assignment_generation == 3
         assert not leaving(record, time.now)
-        assert revoke_times_s(record) == [12.0]  # EL2
+        assert revoke_times_s(record) == [12.0]
         assert loans.lent() == []
 
 
@@ -209,7 +209,7 @@ async def test_a_cluster_is_decommissioned_as_one_event_and_then_gone() -> None:
             await brokers.remove(name)
         assert list(brokers.table) == ["m0", "m1"]
         assert list((await loaded(store)).table) == ["m0", "m1"]
-        await brokers.join(a_join("m9", "dc1"))  # its successor joins the pool (RB10)
+        await brokers.join(a_join("m9", "dc1"))  # its successor joins the pool
         assert "m9" in [record.machine for record in brokers.held(FREE)]
         with pytest.raises(NotFound, match="'m2'"):
             await outages.machines(["m0", "m2"], None)

@@ -99,9 +99,7 @@ async def test_a_machine_that_answers_is_up_even_if_it_was_marked_down(w: World)
 @pytest.mark.behaviour("F-89")
 @scenario()
 async def test_a_second_host_at_a_machines_address_gets_no_data(w: World):
-    """The clone has the identity of m1 and took its address. Once it is gone, m1 is
-    accepted again.
-    """
+    """A clone has the identity of m1 and took its address. Once it is gone, m1 is accepted."""
     await w.deployed()
     m1 = w.region.machines["m1"]
     boot_id = m1.facts().boot_id
@@ -152,9 +150,7 @@ async def blips(w: World) -> None:
 @pytest.mark.behaviour("BUG-CP3")
 @pytest.mark.parametrize("seconds", [12, 299, 330, 400])
 def test_a_pause_of_the_control_plane_is_no_silence_of_its_machines(seconds: float):
-    """The process is suspended, stopped (SIGSTOP) or swapped out for as long as any
-    grace period.
-    """
+    """The process is suspended, stopped (SIGSTOP) or swapped out, for as long as any grace."""
 
     async def body(w: World) -> None:
         await w.deployed()
@@ -266,9 +262,7 @@ def cut(w: World, prefix: str, *, reachable: bool = False) -> None:
 
 @pytest.mark.behaviour("AG11", "AV4", "BUG-CP16", "F-49")
 def test_a_data_center_that_is_cut_off_is_not_taken_for_dead():
-    """A fifth of a region is cut off. No task moves, all tasks stay listed, and the reason is
-    reported.
-    """
+    """A fifth of a region is cut off. No task moves, all stay listed, and the reason is shown."""
 
     async def body(w: World) -> None:
         await w.deployed(quota=10)
@@ -305,9 +299,7 @@ def test_a_data_center_that_stays_silent_is_given_up_in_the_end():
 
 @pytest.mark.behaviour("BUG-CP16", "BUG-CP23")
 def test_an_operator_can_end_the_wait_for_silent_machines():
-    """The confirmation covers a scope. Machines that return are up, and are held back
-    again later.
-    """
+    """The confirmation has a scope. Machines that return are up, and later held back again."""
 
     async def body(w: World) -> None:
         await w.deployed(quota=10)
@@ -375,9 +367,7 @@ def test_most_of_the_region_silent_at_once_is_a_cut_of_our_own():
 @pytest.mark.behaviour("BUG-CP21", "F-53")
 @scenario()
 async def test_a_host_that_lives_is_not_down_because_its_agent_is_slow(w: World):
-    """The agent gives no answer for 23 s, but the host accepts connections. Other hosts are served
-    at once.
-    """
+    """23 s pass without an answer, but connections succeed. Other hosts are served at once."""
     await w.deployed()
     m1 = w.region.machines["m1"]
     m1.behaviour.answer_s = 23

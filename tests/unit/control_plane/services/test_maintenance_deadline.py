@@ -42,7 +42,7 @@ async def test_tasks_without_another_place_leave_at_the_deadline_and_not_before(
 @pytest.mark.behaviour("RB11", "CP3")
 @scenario()
 async def test_a_full_quota_keeps_no_task_on_a_machine_that_must_go(w: World):
-    # RB11 CP3: machines that tasks must leave do not count, and return as soon as they are empty
+    # machines that tasks must leave do not count, and return as soon as they are empty
     await w.set_up(quota=2)
     await w.until(w.all_answer)
     await w.cp.apply_job(a_job(2, limits=LARGE))

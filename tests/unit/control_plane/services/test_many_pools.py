@@ -60,9 +60,7 @@ async def strangers(w: World) -> list[str]:
 
 @pytest.mark.behaviour("EX11")
 def test_hundreds_of_services_in_tens_of_private_pools_outlive_an_msb() -> None:
-    """No task runs on another pool's machine, shards have equal parts, and other services are not
-    affected.
-    """
+    """Tasks stay in their pools, shards have equal parts, and other services are not affected."""
 
     async def main() -> None:
         w = World(a_wide_region(), shards=SHARDS)

@@ -114,9 +114,7 @@ async def is_running(world: World, name: str, tasks: int) -> bool:
 
 @scenario(elastic=APPLY)
 async def test_an_owner_comes_first_and_the_work_runs_again_afterwards(world: World) -> None:
-    """The guaranteed job gets its machines within the promise; the work does not count
-    as failed.
-    """
+    """The guaranteed job gets its machines within the promise. The work has not failed."""
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
@@ -284,9 +282,7 @@ async def is_gone(world: World, name: str) -> bool:
 @pytest.mark.behaviour("BUG-CP74")
 @scenario(elastic=APPLY)
 async def test_two_users_that_claim_a_name_at_once_do_not_share_it(world: World) -> None:
-    """The second request replaced the work of the first, and both users were informed that their
-    work waits.
-    """
+    """The second request replaced the work of the first. Both users were informed of a wait."""
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
         found = await asyncio.gather(

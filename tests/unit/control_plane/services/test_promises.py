@@ -143,9 +143,7 @@ async def test_machines_that_come_while_a_region_is_counted_count_too(monkeypatc
 
 @pytest.mark.behaviour("BUG-CP2")
 async def test_machines_change_hands_at_every_step_of_the_sums(monkeypatch):
-    """Sums in a thread ended the process when the loop changed the collections that
-    they iterated.
-    """
+    """Sums in a thread crashed the process when the loop changed the collections under them."""
     monkeypatch.setattr(promises, "MANY", 2)
     index = RegionIndex()
     add(index, [f"plain{i}" for i in range(40)], pool=FREE, machine_type="plain")

@@ -138,9 +138,7 @@ def test_a_move_out_of_scope_is_refused_and_one_within_restarts_nothing() -> Non
 
 @pytest.mark.behaviour("SH13")
 def test_the_region_of_an_entitlement_changes_in_a_global_shard_only() -> None:
-    """A shard of the new region gets the entitlement once it has left the machines of
-    the old one.
-    """
+    """A shard of the new region gets the entitlement once it has left the old machines."""
 
     async def main() -> None:
         async with two_regions() as w:

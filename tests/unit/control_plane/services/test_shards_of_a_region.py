@@ -209,9 +209,7 @@ def test_a_job_lives_in_one_shard() -> None:
 def test_a_job_that_is_being_written_into_an_entitlement_keeps_it_in_its_shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The store had made the transfer and its answer was pending. The entitlement moved
-    meanwhile.
-    """
+    """The store had made the transfer. The entitlement moved while the answer was pending."""
 
     async def main() -> None:
         async with three() as w:
@@ -268,14 +266,12 @@ def test_a_copy_that_a_transfer_left_on_a_lost_machine_keeps_both_in_one_shard(m
 @pytest.mark.behaviour("SH3")
 @pytest.mark.parametrize("moved", ["e0", "e1"])
 def test_no_job_passes_from_or_to_an_entitlement_that_is_on_its_way(moved: str) -> None:
-    """The check was made before the lock only. A job ended between two shards, and no shard handled
-    it.
-    """
+    """The check was made before the lock only, so a job ended in no shard."""
 
     async def main() -> None:
         async with three() as w:
             await w.cp.shards.move("e1", 0)
-            await asyncio.sleep(5.0)  # its new shard has asked what it asks at first
+            await asyncio.sleep(5.0)  # its new shard has made its first asks
             asking = w.cp.shards.all[0].scheduler.asking
             asking.add(f"job-{moved}")
             moving = asyncio.create_task(w.cp.shards.move(moved, 2))

@@ -140,9 +140,7 @@ async def settled(world: World) -> None:
 
 
 def check_tasks(records: dict[str, Any], region: Region, before: dict[str, tuple]) -> None:
-    """Assert that no task was lost or moved, and that only tasks of the old version of `web`
-    restarted.
-    """
+    """Assert that no task was lost or moved, and that only old tasks of `web` restarted."""
     now, was = running(region), placed(records)
     started = [task for m in region.machines.values() for task in m.starts]
     outdated = {t for t, (_, _, version) in was.items() if t[:4] == "web-" and version == 1}
@@ -158,9 +156,7 @@ def check_tasks(records: dict[str, Any], region: Region, before: dict[str, tuple
 
 
 async def check_the_rest(records: dict[str, Any], world: World) -> None:
-    """Assert that loans and plans are unchanged, and that exactly the decided transactions are
-    carried out.
-    """
+    """Assert that loans and plans are unchanged, and exactly the decided changes carried out."""
     used = {machine for machine, _, _ in placed(records).values()}
     views = {v.record.machine: v.record for v in (await world.cp.list_machines()).machines}
     for name, was in records["machines"].items():
@@ -179,9 +175,7 @@ async def check_the_rest(records: dict[str, Any], world: World) -> None:
 
 
 async def check_what_comes_back(world: World) -> None:
-    """Assert that lost machines return, and that stopped jobs restart above the used
-    generations.
-    """
+    """Assert that lost machines return, and stopped jobs restart above the used generations."""
     region = world.region
     for name in ("m02", "big"):
         region.machines[name].power_on()

@@ -52,9 +52,7 @@ async def test_tasks_on_a_lent_machine_get_their_deadline(world: World) -> None:
 @pytest.mark.behaviour("EL9")
 @scenario(elastic=APPLY)
 async def test_a_service_gets_a_notice_when_its_lent_capacity_is_absent(world: World) -> None:
-    """The service runs on machines of its entitlement, and does less work while batch has no
-    machines.
-    """
+    """The service has machines of its entitlement, and does less while batch has none."""
     await world.set_up(quota=3)
     await borrower(world, borrow=2)
     await world.cp.apply_job(a_job(1, limits=WHOLE, life=TOLD))
