@@ -207,7 +207,7 @@ def test_a_name_that_is_used_again_is_still_in_its_old_shard() -> None:
 
 @pytest.mark.behaviour("SH13")
 def test_a_start_with_regions_that_contradict_the_map_is_refused() -> None:
-    """Starts with other regions or none succeed. An old store has no region anywhere."""
+    """Matching regions or no regions are accepted. An old store has no region anywhere."""
 
     async def main() -> None:
         store = MemoryStore(strict=True)
