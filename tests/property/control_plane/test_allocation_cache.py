@@ -1,4 +1,4 @@
-"""The cache never says what a fresh computation would not say."""
+"""The cache always returns the answer that a fresh computation returns."""
 
 import asyncio
 from dataclasses import replace
@@ -50,7 +50,7 @@ WHOLE = Capacity("web", HARDWARE.rru, HARDWARE.cpus, 4 << 30)
 
 
 class Willing:
-    """Brokers that always do what they are asked; now and then the store does not."""
+    """Brokers that carry out every request; the store fails now and then."""
 
     async def prepare(self, transaction, takes) -> None:
         pass
@@ -127,7 +127,7 @@ class Model:
             self.compare(request, got)
 
     def compare(self, request: Request, got: Allocation) -> None:
-        """Compare an answer of the cache with that of an index made from nothing."""
+        """Compare an answer of the cache with that of a newly built index."""
         fresh = RegionIndex()
         for m in self.index.machines.values():
             fresh.put(m.name, m.capacity, m.place, m.pool, m.blocked)

@@ -1,4 +1,4 @@
-"""Allocations on any small region: what holds whatever is asked for, fails and comes back."""
+"""Properties of allocations on any small region, under any requests, failures and recoveries."""
 
 from collections import Counter
 from dataclasses import replace
@@ -112,13 +112,13 @@ REQUESTS = st.builds(
 
 
 class Region(RuleBasedStateMachine):
-    """Jobs come, change and go; machines fail, return, move and leave; plans meet."""
+    """Jobs come, change and end; machines fail, return, move and leave; plans run concurrently."""
 
     def __init__(self) -> None:
         super().__init__()
         self.index = RegionIndex()
         self.waiting: dict[str, tuple[Request, Plan]] = {}
-        """Planned, not reserved."""
+        """Changes that are planned and not reserved."""
         self.reserved: dict[str, Change] = {}
         self.added = 0
 
@@ -269,7 +269,7 @@ def placed(made: Plan) -> tuple[object, ...]:
     st.lists(st.tuples(st.one_of(PLAIN, PLAIN, REQUESTS), ALLOWANCES, st.booleans()), max_size=8),
 )
 def test_what_is_placed_at_sight_is_what_a_whole_search_finds(index, turns):
-    """The short way is taken for most new jobs: no machine is another one for that."""
+    """Most new jobs take the fast path. It chooses the same machines as a whole search."""
     for request, allowance, first in turns:
         found = {}
         for short in (first, not first):
@@ -300,8 +300,10 @@ FREELY = st.builds(Demand, st.integers(1, 3), cpus=st.sampled_from([0.0, 0.3, 1.
 @pytest.mark.behaviour("AL8")
 @given(regions(), FREELY, st.lists(st.integers(0, 25), min_size=1, max_size=4), st.booleans())
 def test_no_msb_with_room_has_two_tasks_fewer_than_another(index, demand, sizes, grows):
-    """As a new job comes and as it grows: room is that of machines held and, if it may take
-    machines, of free ones. An MSB may be behind only if it has no room for one more task."""
+    """Holds when a new job arrives and when it grows. Room is on machines that the entitlement
+    holds and, if it may take machines, on free ones. An MSB may be behind only if it has no room
+    for one more task.
+    """
     allowance = Allowance(machines=None if grows else 0)
     for tasks in sorted(sizes):
         made = plan(index, Request("a", "e1", (Group(demand, tuple(range(tasks))),)), allowance)
@@ -315,7 +317,7 @@ def test_no_msb_with_room_has_two_tasks_fewer_than_another(index, demand, sizes,
 
 
 def most_by_hand(index: RegionIndex, demand: Demand, pool: str, *, grows: bool) -> int:
-    """How many such tasks fit, by trying all machines."""
+    """Return how many such tasks fit; tries all machines."""
     found = 0
     for machine in index.machines.values():
         if machine.pool != pool and not (grows and machine.pool == FREE and not machine.jobs):
@@ -330,7 +332,7 @@ def most_by_hand(index: RegionIndex, demand: Demand, pool: str, *, grows: bool) 
 @pytest.mark.behaviour("AL17")
 @given(regions(), st.lists(st.tuples(REQUESTS, DEMANDS, st.booleans()), min_size=1, max_size=6))
 def test_no_machine_that_fits_is_hidden_by_what_was_found_earlier(index, turns):
-    """Whatever searches in vain left behind: as many tasks are placed as fit by hand."""
+    """Despite any results of earlier searches, as many tasks are placed as fit by hand."""
     for request, demand, grows in turns:
         allowance = Allowance(machines=None if grows else 0)
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Whatever is observed: bounds, speed limits, and no step down without a reason."""
+"""For any observation: sizes stay in bounds, obey speed limits, and fall only for a reason."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_sizes_stay_within_bounds_and_speed_limits(
         assert found.reason
         if step["pushing"] or step["age"] > 500 or step["load"] is None:
             assert found.tasks >= tasks
-        if step["sick"]:  # at most what never served is taken back
+        if step["sick"]:  # only tasks that never served are removed
             assert found.tasks >= tasks - step["sick"]
         for limit, is_up in ((policy.up, True), (policy.down, False)):
             last = [size for when, size in sizes if when <= at - limit.per_s][-1:]
@@ -99,7 +99,7 @@ def test_sizes_stay_within_bounds_and_speed_limits(
 def test_a_mad_forecast_never_leaves_the_bounds(
     policy: Autoscale, load: float | None, mad: float, tasks: int
 ) -> None:
-    """Whatever a forecast says."""
+    """Holds for any value of the forecast, NaN and infinity included."""
     seen = JobObservation(at=START, tasks=tasks, healthy=tasks, capacity=2.0, measured_at=START)
     found = recommend(policy, seen, load, Forecast(load=mad, expected=mad), SizingState())
     top = max(policy.maximum, tasks if found.held else 0)
@@ -111,7 +111,7 @@ def test_a_mad_forecast_never_leaves_the_bounds(
 def test_the_survivors_of_any_msb_are_enough_and_one_task_fewer_is_not(
     survivors: int, msbs: int
 ) -> None:
-    """Never below what the loss of one MSB needs, and not more."""
+    """The size is the smallest that survives the loss of one MSB."""
     tasks = surviving(survivors, msbs)
 
     def left(size: int) -> int:

@@ -1,4 +1,4 @@
-"""A big map is a dictionary, whatever is done to it."""
+"""A big map behaves like a dictionary under any sequence of operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whichever order of bins is used: the next one is a best one, by the plain rule."""
+"""For every order of bins, the next bin is a best one by the plain rule."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_best_bins_are_next(own, free, preferences, begin, growing, before, 
 @pytest.mark.behaviour("AL7", "AL8")
 @given(WHERE, WHERE, st.integers(0, 2**32), st.integers(0, 1))
 def test_the_first_bins_are_known_before(own, free, begin, growing):
-    """They are those that the order gives while each of them has room."""
+    """The order announces the same first bins that it returns while each of them has room."""
     mine, others, ranking = partition(own), partition(free), Ranking(DEFAULT)
     known = first_bins(ranking, mine, others, begin, growing=growing)
     order = bin_order(ranking, mine, others, begin, growing=growing)
@@ -141,7 +141,7 @@ def one_of(kind: tuple[str, str, str]) -> Machine:
     st.lists(st.sampled_from(["placed", "placed", "placed", "drop"]), max_size=40),
 )
 def test_the_best_bins_are_next_for_every_preference(kinds, wishes, begin, outcomes):
-    """Labels, sizes and weights too: no bin that is left has a better score than the next one."""
+    """Covers labels, sizes and weights. No remaining bin has a better score than the next one."""
     ranking = Ranking(wishes)
     samples = {ranking.bins_of_many(one_of(kind)): one_of(kind) for kind in kinds}
     own: dict[tuple[str, ...], tuple[()]] = dict.fromkeys(samples, ())
@@ -186,7 +186,7 @@ def in_rack(kind: tuple[str, str, str]) -> Machine:
 def test_the_best_bins_are_next_although_few_are_examined(
     own, free, properties, begin, growing, outcomes
 ):
-    """Racks, rows and labels come one after the other, in an order that is right."""
+    """Racks, rows and labels are returned one after the other, in a correct order."""
     ranking = Ranking([Preference(property=p) for p in properties])
     samples = {ranking.bins_of_many(in_rack(k)): in_rack(k) for k in (*own, *free)}
     pools = [FineBins(ranking, 0), FineBins(ranking, 0)]

@@ -1,4 +1,4 @@
-"""Whatever falls silent and when: no part loses more than its share before its delay is over."""
+"""No part of a region loses more machines than its share before its delay is over."""
 
 import heapq
 import itertools
@@ -32,7 +32,7 @@ MACHINES = st.lists(
 @settings(deadline=None, max_examples=100)
 @given(MACHINES)
 def test_a_brake_limits_machines_down_in_a_part_before_its_delay(machines):
-    """`None` answers for ever, the others fall silent at a time, for good."""
+    """`None` marks a machine that always answers. The others become silent for good at a time."""
     parts = Parts()
     racks = [parts.rack(place) for place, _ in machines]
     standings = [Standing.WELL for _ in machines]
@@ -77,14 +77,16 @@ def check(
     fallen: dict[Part, list[tuple[float, int]]],
     total: dict[Part, int],
 ) -> None:
-    """What fell within a window is at most the share, beside what one part below explains."""
+    """Assert that a window's losses, without those of the worst part below, are within
+    the share.
+    """
     for part in rack.path:
         if silent_s >= BRAKES.delays_s[part.level]:
             continue
         lately = sum(now - at < WINDOW_S for at, _ in fallen[part])
         below = [child for child in part.below.values() if total[child]]
         if len(below) == 1:
-            continue  # it is that part
+            continue  # the part below has the same machines
         if below:
             worst = max(below, key=lambda child: len(fallen[child]))
             lately -= sum(now - at < WINDOW_S for at, _ in fallen[worst])

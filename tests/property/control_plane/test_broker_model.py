@@ -1,4 +1,4 @@
-"""A machine is free or in exactly one entitlement, whatever is done and restarted."""
+"""A machine is free or in exactly one entitlement, after any operations and restarts."""
 
 import asyncio
 import tempfile
@@ -35,7 +35,7 @@ Work = Coroutine[Any, Any, object]
 
 
 class BrokerModel(RuleBasedStateMachine):
-    """The brokers of three data centers beside a dictionary that says what must be true."""
+    """The brokers of three data centers, compared with a dictionary that says what must be true."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class BrokerModel(RuleBasedStateMachine):
         self.owner: dict[str, str] = {}
         self.holds: dict[str, tuple[str, str]] = {}
         self.donors: dict[str, str] = {}
-        """Machine on loan → who gets it back."""
+        """Lent machine → entitlement that gets it back."""
         self.overdue: set[str] = set()
         self.load()
         self.run(self.brokers.add({name: _machine(name, i % 3) for i, name in enumerate(NAMES)}))
@@ -95,7 +95,7 @@ class BrokerModel(RuleBasedStateMachine):
 
     @rule(names=SOME, stale=st.booleans())
     def release(self, names: list[str], stale: bool) -> None:
-        """Within one data center, so that it is one transaction."""
+        """Release machines of one data center, so that one transaction is enough."""
         home = self.brokers.of(names[0])
         names = [name for name in names if self.brokers.of(name) is home]
         revisions = {name: self.revision(name) - stale for name in names}
@@ -207,7 +207,7 @@ class BrokerModel(RuleBasedStateMachine):
 
 
 class BrokerModelOnSqlite(BrokerModel):
-    """The same on the durable engine."""
+    """The same model on the SQLite engine."""
 
     def make_store(self) -> Store:
         return SqliteStore(Path(self.folder.name))

@@ -1,4 +1,4 @@
-"""What is counted as records change is what a recount would find."""
+"""Counts that are updated as records change equal the counts of a full recount."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ SPEC = JobSpec(
 
 
 class Failing(MemoryStore):
-    """Fails one of the next writes, before or after it was made."""
+    """Fails one of the next writes, before or after the write is made."""
 
     fails_in, made = 0, False
 
@@ -47,7 +47,7 @@ class Failing(MemoryStore):
 
 
 class CensusModel(RuleBasedStateMachine):
-    """Brokers of three data centers and the jobs' table, of which anything may be asked."""
+    """Brokers of three data centers and the jobs' table; any count may be queried."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class CensusModel(RuleBasedStateMachine):
     def it_is_what_a_recount_finds(self) -> None:
         found: dict[str, MachineRecord] = {}
         for broker in self.brokers.by_datacenter.values():
-            for record in broker.table.records():  # a move that failed leaves a machine twice
+            for record in broker.table.records():  # a failed move leaves two records
                 known = found.get(record.machine, record)
                 generations = known.assignment_generation, record.assignment_generation
                 found[record.machine] = known if max(generations) == generations[0] else record

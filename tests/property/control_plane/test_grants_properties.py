@@ -1,4 +1,4 @@
-"""Quotas against a region: never more is granted than there is, and nothing less is refused."""
+"""Quotas are granted up to what a region has, and refused only beyond that."""
 
 from fractions import Fraction
 from itertools import combinations
@@ -36,7 +36,7 @@ SUPPLY = st.dictionaries(
 
 @st.composite
 def counted(draw) -> EntitlementSpec:
-    """A quota in machines: of any type, of some, or by type under a bound for all."""
+    """A quota in machines: of any type, of some types, or by type with a bound for all."""
     types = draw(st.lists(st.sampled_from(TYPES), unique=True))
     place = {
         "datacenter": draw(st.sampled_from([None, None, "dc1"])),
@@ -50,7 +50,7 @@ def counted(draw) -> EntitlementSpec:
 
 
 def forced_into(quota: Quota, kinds: set[MachineClass], supply) -> int:
-    """How many machines of these classes a quota cannot do without: all others are taken."""
+    """Return how many machines of these classes a quota needs if it gets all the other ones."""
     suited = {k for k in supply if quota.allows(k.machine_type, k.datacenter, k.region)}
     outside = {k.machine_type for k in suited - kinds}
     if not quota.per_type:
@@ -61,7 +61,7 @@ def forced_into(quota: Quota, kinds: set[MachineClass], supply) -> int:
 
 
 def can_all_be_served(specs, supply) -> bool:
-    """Hall's condition, for every set of classes."""
+    """Return whether Hall's condition holds for every set of classes."""
     return quotas_fit(pool_quotas(specs), supply)
 
 
@@ -88,7 +88,7 @@ REQUESTS = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | counted()), m
 @pytest.mark.behaviour("CP1", "CP7")
 @given(SUPPLY, REQUESTS)
 def test_no_sequence_of_accepted_requests_grants_more_than_there_is(supply, requests):
-    """And each refusal was right: with that request, somebody could not be served."""
+    """Each refusal is right too: with the refused request, some entitlement could not be served."""
     specs: dict[str, EntitlementSpec] = {}
     for name, wanted in requests:
         if wanted is None:
@@ -103,7 +103,7 @@ def test_no_sequence_of_accepted_requests_grants_more_than_there_is(supply, requ
 
 @given(SUPPLY, SUPPLY, REQUESTS)
 def test_after_a_loss_of_machines_only_competing_requests_are_refused(before, after, requests):
-    """A promise that cannot be kept any more is nobody else's: no growth makes it worse."""
+    """A promise that cannot be kept affects no other entitlement. No growth makes it worse."""
     specs: dict[str, EntitlementSpec] = {}
     for name, wanted in requests:
         if wanted is not None and not shortage(name, wanted, specs, before):
@@ -128,7 +128,7 @@ def _lacking(specs, supply) -> int:
 @pytest.mark.behaviour("CP7")
 @given(SUPPLY, st.lists(counted(), max_size=4), st.data())
 def test_machines_are_taken_so_that_everybody_else_can_still_come(supply, wanted, data):
-    """Any order of takes that are allowed ends with every quota held in full."""
+    """Any order of allowed takes ends with every quota held in full."""
     specs: dict[str, EntitlementSpec] = {}
     for i, spec in enumerate(wanted):
         if not shortage(f"e{i}", spec, specs, supply):
@@ -181,7 +181,7 @@ RRU = st.integers(1, 40)
     st.lists(st.tuples(st.sampled_from(["a", "b", "ab"]), st.booleans(), RRU), max_size=5),
 )
 def test_rru_and_machines_are_weighed_against_each_other_exactly(counts, sizes, wanted):
-    """Against linear duality on two classes: prices 1 and t, t at each point of change."""
+    """Checked against linear duality on two classes: prices 1 and t, t at each point of change."""
     supply = {
         MachineClass(t, "dc1", size * MICRO): count
         for t, size, count in zip("ab", sizes, counts, strict=True)

@@ -1,4 +1,4 @@
-"""What a restart puts into the index many at once is what it would be one by one."""
+"""A bulk restore at a restart leaves the index as restoring claims one by one does."""
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ TASKS = st.lists(st.none() | st.sampled_from([f"m{i}" for i in range(4)]), max_s
 
 
 def everything(index: RegionIndex) -> object:
-    """Return what is in an index, in which shelves and sums included."""
+    """Return the content of an index, including shelves and sums."""
     check(index)
     sizes = {
         (pool.name, key): (b.size, b.most_memory, len(set(b.machines())))
@@ -59,7 +59,7 @@ def everything(index: RegionIndex) -> object:
 
 
 def an_index() -> RegionIndex:
-    """Return an index with a task, and a machine that is being taken."""
+    """Return an index with a task, and with a machine that is being taken."""
     index = RegionIndex()
     (busy,) = add(index, "m0", pool="e1")
     (free,) = add(index, "m1", pool=FREE)
@@ -88,7 +88,7 @@ def test_tasks_that_claim_the_same_are_restored_as_if_one_by_one(jobs, step: int
         add(index, "m0 m1", pool=POOL, **ROOMY)
         add(index, "m2 m3", pool=POOL, **(ROOMY | {"rru": 132.5}))
     first = 0
-    for names, demand in jobs:  # one job, whose later tasks may claim something else
+    for names, demand in jobs:  # one job; its later tasks may have other claims
         claims = [
             Claim(first + i, one.machines[name], demand)
             for i, name in enumerate(names)

@@ -1,4 +1,4 @@
-"""Intents composed into one specification: what holds at every size (JC5-JC10, JC15, JC17)."""
+"""Intents composed into one specification: properties at every size."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def counts(spec: UnifiedSpec) -> Counter[int]:
 
 
 def settled(spec: UnifiedSpec) -> list[TaskSeen]:
-    """Return the tasks once everything was carried out."""
+    """Return the tasks once all operations have been carried out."""
     return [TaskSeen(index, task.version) for index, task in spec.tasks.items()]
 
 

@@ -1,4 +1,4 @@
-"""What one pool may take at once leaves all others what they were promised."""
+"""What one pool may take at once leaves all other pools their promised machines."""
 
 import asyncio
 from collections import Counter
@@ -67,7 +67,7 @@ def allows(quota: Quota, held: Counter[MachineClass], kind: MachineClass) -> boo
 
 
 class HastyRuntime(Runtime):
-    """Gives others a turn at every chance."""
+    """Yields to other coroutines at every opportunity."""
 
     async def checkpoint(self) -> None:
         await asyncio.sleep(0)
@@ -77,7 +77,7 @@ class HastyRuntime(Runtime):
 
 
 class Life:
-    """A region with many pools: machines change hands while the sums are being done."""
+    """A region with many pools; machines change hands while the sums are computed."""
 
     def __init__(self, supply: dict[MachineClass, int], quotas: dict[str, Quota]) -> None:
         self.index, self.quotas = RegionIndex(), quotas
@@ -112,7 +112,7 @@ class Life:
         return MachineClass(machine.capacity.machine_type, place.datacenter, rru, place.region)
 
     def unkept(self) -> set[str]:
-        """Return the pools whose promises cannot be kept, by new sums over everything."""
+        """Return the pools whose promises cannot be kept, by a full recomputation."""
         left = {pool: quota_left(quota, self.of(pool)) for pool, quota in self.quotas.items()}
         sums = Promises(left, self.of(FREE))
         return {pool for pool in self.quotas if sums.shortage(pool) is not None}
@@ -163,7 +163,7 @@ ACTS = st.one_of(
     st.lists(ACTS, min_size=5, max_size=30),
 )
 def test_promises_are_kept_while_machines_change_hands_and_sums_are_under_way(supply, quotas, acts):
-    """At whichever step of the sums, no take breaks another one's promise."""
+    """At every step of the computation, no take breaks another pool's promise."""
 
     async def live() -> None:
         life = Life(supply, quotas)

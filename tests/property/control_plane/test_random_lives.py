@@ -1,7 +1,8 @@
 """Random lives of an allocator: jobs of one entitlement at once, labels, power, restarts.
 
-Whatever happens, what an entitlement holds keeps to its quota, a budget of power to its limit, the
-store says what the index says, a machine is in one entitlement, and no task waits that has room.
+These invariants hold throughout. An entitlement holds at most its quota, and a power budget keeps
+its limit. The store agrees with the index. A machine is in one entitlement. No task waits while it
+has room.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ SIZES = [
     Hardware(cpus=2, rru=4.0, memory_bytes=16 * GIB, power_w=100),
     Hardware(cpus=8, rru=4.0, memory_bytes=16 * GIB, power_w=100, gpus=4),
 ]
-"""Of one type and RRU, so that no bucket may take them for alike."""
+"""Sizes of one type and RRU; no bucket may treat them as equal."""
 PREFERENCES = [None, even(Property.RACK), even(Property.MSB, Property.RACK)]
 
 
@@ -92,7 +93,7 @@ EVENTS = st.one_of(
 
 
 class Life:
-    """One allocator after another on the same store, and what must hold of each."""
+    """Successive allocators on the same store, and the invariants of each."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
@@ -115,7 +116,7 @@ class Life:
         await self.at.forget(f"j{number}")
 
     async def stay(self, number: int) -> None:
-        """Move a task, and have it be where it was after all."""
+        """Move a task, then return it to its machine before it leaves."""
         claims = self.at.index.claims.get(f"j{number}")
         claim = next(iter(claims or ()), None)
         if claims is None or claim is None or claim.machine.pool != claims.pool:
@@ -139,7 +140,7 @@ class Life:
         )
 
     async def correct(self, what: tuple[int, Hardware]) -> None:
-        """Correct what the inventory says of a machine that has no tasks, held or not."""
+        """Correct the inventory data of a machine that has no tasks, held or not."""
         number, hardware = what
         machine = self.at.index.machines[f"m{number}"]
         if not machine.jobs:
@@ -154,13 +155,13 @@ class Life:
         await self.at.broker.carry_out(f"m{number}", MarkUp())
 
     async def tidy(self, _: int) -> None:
-        """Give back what is empty."""
+        """Return empty machines."""
         for pool in QUOTAS:
             for machine in list(self.at.index.pool(pool).machines()):
                 if not machine.jobs:
                     await self.at.give_back(machine)
 
-    # -- what must hold
+    # -- invariants
 
     async def look(self) -> None:
         index, brokers = self.at.index, self.at.broker
@@ -186,7 +187,7 @@ class Life:
         }
 
     async def place_what_waits(self) -> None:
-        """Place each job once more, and see that no task waits that has room."""
+        """Place each job once more, and assert that no task waits while it has room."""
         for spec in list(self.specs.values()):
             made = await self.at.place(spec)
             if not made.unplaced:
@@ -211,7 +212,7 @@ async def live(events: list[tuple[str, Any]]) -> None:
     life = Life(store)
     left = list(events)
     while left or life.specs:
-        async with (  # to open the store again is a restart
+        async with (  # opening the store again is a restart
             store,
             allocator_over(store, settings=POWER, runtime=HastyRuntime()) as allocator,
         ):

@@ -1,8 +1,9 @@
-"""Five writers of one job at random while machines fail: what each wants holds, at every moment.
+"""Five writers of one job act at random while machines fail; every intent always holds.
 
-Whenever the control plane calls the job stable, exactly the share runs what is pushed, of exactly
-the size that is wanted, and exactly the canaries run theirs; else an operation is under way. The
-last write of every dimension is there, and a stale one was refused. Under a hold no task changes.
+Whenever the control plane calls the job stable, exactly the share runs what is pushed. The job then
+has exactly the wanted size, and exactly the canaries run their version. Otherwise an operation is
+pending. The last write of every dimension is stored, and a stale one was refused. Under a hold no
+task changes.
 """
 
 import asyncio
@@ -31,12 +32,12 @@ PACE = UpdatePolicy(drain_s=0.0, max_unavailable=3)
 
 
 def half_up(share: float, size: int) -> int:
-    """The rule of the page, said once more: half a task is rounded up."""
+    """Repeats the rule of the page: half a task is rounded up."""
     return int(Fraction(str(share)) * size + Fraction(1, 2))
 
 
 class Writers:
-    """The five, what they last wanted, and whether that is so."""
+    """The five writers, their last intents, and the check that the job follows them."""
 
     def __init__(self, w: World, seed: int) -> None:
         self.w, self.chance = w, random.Random(f"writers {seed}")
@@ -53,7 +54,7 @@ class Writers:
         intent = self.record.intents.get(dimension)
         return 0 if intent is None else intent.version
 
-    # -- what they write
+    # -- writes
 
     async def owner(self) -> None:
         """Applies an old job file: another size and another command."""
@@ -69,7 +70,7 @@ class Writers:
         self.size = size
 
     async def stale_autoscaler(self) -> None:
-        """Read the size a while ago: somebody wrote it since."""
+        """Writes a size that it computed from an outdated version; another writer wrote since."""
         wish = SizeWish(tasks=15, expect=self.version("size") - 1)
         with pytest.raises(Conflict, match="and the request replaces version"):
             await self.w.cp.intents.size("web", wish, "user:scaler")
@@ -103,7 +104,7 @@ class Writers:
             self.held = {t.index: t.version for t in self.record.tasks if not is_changing(t)}
 
     async def failure(self) -> None:
-        """At most one machine of six is away at a time."""
+        """At most one of six machines is down at a time."""
         if self.down:
             self.w.region.machines[self.down.pop()].power_on()
         else:
@@ -119,7 +120,7 @@ class Writers:
             )
         )()
 
-    # -- what is so
+    # -- checks
 
     def check_written(self) -> None:
         intents = self.record.intents
@@ -145,7 +146,7 @@ class Writers:
             self.check_exact(status.record)
 
     def check_shown(self) -> None:
-        """What is shown of a job without composing it is what is composed."""
+        """Assert that the summary of a job, which is not composed, equals the composed one."""
         record, seen = begun(self.record), Seen({}, Moment(self.w.runtime.date(), 0.0))
         told, composed = shown(record, seen), unified(record, seen)
         assert (told.size, told.runtime, told.waits) == (

@@ -1,4 +1,4 @@
-"""Whatever the region, a plan breaks nothing on the way and gains what it says."""
+"""In any region, no step of a plan breaks a rule, and the plan gains what it states."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_reported_gain_is_the_measured_gain(model: RegionModel) -> None:
 @settings(max_examples=60, deadline=None)
 @given(models())
 def test_no_plan_is_better_than_the_bound(model: RegionModel) -> None:
-    """Tasks on machines that take no more of them may stay there, also in the bound."""
+    """Tasks on machines that accept no more of them may stay there, in the bound as well."""
     answer = solved(model)
 
     assert answer.bound is not None
@@ -127,7 +127,7 @@ def test_the_same_seed_finds_the_same_plan_and_no_more_moves_than_asked(
 def test_the_gain_in_power_is_what_plain_arithmetic_says(
     model: RegionModel, number: int, share: float
 ) -> None:
-    """Whichever places have budgets, on two levels."""
+    """Holds for any set of places with budgets, on two levels."""
     machines = len(model.machines)
     watts = [10.0 + 5.0 * (m % 3) for m in range(machines)]
     levels = [

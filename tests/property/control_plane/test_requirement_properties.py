@@ -1,4 +1,4 @@
-"""Any text is read or refused with words; any term reads back; verdicts agree with sets."""
+"""Any text is parsed or refused with a message. Terms round-trip, and verdicts agree with sets."""
 
 from hypothesis import given
 from hypothesis import strategies as st

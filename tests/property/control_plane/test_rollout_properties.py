@@ -1,4 +1,4 @@
-"""Rollouts under random failures: the budget is kept, and every one of them ends."""
+"""Rollouts under random failures keep the budget, and every rollout ends."""
 
 from collections import Counter
 
@@ -58,7 +58,7 @@ def a_spec(tasks: int, update: UpdatePolicy) -> JobSpec:
 
 
 class Model:
-    """A job on three machines whose agents do in one step what they are told."""
+    """A job on three machines whose agents carry out each command in one step."""
 
     def __init__(self, tasks: int, update: UpdatePolicy | None = None) -> None:
         spec = a_spec(tasks, update or UpdatePolicy(drain_s=1))
@@ -89,7 +89,7 @@ class Model:
         }
 
     def round(self) -> None:
-        """What the scheduler does in one round, then what agents do about it."""
+        """One round of the scheduler, followed by the reactions of the agents."""
         self.clock += 0.5
         view = self.view()
         seen = Seen(view, self.now, claims=self.index.claims.get("web") or ())
@@ -97,7 +97,7 @@ class Model:
         serving = self.serving(made.record)
         begin_operations(made, Found(ready=frozenset(made.chosen)), seen)
         wanted = made.record.spec.tasks
-        if self.serving(made.record) < serving:  # SC6: only within the budget
+        if self.serving(made.record) < serving:  # only within the budget
             assert wanted - self.serving(made.record) <= made.record.spec.update.max_unavailable
         extras = sum(task.extra for task in made.record.tasks)
         assert extras <= made.record.spec.update.surge
@@ -106,7 +106,7 @@ class Model:
         self.obey()
 
     def allocate(self, record: JobRecord, view: dict[str, SeenMachine]) -> Placed:
-        """As the allocator does, but at once."""
+        """Allocates as the allocator does, but immediately."""
         for name in MACHINES:
             unfit = "still has tasks to lose" if record.leaving.get(name) else ""
             self.index.block(name, unfit if self.up[name] else "is down")
@@ -218,7 +218,7 @@ def test_a_rollout_keeps_its_budget_and_always_ends(tasks, update, events):
     for _ in range(4):
         model.round()
     copies = Counter(name for m in MACHINES for name in model.tasks[m])
-    assert len(copies) == copies.total() == wanted  # nothing twice, nothing left
+    assert len(copies) == copies.total() == wanted  # no task runs twice, and none remains
     assert copies.keys() == {task_id("web", task.index) for task in model.record.tasks}
     assert all(task.operation is None for task in model.record.tasks)
     assert model.record.leaving == {}
@@ -226,7 +226,7 @@ def test_a_rollout_keeps_its_budget_and_always_ends(tasks, update, events):
 
 @settings(deadline=None)
 @given(st.integers(1, 6), EVENTS)
-def test_generations_only_rise(tasks, events):  # design 3.1
+def test_generations_only_rise(tasks, events):
     model = Model(tasks)
     last: dict[int, int] = {}
     for kind, what in events:

@@ -1,4 +1,4 @@
-"""No entitlement is ever in a shard whose scope excludes it, whatever happens at once."""
+"""No entitlement is ever in a shard whose scope excludes it, under any concurrency."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ LOADS = st.lists(
 
 
 class SlowStore(MemoryStore):
-    """Other writers get their turns between a check and the write that it was for."""
+    """Lets other writers run between a check and the write that relies on it."""
 
     def __init__(self, turns: Sequence[int]) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class SlowStore(MemoryStore):
 
 
 class Life:
-    """The portal, the map of owners and the scopes, as the core has them."""
+    """The portal, the map of owners and the scopes, as the core keeps them."""
 
     def __init__(self, store: MemoryStore, regions: Mapping[str, str]) -> None:
         self.portal, self.owners = Portal(store, Runtime()), OwnershipMap(store)
@@ -89,7 +89,7 @@ class Life:
             ShardLoad(shard=n, load=load, region=self.scopes.of(n)) for n, load in enumerate(loads)
         ]
         best = least_loaded_first(found, self.scopes.pin_of(name))[0]
-        await asyncio.sleep(0)  # its process is asked whether it is ready
+        await asyncio.sleep(0)  # queries readiness of the shard's process
         await self.owners.give(name, best, self.scopes.may_get(name, best))
 
     async def move(self, name: str, to: int) -> None:
@@ -115,7 +115,7 @@ class Life:
 def test_no_entitlement_gets_into_a_shard_whose_scope_excludes_it(
     regions: dict[str, str], batches: list[list[tuple[object, ...]]], turns: list[int]
 ) -> None:
-    """Grants, changes of region, gifts and moves run at the same time, and all may fail."""
+    """Grants, changes of region, transfers and moves run at the same time; each may fail."""
 
     async def live() -> None:
         async with SlowStore(turns) as store:

@@ -1,4 +1,4 @@
-"""The SQLite engine behaves as the dictionary does, whatever is written and restarted."""
+"""The SQLite engine behaves like a dictionary under any writes and restarts."""
 
 import asyncio
 import tempfile

@@ -1,4 +1,4 @@
-"""A write whose answer was lost: what is said of it is true, and stays true."""
+"""For a write whose answer was lost, the reported outcome is true and stays true."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ steps = st.lists(st.sampled_from(("put", "same", "delete", "two")), min_size=1, 
 
 
 async def known(attempt: WriteAttempt) -> int:
-    """Ask until the store can say."""
+    """Ask until the store knows the outcome."""
     while True:
         try:
             return await attempt.outcome()
@@ -31,7 +31,7 @@ async def known(attempt: WriteAttempt) -> int:
 
 
 async def lane(slots: Slots, name: str, wanted: Sequence[str], model: dict[str, bytes]) -> None:
-    """Write one's own keys, step by step; `model` is what was said to be there."""
+    """Write one's own keys, step by step; `model` holds the values reported as written."""
     at = {f"{name}/a": 0, f"{name}/b": 0}
     first, second = at
     for number, step in enumerate(wanted):
@@ -50,7 +50,7 @@ async def lane(slots: Slots, name: str, wanted: Sequence[str], model: dict[str, 
         except UnknownOutcome:
             revision = await known(attempt)
         if not revision:
-            for key in keys:  # the question may have raised the revision of what is there
+            for key in keys:  # the query may have raised an entry's revision
                 entry = await slots.store.get(key)
                 at[key] = entry.revision if entry else 0
             continue
@@ -65,7 +65,9 @@ async def lane(slots: Slots, name: str, wanted: Sequence[str], model: dict[str, 
 @pytest.mark.behaviour("F-47", "BUG-CP14")
 @given(fates, st.lists(steps, min_size=1, max_size=3))
 def test_a_report_on_a_lost_write_stays_true(fates, lanes) -> None:
-    """Made, refused, lost, unheard, late: exactly what was said is there."""
+    """The store holds exactly the reported values for made, refused, lost, unanswered and late
+    writes.
+    """
 
     async def main() -> None:
         left = iter(fates)
@@ -76,18 +78,18 @@ def test_a_report_on_a_lost_write_stays_true(fates, lanes) -> None:
                 *(lane(slots, f"l{n}", wanted, model) for n, wanted in enumerate(lanes))
             )
             for _ in range(6):
-                await store.get("")  # what was late arrives
+                await store.get("")  # late writes arrive
             entries = (await store.list_prefix("")).entries
             found = {e.key: e.value for e in entries if not e.key.startswith(OUTCOMES)}
             assert found == model
-            assert len(entries) - len(found) <= len(lanes)  # slots are used again
+            assert len(entries) - len(found) <= len(lanes)  # slots are reused
 
     asyncio.run(main())
 
 
 @pytest.mark.behaviour("BUG-CP14")
 async def test_a_write_that_comes_after_the_question_is_refused() -> None:
-    """Not to be seen yet was taken for failed, and then it was there."""
+    """A write that was not visible yet was reported as failed, and then it arrived."""
     async with FaultyStore(MemoryStore(), lambda _: MADE) as store:
         slots = Slots(store, "test")
         store.fate = lambda operations: Fate(late=5) if operations[0].key == "a" else MADE

@@ -1,4 +1,4 @@
-"""A machine is stored without what has its default, and reads back as it was."""
+"""A machine record is stored without default values, and reads back unchanged."""
 
 import enum
 import types
@@ -26,11 +26,11 @@ PLAIN = {
     type(None): st.none(),
 }
 IN_RANGE = {int: st.integers(0, 1 << 16), float: st.sampled_from([0.0, 0.5, 1.0, 1e9])}
-"""Of fields whose type says from where to where they go."""
+"""Bounds of fields whose type states them."""
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    """Return values of a type that records are made of."""
+    """Return values of one of the types of record fields."""
     inside = typing.get_args(kind)
     if kind in PLAIN:
         return PLAIN[kind]
@@ -52,7 +52,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def structs(kind: type) -> st.SearchStrategy[Any]:
-    """Return structs of which any field may have its default or another value."""
+    """Return structs; any field may have its default or another value."""
     required, others = {}, {}
     for field in msgspec.structs.fields(kind):
         if field.name != "schema":

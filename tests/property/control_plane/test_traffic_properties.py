@@ -1,4 +1,4 @@
-"""Weights of endpoints by which a canary gets its part of the requests."""
+"""Weights of endpoints that give a canary its share of the requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNTS = st.integers(1, 15_000)
 
 
 def reach(canaries: int, others: int) -> tuple[float, float]:
-    """Return the smallest and the largest part that weights above 0 can give."""
+    """Return the smallest and the largest share that weights above 0 can give."""
     least = part_of_requests((1, WEIGHT_MAX), canaries, others)
     return least, part_of_requests((WEIGHT_MAX, 1), canaries, others)
 
@@ -64,6 +64,6 @@ def test_a_larger_part_never_gets_fewer_requests(
 
 @given(PARTS, COUNTS)
 def test_without_endpoints_of_both_kinds_all_are_alike(traffic: float, count: int) -> None:
-    """A canary that gets no requests does not stop a job whose other tasks are all away."""
+    """A canary without requests does not stop a job whose other tasks are all down."""
     assert weights_of(traffic, count, 0) == weights_of(traffic, 0, count)
     assert set(weights_of(traffic, count, 0)) == {USUAL_WEIGHT}

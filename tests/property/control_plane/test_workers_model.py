@@ -1,4 +1,4 @@
-"""Keyed workers, whatever is woken when, however long rounds take and whichever fail."""
+"""Keyed workers under any wakes, durations of rounds and failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALL = st.tuples(SECONDS, st.sampled_from(["wake", "wake", "wake_at"]), KEYS, SE
 
 @dataclass
 class Story:
-    """What happened: times of calls, of rounds, and what each round returned."""
+    """Times of calls and of rounds, and what each round returned."""
 
     calls: list[tuple[float, str, str, float]]
     rounds: list[tuple[str, float, float, object]]
@@ -77,7 +77,7 @@ async def tell(calls, plans, pace) -> tuple[Story, Workers]:
     st.sampled_from([0.0, 0.01]),
 )
 def test_no_news_is_lost_and_no_round_is_for_nothing(calls, plans, limit, gather_s):
-    """Each wake and each due time is followed by a round; each round had a cause."""
+    """A round follows each wake and each due time, and each round had a cause."""
     pace = Pace(limit=limit, gather_s=gather_s, retry_s=2.0)
     story, workers = run(tell(calls, plans, pace))
     assert story.most <= limit
@@ -85,8 +85,8 @@ def test_no_news_is_lost_and_no_round_is_for_nothing(calls, plans, limit, gather
     for key, began, ended, result in story.rounds:
         by_key[key].append((began, ended, result))
     for at, what, key, _ in story.calls:
-        # a round that begins from then on sees what was true when it was woken; one that was
-        # due later may have been overtaken by a round that looked at everything before
+        # a round that begins after a wake sees the state at the wake; a round that was
+        # due later may be replaced by an earlier round that checked everything
         assert any(began >= at for began, _, _ in by_key[key]), (what, key, at)
     causes = Counter(key for _, _, key, _ in story.calls)
     for key, rounds in by_key.items():

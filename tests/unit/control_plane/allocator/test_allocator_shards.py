@@ -1,4 +1,4 @@
-"""Allocators that share a region, each with the entitlements of its shard."""
+"""Allocators that share a region; each has the entitlements of its shard."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -51,7 +51,7 @@ async def shards(
     runtime: Runtime | None = None,
     **specs: EntitlementSpec,
 ) -> AsyncIterator[list[Allocator]]:
-    """Run so many allocators with one entitlement `front0`, … each, over the same two brokers.
+    """Run `number` allocators over the same two brokers, with one entitlement `front0`, … each.
 
     `specs` are other grants than the quota.
     """
@@ -121,7 +121,7 @@ async def test_what_one_shard_gives_back_another_one_may_take():
 
 @pytest.mark.behaviour("AL22", "BUG-AL33")
 async def test_shards_of_one_process_count_power_together():
-    """Each shard filled a budget on its own."""
+    """Each shard counted only its own tasks against a budget, and filled it."""
     power = PowerSettings(budgets_w={"dc1": 300, "dc2": 300}, overcommit=1.0)
     async with shards(2, 6, settings=SchedulerSettings(power=power)) as (first, second):
         one = await first.place(a_job(4, "a", entitlement="front0", **WHOLE))
@@ -130,14 +130,14 @@ async def test_shards_of_one_process_count_power_together():
         assert [b.used_w for b in first.index.power_budgets()] == [300, 300]
         gains = second.index.gains("front1")
         await first.forget("a")
-        assert second.index.gains("front1") > gains  # what waits there is tried again
+        assert second.index.gains("front1") > gains  # tasks that wait there are tried again
         other = await second.place(a_job(4, "b", entitlement="front1", **WHOLE))
         assert not other.unplaced
 
 
 @pytest.mark.behaviour("CP7", "BUG-AL33")
 async def test_shards_of_one_process_keep_what_others_were_promised():
-    """Each shard summed up its own entitlements only."""
+    """Each shard summed up only its own entitlements."""
     needs_db = EntitlementSpec(machines=2, machine_types=["db"])
     async with shards(2, 10, front1=needs_db) as (first, second):
         await first.place(a_job(10, "a", entitlement="front0", **WHOLE))
@@ -148,7 +148,7 @@ async def test_shards_of_one_process_keep_what_others_were_promised():
 
 @pytest.mark.behaviour("CP7", "BUG-AL33")
 async def test_shards_that_place_at_once_keep_what_a_third_was_promised():
-    """What one shard takes counts for the others from the step in which it takes it."""
+    """Machines that one shard takes count for the others from the same step."""
     needs_db = EntitlementSpec(machines=1, machine_types=["db"])
     async with shards(3, 5, runtime=HastyRuntime(), front2=needs_db) as (first, second, third):
         made = await asyncio.gather(
@@ -191,7 +191,9 @@ async def test_a_shard_that_ends_is_counted_by_the_others_as_one_that_never_was(
 
 
 async def test_what_waits_in_a_pool_is_tried_again_once_the_pool_came_to_this_shard():
-    """Its quota counts here from now on, so more may fit although no machine got room."""
+    """The pool's quota counts here from now on. More tasks may fit although no machine
+    gained room.
+    """
     async with shards(2, quota=2) as (first, second):
         before = second.index.gains("front0")
         adopt(second, "front0", await read(first, ["j0"]))

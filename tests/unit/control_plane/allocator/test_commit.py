@@ -1,4 +1,4 @@
-"""What a pool may take, and what jobs mean for each other, is judged at the commit."""
+"""The commit checks what a pool may take, and the effects of jobs on each other."""
 
 import asyncio
 from collections import Counter
@@ -26,11 +26,11 @@ from wire.errors import Busy
 
 GIB = 1 << 30
 WHOLE = Limits(memory_max_bytes=8 * GIB, cpu_max_cores=4.0)
-"""One such task fills a machine."""
+"""Limits of a task that fills a machine."""
 
 
 class HastyRuntime(Runtime):
-    """Gives others a turn at every chance, as a region of many machines does."""
+    """Yields to other coroutines at every opportunity, as a region of many machines does."""
 
     async def checkpoint(self) -> None:
         await asyncio.sleep(0)
@@ -91,7 +91,7 @@ def held(allocator: Allocator, pool: str = "front") -> list[MachineRecord]:
     ("jobs", "levels"), [(4, (Property.RACK,)), (8, (Property.ROW, Property.MSB))]
 )
 async def test_jobs_placed_at_once_never_hold_more_than_the_quota(jobs, levels):
-    """Each plan read the allowance when it began, and the commit did not read it."""
+    """Each plan read the allowance when it began, and the commit did not check it again."""
     async with region(machines(100), {"front": EntitlementSpec(machines=10)}) as allocator:
         assert await place_all(allocator, jobs, 9, preferences=even(*levels)) == 10
         assert len(held(allocator)) == 10
@@ -118,7 +118,7 @@ async def test_jobs_placed_at_once_keep_to_a_quota_in_rru():
 
 @pytest.mark.behaviour("CP7", "BUG-AL20")
 async def test_jobs_placed_at_once_leave_others_what_they_were_promised():
-    """The same race for machines that other entitlements were promised."""
+    """The same race for machines that are promised to other entitlements."""
     granted = {
         "front": EntitlementSpec(machines=20),
         "back": EntitlementSpec(machines=8, machine_types=["db"]),
@@ -151,7 +151,7 @@ async def test_jobs_placed_at_once_keep_to_a_budget_of_power():
 
 @pytest.mark.behaviour("CP3", "BUG-AL20")
 async def test_machines_taken_ahead_of_tasks_count_against_the_quota():
-    """Moves for the sake of the spread took machines without a look at the quota."""
+    """Moves that improve the spread took machines without a check of the quota."""
     async with region(machines(12), {"front": EntitlementSpec(machines=3)}) as allocator:
         await allocator.place(a_job(1, limits=WHOLE))
         free = [r.machine for r in held(allocator, "")]
@@ -163,7 +163,7 @@ async def test_machines_taken_ahead_of_tasks_count_against_the_quota():
 
 
 async def test_a_neighbour_that_was_placed_meanwhile_is_seen_at_the_commit():
-    """A plan that began before an answer was overdue goes on without its turn."""
+    """A plan whose answer is overdue continues without waiting for its turn."""
     async with region(machines(4), {"front": EntitlementSpec(machines=4)}) as allocator:
         first = await allocator.place(a_job(1, "a", apart_from=[Neighbour(job="b")]))
         (claim,) = first.claims or ()
@@ -172,7 +172,7 @@ async def test_a_neighbour_that_was_placed_meanwhile_is_seen_at_the_commit():
         stale, times = request, iter(range(99))
 
         def bound(asked):
-            """Return what was known when the first plan began, and the truth after that."""
+            """Return the state at the start of the first plan, and the current state after that."""
             return stale if next(times) < 2 else allocator._neighbours.bound(asked)
 
         made = await allocator.allocations.allocate(

@@ -146,7 +146,7 @@ async def test_several_programs_tasks_place_at_once_and_nothing_is_promised_twic
 
 @pytest.mark.behaviour("BUG-AL30")
 async def test_jobs_of_one_entitlement_are_tried_again_in_the_order_in_which_they_came():
-    """They were tried again by name, so a job called zebra waited for ever."""
+    """Jobs were tried again by name, so a job called zebra waited forever."""
     async with allocator_of(machines(1, 1), {"front": EntitlementSpec(machines=1)}) as allocator:
         await allocator.place(a_job(4, "full"))
         for name in ("zebra", "ant", "mule"):
@@ -154,7 +154,7 @@ async def test_jobs_of_one_entitlement_are_tried_again_in_the_order_in_which_the
         await allocator.place(a_job(3, "full"))
         assert allocator.waiting.take_due() == ["zebra", "ant", "mule"]
         await allocator.place(a_job(1, "zebra"))
-        await allocator.place(a_job(1, "ant"))  # asked again, it keeps its place
+        await allocator.place(a_job(1, "ant"))  # a repeated request keeps its place in the order
         assert (await allocator.place(a_job(1, "zebra"))).unplaced == ()
         await allocator.place(a_job(2, "zebra"))
         await allocator.place(a_job(2, "full"))
@@ -163,7 +163,7 @@ async def test_jobs_of_one_entitlement_are_tried_again_in_the_order_in_which_the
 
 @pytest.mark.behaviour("BUG-AL23")
 async def test_a_repair_of_the_spread_keeps_to_the_preferences_before_it():
-    """Tasks moved to where the first preference did not want them, and back again."""
+    """Repairs moved tasks against the first preference, and back again."""
     listed = [
         MachineRecord(
             machine=f"{dc}-{msb}-{n}",

@@ -1,4 +1,4 @@
-"""What the paper says of its allocator, on an allocator that is asked as a program does."""
+"""What the paper says of its allocator, checked through the API that programs use."""
 
 from collections import Counter
 
@@ -19,8 +19,8 @@ from control_plane.store.records import ENTITLEMENTS, encode
 
 @pytest.mark.behaviour("AL13", "AL14", "SC9")
 async def test_what_is_asked_after_an_event_is_known_but_for_the_jobs_that_it_hit():
-    """Every job asks after every event, as a region's schedulers do; a machine fails, one
-    comes back, a job grows, one ends.
+    """Every job asks after every event, as a region's schedulers do. A machine fails, one returns,
+    a job grows, one ends.
     """
     region, jobs = machines(6, 20), 100
     async with allocator_of(region, {"front": EntitlementSpec(machines=120)}) as allocator:
@@ -49,7 +49,7 @@ async def test_what_is_asked_after_an_event_is_known_but_for_the_jobs_that_it_hi
 
 @pytest.mark.behaviour("AL15")
 async def test_a_thousand_jobs_of_36_tasks_are_placed_evenly():
-    """How fast, `tests/bench/placement.py` measures; this is that it can be done at all."""
+    """Shows that the placement is possible; `tests/bench/placement.py` measures its speed."""
     region = machines(12, 200, cpus=64, rru=64.0, memory_bytes=400 * GIB)
     async with allocator_of(region, {"front": EntitlementSpec(machines=2400)}) as allocator:
         small = Limits(memory_max_bytes=GIB // 2, cpu_max_cores=0.5)
@@ -64,7 +64,7 @@ async def test_a_thousand_jobs_of_36_tasks_are_placed_evenly():
 @pytest.mark.behaviour("AL21")
 @pytest.mark.parametrize(("overcommit", "fit"), [(1.0, 16), (2.0, 32)])
 async def test_cpu_is_overcommitted_only_by_a_job_that_says_so(overcommit, fit):
-    """One that says nothing of CPU claims the default of a quarter of a core."""
+    """A job that does not state its CPU claims the default of a quarter of a core."""
     roomy = machines(1, 1, memory_bytes=100 * GIB)
     async with allocator_of(roomy, {"front": EntitlementSpec(machines=1)}) as allocator:
         limits = Limits(memory_max_bytes=GIB)
@@ -76,7 +76,7 @@ async def test_cpu_is_overcommitted_only_by_a_job_that_says_so(overcommit, fit):
 
 @pytest.mark.behaviour("AL22")
 async def test_more_is_placed_than_the_power_of_an_msb_would_bear():
-    """Each machine may draw 800 W and the MSB bears 2 kW: by default it is overcommitted."""
+    """Each machine may draw 800 W and the MSB supports 2 kW. By default it is overcommitted."""
     region = machines(1, 4, power_w=800)
     bears = SchedulerSettings(power=PowerSettings(budgets_w={"dc1/msb1": 2000}))
     quota = {"front": EntitlementSpec(machines=4)}
@@ -118,7 +118,7 @@ async def test_the_allocator_counts_what_it_did_and_its_computing_time():
         assert spent > 0
         await allocator.place(a_job(6))
         assert (counts.hits, counts.misses, counts.stored, counts.taken) == (1, 1, 1, 3)
-        assert counts.cpu_s == spent  # what is known costs no plan
+        assert counts.cpu_s == spent  # a cached answer needs no plan
 
 
 async def test_nothing_outlives_an_allocator_in_memory():

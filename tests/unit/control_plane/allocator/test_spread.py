@@ -1,4 +1,4 @@
-"""Which tasks stand unevenly, and where they would go: one plan for all of them."""
+"""One plan finds all unevenly placed tasks and their targets."""
 
 import random
 from collections import Counter
@@ -30,7 +30,7 @@ def repairs(index: RegionIndex, request: Request, most: int = 9) -> tuple[spread
 
 
 def uneven_after_a_failure() -> RegionIndex:
-    """Return a region where the tasks of two MSBs fled to the third, and the two are back."""
+    """Return a region whose two failed MSBs are back, while their tasks still run in the third."""
     index = a_region(msbs=3, machines=2)
     for name in ("dc1-msb2-0", "dc1-msb2-1", "dc1-msb3-0", "dc1-msb3-1"):
         index.block(name, "is down")
@@ -42,7 +42,7 @@ def uneven_after_a_failure() -> RegionIndex:
 
 @pytest.mark.behaviour("BUG-CP20")
 def test_tasks_that_fled_into_one_msb_have_moves_back():
-    """Nothing repaired spread after a failure."""
+    """The allocator did not repair the spread after a failure."""
     index = uneven_after_a_failure()
     found = repairs(index, a_request(6))
     assert Counter(move.to_bin for move in found) == {"dc1/msb2": 2, "dc1/msb3": 2}
@@ -65,7 +65,7 @@ def test_no_move_gains_less_than_one_task_of_spread():
 
 
 def test_without_a_possible_gain_no_move_is_found():
-    """The answer without a plan agrees with the plans, over regions at random."""
+    """The check without a plan agrees with the plans, over random regions."""
     told = Counter[bool]()
     for seed in range(60):
         chance = random.Random(seed)
@@ -98,7 +98,7 @@ def test_where_the_emptier_bin_is_full_nothing_moves():
 
 @pytest.mark.behaviour("BUG-CP20")
 def test_tasks_on_one_machine_part_within_their_msb():
-    """Five of six tasks stood on one machine, and stayed there."""
+    """Five of six tasks ran on one machine, and stayed there."""
     index = a_region(msbs=1, machines=2)
     index.block("dc1-msb1-1", "is down")
     allocate(index, a_request(4))
@@ -109,7 +109,7 @@ def test_tasks_on_one_machine_part_within_their_msb():
 
 @pytest.mark.behaviour("BUG-CP20")
 def test_a_scale_down_takes_from_the_fullest_domain():
-    """It took the highest indexes, wherever they stood."""
+    """A scale-down removed the highest indexes, regardless of their domains."""
     index = a_region(msbs=2, machines=2)
     for name in ("dc1-msb2-0", "dc1-msb2-1"):
         index.block(name, "is down")
@@ -126,7 +126,7 @@ def test_a_scale_down_takes_from_the_fullest_domain():
 
 @pytest.mark.behaviour("AS3")
 def test_a_smaller_size_empties_machines_one_after_the_other():
-    """Of the fullest bin the machine goes first that is nearest to being empty of all jobs."""
+    """In the fullest bin, tasks leave the machine first that is nearest to being empty of all."""
     index = a_region(msbs=2, machines=3)
     allocate(index, a_request(12))
     allocate(index, a_request(1, "other"))
@@ -189,7 +189,7 @@ def test_unevenness_includes_bins_without_tasks():
 
 @pytest.mark.behaviour("BUG-CP10")
 def test_all_tasks_that_move_find_their_targets_in_one_plan():
-    """A target search per moved task is quadratic; all of them are one plan."""
+    """A target search for each moved task is quadratic, so one plan covers all of them."""
     index = a_region(msbs=4, machines=50)
     allocate(index, a_request(400))
     leaving = frozenset(name for name in index.machines if name.startswith("dc1-msb1-"))

@@ -1,4 +1,4 @@
-"""The directory of tasks follows job records by what is different in them."""
+"""The directory of tasks applies only the differences between job records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def drawn_task(rng: random.Random, index: int) -> TaskRecord:
 
 
 def drawn(rng: random.Random, before: JobRecord | None) -> JobRecord | None:
-    """Return a record in which some tasks are the objects of the one before; seldom none."""
+    """Return a record that shares some task objects with the one before. Rarely return none."""
     if rng.random() < 0.1:
         return None
     known = {} if before is None else {task.index: task for task in before.tasks}

@@ -1,4 +1,4 @@
-"""Two processes on the stores of the same brokers (RB9): a machine is never in two entitlements."""
+"""Two processes on the stores of the same brokers: a machine is never in two entitlements."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.behaviour("RB9")
 
 
 class Lossy:
-    """Loses one write with several keys on its way, and has no answer to it."""
+    """Loses one write with several keys before the store makes it; its outcome is unknown."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self._inner = inner
         self.loses = False
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
-        """What happens before anybody asks for the outcome."""
+        """Runs before the first query of the outcome."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -50,7 +50,7 @@ class Lossy:
 @pytest.mark.behaviour("BUG-AL32")
 @pytest.mark.parametrize("writers", [("one", "two"), ("", "")])
 async def test_a_lost_write_is_not_taken_for_made_because_another_process_made_one(writers):
-    """Slots were named by table, so another writer's slot said "made"."""
+    """Slots were named by table, so another writer's slot reported "made"."""
     async with MemoryStore() as store:
         await stocked(store, machines(4), {})
         lossy = Lossy(store)
@@ -64,7 +64,7 @@ async def test_a_lost_write_is_not_taken_for_made_because_another_process_made_o
             brokers: {name: Take(pool, pool) for name in names}
             for brokers, pool, names in ((first, "a", ("m0", "m1")), (second, "b", ("m0", "m2")))
         }
-        # Both have a slot already, at the same revision where they share it.
+        # Both have a slot already. If they share one, they know it at the same revision.
         lossy.meanwhile = lambda: second.prepare("two:1-1", takes[second])
         lossy.loses = True
         with pytest.raises(Exception, match="m0"):
@@ -82,7 +82,7 @@ async def test_a_lost_write_is_not_taken_for_made_because_another_process_made_o
 
 @pytest.mark.behaviour("BUG-AL32")
 async def test_a_slot_that_another_writer_moved_is_read_again():
-    """Each later attempt was refused for the sake of a revision that was over."""
+    """Each later attempt was refused because it compared an outdated revision."""
     async with MemoryStore() as store:
         one, other = Slots(store, "same"), Slots(store, "same")
         both = [Put("a", b""), Put("b", b"")]
@@ -114,7 +114,7 @@ async def test_two_processes_place_at_once_and_share_no_machine():
             allocator_over(one, {"dc1": brokers}, name="one") as first,
             allocator_over(two, {"dc1": brokers}, name="two") as second,
         ):
-            for _ in range(3):  # each learns of the other's machines by conflicts
+            for _ in range(3):  # conflicts show each process the other's machines
                 await asyncio.gather(
                     *(first.place(a_job(2, f"a{n}", limits=WHOLE)) for n in range(3)),
                     *(

@@ -1,4 +1,4 @@
-"""What an allocator follows of promises, neighbours and pins between two recomputations."""
+"""How an allocator updates promises, neighbours and pins between two recomputations."""
 
 import pytest
 from regions import FREE, RegionIndex, a_request, add, plan
@@ -18,7 +18,7 @@ KIND = ("small", "dc1", 4_000_000)
 
 @pytest.mark.behaviour("CP7")
 def test_a_pool_may_take_the_last_machine_that_is_promised_to_no_other():
-    """With none left the ledger is as true as before; with one too many it is not."""
+    """With no machine left to spare the ledger is valid; with one too many taken it is not."""
     ledger = Ledger(Shares(groups={}, flows={}, rest={KIND: 2}))
     for left in (1, 0):
         ledger.follow({("e1", KIND): 1, (FREE, KIND): -1})

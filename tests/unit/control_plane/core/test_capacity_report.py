@@ -229,8 +229,8 @@ def test_owners_of_small_entitlements_see_what_stacking_saves():
         entitlement("e1", machines=1),
         entitlement("e2", machines=1),
         entitlement("e3", machines=1, host_profile="gpu"),
-        entitlement("e4", machines=100),  # large ones have machines of their own
-        entitlement("e5", machines=1, materialization="e0"),  # stacks already
+        entitlement("e4", machines=100),  # large tasks have separate machines
+        entitlement("e5", machines=1, materialization="e0"),  # these tasks stack already
     ]
     found = capacity_report(machines, entitlements, used, now=0).fragmentation
 

@@ -1,7 +1,7 @@
-"""What kube-scheduler and Nomad do in cases that their users know, and what we do in them.
+"""Cases that users of kube-scheduler and Nomad know, and the behaviour of Twine in them.
 
-The cases are facts about their documented behaviour, in our words; docs/allocation.md explains
-each difference.
+The cases are facts about their documented behaviour, in our words; docs/allocation.md explains each
+difference.
 """
 
 import pytest
@@ -121,7 +121,7 @@ def test_a_machine_by_name_and_one_that_takes_no_tasks(theirs, blocked, only, ho
 
 
 def test_a_task_that_failed_goes_to_another_machine_if_there_is_one():
-    """Nomad's penalty for a node on which an allocation failed; kube does not know that."""
+    """Nomad penalizes a node on which an allocation failed; Kubernetes has no such rule."""
     index = RegionIndex()
     add(index, "m1")
     allocate(index, a_request(1))
@@ -161,7 +161,7 @@ def test_tasks_are_spread_as_evenly_as_there_is_room(theirs, machines, tasks, zo
 
 
 def test_those_that_are_there_count_for_the_spread():
-    """Kube counts the pods that match; here it is the tasks of the job."""
+    """Kubernetes counts the matching pods; Twine counts the tasks of the job."""
     index = a_region(msbs=3, machines=2)
     there = Demand(GIB, cpus=1, requires=(In("msb", frozenset({"dc1/msb1"})),))
     groups = (Group(there, (0, 1)),)
@@ -195,7 +195,7 @@ def test_a_limit_per_bin_is_hard(theirs, limit, level, placed):
     ],
 )
 def test_tasks_are_spread_by_targets(theirs, weights, tasks, zones):
-    """A value without a target shares what Nomad's targets leave of 100; here it has weight 1."""
+    """In Nomad, values without a target share the rest of 100. Here each has weight 1."""
     index = RegionIndex()
     for zone in range(3):
         add(index, [f"z{zone}-{i}" for i in range(4)], f"msb{zone}")
@@ -238,8 +238,10 @@ def test_nearness_to_another_job_is_hard(theirs, near, hosts):
 
 
 def test_the_first_preference_outweighs_all_others():
-    """Kube and Nomad add weighted scores; here a preference only parts what those before find
-    equal. Two racks of the wanted type would win by weight; the better MSB wins here."""
+    """Kubernetes and Nomad add weighted scores; here a preference only decides between bins that
+    the earlier preferences rank equal. By weight, two racks of the wanted type would win; here the
+    better MSB wins.
+    """
     index = RegionIndex()
     add(index, "right", "msb1", capacity=a_capacity("small"))
     add(index, "wanted", "msb2", capacity=a_capacity("gpu", generation="new", sku="good"))
@@ -254,7 +256,7 @@ def test_the_first_preference_outweighs_all_others():
 
 
 def test_a_task_stays_when_its_machine_changes():
-    """Kube ignores during execution what it required for scheduling; so do we."""
+    """Kubernetes ignores scheduling requirements during execution; Twine does the same."""
     index = RegionIndex()
     add(index, "m1 m2", labels=LABELS)
     fast = Demand(GIB, cpus=1, requires=(parse("label.disk = ssd"),))

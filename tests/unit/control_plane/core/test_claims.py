@@ -1,4 +1,4 @@
-"""What a job claims, and what it will claim after a change."""
+"""Claims of a job, now and after a change."""
 
 from regions import GIB, a_capacity, a_place
 
@@ -44,7 +44,7 @@ def test_a_record_has_only_the_demands_that_tasks_have():
 
 
 def test_a_task_that_claims_nothing_can_be_freed():
-    """Its machine left the region while the change was made."""
+    """The machine of the task left the region during the change."""
     claims = the_claims(Claim(0, M0, SMALL))
     change = Change("web", "e1", [], [Claim(0, M0, SMALL), Claim(5, M1, SMALL)])
     assert record_after(change, claims) is None

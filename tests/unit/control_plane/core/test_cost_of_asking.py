@@ -1,4 +1,4 @@
-"""Asks that find nothing judge a few machines, however many there are, and say what is right."""
+"""Asks that find no room judge few machines in a region of any size, and give correct reasons."""
 
 import pytest
 from regions import (
@@ -31,7 +31,7 @@ LEVELS = ["dc1", "dc1/msb1", "dc1/msb1/row1", "dc1/msb1/row1/rack"]
 POOLS = pytest.mark.parametrize("pool", ["e1", FREE])
 EVEN_RACKS = (Preference(property="rack"),)
 EACH = 40
-"""Machines of a rack."""
+"""Machines in a rack."""
 
 
 def a_region_with(budgets: dict[str, int], racks: int, pool: str, **fields) -> RegionIndex:
@@ -65,11 +65,11 @@ def judged(monkeypatch) -> list[str]:
 @pytest.mark.parametrize("fit", [Fit.EVEN, Fit.TIGHT])
 @pytest.mark.parametrize("level", LEVELS)
 def test_where_power_is_used_up_no_single_machine_is_judged(level, pool, fit, judged):
-    """1.3 s an ask at 200,000 machines."""
+    """An ask took 1.3 s at 200,000 machines."""
     racks = 25
     places = [f"{level}{n}" for n in range(racks)] if level.endswith("rack") else [level]
     index = a_region_with(dict.fromkeys(places, 99), racks, pool)
-    for size in (4, 3, 2):  # each is smaller than the last one, so none is known to be hopeless
+    for size in (4, 3, 2):  # each is smaller, so no earlier search in vain applies
         made = plan(index, a_request(3, demand=Demand(GIB, cpus=size), fit=fit), Allowance())
         assert len(made.unplaced) == 3
         assert any("power: dc1" in reason for reason in made.reasons)
@@ -78,7 +78,7 @@ def test_where_power_is_used_up_no_single_machine_is_judged(level, pool, fit, ju
 
 @pytest.fixture
 def tried(monkeypatch) -> list[str]:
-    """Record which machines a search judges."""
+    """Record the machines that a search judges."""
     seen: list[str] = []
 
     def watched(demand, machine, room):
@@ -100,7 +100,7 @@ def tried(monkeypatch) -> list[str]:
     ],
 )
 def test_where_each_machine_is_too_small_no_more_than_a_few_are_judged(demand, tried):
-    """The first ask judged all of them: 208 ms at 100,000 machines."""
+    """The first ask judged all machines: 208 ms at 100,000 machines."""
     index = a_region_with({}, 25, "e1", disk_bytes=GIB)
     assert len(plan(index, a_request(3, demand=demand), Allowance()).unplaced) == 3
     assert len(tried) < 20
@@ -109,7 +109,7 @@ def test_where_each_machine_is_too_small_no_more_than_a_few_are_judged(demand, t
 
 
 def test_machines_that_single_ones_exclude_are_judged_once_for_a_demand(tried):
-    """Racks are nothing that a bucket's machines have in common: each is looked at, once."""
+    """Machines of a bucket may be in different racks, so each machine is judged, but only once."""
     index = a_region_with({}, 25, "e1")
     nowhere = Demand(GIB, cpus=1, requires=(In("rack", frozenset({"rack99"})),))
     for job in ("a", "b", "c"):
@@ -119,7 +119,7 @@ def test_machines_that_single_ones_exclude_are_judged_once_for_a_demand(tried):
 
 @pytest.mark.parametrize("fit", [Fit.EVEN, Fit.TIGHT])
 def test_machines_with_too_little_left_are_searched_once_whatever_is_asked_then(fit, tried):
-    """1,000 machines have 1,000 MiB left each: what needs more does not look at them again."""
+    """1,000 machines have 1,000 MiB left each. Asks that need more do not search them again."""
     mib, index = GIB >> 10, a_region_with({}, 25, "e1")
     most = Demand(4 * GIB - 1_000 * mib, cpus=2)
     held = [Claim(n, machine, most) for n, machine in enumerate(index.machines.values())]
@@ -139,7 +139,7 @@ def test_machines_with_too_little_left_are_searched_once_whatever_is_asked_then(
 @POOLS
 @pytest.mark.parametrize("level", LEVELS)
 def test_released_power_is_found_again(level, pool):
-    """What a search in vain remembers ends when power is released."""
+    """The result of a search in vain is dropped when power is released."""
     places = [f"{level}{n}" for n in range(3)] if level.endswith("rack") else [level]
     index = a_region_with(dict.fromkeys(places, 100), 3, pool)
     for rack in range(3):
@@ -176,7 +176,7 @@ def test_a_machine_in_use_gets_more_tasks_where_power_is_used_up():
 
 @pytest.mark.behaviour("BUG-AL28")
 def test_free_machines_that_another_entitlement_needs_are_refused_as_one():
-    """1.3 s an ask at 100,000 free machines."""
+    """An ask took 1.3 s at 100,000 free machines."""
     index = a_region_with({}, 25, FREE)
     wish, asked = Demand(GIB, cpus=1), []
 
@@ -225,7 +225,7 @@ def test_all_machines_of_a_kind_are_kept_only_if_each_of_them_would_do(demand, f
     ],
 )
 def test_the_largest_free_amount_is_of_all_machines(demand, left, words, pool, monkeypatch):
-    """Of the first thousand only; the roomiest machine came later."""
+    """The amount covered the first thousand machines only; the roomiest machine came later."""
     monkeypatch.setattr(explanation, "_EXPLAINED", 10)
     fields = {"gpus": 8 if demand.gpus else 0, "network_mbps": 100, "disk_bytes": 9 * GIB}
     index = a_region_with({}, 2, pool, **fields)
@@ -243,7 +243,7 @@ def test_the_largest_free_amount_is_of_all_machines(demand, left, words, pool, m
 @pytest.mark.behaviour("BUG-AL27")
 @pytest.mark.parametrize("level", ["rack", "row"])
 def test_a_preference_over_racks_examines_at_most_one_per_task(level, monkeypatch):
-    """120 to 320 times what the default spread costs; each ask parted all machines."""
+    """An ask cost 120 to 320 times as much as the default spread: it grouped all machines."""
     looked_at: list[object] = []
     count = LazyOrder._follow
 

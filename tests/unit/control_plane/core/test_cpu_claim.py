@@ -1,4 +1,4 @@
-"""What a task claims of CPU where its job does not say (BUG-CP15), and how that is counted."""
+"""The CPU claim of a task whose job does not state one, and how claims are counted."""
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ PLAIN = JobSpec(
 
 @pytest.mark.behaviour("BUG-CP15")
 def test_a_job_that_says_nothing_of_cpu_claims_the_default():
-    """Such a job claimed nothing, and seven of its tasks landed on two cores."""
+    """Such a job claimed no CPU, and seven of its tasks were placed on two cores."""
     assert demand_of(claiming(PLAIN, None, 0.25)).cpus == 0.25
 
 
@@ -44,7 +44,7 @@ def test_what_a_job_says_counts(changes, cpus, rru):
 
 @pytest.mark.behaviour("BUG-CP15")
 def test_a_job_of_an_earlier_release_keeps_its_claim_until_its_next_version():
-    """An upgrade moves no task, nor does applying the same, or resizing."""
+    """An upgrade moves no task; applying the same file or a resize does not either."""
     assert claiming(PLAIN, PLAIN, 0.25) == PLAIN
     resized = replace(PLAIN, tasks=9, update=UpdatePolicy(drain_s=1))
     assert claiming(resized, PLAIN, 0.25) == resized
@@ -63,7 +63,7 @@ def test_another_default_changes_no_job_that_has_one():
     [(0.1, 1, 10), (1.6, 8, 5), (0.3, 3, 10), (0.7, 7, 10), (1.1, 33, 30), (0.001, 1, 1000)],
 )
 def test_as_many_tasks_fit_as_their_cores_add_up_to(cpus, cores, tasks):
-    """Ten tasks of 0.1 did not fit one core: each claimed a little more than it said."""
+    """Ten tasks of 0.1 cores did not fit one core: rounding made each claim slightly larger."""
     index = a_region(msbs=1, machines=1, cpus=cores, rru=1.85, memory_bytes=1 << 40)
     made = allocate(index, a_request(tasks + 1, demand=Demand(1, cpus=cpus)))
     check(index)
@@ -74,7 +74,7 @@ def test_as_many_tasks_fit_as_their_cores_add_up_to(cpus, cores, tasks):
 
 @pytest.mark.behaviour("BUG-AL5")
 def test_claims_have_no_tolerance():
-    """A million tasks that each exceed a little are much."""
+    """A million tasks that each exceed their claim a little exceed it by much in total."""
     index = a_region(msbs=1, machines=1, cpus=1.0, rru=1.0, memory_bytes=1 << 40)
     made = allocate(index, a_request(2, demand=Demand(1, cpus=0.500001)))
     assert made.unplaced == (1,)
@@ -105,7 +105,7 @@ def test_tasks_that_share_a_core_by_overcommit_fit_it():
 
 @pytest.mark.behaviour("AL21")
 def test_exclusive_and_shared_cpus_add_up_to_the_machine():
-    """What the host then gives are whole cores, so the claims of the others still fit."""
+    """The host assigns whole cores to exclusive claims, so the claims of the others still fit."""
     own = demand_of(replace(PLAIN, resources=Resources(exclusive_cpus=3)))
     index = a_region(msbs=1, machines=1, cpus=8.0, rru=9.1, memory_bytes=1 << 40)
     assert not allocate(index, a_request(2, "own", demand=own)).unplaced
@@ -117,7 +117,7 @@ def test_exclusive_and_shared_cpus_add_up_to_the_machine():
 
 @pytest.mark.behaviour("BUG-AL5")
 def test_a_machine_may_turn_out_to_be_another_one_while_a_change_is_reserved():
-    """What a change frees there is counted in the new grains, too."""
+    """The amount that the change frees there is also counted in the new units."""
     index = a_region(msbs=1, machines=1, memory_bytes=1 << 40)
     allocate(index, a_request(3))
     made = plan(index, a_request(4, demand=Demand(1, cpus=0.7)), Allowance(machines=0))

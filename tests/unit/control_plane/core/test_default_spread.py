@@ -57,7 +57,7 @@ def per_msb(index: RegionIndex, tasks: int, own: list[Preference] | None) -> lis
     ],
 )
 def test_an_explicit_preference_keeps_a_job_spread_over_msbs(own):
-    """Nine of nine tasks were in one MSB."""
+    """All nine tasks were in one MSB."""
     assert per_msb(a_region(msbs=3, machines=9), 9, own) == [3, 3, 3]
 
 
@@ -87,7 +87,7 @@ def test_a_job_replaces_the_default_spread_by_saying_otherwise(own, expected):
 
 
 def moves(index: RegionIndex, own: list[Preference]) -> list[tuple[str, str]]:
-    """Return from and to which MSB repairs would move tasks of a job that was uneven."""
+    """Return the source and target MSBs to which repairs would move tasks of an uneven job."""
     request = a_request(6, preferences=preferences(own))
     over, claims = spread.evened(request.preferences), list(index.claims["web"])
     if over is None:
@@ -106,7 +106,7 @@ def all_in_one_msb(machines: int) -> RegionIndex:
 
 @pytest.mark.behaviour("BUG-AL26")
 def test_one_task_on_each_machine_is_spread_over_msbs_again():
-    """A failure left such a job in one MSB for good."""
+    """A failure left such a job in one MSB permanently."""
     index = all_in_one_msb(6)
     add(index, [f"other{n}" for n in range(6)], "msb2")
     assert moves(index, [MACHINE]) == [("dc1/msb1", "dc1/msb2")] * 3
@@ -115,7 +115,7 @@ def test_one_task_on_each_machine_is_spread_over_msbs_again():
 @pytest.mark.behaviour("BUG-AL26")
 @pytest.mark.parametrize("property_", [Property.MSB, Property.RACK])
 def test_repairs_move_no_task_off_what_its_job_prefers(property_):
-    """A default behind a preference must not undo it."""
+    """A default behind a preference must not override it."""
     index = all_in_one_msb(2)
     add(index, ["other1", "other2"], "msb2", rack="rack2")
     value = {"msb": "msb1", "rack": "rack1"}[property_]

@@ -1,4 +1,4 @@
-"""Whether a machine can take a task, and every reason why not."""
+"""Whether a machine has room for a task, and every reason if it has not."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Quotas: what pools may hold, what a region can promise, and which sum does not come out."""
+"""Quotas: what pools may hold, what a region can promise, and which sum is exceeded."""
 
 import time
 
@@ -104,7 +104,7 @@ def test_a_refusal_says_how_much_there_is():
 
 @pytest.mark.behaviour("CP7")
 def test_a_quota_of_any_type_leaves_room_for_a_quota_of_one_type():
-    """A greedy sum would refuse: the flexible quota has to be moved to icelake in the mind."""
+    """A greedy sum would refuse. The check has to count the flexible quota on icelake machines."""
     specs = {"flexible": spec(machines=150, machine_types=["skylake", "icelake"])}
     assert shortage("fixed", spec(machines=40, machine_types=["skylake"]), specs, SUPPLY) is None
     assert shortage("fixed", spec(machines=41, machine_types=["skylake"]), specs, SUPPLY)
@@ -229,7 +229,7 @@ def test_a_pool_of_a_region_and_a_data_center_allows_what_is_in_both():
 
 @pytest.mark.behaviour("SH13")
 def test_what_is_promised_in_one_region_is_short_there_and_not_elsewhere():
-    """A global quota takes of what regional ones leave, in the same data center or not."""
+    """A global quota uses what regional quotas leave, in the same data center or in others."""
     west = MachineClass("skylake", "dc1", MICRO, "west")
     supply = {west: 4, MachineClass("skylake", "dc1", MICRO, "east"): 6}
     specs = {"pay": spec(machines=3, region="west")}
@@ -253,7 +253,7 @@ def test_fractions_of_rru_add_up_without_an_error():
 
 
 def _computing_s(count: int) -> float:
-    """Return the computing time of one check in a region of so many entitlements."""
+    """Return the computing time of one check in a region with `count` entitlements."""
     types = [f"t{i}" for i in range(10)]
     supply = {MachineClass(t, f"dc{d}", MICRO): 20_000 for t in types for d in range(5)}
     specs = {
@@ -271,5 +271,5 @@ def _computing_s(count: int) -> float:
 
 @pytest.mark.behaviour("CP8")
 def test_the_check_of_a_region_grows_with_its_entitlements():
-    """Ten times as many are at most thirty times the work; their square would be a hundred."""
+    """Ten times as many cost at most 30 times the work; quadratic growth would cost 100 times."""
     assert min(_computing_s(3000) for _ in range(3)) < 30 * min(_computing_s(300) for _ in range(3))

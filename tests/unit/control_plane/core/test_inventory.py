@@ -1,4 +1,4 @@
-"""Lists of machines: read whole or refused whole, with every error and its line."""
+"""A list of machines is read completely, or refused with every error and its line."""
 
 import msgspec
 import pytest

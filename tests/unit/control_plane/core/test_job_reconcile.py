@@ -1,4 +1,4 @@
-"""Reports folded into a job's record, one case each."""
+"""How reports of agents change a job's record, one case each."""
 
 import pytest
 from msgspec.json import encode
@@ -126,7 +126,7 @@ def test_a_task_that_may_end_is_not_started_again():
 
 @pytest.mark.behaviour("BUG-EL8")
 def test_a_failed_task_with_policy_never_is_not_restarted():
-    """It was, and who had handed it in never heard of the failure."""
+    """The task was restarted, and its submitter never learned of the failure."""
 
     def failed(result: str, code: int | None = None, when: RestartWhen = RestartWhen.NEVER):
         end = a_status(state=TaskState.FAILED, last_exit=Exit(result=result, code=code, at=1))
@@ -139,7 +139,7 @@ def test_a_failed_task_with_policy_never_is_not_restarted():
         assert "never" in task.reason
         assert failed(result, code, RestartWhen.ON_FAILURE).retry_at > 0
     for result, code in (("exit-code", 203), ("evicted", None), ("start-timeout", None)):
-        assert failed(result, code).retry_at > 0  # its host's doing
+        assert failed(result, code).retry_at > 0  # caused by the host
 
 
 @pytest.mark.behaviour("SC3")
@@ -148,7 +148,7 @@ def test_silence_concludes_nothing_and_a_down_machine_loses_its_task():
     assert observe(record, m1(answering=False), at(1.0)) == record
     task = after(record, m1(up=False, answering=False))
     assert (task.phase, task.listed) == (TaskPhase.LOST, False)
-    assert task.placement == Placement(machine="m1")  # until there is a better one
+    assert task.placement == Placement(machine="m1")  # until a better one is found
 
 
 def test_a_task_on_its_way_out_is_remembered_where_its_machine_died():
@@ -170,7 +170,7 @@ def test_what_left_is_deleted_on_the_machine_that_came_back():
 
 @pytest.mark.behaviour("F-49")
 def test_a_start_that_was_not_sent_waits_for_the_old_copy_on_a_machine_that_is_up_again():
-    """The image was long on its way to m2; meanwhile m1 is back, with the task."""
+    """The transfer of the image to m2 took long. Meanwhile m1 is back, with the task."""
     task = a_task(phase=TaskPhase.STARTING, generation=7, placement=Placement(machine="m2"))
     record = replace(a_record(task), leaving={"m1": ["web-0"]})
     start = Start("m2", "web-0", 0, 1, 7, Placement(machine="m2"))
@@ -182,7 +182,7 @@ def test_a_start_that_was_not_sent_waits_for_the_old_copy_on_a_machine_that_is_u
     assert commands(record, back) == [stop]
     assert command_about(record, 0, "m2", back) is None
     assert after(record, back).reason == "its remains on m1 are removed first"
-    silent = new | m1(answering=False)  # again, and not down yet
+    silent = new | m1(answering=False)  # silent again, and not declared down yet
     assert commands(record, silent) == []
     gone = observe(record, new | m1(), at(1.0))
     assert commands(gone, new | m1()) == [start]
@@ -240,7 +240,7 @@ def test_a_task_that_is_refused_for_long_goes_elsewhere():
 
 
 def test_one_that_must_have_no_second_copy_goes_once_its_machine_takes_it_no_more():
-    """A start whose answer was lost for a minute may still arrive where it was refused."""
+    """A start without an answer for a minute may still arrive at the agent that refused it."""
     disconnect = Disconnect(policy=DisconnectPolicy.STOP)
     record = a_record(a_task(phase=TaskPhase.STARTING), disconnect=disconnect)
     refusing = m1(refused={"web-0": "no answer"})
@@ -265,7 +265,7 @@ def chosen(record: JobRecord, view) -> tuple[int, ...]:
 
 @pytest.mark.behaviour("SC6", "BUG-AU1")
 def test_no_more_than_the_budget_is_replaced_at_once_even_if_all_are_broken():
-    """A release may repair a job of which nothing serves (ADR 0132)."""
+    """A release may repair a job that has no serving task (ADR 0132)."""
     sick = [a_status(i, health=Health.UNHEALTHY) for i in range(4)]
     tasks = [a_task(i, listed=False) for i in range(4)]
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
@@ -277,7 +277,7 @@ def test_no_more_than_the_budget_is_replaced_at_once_even_if_all_are_broken():
 
 @pytest.mark.behaviour("BUG-CP17")
 def test_what_is_down_for_any_reason_counts_before_broken_tasks_are_replaced():
-    """Two of four are lost or being started again, so the budget of two is used up."""
+    """Two of four tasks are lost or restarting, so the budget of two is used up."""
     tasks = [
         a_task(0, phase=TaskPhase.LOST, placement=Placement(machine="m9")),
         a_task(1, phase=TaskPhase.STARTING, version=2),
@@ -293,7 +293,7 @@ def test_what_is_down_for_any_reason_counts_before_broken_tasks_are_replaced():
 @pytest.mark.behaviour("SC6", "BUG-AU1")
 @pytest.mark.parametrize("broken", [2, 3])
 def test_nothing_that_serves_goes_for_a_release_while_the_budget_is_used_up(broken: int):
-    """Of four tasks two or more are broken and at most two may be unavailable."""
+    """Of four tasks at least two are broken, and at most two may be unavailable."""
     tasks = [a_task(i, listed=i >= broken) for i in range(4)]
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
     health = [Health.UNHEALTHY if i < broken else Health.HEALTHY for i in range(4)]
@@ -303,7 +303,7 @@ def test_nothing_that_serves_goes_for_a_release_while_the_budget_is_used_up(brok
 
 @pytest.mark.behaviour("SC6")
 def test_a_task_that_must_leave_now_uses_up_the_budget():
-    """Its deadline is over and it goes anyway, so nothing else may go with it."""
+    """Its deadline has passed and it leaves anyway, so no other task may leave with it."""
     tasks = [a_task(0), a_task(1, placement=Placement(machine="m2")), a_task(2)]
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=1))
     late = m1(a_status(1), leaving=True, overdue=True)["m1"]
@@ -324,14 +324,14 @@ def test_an_update_waits_while_machines_do_not_answer():
 
 
 def given_up(record: JobRecord, view) -> list[int]:
-    """Return the tasks that are taken away because the job is smaller."""
+    """Return the tasks that are removed because the job is smaller."""
     made = decide(record, Seen(view, at(1.0))).record
     return [t.index for t in made.tasks if t.operation and t.operation.cause is Cause.RESIZE]
 
 
 @pytest.mark.behaviour("BUG-CP24")
 def test_a_smaller_job_gives_up_nothing_that_serves_for_what_does_not():
-    """Two tasks of a machine that was not heard had ended; a third was taken down."""
+    """Two tasks of a silent machine had ended, and a third, serving task was stopped."""
     tasks = [a_task(i, placement=Placement(machine="m2" if i < 2 else "m1")) for i in range(6)]
     silent = {"m2": SeenMachine(up=True, answering=False, ready=False)}
     view = m1(*(a_status(i) for i in range(2, 6))) | silent
@@ -342,7 +342,7 @@ def test_a_smaller_job_gives_up_nothing_that_serves_for_what_does_not():
 
 @pytest.mark.behaviour("BUG-CP24")
 def test_a_smaller_job_gives_up_first_what_is_known_not_to_serve():
-    """What a silent machine runs may serve yet; a task that is sick does not."""
+    """A task on a silent machine may still serve; an unhealthy task does not."""
     tasks = [a_task(0), a_task(1, placement=Placement(machine="m2")), a_task(2)]
     sick = a_status(0, health=Health.UNHEALTHY)
     silent = {"m2": SeenMachine(up=True, answering=False, ready=False)}
@@ -353,7 +353,7 @@ def test_a_smaller_job_gives_up_first_what_is_known_not_to_serve():
 
 @pytest.mark.behaviour("BUG-CP24")
 def test_a_plan_that_sees_nothing_keeps_what_clients_use():
-    """With nothing seen no task that is listed is worse than another."""
+    """Without any reports, no listed task is worse than another."""
     tasks = [a_task(0, phase=TaskPhase.STARTING), a_task(1), a_task(2)]
     assert remaining(a_record(*tasks, tasks=2), Seen({}, at(0.0))) == (1, 2)
     assert remaining(a_record(*tasks, tasks=1), Seen({}, at(0.0))) == (1,)
@@ -361,9 +361,9 @@ def test_a_plan_that_sees_nothing_keeps_what_clients_use():
 
 @pytest.mark.behaviour("BUG-TC1", "BUG-CP30")
 def test_a_lost_task_that_is_back_is_not_taken_for_a_version_that_it_never_ran():
-    """A release came while its machine was down; the old copy is back.
+    """A release was applied while the machine was down; the old copy is back.
 
-    What the copy was started with holds until its machine was heard.
+    The record keeps the version with which the copy was started until the machine has reported.
     """
     lost = a_task(phase=TaskPhase.LOST, reason="machine m1 is not usable")
     away = {"m1": SeenMachine(up=False, answering=False, ready=False)}
@@ -388,9 +388,9 @@ def test_a_lost_task_that_is_back_is_not_taken_for_a_version_that_it_never_ran()
 def test_a_version_runs_everywhere_once_no_task_is_on_its_way_to_it(
     phase: TaskPhase, reason: str, *, is_done: bool
 ):
-    """One without room, or on a dead machine, is not waited for; one between two versions is.
+    """Tasks without room or on a dead machine are not waited for. A task between two versions is.
 
-    It was told that all tasks run a version while the last of them was stopped for it.
+    The job reported that all tasks run a version while the last of them was stopped for the update.
     """
     update = Operation(
         id="web-1.1",
@@ -413,7 +413,7 @@ def test_a_version_runs_everywhere_once_no_task_is_on_its_way_to_it(
 @pytest.mark.behaviour("BUG-CP32")
 @pytest.mark.parametrize("phase", [TaskPhase.PENDING, TaskPhase.LOST, TaskPhase.DRAINING])
 def test_an_update_is_not_done_before_one_task_of_its_version_served(phase: TaskPhase):
-    """All tasks were away; the version failed, and nothing took it back."""
+    """All tasks were down. The version failed, and no rollback was made."""
     record = a_record(a_task(phase=phase, version=2, listed=False), version=2)
     record = replace(record, rollout=Rollout(version=2, base=1, passed=True))
     ledger = Ledger(record, at(100.0))
@@ -428,7 +428,7 @@ def test_an_update_is_not_done_before_one_task_of_its_version_served(phase: Task
     ("state", "is_blamed"), [(TaskState.STOPPING, False), (TaskState.STARTING, True)]
 )
 def test_a_task_that_its_host_ends_in_a_cut_says_nothing_of_its_version(state, is_blamed):
-    """It may take longer to stop than a task may take to get healthy."""
+    """Such a task may take longer to stop than a task may take to become healthy."""
     update = UpdatePolicy(on_failure=OnFailure.ROLLBACK, healthy_within_s=60.0)
     task = a_task(phase=TaskPhase.STARTING, version=2, state=state)
     record = a_record(task, version=2, update=update)
@@ -439,7 +439,7 @@ def test_a_task_that_its_host_ends_in_a_cut_says_nothing_of_its_version(state, i
 
 
 def released_in_a_cut(old: dict[str, object], new: dict[str, object]) -> JobRecord:
-    """A lost task of version 1, whose owner has applied version 2 since its machine was cut off."""
+    """Return a lost task's job at version 1; its owner applied version 2 during the cut."""
     lost = a_task(phase=TaskPhase.LOST, reason="machine m1 is not usable")
     before, after = a_record(lost, **old).spec, a_record(lost, version=2, **new)
     return replace(after, specs={1: before, 2: after.spec})
@@ -454,7 +454,7 @@ STOP = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0)
 
 @pytest.mark.behaviour("BUG-CP30")
 def test_a_shorter_stop_timeout_of_a_release_in_a_cut_does_not_shorten_the_wait():
-    """Started with 120 s to stop, the old copy may run for 150 s and more."""
+    """The old copy was started with 120 s to stop, so it may run for 150 s and more."""
     record = released_in_a_cut(
         {"disconnect": STOP, "stop_timeout_s": 120.0}, {"disconnect": STOP, "stop_timeout_s": 1.0}
     )
@@ -469,9 +469,7 @@ def test_a_shorter_stop_timeout_of_a_release_in_a_cut_does_not_shorten_the_wait(
 
 @pytest.mark.behaviour("BUG-CP30")
 def test_a_stop_version_waits_for_the_copy_of_a_keep_version():
-    """A change from keep to stop in a cut starts no second copy before the machine is
-    heard.
-    """
+    """After a change from keep to stop in a cut, no second copy starts before a report."""
     record = released_in_a_cut({}, {"disconnect": STOP, "stop_timeout_s": 1.0})
     for unheard_s in (40.0, 1000.0):
         record = decide(record, Seen(silent(unheard_s), at(unheard_s))).record
@@ -481,7 +479,7 @@ def test_a_stop_version_waits_for_the_copy_of_a_keep_version():
 
 @pytest.mark.behaviour("BUG-CP30")
 def test_a_job_made_again_knows_the_copies_that_its_predecessor_left_behind():
-    """Deleted and made again in a cut, with `stop` for `keep`."""
+    """The job is deleted and created again in a cut, with `stop` instead of `keep`."""
     stored = read_retired(
         encode(retired_of(replace(a_record(version=1), generation=9, lasting={"m1": ["web-0"]})))
     )
@@ -499,7 +497,7 @@ def test_a_job_made_again_knows_the_copies_that_its_predecessor_left_behind():
 
 @pytest.mark.behaviour("BUG-CP31")
 def test_a_task_starts_only_on_a_machine_of_the_entitlement_of_its_own_version():
-    """The job moved to another entitlement; the machine is of one of its versions."""
+    """The job moved to another entitlement; the machine belongs to that of one of its versions."""
     task = a_task(phase=TaskPhase.STARTING)
     made = a_record(task, version=2)
     moved = replace(made.spec, entitlement="f")
@@ -510,7 +508,7 @@ def test_a_task_starts_only_on_a_machine_of_the_entitlement_of_its_own_version()
 
 @pytest.mark.behaviour("BUG-CP31")
 def test_a_moved_job_does_not_stop_all_its_tasks_at_once():
-    """Tasks of the version before stay where they run, within the job's budget."""
+    """Tasks of the previous version stay where they run, within the job's budget."""
     tasks = [a_task(i, placement=Placement(machine="m1")) for i in range(3)]
     made = a_record(*tasks, version=2)
     moved = replace(made.spec, entitlement="f")

@@ -1,4 +1,4 @@
-"""What a job's record asks of the allocator, in the course of its life."""
+"""What a job's record requests from the allocator in each phase of the job."""
 
 import pytest
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ def a_spec(image: str, limits: Limits = LIMITS) -> JobSpec:
 
 
 def running(index: RegionIndex, limits: Limits = LIMITS) -> JobRecord:
-    """Return a job whose three tasks run where they claim room, at the first of two versions."""
+    """Return a job whose three tasks run on their claimed machines, at the first of 2 versions."""
     allocate(index, a_request(3))
     tasks = [
         TaskRecord(
@@ -42,7 +42,7 @@ def asked(record: JobRecord, index: RegionIndex) -> Request:
 
 
 def with_task(record: JobRecord, phase: TaskPhase, version: int = 2, **fields) -> JobRecord:
-    """Return the record with task 1 in another phase; one that is pending has no place."""
+    """Return the record with task 1 in another phase; a pending task has no machine."""
     first, task, last = record.tasks
     if phase is TaskPhase.PENDING:
         fields["placement"] = None
@@ -71,7 +71,7 @@ def test_an_update_in_place_asks_for_the_same_at_each_of_its_steps(phase, versio
 
 
 def waits(record: JobRecord, index: RegionIndex, **fields) -> bool:
-    """Return whether task 1, not running, is asked for as one for which a machine is sought."""
+    """Return whether the request asks for a machine for task 1, which does not run."""
     groups = asked(with_task(record, TaskPhase.PENDING, **fields), index).groups
     return [group.tasks for group in groups if not group.running] == [(1,)]
 

@@ -1,4 +1,4 @@
-"""`job explain` says where what tasks keep is, and what happens to it (AG9, docs/volumes.md)."""
+"""`job explain` reports where kept volumes are and what happens to them (docs/volumes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who lends what to whom, what is called back, and how large buffers are."""
+"""Decisions about loans: lender, borrower, callbacks, and sizes of buffers."""
 
 from collections import Counter
 
@@ -158,7 +158,7 @@ def test_loans_end_at_their_time_with_their_notice_and_idle_ones_at_once() -> No
         loan(0, until=NOW + 299),
         loan(1, until=NOW + 301),
         loan(2, tasks=0, idle_s=121.0),
-        loan(3, promise_s=0.0, until=None),  # by hand
+        loan(3, promise_s=0.0, until=None),  # made by an operator
         loan(4, until=NOW, revoked=True),
     ]
     assert back(loans, []) == {
@@ -183,7 +183,7 @@ def test_what_was_used_at_this_time_yesterday_and_a_week_ago_is_expected_again()
     for number in range(8 * DAY):
         at = NOW + number * SLOT_S
         history = noted(history, 50 if number == DAY + 2 else 10, at)
-    now = NOW + (8 * DAY - 1) * SLOT_S  # a week and two slots later: 50 was used 3 slots on
+    now = NOW + (8 * DAY - 1) * SLOT_S  # a week and two slots later; 50 were used 3 slots later
     assert expected(history, 10, now, ahead_s=300) == 10
     assert expected(history, 10, now, ahead_s=900) == 50
     assert expected(history, 70, now, ahead_s=900) == 70
@@ -194,12 +194,12 @@ def test_missed_slots_repeat_the_last_value_and_a_clock_set_back_begins_again() 
     history = noted(noted(UseHistory(pool="web"), 7, NOW), 9, NOW + 4 * SLOT_S)
     assert history.used == [7, 7, 7, 7, 9]
     assert noted(history, 3, NOW - SLOT_S).used == [3]
-    assert peak(noted(history, 3, NOW + 4 * SLOT_S)) == 9  # the most of the slot
+    assert peak(noted(history, 3, NOW + 4 * SLOT_S)) == 9  # the maximum of the slot
 
 
 @pytest.mark.behaviour("EL10", "EX16")
 def test_central_buffers_are_smaller_than_those_of_every_owner_and_say_why() -> None:
-    """The report gives the gain: the largest case of all against the sum of the largest cases."""
+    """The report states the gain: the largest case of all against the sum of the largest cases."""
 
     def history(pool: str, hour: int) -> UseHistory:
         used = [30 if hour * 12 <= n % DAY < hour * 12 + 12 else 10 for n in range(2 * DAY)]
@@ -217,9 +217,9 @@ def test_central_buffers_are_smaller_than_those_of_every_owner_and_say_why() -> 
     found = buffers(owners)
     by_kind = {b.kind: (b.central, b.siloed) for b in found.buffers}
     assert by_kind["fault"] == (70, 40 + 40 + 10 + 10)
-    assert by_kind["growth"] == (20, 80)  # nobody grows when another one does
+    assert by_kind["growth"] == (20, 80)  # no owner grows while another one does
     assert by_kind["maintenance"] == (3, 4)
-    assert by_kind["release"] == (8, 8)  # so few owners may all update at once
+    assert by_kind["release"] == (8, 8)  # all of so few owners may update at once
     assert found.used == 140
     assert found.central == sum(b.central for b in found.buffers)
     assert found.gain == round(140 / (140 + found.central) - 140 / (140 + found.siloed), 4) > 0

@@ -1,4 +1,4 @@
-"""Machines share a bucket only if they agree in all that a bucket says of them."""
+"""Machines share a bucket only if all properties of the bucket hold for each of them."""
 
 import pytest
 from regions import FREE, GIB, RegionIndex, a_capacity, a_place, a_request, add, allocate, check
@@ -57,7 +57,7 @@ def test_labels_capabilities_and_places_within_an_msb_do_not_part_machines():
 
 
 def test_a_little_more_memory_parts_no_machines():
-    """Agents report what the kernel left; a region would have as many buckets as machines."""
+    """Agents report the memory that the kernel leaves; each machine would have its own bucket."""
     index = RegionIndex()
     for number in range(200):
         add(index, f"m{number}", memory_bytes=64 * GIB + number * 4096)
@@ -68,12 +68,12 @@ def test_a_little_more_memory_parts_no_machines():
 @pytest.mark.parametrize("pool", ["e1", FREE])
 @pytest.mark.parametrize(("field", "value", "demand"), WITH_A_TASK)
 def test_a_task_finds_the_one_machine_that_has_room(field, value, demand, pool):
-    """The bucket was searched as if all its machines were like the first."""
+    """The search treated all machines of the bucket like its first one."""
     index = RegionIndex()
     add(index, ["f1", "f2"], pool=pool, **OFFER)
     add(index, "other", pool=pool, **{**OFFER, field: value})
     filler = allocate(index, a_request(3, "filler", demand=Demand(1, cpus=0.1)), Allowance())
-    assert not filler.unplaced  # each machine has a task: none is on the shelf of the empty ones
+    assert not filler.unplaced  # each machine has a task, so none is on the shelf of empty machines
     made = allocate(index, a_request(1, demand=demand), Allowance())
     assert not made.unplaced, made.reasons
     check(index)
@@ -81,7 +81,7 @@ def test_a_task_finds_the_one_machine_that_has_room(field, value, demand, pool):
 
 @pytest.mark.behaviour("BUG-AL21")
 def test_a_small_first_machine_does_not_hide_the_cores_of_a_larger_one():
-    """Four cores seemed to be more than any machine has."""
+    """The planner assumed that no machine has four cores."""
     index = RegionIndex()
     add(index, "small1", cpus=2.0)
     add(index, "large", cpus=7.0)
@@ -93,7 +93,7 @@ def test_a_small_first_machine_does_not_hide_the_cores_of_a_larger_one():
 
 @pytest.mark.behaviour("BUG-AL21")
 def test_a_corrected_inventory_counts_at_once():
-    """Four GPUs were found after a restart only."""
+    """Four added GPUs were found only after a restart."""
     index = RegionIndex()
     add(index, "a b")
     allocate(index, a_request(2, "other", demand=Demand(GIB, cpus=1)))
@@ -121,7 +121,7 @@ def test_a_bucket_is_dropped_with_its_last_machine():
 
 @pytest.mark.behaviour("BUG-AL31")
 def test_a_pool_is_dropped_with_its_last_machine_and_its_gains_never_fall():
-    """Pools of entitlements that were removed stayed for good."""
+    """Pools of removed entitlements stayed permanently."""
     index = RegionIndex()
     seen = []
     for number in range(30):
@@ -166,7 +166,7 @@ def _finish(steps):
 
 @pytest.mark.behaviour("BUG-AL31")
 def test_capacities_and_places_are_forgotten_with_the_machines_that_had_them(monkeypatch):
-    """All that were ever seen stayed for good."""
+    """All capacities and places ever seen stayed in memory."""
     monkeypatch.setattr(capacity, "_SWEEP", 10)
     kinds, kept = capacity.Kinds(), []
     for number in range(200):

@@ -1,4 +1,4 @@
-"""Tasks on machines that are wanted for something else: in which order, why, and how."""
+"""Tasks that must leave their machines: in which order, why, and how."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def a_view(**others: SeenMachine) -> dict[str, SeenMachine]:
 
 
 def a_record(*operations: Operation, controlled: bool = False, version: int = 1) -> JobRecord:
-    """Return a job with a task on each machine; at most one of them may be unavailable."""
+    """Return a job with a task on each machine; at most one task may be unavailable."""
     spec = JobSpec(
         name="web",
         entitlement="e",
@@ -93,7 +93,7 @@ def decided(view: dict[str, SeenMachine], record: JobRecord | None = None, **see
 @pytest.mark.behaviour("BUG-AU4", "SC6")
 @pytest.mark.parametrize("first", range(TASKS))
 def test_the_nearest_deadline_has_the_budget(first: int):
-    """Whatever the index, and before a release and what has no deadline."""
+    """Indexes do not matter. Releases and tasks without a deadline come later."""
     later = {f"m{n}": leaving(n, 600 + n) for n in range(TASKS)}
     assert decided(later | {f"m{first}": leaving(first, 60)}).chosen == (first,)
     none = {f"m{n}": leaving(n) for n in range(TASKS)}
@@ -104,7 +104,7 @@ def test_the_nearest_deadline_has_the_budget(first: int):
 
 @pytest.mark.behaviour("BUG-AU4")
 def test_of_what_has_no_deadline_that_which_waits_already_goes_first():
-    """What was chosen stays chosen."""
+    """A task that was chosen stays chosen."""
     waits = a_record(an_operation(2, OperationState.PROPOSED, Cause.MAINTENANCE))
     assert decided({f"m{n}": leaving(n) for n in range(TASKS)}, waits).chosen == (2,)
 
@@ -126,7 +126,7 @@ def a_machine(*events: UnavailabilityEvent) -> MachineRecord:
 @pytest.mark.behaviour("BUG-AU4", "TC8")
 @pytest.mark.parametrize("kind", TAKEN)
 def test_stop_is_offered_only_where_the_machine_will_be_there_again(kind: EventKind):
-    """Not for a decommission, a replacement, or a loan that is called back."""
+    """Stop is not offered for a decommission, a replacement, or a revoked loan."""
     event = an_event(kind)
     comes_back = returning(a_machine(event), NOW)
     assert comes_back == (kind in PASSING)
@@ -141,7 +141,7 @@ def test_stop_is_offered_only_where_the_machine_will_be_there_again(kind: EventK
 @pytest.mark.behaviour("BUG-AU4")
 @pytest.mark.parametrize("told", [False, True])
 def test_an_acknowledgement_lapses_when_a_deadline_forces_another_task(told: bool):
-    """Unless the controller knew that the other one goes."""
+    """The acknowledgement stays valid if the controller knew that the other task leaves."""
     acknowledged = an_operation(
         0, OperationState.ACKNOWLEDGED, Cause.MAINTENANCE, approved="db 1", deadline=NOW + 900
     )
@@ -167,7 +167,7 @@ def test_an_acknowledgement_lapses_when_a_deadline_forces_another_task(told: boo
     ],
 )
 def test_urgent_work_continues_while_many_machines_are_lost(said: dict[str, bool], waits: bool):
-    """A loan that is called back, a power cap and a deadline; a maintenance waits."""
+    """A revoked loan, a power cap and a deadline continue; a maintenance waits."""
     made = decided(a_view(m0=leaving(0, 60, **said)), held_back={"m0": "much is lost in dc1"})
     assert (made.held == [0]) is waits
     assert (0 in (*made.chosen, *made.overdue)) is not waits

@@ -1,4 +1,4 @@
-"""What the paper shows of entitlements and of spreading (§2.2, Figures 6 and 7), replayed."""
+"""The paper's figures about entitlements and spreading (§2.2, Figures 6 and 7), replayed."""
 
 from collections import Counter
 from fractions import Fraction
@@ -30,14 +30,14 @@ HALF = Demand(2 * GIB, cpus=2)
 
 
 def give_back(index: RegionIndex, machines) -> None:
-    """What brokers do with machines that an allocation left empty."""
+    """Return machines that an allocation left empty, as brokers do."""
     for machine in machines:
         index.put(machine.name, machine.capacity, machine.place, FREE, machine.blocked)
 
 
 @pytest.mark.behaviour("CP5", "MO12", "AL10")
 def test_figure_6():
-    """Jobs A and B of one entitlement stack on M3; C grows, and M6 comes to the other one."""
+    """Jobs A and B of one entitlement stack on M3. C grows; M6 goes to the other entitlement."""
     index = RegionIndex()
     add(index, "m1", "msb1", "dc1", "entitlement1")
     add(index, "m2", "msb1", "dc1", FREE, blocked="is in maintenance")
@@ -85,7 +85,7 @@ def test_figure_7():
 
 
 def lose(index: RegionIndex, msb: str, job: str = "web") -> Request:
-    """Fail an MSB; returns the request that moves the job's tasks away from there."""
+    """Fail an MSB; return the request that moves the job's tasks out of it."""
     lost: dict[str, list[int]] = {}
     staying = []
     for task, name in where(index, job).items():
@@ -106,7 +106,7 @@ def lose(index: RegionIndex, msb: str, job: str = "web") -> Request:
     ("datacenters", "msbs", "buffer"), [(1, 12, Fraction(1, 12)), (5, 12, Fraction(1, 60))]
 )
 def test_the_buffer_against_the_loss_of_an_msb(datacenters, msbs, buffer):
-    """12 MSBs in one data center: 1/12 = 8.3 %; 60 in five: 1/60 = 1.7 %. No more is needed."""
+    """12 MSBs in one data center need 1/12 = 8.3 %; 60 in five need 1/60 = 1.7 %."""
     tasks = 660
     index = a_region(datacenters, msbs, machines=2 * -(-tasks // (4 * datacenters * msbs)))
     assert not allocate(index, a_request(tasks)).unplaced

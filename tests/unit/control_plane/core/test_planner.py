@@ -1,4 +1,4 @@
-"""Plans: what stays, what moves, what is taken from the free pool, and why something waits."""
+"""Plans: which tasks stay or move, which free machines are taken, and why tasks wait."""
 
 import pytest
 from regions import (
@@ -39,7 +39,7 @@ def requiring(property_: Property, *values: str, memory: int = GIB) -> Demand:
     return Demand(memory, cpus=1, requires=((property_, frozenset(values)),))
 
 
-# -- what is asked for
+# -- requests
 
 
 @pytest.mark.behaviour("AL5")
@@ -110,7 +110,7 @@ def test_each_task_gets_the_ports_that_it_names():
     assert plan(index, a_request(3, demand=turned), NONE).change.is_empty
 
 
-# -- what stays
+# -- tasks that stay
 
 
 @pytest.mark.behaviour("AL13")
@@ -208,7 +208,7 @@ def test_tasks_leave_a_machine_as_far_as_there_is_room_elsewhere():
     assert made.unplaced == (leaving[1],)
     assert "1 machine: is to be emptied" in made.reasons
     assert where(index)[leaving[0]] == "dc1-msb2-0"
-    assert where(index)[leaving[1]] == "dc1-msb1-0"  # it keeps its claim meanwhile
+    assert where(index)[leaving[1]] == "dc1-msb1-0"  # the task keeps its claim meanwhile
     check(index)
 
 
@@ -396,7 +396,7 @@ def test_blocked_machines_are_neither_used_nor_taken():
 
 @pytest.mark.behaviour("BUG-UX7")
 def test_a_note_explains_machines_that_count_for_several_reasons():
-    """2 + 1 + 1 machines, of 3."""
+    """2 + 1 + 1 machines count for the reasons, of 3 machines."""
     index = RegionIndex()
     add(index, "a", memory_bytes=GIB, blocked="is down")
     add(index, "b", memory_bytes=GIB)
@@ -466,7 +466,7 @@ def test_a_limit_per_bin_counts_the_tasks_that_are_there_already():
 
 @pytest.mark.behaviour("AL17")
 def test_machines_without_room_do_not_hide_one_that_fits():
-    """One search passes over 256 of them; what is left over then is searched to the end."""
+    """One search skips 256 such machines and then searches the rest completely."""
     index = RegionIndex()
     add(index, [f"cpu{i}" for i in range(400)], cpus=0.5, rru=0.5)
     add(index, ["memory"], memory_bytes=GIB)
@@ -497,18 +497,18 @@ def test_a_large_job_is_compared_with_what_it_has_in_steps():
 
 
 def test_what_is_hopeless_for_one_allocation_is_not_for_another():
-    """A plan's own claims do not count as a machine's lack of room."""
+    """A plan's own claims are not recorded as a machine's lack of room."""
     index = a_region(msbs=1, machines=1)
     assert plan(index, a_request(5), NONE).unplaced == (4,)
     assert plan(index, a_request(4, "other"), NONE).unplaced == ()
 
 
-# -- the first machine that is looked at
+# -- the first machine that is judged
 
 
 @pytest.mark.behaviour("AL7")
 def test_machines_with_far_more_memory_than_others_are_filled_one_by_one():
-    """So are they for the first task of a new job, which is placed at observation."""
+    """This also holds for the first task of a new job, which takes the fast path."""
     index = a_region(msbs=1, machines=20)
     wide = Demand(10 * GIB, cpus=0.1)
     add(index, "w1 w2 w3", machine_type="wide", memory_bytes=64 * GIB)
@@ -521,7 +521,7 @@ def test_machines_with_far_more_memory_than_others_are_filled_one_by_one():
 @pytest.mark.behaviour("AL11")
 @pytest.mark.parametrize("missed", [False, True])
 def test_a_new_version_may_have_the_room_that_its_old_one_frees(missed):
-    """On the machine that suits it, however full that looks, and whoever found no room there."""
+    """The task stays on its machine, although it looks full and another job found no room there."""
     index = RegionIndex()
     add(index, "small used")
     add(index, "large", machine_type="large", memory_bytes=7 * GIB)
@@ -542,7 +542,7 @@ def test_a_new_version_may_have_the_room_that_its_old_one_frees(missed):
 
 @pytest.mark.behaviour("AL17")
 def test_a_refusal_judges_no_machine_twice_for_requests_that_are_alike(monkeypatch):
-    """The reasons are found once per kind of request, and again once room was gained."""
+    """The reasons are computed once for each kind of request, and again once room was gained."""
     index = a_region(msbs=3, machines=50)
     allocate(index, a_request(600, "all"))
     first = plan(index, a_request(5, "one"), Allowance())

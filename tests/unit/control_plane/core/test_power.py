@@ -1,4 +1,4 @@
-"""Budgets of power: overcommitted by default, respected by placement, explained."""
+"""Power budgets are overcommitted by default, respected by placement, and explained."""
 
 import random
 from collections import Counter
@@ -35,7 +35,7 @@ RACK = "dc1/msb1/row1/rack1"
 def a_region(
     overcommit: float = 1.0, pool: str = "e1", each: int = 4, **budgets: int
 ) -> RegionIndex:
-    """Return two MSBs with machines of 400 W for four tasks each; `_` in a place is `/`."""
+    """Return two MSBs with machines of 400 W for four tasks each; `_` in a place stands for `/`."""
     placed = {place.replace("_", "/"): watts for place, watts in budgets.items()}
     index = RegionIndex(Power.of(PowerSettings(budgets_w=placed, overcommit=overcommit)))
     for msb in ("msb1", "msb2"):
@@ -69,7 +69,7 @@ def test_without_a_budget_power_keeps_no_task_away():
 def test_machines_in_use_may_draw_more_than_the_budget_as_far_as_it_is_overcommitted(
     pool, overcommit, watts, lit
 ):
-    """One machine draws 400 W; of four in the MSB so many get tasks."""
+    """One machine draws 400 W; `lit` of the four machines in the MSB get tasks."""
     index = a_region(overcommit, pool, dc1_msb1=watts)
     allocate(index, a_request(32), Allowance())
     check(index)
@@ -115,7 +115,7 @@ def test_one_plan_counts_what_it_uses_itself(pool, fit):
     index = a_region(pool=pool, dc1_msb1=800, dc1_msb2=400)
     preferences = (Preference(property=Property.MACHINE),) if fit is Fit.EVEN else ()
     made = plan(index, a_request(40, fit=fit, preferences=preferences), Allowance())
-    settle(index, made)  # the committer agrees
+    settle(index, made)  # the committer accepts the plan
     assert used(index) == {MSB1: 800, MSB2: 400}
     assert len(where(index)) == 12
 
@@ -139,7 +139,7 @@ def test_free_machines_without_power_are_in_the_reasons():
 
 @pytest.mark.behaviour("AL11")
 def test_the_committer_checks_again():
-    """Two plans, each for the one machine that the MSB's power allows: one is refused."""
+    """Each of two plans takes a machine, and the MSB's power allows one: one plan is refused."""
     index = a_region(dc1_msb1=400)
     plans = {}
     for job, name in (("a", "msb1-0"), ("b", "msb1-1")):
@@ -154,7 +154,7 @@ def test_the_committer_checks_again():
 
 
 def test_released_power_wakes_jobs_that_lacked_it():
-    """A third pool gives it back: without that nobody would ask again."""
+    """A third pool releases the power. Without the wake-up no waiting job would ask again."""
     index = a_region(dc1_msb1=400, each=1)
     add(index, "other", "msb1", pool="e2", power_w=400)
     allocate(index, a_request(4, "there", pool="e2"))
@@ -199,7 +199,7 @@ def test_what_is_known_of_a_machine_changes_what_it_counts():
 
 
 def test_what_runs_already_is_counted_and_never_refused():
-    """A budget may be set below what is in use: nothing is taken down for that."""
+    """A budget may be set below the power in use; no task is stopped for it."""
     index = a_region(dc1_msb1=400)
     machines = [index.machines[f"msb1-{i}"] for i in range(3)]
     index.restore("old", "e1", [Claim(0, machines[0], Demand(GIB, cpus=1))])

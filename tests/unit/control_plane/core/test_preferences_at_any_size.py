@@ -1,4 +1,4 @@
-"""Preferences mean what they say in regions of any size, in the order in which they stand."""
+"""Preferences work in regions of any size, in the order in which they are listed."""
 
 from collections import Counter
 
@@ -22,7 +22,7 @@ from control_plane.api.policy import Fit, Preference, Property, Strategy
 
 EVEN, PACK, PREFER, AVOID = Strategy.EVEN, Strategy.PACK, Strategy.PREFER, Strategy.AVOID
 SIZES = [1, 63, 64, 65, 255, 256, 257, 1000]
-"""Around every number of machines that a planner of ours ever stopped at."""
+"""Region sizes around every limit at which a planner of this project ever stopped searching."""
 
 
 def by(property_: Property, strategy: Strategy = EVEN, *values: str, **fields) -> Preference:
@@ -48,7 +48,7 @@ def per_rack(index: RegionIndex, tasks: int, *preferences: Preference, **fields)
 @pytest.mark.parametrize("each", SIZES)
 @pytest.mark.parametrize("pool", ["e1", FREE])
 def test_even_over_racks_is_even_however_many_machines_they_have(each, pool):
-    """Two racks of a hundred machines: ten tasks all went into one."""
+    """With two racks of a hundred machines, all ten tasks went into one rack."""
     assert set(per_rack(racks(2, each, pool=pool), 4, by(Property.RACK)).values()) == {2}
     assert set(per_rack(racks(3, each, pool=pool), 3, by(Property.RACK)).values()) == {1}
 
@@ -61,7 +61,7 @@ def test_five_hundred_tasks_stand_evenly_in_ten_racks_of_a_thousand_machines():
 @pytest.mark.behaviour("BUG-AL3")
 @pytest.mark.parametrize("each", SIZES)
 def test_the_rack_that_is_preferred_gets_the_tasks(each):
-    """The first rack got them."""
+    """The first rack got the tasks."""
     found = per_rack(racks(4, each), 3, by(Property.RACK, PREFER, "r3", "r2"))
     assert found == {"r3": 3}
     index = racks(4, each)
@@ -80,13 +80,13 @@ def test_one_rack_is_filled_before_the_next(each):
 @pytest.mark.behaviour("BUG-AL3")
 @pytest.mark.parametrize("each", SIZES)
 def test_the_machine_that_is_preferred_gets_the_task(each):
-    """Machines beyond the first 64 were not seen."""
+    """The planner did not see machines beyond the first 64."""
     last = f"msb1-r2-{each - 1}"
     index = racks(3, each)
     preference = by(Property.MACHINE, PREFER, last)
     allocate(index, a_request(5, preferences=(preference,)))
     found = Counter(claim.machine.name for claim in index.claims["web"])
-    assert found[last] == 4  # that is all that it has room for
+    assert found[last] == 4  # it has no room for more
     index = racks(3, each, pool=FREE)
     made = plan(index, a_request(1, preferences=(preference,)), Allowance())
     assert [machine.name for machine in made.change.takes] == [last]
@@ -114,7 +114,7 @@ def two_msbs(each: int) -> RegionIndex:
 @pytest.mark.behaviour("BUG-AL4")
 @pytest.mark.parametrize("each", [3, 64, 65, 300])
 def test_the_first_preference_matters_most_for_every_property(each):
-    """Rack before MSB put two of three tasks into the other MSB."""
+    """A preference for the rack before the MSB put two of three tasks into the other MSB."""
     rack_first = by(Property.RACK, PREFER, "r1"), by(Property.MSB)
     assert per_rack(two_msbs(each), 3, *rack_first) == {"r1": 3}
     msb_first = by(Property.MSB), by(Property.RACK, PREFER, "r1")
@@ -138,7 +138,7 @@ def test_the_second_preference_decides_between_equals_of_the_first(each):
 
 @pytest.mark.behaviour("BUG-AL3")
 def test_a_machine_with_room_is_found_behind_any_number_without():
-    """After 256 that did not fit, the next MSB was taken."""
+    """After 256 machines without room, the planner took the next MSB."""
     index = racks(1, 2000, memory_bytes=GIB // 2)
     add(index, "last", rack="r0", memory_bytes=GIB)
     add(index, [f"msb2-{i}" for i in range(3)], "msb2")
@@ -154,7 +154,7 @@ def test_a_limit_per_machine_holds_with_any_other_preference():
     assert "8 machines: machine would get 2 tasks > 1" in made.reasons
 
 
-# -- which of equal machines
+# -- choice between equal machines
 
 
 def loaded(index: RegionIndex, **tasks: int) -> RegionIndex:
@@ -178,7 +178,7 @@ def test_one_task_jobs_are_packed_if_they_ask_for_it(fit):
 def test_the_tightest_machine_is_the_one_with_least_left_in_what_it_has_least_of():
     index = RegionIndex()
     add(index, "a b c d e")
-    loaded(index, a=3, b=9, c=10, d=1)  # of 16: b has room for one task more, c too
+    loaded(index, a=3, b=9, c=10, d=1)  # of 16: b and c each have room for one more task
     allocate(index, a_request(1, fit=Fit.TIGHT))
     assert index.claims["web"].machines[0] is index.machines["c"]
     allocate(index, a_request(1, "next", fit=Fit.TIGHT))
@@ -216,12 +216,12 @@ def with_gpus(cpu_machines: int = 4, gpu_machines: int = 4, pool: str = "e1") ->
 @pytest.mark.behaviour("BUG-AL8")
 @pytest.mark.parametrize("pool", ["e1", FREE])
 def test_machines_with_gpus_are_kept_for_tasks_that_need_gpus(pool):
-    """Tasks without a GPU filled the machines that have some."""
+    """Tasks without a GPU filled the machines with GPUs."""
     index = with_gpus(pool=pool)
     made = allocate(index, a_request(16), Allowance())
     assert not made.unplaced
     assert {claim.machine.capacity.machine_type for claim in index.claims["web"]} == {"cpu"}
-    allocate(index, a_request(20), Allowance())  # if there is nothing else, they are used
+    allocate(index, a_request(20), Allowance())  # they are used if no other machine has room
     kinds = Counter(claim.machine.capacity.machine_type for claim in index.claims["web"])
     assert kinds == {"cpu": 16, "gpu": 4}
 
@@ -246,7 +246,7 @@ def test_every_scarce_resource_is_kept(plenty, scarce):
 
 @pytest.mark.behaviour("BUG-AL8")
 def test_tasks_without_gpus_on_machines_with_some_fill_one_before_the_next():
-    """Or every one of them lacks the CPU for its GPUs."""
+    """Otherwise every such machine would lack the CPU for its GPUs."""
     index = with_gpus(cpu_machines=0)
     for number in range(8):
         allocate(index, a_request(1, f"j{number}"))
@@ -278,7 +278,7 @@ def test_spread_comes_before_what_is_scarce():
 
 @pytest.mark.behaviour("BUG-AL8")
 def test_machines_with_far_more_memory_than_most_are_filled_one_by_one():
-    """With even load, none of them had room for a task that needs all of one."""
+    """With even load, no such machine had room for a task that needs a whole one."""
     index = RegionIndex()
     add(index, [f"c{i}" for i in range(30)], machine_type="common")
     add(index, [f"h{i}" for i in range(3)], machine_type="huge", memory_bytes=64 * GIB)

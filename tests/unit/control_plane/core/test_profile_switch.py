@@ -38,7 +38,7 @@ RECORD = MachineRecord(
     [
         ("", 0, ProfileState.NONE, True, Step.SEND),
         ("old", 2, ProfileState.VERIFIED, True, Step.SEND),
-        ("web", 2, ProfileState.VERIFIED, True, Step.SEND),  # the proof of another assignment
+        ("web", 2, ProfileState.VERIFIED, True, Step.SEND),  # another assignment's proof
         ("web", 3, ProfileState.APPLYING, True, Step.WAIT),
         ("web", 3, ProfileState.VERIFIED, True, Step.RECORD),
         ("web", 3, ProfileState.PENDING_REBOOT, True, Step.WAIT_REBOOT),

@@ -1,4 +1,4 @@
-"""The index: what is reserved, settled, rolled back, and what a change of a machine does."""
+"""The index: reserve, settle and roll back changes, and apply changes of machines."""
 
 from dataclasses import replace
 
@@ -34,12 +34,12 @@ from control_plane.api.policy import Property
 BIG = Demand(memory_bytes=3 * GIB, cpus=1.0)
 
 
-# -- AL6: what fits
+# -- machines that fit
 
 
 @pytest.mark.behaviour("AL6", "AL5")
 def test_hard_requirements_are_answered_over_all_machines():
-    """All Skylake machines with available CPU >= 2 RRU and memory >= 5 GB."""
+    """The query covers all Skylake machines with available CPU >= 2 RRU and memory >= 5 GB."""
     index = RegionIndex()
     offers = {"skylake": "skylake", "icelake": "icelake"}
     for pool in (FREE, "e1", "e2"):
@@ -58,7 +58,7 @@ def test_hard_requirements_are_answered_over_all_machines():
 
 
 def test_the_kinds_of_the_region_are_known_by_msb():
-    """They change with what machines are and where, not with whose they are."""
+    """Kinds change with the types and places of machines, not with their owners."""
 
     def kinds():
         return sorted((m.place.msb, m.capacity.machine_type) for m in index.kinds())
@@ -194,7 +194,7 @@ def test_a_rollback_leaves_exactly_what_was_before(cpus):
     assert state(index) != before
     index.rollback(made.change)
     assert state(index) == before
-    assert index.reserve(made.change) == ()  # and it can be tried again
+    assert index.reserve(made.change) == ()  # the change can be reserved again
     index.settle(made.change)
     check(index)
 
@@ -231,7 +231,7 @@ def test_a_free_machine_goes_to_one_of_two_that_want_it():
     assert index.reserve(one.change) == ()
     taken = state(index)
     assert index.reserve(two.change) == ("m1",)
-    assert state(index) == taken  # and it did not lose it to the free pool by that
+    assert state(index) == taken  # the machine did not return to the free pool
     index.settle(one.change)
     assert index.machines["m1"].pool == POOL
     check(index)
@@ -450,7 +450,7 @@ def test_a_pool_counts_its_machines_by_type_and_rru():
     assert (pool.size, pool.micro_rru, pool.per_type["small"]) == (2, 13_500_000, 1)
 
 
-# -- what was found hopeless
+# -- searches in vain
 
 
 def hopeless(index: RegionIndex, demand: Demand = BIG) -> bool:
@@ -470,7 +470,7 @@ def test_a_search_in_vain_is_not_done_again_until_something_changes():
 
 
 def test_machines_that_moved_during_a_search_are_not_called_hopeless():
-    """A machine may be passed over unseen: it came to a shelf that was searched already."""
+    """A search may miss a machine that moves to a shelf that it has searched already."""
     index = a_region(msbs=1, machines=2)
     bucket = next(iter(index.pool(POOL).buckets.values()))
     gain, moves = bucket.gain, bucket.moves

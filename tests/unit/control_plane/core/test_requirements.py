@@ -1,4 +1,4 @@
-"""Requirements as people write them: what they mean, and everything that is wrong at once."""
+"""Requirements as users write them: what they mean, and all errors reported together."""
 
 import runpy
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_a_text_means_one_thing_and_is_written_so_that_it_reads_back(text, term)
         ("row = r7", False),
         ("machine = m1 and machine_type != small", True),
         ("generation in (skylake, icelake) and gpu_type exists", True),
-        ("memory > 64GiB", False),  # what the host itself needs is not there for tasks
+        ("memory > 64GiB", False),  # memory that the host needs is not available to tasks
         ("memory > 57GiB", True),
         ("gpus > 8", False),
         ("gpus >= 8", True),
@@ -128,9 +128,9 @@ def test_a_text_means_one_thing_and_is_written_so_that_it_reads_back(text, term)
         ("label.disk = nvme", True),
         ("label.disk in (ssd, hdd)", False),
         ("label.slots >= 12", True),
-        ("label.disk > 1", False),  # no number
+        ("label.disk > 1", False),  # not a number
         ("label.other exists", False),
-        ("label.other not in (a)", True),  # what is not there is none of them
+        ("label.other not in (a)", True),  # a missing label is none of the values
         ("label.other != a", True),
         ("label.other < 5 or label.other >= 5", False),
         ("not label.other > 5", True),

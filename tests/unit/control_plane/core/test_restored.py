@@ -1,4 +1,4 @@
-"""What a store that was put back takes for newer than itself, and leaves alone."""
+"""What a restored store recognizes as newer than itself, and leaves unchanged."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def a_status(task: str, generation: int = 5, epoch: int = 7) -> TaskStatus:
     [(7, 0, False), (7, 7, True), (7, 6, False), (0, 7, False), (8, 7, False)],
 )
 def test_commands_of_an_earlier_term_are_old(epoch: int, restored: int, expected: bool) -> None:
-    """A task that somebody started on the host itself has no term, and is nobody's."""
+    """A task that a user started on the host itself has no term and no owner."""
     assert is_of_before(a_status("c-0", epoch=epoch), restored) is expected
 
 
 @pytest.mark.behaviour("F-88")
 def test_a_task_unknown_to_a_restored_copy_is_no_stray_until_released() -> None:
-    """One that was told since the store was put back is a stray as ever."""
+    """A task that was started after the store was restored is unknown as usual, and stopped."""
     tasks = {s.task_id: s for s in (a_status("c-0"), a_status("d-0", epoch=RESTORED + 1))}
     assert unknown_tasks("m1", tasks, set()) == [Stop("m1", "c-0", 5), Stop("m1", "d-0", 5)]
     assert unknown_tasks("m1", tasks, set(), RESTORED) == [Stop("m1", "d-0", 5)]
@@ -76,7 +76,7 @@ def test_a_task_unknown_to_a_restored_copy_is_no_stray_until_released() -> None:
 @pytest.mark.behaviour("F-88")
 @pytest.mark.parametrize("phase", [TaskPhase.STARTING, TaskPhase.RUNNING])
 def test_what_was_changed_since_the_copy_stays_as_it_is(phase: TaskPhase) -> None:
-    """Without that all tasks of the job would have started anew at once, as they were."""
+    """Without this rule all tasks of the job would have restarted at once, at the old version."""
     record, status = a_job("b", a_task(phase=phase)), a_status("b-0", generation=9)
     for restored, expected in ((0, TaskPhase.STARTING), (RESTORED, TaskPhase.RUNNING)):
         machine = SeenMachine(
@@ -90,7 +90,7 @@ def test_what_was_changed_since_the_copy_stays_as_it_is(phase: TaskPhase) -> Non
 
 @pytest.mark.behaviour("F-88")
 def test_operators_are_shown_each_way_in_which_a_machine_differs() -> None:
-    """Deployed, moved or added, changed, removed since the copy; and what is as it was."""
+    """Covers deployed, moved, added, changed and removed since the copy, and unchanged."""
     same, changed, gone = a_job("s", a_task()), a_job("b", a_task()), a_job("a", a_task())
     moved = a_job("m", a_task(machine="m2"))
     left = a_job("l", a_task(phase=TaskPhase.STOPPING))

@@ -1,4 +1,4 @@
-"""What few machines have is kept for tasks that need it: GPUs, memory, network and disk alike."""
+"""Scarce resources are kept for tasks that need them: GPUs, memory, network and disk."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ POOLS = pytest.mark.parametrize("pool", ["e1", FREE])
 
 
 def a_mix(rare: str, pool: str, first: str = "rare") -> RegionIndex:
-    """Return 24 machines that are alike and 4 that have more of one thing."""
+    """Return 24 equal machines and 4 that have more of one resource."""
     index, common = RegionIndex(), {"network_mbps": 1_000, "disk_bytes": 100 * GIB}
     kinds = {"common": (24, common), "rare": (4, {**common, **RARE[rare]})}
     for kind in (first, *({"common", "rare"} - {first})):
@@ -44,7 +44,7 @@ def kinds_of(index: RegionIndex, job: str = "web") -> Counter[str]:
 @pytest.mark.parametrize("rare", RARE)
 @pytest.mark.parametrize("first", ["rare", "common"])
 def test_what_is_rare_is_left_to_tasks_that_need_it(rare, pool, first):
-    """Disk was kept for no task, network and memory only from the free pool."""
+    """Disk was kept for no task. Network and memory were kept only in the free pool."""
     index = a_mix(rare, pool, first)
     made = allocate(index, a_request(96, demand=SMALL), Allowance())
     assert not made.unplaced
@@ -79,7 +79,7 @@ def test_a_free_machine_comes_before_a_rare_one_that_is_held(rare):
 
 
 def test_what_is_known_of_few_machines_is_not_rare():
-    """The other machines of a new region have not joined: nothing is known of their disks."""
+    """The other machines of a new region have not joined, so their disks are unknown."""
     index = RegionIndex()
     add(index, [f"listed{n}" for n in range(9)], blocked="has not joined", memory_bytes=0)
     add(index, "joined1 joined2", disk_bytes=9 * GIB, network_mbps=1_000)
@@ -97,7 +97,7 @@ def left_whole(index: RegionIndex, gpus: int) -> list[Machine]:
 @pytest.mark.behaviour("BUG-AL24")
 @POOLS
 def test_small_gpu_tasks_break_no_large_machine_while_a_small_one_is_free(pool):
-    """Of a free pool 90.9 % of all GPUs were given out, by best fit 97.0 %."""
+    """From a free pool 90.9 % of all GPUs were given out; best fit gives out 97.0 %."""
     index = RegionIndex()
     add(index, "g8a g8b g8c", machine_type="gpu8", gpus=8, pool=pool, cpus=96.0, rru=96.0)
     add(index, "g2a g2b g2c", machine_type="gpu2", gpus=2, pool=pool, cpus=48.0, rru=48.0)

@@ -1,4 +1,4 @@
-"""What the jobs of a reservation may want together."""
+"""How much the jobs of a reservation may request together."""
 
 import pytest
 from hypothesis import given
@@ -67,7 +67,7 @@ def refused(specs, spec, *others, known=None) -> list[str]:
 def test_the_jobs_of_a_reservation_together_want_no_more_than_its_own_quota():
     specs = granted(machines=3)
     assert refused(specs, a_job("a", 12, 2 * GIB)) == []
-    other = a_job("a", 8, 2 * GIB)  # two machines' worth, of three
+    other = a_job("a", 8, 2 * GIB)  # as much as two of three machines
     assert refused(specs, a_job("b", 4, 2 * GIB), other) == []
     assert refused(specs, a_job("b", 5, 2 * GIB), other) == [
         "its tasks need 1.25 machines by memory, the other jobs of 'one' 2, and its own quota is 3"
@@ -76,15 +76,15 @@ def test_the_jobs_of_a_reservation_together_want_no_more_than_its_own_quota():
 
 @pytest.mark.behaviour("JC12")
 def test_extra_tasks_that_are_shared_count_once_for_all_jobs():
-    """The size of the buffer follows from how many may be updated at once."""
+    """The number of jobs that may be updated at once determines the size of the buffer."""
     models = [
         a_job(f"m{n}", 1, GIB, update=UpdatePolicy(max_unavailable=0, surge=1)) for n in range(12)
     ]
     own = granted(machines=2)  # room for 16 tasks of 1 GiB
     shared = {name: replace(spec, surge_tasks=3) for name, spec in own.items()}
     assert refused(own, models[8], *models[:7]) == []
-    assert refused(own, models[8], *models[:8]) != []  # two for each
-    assert refused(shared, models[11], *models[:11]) == []  # 12 and 3 for all
+    assert refused(own, models[8], *models[:8]) != []  # two tasks for each job
+    assert refused(shared, models[11], *models[:11]) == []  # 12, and 3 for all jobs
     more = [replace(models[0], name=f"n{n}") for n in range(2)]
     assert refused(shared, more[0], *models) == []
     assert refused(shared, more[1], *models, more[0]) == [
@@ -95,7 +95,7 @@ def test_extra_tasks_that_are_shared_count_once_for_all_jobs():
 def test_a_version_that_is_only_kept_to_go_back_to_counts_nothing():
     specs = granted(machines=3)
     dear, cheap = a_job("a", 8, 2 * GIB), a_job("a", 8, GIB)
-    on_the_way = a_record(cheap, version=2, specs={1: dear, 2: cheap})  # tasks of version 1
+    on_the_way = a_record(cheap, version=2, specs={1: dear, 2: cheap})  # its tasks run version 1
     tasks = [TaskRecord(index=i, version=2, generation=2) for i in range(8)]
     done = a_record(cheap, version=2, specs={1: dear, 2: cheap}, tasks=tasks)
 
@@ -133,7 +133,7 @@ def test_a_quota_in_rru_counts_what_of_a_machine_is_used_up_in_rru():
 @pytest.mark.behaviour("MO6")
 def test_a_quota_by_type_counts_machines_of_these_types():
     specs = granted(per_type={"small": 1, "large": 1})
-    assert refused(specs, a_job(tasks=16, memory=8 * GIB)) == []  # an eighth of a large one each
+    assert refused(specs, a_job(tasks=16, memory=8 * GIB)) == []  # each uses 1/8 of a large one
     assert refused(specs, a_job(tasks=17, memory=8 * GIB)) != []
     only = {"machine_types": ["small"]}
     assert refused(specs, a_job(tasks=2, memory=8 * GIB, **only)) == []
@@ -145,7 +145,7 @@ def test_the_shared_entitlement_is_bound_by_its_own_quota_too_and_no_other_is():
     specs["alone"] = EntitlementSpec(machines=1)
     assert [n for n in specs if is_shared(n, specs)] == ["base", "one", "two"]
     assert refused(specs, a_job(tasks=9, entitlement="base")) != []
-    assert refused(specs, a_job(tasks=900, entitlement="alone")) == []  # waits for room
+    assert refused(specs, a_job(tasks=900, entitlement="alone")) == []  # tasks wait for room
 
 
 def test_a_smaller_quota_refuses_growth_and_nothing_that_is_wanted_already():
@@ -174,7 +174,7 @@ def test_tasks_that_are_on_their_way_out_count_until_they_are_gone():
 
 def test_a_requirement_of_a_place_does_not_get_a_job_around_its_share():
     specs = granted(machines=1)
-    there = Requirement(property=Property.MSB, values=["msb9"])  # which has no machine yet
+    there = Requirement(property=Property.MSB, values=["msb9"])  # msb9 has no machine yet
     assert refused(specs, a_job(tasks=9, requires=[there])) != []
 
 
@@ -191,7 +191,7 @@ def test_in_a_region_without_such_machines_nothing_is_known():
     st.integers(1, 4),
 )
 def test_what_has_room_on_the_machines_of_the_quota_is_never_refused(tasks, quota):
-    """Whatever is placed on so many machines, each task as a job of its own, is accepted."""
+    """Every task that has room on the machines of the quota is accepted as a separate job."""
     rooms = [PlannedRoom.whole(SMALL) for _ in range(quota)]
     placed: list[JobSpec] = []
     for number, (memory, rru, gpus) in enumerate(tasks):

@@ -1,4 +1,4 @@
-"""A hard bound on skew: tasks wait rather than that one bin gets too far ahead of another."""
+"""With a hard bound on skew, tasks wait before one bin gets too far ahead of another."""
 
 import json
 from collections import Counter
@@ -32,7 +32,7 @@ def bounded(skew: int, property_: Property = MSB) -> tuple[Preference, ...]:
 
 
 def a_room(tasks: int) -> dict[str, object]:
-    """Return a machine with room for that many tasks of 1 GiB and a CPU each."""
+    """Return the fields of a machine with room for `tasks` tasks of 1 GiB and a CPU each."""
     return {"memory_bytes": tasks * GIB, "cpus": float(tasks)}
 
 
@@ -70,13 +70,13 @@ def test_a_full_bin_holds_up_the_others(theirs, skew, rooms, placed, pool):
 
 @pytest.mark.behaviour("AL7")
 def test_without_the_bound_tasks_go_where_there_is_room():
-    """The default is not to leave tasks without a machine."""
+    """By default, tasks are not left without a machine."""
     assert per_msb(uneven(9, 1, 9), 9, Preference(property=MSB)) == [4, 1, 4]
 
 
 @pytest.mark.behaviour("AL7")
 def test_the_bound_holds_behind_a_preference_that_matters_more():
-    """The first one would put everything into one MSB."""
+    """The first preference would put all tasks into one MSB."""
     liked = Preference(property=MSB, strategy=Strategy.PREFER, values=["msb1"])
     assert per_msb(uneven(9, 9, 9), 9, liked, *bounded(1)) == [3, 3, 3]
     assert per_msb(uneven(9, 9, 9), 8, liked, *bounded(2)) == [4, 2, 2]
@@ -84,7 +84,7 @@ def test_the_bound_holds_behind_a_preference_that_matters_more():
 
 @pytest.mark.behaviour("AL7")
 def test_a_bin_whose_machines_take_no_tasks_does_not_count():
-    """An MSB that is down holds up nobody; one that is full does."""
+    """An MSB that is down blocks no task; one that is full does."""
     index = uneven(9, 9)
     add(index, ["m3"], "msb3", blocked="it is down", **a_room(9))
     assert per_msb(index, 6, *bounded(1)) == [3, 3, 0]
@@ -92,7 +92,7 @@ def test_a_bin_whose_machines_take_no_tasks_does_not_count():
 
 @pytest.mark.behaviour("AL7")
 def test_a_bin_that_the_requirements_exclude_does_not_count():
-    """Kube counts the domains that the node affinity leaves, too."""
+    """Kubernetes also counts the domains that the node affinity leaves."""
     index = uneven(9, 9)
     add(index, ["m3"], "msb3", machine_type="large", **a_room(9))
     small = Demand(GIB, cpus=1, requires=(In("machine_type", frozenset({"small"})),))
@@ -124,7 +124,7 @@ EXCLUDED = {
 @pytest.mark.parametrize("kind", EXCLUDED)
 @pytest.mark.parametrize("property_", [MSB, Property.RACK])
 def test_a_bin_whose_machines_cannot_run_the_tasks_holds_up_no_other(kind, pool, property_):
-    """One task of six had a machine, six of six without the bound."""
+    """One task of six had a machine; without the bound all six had one."""
     fields, demand = EXCLUDED[kind]
     apt = {"labels": (("gold", "yes"),), "capabilities": frozenset({"nested"})}
     apt |= {"disk_bytes": 9 * GIB, **a_room(9)}
@@ -151,7 +151,7 @@ def test_a_bin_whose_machines_cannot_run_the_tasks_holds_up_no_other(kind, pool,
     ],
 )
 def test_a_bin_from_which_the_tasks_are_kept_holds_up_no_other(group, allowance):
-    """By the place of other jobs, because they leave it, or by a quota."""
+    """Tasks are kept out by the place of other jobs, because they leave the bin, or by a quota."""
     index = uneven(9, 9, pool=FREE)
     add(index, ["m3"], "msb3", machine_type="large", pool=FREE, **a_room(9))
     asked = (Group(Demand(GIB, cpus=1), tuple(range(6)), **group),)
@@ -163,7 +163,7 @@ def test_a_bin_from_which_the_tasks_are_kept_holds_up_no_other(group, allowance)
 
 @pytest.mark.behaviour("BUG-AL22")
 def test_each_group_of_tasks_has_separate_bins():
-    """Bins that only the first group could use held up the second one."""
+    """Bins that only the first group could use blocked the second group."""
     index = uneven(9, 9)
     add(index, ["m3"], "msb3", generation="new", **a_room(9))
     old = Demand(GIB, cpus=1, requires=(In("generation", frozenset({""})),))
@@ -174,7 +174,7 @@ def test_each_group_of_tasks_has_separate_bins():
 
 
 def test_staying_tasks_count_and_waiting_tasks_have_reasons():
-    """A second, larger request goes on where the first one ended."""
+    """A second, larger request continues from the result of the first one."""
     index = uneven(9, 1, 9)
     per_msb(index, 3, *bounded(1))
     group = Group(Demand(GIB, cpus=1), tuple(range(9)))
@@ -188,7 +188,7 @@ def test_staying_tasks_count_and_waiting_tasks_have_reasons():
 @pytest.mark.parametrize("skew", [1, 2, 3])
 @pytest.mark.parametrize("each", [1, 3, 40])
 def test_the_bound_holds_for_racks_too(skew, each):
-    """Bins that are finer than buckets."""
+    """Racks are bins that are finer than buckets."""
     index = RegionIndex()
     for rack in range(7):
         names = [f"r{rack}-{n}" for n in range(each if rack else 1)]
@@ -211,7 +211,7 @@ def test_the_bound_holds_for_racks_too(skew, each):
     ],
 )
 def test_a_bound_that_means_nothing_is_refused(preference, reason):
-    """With the place and the reason."""
+    """The error states the place and the reason."""
     route = next(r for r in ROUTES if r.name == "apply_job")
     document = json.dumps({"preferences": [preference]}).encode()
     with pytest.raises(InvalidInput) as refused:

@@ -1,4 +1,4 @@
-"""How the specification of a task is filled in from its job's and its placement."""
+"""How a task's specification is built from its job and its placement."""
 
 import msgspec
 import pytest
@@ -37,7 +37,7 @@ def test_templates_are_filled_and_dollars_escaped():
 
 @pytest.mark.behaviour("SC17")
 def test_only_its_job_decides_what_a_task_runs():
-    """Restart policy, environment, command and image, the same for all of its tasks."""
+    """Restart policy, environment, command and image are the same for all tasks of a job."""
     spec = a_job(
         environment={"A": "1"}, restart={"when": "never"}, stop_timeout_s=7, ports=[], tasks=3
     )
@@ -96,7 +96,7 @@ def test_ports_and_placeholders_of_its_life_are_checked_with_everything_else():
 
 @pytest.mark.behaviour("AG9")
 def test_the_volumes_of_a_job_reach_its_tasks():
-    """And what cannot be had is told with all other mistakes of the file."""
+    """Volumes that are not available are reported together with all other errors of the file."""
     data = {"kind": "persistent", "path": "/data", "max_bytes": 64 << 20}
     spec = a_job(volumes={"data": data})
     made = task_spec(spec, 0, Placement(machine="m1", ports={"http": 1}), generation=1, epoch=1)

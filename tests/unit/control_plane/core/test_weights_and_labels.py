@@ -29,7 +29,7 @@ ZONE = "label.zone"
 
 
 def labelled(pool: str = "e1", each: int = 10, **zones: int) -> RegionIndex:
-    """Return machines `a3` in one MSB, so many of each zone; those of zone `none` have no label."""
+    """Return machines like `a3` in one MSB: zone and number; those of zone `none` have no label."""
     index = RegionIndex()
     for zone, number in zones.items():
         labels = (("zone", zone),) if zone != "none" else ()
@@ -52,7 +52,7 @@ def prefer(*values: str, property_: str = ZONE, strategy=Strategy.PREFER) -> Pre
 @pytest.mark.behaviour("AL7")
 @pytest.mark.parametrize("pool", ["e1", FREE])
 def test_tasks_are_spread_over_the_values_of_a_label(pool):
-    """Machines without the label are a bin of their own."""
+    """Machines without the label form a separate bin."""
     index = labelled(pool, a=4, b=1, none=2)
     assert by_zone(index, 9, Preference(property=ZONE)) == {"a": 3, "b": 3, "none": 3}
 
@@ -98,7 +98,7 @@ def test_a_label_is_a_preference_like_any_other_in_their_order():
         ("gpus", "gpus", (2, 8)),
         ("cpus", "cpus", (4.0, 64.0)),
         ("memory", "memory_bytes", (4 << 30, 64 << 30)),
-        ("memory", "memory_bytes", (64 << 30, 65 << 30)),  # of one bucket
+        ("memory", "memory_bytes", (64 << 30, 65 << 30)),  # all are in one bucket
         ("network_mbps", "network_mbps", (1000, 25_000)),
         ("power_w", "power_w", (300, 900)),
         ("disk", "disk_bytes", (1 << 40, 8 << 40)),
@@ -107,7 +107,7 @@ def test_a_label_is_a_preference_like_any_other_in_their_order():
     ],
 )
 def test_machines_are_distinguished_by_their_properties(property_, field, values):
-    """All of one type and in one MSB, where only sizes differ."""
+    """All machines have one type and one MSB; only their sizes differ."""
     index = RegionIndex()
     for number, value in enumerate(values):
         add(index, [f"m{number}-{i}" for i in range(3)], **{field: value})

@@ -1,4 +1,4 @@
-"""After a start all machines answer one by one: jobs are looked at when theirs did."""
+"""After a start, a job gets a round once all of its machines have answered."""
 
 import asyncio
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ MACHINES, JOBS = 6, ("web", "second", "third")
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the jobs that were looked at, in order."""
+    """Return the jobs that got rounds, in order."""
     seen, real = list[str](), Scheduler._work
 
     async def look(self: Scheduler, name: str) -> float | None:
@@ -29,7 +29,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def in_use(w: World) -> list[FakeMachine]:
-    """Return the machines on which each of the jobs has tasks: more than two of them."""
+    """Return the machines on which each of the jobs has tasks: more than two machines."""
     on = {m: {task.rpartition("-")[0] for task in tasks} for m, tasks in w.region.where().items()}
     found = [w.region.machines[m] for m, jobs in sorted(on.items()) if jobs.issuperset(JOBS)]
     assert len(found) > 2
@@ -37,7 +37,7 @@ def in_use(w: World) -> list[FakeMachine]:
 
 
 async def started_again(w: World) -> World:
-    """Run jobs on all machines, and return a world whose control plane has heard of none yet."""
+    """Run jobs on all machines, and return a world whose control plane has no report yet."""
     async with w.running():
         await w.deployed(a_job(MACHINES), quota=MACHINES)
         for name in JOBS[1:]:
@@ -49,7 +49,7 @@ async def started_again(w: World) -> World:
 
 
 def test_a_job_gets_a_round_when_its_last_machine_has_reported(looks: list[str]) -> None:
-    """Each machine that answered cost every job a round that could do nothing with it."""
+    """Each answer of a machine caused a round of every job, which could not change anything."""
 
     async def main() -> None:
         w = await started_again(World(a_region(MACHINES)))
@@ -92,7 +92,7 @@ def a_record(machines: list[str | None]) -> SimpleNamespace:
 
 @pytest.mark.parametrize("backwards", [False, True])
 def test_a_large_job_is_not_gone_through_at_each_arrival(*, backwards: bool) -> None:
-    """4,000 tasks: what is looked at grows with the tasks and not with their square."""
+    """The job has 4,000 tasks. The work grows with the tasks, not with their square."""
     looked, names = 0, [f"m{n}" for n in range(4000)]
 
     class Tasks(list[object]):

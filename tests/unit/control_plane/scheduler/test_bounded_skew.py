@@ -17,7 +17,7 @@ NEVER_S = 100_000
 
 @pytest.mark.behaviour("AL5")
 def test_a_task_is_tried_again_at_once_when_the_bin_that_held_it_up_counts_no_more():
-    """No machine gains room by that, so nothing else would wake it: no look at all is due."""
+    """No machine gains room and no check is due, so nothing else would wake the task."""
     region = Region()
     for name, msb, memory_mib in (("m1", "msb1", 4096), ("m2", "msb2", 4096), ("m3", "msb3", 1000)):
         region.add(name, "dc1", msb, memory_mib)

@@ -1,4 +1,4 @@
-"""Jobs in which there is nothing to do cost no rounds, and none that they need is left out."""
+"""Idle jobs cost no rounds, and no round that a job needs is skipped."""
 
 import asyncio
 from collections import Counter
@@ -17,7 +17,7 @@ from control_plane.scheduler import scheduler
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the jobs about which something was decided, one for each whole round."""
+    """Return the jobs about which the scheduler decided, one entry for each full round."""
     seen, real = list[str](), scheduler.decide
 
     def decide(record, what):
@@ -29,7 +29,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_reports_of_machines_cause_no_round_of_an_idle_job(rounds: list[str]) -> None:
-    """Three quarters of all rounds found nothing to do."""
+    """Three quarters of all rounds found no work."""
 
     @scenario()
     async def story(w: World) -> None:
@@ -45,7 +45,7 @@ def test_reports_of_machines_cause_no_round_of_an_idle_job(rounds: list[str]) ->
 
 
 def test_the_clock_alone_checks_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 20,000 jobs its looks at every task were a quarter of a core, and nothing happened."""
+    """With 20,000 jobs, periodic checks of every task used a quarter of a core for nothing."""
     looks, real = list[int](), calm_jobs.serves_as_seen
 
     def serves_as_seen(job, task, there):
@@ -82,7 +82,7 @@ def test_an_idle_job_gets_a_full_round_at_intervals(rounds: list[str]) -> None:
 def test_decision_and_summary_of_a_large_job_are_computed_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its rounds and its pages let the loop stand still for 70 ms."""
+    """Rounds and pages of a large job blocked the loop for 70 ms."""
     monkeypatch.setattr(runtime, "LARGE", 3)
     beside, real = Counter[str](), runtime.SteppedRuntime.offload
 
@@ -108,7 +108,7 @@ def test_decision_and_summary_of_a_large_job_are_computed_in_a_thread(
 
 
 async def calm(w: World) -> str:
-    """Deploy a job, wait until nothing is done to it, and return a machine that has a task."""
+    """Deploy a job, wait until it is idle, and return a machine that has one of its tasks."""
     await w.deployed(a_job(3))
     await asyncio.sleep(3 * w.settings.resync_s + w.settings.repair_after_s)
     assert "web" in w.cp.shards.all[0].scheduler._idle_jobs._known
@@ -140,9 +140,7 @@ async def test_an_idle_job_leaves_a_drained_machine_at_once(w: World) -> None:
 
 
 def test_sizes_that_confirm_the_one_in_force_cost_a_calm_job_no_round(rounds: list[str]) -> None:
-    """Nine of ten writes of an autoscaler change nothing, and each cost a round and a second one
-    half a minute later.
-    """
+    """Nine of ten autoscaler writes change nothing. Each caused a round, and another 30 s later."""
 
     @scenario()
     async def story(w: World) -> None:
@@ -167,7 +165,7 @@ def test_sizes_that_confirm_the_one_in_force_cost_a_calm_job_no_round(rounds: li
 def test_the_size_of_a_held_job_or_a_trial_is_checked_even_if_it_is_unchanged(
     rounds: list[str],
 ) -> None:
-    """What intents ask of such a job is composed anew after each write."""
+    """The intents of such a job are composed again after each write."""
 
     @scenario()
     async def story(w: World) -> None:

@@ -1,6 +1,6 @@
-"""The part of the requests that a canary gets, in the assembled control plane (JC10).
+"""The share of the requests that a canary gets, in the assembled control plane.
 
-What is asserted is read back from discovery, as a proxy reads it.
+Results are read from discovery, as a proxy reads them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def a_canary(traffic: float | None, **changes) -> CanaryWish:
 
 
 async def parts(w: World) -> dict[int, float]:
-    """Return which part of the requests the tasks of each version get of a proxy."""
+    """Return the share of a proxy's requests that the tasks of each version get."""
     listed = (await w.cp.endpoints("web")).endpoints
     total, found = sum(e.weight for e in listed), dict[int, float]()
     for e in listed:
@@ -72,7 +72,7 @@ async def test_a_canary_gets_its_part_of_the_requests_at_every_size_until_it_end
     assert (await parts(w))[2] == pytest.approx(0.05, abs=0.001)
     before = await w.cp.endpoints("web")
     waiting = asyncio.create_task(w.cp.endpoints("web", after=before.revision, wait_s=50))
-    await w.cp.intents.canary("web", a_canary(0.5), TESTER)  # the same variant with more of them
+    await w.cp.intents.canary("web", a_canary(0.5), TESTER)  # the same variant with more tasks
     assert {e.weight for e in (await waiting).endpoints} != {e.weight for e in before.endpoints}
     assert (await parts(w))[2] == pytest.approx(0.5, abs=0.001)
     await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
@@ -91,7 +91,7 @@ async def test_a_part_of_none_or_all_is_kept_and_all_serve_when_one_kind_is_away
     await w.cp.intents.size("web", SizeWish(tasks=2), TESTER)
     await w.cp.intents.canary("web", a_canary(0.0), TESTER)
     await w.until(lambda: {t.version for t in w.cp._jobs.get("web").tasks} == {2}, 600)
-    assert await weights(w) == {100}  # there are canaries alone
+    assert await weights(w) == {100}  # only canaries remain
     assert told(w, await w.cp.intents.show("web"))[1].startswith("0.00% of the requests: no other")
 
 
@@ -100,7 +100,7 @@ async def test_a_part_of_none_or_all_is_kept_and_all_serve_when_one_kind_is_away
 async def test_the_requests_of_a_canary_that_failed_do_not_rise_before_its_tasks_are_replaced(
     w: World,
 ):
-    """Its end must not give 2 bad tasks of 10 their usual 20 %."""
+    """When the canary ends, 2 bad tasks of 10 must not get their usual 20 %."""
     await w.deployed(a_job(10, update=SLOW))
     await w.cp.intents.canary("web", a_canary(0.02), TESTER)
     await w.stable(within_s=600)
@@ -129,7 +129,7 @@ async def test_a_canary_without_a_part_takes_that_of_the_one_before_away(w: Worl
 
 @scenario()
 async def test_a_canary_is_stronger_than_a_load_test(w: World):
-    """The one rule for both: while a canary has a part of the requests no load test shifts any."""
+    """One rule for both: while a canary has a share of the requests, no load test shifts any."""
     await w.deployed(a_job(6, update=FAST))
     test = EndpointWeights(weights={0: 200}, for_s=600)
     w.cp.discovery.put_weights("web", test)
@@ -139,7 +139,7 @@ async def test_a_canary_is_stronger_than_a_load_test(w: World):
     assert (await parts(w))[2] == pytest.approx(0.1, abs=0.001)
     with pytest.raises(Conflict, match=r"a canary gets 10.00% of its requests"):
         w.cp.discovery.put_weights("web", test)
-    w.cp.discovery.put_weights("web", EndpointWeights())  # a test that ends always may
+    w.cp.discovery.put_weights("web", EndpointWeights())  # the end of a test is always allowed
     assert (await parts(w))[2] == pytest.approx(0.1, abs=0.001)
     await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
     await w.stable()

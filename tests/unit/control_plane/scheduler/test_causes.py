@@ -1,4 +1,4 @@
-"""All causes for which tasks go away, each an operation with its name: one budget for all."""
+"""All causes that remove tasks, each with a named operation: one budget applies to all of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -95,7 +95,7 @@ CAUSES: dict[str, tuple[Callable[[World], Awaitable[None]], str]] = {
 @pytest.mark.parametrize("name", CAUSES)
 @pytest.mark.parametrize("failed", [0, 1, 2])
 def test_each_cause_counts_against_the_one_budget_together_with_failures(name, failed):
-    """What is down already leaves as much less for whatever else is to do."""
+    """Tasks that are down reduce the budget for all other operations."""
     begin, kind = CAUSES[name]
     cause = name.partition(" ")[0]
 
@@ -113,7 +113,7 @@ def test_each_cause_counts_against_the_one_budget_together_with_failures(name, f
             assert least >= TASKS - 2, "no more than the budget was ever away"
             events = (await w.cp.job_events("web")).events
             done = [e for e in events if (e.kind, e.cause) == (kind, cause)]
-            mends = kind == "update" or cause == "profile"  # all are taken, the broken first
+            mends = kind == "update" or cause == "profile"  # all are replaced, broken first
             if failed < 2 or mends:
                 assert done, "it is an operation with its cause"
                 assert least < TASKS - failed or failed == 2
@@ -125,7 +125,7 @@ def test_each_cause_counts_against_the_one_budget_together_with_failures(name, f
 
 
 def break_tasks(w: World, number: int) -> set[int]:
-    """Make the last tasks unhealthy for good, away from the machine that is worked on."""
+    """Make the last tasks unhealthy permanently, except those on the machine under maintenance."""
     found = set[int]()
     for task in reversed(w.cp._jobs.get("web").tasks):
         if len(found) < number and task.placement is not None:

@@ -1,4 +1,4 @@
-"""Tasks on a machine that is cut off: with `stop` never two copies, with `keep` it is said."""
+"""Tasks on a machine that is cut off: `stop` allows no second copy; `keep` does and reports it."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ STOP = Disconnect(policy=DisconnectPolicy.STOP, after_s=60)
 
 
 async def cut_off(w: World, machine: str) -> None:
-    """Cut a machine off; its host ends the tasks that ask for it as late as it may."""
+    """Cut a machine off; its host ends tasks with the policy `stop` as late as allowed."""
     found = w.region.machines[machine]
     found.reachable = False
 
@@ -35,7 +35,7 @@ async def cut_off(w: World, machine: str) -> None:
 
 @scenario()
 async def test_a_task_that_is_to_stop_never_has_two_copies(w: World):
-    """At most one copy, ever: the replacement waits for the certain end."""
+    """The replacement waits until the old copy has certainly ended."""
     spec = a_job(3, disconnect=STOP)
     await w.deployed(spec)
     latest_s = certainly_ended_s(STOP, spec.stop_timeout_s)
@@ -50,7 +50,7 @@ async def test_a_task_that_is_to_stop_never_has_two_copies(w: World):
     assert len(w.region.copies(task)) == 1
     assert clock() - began >= latest_s - 1
     await w.stable()
-    assert w.cp._jobs.get("web").leaving  # it is to be deleted there, and runs no more
+    assert w.cp._jobs.get("web").leaving  # it will be deleted there, and does not run any more
     status = await w.cp.get_job("web")
     assert (status.detail, (await w.cp.job_planner.explain("web")).second_copies) == ("", [])
     w.region.machines["m1"].reachable = True
@@ -72,7 +72,7 @@ async def test_a_task_that_may_continue_when_cut_off_has_two_copies_in_its_job_s
     await w.until(lambda: len(w.region.copies(task)) == 1)
     await asyncio.sleep(10)
     assert (await w.cp.get_job("web")).detail == ""
-    w.region.broken_rules.clear()  # two copies for a moment: that is what `keep` allows
+    w.region.broken_rules.clear()  # two copies for a moment, which `keep` allows
 
 
 def test_after_a_restart_the_certain_end_counts_from_the_start():

@@ -41,7 +41,7 @@ def indexes(w: World, version: int) -> set[int]:
 
 
 def told(w: World, task: TaskRecord) -> TaskSpec:
-    """What the machine of a task was told."""
+    """Return the specification that the machine of a task received."""
     return w.region.machines[task.placement.machine].specs[f"web-{task.index}"]
 
 
@@ -53,7 +53,7 @@ def push_of(share: float, **changes) -> PushWish:
 @pytest.mark.behaviour("JC3", "JC5", "SC20")
 @scenario()
 async def test_half_of_the_job_stays_half_at_every_size(w: World):
-    """The article's figure 6: the old way ended with 100 % (figure 4)."""
+    """Figure 6 of the article. The old procedure ended with 100 % (figure 4)."""
     await w.deployed(a_job(10, update=FAST))
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     await w.stable()
@@ -64,7 +64,7 @@ async def test_half_of_the_job_stays_half_at_every_size(w: World):
         await w.stable()
         new = part_of(0.5, size)
         assert counts(w) == Counter({1: size - new, 2: new})
-        if size < sum(map(len, before.values())):  # nobody changed: each version lost its part
+        if size < sum(map(len, before.values())):  # no task changed; each version lost its share
             assert all(indexes(w, v) <= before[v] for v in (1, 2))
     await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)
     await w.stable()
@@ -74,7 +74,7 @@ async def test_half_of_the_job_stays_half_at_every_size(w: World):
 @pytest.mark.behaviour("JC7", "CV2")
 @scenario()
 async def test_a_count_of_tasks_runs_what_is_pushed_at_every_size(w: World):
-    """The first stage of a push is so many tasks, which the next stage keeps."""
+    """The first stage of a push is a number of tasks; the next stage keeps them."""
     await w.deployed(a_job(6, update=FAST))
     push = PushWish(spec=a_job(1, command=OTHER, update=FAST), tasks=2)
     await w.cp.intents.push("web", push, DEPLOYER)
@@ -93,7 +93,7 @@ async def test_a_count_of_tasks_runs_what_is_pushed_at_every_size(w: World):
 @pytest.mark.behaviour("CV1")
 @scenario()
 async def test_a_push_of_the_image_of_before_restarts_no_task_that_runs_it(w: World):
-    """The rollback of a stage, on top of the push that its writer knows."""
+    """A stage is rolled back by a push on top of the one that its writer knows."""
     await w.deployed(a_job(6, update=FAST))
     image = w.cp._jobs.get("web").spec.image
     before = {t.index: t.generation for t in w.cp._jobs.get("web").tasks}
@@ -172,7 +172,7 @@ async def test_the_share_is_exact_again_after_a_machine_fails(w: World):
 @pytest.mark.behaviour("JC6", "JC7", "JC10", "SC15")
 @scenario()
 async def test_canaries_run_in_addition_to_the_push_and_end_in_time(w: World):
-    """The push is not diluted, and a canary is no progress of it."""
+    """A canary does not dilute the push, and does not count as its progress."""
     await w.deployed(a_job(10, update=FAST))
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     await w.stable()
@@ -195,13 +195,13 @@ async def test_canaries_run_in_addition_to_the_push_and_end_in_time(w: World):
     assert 3 not in w.cp._jobs.get("web").specs
     await w.cp.apply_job(a_job(10, update=FAST, command=THIRD))
     await w.stable()
-    assert counts(w) == {4: 10}  # the number of a canary is not given again
+    assert counts(w) == {4: 10}  # the number of a canary is not used again
 
 
 @pytest.mark.behaviour("JC14")
 @scenario()
 async def test_a_canary_changes_the_image_the_configuration_or_both(w: World):
-    """Code and configuration are tried on the same tasks, and go together."""
+    """Code and configuration are tried on the same tasks, and end together."""
     first = {"app.toml": "pool = 1", "log.toml": "level = 1"}
     await w.deployed(a_job(4, update=FAST, configuration=first))
     tried = {"app.toml": "pool = 9"}
@@ -275,7 +275,7 @@ ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
 
 
 def report_on_trial(w: World, **changes) -> int:
-    """Have the first canary task say something; return its index."""
+    """Change the report of the first canary task; return its index."""
     task = next(t for t in w.cp._jobs.get("web").tasks if t.version == 3)
     w.region.machines[task.placement.machine].report(f"web-{task.index}", **changes)
     return task.index
@@ -284,7 +284,7 @@ def report_on_trial(w: World, **changes) -> int:
 @pytest.mark.behaviour("JC8")
 @scenario()
 async def test_a_canary_that_fails_ends_at_once_and_its_tasks_go_back_first(w: World):
-    """The end of a failed canary > maintenance > push."""
+    """Priority: the end of a failed canary, then maintenance, then push."""
     slow = replace(FAST, max_unavailable=1, health_gate_s=30.0)
     await w.deployed(a_job(6, update=slow))
     await w.cp.intents.push("web", push_of(0.5, update=slow), DEPLOYER)
@@ -319,7 +319,7 @@ async def test_a_canary_that_fails_ends_at_once_and_its_tasks_go_back_first(w: W
 @pytest.mark.behaviour("JC8")
 @scenario()
 async def test_under_a_hold_a_canary_that_fails_stays_as_it_is(w: World):
-    """Hold > the end of a failed canary."""
+    """Priority: hold, then the end of a failed canary."""
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     await w.stable()
@@ -337,7 +337,7 @@ async def test_under_a_hold_a_canary_that_fails_stays_as_it_is(w: World):
 @pytest.mark.behaviour("JC8")
 @scenario()
 async def test_under_a_hold_nothing_begins_and_failures_are_repaired(w: World):
-    """Hold > push > size."""
+    """Priority: hold, then push, then size."""
     await w.deployed(a_job(6, update=FAST))
     await w.cp.intents.hold("web", HoldWish(lasts_s=3600, reason="the cup final"), OPERATOR)
     await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
@@ -356,7 +356,7 @@ async def test_under_a_hold_nothing_begins_and_failures_are_repaired(w: World):
     await asyncio.sleep(1200)
     assert counts(w) == {1: 6}
     assert await w.endpoints_count(6)
-    await asyncio.sleep(2400)  # it ends by itself
+    await asyncio.sleep(2400)  # the hold expires
     await w.stable()
     assert counts(w) == {2: 9}
 
@@ -364,7 +364,7 @@ async def test_under_a_hold_nothing_begins_and_failures_are_repaired(w: World):
 @pytest.mark.behaviour("BUG-UX122")
 @scenario()
 async def test_under_a_hold_only_what_it_postpones_waits(w: World):
-    """A push and a size in force waited for a hold, and a size that waits was hidden."""
+    """A push and a size in force were shown as waiting for a hold. A waiting size was not shown."""
     await w.deployed(a_job(4, update=FAST))
     held = await w.cp.intents.hold("web", HoldWish(lasts_s=3600), OPERATOR)
     assert {v.waits_for for v in held.intents} == {""}
@@ -385,7 +385,7 @@ async def test_a_stale_writer_gets_an_error_and_others_are_not_in_its_way(w: Wor
     await w.deployed(a_job(4, update=FAST))
     first = await w.cp.intents.size("web", SizeWish(tasks=5), SCALER)
     seen = {v.dimension: v.intent.version for v in first.intents}
-    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)  # of another dimension
+    await w.cp.intents.push("web", push_of(0.5), DEPLOYER)  # a write of another dimension
     await w.cp.intents.size("web", SizeWish(tasks=6, expect=seen["size"]), SCALER)
     with pytest.raises(Conflict, match="at version 3, and the request replaces version 2"):
         await w.cp.intents.size("web", SizeWish(tasks=4, expect=seen["size"]), SCALER)
@@ -417,7 +417,7 @@ async def test_a_job_file_leaves_the_size_of_its_autoscaler_and_no_push_of_anoth
 @pytest.mark.behaviour("JC9", "CV6")
 @scenario()
 async def test_a_runtime_enters_with_the_next_push_and_stays_for_all_of_it(w: World):
-    """The article's figure 7."""
+    """Figure 7 of the article."""
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     shown = await w.cp.intents.infrastructure("web", InfrastructureWish(runtime="r2"), OPERATOR)
@@ -482,7 +482,7 @@ async def test_bounds_are_shown_with_what_was_asked_for(w: World):
 
 @scenario()
 async def test_ending_an_ended_intent_again_writes_nothing(w: World):
-    """A canary or a hold that ends in time may meet its writer, who ends it in that moment."""
+    """A canary or hold may expire at the moment in which its writer ends it."""
     await w.deployed(a_job(2, update=FAST))
     before = w.cp._jobs.get("web")
     await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
@@ -499,7 +499,7 @@ async def test_ending_an_ended_intent_again_writes_nothing(w: World):
 
 @pytest.mark.behaviour("JC11", "JC13")
 def test_a_job_of_an_earlier_release_is_adopted_as_it_is():
-    """Every job has intents; nothing is written until somebody writes one."""
+    """Every job has intents. None is stored until a writer writes one."""
     spec = a_job(2)
     tasks = [TaskRecord(index=i, version=3, generation=1, phase=TaskPhase.RUNNING) for i in (0, 1)]
     old = JobRecord(name="web", spec=spec, version=3, specs={3: spec}, tasks=tasks)
@@ -510,7 +510,7 @@ def test_a_job_of_an_earlier_release_is_adopted_as_it_is():
 @pytest.mark.behaviour("JC13")
 @scenario()
 async def test_a_job_that_is_adopted_restarts_no_task_and_has_one_writer_from_then_on(w: World):
-    """The writes that `twinectl job adopt` makes."""
+    """Makes the writes of `twinectl job adopt`."""
     await w.deployed(a_job(4, update=FAST))
     before = {t.index: t.generation for t in w.cp._jobs.get("web").tasks}
     await w.cp.intents.push("web", PushWish(share=1.0, expect=1), "user:ann")
@@ -524,7 +524,7 @@ async def test_a_job_that_is_adopted_restarts_no_task_and_has_one_writer_from_th
 @pytest.mark.behaviour("FE8")
 @scenario()
 async def test_jobs_are_listed_in_brief_and_change_with_what_is_stored_and_seen(w: World):
-    """An autoscaler of thousands of jobs reads whole only those that changed."""
+    """An autoscaler of thousands of jobs reads in full only the jobs that changed."""
     await w.deployed(a_job(4, update=FAST))
     (first,) = (await w.cp.intents.briefs()).jobs
     assert (first.name, first.tasks, first.healthy, first.autoscale) == ("web", 4, 4, None)
@@ -567,7 +567,7 @@ def test_a_dimension_that_is_not_known_is_kept_and_shown():
 
 @pytest.mark.behaviour("JC1")
 def test_an_intent_outlives_the_control_plane():
-    """Job control keeps what each writer wants; a new process goes on from it."""
+    """Job control stores each writer's intent, and a new process continues from it."""
 
     async def main() -> None:
         w = World(a_region())
@@ -593,7 +593,7 @@ def test_an_intent_outlives_the_control_plane():
 @pytest.mark.behaviour("BUG-UX61", "BUG-UX70")
 @scenario()
 async def test_a_plan_says_what_its_writer_would_get(w: World):
-    """After `job scale` a plan kept the size that applying the same file changed."""
+    """After `job scale`, a plan kept the size although applying the same file changed it."""
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)
     await w.stable()
@@ -606,7 +606,7 @@ async def test_a_plan_says_what_its_writer_would_get(w: World):
     await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
     with pytest.raises(Conflict, match="user:conveyor is its writer") as refused:
         await w.cp.job_planner.plan(file, TESTER)
-    assert refused.value.hint.endswith("adopt web --take-over makes you its writer")  # BUG-UX70
+    assert refused.value.hint.endswith("adopt web --take-over makes you its writer")
 
 
 @pytest.mark.behaviour("BUG-UX67", "BUG-UX107", "BUG-UX95")
@@ -614,14 +614,14 @@ async def test_a_plan_says_what_its_writer_would_get(w: World):
 async def test_versions_that_tasks_are_to_leave_are_shown_and_a_reached_push_waits_for_nothing(
     w: World,
 ):
-    """`job intents` hid what most tasks ran, and called a past rollback a wait."""
+    """`job intents` omitted the version of most tasks, and reported a past rollback as a wait."""
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
     await w.stable()
     await w.cp.rollback_job("web")
     begun = await w.cp.intents.show("web")
     assert [(row.version, row.wanted) for row in begun.versions] == [(3, 4), (2, 0)]
-    assert [v.waits_for for v in begun.intents if v.dimension == "push"] == [""]  # BUG-UX107
+    assert [v.waits_for for v in begun.intents if v.dimension == "push"] == [""]
     await w.stable()
     ended = await w.cp.intents.show("web")
     assert [(row.version, row.wanted, row.running) for row in ended.versions] == [(3, 4, 4)]
@@ -630,4 +630,4 @@ async def test_versions_that_tasks_are_to_leave_are_shown_and_a_reached_push_wai
     await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)
     resized = await w.cp.intents.show("web")
     assert [(row.version, row.wanted, row.running) for row in resized.versions] == [(3, 6, 4)]
-    assert [v.waits_for for v in resized.intents if v.dimension == "push"] == [""]  # BUG-UX95
+    assert [v.waits_for for v in resized.intents if v.dimension == "push"] == [""]

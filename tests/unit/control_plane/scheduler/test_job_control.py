@@ -1,4 +1,4 @@
-"""What owners ask for at the same moment, and while a store fails."""
+"""Concurrent requests of owners, and requests while a store fails."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from wire.errors import TwineError
 
 
 class SlowStore(MemoryStore):
-    """Takes a moment for everything, so that others come in between."""
+    """Delays every operation, so that other writers run in between."""
 
     async def get(self, key):
         await asyncio.sleep(0.01)
@@ -24,7 +24,7 @@ class SlowStore(MemoryStore):
 
 
 def attempts(count: int, body) -> None:
-    """Run a body in fresh worlds, with a delay that differs in each."""
+    """Run a body in new worlds, each with a different delay."""
 
     async def main() -> None:
         for number in range(count):
@@ -52,7 +52,7 @@ async def after(delay_s: float, work):
 @pytest.mark.behaviour("BUG-CP8")
 @pytest.mark.parametrize("delete_first", [False, True])
 def test_no_job_is_left_without_its_entitlement(delete_first: bool) -> None:
-    """Twelve of twelve tries, in both orders."""
+    """All twelve attempts left such a job, in both orders."""
 
     async def body(w: World, delay_s: float) -> None:
         apply, delete = w.cp.apply_job(a_job(1)), w.cp.delete_entitlement("front")
@@ -83,7 +83,7 @@ def test_one_of_two_creates_of_a_job_in_different_entitlements_is_refused() -> N
 
 
 class HungStore(MemoryStore):
-    """Writes allocations when told to."""
+    """Hangs in writes of allocations on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class HungStore(MemoryStore):
 
 @pytest.mark.behaviour("BUG-CP5")
 def test_an_owner_gets_an_answer_while_an_allocation_hangs() -> None:
-    """The job's lock is not held across an allocation."""
+    """The job's lock is not held during an allocation."""
 
     async def main() -> None:
         store = HungStore()

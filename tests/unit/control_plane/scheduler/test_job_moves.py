@@ -46,13 +46,13 @@ def pool(w: World, machine: str) -> str:
 
 
 async def pools(w: World) -> list[str]:
-    """The entitlement of the machine of each task."""
+    """Return the entitlement of the machine of each task."""
     tasks = (await w.cp.get_job("web")).record.tasks
     return [pool(w, task.placement.machine) for task in tasks if task.placement is not None]
 
 
 def slices(w: World) -> set[tuple[str, str]]:
-    """Where tasks run, as their machines' owner and as their agents were told."""
+    """Return entitlements of running tasks: of the machine, and as its agent received it."""
     return {
         (pool(w, name), status.entitlement)
         for name, machine in w.region.machines.items()
@@ -86,7 +86,7 @@ async def test_a_job_moves_to_another_entitlement_within_its_budget(w: World):
     events = (await w.cp.job_events("web")).events
     assert [e.cause for e in events if e.kind == "update"] == ["transfer"] * 6
     assert [e.reason for e in events if e.kind == "rollout"] == ["all tasks run version 2"]
-    await w.until(lambda: not w.cp._broker.held("front"), 7200)  # nobody needs these any more
+    await w.until(lambda: not w.cp._broker.held("front"), 7200)  # no task needs these any more
     await w.cp.delete_entitlement("front")
 
 
@@ -102,10 +102,10 @@ async def test_job_status_shows_the_progress_of_a_transfer(w: World):
 
     await w.until(is_told, 600)
     with pytest.raises(Conflict, match="web"):
-        await w.cp.delete_entitlement("front")  # tasks of it are there
+        await w.cp.delete_entitlement("front")  # the job has tasks there
     await w.stable(within_s=600)
     words = words.replace("2 of 6", "6 of 6")
-    await w.until(is_told)  # the last one has to pass its gate
+    await w.until(is_told)  # the last task has to pass its gate
 
     async def is_over() -> bool:
         return (await w.cp.get_job("web")).update == ""
@@ -116,7 +116,7 @@ async def test_job_status_shows_the_progress_of_a_transfer(w: World):
 @pytest.mark.behaviour("SC11", "BUG-AU5")
 @scenario()
 async def test_a_job_comes_back_by_a_rollback_in_the_middle_or_later(w: World):
-    """Those that had not left stay as they are."""
+    """Tasks that had not moved stay unchanged."""
     await deployed(w, a_job(6, update=policy(health_gate_s=60)))
     started = _places(w)
     await w.cp.move_job("web", "back")
@@ -148,7 +148,7 @@ def _places(w: World) -> dict[str, str]:
 @pytest.mark.behaviour("SC11", "SC15")
 @scenario()
 async def test_a_job_that_fails_in_its_new_entitlement_is_moved_back(w: World):
-    """What leaves or fails meanwhile starts in the new entitlement."""
+    """A rollback ends the move after its canary has failed."""
     update = policy(canary=Canary(tasks=1, hold_s=600), on_failure=OnFailure.ROLLBACK)
     await deployed(w, a_job(6, update=update))
     ours = {record.machine for record in w.cp._broker.held("front")}
@@ -170,7 +170,7 @@ async def is_version(w: World, version: int) -> bool:
 @pytest.mark.behaviour("SC11")
 @scenario()
 async def test_what_fails_or_leaves_while_a_job_moves_starts_in_the_new_entitlement(w: World):
-    """With a canary that holds for an hour, and with an update that is halted."""
+    """Covers a canary that holds for an hour, and an update that is halted."""
     update = policy(canary=Canary(tasks=1, hold_s=3600), on_failure=OnFailure.PAUSE)
     await deployed(w, a_job(6, update=update))
     await w.cp.move_job("web", "back")
@@ -209,7 +209,7 @@ async def test_a_move_and_a_release_at_once_are_one_update(w: World):
 @pytest.mark.behaviour("SC11")
 @scenario()
 async def test_without_room_in_the_new_entitlement_nothing_is_taken_down(w: World):
-    """The reasons are told, and the job moves once there is room."""
+    """The job reports the reasons, and moves once there is room."""
     await deployed(w, a_job(3))
     before = w.region.where()
     free = [m for name, m in w.region.machines.items() if not before.get(name)]
@@ -257,7 +257,7 @@ async def test_a_move_that_cannot_be_is_refused_as_a_whole(w: World):
 @pytest.mark.behaviour("SC11", "WH2")
 @scenario()
 async def test_a_move_is_asked_of_the_controller_task_by_task(w: World):
-    """Orchestration is the owner's."""
+    """The owner's controller orchestrates the move."""
     asked: list[tuple[str, str]] = []
     may_go = [False]
 
@@ -279,7 +279,7 @@ async def test_a_move_is_asked_of_the_controller_task_by_task(w: World):
 
 
 class Mortal(MemoryStore):
-    """Stops the world at its n-th write: before it is durable, or just after."""
+    """Stops the world at its n-th write, before or just after the write is durable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ class Mortal(MemoryStore):
 
 
 async def moved_with_a_crash(die_at: int, after: bool) -> int:
-    """Move three tasks and come back half-way; return how many writes that took."""
+    """Move three tasks and return half-way; return how many writes that took."""
     store = Mortal()
     w = World(a_region(), store)
     least = [3]

@@ -1,4 +1,4 @@
-"""How jobs are stored: in small values, one chunk a change, and the old form is split."""
+"""How jobs are stored: in small values, one chunk per change; the old form is split."""
 
 import msgspec
 import pytest
@@ -42,7 +42,7 @@ def a_record(tasks: int = 3, **changes) -> JobRecord:
 
 
 class Watched(MemoryStore):
-    """Remembers what each transaction wrote."""
+    """Records what each transaction wrote."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ async def test_a_change_of_one_task_writes_its_chunk_only() -> None:
 
 @pytest.mark.behaviour("BUG-CP22")
 async def test_the_largest_job_fits_the_bounds_of_a_distributed_store() -> None:
-    """15,000 tasks, each as large as it can be."""
+    """The job has 15,000 tasks of the largest allowed size."""
     name = "n" * 63
     ports = {f"{i:02}" + "p" * 61: 20_000 + i for i in range(16)}
     widest = Placement(machine=name, ports=ports)
@@ -174,7 +174,7 @@ async def test_a_record_of_the_release_before_is_split_once() -> None:
 
 @pytest.mark.parametrize("fate", [UNHEARD, LOST])
 async def test_a_split_whose_answer_is_lost_is_looked_up(fate: Fate) -> None:
-    """A start failed, or went on with revisions that were guessed."""
+    """A start failed, or continued with guessed revisions."""
     async with MemoryStore() as inner:
         record = a_record(300)
         await inner.txn({}, [of_schema_1(record)])

@@ -1,4 +1,4 @@
-"""Limits on what destroys, each in the component that it is of, on virtual time."""
+"""Limits on destructive actions, each in the component that enforces it, on virtual time."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def a_world(machines: int = 6, msbs: int = 3, **settings) -> World:
 
 
 def limited(machines: int = 6, **settings):
-    """Run the body on a region of so many machines; no rule may be broken in it."""
+    """Run the body on a region with `machines` machines, and assert that no rule was broken."""
 
     def decorate(body):
         def test() -> None:
@@ -53,7 +53,7 @@ def view(w: World, name: LimitName) -> LimitView:
 
 @pytest.mark.behaviour("AV5")
 def test_a_limit_lets_a_burst_pass_then_its_rate_and_everything_while_it_is_lifted():
-    """And it says what it holds back, and who lifted it."""
+    """The limit also reports what it holds back, and the user who lifted it."""
     limit = Limit(LimitName.STOPS, per_s=2.0, burst=3)
     assert [limit.take(100.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     assert limit.ready(100.5) == 1
@@ -81,7 +81,7 @@ def test_a_limit_of_an_unknown_user_is_not_found():
 @pytest.mark.behaviour("AV5", "F-54")
 @limited(destructive_burst=1, destructive_per_s=0.02)
 async def test_stops_beyond_the_limit_wait_until_an_operator_lifts_it(w: World):
-    """A mistake that stops a whole job gets no further than the limit."""
+    """After a mistaken stop of a whole job, only as many tasks stop as the limit allows."""
     await w.deployed(a_job(6, limits=LARGE), quota=6)
     await w.cp.stop_job("web")
     await asyncio.sleep(120)
@@ -96,7 +96,7 @@ async def test_stops_beyond_the_limit_wait_until_an_operator_lifts_it(w: World):
 @pytest.mark.behaviour("AV5")
 @limited(9, mark_down_burst=1, mark_down_per_s=0.01, brake_share=1.0)
 async def test_machines_are_declared_down_no_faster_than_the_limit(w: World):
-    """The health check service; what an operator confirms does not wait."""
+    """The health check service enforces this limit. A confirmation by an operator does not wait."""
     await w.set_up(9)
     for name in ("m1", "m5", "m9"):
         w.region.machines[name].power_off()
@@ -119,7 +119,7 @@ async def test_machines_are_declared_down_no_faster_than_the_limit(w: World):
 @pytest.mark.behaviour("AV5")
 @limited(take_away_burst=1, take_away_per_s=0.01, give_back_after_s=1)
 async def test_machines_are_taken_from_an_entitlement_no_faster_than_the_limit(w: World):
-    """The broker."""
+    """The broker enforces this limit."""
     await w.deployed(a_job(6, limits=LARGE), quota=6)
     await w.cp.stop_job("web")
     await w.until(lambda: w.cp._jobs.find("web") is None)
@@ -133,7 +133,7 @@ async def test_machines_are_taken_from_an_entitlement_no_faster_than_the_limit(w
 @pytest.mark.behaviour("AV5")
 @limited(profile_switches_burst=1, profile_switches_per_s=0.05)
 async def test_profiles_are_switched_no_faster_than_the_limit(w: World):
-    """A wrong assignment of the whole region reboots no more machines than this."""
+    """A wrong assignment of the whole region reboots at most as many machines as allowed."""
     await w.set_up(6)
     await w.cp.apply_job(a_job(6, limits=LARGE))
     await asyncio.sleep(30)
@@ -153,7 +153,7 @@ async def capped(w: World, machines: list[str], deadline_s: float | None = None)
 @pytest.mark.behaviour("SC16", "AV5")
 @limited(capped_moves_burst=1, capped_moves_per_s=0.02, repair_after_s=9999)
 async def test_tasks_leave_machines_whose_power_is_capped_no_faster_than_the_limit(w: World):
-    """What takes them in needs power, too; the deadline wins."""
+    """Target machines need power too. The deadline takes precedence."""
     most = UpdatePolicy(max_unavailable=6, drain_s=1)
     await w.deployed(a_job(6, limits=SMALL, update=most), quota=6)
     where = {t.index: t.placement.machine for t in w.cp._jobs.get("web").tasks}
@@ -173,14 +173,14 @@ async def test_tasks_leave_machines_whose_power_is_capped_no_faster_than_the_lim
 
 @pytest.mark.behaviour("AV6", "AV5")
 def test_an_upgrade_halts_while_power_is_capped_and_no_further_capacity_is_lost():
-    """Four events at once, as in the paper's account of an outage (§5.2).
+    """Four events happen at once, as in the paper's account of an outage (§5.2).
 
-    Traffic moves to this data center, a load test runs in it, new racks draw power beside the old
-    ones, and the web tier is upgraded; then the power of an MSB is capped.
+    Traffic moves to this data center, and a load test runs in it. New racks draw power in addition
+    to the old ones, and the web tier is upgraded. Then the power of an MSB is capped.
     """
 
     def replay(share: float) -> tuple[int, int, int]:
-        """Return the least capacity while capped, how many were upgraded then, and at the end."""
+        """Return the least capacity while capped, and the upgraded tasks then and at the end."""
 
         async def main() -> tuple[int, int, int]:
             settings = {"capacity_loss_share": share, "capacity_loss_tasks": 3, "resync_s": 5}
@@ -196,7 +196,7 @@ def test_an_upgrade_halts_while_power_is_capped_and_no_further_capacity_is_lost(
                 await w.cp.apply_job(web)
                 await w.stable()
                 web = a_job(9, limits=LARGE, update=update)
-                await w.cp.apply_job(web)  # 1: traffic moves in
+                await w.cp.apply_job(web)  # 1: traffic arrives
                 test = a_job(3, name="test", entitlement="load", limits=LARGE, update=update)
                 await w.cp.apply_job(test)  # 2: a load test
                 for number in range(13, 16):  # 3: new racks while the old ones are still there
@@ -241,7 +241,7 @@ def test_an_upgrade_halts_while_power_is_capped_and_no_further_capacity_is_lost(
 @pytest.mark.behaviour("AV5")
 @limited(capacity_loss_share=0.3, capacity_loss_tasks=2, resync_s=5)
 async def test_an_operator_may_continue_an_upgrade_although_much_capacity_is_lost(w: World):
-    """And what is broken anyway is replaced without asking."""
+    """Broken tasks are replaced without a confirmation."""
     await w.deployed(a_job(3, limits=LARGE), quota=3)
     await w.cp.put_entitlement("load", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.apply_job(a_job(3, name="test", entitlement="load", limits=LARGE))
@@ -264,7 +264,7 @@ async def test_an_operator_may_continue_an_upgrade_although_much_capacity_is_los
 @pytest.mark.behaviour("TC7", "SC18")
 @limited()
 async def test_a_plan_that_cannot_wait_is_carried_out_at_its_deadline(w: World):
-    """A limit on capacity does not stand above a deadline."""
+    """A deadline takes precedence over a limit on capacity."""
     await w.deployed(a_job(3, limits=LARGE), quota=6)
     losses = w.cp.shards.all[0].scheduler._losses
     losses.held = lambda record: dict.fromkeys(w.region.machines, "much is lost")

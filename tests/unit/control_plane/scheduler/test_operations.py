@@ -95,7 +95,7 @@ async def test_a_failure_and_a_drain_tell_from_where_to_where(w: World):
 @pytest.mark.behaviour("BUG-UX2")
 @scenario()
 async def test_restarts_of_a_crash_loop_are_in_the_log_and_the_story(w: World):
-    """Few events however often the task crashes, each with its exit code."""
+    """The log has few events, even if the task crashes often; each event has its exit code."""
     await w.deployed(a_job(1))
     (start,) = await told(w)
     machine = w.region.machines[start.to_machine]
@@ -153,7 +153,7 @@ async def test_an_operation_under_way_is_shown_and_survives_a_restart(w: World):
 @pytest.mark.behaviour("BUG-CP9")
 @scenario()
 async def test_a_step_of_the_clock_holds_up_no_drain(w: World):
-    """The clock of the wall goes back by an hour in the middle of it."""
+    """The wall clock is set back by an hour during the drain."""
     slow = UpdatePolicy(drain_s=5)
     await w.deployed(a_job(3, update=slow))
     await w.cp.apply_job(a_job(3, update=slow, command=["/bin/other"]))
@@ -184,7 +184,7 @@ async def test_tasks_move_back_towards_even_spread(w: World):
     await w.stable()
     await w.until(is_even, 600)
     await w.stable()
-    assert lowest >= 5  # the budget is one
+    assert lowest >= 5  # the budget is one task
     moves = [e for e in await told(w) if e.cause == "rebalance"]
     assert len([e for e in moves if e.outcome == "done"]) == 4
     count = len(await told(w))
@@ -195,14 +195,14 @@ async def test_tasks_move_back_towards_even_spread(w: World):
 @pytest.mark.behaviour("BUG-CP3")
 @scenario(repair_after_s=120)
 async def test_a_pause_of_the_control_plane_is_no_quiet_time_of_a_job(w: World):
-    """Woken after minutes, it looks around before it evens anything."""
+    """After a pause of minutes, the job is observed again before its spread is repaired."""
     await w.deployed(a_job(6))
     w.region.machines["m1"].power_off()
     await w.until(lambda: w.alive() == {"m1": 0, "m2": 3, "m3": 3}, 900)
     w.region.machines["m1"].power_on()
     await w.until(w.all_answer)
     await w.stable()
-    await asyncio.sleep(60)  # it is looked at each 30 s, so its quiet is noticed
+    await asyncio.sleep(60)  # the job is checked each 30 s, so its quiet time begins
     asyncio.get_running_loop()._virtual.now += 361
     await asyncio.sleep(80)
     assert w.alive() == {"m1": 0, "m2": 3, "m3": 3}
@@ -258,7 +258,7 @@ async def test_a_log_keeps_the_newest_events_up_to_its_bound() -> None:
 
 @pytest.mark.behaviour("FE7")
 async def test_a_page_of_a_log_reads_no_rows_that_it_does_not_need() -> None:
-    """The console asks for three pages, and each read all rows in one go."""
+    """The console requests three pages, and each request read all rows at once."""
     turns = 0
 
     async def checkpoint() -> None:
@@ -283,7 +283,7 @@ async def test_a_page_of_a_log_reads_no_rows_that_it_does_not_need() -> None:
 
 
 async def test_the_logs_of_jobs_that_are_gone_have_a_common_bound(monkeypatch) -> None:
-    """They were kept for ever: a pipeline that makes a job an hour filled the store."""
+    """Logs were kept forever. A pipeline that creates a job an hour filled the store."""
     monkeypatch.setattr(event_log, "GONE_MAX", 3)
     async with MemoryStore(strict=True) as store:
         table, log = JobTable(store), EventLog(store)
@@ -300,7 +300,7 @@ async def test_the_logs_of_jobs_that_are_gone_have_a_common_bound(monkeypatch) -
         for number in range(5):
             await goes(await there(f"job{number}", number))
         assert await logs_of(store) == {"job2", "job3", "job4"}
-        await there("job2", 9)  # it is there again, and its log goes on
+        await there("job2", 9)  # the job exists again, and its log continues
         for number in range(5, 8):
             await goes(await there(f"job{number}", number))
         assert await logs_of(store) == {"job2", "job5", "job6", "job7"}
@@ -311,11 +311,11 @@ async def test_the_logs_of_jobs_that_are_gone_have_a_common_bound(monkeypatch) -
 
 @pytest.mark.behaviour("BUG-CP35")
 async def test_logs_of_deleted_jobs_have_a_bound(monkeypatch) -> None:
-    """A later job of any name begins above the numbers of all that are forgotten."""
+    """A later job of any name begins above the numbers of all forgotten jobs."""
     monkeypatch.setattr(event_log, "GONE_MAX", 3)
     async with MemoryStore(strict=True) as store:
         old = [Put(f"retired/old{n}", str(100 + n).encode()) for n in range(4)]
-        await store.txn({}, old)  # as earlier releases wrote it, and listed nowhere
+        await store.txn({}, old)  # as earlier releases wrote it, without a list
         table = JobTable(store)
         for number in range(5):
             name = f"job{number}"
@@ -335,7 +335,7 @@ async def test_logs_of_deleted_jobs_have_a_bound(monkeypatch) -> None:
 @pytest.mark.behaviour("BUG-CP35")
 @scenario()
 async def test_a_later_job_of_a_name_reports_where_copies_of_the_earlier_one_may_run(w: World):
-    """It was stopped while a machine was cut off, and tasks there go on."""
+    """The job was stopped while a machine was cut off, and its tasks there continue."""
     await w.deployed(a_job(3))
     task = w.cp._jobs.get("web").tasks[0]
     there = w.region.machines[task.placement.machine]
@@ -349,7 +349,7 @@ async def test_a_later_job_of_a_name_reports_where_copies_of_the_earlier_one_may
     await w.until(lambda: not w.cp._jobs.get("web").leaving, 300)
     await w.stable()
     assert "may still run" not in (await w.cp.get_job("web")).detail
-    w.region.broken_rules.clear()  # two copies for a moment: that is what `keep` allows
+    w.region.broken_rules.clear()  # two copies for a moment, which `keep` allows
 
 
 async def logs_of(store: MemoryStore) -> set[str]:

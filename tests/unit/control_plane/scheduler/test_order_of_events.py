@@ -1,4 +1,4 @@
-"""In which order things happen to tasks and machines: told by those who do them, not looked up."""
+"""The order of events of tasks and machines, as the components report them."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ REF = ControllerRef(url="https://10.0.0.9:7450", name="db", failure_wait_s=3600)
 
 
 class Told:
-    """What happened, each as a short sentence, in the order in which it was told."""
+    """Records events as short sentences, in the order in which they were reported."""
 
     def __init__(self, w: World) -> None:
         self.said: list[str] = []
@@ -35,7 +35,7 @@ class Told:
             self._follow(machine)
 
     def once(self, *words: str) -> list[str]:
-        """Return when each of these was said first, by the words themselves."""
+        """Return these sentences in the order of their first occurrence."""
         return sorted(words, key=self.said.index)
 
     def _machine(
@@ -93,13 +93,13 @@ def on(w: World, machine: str) -> list[int]:
 @pytest.mark.behaviour("SC3", "SC9", "HC1", "HC10", "HC11")
 @scenario()
 async def test_a_machine_fails(w: World):
-    """Event, unlisted, asked, let, placed elsewhere, started, listed."""
+    """Order: event, unlisted, asked, acknowledged, placed elsewhere, started, listed."""
     await w.deployed(a_job(6, controller=REF, update=UpdatePolicy(max_unavailable=2)))
     counts = w.cp.allocations[0].counts
     told, lost, misses = Told(w), on(w, "m1"), counts.misses
     w.region.machines["m1"].power_off()
     await w.until(lambda: told.said.count(f"{lost[0]} asked") > 2)
-    assert counts.misses == misses  # nothing is allocated before the controller's word
+    assert counts.misses == misses  # no allocation before the controller's acknowledgement
     told.may_go = True
     await w.stable()
     for index in lost:
@@ -109,14 +109,14 @@ async def test_a_machine_fails(w: World):
             f"{index} listed",
         ]
         assert told.once(*steps) == steps
-    assert counts.misses > misses  # its answer of before is not used any more
+    assert counts.misses > misses  # the earlier answer is not used any more
     assert {int(s.split()[0]) for s in told.said if s.endswith("placed")} == set(lost)
 
 
 @pytest.mark.behaviour("SC19", "SD2")
 @scenario()
 async def test_a_lent_machine_returns_after_its_tasks_have_stopped(w: World):
-    """Asked, unlisted, stopped, and only then somebody else's."""
+    """Order: asked, unlisted, stopped; only then the machine gets another owner."""
     w.region.add("m4", "dc1", "msb1")
     await w.set_up()
     await w.cp.put_entitlement("back", EntitlementSpec(machines=1, host_profile="web"))
@@ -140,7 +140,7 @@ async def test_a_lent_machine_returns_after_its_tasks_have_stopped(w: World):
 @pytest.mark.behaviour("SD2", "SD1")
 @scenario()
 async def test_no_task_of_a_machine_that_is_drained_is_listed_when_it_stops(w: World):
-    """One after the other, as the budget says."""
+    """Tasks leave one after the other, as the budget requires."""
     await w.deployed(a_job(6, update=UpdatePolicy(max_unavailable=1, drain_s=3)))
     told, leaving = Told(w), on(w, "m1")
     await w.cp.inventory.drain(Drain(machines=["m1"], reason="a fan"))
@@ -155,10 +155,10 @@ async def test_no_task_of_a_machine_that_is_drained_is_listed_when_it_stops(w: W
 @pytest.mark.behaviour("TC19", "TC20")
 @scenario()
 async def test_an_application_scheduler_takes_over_the_life_of_its_tasks(w: World):
-    """It moves its own data first, and has each release in the order that it likes.
+    """It moves its data first, and gets each release in the order that it chooses.
 
-    The scheduler of the application keeps which task holds which data. Before a task goes it copies
-    what is there to another one, which takes time; nothing of that is known to us.
+    The application's scheduler records which task holds which data. Before a task stops, it copies
+    the data to another task, which takes time. Twine does not know about this.
     """
     await w.deployed(a_job(4, controller=REF, update=UpdatePolicy(max_unavailable=4)))
     told, held = Told(w), {index: {f"shard{index}"} for index in range(4)}
@@ -177,7 +177,7 @@ async def test_an_application_scheduler_takes_over_the_life_of_its_tasks(w: Worl
             held[heir] |= held[order[0]]
             held[order[0]] = set()
             moved.append((order[0], heir))
-            empty.add(order[0])  # copied by the time of the next question
+            empty.add(order[0])  # copied before the next request
         return ready
 
     told.rule, told.may_go = rule, True
@@ -192,7 +192,7 @@ async def test_an_application_scheduler_takes_over_the_life_of_its_tasks(w: Worl
 
 
 class Failing(MemoryStore):
-    """A store that fails when it is told to."""
+    """A store that fails on demand."""
 
     fails = False
 
@@ -205,7 +205,7 @@ class Failing(MemoryStore):
 @pytest.mark.behaviour("AV7")
 @pytest.mark.parametrize("lost", ["dc1", "dc2"])
 def test_a_shard_that_fails_holds_up_its_own_machines_and_no_others(lost: str):
-    """The store of one data center's broker; tasks everywhere run on, others are served."""
+    """One data center's store fails. All tasks keep running, and other machines are served."""
 
     async def main() -> None:
         w = World(a_region(6))
@@ -227,7 +227,7 @@ def test_a_shard_that_fails_holds_up_its_own_machines_and_no_others(lost: str):
             ours = {m: r.location.datacenter for m, r in w.region.machines.items()}
             in_it = [m for m, dc in ours.items() if dc == lost]
             other = next(m for m, dc in ours.items() if dc != lost)
-            await w.cp.apply_job(a_job(6, command=["/bin/other"]))  # needs no broker's write
+            await w.cp.apply_job(a_job(6, command=["/bin/other"]))  # needs no write of a broker
             await w.stable(within_s=300)
             await w.cp.inventory.drain(Drain(machines=[other], reason="works elsewhere"))
             with pytest.raises(Busy):

@@ -1,4 +1,4 @@
-"""Tasks that their owner moves."""
+"""Moves of tasks that their owner requests."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ async def where(w: World, index: int) -> str:
 @pytest.mark.behaviour("SC10")
 @scenario()
 async def test_a_task_moves_to_the_machine_that_its_owner_names(w: World):
-    """Stopped there, started here; the others stay where they are."""
+    """The task stops there and starts here. The other tasks stay where they are."""
     await w.deployed(a_job(6))
     before = [await where(w, i) for i in range(6)]
     to = next(name for name in w.region.machines if name != before[0])
@@ -109,7 +109,7 @@ def test_a_move_continues_after_the_process_is_killed(after_s):
 @pytest.mark.behaviour("SC10", "SC6")
 @scenario()
 async def test_a_restart_of_a_task_is_an_operation_and_leaves_it_where_it_is(w: World):
-    """Drained, stopped and started again on its machine; the others stay as they are."""
+    """The task is drained, stopped and started again on its machine. Other tasks do not change."""
     await w.deployed(a_job(6))
     before = (await w.cp.get_job("web")).record.tasks
     story = await w.cp.restart_task("web", 0, RestartWish(reason="it leaks"))
@@ -130,7 +130,7 @@ async def test_a_restart_of_a_task_is_an_operation_and_leaves_it_where_it_is(w: 
 @pytest.mark.behaviour("SC6")
 @scenario()
 async def test_restarts_of_tasks_wait_for_the_budget(w: World):
-    """Three at once, one after the other."""
+    """Three restarts are requested at once, and run one after the other."""
     await w.deployed(a_job(6))
     least = 6
     for index in range(3):
@@ -145,7 +145,7 @@ async def test_restarts_of_tasks_wait_for_the_budget(w: World):
 
 @scenario()
 async def test_a_newer_version_overtakes_a_restart(w: World):
-    """What would be started anew is updated instead, once and not twice."""
+    """A task with a pending restart is updated instead, once and not twice."""
     await w.deployed(a_job(3))
     await w.cp.pause_job("web", paused=True)
     await w.cp.apply_job(a_job(3, command=["/bin/other"]))
@@ -159,7 +159,7 @@ async def test_a_newer_version_overtakes_a_restart(w: World):
 @pytest.mark.behaviour("SC6")
 @scenario()
 async def test_an_immediate_restart_needs_no_approval_but_a_reason(w: World):
-    """The budget and the controller are passed over; the audit log has the reason."""
+    """It ignores the budget and the controller; the audit log has the reason."""
     await w.deployed(a_job(3))
     with pytest.raises(InvalidInput, match="only for a reason"):
         await w.cp.restart_task("web", 0, RestartWish(now=True))

@@ -1,4 +1,4 @@
-"""Updates in the assembled control plane: canaries, gates, batches, the way back, extra tasks."""
+"""Updates in the assembled control plane: canaries, gates, batches, rollback, extra tasks."""
 
 import asyncio
 from itertools import pairwise
@@ -23,7 +23,7 @@ def policy(**fields) -> UpdatePolicy:
 
 
 def break_version(w: World, *commands: str) -> None:
-    """From now on no task of these commands gets healthy."""
+    """From now on, tasks with these commands never become healthy."""
     for machine in w.region.machines.values():
         machine.behaviour.healthy = lambda spec: spec.command[0] not in commands
 
@@ -46,7 +46,7 @@ async def is_told(w: World, count: int) -> bool:
 
 
 def heal(w: World) -> None:
-    """From now on every task is healthy, those that run included."""
+    """From now on every task is healthy, including running ones."""
     break_version(w)
     for machine in w.region.machines.values():
         for task, status in list(machine.tasks.items()):
@@ -55,7 +55,7 @@ def heal(w: World) -> None:
 
 
 async def least_served(w: World, until, within_s: float = 600) -> int:
-    """Return the fewest tasks that clients were told until something is so."""
+    """Return the smallest number of listed tasks until a condition holds."""
     least = len(await w.endpoints())
 
     async def is_so() -> bool:
@@ -140,7 +140,7 @@ async def is_on(w: World, version: int) -> bool:
 @pytest.mark.behaviour("SC6")
 @pytest.mark.parametrize("canary", [None, Canary(tasks=1, hold_s=30)])
 def test_a_failing_version_is_rolled_back_automatically(canary):
-    """Never more than the budget is away, and tasks that were not updated run on."""
+    """Unavailable tasks stay within the budget, and tasks that were not updated keep running."""
 
     async def main() -> None:
         w = World(a_region())
@@ -176,7 +176,7 @@ def test_a_failing_version_is_rolled_back_automatically(canary):
 
 @scenario()
 async def test_versions_do_not_chase_each_other(w: World):
-    """The version to go back to fails as well: nothing goes to and fro."""
+    """The version to roll back to fails too; the job does not alternate between versions."""
     update = policy(on_failure=OnFailure.ROLLBACK)
     await w.deployed(a_job(3, update=update))
     break_version(w, OTHER[0], "/bin/serve")
@@ -191,7 +191,7 @@ async def test_versions_do_not_chase_each_other(w: World):
 
 @scenario()
 async def test_a_later_version_that_fails_goes_back_to_what_ran_everywhere(w: World):
-    """Not to the one in between, which never did."""
+    """The rollback skips the version in between, which never ran on all tasks."""
     update = policy(on_failure=OnFailure.ROLLBACK, health_gate_s=30)
     await w.deployed(a_job(6, update=update))
     await w.cp.apply_job(a_job(6, update=update, command=OTHER))
@@ -231,7 +231,7 @@ async def test_an_update_that_is_to_be_halted_waits_for_its_owner(w: World):
 @pytest.mark.behaviour("SC21")
 @scenario()
 async def test_a_successor_serves_before_its_predecessor_stops(w: World):
-    """With room for one task more, the wanted number serves all the time."""
+    """With room for one more task, the wanted number of tasks serves all the time."""
     update = policy(max_unavailable=0, surge=1, health_gate_s=5)
     await w.deployed(a_job(3, update=update))
     await w.cp.apply_job(a_job(3, update=update, command=OTHER))
@@ -252,7 +252,7 @@ async def test_a_successor_serves_before_its_predecessor_stops(w: World):
 @pytest.mark.behaviour("BUG-AU1")
 @scenario()
 async def test_a_release_repairs_a_job_of_which_every_task_is_broken(w: World):
-    """Two at a time, as its budget says (ADR 0132)."""
+    """Two tasks are replaced at a time, as the budget says (ADR 0132)."""
     update = policy(max_unavailable=2)
     await w.deployed(a_job(4, update=update))
     bad = w.cp._jobs.get("web").spec.command[0]
@@ -326,7 +326,7 @@ async def test_an_update_that_needs_an_extra_task_says_so_where_there_is_no_room
 def test_an_extra_task_that_took_the_last_room_stays_for_a_task_that_waits_for_it(
     most: int, controlled: bool, what: str
 ):
-    """A job that wants two tasks ends with two, and keeps its budget on the way."""
+    """A job that wants two tasks ends with two, and keeps its budget meanwhile."""
 
     async def main() -> None:
         w = World(a_region(5))
@@ -357,7 +357,7 @@ def test_an_extra_task_that_took_the_last_room_stays_for_a_task_that_waits_for_i
 @pytest.mark.behaviour("BUG-CP59")
 @pytest.mark.parametrize("pace", [{"batch": 1}, {"canary": Canary(tasks=1, hold_s=1.0)}, {}])
 def test_an_update_does_not_wait_for_extra_tasks_that_have_no_room(pace: dict):
-    """Extra tasks without a place counted as the batch, or the canaries, under way."""
+    """Extra tasks without a machine counted as part of the current batch or canaries."""
 
     async def main() -> None:
         w = World(a_region(5))
@@ -388,7 +388,7 @@ def test_an_update_does_not_wait_for_extra_tasks_that_have_no_room(pace: dict):
     ],
 )
 def test_an_update_names_the_task_without_a_machine_that_it_waits_for(pace: dict, why: str):
-    """It waited for a task that was lost with its machine, and did not say so."""
+    """The update waited for a task that was lost with its machine, and did not report it."""
 
     async def main() -> None:
         w = World(a_region(3))
@@ -422,7 +422,7 @@ def test_an_update_names_the_task_without_a_machine_that_it_waits_for(pace: dict
 
 @pytest.mark.behaviour("BUG-CP63")
 def test_a_task_that_has_no_room_elsewhere_does_not_hold_up_the_update_of_others():
-    """It took the whole budget, round after round, and waited for room."""
+    """The task used the whole budget, round after round, while it waited for room."""
 
     async def main() -> None:
         w = World(a_region(5))
@@ -476,7 +476,7 @@ async def test_a_version_that_fails_in_extra_tasks_is_rolled_back_without_a_loss
 @pytest.mark.behaviour("AV3")
 @pytest.mark.parametrize("after_s", [1, 4, 8, 15, 25, 40, 60])
 def test_an_update_continues_after_the_process_is_killed(after_s):
-    """The stage, what failed and the extra tasks are stored with the job."""
+    """The stage, the failures and the extra tasks are stored with the job."""
 
     async def main() -> None:
         w = World(a_region())
@@ -503,7 +503,7 @@ def test_an_update_continues_after_the_process_is_killed(after_s):
 
 @scenario()
 async def test_an_update_that_cannot_reach_its_failure_limit_continues(w: World):
-    """One task is new at a time: two that fail together there will never be."""
+    """One task is new at a time, so two can never fail together."""
     update = policy(max_unavailable=1, on_failure=OnFailure.ROLLBACK, failures=2)
     await w.deployed(a_job(3, update=update))
     break_version(w, OTHER[0])
@@ -514,7 +514,7 @@ async def test_an_update_that_cannot_reach_its_failure_limit_continues(w: World)
 
 @scenario()
 async def test_a_version_after_one_that_failed_as_a_canary_gets_its_canaries(w: World):
-    """What an earlier update started is no canary of the next version."""
+    """Tasks that an earlier update started are no canaries of the next version."""
     update = policy(max_unavailable=2, canary=Canary(tasks=2, hold_s=5))
     await w.deployed(a_job(4, update=update))
     break_version(w, OTHER[0])
@@ -527,7 +527,7 @@ async def test_a_version_after_one_that_failed_as_a_canary_gets_its_canaries(w: 
 
 @scenario()
 async def test_a_broken_extra_task_does_not_hold_its_batch_and_the_verdict_up(w: World):
-    """The extra task begins alone, fails, and keeps the rest of its batch from their turn."""
+    """The extra task begins alone and fails. It must not block the rest of its batch."""
     update = policy(
         max_unavailable=1,
         batch=3,
@@ -547,7 +547,7 @@ async def test_a_broken_extra_task_does_not_hold_its_batch_and_the_verdict_up(w:
 
 @scenario()
 async def test_no_verdict_while_another_new_task_may_still_tell_more(w: World):
-    """Of two that were asked for one has failed; the other is slow to get healthy, and does."""
+    """Two failures are required and one task has failed. The other one becomes healthy slowly."""
     update = policy(
         max_unavailable=2,
         health_gate_s=5,
@@ -568,7 +568,7 @@ async def test_no_verdict_while_another_new_task_may_still_tell_more(w: World):
 async def test_a_new_task_that_served_once_and_is_unhealthy_since_is_a_failure_of_its_batch(
     w: World,
 ):
-    """It is not through its gate and never will be, so the next batch would wait for ever."""
+    """The task will never pass its gate, so the next batch would wait forever."""
     update = policy(
         max_unavailable=2,
         batch=2,
@@ -595,7 +595,7 @@ async def test_a_new_task_that_served_once_and_is_unhealthy_since_is_a_failure_o
 
 @scenario()
 async def test_a_new_task_that_is_unhealthy_for_a_moment_fails_no_batch(w: World):
-    """It served, did not for less than `healthy_within_s`, and serves again."""
+    """The task served, was unhealthy for less than `healthy_within_s`, and serves again."""
     update = policy(
         max_unavailable=2,
         batch=2,

@@ -1,4 +1,4 @@
-"""Extra tasks in the core: what is known of them decides whether they may go."""
+"""Extra tasks in the core: their last known state decides whether they may be removed."""
 
 import pytest
 from msgspec.structs import replace
@@ -42,7 +42,7 @@ def machine(*, answering: bool) -> SeenMachine:
 @pytest.mark.behaviour("SC21")
 @pytest.mark.parametrize("stale", [True, False])
 def test_an_extra_task_on_a_silent_machine_stays_until_the_machine_answers(stale: bool):
-    """After a start of the control plane tasks serve although no machine answered yet."""
+    """After a start of the control plane, tasks serve although no machine has answered yet."""
     spec = JobSpec(
         name="web",
         entitlement="web",
@@ -67,7 +67,7 @@ def test_an_extra_task_on_a_silent_machine_stays_until_the_machine_answers(stale
 
 
 def region(*down: int, **last) -> dict[str, SeenMachine]:
-    """Return seven machines with a task on each; `last` is said of the extra one's."""
+    """Return seven machines with a task on each; `last` changes the extra task's machine."""
     seen = {"up": True, "answering": True, "ready": True}
     view = {}
     for n in range(7):
@@ -91,7 +91,7 @@ def removal(state: OperationState) -> Operation:
 
 
 def controlled(*down: int, controller: bool = True) -> JobRecord:
-    """Return a job of six tasks with an extra one whose removal the controller acknowledged."""
+    """Return a job of six tasks, and an extra one whose removal the controller acknowledged."""
     spec = JobSpec(
         name="web",
         entitlement="web",
@@ -114,7 +114,7 @@ def controlled(*down: int, controller: bool = True) -> JobRecord:
 def test_an_acknowledged_removal_of_an_extra_task_waits_for_the_budget(
     down: tuple[int, ...], goes: bool, controller: bool
 ):
-    """With two of six tasks down, at most one may be; the extra one stands in."""
+    """Two of six tasks are down and at most one may be. The extra task serves instead of one."""
     view, answer = region(*down), ControllerAnswer(down=frozenset({*down}))
     record = controlled(*down, controller=controller)
     made = decide(record, Seen(view, Moment(100.0, 100.0), answer=answer))
@@ -124,7 +124,7 @@ def test_an_acknowledged_removal_of_an_extra_task_waits_for_the_budget(
 
 @pytest.mark.behaviour("BUG-CP33")
 def test_an_extra_task_on_a_machine_that_must_be_empty_now_goes_whatever_the_budget_says():
-    """A deadline excepts from the budget, and no second extra task follows it."""
+    """A deadline overrides the budget, and no second extra task is started."""
     view = region(0, 1, leaving=True, overdue=True)
     made = decide(controlled(0, 1), Seen(view, Moment(100.0, 100.0)))
     assert made.record.tasks[-1].phase is TaskPhase.DRAINING
@@ -133,7 +133,7 @@ def test_an_extra_task_on_a_machine_that_must_be_empty_now_goes_whatever_the_bud
 @pytest.mark.behaviour("BUG-CP32")
 @pytest.mark.parametrize("overdue", [(), (0, 1)])
 def test_an_extra_task_is_not_removed_in_the_round_that_stops_overdue_tasks(overdue):
-    """Their machine was cut off past its deadline, and is heard again."""
+    """Their machine was cut off past its deadline, and reports again."""
     view = region()
     for n in overdue:
         view[f"m{n}"] = replace(view[f"m{n}"], leaving=True, overdue=True)

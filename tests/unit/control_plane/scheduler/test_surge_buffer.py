@@ -28,7 +28,7 @@ async def of_models(w: World, surge_tasks: int | None) -> None:
 
 
 async def most_at_once(w: World) -> tuple[int, set[str]]:
-    """Push to all jobs; return the most extra tasks there were, and what waiting jobs said."""
+    """Push to all jobs; return the largest number of extra tasks, and details of waiting jobs."""
     for name in NAMES:
         await w.cp.apply_job(a_job(1, name=name, update=ALWAYS, command=["/bin/other"]))
     most, said = 0, set[str]()
@@ -45,7 +45,7 @@ async def most_at_once(w: World) -> tuple[int, set[str]]:
 @pytest.mark.behaviour("JC12")
 @scenario()
 async def test_no_more_extra_tasks_run_at_once_than_the_entitlement_says(w: World):
-    """Five jobs share two, each has its turn, and who waits is told why."""
+    """Five jobs share two extra tasks in turns. Each waiting job reports the reason."""
     await of_models(w, 2)
     most, said = await most_at_once(w)
     assert most == 2
@@ -61,7 +61,7 @@ async def test_without_a_shared_number_each_job_has_its_own(w: World):
 
 
 def test_decisions_that_are_made_at_the_same_time_share_it_too(monkeypatch: pytest.MonkeyPatch):
-    """Those about large jobs are computed beside the loop: each saw what the others left before."""
+    """Decisions about large jobs run outside the loop, and each saw the same number left."""
     monkeypatch.setattr(runtime, "LARGE", 0)
 
     @scenario()

@@ -1,4 +1,4 @@
-"""TaskControl in the assembled control plane: who is asked what, and what follows from it."""
+"""TaskControl in the assembled control plane: requests to controllers, and their effects."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def nothing(_: TaskControlRequest) -> list[str | Ack]:
 
 
 class Controller:
-    """A controller of the test: it answers by a rule, and remembers what it was asked."""
+    """A test controller that answers by a rule and records its requests."""
 
     def __init__(self, w: World, rule: Rule = everything) -> None:
         self.rule = rule
@@ -45,19 +45,19 @@ class Controller:
         await asyncio.sleep(self.delay_s)
         if self.is_down:
             raise Unreachable("no connection")
-        if self.requests:  # TC2: also across restarts of the control plane
+        if self.requests:  # also across restarts of the control plane
             assert request.sequence_number > self.requests[-1].sequence_number
         self.requests.append(request)
         return TaskControlResponse(ack=self.rule(request))
 
     @property
     def last(self) -> TaskControlRequest:
-        """Return what it was asked last; an empty request before the first call."""
+        """Return the last request; an empty request before the first call."""
         none = TaskControlRequest(job_handle="", sequence_number=0, tasks=0, at=0.0)
         return self.requests[-1] if self.requests else none
 
     def asked(self) -> list[tuple[list[int], list[int]]]:
-        """Return (request, completed) of each call in which they are others than before."""
+        """Return (request, completed) of each call in which they differ from the previous call."""
         found: list[tuple[list[int], list[int]]] = []
         for r in self.requests:
             told = ([o.task for o in r.request], [o.task for o in r.completed])
@@ -72,7 +72,7 @@ def a_controlled_job(tasks: int = 3, most: int = 3, ref: ControllerRef = REF, **
 
 
 async def deployed(w: World, tasks: int = 3, rule: Rule = everything, **changes) -> Controller:
-    """Return the controller of a job that runs, as it was never asked anything."""
+    """Return the controller of a running job, without its requests so far."""
     controller = Controller(w, rule)
     await w.deployed(a_controlled_job(tasks, **changes))
     await w.until(lambda: controller.requests and not controller.last.all_unhealthy_tasks)
@@ -94,7 +94,7 @@ async def test_figure_8_call_by_call(w: World):
     """request=[t0,t1] ack=[t1]; request=[t0] completed=[t1] ack=[t0]; completed=[t0]."""
 
     def rule(request: TaskControlRequest) -> list[str | Ack]:
-        """One task stays available: t1 first, then t0."""
+        """One task stays available: t1 goes first, then t0."""
         pending = sorted(request.request, key=lambda o: -o.task)
         return [pending[0].id] if pending and not request.down else []
 
@@ -105,7 +105,7 @@ async def test_figure_8_call_by_call(w: World):
     await w.until(lambda: controller.asked()[-1] == ([], [0]))
     assert controller.asked() == [
         ([0, 1], []),  # S1; ack=[t1]
-        ([0], []),  # t1 is being updated, as allUnhealthyTasks says; nothing is acknowledged
+        ([0], []),  # t1 is being updated, as allUnhealthyTasks shows; no acknowledgement
         ([0], [1]),  # S2; ack=[t0]
         ([], []),
         ([], [0]),  # S3
@@ -120,7 +120,7 @@ async def test_figure_8_call_by_call(w: World):
 @pytest.mark.behaviour("TC5", "TC10", "WH2")
 @scenario()
 async def test_a_release_waits_forever_for_its_acknowledgement(w: World):
-    """And everybody can see what waits for whom."""
+    """The status shows every user which component the release waits for."""
     controller = await deployed(w, rule=nothing)
     await w.cp.apply_job(a_controlled_job(command=["/bin/other"]))
     await asyncio.sleep(7200)
@@ -143,7 +143,7 @@ async def test_a_release_waits_forever_for_its_acknowledgement(w: World):
 @pytest.mark.behaviour("F-55")
 @scenario()
 async def test_a_controller_that_approves_everything_does_not_exceed_the_budget(w: World):
-    """A lying or careless controller cannot take down more than its job allows."""
+    """A faulty or careless controller cannot stop more tasks than its job allows."""
     controller = await deployed(w, 6, most=2)
     least = 6
 
@@ -164,7 +164,7 @@ async def test_a_controller_that_approves_everything_does_not_exceed_the_budget(
 @pytest.mark.behaviour("F-55", "TC18")
 @scenario()
 async def test_acknowledgements_of_unknown_operations_are_counted_and_have_no_effect(w: World):
-    """Of unknown operations, that ended, twice, and more than to allow or delay."""
+    """Covers unknown, ended and repeated operations, and answers other than allow or delay."""
     ended = "web-0.1"
 
     def liar(request: TaskControlRequest) -> list[str | Ack]:
@@ -185,7 +185,7 @@ async def test_acknowledgements_of_unknown_operations_are_counted_and_have_no_ef
 @pytest.mark.behaviour("TC16", "F-55")
 @scenario()
 async def test_a_controller_that_is_away_holds_up_voluntary_operations_alone(w: World):
-    """A failed task is replaced after its wait, a new one starts at once."""
+    """A failed task is replaced after its wait, and a new one starts at once."""
     controller = await deployed(w, 3)
     controller.is_down = True
     await w.cp.apply_job(a_controlled_job(4, command=["/bin/other"]))
@@ -200,7 +200,7 @@ async def test_a_controller_that_is_away_holds_up_voluntary_operations_alone(w: 
 @pytest.mark.behaviour("SC3", "SC5", "TC20")
 @scenario()
 async def test_a_failed_task_moves_once_it_is_acknowledged_or_its_wait_is_over(w: World):
-    """It is unlisted at once, and the controller may rebuild first."""
+    """The task is unlisted at once, and the controller may rebuild its data first."""
     ref = ControllerRef(url=REF.url, name="db", failure_wait_s=900)
     controller = Controller(w, nothing)
     await w.deployed(a_controlled_job(3, ref=ref))
@@ -227,7 +227,7 @@ async def test_a_failed_task_moves_once_it_is_acknowledged_or_its_wait_is_over(w
 @pytest.mark.behaviour("TC16")
 @scenario()
 async def test_a_failed_task_moves_after_its_wait_without_an_acknowledgement(w: World):
-    """A controller that is away cannot keep a task from running for ever."""
+    """A controller that is unreachable cannot keep a task from running forever."""
     controller = Controller(w, nothing)
     await w.deployed(
         a_controlled_job(3, ref=ControllerRef(url=REF.url, name="db", failure_wait_s=90))
@@ -246,7 +246,7 @@ async def test_a_failed_task_moves_after_its_wait_without_an_acknowledgement(w: 
 @pytest.mark.behaviour("TC20")
 @scenario()
 async def test_a_task_whose_machine_returns_before_it_was_acknowledged_stays(w: World):
-    """Nothing was moved, and nothing moves afterwards."""
+    """The task was not moved, and does not move afterwards."""
     controller = await deployed(w, 3, nothing)
     lost = (await w.cp.get_job("web")).record.tasks[0].placement.machine
     w.region.machines[lost].power_off()
@@ -260,7 +260,7 @@ async def test_a_task_whose_machine_returns_before_it_was_acknowledged_stays(w: 
 @pytest.mark.behaviour("TC7", "TC10", "TC21")
 @scenario()
 async def test_no_controller_can_block_a_maintenance_beyond_its_deadline(w: World):
-    """Told in advance, offered the move, and stopped at the deadline."""
+    """The task is announced in advance, offered a move, and stopped at the deadline."""
     controller = await deployed(w, 3, nothing)
     leaving = (await w.cp.get_job("web")).record.tasks[0].placement.machine
     start, deadline = clock() + 300, clock() + 900
@@ -285,7 +285,7 @@ async def test_no_controller_can_block_a_maintenance_beyond_its_deadline(w: Worl
 @pytest.mark.behaviour("F-55", "TC10")
 @scenario()
 async def test_a_controller_that_was_away_for_long_hears_of_a_deadline_in_time(w: World):
-    """Its next try was a minute ahead when it was announced, half a minute before."""
+    """The deadline was half a minute away when it was announced, and the next try a minute."""
     controller = await deployed(w, 3, nothing)
     leaving = (await w.cp.get_job("web")).record.tasks[0].placement.machine
     controller.is_down = True
@@ -302,7 +302,7 @@ async def test_a_controller_that_was_away_for_long_hears_of_a_deadline_in_time(w
 @pytest.mark.behaviour("TC12", "F-55")
 @scenario()
 async def test_a_request_lists_the_existing_tasks_so_removed_ones_are_known(w: World):
-    """A task that did not serve goes unasked, and is missing in `indexes`."""
+    """A task that did not serve is removed without a request, and is missing in `indexes`."""
     controller = await deployed(w, 4, nothing)
     record = (await w.cp.get_job("web")).record
     lost = record.tasks[1].placement.machine
@@ -320,7 +320,7 @@ async def test_a_request_lists_the_existing_tasks_so_removed_ones_are_known(w: W
 @pytest.mark.behaviour("TC6")
 @scenario()
 async def test_a_restart_of_one_task_waits_for_the_controller(w: World):
-    """It went past it; the task serves until it is let."""
+    """The restart bypassed the controller. The task serves until the acknowledgement."""
     controller = await deployed(w, 3, nothing)
     generation = w.cp._jobs.get("web").tasks[1].generation
     await w.cp.restart_task("web", 1, RestartWish(reason="it leaks"))
@@ -345,7 +345,7 @@ async def test_a_smaller_job_asks_its_controller_before_stopping_tasks(w: World)
     assert (offered.kind, offered.cause) == ("remove", "resize")
     await asyncio.sleep(120)
     assert w.alive().total() == 3
-    await w.cp.apply_job(a_controlled_job(3))  # wanted again, after all
+    await w.cp.apply_job(a_controlled_job(3))  # the task is wanted again
     await w.until(lambda: not controller.last.request)
     await w.stable()
     await w.cp.apply_job(a_controlled_job(2))
@@ -369,7 +369,7 @@ async def test_a_whole_job_is_stopped_without_approval(w: World):
 @pytest.mark.behaviour("WH2")
 @scenario()
 async def test_an_acknowledgement_lapses_when_something_fails_before_it_was_used(w: World):
-    """It was of other circumstances; what had not begun is asked again."""
+    """The circumstances have changed, so operations that had not begun are requested again."""
     controller = await deployed(w, 3, most=1)
 
     def two(request: TaskControlRequest) -> list[str | Ack]:
@@ -399,7 +399,7 @@ async def test_an_acknowledgement_lapses_when_something_fails_before_it_was_used
 @pytest.mark.behaviour("TC2", "TC16")
 @pytest.mark.parametrize("after_s", [0.3, 1.0, 3.0])
 def test_calls_of_a_controller_continue_after_a_restart(after_s: float):
-    """Numbers rise, what ended is told, nothing that was done is asked again."""
+    """Numbers rise, ended operations are reported, and no finished operation is requested again."""
 
     def one_by_one(request: TaskControlRequest) -> list[str | Ack]:
         return [o.id for o in request.request[:1]] if not request.down else []
@@ -428,7 +428,7 @@ def test_calls_of_a_controller_continue_after_a_restart(after_s: float):
 
 @pytest.mark.behaviour("BUG-CP34", "TC2")
 def test_a_later_job_of_a_name_numbers_its_calls_above_the_earlier_one():
-    """Also if the control plane was started between; `Controller` checks it."""
+    """This also holds if the control plane restarted in between; `Controller` checks it."""
 
     async def main() -> None:
         w = World(a_region())
@@ -451,7 +451,7 @@ def test_a_later_job_of_a_name_numbers_its_calls_above_the_earlier_one():
 @pytest.mark.behaviour("TC11", "SC7")
 @scenario()
 async def test_a_job_that_drops_its_controller_sends_it_no_more_requests(w: World):
-    """From then on the policies that are built in are all there is."""
+    """From then on only the built-in policies apply."""
     controller = await deployed(w, 3, nothing)
     await w.cp.apply_job(a_controlled_job(command=["/bin/other"]))
     await w.until(lambda: controller.last.request)
@@ -463,11 +463,11 @@ async def test_a_job_that_drops_its_controller_sends_it_no_more_requests(w: Worl
     assert len(controller.requests) == count
 
 
-# -- a maintenance, in three ways
+# -- three ways of a maintenance
 
 
 async def planned(w: World, machine: str, **more) -> None:
-    """Announce work that begins in ten minutes, from now on."""
+    """Announce work that begins in ten minutes."""
     now = clock()
     await w.cp.inventory.outages.plan_unavailability(
         [machine], EventKind.MAINTENANCE, "kernel", start=now, deadline=now + 600, **more
@@ -498,7 +498,7 @@ async def test_way_one_a_task_moves_before_the_deadline(w: World):
 @pytest.mark.behaviour("TC8")
 @scenario()
 async def test_way_two_a_task_stops_and_starts_again_after_the_maintenance(w: World):
-    """It keeps its place, whatever happens to the machine meanwhile."""
+    """The task keeps its place, regardless of what happens to the machine meanwhile."""
     await deployed(w, 3, stopping)
     leaving = await first_machine(w)
     await planned(w, leaving)
@@ -511,7 +511,7 @@ async def test_way_two_a_task_stops_and_starts_again_after_the_maintenance(w: Wo
     assert w.cp._jobs.get("web").tasks[0].phase == "parked"
     w.region.machines[leaving].power_on()
     await asyncio.sleep(30)
-    assert w.alive()[leaving] == 0  # the machine is there, and still in the operators' hands
+    assert w.alive()[leaving] == 0  # the machine is up, and still under maintenance
     await w.cp.inventory.outages.undrain([leaving])
     await w.stable()
     assert await first_machine(w) == leaving
@@ -543,7 +543,7 @@ def test_a_parked_task_goes_elsewhere_when_its_machine_will_not_be_back(kind: Ev
 @pytest.mark.behaviour("TC8", "TC9")
 @scenario()
 async def test_way_three_work_on_a_switch_moves_nothing_that_sits_it_out(w: World):
-    """No task of a stateful service moves, and none is stopped at the deadline."""
+    """No task of a stateful service moves, and no task is stopped at the deadline."""
     controller = await deployed(w, 3, nothing)
     leaving = await first_machine(w)
     before = w.region.where()
@@ -569,7 +569,7 @@ async def test_way_three_work_on_a_switch_moves_nothing_that_sits_it_out(w: Worl
 @pytest.mark.behaviour("TC9")
 @scenario()
 async def test_work_that_takes_longer_than_announced_is_a_failure(w: World):
-    """Silence is excused for as long as was announced, and not longer."""
+    """The machine may be silent for the announced time, and not longer."""
     controller = await deployed(w, 3, lambda r: [o.id for o in r.request if o.cause == "failure"])
     leaving = await first_machine(w)
     await planned(w, leaving, expected_duration_s=120.0, tasks_survive=True)
@@ -596,12 +596,12 @@ async def test_a_notice_of_work_that_tasks_survive_has_its_duration(w: World):
 @pytest.mark.behaviour("HC6", "BUG-AU5")
 @scenario()
 async def test_of_all_machines_for_a_kernel_one_waits_for_a_job_that_cannot_spare_it(w: World):
-    """ "49 of 50": a replica is down, so its other one stays, until the deadline."""
+    """The case "49 of 50": a replica is down, so its counterpart stays until the deadline."""
     held = {task: {f"s{task // 2}"} for task in range(6)}  # pairs: 0 and 1, 2 and 3, …
     rule = Sharded(rebuild_s=3600)
 
     def pairs(request: TaskControlRequest) -> list[str | Ack]:
-        kept = [o for o in request.request if o.cause != "failure"]  # it waits for the machine
+        kept = [o for o in request.request if o.cause != "failure"]  # waits for the machine
         return rule.answer(replace(request, request=kept), held).ack
 
     ref = ControllerRef(url=REF.url, name="db", failure_wait_s=7200)
@@ -623,7 +623,7 @@ async def test_of_all_machines_for_a_kernel_one_waits_for_a_job_that_cannot_spar
 
     def stopped() -> set[int]:
         seen.update(t.index for t in w.cp._jobs.get("web").tasks if t.phase == "parked")
-        for t in w.cp._jobs.get("web").tasks:  # a machine whose turn is over is back
+        for t in w.cp._jobs.get("web").tasks:  # machines whose work is finished return
             if t.phase == "parked" and t.placement is not None:
                 back.add(t.placement.machine)
         return seen
@@ -641,7 +641,7 @@ async def test_of_all_machines_for_a_kernel_one_waits_for_a_job_that_cannot_spar
     await asyncio.sleep(200)
     tasks = w.cp._jobs.get("web").tasks
     assert (tasks[other].phase, tasks[other].operation) == ("running", None)
-    assert tasks[other].placement.machine not in where.values()  # BUG-AU5: on the spare machine
+    assert tasks[other].placement.machine not in where.values()  # on the spare machine
     moves = [e for e in await events(w) if e.task == other and e.kind == "move"]
     assert [e.approved for e in moves] == ["deadline"]
 
@@ -652,7 +652,7 @@ async def test_of_all_machines_for_a_kernel_one_waits_for_a_job_that_cannot_spar
 @pytest.mark.behaviour("BUG-TC2")
 @pytest.mark.parametrize("answers_after_s", [2.0, 6.0])
 def test_after_a_start_tasks_on_silent_machines_are_not_reported_as_down(answers_after_s: float):
-    """Tasks whose machines were not asked yet were told as unhealthy."""
+    """Tasks were reported as unhealthy while their machines had not been queried yet."""
 
     async def main() -> None:
         w = World(a_region())
@@ -673,7 +673,7 @@ def test_after_a_start_tasks_on_silent_machines_are_not_reported_as_down(answers
 @pytest.mark.behaviour("BUG-TC2")
 @scenario()
 async def test_what_was_acknowledged_of_a_task_that_was_down_says_nothing_once_it_is_up(w: World):
-    """ "it is down anyway" took down tasks that served again."""
+    """An acknowledgement because "it is down anyway" stopped tasks that served again."""
 
     def down_anyway(request: TaskControlRequest) -> list[str | Ack]:
         return [o.id for o in request.request if o.task in request.down]
@@ -684,7 +684,7 @@ async def test_what_was_acknowledged_of_a_task_that_was_down_says_nothing_once_i
     other = w.region.machines[record.tasks[2].placement.machine]
     await w.cp.apply_job(a_controlled_job(3, most=1, command=["/bin/other"]))
     await w.until(lambda: controller.last.request)
-    machine.behaviour.healthy = lambda spec: False  # its new version is no better
+    machine.behaviour.healthy = lambda spec: False  # its new version fails too
     machine.report("web-1", health=Health.UNHEALTHY)
     other.report("web-2", health=Health.UNHEALTHY)
     await w.until(lambda: controller.last.down == {1, 2})
@@ -704,7 +704,7 @@ async def test_what_was_acknowledged_of_a_task_that_was_down_says_nothing_once_i
 @pytest.mark.behaviour("TC5")
 @scenario()
 async def test_approval_of_an_update_is_no_approval_of_a_removal(w: World):
-    """A job that gets smaller meanwhile asks for it; without a yes the task comes back."""
+    """A shrinking job requests the removal. Without an acknowledgement the task starts again."""
 
     def only_updates(request: TaskControlRequest) -> list[str | Ack]:
         wanted = [o for o in request.request if o.kind == "update" and o.task == 1]

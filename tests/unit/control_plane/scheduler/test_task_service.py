@@ -1,4 +1,4 @@
-"""What owners do with single tasks: through the control plane's service, on a real agent."""
+"""Operations of owners on single tasks: through the control plane's service, on a real agent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Agents:
 
 
 class Near:
-    """A caller who says nothing and writes down what comes."""
+    """A caller that sends nothing and records the frames that it receives."""
 
     def __init__(self) -> None:
         self.got: list[Frame] = []
@@ -112,6 +112,6 @@ async def test_a_task_is_described_and_restarted_on_its_machine(host: FakeHost) 
 
 @pytest.mark.behaviour("BUG-UX72")
 def test_an_unknown_task_is_not_reported_as_a_task_without_a_machine():
-    """`task describe web-99` said that the task is on no machine."""
+    """`task describe web-99` reported that the task is on no machine."""
     with pytest.raises(NotFound, match="job 'web' has no task 99"):
         service_of(None)._placed("web", 99)  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ def a_job(machine: str) -> JobRecord:
 @pytest.mark.behaviour("F-88")
 @pytest.mark.parametrize("begins_late", [False, True])
 async def test_it_waits_until_the_copy_is_gone_known_or_its_machine_is(begins_late: bool) -> None:
-    """Also what was heard before the store was released counts."""
+    """Reports that arrived before the store was released count too."""
     async with MemoryStore() as store:
         brokers = Brokers(store, Runtime())
         await brokers.load()

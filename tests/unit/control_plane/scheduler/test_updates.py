@@ -1,4 +1,4 @@
-"""What owners do to an update, in the assembled control plane: pause, resume, restart, rollback."""
+"""Updates in the assembled control plane: owners pause, resume, restart and roll back."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ async def test_a_paused_update_takes_down_no_further_task_until_it_is_resumed(w:
     await w.cp.pause_job("web", paused=True)
     await asyncio.sleep(60)
     paused = await versions(w)
-    assert paused.count(2) in (1, 2)  # what had begun is finished
+    assert paused.count(2) in (1, 2)  # operations that had begun are finished
     assert (await w.cp.get_job("web")).detail == "the update to version 2 is paused"
     assert await w.endpoints_count(6)
     await asyncio.sleep(600)
@@ -50,7 +50,7 @@ async def test_a_paused_update_takes_down_no_further_task_until_it_is_resumed(w:
 @pytest.mark.behaviour("BUG-UX80")
 @scenario()
 async def test_an_answer_to_a_change_says_at_once_what_a_pause_or_a_hold_postpones(w: World):
-    """`job pause` and `job apply` under a hold answered "progressing"."""
+    """During a hold, `job pause` and `job apply` answered "progressing"."""
     await w.deployed(a_job(6))
     await w.cp.apply_job(a_job(6, command=OTHER))
     await w.until(lambda: 2 in [t.version for t in w.cp._jobs.get("web").tasks])
@@ -70,9 +70,10 @@ async def test_an_answer_to_a_change_says_at_once_what_a_pause_or_a_hold_postpon
 @pytest.mark.behaviour("BUG-UX123", "BUG-UX125")
 @scenario()
 async def test_an_update_that_waits_for_room_gives_its_present_reason(w: World):
-    """After another change of the job its operations named the version before.
+    """After another change of the job, its operations named the previous version.
 
-    `job explain` did not report why an update waits."""
+    `job explain` did not report why an update waits.
+    """
     await w.deployed(a_job(3))
     await w.deployed(a_job(3, name="fill", limits=Limits(memory_max_bytes=300 << 20)))
     for memory in (850, 800):
@@ -93,7 +94,7 @@ async def test_an_update_that_waits_for_room_gives_its_present_reason(w: World):
 @pytest.mark.behaviour("BUG-UX81")
 @scenario()
 async def test_events_name_the_version_that_a_task_ran_before(w: World):
-    """ "version 3 instead of 2" of a task that ran version 1 and never got to 2."""
+    """An event named "version 3 instead of 2" for a task that ran version 1 and never version 2."""
     await w.deployed(a_job(3))
     for command in ("/bin/b", "/bin/c", "/bin/d"):
         await w.cp.apply_job(a_job(3, command=[command]))
@@ -153,7 +154,7 @@ async def test_a_restart_restarts_every_task_within_the_budget(w: World):
 
 @scenario()
 async def test_a_rollback_wants_again_what_the_version_before_wanted(w: World):
-    """At the size of now, also once no task runs it any more."""
+    """The rollback keeps the present size. It works even if no task runs that version any more."""
     await w.deployed(a_job(3))
     with pytest.raises(Conflict, match="no earlier version"):
         await w.cp.rollback_job("web")

@@ -1,4 +1,4 @@
-"""Tasks that keep data on their machines are not moved for looks."""
+"""Tasks that keep data on their machines are not moved for the sake of the spread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Asked(Exception):
 
 
 class Allocator:
-    """Says when it is asked."""
+    """Raises `Asked` on every request for moves."""
 
     index: Any = None
 

@@ -1,4 +1,4 @@
-"""Which jobs get a round when something is heard: those that it concerns, and no others."""
+"""A report causes rounds only for the jobs that it concerns."""
 
 from msgspec.structs import replace
 from world import World, a_job, scenario
@@ -7,7 +7,7 @@ from agent.api import Health
 
 
 async def two_jobs_on_one_machine(w: World) -> list[str]:
-    """Return the list of jobs that are woken from now on."""
+    """Return a list that collects the jobs woken from now on."""
     await w.deployed(a_job(2), quota=1)
     await w.cp.apply_job(a_job(2, name="other"))
     await w.stable("other")
@@ -24,7 +24,7 @@ async def two_jobs_on_one_machine(w: World) -> list[str]:
 
 @scenario()
 async def test_a_report_of_a_task_wakes_only_its_job(w: World) -> None:
-    """A machine with ten jobs made ten rounds of each word about one task."""
+    """On a machine with ten jobs, each report about one task caused ten rounds."""
     woken = await two_jobs_on_one_machine(w)
     (machine,) = {t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
     status = w.cp._observations.observation(machine).tasks["web-0"]

@@ -1,4 +1,4 @@
-"""Allocations on real brokers over several stores, and a fate that all these stores share."""
+"""Allocations on real brokers over several stores that all share one simulated crash."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -29,24 +29,24 @@ GIB = 1 << 30
 SITES = ("dc1", "dc2", "dc3")
 OWN = "allocator"
 TASK = Demand(memory_bytes=GIB, cpus=1.0)
-"""Four of them fill a machine."""
+"""Demand of a task; four such tasks fill a machine."""
 WHOLE = Demand(memory_bytes=GIB, cpus=4.0)
 HARDWARE = Hardware(cpus=4, rru=4.0, memory_bytes=5 * GIB)
 
 
 _under_way: set[asyncio.Task[int]] = set()
-"""Writes that a store has been given: a thread makes them, whatever becomes of who asked."""
+"""Submitted writes. A thread carries them out, even if their callers have ended."""
 
 
 class Fate:
-    """Counts the writes of all stores of a process, and ends it at one of them."""
+    """Counts the writes of all stores of a process, and ends the process at one of them."""
 
     def __init__(self) -> None:
         self.writes = 0
         self.die_at, self.after = 0, False
         self.dead = asyncio.Event()
         self.decisions: dict[str, Decision] = {}
-        """Every decision that ever became durable."""
+        """All decisions that ever became durable."""
 
     def note(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
@@ -56,18 +56,18 @@ class Fate:
 
 
 class FatedStore:
-    """A store that ends with its process: writes of a dead one never return."""
+    """A store that ends with its process; writes of a dead process never return."""
 
     def __init__(self, inner: Store, fate: Fate) -> None:
         self._inner, self._fate = inner, fate
         self.fails: list[Exception] = []
-        """What the next writes raise: before anything was written …"""
+        """Errors that the next writes raise before they write anything …"""
         self.fails_after: list[Exception] = []
-        """… or after everything was."""
+        """… or after they have written everything."""
         self.unread = 0
-        """How many of the next questions have no answer."""
+        """Number of the next outcome queries that get no answer."""
         self.hangs = False
-        """Whether writes neither end nor fail."""
+        """Whether writes hang."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -109,7 +109,7 @@ class FatedStore:
 
 
 class Process:
-    """One life of an allocator and the brokers: everything in memory is lost with it."""
+    """One life of an allocator and the brokers; everything in memory is lost at its end."""
 
     def __init__(self, stores: Mapping[str, FatedStore], own: str = OWN, now: float = 1000.0):
         self.now = now
@@ -122,7 +122,7 @@ class Process:
     def _made(self, own: str) -> None:
         self.index = RegionIndex()
         self.hears = True
-        """Whether the index is told what the brokers change."""
+        """Whether the index receives the changes of the brokers."""
         self.allocations = Allocations(self.store, self.index, self.brokers, self.refresh, name=own)
         self.brokers.listen(self._heard)
 
@@ -179,10 +179,10 @@ class Process:
 
         return left
 
-    # -- what tests ask
+    # -- queries of tests
 
     def held(self) -> dict[str, str]:
-        """Return machine → entitlement, as the brokers say."""
+        """Return machine → entitlement, as the brokers record it."""
         return {r.machine: r.entitlement for r in self.brokers.table.records() if r.entitlement}
 
     def where(self, job: str = "web") -> dict[int, str]:
@@ -195,7 +195,7 @@ class Process:
         return {record.job: record for record in records}
 
     async def check(self) -> None:
-        """Assert that nothing is half done and that all sums come out (MO9, AL12)."""
+        """Assert that no transaction is half done and that all sums are right."""
         assert self.brokers.in_doubt() == {}
         assert all(record.hold is None for record in self.brokers.table.records())
         held = self.held()
@@ -220,7 +220,7 @@ class Region:
     """Stores that outlive the processes on them."""
 
     def __init__(self, folder: Path | None, machines: int = 3) -> None:
-        """Keep everything in memory if there is no folder; `machines` in each data center."""
+        """Keep everything in memory without a folder; `machines` is the number per data center."""
         self._folder = folder
         self._memory: dict[str, MemoryStore] = {}
         self._machines = machines
@@ -233,7 +233,7 @@ class Region:
 
     @asynccontextmanager
     async def process(self, *more: str) -> AsyncIterator[Process]:
-        """Run one process on all stores; at its end nothing of it lives on."""
+        """Run one process on all stores; none of its tasks survives its end."""
         async with AsyncExitStack() as stack:
             stores = {}
             for name in (*SITES, OWN, *more):
@@ -266,8 +266,9 @@ def a_request(
 
 
 async def settle_all() -> None:
-    """End whatever still runs in this process, as its death does; writes that are under way end
-    as they would, and whether they became durable is noted."""
+    """Cancel all tasks of this process, as its death does. Pending writes end as they would, and
+    the outcome of each is recorded.
+    """
     spared = {asyncio.current_task(), *_under_way}
     others = [task for task in asyncio.all_tasks() if task not in spared]
     for task in others:

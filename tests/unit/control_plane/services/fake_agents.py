@@ -1,7 +1,7 @@
 """A region of machines in memory, with agents that keep the rules of the agent API.
 
-They refuse older generations and epochs, remember those of removed tasks, and take time
-to start, stop and switch profiles. What must never happen is written to `broken_rules`.
+They refuse older generations and epochs, and remember those of removed tasks. They take time to
+start, stop and switch profiles. Violations of the rules are recorded in `broken_rules`.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ ALIVE = (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
 IMAGE = "sha256:" + "1" * 64
 IMAGE_2 = "sha256:" + "2" * 64
 PATIENCE_S = 5.5
-"""Of the default settings, with a request for events."""
+"""Patience with the default settings and with a request for events."""
 
 
 @dataclass
 class Behaviour:
-    """How a machine acts; tests change it."""
+    """Behaviour of a machine; tests change it."""
 
     start_s: float = 0.5
     stop_s: float = 0.5
@@ -44,18 +44,18 @@ class Behaviour:
     refuse_pull: str = ""
     refuse_profile: str = ""
     list_s: float = 0.0
-    """Until it answers what tasks it has."""
+    """Delay of the agent's answer to a list of its tasks."""
     answer_s: float = 0.0
-    """Until it answers anything, with a kernel that takes connections at once."""
+    """Delay of every answer of the agent; the kernel accepts connections at once."""
 
 
 class Region:
-    """All machines, and what went wrong."""
+    """All machines, and the rules that were broken."""
 
     def __init__(self) -> None:
         self.machines: dict[str, FakeMachine] = {}
         self.used: dict[str, tuple[float, int]] = {}
-        """Task → cores and bytes that it uses; empty: agents say what they said at boot."""
+        """Task → cores and bytes in use. If empty, agents repeat the values from boot."""
         self.broken_rules: list[str] = []
         self.log: list[str] = []
 
@@ -71,7 +71,7 @@ class Region:
         return FakeAgent(self.machines[record.machine])
 
     def copies(self, task: str) -> list[str]:
-        """Machines on which a task is alive."""
+        """Return the machines on which a task is alive."""
         return [
             m.name
             for m in self.machines.values()
@@ -79,7 +79,7 @@ class Region:
         ]
 
     def where(self) -> dict[str, list[str]]:
-        """Machine → tasks that are alive on it."""
+        """Return machine → tasks that are alive on it."""
         return {
             m.name: sorted(t for t, s in m.tasks.items() if s.state in ALIVE)
             for m in self.machines.values()
@@ -90,16 +90,16 @@ class Region:
 
 
 class FakeMachine:
-    """One machine and what its agent knows."""
+    """One machine and the state of its agent."""
 
     def __init__(self, region: Region, name: str, location: api.Location, memory_mib: int) -> None:
         self.region, self.name, self.location = region, name, location
         self.behaviour = Behaviour()
         self.reachable = True
         self.refusing = False
-        """The host is alive and its agent is not."""
+        """Whether the agent is dead on a host that is alive."""
         self.leaving = False
-        """Its host says that it is about to go down."""
+        """Whether the host has announced its shutdown."""
         self.on = True
         self.boots = 1
         self.memory_bytes = memory_mib << 20
@@ -148,7 +148,7 @@ class FakeMachine:
             facts=self.facts(),
         )
 
-    # -- what tests do to it
+    # -- actions of tests
 
     def power_off(self) -> None:
         self.on = self.reachable = False
@@ -158,7 +158,7 @@ class FakeMachine:
             self.tasks[name] = replace(status, state=TaskState.STOPPED, health=Health.UNKNOWN)
 
     def power_on(self) -> None:
-        """Boot: tasks do not come back by themselves, the profile is verified again."""
+        """Boot. Tasks do not restart automatically, and the profile is verified again."""
         self.boots += 1
         self.on = self.reachable = True
         self.events, self.sequence = [], 0
@@ -170,12 +170,12 @@ class FakeMachine:
             self.spawn(self._switch(self.wanted))
 
     def kill_task(self, task: str) -> None:
-        """Remove a task behind everybody's back."""
+        """Remove a task without any report."""
         del self.tasks[task]
         self.say("task-removed", task)
 
     def report(self, task: str, **changes: object) -> None:
-        """Let the state of a task change by itself."""
+        """Change the state of a task without a command."""
         self._set(replace(self.tasks[task], **changes))
 
     # -- inside
@@ -228,7 +228,7 @@ class FakeMachine:
         )
 
     def addresses(self, task: str, spec: api.TaskSpec) -> list[str]:
-        """Return those of a private network, as many digits as tell tasks and machines apart."""
+        """Return addresses of a private network that distinguish tasks and machines."""
         if spec.network.mode is not api.NetworkMode.PRIVATE:
             return []
         machine, own = (zlib.crc32(name.encode()) & 0xFFFF for name in (self.name, task))
@@ -282,7 +282,7 @@ class FakeAgent:
 
     async def get_machine(self) -> api.MachineFacts:
         m = await self._enter()
-        if m.behaviour.answer_s > PATIENCE_S:  # as `PolledAgent` has it
+        if m.behaviour.answer_s > PATIENCE_S:  # as in `PolledAgent`
             await asyncio.sleep(PATIENCE_S)
             raise Busy(f"{m.name} accepts connections and does not answer")
         return m.facts()

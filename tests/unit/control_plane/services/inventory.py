@@ -51,7 +51,7 @@ def a_join(name: str, datacenter: str = "dc1", **fields: Any) -> JoinRequest:
 def a_region_of(
     *, datacenters: int, msbs: int, rows: int, racks: int, machines: int
 ) -> dict[str, MachineRecord]:
-    """A full tree of places, `machines` in each rack, named in order."""
+    """Return a full tree of places, with `machines` in each rack, named in order."""
     found = {}
     for dc in range(datacenters):
         for msb in range(msbs):

@@ -1,4 +1,4 @@
-"""Allocations are durable, whole, and true: on real brokers over the stores of three sites."""
+"""Allocations are durable, complete and correct: on real brokers over the stores of three sites."""
 
 import asyncio
 from dataclasses import replace
@@ -30,11 +30,11 @@ def region(request, tmp_path) -> Region:
 
 @pytest.fixture
 def small() -> Region:
-    """A region in memory, for tests of what does not depend on the engine."""
+    """A region in memory, for tests that do not depend on the engine."""
     return Region(None)
 
 
-# -- whole and durable
+# -- complete and durable
 
 
 @pytest.mark.behaviour("AL1", "AL2", "AL10")
@@ -54,7 +54,7 @@ async def test_a_job_takes_machines_of_all_brokers_and_a_restart_finds_the_same(
             assert (p.where(), p.where("calc"), p.held()) == before
             await p.check()
             await p.allocate(a_request([0, 1, 2, 5]))
-            assert p.allocations.counts.stored == 0  # it is as it should be
+            assert p.allocations.counts.stored == 0  # no write was necessary
 
 
 @pytest.mark.behaviour("AL4")
@@ -92,7 +92,7 @@ async def test_a_job_that_is_gone_leaves_nothing(region: Region):
         await p.allocate(a_request(0))
         assert await p.stored() == {}
         assert len(emptied) == 3
-        await p.allocate(a_request(1, "other"))  # takes the decision along
+        await p.allocate(a_request(1, "other"))  # also stores the decision
         assert (await p.store.list_prefix("decisions/")).entries == ()
         await p.check()
 
@@ -106,13 +106,13 @@ async def first(p) -> Allocation:
 
 
 async def exchange(p) -> None:
-    """Free some, keep some, take some more."""
+    """Free some machines, keep some, and take some more."""
     demand = replace(TASK, cpus=3.0)
     await p.allocate(a_request([0, 1, 6, 7, 8], demand=demand))
 
 
 async def two_at_once(p) -> None:
-    """One takes machines while another stacks on them."""
+    """One job takes machines while another one stacks on them."""
     wishes = [a_request(9, "x", demand=replace(TASK, cpus=2.0)), a_request(9, "y")]
     await asyncio.gather(*(p.allocate(wish, quota=9) for wish in wishes))
 
@@ -125,7 +125,7 @@ STORY = [first, exchange, two_at_once, leave]
 
 
 async def live_and_die(region: Region, die_at: int, *, after: bool) -> bool:
-    """Return whether the story came to its end before the death."""
+    """Return whether the story ended before the death."""
     fate = region.fate
     async with region.process() as p:
         fate.die_at, fate.after = fate.writes + die_at, after
@@ -162,7 +162,7 @@ async def test_a_crash_at_any_write_of_any_store_leaves_nothing_half_done(
         async with region.process() as p:
             assert set(p.held()) == decided
             await p.check()
-            for step in STORY:  # and it can all be done again
+            for step in STORY:  # and everything can be done again
                 await step(p)
             await p.check()
             assert (p.where(), p.where("x") != {}, p.where("y") != {}) == ({}, True, True)
@@ -175,7 +175,7 @@ async def test_a_crash_while_recovering_is_recovered_from():
         region = Region(None)
         fate = region.fate
         async with region.process() as p:
-            fate.die_at, fate.after = fate.writes + 4, True  # decided; no broker was told
+            fate.die_at, fate.after = fate.writes + 4, True  # decided; no broker was notified
             work = asyncio.create_task(first(p))
             await fate.dead.wait()
             work.cancel()
@@ -197,12 +197,12 @@ async def one_life(region: Region) -> None:
         pass
 
 
-# -- brokers that refuse, or do not answer
+# -- brokers that refuse or do not answer
 
 
 @pytest.mark.behaviour("BUG-CP5", "AL12")
 async def test_the_second_phase_is_repeated_until_a_broker_answers(small: Region):
-    """Who asked has an answer while the broker of one data center fails."""
+    """The caller gets an answer although the broker of one data center fails."""
     async with small.process() as p:
         work = asyncio.create_task(first(p))
         broken = p.brokers.at("dc2").table.store
@@ -211,8 +211,8 @@ async def test_the_second_phase_is_repeated_until_a_broker_answers(small: Region
         broken.fails = [Busy("the store cannot be used"), *[OSError("I/O error")] * 1000]
         got = await work
         assert got.unplaced == ()
-        assert len(p.held()) == 4  # the others were told
-        assert p.index.pool("front").size == 6  # it is decided, so it counts
+        assert len(p.held()) == 4  # the others were notified
+        assert p.index.pool("front").size == 6  # the change is decided, so it counts
         assert list(p.brokers.away()) == ["dc2"]
         there = ((Property.DATACENTER, frozenset({"dc1"})),)
         guest = await p.allocate(a_request(1, "guest", demand=replace(TASK, requires=there)))
@@ -236,7 +236,7 @@ async def test_an_allocation_waits_for_machines_that_another_one_is_taking(small
         assert p.held() == {}
         guest = asyncio.create_task(p.allocate(a_request(3, "guest"), quota=3))
         await asyncio.gather(taker, guest)
-        assert p.allocations.counts.conflicts >= 2  # the taker's, then that of its guest
+        assert p.allocations.counts.conflicts >= 2  # the taker's record, then its guest's
         assert len(p.held()) == 3
         await p.check()
 
@@ -256,7 +256,7 @@ async def test_a_store_that_fails_before_the_decision_changes_nothing(small: Reg
 
 @pytest.mark.behaviour("BUG-CP14", "AL12")
 async def test_a_write_with_unknown_outcome_is_looked_up(small: Region):
-    """What became of it is found out, also if it is made only later."""
+    """The allocator finds the outcome, even if the write is made late."""
     async with small.process() as p:
         p.store.fails_after = [UnknownOutcome("the answer was lost")]
         got = await p.allocate(a_request(3))
@@ -273,13 +273,13 @@ async def test_a_write_with_unknown_outcome_is_looked_up(small: Region):
 
 @pytest.mark.behaviour("F-47")
 async def test_a_job_whose_write_was_not_made_can_be_allocated_again(small: Region):
-    """To be sure that the write is never made costs a revision of the job's record.
+    """Ensuring that the write is never made costs a revision of the job's record.
 
-    The allocator did not take that in, and the job got no machines until the next restart.
+    The allocator did not record that revision, and the job got no machines until the next restart.
     """
     async with small.process() as p:
         await p.allocate(a_request(6))
-        await p.allocate(a_request(5))  # takes the decision along: the next write is one key
+        await p.allocate(a_request(5))  # also stores the decision, so the next write has one key
         p.store.fails = [UnknownOutcome("the answer was lost")]
         with pytest.raises(UnknownOutcome):
             await p.allocate(a_request(4))
@@ -290,7 +290,7 @@ async def test_a_job_whose_write_was_not_made_can_be_allocated_again(small: Regi
 
 @pytest.mark.behaviour("AL12", "BUG-AL35")
 async def test_a_task_that_never_moved_keeps_its_machine_in_the_store_too(small: Region):
-    """Claims went back in memory only; a restart claimed a machine of another pool."""
+    """Claims were restored in memory only; after a restart a job claimed another pool's machine."""
     async with small.process() as p:
         await p.allocate(a_request(1))
         (home,) = p.where().values()
@@ -303,7 +303,7 @@ async def test_a_task_that_never_moved_keeps_its_machine_in_the_store_too(small:
         with pytest.raises(Busy):
             await p.allocate(after_all)
         await p.check()
-        assert p.where() == {0: elsewhere}  # it is in memory what it is in the store
+        assert p.where() == {0: elsewhere}  # memory and store agree
         emptied: list[str] = []
         p.allocations.listen(lambda machines: emptied.extend(m.name for m in machines))
         await p.allocate(after_all)
@@ -323,12 +323,12 @@ async def test_a_task_that_never_moved_keeps_its_machine_in_the_store_too(small:
 @pytest.mark.behaviour("BUG-AL6")
 @pytest.mark.parametrize("is_made", [True, False])
 async def test_holds_without_an_answer_are_released(small: Region, is_made: bool):
-    """A hold leaked where `prepare` was written, but its answer was lost."""
+    """A hold leaked if `prepare` was written but its answer was lost."""
     async with small.process() as p:
         site = p.brokers.at("dc3").table.store
         lost = [UnknownOutcome("the answer was lost")]
         site.fails_after, site.fails = (lost, []) if is_made else ([], lost)
-        site.unread = 2  # nor can it be asked for a while
+        site.unread = 2  # the next outcome queries fail too
         with pytest.raises(TwineError):
             await first(p)
         async with asyncio.timeout(20):
@@ -343,7 +343,7 @@ async def test_holds_without_an_answer_are_released(small: Region, is_made: bool
 
 @pytest.mark.behaviour("BUG-CP5")
 async def test_an_allocation_answers_although_a_broker_never_does(small: Region):
-    """`job apply` hung for minutes where a store neither wrote nor failed."""
+    """`job apply` hung for minutes if a store neither wrote nor failed."""
     async with small.process() as p:
         site = p.brokers.at("dc3").table.store
         site.hangs = True
@@ -407,7 +407,7 @@ async def is_removed(p, name: str) -> None:
 async def test_machines_that_the_broker_does_not_give_lead_to_another_plan(small: Region, happens):
 
     async with small.process() as p:
-        p.hears = False  # events were missed: the index does not know
+        p.hears = False  # events were missed, so the index is outdated
         gone = [f"{site}-1" for site in SITES]
         for name in gone:
             await happens(p, name)
@@ -487,7 +487,7 @@ async def test_the_same_request_is_answered_from_the_cache_until_something_chang
         ]
         for other in different:
             assert not await hits(other)
-            await hits(other)  # what was left is left: this may have been the last change
+            await hits(other)  # tasks have left their machines; this may have been the last change
             assert await hits(other)
         name = p.where()[0]
         broker, loc = p.brokers.of(name), p.brokers.table.get(name).location
@@ -515,7 +515,7 @@ async def test_the_same_request_is_answered_from_the_cache_until_something_chang
         elsewhere = next(n for n in p.index.machines if n not in p.where().values())
         assert await hits(last)
         await p.brokers.of(elsewhere).change_many([elsewhere], maintenance)
-        assert await hits(last)  # no business of this job
+        assert await hits(last)  # this does not concern the job
 
 
 @pytest.mark.behaviour("AL13")
@@ -524,7 +524,7 @@ async def test_what_failed_is_not_answered_from_the_cache(small: Region):
         request = Request("web", "front", (Group(TASK, (0,), running=False),))
         await p.allocate(request)
         was = p.where()[0]
-        await p.brokers.carry_out(was, MarkDown(reason="fire"))  # its claims are not valid any more
+        await p.brokers.carry_out(was, MarkDown(reason="fire"))  # its claims are invalid now
         p.store.fails = [Busy("no"), Busy("no")]
         for _ in range(2):
             with pytest.raises(Busy):
@@ -538,7 +538,7 @@ async def test_what_had_no_room_is_tried_again_when_there_is_some(small: Region)
     async with small.process() as p:
         counts, request = p.allocations.counts, a_request(5, demand=WHOLE)
         await p.allocate(request, quota=3)
-        await p.allocate(request, quota=3)  # what it took itself may have been room
+        await p.allocate(request, quota=3)  # the job's own takes may have changed the room
         got = await p.allocate(request, quota=3)
         assert (counts.hits, got.unplaced) == (1, (3, 4))
         assert any("quota of machines is used up" in reason for reason in got.reasons)
@@ -622,7 +622,7 @@ async def test_two_allocators_with_one_set_of_brokers_never_get_the_same_machine
 
 @pytest.mark.behaviour("WH8")
 async def test_an_entitlement_moves_to_another_allocator_while_its_tasks_stay(region: Region):
-    """As far as records go: who plans for an entitlement is a matter of where they are.
+    """Covers the records: their place decides which allocator plans for an entitlement.
 
     Brokers know entitlements and no allocators, so no machine changes hands.
     """

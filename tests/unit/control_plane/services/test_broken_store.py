@@ -1,4 +1,4 @@
-"""A store that will never write again: readiness says so, and the process ends."""
+"""A store that can never write again: readiness reports it, and the process ends."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ class Breakable(MemoryStore):
 
 @pytest.mark.behaviour("BUG-CP13")
 def test_a_broken_store_is_seen_by_readiness_and_ends_the_process() -> None:
-    """Writes hung, and readiness said that all was well."""
+    """Writes hung while readiness reported no problem."""
 
     async def main() -> None:
         store = Breakable()

@@ -1,4 +1,4 @@
-"""A data center's store is used only where all its machines are sure to be found."""
+"""A data center's store is used only if it certainly has all machines of the data center."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.behaviour("RB9")
 
 
 class Stores:
-    """A main store and a few others, all open, and what a control plane does with them."""
+    """A main store and a few others, all open, and the operations of a control plane on them."""
 
     def __init__(self, main: Store, others: Mapping[str, Store]) -> None:
         self.main, self.others = main, others
 
     async def start(self, **configured: str) -> list[str]:
-        """Start with data center → name of its store; returns the machines that are known."""
+        """Start with data center → name of its store; return the known machines."""
         own = {dc: OwnStore(self.others[name], f"/{name}") for dc, name in configured.items()}
         await claim(self.main, own)
         brokers = await loaded(self.main, {dc: found.store for dc, found in own.items()})
@@ -35,7 +35,7 @@ class Stores:
         await brokers.add({name: a_machine(name, name.partition("-")[0]) for name in machines})
 
     async def refused(self, **configured: str) -> dict[str, str]:
-        """Return why a start is refused, by data center; nothing may have been written."""
+        """Return why a start is refused, by data center; assert that it wrote nothing."""
         before = await self.written()
         with pytest.raises(ConfigError, match="cannot use the stores of data centers") as refusal:
             await self.start(**configured)
@@ -135,7 +135,7 @@ async def test_what_is_gone_for_good_can_be_forgotten(s: Stores) -> None:
     with pytest.raises(NotFound):
         await forget(s.main, "dc1")
     assert await s.start() == []
-    assert await s.start(dc1="b") == []  # empty, and taken
+    assert await s.start(dc1="b") == []  # empty, so it is used
     assert "is the store" in (await s.refused(dc2="b", dc1="a"))["dc2"]
 
 
@@ -144,7 +144,7 @@ class Dies(Exception):
 
 
 class Mortal:
-    """Stores of a process that dies at one of its writes, before or after it is made."""
+    """Stores of a process that dies at one of its writes, before or after the write is made."""
 
     def __init__(self, at: int, after: bool) -> None:
         self.left, self.after = at, after
@@ -178,7 +178,7 @@ async def test_a_start_that_ends_at_any_write_does_not_stand_in_the_way_of_the_n
         dc: OwnStore(fate.around(s.others[name]), f"/{name}")
         for dc, name in (("dc1", "a"), ("dc2", "b"))
     }
-    with pytest.raises(Dies):  # identity; owner and note of each
+    with pytest.raises(Dies):  # the identity; the owner and the note of each store
         await claim(fate.around(s.main), own)
     assert await s.start(dc1="a", dc2="b") == []
     await s.add("dc1-m1", dc1="a", dc2="b")

@@ -1,4 +1,4 @@
-"""Brokers: one per data center, one free pool, machines found again after every restart."""
+"""Brokers: one per data center, one free pool, and all machines again after every restart."""
 
 import asyncio
 import contextlib
@@ -150,7 +150,7 @@ async def test_a_move_that_is_interrupted_leaves_one_machine() -> None:
         assert (await main.list_prefix("machines/")).entries == ()
         assert heard[-1][1].location.datacenter == "dc2"
         home._slots.store = real
-        await brokers.join(a_join("m2", "dc1"))  # the first process goes on, too
+        await brokers.join(a_join("m2", "dc1"))  # the first process continues too
         assert brokers.of("m1").datacenter == "dc2"
 
 
@@ -198,7 +198,7 @@ async def test_a_subscriber_too_far_behind_must_list_again() -> None:
         broker.table._history.clear()
         with pytest.raises(Compacted):
             await anext(aiter(broker.watch(revision)))
-    async with store:  # another life of the broker: what was counted then says nothing now
+    async with store:  # another life of the broker; its earlier counts are void
         again = Broker(store, Runtime(lambda: 1.0), "dc1")
         await again.load()
         with pytest.raises(Compacted):
@@ -212,7 +212,7 @@ async def test_two_allocators_never_get_the_same_machine(store: Store) -> None:
         await brokers.add({f"m{i:02}": a_machine(f"m{i:02}", f"dc{i % 3}") for i in range(30)})
 
         async def allocator(number: int) -> list[str]:
-            """Take six machines: from the pool by itself, or by holding several at once."""
+            """Take six machines: one by one from the pool, or by holding several at once."""
             got: list[str] = []
             for attempt in range(60):
                 names = [r.machine for r in brokers.held(FREE) if r.hold is None][:3]
@@ -260,7 +260,7 @@ async def test_two_processes_on_one_store_never_assign_one_machine_twice() -> No
                     revision = broker.table.revision(name)
                     await broker.assign(name, entitlement, "web", revision=revision)
                     got.append(name)
-                except Conflict:  # it has now read what the other one wrote
+                except Conflict:  # it has now read the other process's write
                     assert broker.table.get(name).entitlement not in (FREE, entitlement)
                 await asyncio.sleep(0)
             return got
@@ -337,9 +337,9 @@ async def test_listeners_have_the_true_state_after_a_failed_move(write: int, mad
         store.fails_in = write
         with pytest.raises(OSError, match=r"no space|did not answer"):
             await brokers.move("m1", "dc2")
-        with contextlib.suppress(NotFound):  # where it was, and the disk says so only now
+        with contextlib.suppress(NotFound):  # only now the disk shows where it was
             await brokers.carry_out("m1", MarkDown(reason="it went away meanwhile"))
-        await brokers.add({"m2": a_machine("m2")})  # settles the move first
+        await brokers.add({"m2": a_machine("m2")})  # this completes the move first
         again = await loaded(store)
         (m1, _) = again.table.records()
         assert told == {r.machine: r for r in brokers.table.records()}
@@ -348,7 +348,7 @@ async def test_listeners_have_the_true_state_after_a_failed_move(write: int, mad
 
 
 async def test_a_machine_whose_adding_failed_late_is_not_added_elsewhere_too() -> None:
-    """The write was made, and nobody was told: whoever adds it again is."""
+    """The write was made and its caller got an error. The next caller learns of it."""
 
     class Silent(MemoryStore):
         answers = True

@@ -54,7 +54,7 @@ async def test_a_smaller_quota_counts_at_once_and_machines_go_back_as_they_empty
     with pytest.raises(Unprocessable, match="3 machines granted to others"):
         await w.cp.put_entitlement("back", EntitlementSpec(machines=1))
     await w.cp.put_entitlement("front", EntitlementSpec(machines=1, host_profile="web"))
-    await w.cp.put_entitlement("back", EntitlementSpec(machines=2))  # CP7
+    await w.cp.put_entitlement("back", EntitlementSpec(machines=2))
     await w.cp.stop_job("web")
 
     async def given_back() -> bool:
@@ -66,7 +66,7 @@ async def test_a_smaller_quota_counts_at_once_and_machines_go_back_as_they_empty
 @pytest.mark.behaviour("BUG-UX8")
 @scenario()
 async def test_a_quota_below_what_is_held_is_granted_with_a_warning(w: World):
-    """In a dry run, too; nothing is said where the quota suffices."""
+    """A dry run warns too. A sufficient quota causes no warning."""
     await joined(w)
     await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.apply_job(a_job(3))
@@ -106,7 +106,7 @@ async def test_the_report_shows_what_tasks_were_promised(w: World):
 @pytest.mark.behaviour("AL22")
 @scenario(power=PowerSettings(budgets_w={"dc1": 600}))
 async def test_a_data_center_without_power_keeps_tasks_waiting_and_says_so(w: World):
-    """Of its two machines of 400 W one may be used; the other, once the draw is corrected."""
+    """One of its two machines of 400 W may be used; the other one once the draw is corrected."""
     hardware = Hardware(cpus=2, memory_bytes=4 << 30, power_w=400)
     listed = [
         InventoryMachine(

@@ -1,4 +1,4 @@
-"""What a scrape says of machines and tasks, which it is not given to go through."""
+"""Counts of machines and tasks for a scrape, which does not iterate over them."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,7 +24,7 @@ def scraped(w: World, name: str) -> dict[str, float]:
 
 @pytest.mark.behaviour("HC3")
 def test_a_scrape_counts_machines_by_state_and_tasks_by_phase_after_a_restart_too():
-    """And which share of the fleet is well, as the one place sees it that judges health."""
+    """It also counts the share of healthy machines, as the health check service sees it."""
 
     async def main() -> None:
         w = World(a_region())

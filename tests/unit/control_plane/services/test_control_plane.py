@@ -54,7 +54,7 @@ async def test_each_task_gets_its_port_and_name(w: World):
 @pytest.mark.behaviour("HP15", "HP1")
 @scenario()
 async def test_no_task_starts_before_its_machine_proved_the_profile(w: World):
-    """The fake agents break a rule on each earlier start; here one machine takes long."""
+    """The fake agents record every earlier start as a broken rule. One machine here takes long."""
     w.region.machines["m2"].behaviour.switch_s = 40
     await w.set_up()
     await w.cp.apply_job(a_job())
@@ -111,7 +111,7 @@ async def test_a_job_grows_and_shrinks_from_its_highest_index(w: World):
     runs = {t: s.invocation_id for m in w.region.machines.values() for t, s in m.tasks.items()}
     await w.cp.apply_job(a_job(7))
     await w.stable()
-    assert max(w.alive().values()) - min(w.alive().values()) <= 1  # AL8
+    assert max(w.alive().values()) - min(w.alive().values()) <= 1
     await w.cp.apply_job(a_job(2))
     await w.stable()
     assert sum(w.alive().values()) == 2
@@ -124,7 +124,7 @@ async def test_a_job_grows_and_shrinks_from_its_highest_index(w: World):
 
 
 async def watch_availability(w: World, seen: list[int]) -> None:
-    """Note, all the time, how many listed tasks really serve; a listed one must."""
+    """Continuously count the listed tasks that really serve; every listed task must serve."""
     while True:
         try:
             endpoints = (await w.cp.endpoints("web")).endpoints
@@ -161,7 +161,7 @@ async def test_a_rolling_update_keeps_the_budget_and_lists_nothing_that_stops(w:
     assert images == {IMAGE_2}
     assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
     record = (await w.cp.get_job("web")).record
-    assert set(record.specs) == {1, 2}  # the one before is kept, to go back to
+    assert set(record.specs) == {1, 2}  # the previous version is kept for a rollback
 
 
 @pytest.mark.behaviour("SC6")
@@ -284,14 +284,14 @@ async def test_tasks_of_a_dead_machine_run_elsewhere_and_twice_nowhere(
 @pytest.mark.behaviour("SC3")
 @scenario()
 async def test_a_machine_that_was_cut_off_is_cleaned_before_it_gets_work(w: World):
-    """Its tasks ran on all the time; when it is back, the moved ones must go first."""
+    """Its tasks kept running. When it is back, tasks that moved away must be removed first."""
     await w.deployed()
     machine = w.region.machines["m1"]
     machine.reachable = False
     await w.until(lambda: w.alive() == {"m1": 2, "m2": 3, "m3": 3})
-    await w.cp.apply_job(a_job(16))  # two more than the other machines can hold
+    await w.cp.apply_job(a_job(16))  # two tasks more than the other machines can hold
     await w.until(lambda: w.alive() == {"m1": 2, "m2": 7, "m3": 7})
-    w.region.broken_rules.clear()  # two copies exist from here until it was cleaned
+    w.region.broken_rules.clear()  # two copies exist from here until the machine is cleaned
     starts, machine.behaviour.stop_s = len(machine.starts), 8
     machine.reachable = True
     moved = set(machine.tasks)
@@ -316,7 +316,7 @@ async def test_two_of_three_machines_silent_at_once_move_nothing(w: World):
     await asyncio.sleep(200)
     assert w.alive() == {"m1": 2, "m2": 2, "m3": 2}
     assert "cut off" in (await w.cp.ready()).detail
-    assert len(await w.endpoints()) == 6  # clients may reach what we cannot
+    assert len(await w.endpoints()) == 6  # clients may reach tasks that the control plane cannot
     w.region.machines["m1"].reachable = True
     w.region.machines["m2"].reachable = True
     await asyncio.sleep(10)
@@ -350,7 +350,7 @@ async def test_an_agent_that_restarts_for_a_minute_moves_nothing(w: World):  # P
 @scenario(down_after_s=10, agent_grace_s=90)
 async def test_an_agent_that_stays_away_loses_its_tasks_to_others(w: World):
     await w.deployed()
-    w.region.machines["m1"].power_off()  # it booted again, but its agent does not start
+    w.region.machines["m1"].power_off()  # the machine boots again, but its agent does not start
     w.region.machines["m1"].refusing = True
     await asyncio.sleep(80)
     assert (await w.cp.get_machine("m1")).record.state is MachineState.UP
@@ -431,7 +431,7 @@ async def test_a_stopped_job_disappears_and_its_machines_go_back(w: World):
         await w.cp.get_job("web")
     await asyncio.sleep(90)
     assert (await w.cp.list_entitlements()).entitlements[0].held == []
-    await w.cp.apply_job(a_job())  # the name again: generations go on
+    await w.cp.apply_job(a_job())  # the same name again; generations continue
     await w.stable()
     assert sum(w.alive().values()) == 6
 
@@ -631,7 +631,7 @@ async def test_a_machine_that_joins_again_keeps_its_assignment(w: World):
 
 
 class SlowStore(MemoryStore):
-    """Writes of machines take a while, so that jobs are looked at in between."""
+    """Delays writes of machines, so that rounds of jobs run in between."""
 
     async def txn(self, compare, operations) -> int:
         if any(operation.key.startswith("machines/") for operation in operations):

@@ -1,4 +1,4 @@
-"""The control plane dies at every single write, and goes on from its records."""
+"""The control plane dies at every single write, and continues from its records."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ SPEC = a_job(3, update=UpdatePolicy(drain_s=1))
 
 
 class DyingStore(MemoryStore):
-    """Stops the world at its n-th write: before it is durable, or just after."""
+    """Stops the world at its n-th write, before or just after the write is durable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class DyingStore(MemoryStore):
 
 
 async def living(world: World, body) -> None:
-    """Run the body on the control plane; when it dies, on its successor from the start."""
+    """Run the body on the control plane. After a death, run it again on the successor."""
     while True:
         async with world.running():
             work = asyncio.create_task(body(world))
@@ -113,7 +113,7 @@ async def life(die_at: int, after: bool, step) -> int:
     await living(world, step)
     watcher.cancel()
     if step is update:
-        assert min(least) >= 2  # SC6, over the crash too
+        assert min(least) >= 2  # within the budget, over the crash too
     assert world.region.broken_rules == []
     return store.writes - before
 
@@ -155,7 +155,7 @@ def test_a_crash_while_deploying_is_carried_on_from(after):
 
 
 async def resized(die_at: int, after: bool) -> int:
-    """Return how many writes four sizes took; die at one of them, and look at what was made."""
+    """Return how many writes four sizes took; die at one of them, and check the records."""
     store, acknowledged = DyingStore(), list[int]()
     world = World(a_region(), store)
     await living(world, deploy)
@@ -199,7 +199,7 @@ async def resized(die_at: int, after: bool) -> int:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before-the-write", "after-the-write"])
 def test_a_crash_at_any_write_leaves_sizes_with_their_audit_entries(after):
-    """A size and its entry in the audit log are made by one transaction, or neither is."""
+    """A size and its audit entry are written by one transaction, or neither is written."""
     die_at, writes = 1, 1
     while die_at <= writes:
         writes = run(resized(die_at, after))
@@ -231,7 +231,7 @@ def test_an_older_leader_is_refused_by_the_agents():  # invariant 3
         async with world.running():
             await deploy(world)
         for machine in world.region.machines.values():
-            machine.epoch = 9  # somebody with a later term was here
+            machine.epoch = 9  # a process with a later term was here
         async with world.running():
             await world.cp.apply_job(a_job(5))
             await asyncio.sleep(60)

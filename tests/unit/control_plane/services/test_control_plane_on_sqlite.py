@@ -31,9 +31,9 @@ async def stable(cp: ControlPlane) -> None:
 
 
 @pytest.mark.behaviour("RB9")
-@pytest.mark.parametrize("own", [(), ("dc2",), ("dc1", "dc2")])  # RB9
+@pytest.mark.parametrize("own", [(), ("dc2",), ("dc1", "dc2")])
 def test_a_job_outlives_the_process_that_took_it(tmp_path, own):
-    """Whether its machines are in the main store or in those of their data centers."""
+    """Holds for machines in the main store and for machines in the stores of their data centers."""
 
     async def main() -> None:
         region, policy = a_fast_region(), UpdatePolicy(drain_s=0.1)

@@ -1,4 +1,4 @@
-"""Which machines count against a quota: an entitlement never holds more than it may."""
+"""Which machines count against a quota, so that an entitlement never holds too many."""
 
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ NOW = 1000.0
 
 @dataclass
 class Region:
-    """A few machines, as the allocator hears of them."""
+    """A few machines, as the allocator sees them."""
 
     index: RegionIndex = field(default_factory=RegionIndex)
 
@@ -45,7 +45,7 @@ def drained(record: MachineRecord, start: float = NOW) -> MachineRecord:
 
 @pytest.mark.behaviour("BUG-CP19", "EL4")
 def test_a_lent_machine_counts_for_its_lender():
-    """The donor took another one for it, and had one too many when it came back."""
+    """The donor took another machine for it, and held one too many when it came back."""
     region, quota = Region(), Quota(machines=2)
     region.put(a_machine("m1", entitlement="front"))
     two = region.put(a_machine("m2", entitlement="front"))
@@ -53,7 +53,7 @@ def test_a_lent_machine_counts_for_its_lender():
     two = region.put(lent(two, "batch", "plain", NOW))
     assert region.machines("front", quota) == 2
     assert region.counted.held("front", quota).micro_rru == 8_000_000
-    assert region.machines("batch", Quota(machines=0)) == 0  # who lent it answers for it (EL4)
+    assert region.machines("batch", Quota(machines=0)) == 0  # its lender answers for it
     region.put(returned(two, "plain", NOW))
     assert region.machines("front", quota) == 2
     assert region.counted.special() == []
@@ -68,22 +68,22 @@ def test_a_machine_lent_by_the_free_pool_counts_for_no_entitlement():
 
 @pytest.mark.behaviour("BUG-CP19")
 def test_machines_that_are_drained_make_room_for_as_many_but_not_for_more():
-    """Whatever was drained did not count at all, however often that was."""
+    """Drained machines did not count at all, even after repeated drains."""
     region, quota = Region(), Quota(machines=2)
     for name in ("m1", "m2"):
         region.put(drained(a_machine(name, entitlement="front")))
-    assert region.machines("front", quota) == 0  # their successors may come
+    assert region.machines("front", quota) == 0  # successors may be taken
     for name in ("m3", "m4"):
         region.put(a_machine(name, entitlement="front"))
     assert region.machines("front", quota) == 2
     for name in ("m3", "m4"):
         region.put(drained(a_machine(name, entitlement="front")))
-    assert region.machines("front", quota) == 2  # 4 are held: no more come until some are empty
+    assert region.machines("front", quota) == 2  # 4 are held; no more until some are empty
 
 
 @pytest.mark.behaviour("BUG-CP19")
 def test_the_same_bound_holds_for_quotas_in_rru():
-    """In RRU, too, what is drained counts once it is as much as the quota again."""
+    """For RRU too, drained machines count as soon as they exceed the quota again."""
     region, quota = Region(), Quota(rru=8.0)
     for name in ("m1", "m2", "m3"):
         region.put(drained(a_machine(name, entitlement="front")))

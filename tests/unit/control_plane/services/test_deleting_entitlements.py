@@ -1,4 +1,4 @@
-"""An entitlement is not deleted under a job that comes to it just then."""
+"""An entitlement is not deleted while a job is being applied to it."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ from wire.errors import Conflict, TwineError
 @pytest.mark.behaviour("BUG-CP8")
 @scenario()
 async def test_a_job_that_comes_while_its_entitlement_is_deleted_is_never_left_without_one(w):
-    """In 9 of 12 tries the job was there, and its entitlement was not."""
+    """In 9 of 12 attempts the job existed, and its entitlement did not."""
     await w.set_up()
     outcomes = set()
     for turns in range(12):
@@ -41,7 +41,7 @@ async def test_a_job_that_comes_while_its_entitlement_is_deleted_is_never_left_w
 
 @pytest.mark.behaviour("BUG-CP8")
 async def test_a_deletion_fails_if_another_process_wrote_a_job_meanwhile():
-    """The deletion compares the absence of jobs, in the store, too."""
+    """The deletion also compares the absence of jobs in the store."""
     async with MemoryStore() as store:
         portal = Portal(store, Runtime())
         await portal.put("front", EntitlementSpec(machines=0, host_profile="web"), jobs=[])
@@ -65,7 +65,7 @@ async def test_a_deletion_fails_if_another_process_wrote_a_job_meanwhile():
 
 @pytest.mark.behaviour("BUG-CP8")
 async def test_no_job_is_applied_to_what_is_being_deleted():
-    """Whoever comes second is refused."""
+    """The later of the two requests is refused."""
     async with MemoryStore() as store:
         portal = Portal(store, Runtime())
         await portal.put("front", EntitlementSpec(machines=0, host_profile="web"), jobs=[])

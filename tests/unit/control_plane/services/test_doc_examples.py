@@ -1,4 +1,4 @@
-"""Every page of docs/ that describes a file begins with one that is complete."""
+"""Every page of docs/ that describes a file begins with a complete example."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ JOBS = (
     *("allocation", "job-file", "network", "requirements-grammar", "resources", "taskcontrol"),
     *("updates", "volumes"),
 )
-"""Pages about what a job file says."""
+"""Pages about the content of job files."""
 
 
 def first_block(page: str) -> str:
-    """Return the first block of a page, which has to be a file in TOML."""
+    """Return the first block of a page, which must be a file in TOML."""
     text = (DOCS / f"{page}.md").read_text()
     found = re.search(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert found is not None
@@ -42,7 +42,7 @@ def first_block(page: str) -> str:
 @pytest.mark.behaviour("BUG-UX4")
 @pytest.mark.parametrize("page", JOBS)
 def test_the_first_job_file_of_a_page_can_be_applied(page: str, tmp_path: Path) -> None:
-    """As it stands there, but for the image, which the test has."""
+    """The file is applied unchanged, except that the test replaces the image."""
     path = tmp_path / "job.toml"
     path.write_text(first_block(page))
     spec = replace(read_job(path, []), image=IMAGE)
@@ -64,12 +64,12 @@ def test_the_first_job_file_of_a_page_can_be_applied(page: str, tmp_path: Path) 
 
 @pytest.mark.behaviour("BUG-UX4")
 def test_the_first_task_file_is_one_that_the_agent_takes() -> None:
-    """docs/task-lifecycle.md."""
+    """Checks docs/task-lifecycle.md."""
     document = plain(tomllib.loads(first_block("task-lifecycle")), TaskSpec)
     assert checked(document).command == ["/bin/serve"]
 
 
 @pytest.mark.behaviour("BUG-UX4")
 def test_the_first_profile_is_one_that_an_owner_may_propose() -> None:
-    """docs/profiles.md."""
+    """Checks docs/profiles.md."""
     assert check_text(first_block("profiles"), "web", ["sysctl.net.*"]) == []

@@ -1,4 +1,4 @@
-"""Idle machines are lent by themselves, and are back within their promise."""
+"""Idle machines are lent automatically, and return within their promise."""
 
 import asyncio
 from itertools import pairwise
@@ -66,7 +66,7 @@ async def running(world: World, job: str) -> int:
 async def test_free_machines_are_lent_and_come_back_when_an_owner_needs_them(
     world: World,
 ) -> None:
-    """The owner has its machines within the promise; the work is told before."""
+    """The owner gets its machines within the promise; the borrower's work is notified before."""
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(best_effort())
@@ -95,7 +95,7 @@ async def test_free_machines_are_lent_and_come_back_when_an_owner_needs_them(
 @pytest.mark.behaviour("EL4")
 @scenario(elastic=APPLY, give_back_after_s=100_000)
 async def test_an_entitlement_lends_what_it_keeps_idle_and_has_it_back_first(world: World) -> None:
-    """The loan names donor and borrower; a donor's own machine comes back to it."""
+    """The loan names donor and borrower, and the donor's own machine returns to it."""
     elastic = Elastic(promise=Promise.QUICK, lend_after_s=60)
     await world.set_up(quota=3, elastic=elastic)
     await world.cp.apply_job(a_job(3, limits=WHOLE))
@@ -129,7 +129,7 @@ async def test_a_recommendation_lends_nothing(world: World) -> None:
     await world.until(lambda: report(world).proposed == 3, 600)
     assert lent(world) == {}
     signal = world.cp.elastic.signal("batch")
-    assert (signal.state, signal.wanted) == (CapacityState.ABSENT, 3)  # EL9
+    assert (signal.state, signal.wanted) == (CapacityState.ABSENT, 3)
 
 
 @scenario(elastic=replace(APPLY, keep_free=2))
@@ -168,7 +168,7 @@ async def test_a_loan_ends_at_its_time_and_another_one_follows(world: World) -> 
 @pytest.mark.behaviour("EL2")
 @scenario(elastic=APPLY)
 async def test_a_machine_that_fails_makes_room_for_its_owner_elsewhere(world: World) -> None:
-    """The loss of machines calls loans back; the work of the owner runs again in time."""
+    """A loss of machines revokes loans, and the owner's work runs again in time."""
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(a_job(1, limits=WHOLE))
@@ -205,7 +205,7 @@ async def test_counts_and_loans_outlive_the_process(world: World) -> None:
 @pytest.mark.behaviour("AS3", "AS6", "EL6", "EL11")
 @scenario(elastic=APPLY, give_back_after_s=60)
 async def test_the_report_has_machine_hours_by_entitlement_that_left_them(world: World) -> None:
-    """Whole machines go to others; the job and the owner are named."""
+    """Whole machines are lent; the report names the job and the owner."""
     await world.set_up(quota=3)
     policy = Autoscale(minimum=1, maximum=10, target=0.5, mode=AutoscaleMode.APPLY)
     limits = Limits(memory_max_bytes=800 << 20, cpu_max_cores=1.0)
@@ -228,7 +228,7 @@ async def test_the_report_has_machine_hours_by_entitlement_that_left_them(world:
     await asyncio.sleep(2 * 3600)
     (job,) = report(world).freed
     assert (job.job, job.entitlement) == ("web", "front")
-    share = 2 * 800 / 1024  # two tasks of 800 MiB on machines of 1 GiB, less what the host keeps
+    share = 2 * 800 / 1024  # two tasks of 800 MiB on machines of 1 GiB, minus the host's reserve
     assert 2 * share <= job.machine_hours - before <= 4.2
     (front,) = [pool for pool in report(world).pools if pool.entitlement == "front"]
     assert 3.8 <= front.freed_machine_hours - owner_before <= 4.2
@@ -239,7 +239,7 @@ async def test_the_report_has_machine_hours_by_entitlement_that_left_them(world:
 async def test_free_machines_are_lent_for_no_longer_than_all_owners_were_promised(
     world: World,
 ) -> None:
-    """Owners without a promise of their own got free machines after 15 minutes."""
+    """Owners without a promise in their specification got free machines after 15 minutes."""
     await world.set_up(quota=2, elastic=Elastic(promise=Promise.SLOW))
     await world.cp.put_entitlement("back", EntitlementSpec(machines=1, host_profile="web"))
     await borrower(world)
@@ -251,7 +251,7 @@ async def test_free_machines_are_lent_for_no_longer_than_all_owners_were_promise
 @pytest.mark.behaviour("BUG-CP77")
 @scenario(elastic=APPLY)
 async def test_a_store_that_is_slow_to_lend_does_not_delay_owners(world: World) -> None:
-    """No owner was looked at until all machines of a matching were lent."""
+    """No owner was checked until all machines of a matching were lent."""
     await world.set_up(quota=3)
     await borrower(world)
     lender, loans = world.cp.elastic._lender, world.cp.elastic._parts.loans
@@ -275,7 +275,7 @@ async def test_a_store_that_is_slow_to_lend_does_not_delay_owners(world: World) 
 @pytest.mark.behaviour("BUG-CP77")
 @scenario(elastic=APPLY)
 async def test_a_store_that_is_slow_to_call_back_does_not_use_up_the_promise(world: World) -> None:
-    """Loans were called back one after the other, each after a write of the store."""
+    """Loans were revoked one after the other, each after a write of the store."""
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(best_effort())
@@ -300,7 +300,7 @@ async def test_a_store_that_is_slow_to_call_back_does_not_use_up_the_promise(wor
 async def test_a_store_that_is_slow_to_take_machines_back_does_not_use_up_the_promise(
     world: World,
 ) -> None:
-    """Machines went back one after the other."""
+    """Machines were returned one after the other."""
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(best_effort())
@@ -322,7 +322,7 @@ async def test_a_store_that_is_slow_to_take_machines_back_does_not_use_up_the_pr
 @pytest.mark.behaviour("BUG-CP89")
 @scenario(elastic=APPLY)
 async def test_counts_that_cannot_be_stored_do_not_stop_the_lender(world: World) -> None:
-    """Its loop ended, and began again after up to a minute, each time."""
+    """The lender's loop ended each time, and restarted after up to a minute."""
     await world.set_up(quota=3)
     await borrower(world, borrow=1, loan_s=600)
     await world.cp.apply_job(best_effort(1))
@@ -361,7 +361,7 @@ async def test_a_deleted_entitlement_leaves_no_history_of_use(world: World) -> N
 
 @pytest.mark.behaviour("BUG-CP79")
 def test_machines_that_return_count_for_owners_that_can_use_them_only(monkeypatch) -> None:
-    """Loans of another type were called back, so an owner's own type was not."""
+    """Loans of another type were revoked, so those of the owner's type were not."""
     monkeypatch.setattr(survey, "usable_free", lambda *_: 0)
     runtime = SimpleNamespace(now=lambda: 100.0)
     settings = SimpleNamespace(elastic=ElasticSettings())

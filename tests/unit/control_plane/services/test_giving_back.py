@@ -1,4 +1,4 @@
-"""Machines that go back, and data centers whose stores fail, in a whole control plane."""
+"""Returned machines, and data centers whose stores fail, in a whole control plane."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from wire.errors import Busy
 @pytest.mark.behaviour("BUG-AL7")
 @scenario()
 async def test_a_change_of_a_returned_machine_places_no_task_there(w):
-    """The agent's news cleared "is being given back", and a task started there."""
+    """A report of the agent cleared "is being given back", and a task started there."""
     await w.deployed(a_job(3))
     allocator = w.cp._allocator
     await w.cp.stop_job("web")
@@ -43,7 +43,7 @@ async def test_a_change_of_a_returned_machine_places_no_task_there(w):
 
 
 class SilentStore:
-    """A store that does not say what became of writes, now and then, and makes none of them."""
+    """A store that now and then makes no write and reports no outcome."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self._inner, self.is_silent = inner, False
@@ -59,14 +59,14 @@ class SilentStore:
         return await self._inner.txn(compare, operations)
 
     async def make_late(self) -> None:
-        """Make the first of these writes after all."""
+        """Make the first of these writes late."""
         await self._inner.txn(*self.heard[0])
 
 
 @pytest.mark.parametrize("is_made", [True, False])
 def test_a_machine_stays_blocked_while_the_outcome_of_its_release_is_unknown(is_made: bool):
-    """Seed 5230: a machine was given back, the answer was lost, and tasks were sent there while
-    the store had it as nobody's.
+    """Seed 5230: a machine was returned and the answer was lost. Tasks were sent there while the
+    store had it without an owner.
     """
 
     async def body(w: World, store: SilentStore) -> None:
@@ -102,7 +102,7 @@ def test_a_machine_stays_blocked_while_the_outcome_of_its_release_is_unknown(is_
 
 
 class FailingStore:
-    """A store whose disk is full now and then."""
+    """A store whose disk is sometimes full."""
 
     def __init__(self, inner: MemoryStore) -> None:
         self._inner, self.fails = inner, False
@@ -137,7 +137,7 @@ def with_failing_dc2(body: Callable[[World, FailingStore], object]) -> None:
 
 @pytest.mark.behaviour("BUG-CP5")
 def test_a_job_is_stopped_while_the_store_of_one_data_center_fails():
-    """`job stop` gave no answer for minutes, and ready said ok."""
+    """`job stop` gave no answer for minutes, and readiness reported ok."""
 
     async def body(w: World, failing: FailingStore) -> None:
         await w.deployed(a_job(6), quota=6)
@@ -150,7 +150,7 @@ def test_a_job_is_stopped_while_the_store_of_one_data_center_fails():
 
 @pytest.mark.behaviour("BUG-CP5")
 def test_a_job_gets_machines_of_answering_brokers_and_reasons_for_others():
-    """A plan chose the machines of a broker that does not answer again and again."""
+    """Plans repeatedly chose machines of a broker that does not answer."""
 
     async def body(w: World, failing: FailingStore) -> None:
         await w.set_up(quota=6)

@@ -1,4 +1,4 @@
-"""Entitlements grow from the free pool and give back what they do not need, all day long."""
+"""Entitlements grow from the free pool and return machines that they do not need."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ from wire.errors import Busy, Conflict, InvalidInput
 
 MIB = 1 << 20
 LARGE = Limits(memory_max_bytes=600 * MIB)
-"""One of them on a machine; 296 MiB are left."""
+"""One such task on a machine leaves 296 MiB free."""
 SMALL = Limits(memory_max_bytes=250 * MIB)
 QUICK = UpdatePolicy(drain_s=1)
 
@@ -46,7 +46,7 @@ def job(name: str, tasks: int, entitlement: str = "front", limits: Limits = LARG
 
 
 def region_of(*places: str) -> Region:
-    """Machines m1, m2, … at places like `dc1/msb1`."""
+    """Return machines m1, m2, … at places like `dc1/msb1`."""
     region = Region()
     for number, place in enumerate(places, 1):
         region.add(f"m{number}", *place.split("/"))
@@ -54,17 +54,19 @@ def region_of(*places: str) -> Region:
 
 
 class Watch:
-    """Notes after every change of any machine what breaks what must hold all the time.
+    """Checks invariants after every change of any machine, and records violations.
 
-    Of a quota of N (CP3, docs/adr/0134): N machines take tasks or are lent to others, at most. With
-    those that are draining an entitlement holds no more than 2 N, and beyond N only as many as are
-    draining. A machine is in one entitlement (MO9).
+    Of a quota of N (docs/adr/0134), at most N machines take tasks or are lent to others. Including
+    draining machines, an entitlement holds at most 2 N. Beyond N, it holds only as many machines as
+    are draining. A machine is in one entitlement.
     """
 
     def __init__(self, world: World) -> None:
         self.world, self.broken = world, list[str]()
         self.most = Counter[str]()
-        """The most machines that an entitlement ever held, with those draining and those lent."""
+        """Largest number of machines that an entitlement ever held, draining and lent ones
+        included.
+        """
         world.cp._broker.listen(self.heard)
 
     def heard(self, name: str, _: MachineRecord | None, after: MachineRecord | None) -> None:
@@ -89,7 +91,7 @@ class Watch:
 
 
 def on(region: Region, **settings):
-    """Run the body with a control plane on a region; no rule may be broken at any time."""
+    """Run the body with a control plane on a region, and assert that no rule was ever broken."""
 
     def decorate(body):
         def test() -> None:
@@ -128,7 +130,7 @@ def held(w: World, entitlement: str) -> list[str]:
 
 
 def hosts(w: World, name: str) -> dict[str, str]:
-    """Return task → machine of a job, as the agents say."""
+    """Return task → machine of a job, as the agents report it."""
     return {
         task: machine
         for machine, tasks in w.region.where().items()
@@ -197,7 +199,7 @@ async def test_a_smaller_quota_counts_as_machines_empty(w: World):
     assert len(held(w, "front")) == 4
     await entitle(w, "front", 2)
     await asyncio.sleep(60)
-    assert len(held(w, "front")) == 4  # nothing is stopped for it
+    assert len(held(w, "front")) == 4  # no task is stopped for it
     await w.cp.stop_job("b")
     await w.until(lambda: len(held(w, "front")) == 2, within_s=15)
     await asyncio.sleep(60)
@@ -319,7 +321,7 @@ async def test_any_place_of_the_region_may_be_required(w: World):
         "a": (Property.MSB, "msb1", ["m1"]),
         "b": (Property.MSB, "dc1/msb2", ["m2"]),
         "c": (Property.MACHINE, "m2", ["m2"]),
-        "d": (Property.MACHINE, "m9", []),  # it may come: the task waits
+        "d": (Property.MACHINE, "m9", []),  # it may be taken, because the task waits
     }
     for name, (property_, value, _) in wanted.items():
         there = Requirement(property=property_, values=[value])
@@ -374,7 +376,7 @@ async def test_a_broken_machine_is_exchanged_when_the_quota_is_used_up(w: World)
 @pytest.mark.behaviour("AL3")
 @on(region_of(*(f"dc{n % 2}/msb{n}" for n in range(12))), brake_share=1.0)
 async def test_a_machine_that_comes_back_while_others_are_exchanged_stays(w: World):
-    """What was judged by a list that was made before it came back is judged again."""
+    """The decision used a list from before the machine's return, and is repeated."""
     await entitle(w, "front", 6)
     await deploy(w, job("a", 6))
     first, second = broken = held(w, "front")[:2]
@@ -429,7 +431,7 @@ async def test_a_data_center_is_emptied_and_its_owners_do_nothing(w: World):
     await entitle(w, "front", 3)
     await entitle(w, "back", 2)
     await deploy(w, job("a", 3), job("b", 3, limits=SMALL), job("c", 2, "back"))
-    for number in (7, 8):  # what comes in its stead
+    for number in (7, 8):  # its replacement
         w.region.add(f"m{number}", "dc3", "msb7")
         await w.cp.joined(w.region.machines[f"m{number}"].join())
     assert len(w.cp._broker.held("")) >= 2
@@ -474,7 +476,7 @@ async def test_the_loss_of_an_msb(w: World):
 async def test_a_drained_entitlement_is_exchanged_and_never_holds_more_than_twice_its_quota(
     w: World,
 ):
-    """The watch left out machines that are draining; now it counts them, and lent ones."""
+    """The watch ignored draining machines. It now counts them and lent machines."""
     watch = Watch(w)
     await entitle(w, "front", 2)
     quick, slow = (UpdatePolicy(drain_s=s, max_unavailable=2) for s in (1, 300))
@@ -484,7 +486,7 @@ async def test_a_drained_entitlement_is_exchanged_and_never_holds_more_than_twic
     await w.until(lambda: len(held(w, "front")) == 4, within_s=100)
     new = sorted(set(held(w, "front")) - set(old))
     await w.cp.inventory.drain(Drain(machines=new, reason="new disks"))
-    await asyncio.sleep(60)  # the first two are not empty yet: no more may come
+    await asyncio.sleep(60)  # the first two are not empty yet, so no more may be taken
     assert len(held(w, "front")) == 4
     await w.cp.inventory.undrain(Undrain(machines=new))
     await w.until(lambda: len(held(w, "front")) == 2, within_s=3600)
@@ -508,7 +510,7 @@ async def test_a_loan_is_used_and_comes_back_in_time(w: World):
     (idle,) = set(held(w, "online")) - {busy}
     await w.until(lambda: w.alive()[idle] == 0)
     await w.until(lambda: lend(w, idle))
-    await w.cp.apply_job(job("batch", 1, "offline"))  # the quota is used up: it needs the loan
+    await w.cp.apply_job(job("batch", 1, "offline"))  # the quota is used up, so it needs the loan
     await w.stable("batch")
     assert hosts(w, "batch") == {"batch-0": idle}
     (loan,) = w.cp.inventory.loans.lent()
@@ -537,7 +539,7 @@ async def lend(w: World, machine: str) -> bool:
     return True
 
 
-# -- restarts and what was missed
+# -- restarts and missed events
 
 
 def test_jobs_of_an_older_store_are_taken_over():
@@ -570,7 +572,7 @@ def test_jobs_of_an_older_store_are_taken_over():
 async def test_events_that_were_missed_are_made_up_for(w: World):
     broker, index = w.cp._broker, w.cp._allocator.index
     place = Location(datacenter="dc1", msb="msb1")
-    names = ("gone", "goes", "comes")  # no agents run there, so nothing else tells of them
+    names = ("gone", "goes", "comes")  # no agents run there, so nothing else reports them
     records = {
         name: MachineRecord(machine=name, machine_type="x", location=place) for name in names
     }
@@ -605,7 +607,7 @@ async def test_the_end_of_a_quarantine_is_noticed(w: World):
 
 
 class Stubborn(MemoryStore):
-    """Refuses to write jobs for a while, once an allocation was written."""
+    """Refuses to write jobs for a while after an allocation was written."""
 
     armed = refuses = False
 
@@ -621,7 +623,7 @@ class Stubborn(MemoryStore):
 
 @pytest.mark.behaviour("AL12", "BUG-AL35")
 def test_a_move_that_was_not_written_down_is_undone_when_the_machine_is_back():
-    """The claim went back in memory only, and a restart read the old one."""
+    """The claim was restored in memory only, and a restart read the old one."""
 
     async def main() -> None:
         store = Stubborn()
@@ -656,7 +658,7 @@ def test_a_move_that_was_not_written_down_is_undone_when_the_machine_is_back():
 
 @pytest.mark.behaviour("AL3", "BUG-AL7")
 def test_a_machine_is_given_back_once_what_moved_away_is_gone_there():
-    """It was cut off, its task runs elsewhere, and its old copy takes time to stop."""
+    """The machine was cut off and its task runs elsewhere. The old copy takes time to stop."""
 
     async def main() -> None:
         world = World(a_region(3), give_back_after_s=20)

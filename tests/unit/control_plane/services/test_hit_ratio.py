@@ -1,14 +1,17 @@
 """How often the cache has the answer in a region that changes as a production region does.
 
-A day of `tests.bench.churn` on a small region. Its rates are per job and per machine, and a
-generated region of any size has some 40 machines per job, so the day is that of a million
-machines scaled down: what counts for the ratio is how often a job is asked for (each 300 s:
-a calm job rests for ten times `resync_s`) and how often something about it or its machines
-changes, and both stay the same.
-Only the largest jobs are missing. Where a change leads to several changed requests of a
-scheduler, it does so here: tasks that wait are asked for in another way than those that run,
-tasks of a failed machine move at once, and a release that needs more or less than the last
-replaces tasks one by one. Other releases ask for nothing new (the second test).
+The test runs a day of `tests.bench.churn` on a small region. Rates are per job and per machine. A
+generated region of any size has some 40 machines per job. So the day is that of a region of a
+million machines, scaled down.
+
+Two rates determine the ratio, and both stay the same. One is how often a job asks: every 300 s,
+because a calm job rests for ten times `resync_s`. The other is how often the job or its machines
+change. Only the largest jobs are missing.
+
+Where a change leads to several changed requests of a scheduler, it does so here too. Waiting tasks
+are requested in another way than running ones. Tasks of a failed machine move at once. A release
+that needs more or less than the last one replaces tasks one by one. Other releases request nothing
+new (the second test).
 """
 
 import asyncio
@@ -32,21 +35,21 @@ from vm_lab.region.workload import GeneratedJob, assigned, make_entitlements, ma
 
 MACHINES = 3_000
 DAYS = 5
-"""So many that rare events are among them."""
+"""Long enough that rare events happen too."""
 
 
 class Job:
-    """A job as its scheduler sees it, which asks anew for all of it each time."""
+    """A job as its scheduler sees it; each request covers the whole job."""
 
     def __init__(self, name: str, pool: str, demand: Demand, tasks: int) -> None:
         self.name, self.pool, self.demand = name, pool, demand
         self.tasks: list[Demand] = [demand] * tasks
-        """What each task runs: a release replaces them one by one."""
+        """What each task runs; a release replaces tasks one by one."""
         self.running: set[int] = set()
-        """Those that were given a machine; the others wait for one."""
+        """Tasks that have a machine; the other tasks wait for one."""
 
     def request(self, down: set[str], process: Process) -> Request:
-        """Return what `scheduler.core.job_request` makes of it."""
+        """Return the request that `scheduler.core.job_request` builds for the job."""
         alike: dict[tuple[Demand, str, bool], list[int]] = defaultdict(list)
         where = process.where(self.name) if down else {}
         for task, demand in enumerate(self.tasks):
@@ -80,17 +83,19 @@ class Day:
         }
         self.down: set[str] = set()
         self.settled_asks = self.settled_misses = 0
-        """Of jobs with all their machines, of which none changed: nothing is to be computed."""
+        """Asks of jobs that have all their machines, none of which changed; these need no
+        computation.
+        """
         self.replaced = 0
-        """Tasks that a release replaced, each a change of its job's request."""
+        """Tasks that a release replaced; each is a change of its job's request."""
 
     async def begin(self) -> None:
-        """Place everything, and ask once more: tasks that run are asked for as such."""
+        """Place all jobs, and ask once more, because running tasks are requested as such."""
         for job in self.jobs.values():
             await self.changed(job)
 
     async def changed(self, job: Job) -> None:
-        """Ask because something changed, and again when that was answered and is done."""
+        """Ask because of a change, and again after the answer was carried out."""
         await self.ask(job)
         await self.ask(job)
 
@@ -128,7 +133,7 @@ class Day:
                 await self.ask_unprovoked(self.jobs[event.name])
 
     async def ask_unprovoked(self, job: Job) -> None:
-        """Ask although nothing happened to the job, and note what had to be computed for it."""
+        """Ask without any change of the job, and count the computations for it."""
         counts, claims = self.process.allocations.counts, self.process.index.claims.get(job.name)
         misses, is_settled = counts.misses, len(job.running) == len(job.tasks)
         was_valid = claims is not None and claims.valid
@@ -138,7 +143,7 @@ class Day:
             self.settled_misses += counts.misses - misses
 
     async def fails(self, machine: str) -> None:
-        """Let a machine go down: its jobs are looked at at once, and their tasks move."""
+        """Mark a machine down. Its jobs are checked at once, and their tasks move."""
         hurt = {claims.job for claims in self.process.index.machines[machine].jobs}
         self.down.add(machine)
         await self.process.brokers.carry_out(machine, MarkDown(reason="the test says so"))
@@ -160,10 +165,10 @@ class Day:
 
 @pytest.mark.behaviour("AL14", "BUG-AU3")
 def test_in_a_day_of_churn_every_unchanged_job_is_answered_from_the_cache():
-    """ "over 99 %" was the share of asks that calm jobs do not make.
+    """The figure "over 99 %" was the share of asks that calm jobs do not make.
 
-    The paper's ratio is that of jobs allocated again without a change: here no ask is a miss.
-    All asks of a day, those after a change included, have a ratio of 0.985.
+    The paper's ratio covers jobs that are allocated again without a change; here no such ask is a
+    miss. All asks of a day, including those after a change, have a ratio of 0.985.
     """
 
     async def main() -> None:
@@ -183,13 +188,13 @@ def test_in_a_day_of_churn_every_unchanged_job_is_answered_from_the_cache():
                 await day.happens(event)
             assert all(seen[kind] for kind in churn.per_day())
             assert seen["ask"] > 250 * DAYS * len(jobs)
-            assert counts.misses > seen["resize"] + seen["fail"]  # changes are not answered so
+            assert counts.misses > seen["resize"] + seen["fail"]  # changes always miss
             ratio = counts.hits / (counts.hits + counts.misses)
-            assert ratio > 0.95  # of all asks, those after a change included
+            assert ratio > 0.95  # of all asks, including those after a change
             events = sum(seen.values()) - seen["ask"]
             assert day.settled_asks > 200 * DAYS * len(jobs)
-            assert day.settled_misses == 0  # asking alone makes nobody compute
-            assert counts.misses < 2 * (events + day.replaced)  # what happens is computed once
+            assert day.settled_misses == 0  # asks without a change cause no computation
+            assert counts.misses < 2 * (events + day.replaced)  # each event is computed once
             check(process.index)
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Two-phase commit at the brokers: all or nothing, whatever stops in between."""
+"""Two-phase commit at the brokers: all or nothing, whichever component stops in between."""
 
 from collections.abc import Mapping, Sequence
 
@@ -62,7 +62,7 @@ async def test_what_is_prepared_is_assigned_by_the_commit_once() -> None:
         await brokers.prepare("t1", TAKES)
         assert brokers.in_doubt() == {"t1": list(MACHINES)}
         assert [r.entitlement for r in brokers.table.records()] == [FREE] * 4
-        await brokers.prepare("t1", TAKES)  # again is no error
+        await brokers.prepare("t1", TAKES)  # repeating it is no error
         done = await brokers.commit("t1")
         assert sorted(r.machine for r in done) == list(MACHINES)
         for record in brokers.table.records():
@@ -144,7 +144,7 @@ async def test_several_are_released_together_or_not_at_all() -> None:
 
 
 async def allocate(brokers: Brokers, decided: set[str]) -> None:
-    """What a coordinator does; `decided` is what it wrote down in its own store."""
+    """Acts as a coordinator; `decided` is the record in its store."""
     await brokers.prepare("t1", TAKES)
     decided.add("t1")
     await brokers.commit("t1")
@@ -176,7 +176,7 @@ async def test_a_crash_at_any_transaction_leaves_all_or_nothing(at: int, after: 
 
 
 async def test_a_transaction_of_four_machines_in_two_data_centers_writes_four_times() -> None:
-    """One for each phase and broker: the crash test above covers them all."""
+    """One write for each phase and broker, so the crash test above covers all writes."""
     async with MemoryStore() as store:
         brokers = await four_machines(store)
         before = (await store.list_prefix("")).revision

@@ -1,4 +1,4 @@
-"""An entitlement that names keys runs only what one of them signed; keys come and go meanwhile."""
+"""An entitlement with image keys runs only images signed by one of them; keys change meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PUBLIC, STRANGE = signatures.public_key(KEY), signatures.public_key(OTHER)
 
 
 class Store:
-    """An image store of which tests sign the images."""
+    """An image store whose images are signed by tests."""
 
     def __init__(self) -> None:
         self.signed: list[ImageSignature] = []
@@ -57,7 +57,7 @@ async def keys(w: World, *named: str) -> None:
 
 
 def told(w: World) -> set[tuple[str, ...]]:
-    """Return the keys of which agents were told, with each task that runs."""
+    """Return the keys that agents received, with each running task."""
     up = [m for m in w.region.machines.values() if m.on]
     specs = [spec for m in up for spec in m.specs.values()]
     assert all(spec.image_trust.signatures for spec in specs)

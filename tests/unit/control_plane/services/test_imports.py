@@ -1,4 +1,4 @@
-"""A list of machines is taken whole or not at all, whatever ends or fails meanwhile."""
+"""A list of machines is imported completely or not at all, despite crashes and failures."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -52,13 +52,13 @@ def listed(name: str, datacenter: str, cluster: str = "c1") -> InventoryMachine:
 
 
 def the_list() -> list[InventoryMachine]:
-    """One that stays and changes, one that moves, and new ones in both data centers."""
+    """A list of machines that stay and change, move, or are new in both data centers."""
     new = [listed(f"n{i:03}", f"dc{1 + i % 2}") for i in range(NEW)]
     return [listed("stays", "dc1"), listed("moves", "dc2"), *new]
 
 
 class Meanwhile(FaultyStore):
-    """Something else happens once a transaction on such keys is made."""
+    """Runs a callback once a transaction on keys with a prefix is made."""
 
     def __init__(self, inner: Store, prefix: str) -> None:
         super().__init__(inner)
@@ -78,7 +78,7 @@ Engines = Callable[[], tuple[Store, Store]]
 
 @pytest.fixture(params=["memory", "sqlite"])
 def engines(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Engines]:
-    """Return what makes a new pair of stores that can be opened again and again."""
+    """Return a function that creates a pair of stores that can be reopened."""
     made = 0
 
     def pair() -> Engines:
@@ -95,7 +95,7 @@ def engines(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Engi
 
 @asynccontextmanager
 async def started(engines: Engines, fate=lambda _: MADE) -> AsyncIterator[Brokers]:
-    """Open the stores and load the brokers, as a process does; `fate` begins after that."""
+    """Open the stores and load the brokers, as a process does; `fate` applies after that."""
     main, dc2 = (FaultyStore(store) for store in engines())
     async with main, dc2:
         brokers = await loaded(main, {"dc2": dc2})
@@ -118,7 +118,7 @@ async def leftovers(engines: Engines) -> list[str]:
 
 
 async def taken(engines: Engines) -> bool:
-    """Return whether the list is true after a start; it must be wholly, or not at all."""
+    """Return whether the list is in force after a start; assert that it is complete or absent."""
     async with started(engines) as brokers:
         names = set(brokers.table)
         known = {name: brokers.table.get(name) for name in ("stays", "moves")}
@@ -135,7 +135,7 @@ async def taken(engines: Engines) -> bool:
 
 @pytest.mark.behaviour("BUG-CP23")
 async def test_a_list_is_taken_whole_or_not_at_all_wherever_the_process_ends(engines) -> None:
-    """Half of a list stayed when the process ended between two transactions."""
+    """Half of a list stayed if the process ended between two transactions."""
     outcomes = []
     while True:
         stores = engines()
@@ -155,7 +155,7 @@ async def test_a_list_is_taken_whole_or_not_at_all_wherever_the_process_ends(eng
 
 @pytest.mark.behaviour("BUG-CP23")
 async def test_a_start_that_ends_while_it_finishes_a_list_is_followed_by_another(engines) -> None:
-    """A decided list is finished by whichever start comes to its end."""
+    """The first start that does not crash completes a decided list."""
     stores, transactions = engines(), 0
     await set_up(stores)
     with pytest.raises(Killed):
@@ -176,7 +176,7 @@ async def test_a_start_that_ends_while_it_finishes_a_list_is_followed_by_another
 
 @pytest.mark.behaviour("BUG-CP23")
 async def test_what_fails_before_the_decision_changes_nothing(engines) -> None:
-    """What was written before the failure stayed."""
+    """Writes before the failure stayed."""
 
     def refuses_decisions(operations: Sequence[Operation]) -> Fate:
         decides = any(o.key.startswith("import-decisions/") for o in operations)
@@ -194,7 +194,7 @@ async def test_what_fails_before_the_decision_changes_nothing(engines) -> None:
 
 
 async def test_a_decision_with_a_lost_answer_is_read_back(engines) -> None:
-    """It counts if it was made."""
+    """The decision counts if it was made."""
 
     def loses_answers(operations: Sequence[Operation]) -> Fate:
         return UNHEARD if operations[0].key.startswith("import-decisions/") else MADE
@@ -208,7 +208,7 @@ async def test_a_decision_with_a_lost_answer_is_read_back(engines) -> None:
 
 @pytest.mark.behaviour("BUG-CP23")
 async def test_a_list_whose_stores_fail_after_the_decision_is_finished_later(engines) -> None:
-    """The answer says so; other data centers do not wait."""
+    """The answer reports it; other data centers do not wait."""
     fails = True
 
     def fate(operations: Sequence[Operation]) -> Fate:
@@ -234,7 +234,7 @@ async def test_a_list_whose_stores_fail_after_the_decision_is_finished_later(eng
 
 @pytest.mark.behaviour("BUG-CP23")
 async def test_a_machine_taken_before_the_decision_blocks_the_list(engines) -> None:
-    """What was written before that was found out stayed."""
+    """Writes made before the conflict was detected stayed."""
     stores = engines()
     await set_up(stores)
     main = Meanwhile(stores()[0], "imports/")
@@ -256,7 +256,7 @@ async def test_a_machine_taken_before_the_decision_blocks_the_list(engines) -> N
 
 @pytest.mark.behaviour("BUG-CP23")
 async def test_a_machine_that_is_taken_after_the_decision_stays_in_its_place(engines) -> None:
-    """Placements rely on it; in all else it is what the list says."""
+    """Placements rely on its place. All other fields follow the list."""
     fails = True
 
     def fate(operations: Sequence[Operation]) -> Fate:

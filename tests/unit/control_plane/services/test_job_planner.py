@@ -1,4 +1,4 @@
-"""`job plan` says what `job apply` then does; `job explain` says why tasks wait."""
+"""`job plan` predicts the effects of `job apply`; `job explain` reports why tasks wait."""
 
 import asyncio
 import itertools
@@ -76,7 +76,7 @@ def claims(w: World, name: str) -> dict[int, str]:
 
 
 async def settled(w: World) -> None:
-    """Wait until all is as it will be: tasks that find no room wait on."""
+    """Wait until nothing changes any more; tasks without room continue to wait."""
     await asyncio.sleep(150)
 
 
@@ -96,7 +96,7 @@ async def plan_and_apply(w: World, spec) -> None:
     compare(planned, before, claims(w, spec.name))
     taken = set(held(w, "front")) - machines
     assert set(planned.taken) <= taken
-    if not others_wait:  # they may take what this job left
+    if not others_wait:  # they may take machines that this job left
         assert taken == set(planned.taken)
     status = await w.cp.get_job(spec.name)
     assert status.healthy == planned.wanted - len(planned.unplaced)
@@ -126,7 +126,7 @@ def test_a_plan_is_what_applying_then_does(wishes):
             await w.until(w.all_answer)
             known: dict[str, dict] = {}
             for wish in wishes:
-                # what a rolling change of size leads to depends on what is free on the way
+                # the result of a rolling change of size depends on the room in between
                 wish["memory"] = known.get(wish["name"], wish)["memory"]
                 known[wish["name"]] = wish
                 await plan_and_apply(w, spec_of(wish))
@@ -160,7 +160,7 @@ async def test_all_reasons_are_named_at_once_and_per_group_of_machines(w: World)
     explained = await w.cp.job_planner.explain("b")
     assert "1 machine: will be taken for maintenance: new fans" in explained.reasons
     assert "3 machines: memory: 600 MiB wanted, at most 296 MiB free" in explained.reasons
-    note = "of 3 machines in all: each counts once per reason"  # BUG-UX7
+    note = "of 3 machines in all: each counts once per reason"
     assert explained.reasons.count(note) == 1
     explained = await w.cp.job_planner.explain("a")
     assert (explained.summary, explained.reasons) == ("3 of 3 placed", [])
@@ -172,7 +172,7 @@ async def test_all_reasons_are_named_at_once_and_per_group_of_machines(w: World)
 @pytest.mark.behaviour("BUG-UX112")
 @on(region_of("dc1/msb1"))
 async def test_a_task_that_claims_another_amount_where_it_is_stays(w: World):
-    """Tasks that ran on the machine of the plan were called new."""
+    """The plan reported tasks on the same machine as new."""
     await entitle(w, "front", 1)
     before, after = (Limits(memory_max_bytes=size * MIB) for size in (100, 200))
     await w.cp.apply_job(job("a", 2, limits=before))
@@ -220,7 +220,7 @@ async def test_limits_of_preferences_and_gangs_are_reasons(w: World):
 
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
 async def test_a_place_that_the_entitlement_gave_back_counts_for_what_is_uneven(w: World):
-    """A machine that was down for long is free when it is back; its job still stands unevenly."""
+    """A machine that was down for long is free when it is back; its job is still uneven."""
     await entitle(w, "front", 3)
     await w.cp.apply_job(job("a", 6, limits=Limits(memory_max_bytes=100 * MIB)))
     await w.stable("a")
@@ -240,7 +240,7 @@ async def test_a_place_that_the_entitlement_gave_back_counts_for_what_is_uneven(
 @pytest.mark.behaviour("HP15")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
 async def test_no_task_leaves_for_a_free_machine_before_that_proved_its_profile(w: World):
-    """For the sake of the spread it went, and was away for as long as the switch took."""
+    """The task left to improve the spread, and was down during the whole switch."""
     await entitle(w, "front", 3)
     await w.cp.apply_job(job("a", 6, limits=Limits(memory_max_bytes=100 * MIB)))
     await w.stable("a")
@@ -267,7 +267,7 @@ async def test_no_task_leaves_for_a_free_machine_before_that_proved_its_profile(
 @pytest.mark.behaviour("HP15")
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
 async def test_a_machine_taken_without_a_use_is_returned(w: World):
-    """Its job is gone before it proved the profile."""
+    """Its job was removed before the machine proved the profile."""
     await entitle(w, "front", 3)
     await w.cp.apply_job(job("a", 6, limits=Limits(memory_max_bytes=100 * MIB)))
     await w.stable("a")
@@ -286,14 +286,14 @@ async def test_a_machine_taken_without_a_use_is_returned(w: World):
 
 
 class EveryStep(SteppedRuntime):
-    """Gives others a turn whenever it is asked to."""
+    """Yields to other coroutines at every checkpoint."""
 
     STEPS = 1
 
 
 @pytest.mark.behaviour("SH5", "AL17")
 async def test_the_largest_job_never_keeps_others_from_their_turn():
-    """Counted in turns of the loop, not in time: 15,000 tasks in steps of at most 500."""
+    """The measure is turns of the loop, not time: 15,000 tasks in steps of at most 500."""
     async with MemoryStore() as store:
         index = an_index(5, 12, 70, pool="front")
         allocations = Allocations(store, index, NoBrokers(), runtime=EveryStep(lambda: 0.0, 0))
@@ -324,7 +324,7 @@ async def test_the_largest_job_never_keeps_others_from_their_turn():
 @pytest.mark.behaviour("FE1")
 @on(region_of(*PLACES))
 async def test_reports_of_large_jobs_are_computed_outside_the_loop(w: World):
-    """It is the same as of a small one; the size from which a job is large is lowered here."""
+    """The report equals that of a small job. The test lowers the size from which a job is large."""
     await entitle(w, "front", 5)
     await w.cp.apply_job(job("a", 3, limits=Limits(memory_max_bytes=100 * MIB)))
     await w.stable("a")
@@ -343,12 +343,12 @@ async def test_reports_of_large_jobs_are_computed_outside_the_loop(w: World):
 
 
 class NoBrokers:
-    """Nothing is taken from anybody here."""
+    """Brokers for plans that take no machines."""
 
 
 @pytest.mark.behaviour("SH5", "BUG-AU5")
 def test_a_job_has_at_most_as_many_tasks_as_a_shard_takes():
-    """15,000 tasks are read from the wire, and one more is refused."""
+    """A job of 15,000 tasks is decoded; one more task is refused."""
     text = {"name": "a", "entitlement": "front", "image": f"sha256:{'0' * 64}", "command": ["/x"]}
     made = decode_json(json.dumps(text | {"tasks": 15_000}).encode(), JobSpec, "the job")
     assert made.tasks == 15_000
@@ -361,7 +361,7 @@ def test_a_job_has_at_most_as_many_tasks_as_a_shard_takes():
 @pytest.mark.behaviour("BUG-UX115")
 @on(region_of("dc1/msb1"))
 async def test_a_job_larger_than_its_entitlement_is_refused(w: World):
-    """`job apply` ended with 64 (wrong use) instead of 5 (over quota)."""
+    """`job apply` exited with 64 (wrong use) instead of 5 (over quota)."""
     await entitle(w, "front", 1)
     small = Limits(memory_max_bytes=1 << 20)
     wanted = job("a", 15_000, limits=small)
@@ -376,7 +376,7 @@ async def test_a_job_larger_than_its_entitlement_is_refused(w: World):
 @pytest.mark.behaviour("BUG-UX115")
 @on(region_of("dc1/msb1"))
 async def test_both_errors_of_an_invalid_job_over_quota_are_reported(w: World):
-    """With an error of the file the exit code stays 64, and all errors are listed."""
+    """With an error in the file the exit code stays 64, and all errors are listed."""
     await entitle(w, "front", 1)
     wanted = job("a", 15_000, limits=Limits(memory_max_bytes=1 << 20))
     with pytest.raises(InvalidInput) as refused:

@@ -1,4 +1,4 @@
-"""Loans come back, in time; what is planned is announced, ends, and lets machines go."""
+"""Loans return in time; planned outages are announced, end, and release their machines."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ class Time:
 
 
 def revoke_times_s(record: MachineRecord) -> list[float]:
-    """Return how long each of a machine's revoked loans took to end."""
+    """Return how long each revoked loan of a machine took to end."""
     return [
         event.end - event.start
         for event in record.unavailability
@@ -81,7 +81,7 @@ async def test_a_whole_machine_is_lent_and_comes_back_to_its_donor() -> None:
         assert (record.entitlement, record.profile_wanted, record.loan) == ("online",) * 2 + (None,)
         assert record.assignment_generation == 3
         assert not leaving(record, time.now)
-        assert revoke_times_s(record) == [12.0]  # EL2
+        assert revoke_times_s(record) == [12.0]
         assert loans.lent() == []
 
 
@@ -144,7 +144,7 @@ def test_revoked_machines_go_back_by_themselves() -> None:
                 loans.run(lambda name: name not in busy, lambda donor: f"{donor}-profile")
             )
             await asyncio.sleep(5)
-            assert len(loans.lent()) == 3  # nobody has revoked them
+            assert len(loans.lent()) == 3  # they were not revoked
             await loans.revoke(["m1", "m2"], 100.0)
             await asyncio.sleep(10)
             busy.discard("m1")
@@ -209,7 +209,7 @@ async def test_a_cluster_is_decommissioned_as_one_event_and_then_gone() -> None:
             await brokers.remove(name)
         assert list(brokers.table) == ["m0", "m1"]
         assert list((await loaded(store)).table) == ["m0", "m1"]
-        await brokers.join(a_join("m9", "dc1"))  # its successor comes into the pool (RB10)
+        await brokers.join(a_join("m9", "dc1"))  # its successor joins the pool
         assert "m9" in [record.machine for record in brokers.held(FREE)]
         with pytest.raises(NotFound, match="'m2'"):
             await outages.machines(["m0", "m2"], None)

@@ -1,7 +1,7 @@
-"""Jobs are services that go on: nothing here counts tasks as done, or makes room for the next.
+"""Jobs are long-running services: ended tasks do not count as done and make no room for others.
 
 Short-lived batch work is left to schedulers of applications, which hold long-lived tasks
-(docs/operating.md). Each test is about one thing that a batch system would do otherwise.
+(docs/operating.md). Each test covers one behaviour that differs from a batch system.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ HOUR = 3600
 
 
 def ended(w: World, result: str = "success") -> None:
-    """Let every task of the region end by itself."""
+    """End every task of the region without a command."""
     for machine in w.region.machines.values():
         for task in machine.tasks:
             exited = Exit(result=result, at=0.0)
@@ -37,7 +37,7 @@ async def test_a_task_that_ends_is_started_again_though_it_did_its_work(w: World
     assert after.keys() == before.keys()
     assert not set(after.values()) & set(before.values())
     where = {t.index: t.placement for t in (await w.cp.get_job("web")).record.tasks}
-    assert len({p.machine for p in where.values() if p}) == 3  # each where it was
+    assert len({p.machine for p in where.values() if p}) == 3  # each task stays on its machine
 
 
 @pytest.mark.behaviour("AL18")
@@ -50,7 +50,7 @@ def test_a_job_whose_tasks_have_all_ended_keeps_its_place_until_it_is_stopped(wh
         ended(w)
         await asyncio.sleep(HOUR)  # long after empty machines are given back
         status = await w.cp.get_job("web")
-        assert status.phase is not JobPhase.STABLE  # all it knows is: they do not run
+        assert status.phase is not JobPhase.STABLE  # it only knows that they do not run
         assert (status.wanted, status.running) == (3, 0)
         assert f"it ended, and its restart policy is {when}" in status.detail
         assert {t.phase for t in status.record.tasks} == {TaskPhase.RUNNING}

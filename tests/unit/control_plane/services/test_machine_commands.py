@@ -1,4 +1,4 @@
-"""What is asked of a broker about a machine crosses a process: it is data, and compares."""
+"""Commands to a broker about a machine cross processes, so they are data and can be compared."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_what_changed_since_it_was_read_is_left_as_it_is() -> None:
 async def test_only_brokers_of_a_transaction_learn_of_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A broker that is away holds up no allocation that it has no part in."""
+    """A broker that does not answer blocks only allocations that include it."""
     told: list[str] = []
     async with MortalStore() as store:
         brokers = await four_machines(store)
@@ -87,7 +87,7 @@ async def test_only_brokers_of_a_transaction_learn_of_its_end(
         await brokers.commit("t1")
         await brokers.prepare("t2", {"m3": TAKES["m3"]})
         await brokers.abort("t2")
-        await brokers.commit("t3")  # of which nobody holds anything
+        await brokers.commit("t3")  # no broker holds anything for t3
     assert told == ["commit dc0", "abort dc1"]
 
 

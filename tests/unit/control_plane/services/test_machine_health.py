@@ -1,4 +1,4 @@
-"""Which machines the control plane takes for dead, while things go wrong that are not theirs."""
+"""Which machines the control plane considers dead during failures of other components."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ from wire.errors import Conflict
 
 
 def live(region: Region, body, store=None, wall=None, **settings) -> World:
-    """Let a body happen in a world; no rule may be broken, but for copies beyond a cut."""
+    """Run a body in a world; assert that no rule was broken, except copies caused by a cut."""
 
     async def main() -> World:
         world = World(region, store, **settings)
@@ -43,7 +43,7 @@ def of_parts(datacenters: int, msbs: int, machines: int) -> Region:
 
 
 async def pause(seconds: float) -> None:
-    """Let this process stand still."""
+    """Block this process."""
     asyncio.get_running_loop()._virtual.now += seconds
     await asyncio.sleep(0)
 
@@ -73,7 +73,7 @@ async def nothing_moves(w: World, seconds: float) -> None:
 @pytest.mark.behaviour("BUG-CP1")
 @scenario()
 async def test_one_slow_answer_after_a_blip_leaves_no_machine_down(w: World):
-    """A machine whose list takes 8.5 s after a short cut is not down for ever."""
+    """A machine whose list takes 8.5 s after a short cut does not stay down forever."""
     await w.deployed()
     m1 = w.region.machines["m1"]
     m1.behaviour.list_s = 8.5
@@ -89,7 +89,7 @@ async def test_one_slow_answer_after_a_blip_leaves_no_machine_down(w: World):
 @pytest.mark.behaviour("BUG-CP1")
 @scenario()
 async def test_a_machine_that_answers_is_up_even_if_it_was_marked_down(w: World):
-    """Up is where a machine is seen to be, not an event that may be missed."""
+    """Up is a state that is observed, not an event that can be missed."""
     await w.deployed()
     await w.cp.inventory._brokers.carry_out("m1", MarkDown(reason="a verdict that came too late"))
     await w.until(lambda: is_state(w, "m1", MachineState.UP), within_s=15)
@@ -99,7 +99,7 @@ async def test_a_machine_that_answers_is_up_even_if_it_was_marked_down(w: World)
 @pytest.mark.behaviour("F-89")
 @scenario()
 async def test_a_second_host_at_a_machines_address_gets_no_data(w: World):
-    """It has the identity of m1 and took its address; once that is over, m1 is heard."""
+    """A clone has the identity of m1 and took its address. Once it is gone, m1 is accepted."""
     await w.deployed()
     m1 = w.region.machines["m1"]
     boot_id = m1.facts().boot_id
@@ -127,7 +127,7 @@ async def is_state(w: World, machine: str, state: MachineState) -> bool:
 
 @pytest.mark.behaviour("BUG-CP1", "F-49")
 def test_after_blips_of_any_length_every_machine_is_up_and_every_task_runs_once():
-    """Blips of 6 to 14 s, around the limit of 10 s."""
+    """Blips take 6 to 14 s, around the limit of 10 s."""
     live(a_region(), blips, flap_trust_s=1)
 
 
@@ -150,7 +150,7 @@ async def blips(w: World) -> None:
 @pytest.mark.behaviour("BUG-CP3")
 @pytest.mark.parametrize("seconds", [12, 299, 330, 400])
 def test_a_pause_of_the_control_plane_is_no_silence_of_its_machines(seconds: float):
-    """Suspended, stopped (SIGSTOP) or swapped out, for as long as any grace."""
+    """The process is suspended, stopped (SIGSTOP) or swapped out, for as long as any grace."""
 
     async def body(w: World) -> None:
         await w.deployed()
@@ -163,7 +163,7 @@ def test_a_pause_of_the_control_plane_is_no_silence_of_its_machines(seconds: flo
 
 @pytest.mark.behaviour("BUG-CP3")
 def test_a_machine_that_died_before_a_pause_is_down_after_it():
-    """Its silence is counted anew, not forgotten."""
+    """Its silence is counted from the end of the pause, and not forgotten."""
 
     async def body(w: World) -> None:
         await w.deployed()
@@ -180,7 +180,7 @@ def test_a_machine_that_died_before_a_pause_is_down_after_it():
 
 @pytest.mark.behaviour("BUG-CP4", "F-46")
 def test_a_full_disk_ends_neither_the_process_nor_the_patience():
-    """Marks that the store does not take are made once it does."""
+    """Marks that the store refuses are made once it accepts them."""
     store = FaultyStore(MemoryStore())
 
     async def body(w: World) -> None:
@@ -205,7 +205,7 @@ def test_a_full_disk_ends_neither_the_process_nor_the_patience():
 
 @pytest.mark.behaviour("BUG-CP4", "BUG-CP23")
 def test_a_machine_removed_while_its_mark_is_written_ends_nothing():
-    """Nobody waits for it, nothing is kept of it."""
+    """No component waits for the machine, and no data about it remains."""
 
     async def body(w: World) -> None:
         await w.set_up(quota=2)
@@ -229,7 +229,7 @@ def test_a_machine_removed_while_its_mark_is_written_ends_nothing():
 @pytest.mark.behaviour("BUG-CP9", "F-44", "F-63")
 @pytest.mark.parametrize("step_s", [-3600.0, 3600.0, -7200.0, 7200.0])
 def test_a_step_of_the_wall_clock_changes_no_verdict(step_s: float):
-    """The dead is down after 10 s, and who has just joined is not."""
+    """The dead machine is down after 10 s; the machine that has just joined is not."""
     off = [0.0]
 
     async def body(w: World) -> None:
@@ -262,7 +262,7 @@ def cut(w: World, prefix: str, *, reachable: bool = False) -> None:
 
 @pytest.mark.behaviour("AG11", "AV4", "BUG-CP16", "F-49")
 def test_a_data_center_that_is_cut_off_is_not_taken_for_dead():
-    """A fifth of a region; nothing moves, all is listed, and why."""
+    """A fifth of a region is cut off. No task moves, all stay listed, and the reason is shown."""
 
     async def body(w: World) -> None:
         await w.deployed(quota=10)
@@ -284,7 +284,7 @@ def test_a_data_center_that_is_cut_off_is_not_taken_for_dead():
 
 @pytest.mark.behaviour("F-49")
 def test_a_data_center_that_stays_silent_is_given_up_in_the_end():
-    """After its delay, by itself."""
+    """After its delay the data center is declared down automatically."""
 
     async def body(w: World) -> None:
         await w.set_up(quota=10)
@@ -299,7 +299,7 @@ def test_a_data_center_that_stays_silent_is_given_up_in_the_end():
 
 @pytest.mark.behaviour("BUG-CP16", "BUG-CP23")
 def test_an_operator_can_end_the_wait_for_silent_machines():
-    """Confirmed for a scope; what returns is up, and held back anew later."""
+    """The confirmation has a scope. Machines that return are up, and later held back again."""
 
     async def body(w: World) -> None:
         await w.deployed(quota=10)
@@ -333,7 +333,7 @@ async def is_empty(found) -> bool:
 
 @pytest.mark.behaviour("BUG-CP16")
 def test_an_msb_without_power_is_recovered_without_an_operator():
-    """Its delay is short, and it is not taken for a cut of its data center."""
+    """Its delay is short, and the loss is not mistaken for a cut of its data center."""
 
     async def body(w: World) -> None:
         await w.deployed(quota=8)
@@ -352,7 +352,7 @@ def test_an_msb_without_power_is_recovered_without_an_operator():
 
 @pytest.mark.behaviour("F-51")
 def test_most_of_the_region_silent_at_once_is_a_cut_of_our_own():
-    """60 % of all hosts; the brake names the control plane."""
+    """With 60 % of all hosts silent, the brake names the control plane."""
 
     async def body(w: World) -> None:
         await w.deployed(quota=5)
@@ -367,7 +367,7 @@ def test_most_of_the_region_silent_at_once_is_a_cut_of_our_own():
 @pytest.mark.behaviour("BUG-CP21", "F-53")
 @scenario()
 async def test_a_host_that_lives_is_not_down_because_its_agent_is_slow(w: World):
-    """23 s without an answer, connections are taken; others are served at once."""
+    """23 s pass without an answer, but connections succeed. Other hosts are served at once."""
     await w.deployed()
     m1 = w.region.machines["m1"]
     m1.behaviour.answer_s = 23
@@ -382,7 +382,7 @@ async def test_a_host_that_lives_is_not_down_because_its_agent_is_slow(w: World)
 @pytest.mark.behaviour("HC1")
 @scenario()
 async def test_a_host_that_announced_its_shutdown_is_down_once_silent(w: World):
-    """Connections that it refuses then are no sign that its tasks run."""
+    """After the announcement, refused connections are no sign that its tasks run."""
     await w.deployed()
     m1 = w.region.machines["m1"]
     m1.leaving = True
@@ -407,7 +407,7 @@ async def test_a_host_that_announced_its_shutdown_is_down_once_silent(w: World):
 
 @pytest.mark.behaviour("F-52")
 def test_a_host_that_comes_and_goes_each_second_moves_its_tasks_at_most_once():
-    """It is asked out of step, so it is hardly ever silent for long enough."""
+    """Polls are out of step with the outages, so the host is rarely silent for long enough."""
     live(a_region(), coming_and_going)
 
 
@@ -424,7 +424,7 @@ async def coming_and_going(w: World) -> None:
 
 @pytest.mark.behaviour("F-52")
 def test_a_host_that_fails_again_and_again_is_trusted_less_each_time():
-    """Half a minute up, half a minute down: one move for each back-off."""
+    """The host is up for half a minute and down for half a minute. Tasks move once per back-off."""
     live(a_region(), flapping)
 
 
@@ -437,7 +437,7 @@ async def flapping(w: World) -> None:
         state = (await states(w))["m1"]
         fell += was is MachineState.UP and state is MachineState.DOWN
         was = state
-        if second % 60 == 55:  # what moved away is gone there before it is trusted
+        if second % 60 == 55:  # tasks that moved away are removed there before the host is trusted
             assert all(len(w.region.copies(f"web-{i}")) == 1 for i in range(6))
     assert fell <= 4
     w.region.machines["m1"].reachable = True
@@ -449,7 +449,7 @@ async def flapping(w: World) -> None:
 
 @pytest.mark.behaviour("F-52")
 def test_a_restart_of_the_control_plane_forgives_no_host_that_fails_again_and_again():
-    """What it did is in its record, and what is trusted follows from that."""
+    """The host's failures are in its record, and determine how far it is trusted."""
     store = MemoryStore(strict=True)
     region = a_region()
 
@@ -484,7 +484,7 @@ def test_a_restart_of_the_control_plane_forgives_no_host_that_fails_again_and_ag
 @pytest.mark.behaviour("BUG-CP21")
 @scenario()
 async def test_answers_to_commands_are_signs_of_life_too(w: World):
-    """Whoever carries out commands is not silent."""
+    """A host that carries out commands is not silent."""
     await w.deployed()
     observations = w.cp._observations
     w.region.machines["m1"].reachable = False
@@ -498,7 +498,7 @@ async def test_answers_to_commands_are_signs_of_life_too(w: World):
 @pytest.mark.behaviour("BUG-AG4")
 @scenario()
 async def test_pages_that_a_profile_took_are_known_before_it_counts_as_in_force(w: World):
-    """Capacity follows a switch of profiles, not the next time everything is listed."""
+    """Capacity is updated at the switch of profiles, not at the next full list."""
     await w.deployed()
     machine = w.region.machines["m1"]
     machine.hugepages_bytes = 1 << 28

@@ -1,4 +1,4 @@
-"""What operators ask about machines, as the front end passes it on."""
+"""Machine queries of operators, as the front end passes them on."""
 
 import asyncio
 
@@ -136,7 +136,7 @@ async def test_an_import_adds_updates_and_leaves_alone() -> None:
         before = (await store.list_prefix("")).revision
         await world.service.import_inventory(a_list(*names), "csv")
         rows, staged = -(-2500 // PART), -(-2500 // PART // 8)
-        cleared = 1 + 1  # the rows in one part here, and the decision
+        cleared = 1 + 1  # the rows, in one part here, and the decision
         assert (await store.list_prefix("")).revision == before + staged + 1 + rows + cleared
         again = await world.service.import_inventory(a_list(*names), "csv")
         assert (again.added, again.updated, again.unchanged) == (0, 0, 2500)
@@ -170,7 +170,7 @@ async def test_joining_completes_an_imported_machine() -> None:
         record = world.brokers.table.get("m1")
         assert (record.state, record.facts) == (MachineState.DOWN, None)
         world.now = 2000.0
-        record = await world.brokers.join(a_join("m1", "dc1"))  # the inventory knows better
+        record = await world.brokers.join(a_join("m1", "dc1"))  # the inventory takes precedence
         assert (record.state, record.joined_at) == (MachineState.UP, 2000.0)
         assert (record.location.datacenter, record.machine_type) == ("dc2", "web")
         assert record.facts is not None
@@ -205,7 +205,7 @@ async def test_machines_are_drained_lent_revoked_and_removed() -> None:
         assert revoked.machines[0].loan is not None
         assert revoked.machines[0].loan.return_by == 1030.0
         with pytest.raises(Conflict, match="is not being decommissioned"):
-            await world.service.remove("m0")  # not before its time
+            await world.service.remove("m0")  # not before its time is over
         world.now = 1060.0
         world.tasks["m0"] = ["web-1"]
         with pytest.raises(Conflict, match="it still runs web-1"):

@@ -1,4 +1,4 @@
-"""The deadline of planned maintenance wins over budgets and want of room."""
+"""The deadline of planned maintenance takes precedence over budgets and lack of room."""
 
 import asyncio
 
@@ -42,7 +42,7 @@ async def test_tasks_without_another_place_leave_at_the_deadline_and_not_before(
 @pytest.mark.behaviour("RB11", "CP3")
 @scenario()
 async def test_a_full_quota_keeps_no_task_on_a_machine_that_must_go(w: World):
-    # RB11 CP3: what tasks must leave does not count, and goes back as soon as it is empty
+    # machines that tasks must leave do not count, and return as soon as they are empty
     await w.set_up(quota=2)
     await w.until(w.all_answer)
     await w.cp.apply_job(a_job(2, limits=LARGE))
@@ -61,7 +61,7 @@ async def test_a_full_quota_keeps_no_task_on_a_machine_that_must_go(w: World):
 
 @pytest.mark.behaviour("BUG-CP9", "F-44")
 def test_a_step_of_the_clock_ends_no_notice_not_even_over_a_restart():
-    """All tasks went at once, hours before the deadline."""
+    """All tasks were stopped at once, hours before the deadline."""
 
     async def main() -> None:
         stepped_s = 0.0

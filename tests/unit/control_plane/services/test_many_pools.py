@@ -18,7 +18,7 @@ FEW = Limits(memory_max_bytes=64 << 20)
 
 
 def a_wide_region() -> Region:
-    """Return machines in six MSBs of three data centers, as many as all pools may have."""
+    """Return machines in six MSBs of three data centers, as many as the quotas of all pools."""
     region = Region()
     for number in range(MSBS * PER_MSB):
         msb = number % MSBS
@@ -27,7 +27,7 @@ def a_wide_region() -> Region:
 
 
 async def employ(w: World) -> None:
-    """Grant all pools, and apply all services at once: one to three tasks each."""
+    """Grant all pools, and apply all services at once, with one to three tasks each."""
     for machine in w.region.machines.values():
         await w.cp.joined(machine.join())
     for pool in range(POOLS):
@@ -47,7 +47,7 @@ async def all_stable(w: World) -> bool:
 
 
 async def strangers(w: World) -> list[str]:
-    """Return tasks that run on a machine of another pool than their service's."""
+    """Return tasks that run on a machine of a pool other than their service's."""
     views = (await w.cp.list_machines()).machines
     pools = {view.record.machine: view.record.entitlement for view in views}
     return [
@@ -60,7 +60,7 @@ async def strangers(w: World) -> list[str]:
 
 @pytest.mark.behaviour("EX11")
 def test_hundreds_of_services_in_tens_of_private_pools_outlive_an_msb() -> None:
-    """None runs beside a stranger, shards have equal parts, and others notice nothing."""
+    """Tasks stay in their pools, shards have equal parts, and other services are not affected."""
 
     async def main() -> None:
         w = World(a_wide_region(), shards=SHARDS)

@@ -1,4 +1,4 @@
-"""Jobs that keep apart from each other, or go where others are."""
+"""Jobs that are placed apart from or together with other jobs."""
 
 import asyncio
 from collections import defaultdict
@@ -29,7 +29,7 @@ PACK = [Preference(property=Property.MACHINE, strategy=Strategy.PACK)]
 
 
 def machines(msbs: int, each: int, **fields: Any) -> list[MachineRecord]:
-    """Machines with room for four tasks each."""
+    """Return machines with room for four tasks each."""
     hardware = Hardware(**({"cpus": 4, "rru": 4.0, "memory_bytes": 10 * GIB} | fields))
     return [
         MachineRecord(
@@ -71,7 +71,7 @@ def msbs(made: Allocation) -> set[str]:
 async def test_jobs_keep_apart_whichever_names_the_other_or_comes_first(first_says_it: bool):
     said: dict[str, Any] = {"apart_from": near("b" if first_says_it else "a")}
     async with allocator_of(machines(2, 2), FRONT) as allocator:
-        if not first_says_it:  # what is asked for later is known before, as job files are
+        if not first_says_it:  # later requests are known in advance, as job files are
             allocator._neighbours.note("b", Near.of(a_job(1, "b", **said)))
         one = await allocator.place(a_job(3, "a", **(said if first_says_it else {})))
         other = await allocator.place(a_job(9, "b", **({} if first_says_it else said)))
@@ -102,7 +102,7 @@ async def test_a_job_goes_where_the_other_is_and_waits_until_it_is_there():
         late = await allocator.place(spec)
         assert late.unplaced == ()
         assert msbs(late) == msbs(one)
-        again = await allocator.place(a_job(1, "a"))  # it is where it was: nobody is woken
+        again = await allocator.place(a_job(1, "a"))  # the task stays, so no job is woken
         assert hosts(again) == hosts(one)
         assert allocator.waiting.take_due() == []
 
@@ -141,7 +141,7 @@ async def test_job_files_say_it_and_restart_nothing(w: World):
     await w.cp.apply_job(job("a", 1, limits=SMALL))
     await w.cp.apply_job(job("b", 1, limits=SMALL, apart_from=near("a")))
     await asyncio.sleep(60)
-    await w.cp.apply_job(job("a", 4, limits=SMALL))  # does not say it, and keeps to it
+    await w.cp.apply_job(job("a", 4, limits=SMALL))  # follows the rule of b
     await asyncio.sleep(60)
     assert len(hosts_of(w, "a")) == 4
     assert not set(hosts_of(w, "a").values()) & set(hosts_of(w, "b").values())
@@ -172,7 +172,7 @@ async def test_what_cannot_be_meant_is_refused_all_at_once(w: World):
 
 @pytest.mark.behaviour("BUG-AL29")
 async def test_a_plan_does_not_change_the_recorded_neighbours():
-    """The job was known from then on as its plan had it."""
+    """The allocator recorded the neighbours of a mere plan."""
     async with allocator_of(machines(1, 1, **BIG), FRONT) as allocator:
         await allocator.place(a_job(1, "a", apart_from=near("b")))
         found = await allocator.plan(a_job(2, "a"))
@@ -198,7 +198,7 @@ async def test_recorded_neighbours_survive_a_restart_of_a_program():
         await stocked(store, machines(1, 1, **BIG), FRONT)
         async with allocator_over(store) as allocator:
             await allocator.place(a_job(1, "a"))
-            await allocator.place(a_job(1, "a", apart_from=near("b")))  # says it later
+            await allocator.place(a_job(1, "a", apart_from=near("b")))  # states the rule later
         async with allocator_over(store) as allocator:
             assert (await allocator.place(a_job(1, "b"))).unplaced == (0,)
             await allocator.place(a_job(1, "a"))

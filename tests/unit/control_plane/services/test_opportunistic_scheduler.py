@@ -1,4 +1,4 @@
-"""Best-effort work runs on loans, in turns by share, and again after a revocation."""
+"""Best-effort work runs on loans, in turns by share, and restarts after a revocation."""
 
 import asyncio
 from pathlib import Path
@@ -25,13 +25,13 @@ from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, Unprocessab
 pytestmark = pytest.mark.behaviour("EL8", "AP10")
 
 INDEX = Path(__file__).parents[4] / "vm_lab/elastic/index.toml"
-"""Of `make demo-elastic`."""
+"""The index file of `make demo-elastic`."""
 APPLY = ElasticSettings(mode=ElasticMode.APPLY, every_s=30, free_idle_s=60)
 WHOLE = Limits(memory_max_bytes=800 << 20)
 
 
 class FrontEnd:
-    """The front end's answers without HTTP."""
+    """The answers of the front end, without HTTP."""
 
     def __init__(self, world: World) -> None:
         cp = world.cp
@@ -80,7 +80,7 @@ def states(optimus: Optimus) -> dict[str, QueuedState]:
 
 
 def ends(world: World, task: str, result: str = "success") -> None:
-    """Let a task end by itself on whatever machine it is."""
+    """End a task without a command, on any machine."""
     for machine in world.region.machines.values():
         if task in machine.tasks:
             machine.report(
@@ -105,7 +105,7 @@ async def test_work_runs_on_loans_and_is_done_when_its_tasks_end(world: World) -
         ends(world, "index-0")
         ends(world, "index-1")
         await until(world, optimus, lambda: states(optimus)["index"] is QueuedState.DONE)
-        await world.until(lambda: not world.cp.elastic.report().loans, 600)  # nothing is kept
+        await world.until(lambda: not world.cp.elastic.report().loans, 600)  # no loan remains
 
 
 async def is_running(world: World, name: str, tasks: int) -> bool:
@@ -114,7 +114,7 @@ async def is_running(world: World, name: str, tasks: int) -> bool:
 
 @scenario(elastic=APPLY)
 async def test_an_owner_comes_first_and_the_work_runs_again_afterwards(world: World) -> None:
-    """The guaranteed job has its machines within the promise; the work was no failure."""
+    """The guaranteed job gets its machines within the promise. The work has not failed."""
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
@@ -209,7 +209,7 @@ async def test_a_job_that_is_made_while_work_of_its_name_starts_is_left_alone(wo
 @pytest.mark.behaviour("BUG-UX96")
 @scenario(elastic=APPLY)
 async def test_a_job_that_took_the_name_of_running_work_is_left_alone(world: World) -> None:
-    """To cancel the work stopped the job of another entitlement."""
+    """Canceling the work stopped the job of another entitlement."""
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
@@ -261,14 +261,14 @@ async def cancelled_during(world: World, call: str) -> None:
 @pytest.mark.behaviour("BUG-CP74")
 @scenario(elastic=APPLY)
 async def test_work_that_is_cancelled_during_a_round_does_not_come_back(world: World) -> None:
-    """The round wrote it again as running."""
+    """The round wrote the work again as running."""
     await cancelled_during(world, "get_job")
 
 
 @pytest.mark.behaviour("BUG-CP74")
 @scenario(elastic=APPLY)
 async def test_work_that_is_cancelled_while_it_starts_leaves_no_job(world: World) -> None:
-    """Its job ran on without a record, so it was never stopped."""
+    """Its job kept running without a record, so it was never stopped."""
     await cancelled_during(world, "apply_job")
 
 
@@ -282,7 +282,7 @@ async def is_gone(world: World, name: str) -> bool:
 @pytest.mark.behaviour("BUG-CP74")
 @scenario(elastic=APPLY)
 async def test_two_users_that_claim_a_name_at_once_do_not_share_it(world: World) -> None:
-    """The second replaced the work of the first, and both were told that it waits."""
+    """The second request replaced the work of the first. Both users were informed of a wait."""
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
         found = await asyncio.gather(
@@ -296,7 +296,7 @@ async def test_two_users_that_claim_a_name_at_once_do_not_share_it(world: World)
 @pytest.mark.behaviour("BUG-CP75")
 @scenario(elastic=APPLY)
 async def test_work_that_may_not_run_delays_no_other_work(world: World) -> None:
-    """The error of the first ended each round, and no work behind it was started."""
+    """The error of the first work ended each round, and no later work was started."""
     await lent_region(world)
     async with MemoryStore() as store:
         front = FrontEnd(world)
@@ -321,7 +321,7 @@ async def test_work_that_may_not_run_delays_no_other_work(world: World) -> None:
 
 @pytest.mark.behaviour("BUG-CP87")
 def test_a_long_queue_is_sorted_once_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was sorted for each piece that was chosen, which took seconds."""
+    """The queue was sorted for each chosen piece of work, which took seconds."""
     sorted_ = []
 
     def counted(*given):
@@ -391,7 +391,7 @@ def typed(socket: str, *words: str) -> Result:
 
 @pytest.mark.behaviour("EL8")
 async def test_a_job_file_is_handed_in_as_it_is_written(tmp_path: Path) -> None:
-    """Through the socket; times and sizes with units, as `job apply` takes them."""
+    """The file is sent through the socket; times and sizes have units, as in `job apply`."""
     config = OptimusConfig(
         entitlement="batch",
         endpoint=f"unix:{tmp_path}/nobody",

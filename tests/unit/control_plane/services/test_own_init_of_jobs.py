@@ -1,4 +1,4 @@
-"""A job with an init of its own: what its file may say, and that its entitlement allows it."""
+"""Jobs with their own init: what a job file may state, and that the entitlement must allow it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def a_machine() -> JobSpec:
 
 
 async def told(w: World, name: str, capabilities: list[str]) -> None:
-    """Have a host tell that it can do something else than before."""
+    """Make a host report other capabilities than before."""
     machine = w.region.machines[name]
     machine.capabilities = capabilities
-    machine.say("profile", "web")  # whereupon it is asked for its facts
+    machine.say("profile", "web")  # the control plane then reads its facts
 
     async def is_known() -> bool:
         facts = (await w.cp.get_machine(name)).record.facts
@@ -86,7 +86,7 @@ def test_an_entitlement_allows_only_what_has_to_be_allowed(name: str, why: str) 
 
 @pytest.mark.behaviour("F-83")
 def test_a_job_has_it_only_where_its_entitlement_allows_it() -> None:
-    """And what runs stays when that is taken back; the next version needs it again."""
+    """Running tasks stay when the permission is withdrawn; the next version needs it again."""
 
     async def main() -> None:
         w = World(a_region())
@@ -121,7 +121,7 @@ def test_a_job_has_it_only_where_its_entitlement_allows_it() -> None:
 
 @pytest.mark.behaviour("AL4", "AL6")
 def test_its_tasks_go_only_to_hosts_that_say_they_can_start_them() -> None:
-    """A plan says why nothing fits; once a host can, what waited for one is placed."""
+    """A plan reports why no host fits. Once a host can start them, waiting tasks are placed."""
 
     async def main() -> None:
         w = World(a_region())
@@ -150,7 +150,7 @@ def test_its_tasks_go_only_to_hosts_that_say_they_can_start_them() -> None:
 
 @pytest.mark.behaviour("AL4", "F-83")
 def test_nested_containers_can_be_allowed_alone_and_need_a_host_that_supports_them() -> None:
-    """A host with an agent from before has no machines that could have any."""
+    """A host with an older agent cannot run them."""
 
     async def main() -> None:
         w = World(a_region())

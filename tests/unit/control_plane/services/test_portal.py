@@ -1,4 +1,4 @@
-"""The capacity portal: what is granted at once, what waits, what is refused, what survives."""
+"""The capacity portal: requests that are granted at once, wait, are refused, or survive."""
 
 import asyncio
 from collections import Counter
@@ -254,7 +254,7 @@ async def test_more_waits_for_approval_and_less_does_not(p: Portal):
 @pytest.mark.behaviour("F-83")
 @scenario()
 async def test_more_relaxations_are_never_granted_by_the_rules(p: Portal):
-    """Whoever owns it may have anything else at once, and may give these back."""
+    """The owner may change anything else at once, and may give relaxations up."""
     given = [Relaxation.OWN_INIT]
     new = await p.request("front", wish(machines=2, relaxations=given), ANN, NOTHING)
     assert new.why_pending == "approval is required for the relaxations own-init of its jobs"
@@ -273,7 +273,7 @@ async def test_more_relaxations_are_never_granted_by_the_rules(p: Portal):
 @pytest.mark.behaviour("BUG-HT26")
 @scenario()
 async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p: Portal):
-    """The rule is portal.owners_raise; what is given back needs nobody."""
+    """The rule is portal.owners_raise. Returning capacity needs no approval."""
     made = await p.request("front", wish(machines=2, image_keys=KEYS[:1]), ANN, NOTHING)
     assert made.state is RequestState.APPROVED
     for changes, why in (
@@ -298,7 +298,7 @@ async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p:
 @pytest.mark.behaviour("BUG-HT26")
 @scenario(owners_raise=["priority"], approvers=["bob"])
 async def test_what_owners_may_raise_is_set_by_the_operators(p: Portal):
-    """Another rule; approvers raise everything at once."""
+    """Under another rule, approvers still raise everything at once."""
     asked = await p.request("front", wish(machines=2), ANN, NOTHING)
     assert asked.why_pending == "approval is required for more capacity"
     assert (await p.request("front", wish(machines=2), BOB, NOTHING)).state == "approved"
@@ -401,7 +401,7 @@ def test_the_index_of_supply_agrees_with_a_count_of_all_machines():
 
 @pytest.mark.behaviour("CP8")
 def test_a_large_portal_does_its_sums_in_a_thread():
-    """On a real loop: the sums of many entitlements are done in a thread."""
+    """On a real loop, the sums of many entitlements are computed in a thread."""
 
     async def main() -> None:
         async with MemoryStore() as store:

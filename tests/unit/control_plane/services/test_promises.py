@@ -1,4 +1,4 @@
-"""What is promised to others, kept up to date as machines and quotas change."""
+"""Promises to other entitlements, updated as machines and quotas change."""
 
 import asyncio
 from collections import Counter
@@ -24,7 +24,7 @@ NOBODY = Counter[MachineClass]()
 
 
 class HastyRuntime(Runtime):
-    """Gives others a turn at every chance."""
+    """Yields to other coroutines at every opportunity."""
 
     async def checkpoint(self) -> None:
         await asyncio.sleep(0)
@@ -91,16 +91,16 @@ async def test_the_sums_of_many_pools_do_not_block_the_loop(monkeypatch):
     gain, limits = index.gain, keeper.limits("any")
     assert limits is not None
     assert limits
-    assert limits.get(P, 1) == 0  # until something is known nobody grows
+    assert limits.get(P, 1) == 0  # until the sums are known no entitlement grows
     await until_known(keeper)
     assert keeper.limits("any") == {P: 1, R: 1}
-    assert index.gain > gain  # those who wait are tried again
+    assert index.gain > gain  # waiting jobs are tried again
     runs.cancel()
 
 
 @pytest.mark.behaviour("BUG-CP6")
 async def test_what_is_taken_between_two_sums_is_subtracted(monkeypatch):
-    """In a region of many pools the limits were those of up to five seconds ago."""
+    """In a region of many pools, the limits were up to five seconds old."""
     monkeypatch.setattr(promises, "MANY", 2)
     index = a_region()
     keeper = a_keeper(index, {"any": ANY, "only": ONLY})
@@ -109,14 +109,14 @@ async def test_what_is_taken_between_two_sums_is_subtracted(monkeypatch):
     runs.cancel()
     assert keeper.limits("any") == {P: 1, R: 1}
     give(index, "m2", "any")
-    assert keeper.limits("any") == {P: 1, R: 0}  # m3 is all that is left for the other
+    assert keeper.limits("any") == {P: 1, R: 0}  # only m3 is left for the other entitlement
     assert keeper.limits("only") == {P: 0, R: 1}
     give(index, "m2", FREE)
     assert keeper.limits("any") == {P: 1, R: 1}
 
 
 async def test_machines_of_a_whole_region_are_counted_in_parts(monkeypatch):
-    """One step of a million machines kept the loop from all others for 0.8 s of computing."""
+    """A step over a million machines blocked the loop for 0.8 s of computing."""
     monkeypatch.setattr(promises, "_BUCKETS", 2)
     index, parts = a_region(), []
     for number in range(7):
@@ -143,7 +143,7 @@ async def test_machines_that_come_while_a_region_is_counted_count_too(monkeypatc
 
 @pytest.mark.behaviour("BUG-CP2")
 async def test_machines_change_hands_at_every_step_of_the_sums(monkeypatch):
-    """Sums in a thread ended the process when the loop changed what they iterated."""
+    """Sums in a thread crashed the process when the loop changed the collections under them."""
     monkeypatch.setattr(promises, "MANY", 2)
     index = RegionIndex()
     add(index, [f"plain{i}" for i in range(40)], pool=FREE, machine_type="plain")
@@ -176,7 +176,7 @@ def kept_without(keeper: PromiseKeeper, index: RegionIndex, pool: str, names: st
 
 @pytest.mark.behaviour("CP7", "SH14")
 async def test_what_two_processes_took_in_one_moment_is_judged_by_the_later_one():
-    """Each saw one rare machine to spare; `m2` is this process's, `m3` the other's."""
+    """Each process saw one rare machine to spare. This process took `m2`; the other took `m3`."""
     index = a_region()
     add(index, "m4", pool=FREE, machine_type="plain")
     keeper = a_keeper(index, {"any": ANY, "other": Quota(machines=1), "only": ONLY})
@@ -185,14 +185,14 @@ async def test_what_two_processes_took_in_one_moment_is_judged_by_the_later_one(
     assert kept_without(keeper, index, "any", "m2")
     give(index, "m3", "other")
     assert not kept_without(keeper, index, "any", "m2")
-    keeper.limits("any")  # sums that know of both say no more than that it is broken
+    keeper.limits("any")  # sums that include both only show that the promise is broken
     assert not kept_without(keeper, index, "any", "m2")
     assert kept_without(keeper, index, "only", "")
 
 
 @pytest.mark.behaviour("CP7")
 async def test_a_promise_that_was_broken_before_refuses_no_machine_that_it_is_not_about():
-    """A machine of a kind that has broken down since is missing whoever takes another."""
+    """The promise lacks a rare machine. Taking a plain machine does not affect it."""
     index = a_region()
     quotas = {"any": Quota(machines=1), "only": Quota(per_type={"rare": 3})}
     keeper = a_keeper(index, quotas)
@@ -205,7 +205,7 @@ async def test_a_promise_that_was_broken_before_refuses_no_machine_that_it_is_no
 
 @pytest.mark.behaviour("CP7")
 async def test_where_all_quotas_are_of_one_kind_all_that_was_taken_stays():
-    """Nothing is counted then."""
+    """In that case nothing is counted."""
     index = a_region()
     keeper = a_keeper(index, {"a": ANY, "b": Quota(machines=9)})
     give(index, "m1", "a", "plain")

@@ -1,4 +1,4 @@
-"""What `twinectl status` says is not well, from what the processes say."""
+"""The problems that `twinectl status` reports from the states of the processes."""
 
 from __future__ import annotations
 

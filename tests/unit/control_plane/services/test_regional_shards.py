@@ -1,4 +1,4 @@
-"""A region-wide control plane of two regions, with a shard for each and a global one."""
+"""A region-wide control plane of two regions, with a shard for each region and a global shard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.behaviour("SH13")
 
 BOTH = {"1": "west", "2": "east"}
 ALONE = Limits(memory_max_bytes=600 << 20)
-"""Of a task that has no room for another one on its machine."""
+"""Memory of a task that leaves no room for another task on its machine."""
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ async def deploy(w: World, name: str, region: str | None, tasks: int = 2) -> Non
 
 
 async def stop(w: World, name: str) -> None:
-    """Stop the job of an entitlement, and wait until it has given its machines back."""
+    """Stop the job of an entitlement, and wait until it has returned its machines."""
     await w.cp.stop_job(f"job-{name}")
     await w.until(lambda: w.cp._jobs.find(f"job-{name}") is None)
     await w.until(lambda: not held(w, name), within_s=600)
@@ -74,7 +74,7 @@ def starts(w: World) -> dict[str, list[str]]:
 
 @pytest.mark.behaviour("SH13")
 def test_an_entitlement_goes_to_the_shard_of_its_region_and_its_tasks_stay_there() -> None:
-    """Whatever has less to do, and what is not pinned goes to the global shard."""
+    """The load of shards does not matter. Entitlements without a pin go to the global shard."""
 
     async def main() -> None:
         async with two_regions() as w:
@@ -115,7 +115,7 @@ def test_without_a_ready_shard_of_its_region_a_global_one_gets_it(
 
 @pytest.mark.behaviour("SH13")
 def test_a_move_out_of_scope_is_refused_and_one_within_restarts_nothing() -> None:
-    """Also as a plan, and nothing is changed."""
+    """A planned move out of scope is refused too, and changes nothing."""
 
     async def main() -> None:
         async with two_regions() as w:
@@ -138,7 +138,7 @@ def test_a_move_out_of_scope_is_refused_and_one_within_restarts_nothing() -> Non
 
 @pytest.mark.behaviour("SH13")
 def test_the_region_of_an_entitlement_changes_in_a_global_shard_only() -> None:
-    """A shard of the new region gets it once it has left the machines of the old one."""
+    """A shard of the new region gets the entitlement once it has left the old machines."""
 
     async def main() -> None:
         async with two_regions() as w:
@@ -164,13 +164,13 @@ def test_the_region_of_an_entitlement_changes_in_a_global_shard_only() -> None:
 def test_a_move_that_an_unpinning_overtakes_is_refused_at_its_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And the entitlement stays where it was, with its tasks."""
+    """The entitlement stays where it was, with its tasks."""
 
     async def main() -> None:
         async with two_regions() as w:
             await deploy(w, "pay", "west")
             await w.cp.shards.move("pay", 0)
-            await asyncio.sleep(5.0)  # its new shard has asked what it asks at first
+            await asyncio.sleep(5.0)  # its new shard has made its first asks
             asking = w.cp.shards.all[0].scheduler.asking
             asking.add("job-pay")
             moving = asyncio.create_task(w.cp.shards.move("pay", 1))
@@ -188,7 +188,7 @@ def test_a_move_that_an_unpinning_overtakes_is_refused_at_its_write(
 
 @pytest.mark.behaviour("SH13")
 def test_a_name_that_is_used_again_is_still_in_its_old_shard() -> None:
-    """Hosts remember the owner of a deleted entitlement, so the map keeps it."""
+    """Hosts remember the owner of a deleted entitlement, so the map keeps the owner."""
 
     async def main() -> None:
         async with two_regions() as w:
@@ -207,7 +207,7 @@ def test_a_name_that_is_used_again_is_still_in_its_old_shard() -> None:
 
 @pytest.mark.behaviour("SH13")
 def test_a_start_with_regions_that_contradict_the_map_is_refused() -> None:
-    """Other regions, or none, start; an old store is one without a region anywhere."""
+    """Matching regions or no regions are accepted. An old store has no region anywhere."""
 
     async def main() -> None:
         store = MemoryStore(strict=True)
@@ -231,7 +231,7 @@ def test_a_start_with_regions_that_contradict_the_map_is_refused() -> None:
 
 @pytest.mark.behaviour("SH13")
 def test_machines_of_a_region_are_promised_to_what_is_pinned_to_it() -> None:
-    """A global entitlement leaves them, and a pin to an unknown region is refused."""
+    """A global entitlement leaves these machines, and a pin to an unknown region is refused."""
 
     async def main() -> None:
         async with two_regions() as w:

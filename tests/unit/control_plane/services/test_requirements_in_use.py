@@ -37,7 +37,7 @@ async def test_a_job_waits_for_a_label_and_stays_when_it_goes(w: World):
     await w.cp.inventory.label(Relabel(machines=["m2"], remove=["disk"]))
     await w.cp.inventory.label(Relabel(machines=["m1"], set={"disk": "ssd"}))
     await asyncio.sleep(60)
-    assert list(hosts(w, "a").values()) == ["m2"]  # it runs, and stays
+    assert list(hosts(w, "a").values()) == ["m2"]  # the task runs, and stays
     await w.cp.apply_job(job("a", 2, limits=SMALL, requires=fast))
     await asyncio.sleep(60)
     assert sorted(hosts(w, "a").values()) == ["m1", "m2"]
@@ -81,7 +81,7 @@ async def test_what_no_machine_of_the_region_can_meet_is_refused(w: World):
         InvalidInput, match="2 machines: requirement not met: gpus >= 1 and rack = r1"
     ):
         await w.cp.apply_job(job("a", 1, requires=["gpus >= 1 and rack = r1"]))
-    await w.cp.apply_job(job("a", 1, requires=["gpus >= 1 or rack = r1"]))  # a rack may come
+    await w.cp.apply_job(job("a", 1, requires=["gpus >= 1 or rack = r1"]))  # a rack may join
 
 
 def test_claims_are_stored_as_before_where_nothing_new_is_required():

@@ -1,4 +1,4 @@
-"""Two reservations on the machines of one entitlement, each with a share of its own."""
+"""Two reservations on the machines of one entitlement, each with a separate share."""
 
 import asyncio
 
@@ -36,8 +36,8 @@ async def test_no_reservation_gets_at_the_share_of_another(w: World):
         with pytest.raises(QuotaExceeded, match="the other jobs of 'one'"):
             await w.cp.apply_job(more)
         with pytest.raises(QuotaExceeded, match="own quota is 2"):
-            await w.cp.job_planner.plan(more)  # `job plan` says what `apply` would
-    await deployed(w, job("d", 2, "two"), job("e", 1, "base"))  # room for everybody's own
+            await w.cp.job_planner.plan(more)  # `job plan` gives the same answer as `apply`
+    await deployed(w, job("d", 2, "two"), job("e", 1, "base"))  # room for every own share
     assert len(held(w, "base")) == 5
     assert [s.record.name for s in (await w.cp.list_jobs()).jobs] == ["a", "b", "d", "e"]
 
@@ -79,7 +79,7 @@ async def test_a_smaller_share_ends_nothing_and_lost_tasks_come_back(w: World):
     w.region.machines[broken].power_off()
     await w.until(lambda: broken not in hosts(w, "a").values() and len(hosts(w, "a")) == 2)
     await w.stable("a")
-    await deployed(w, job("a", 2, "one", stop_timeout_s=5.0))  # a release is no growth
+    await deployed(w, job("a", 2, "one", stop_timeout_s=5.0))  # a release does not count as growth
     with pytest.raises(QuotaExceeded):
         await w.cp.apply_job(job("b", 2, "one"))
     assert (await w.cp.get_job("b")).phase is JobPhase.STABLE

@@ -1,4 +1,4 @@
-"""What an idle region costs the allocator: next to nothing."""
+"""An idle region causes almost no work of the allocator."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.behaviour("BUG-CP10")
 
 @pytest.mark.behaviour("BUG-CP10")
 def test_unchanged_machines_are_compared_every_ten_minutes_at_most():
-    """All machines were compared every half a minute, 20 µs each."""
+    """All machines were compared every half minute, at 20 µs each."""
 
     async def main() -> None:
         w = World(a_region(6))
@@ -37,7 +37,7 @@ def test_unchanged_machines_are_compared_every_ten_minutes_at_most():
 
 @pytest.mark.behaviour("BUG-CP10")
 def test_a_checkpoint_follows_each_hundred_updated_machines():
-    """A thousand in one go stopped the loop for 100 ms and more."""
+    """A thousand machines at once blocked the loop for 100 ms and more."""
 
     async def main() -> None:
         w = World(a_region(450))

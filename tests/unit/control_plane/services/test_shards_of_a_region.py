@@ -1,4 +1,4 @@
-"""Three shards in one process: who owns what, and how an entitlement moves."""
+"""Three shards in one process: the owners of entitlements, and moves between shards."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def starts(w: World) -> dict[str, list[str]]:
 
 @pytest.mark.behaviour("SH2")
 def test_a_new_entitlement_goes_to_the_shard_with_the_least_to_do() -> None:
-    """And all shards are listed as one region."""
+    """All shards are listed as one region."""
 
     async def main() -> None:
         async with three() as w:
@@ -106,7 +106,7 @@ def test_no_task_restarts_when_its_entitlement_moves() -> None:
 
 @pytest.mark.behaviour("SH4")
 def test_the_owner_of_a_restart_is_the_one_of_the_map() -> None:
-    """What was moved stays moved, and shards that do not run any more are told of."""
+    """Moved entitlements stay moved, and shards that do not run any more are reported."""
 
     async def main() -> None:
         store = MemoryStore(strict=True)
@@ -140,7 +140,7 @@ def test_the_owner_of_a_restart_is_the_one_of_the_map() -> None:
 def test_a_process_that_ends_in_a_move_leaves_one_owner(
     monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
-    """Before the write of the new owner it is the old one, after it the new one."""
+    """Before the write of the new owner, the old shard is the owner; after it, the new shard is."""
 
     class Killed(BaseException):
         pass
@@ -209,7 +209,7 @@ def test_a_job_lives_in_one_shard() -> None:
 def test_a_job_that_is_being_written_into_an_entitlement_keeps_it_in_its_shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The store had the transfer, its answer was under way: the entitlement moved."""
+    """The store had made the transfer. The entitlement moved while the answer was pending."""
 
     async def main() -> None:
         async with three() as w:
@@ -241,7 +241,7 @@ def test_a_job_that_is_being_written_into_an_entitlement_keeps_it_in_its_shard(
 @pytest.mark.behaviour("BUG-CP62")
 @pytest.mark.parametrize("moved", ["e0", "e1"])
 def test_a_copy_that_a_transfer_left_on_a_lost_machine_keeps_both_in_one_shard(moved: str) -> None:
-    """No shard ended the copy once its machine was back."""
+    """No shard stopped the copy once its machine was back."""
 
     async def main() -> None:
         async with three() as w:
@@ -266,12 +266,12 @@ def test_a_copy_that_a_transfer_left_on_a_lost_machine_keeps_both_in_one_shard(m
 @pytest.mark.behaviour("SH3")
 @pytest.mark.parametrize("moved", ["e0", "e1"])
 def test_no_job_passes_from_or_to_an_entitlement_that_is_on_its_way(moved: str) -> None:
-    """Looked at before the lock only, a job ended between two shards, and none went on."""
+    """The check was made before the lock only, so a job ended in no shard."""
 
     async def main() -> None:
         async with three() as w:
             await w.cp.shards.move("e1", 0)
-            await asyncio.sleep(5.0)  # its new shard has asked what it asks at first
+            await asyncio.sleep(5.0)  # its new shard has made its first asks
             asking = w.cp.shards.all[0].scheduler.asking
             asking.add(f"job-{moved}")
             moving = asyncio.create_task(w.cp.shards.move(moved, 2))

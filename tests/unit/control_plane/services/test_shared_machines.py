@@ -21,7 +21,7 @@ def typed(request: JoinRequest, kind: str) -> JoinRequest:
 
 @pytest.mark.behaviour("WH3", "MO1", "MO14", "MO17", "AL20", "RB6")
 def test_two_applications_get_the_hardware_and_the_profile_that_they_chose():
-    # WH3 MO1 MO14 MO17 AL20 RB6: one allocator, one free pool, portal and broker decide
+    # one allocator, one free pool; portal and broker decide
     async def main() -> None:
         region = Region()
         kinds = {}
@@ -57,7 +57,7 @@ def test_two_applications_get_the_hardware_and_the_profile_that_they_chose():
                 "large": "cache",
             }
             record = (await world.cp.get_job("front")).record
-            assert {task.version for task in record.tasks} == {1}  # MO1: all tasks alike
+            assert {task.version for task in record.tasks} == {1}  # all tasks are equal
             assert {task.phase for task in record.tasks} == {TaskPhase.RUNNING}
             assert record.spec.image == IMAGE
         assert region.broken_rules == []

@@ -1,4 +1,4 @@
-"""A store that an earlier version wrote is opened by this one, and every task stays as it is."""
+"""This version opens a store that an earlier version wrote, and every task stays unchanged."""
 
 import asyncio
 import lzma
@@ -43,7 +43,7 @@ class Killed(BaseException):
 
 
 class MortalStore(MemoryStore):
-    """A copy of a store in memory, on which each process may die after some transactions."""
+    """A copy of a store in memory; each process on it may die after some transactions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class MortalStore(MemoryStore):
 
 
 def the_region(version: str) -> Region:
-    """The machines as they were, with agents that go on from what they had."""
+    """Return the machines of that version, with agents that continue from their recorded state."""
     agents = msgspec.json.decode(
         (STORES / version / "agents.json").read_bytes(), type=dict[str, _Agent]
     )
@@ -78,7 +78,7 @@ def the_region(version: str) -> Region:
 
 
 async def entries_of(version: str, folder: Path) -> tuple[int, dict[str, bytes]]:
-    """What today's engine reads in a copy of the store, and the epoch it opened it with."""
+    """Return the epoch of a copy of the store, and the entries that the current engine reads."""
     folder.mkdir()
     packed = (STORES / version / "twine.db.xz").read_bytes()
     (folder / "twine.db").write_bytes(lzma.decompress(packed))
@@ -88,7 +88,7 @@ async def entries_of(version: str, folder: Path) -> tuple[int, dict[str, bytes]]
 
 
 async def as_memory(epoch: int, entries: dict[str, bytes]) -> MortalStore:
-    """The same on virtual time: threads and a clock that jumps do not go together."""
+    """Return the same store on virtual time, because threads cannot follow a clock that jumps."""
     store = MortalStore()
     for _ in range(epoch):
         async with store:
@@ -100,7 +100,7 @@ async def as_memory(epoch: int, entries: dict[str, bytes]) -> MortalStore:
 
 
 def placed(records: dict[str, Any]) -> dict[str, tuple[str, int, int]]:
-    """Task → machine, generation and version, as the earlier version had them."""
+    """Return task → machine, generation and version, as the earlier version recorded them."""
     return {
         f"{job}-{task['index']}": (
             task["placement"]["machine"],
@@ -114,7 +114,7 @@ def placed(records: dict[str, Any]) -> dict[str, tuple[str, int, int]]:
 
 
 def running(region: Region) -> dict[str, tuple[str, int, str]]:
-    """Task → machine, generation and invocation of those that run now."""
+    """Return task → machine, generation and invocation of running tasks."""
     return {
         task: (machine.name, status.generation, status.invocation_id)
         for machine in region.machines.values()
@@ -124,13 +124,13 @@ def running(region: Region) -> dict[str, tuple[str, int, str]]:
 
 
 def versions(region: Region) -> set[str]:
-    """Images of the tasks of `web` that run."""
+    """Return the images of running tasks of `web`."""
     where = ((region.machines[found[0]], task) for task, found in running(region).items())
     return {machine.specs[task].image for machine, task in where if task.startswith("web-")}
 
 
 async def settled(world: World) -> None:
-    """Everything that was under way has come to its end."""
+    """Wait until all operations have ended."""
     region = world.region
     await world.until(lambda: "late-0" in running(region), within_s=600)
     await world.until(lambda: not any(t.startswith("ending") for t in running(region)))
@@ -140,7 +140,7 @@ async def settled(world: World) -> None:
 
 
 def check_tasks(records: dict[str, Any], region: Region, before: dict[str, tuple]) -> None:
-    """No task was lost or moved; only those of the old version of `web` were started again."""
+    """Assert that no task was lost or moved, and that only old tasks of `web` restarted."""
     now, was = running(region), placed(records)
     started = [task for m in region.machines.values() for task in m.starts]
     outdated = {t for t, (_, _, version) in was.items() if t[:4] == "web-" and version == 1}
@@ -156,7 +156,7 @@ def check_tasks(records: dict[str, Any], region: Region, before: dict[str, tuple
 
 
 async def check_the_rest(records: dict[str, Any], world: World) -> None:
-    """Loans and plans are what they were; what was decided is carried out, and nothing else."""
+    """Assert that loans and plans are unchanged, and exactly the decided changes carried out."""
     used = {machine for machine, _, _ in placed(records).values()}
     views = {v.record.machine: v.record for v in (await world.cp.list_machines()).machines}
     for name, was in records["machines"].items():
@@ -175,7 +175,7 @@ async def check_the_rest(records: dict[str, Any], world: World) -> None:
 
 
 async def check_what_comes_back(world: World) -> None:
-    """Lost machines return; stopped jobs come back above the generations that were used."""
+    """Assert that lost machines return, and stopped jobs restart above the used generations."""
     region = world.region
     for name in ("m02", "big"):
         region.machines[name].power_on()
@@ -216,7 +216,7 @@ def test_no_task_is_lost_restarted_or_moved_by_an_upgrade(version: str, tmp_path
 
 
 async def dies(world: World, store: MortalStore) -> None:
-    """Run a process until its store ends it, or there is nothing left to write."""
+    """Run a process until its store ends it, or until nothing is left to write."""
     deaths = store.deaths
     try:
         async with world.running():
@@ -232,7 +232,7 @@ async def dies(world: World, store: MortalStore) -> None:
 def test_an_upgrade_that_is_killed_again_and_again_ends_the_same(
     version: str, tmp_path: Path
 ) -> None:
-    """Each process dies one transaction later than the one before."""
+    """Each process dies one transaction later than the process before."""
     epoch, entries = asyncio.run(entries_of(version, tmp_path / "copy"))
     records = msgspec.json.decode((STORES / version / "records.json").read_bytes())
 

@@ -1,4 +1,4 @@
-"""Who asked for it is told that its machine goes, and that lent capacity is short."""
+"""Hosts that request it are notified that their machine leaves, and that lent capacity is short."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def last(world: World, machine: str) -> HostNotices:
 @pytest.mark.behaviour("EL9")
 @scenario(elastic=APPLY)
 async def test_tasks_on_a_lent_machine_get_their_deadline(world: World) -> None:
-    """The notice has the deadline of the loan, as the advance notice of the controller has."""
+    """The notice has the deadline of the loan, as the controller's advance notice has."""
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(best_effort(life=TOLD))
@@ -52,7 +52,7 @@ async def test_tasks_on_a_lent_machine_get_their_deadline(world: World) -> None:
 @pytest.mark.behaviour("EL9")
 @scenario(elastic=APPLY)
 async def test_a_service_gets_a_notice_when_its_lent_capacity_is_absent(world: World) -> None:
-    """The service runs on machines of its own, and does with less while batch has none."""
+    """The service has machines of its entitlement, and does less while batch has none."""
     await world.set_up(quota=3)
     await borrower(world, borrow=2)
     await world.cp.apply_job(a_job(1, limits=WHOLE, life=TOLD))
@@ -70,7 +70,7 @@ async def test_a_service_gets_a_notice_when_its_lent_capacity_is_absent(world: W
 
 @scenario(elastic=APPLY)
 async def test_hosts_get_notices_once_and_again_after_they_lost_them(world: World) -> None:
-    """A host that rebooted is told anew."""
+    """A host that rebooted is notified again."""
     await world.set_up(quota=3)
     await borrower(world, borrow=2)
     await world.cp.apply_job(a_job(1, limits=WHOLE, life=TOLD))

@@ -1,4 +1,4 @@
-"""What looks at all machines asks often whether others are to have their turn."""
+"""Loops over all machines yield to other coroutines often."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.behaviour("FE1")
 
 LISTED = 10
 MACHINES, MOST = 300, 50 + 2 * LISTED
-"""How many there are, and how many may be looked at between two times that others are let in."""
+"""Number of machines, and the most that may be processed between two yields to other coroutines."""
 LOOKS: dict[str, Callable[[ControlPlane], Awaitable[object]]] = {
     "map": lambda cp: cp.inventory.region_map("state"),
     "load": lambda cp: cp.inventory.region_map("load"),

@@ -1,4 +1,4 @@
-"""Jobs of which tasks find no room: what is tried for them, when, and what others lose by it."""
+"""Jobs whose tasks find no room: when they are tried again, and the cost for other jobs."""
 
 import asyncio
 
@@ -13,14 +13,14 @@ from control_plane.api.settings import Overgrant
 
 
 def reason(w: World, name: str) -> str:
-    """Return why a task of a job has no machine; empty: none was looked for yet."""
+    """Return why a task of a job has no machine; empty if no machine was searched for yet."""
     return "".join(task.reason for task in w.cp._jobs.get(name).tasks)
 
 
 @pytest.mark.behaviour("BUG-AL1")
 @on(region_of("dc1/msb1"))
 async def test_a_job_that_waits_takes_its_new_version_at_once(w: World):
-    """Tasks that waited kept what their first version claims for ever."""
+    """Waiting tasks kept the claims of their first version forever."""
     await entitle(w, "front", 1)
     await deploy(w, job("other", 1))
     await w.cp.apply_job(job("web", 1))
@@ -34,7 +34,7 @@ async def test_a_job_that_waits_takes_its_new_version_at_once(w: World):
 @pytest.mark.behaviour("BUG-AL1")
 @on(region_of("dc1/msb1", "dc1/msb2"), give_back_after_s=1)
 async def test_a_task_whose_machine_was_lost_takes_the_version_that_has_room(w: World):
-    """The same for one that waits because its machine is gone."""
+    """The same holds for a task that waits because its machine is lost."""
     await entitle(w, "front", 2)
     await deploy(w, job("web", 2))
     lost = hosts(w, "web")["web-1"]
@@ -49,7 +49,7 @@ async def test_a_task_whose_machine_was_lost_takes_the_version_that_has_room(w: 
 @pytest.mark.behaviour("BUG-AL2")
 @on(region_of("dc1/msb1", "dc1/msb2"))
 async def test_a_job_that_cannot_use_machines_keeps_no_other_job_from_them(w: World):
-    """A third pool gained room, which is nothing to the gang; it came first for ever."""
+    """A third pool gained room, which does not help the gang. The gang was tried first, forever."""
     w.cp._portal.settings = replace(w.cp._portal.settings, overgrant=Overgrant.ALLOW)
     await entitle(w, "third", 1)
     await entitle(w, "low", 1, priority=100)
@@ -62,7 +62,7 @@ async def test_a_job_that_cannot_use_machines_keeps_no_other_job_from_them(w: Wo
     counts = w.cp._allocator.allocations.counts
     before = counts.hits + counts.misses
     await asyncio.sleep(60)
-    assert counts.hits + counts.misses - before < 60  # it was asked 20 times a second
+    assert counts.hits + counts.misses - before < 60  # it was tried 20 times a second
     await w.cp.apply_job(job("cheap", 1, "low"))
     await w.stable("cheap")
     assert len(held(w, "low")) == 1

@@ -9,7 +9,7 @@ from control_plane.runtime.runtime import SteppedRuntime
 
 T = TypeVar("T")
 EPOCH_S = 1_800_000_000.0
-"""What the wall clock shows when the loop's clock shows 0."""
+"""Wall-clock time when the loop's clock shows 0."""
 
 
 class _Selector(selectors.SelectSelector):
@@ -43,4 +43,4 @@ def clock() -> float:
 
 
 RUNTIME = SteppedRuntime(clock, seed=0)
-"""What actors get in tests."""
+"""Runtime that actors get in tests."""

@@ -1,4 +1,4 @@
-"""A region with its control plane on virtual time, and what tests ask about both."""
+"""A region with its control plane on virtual time, and queries of tests about both."""
 
 import asyncio
 from collections import Counter
@@ -19,7 +19,7 @@ from control_plane.task_control.controllers import CallController, no_controller
 
 
 def a_region(machines: int = 3) -> Region:
-    """The lab's shape: two data centers, three MSBs."""
+    """Return the shape of the lab: two data centers, three MSBs."""
     region = Region()
     msbs = [("dc1", "msb1"), ("dc1", "msb2"), ("dc2", "msb3")]
     for i in range(machines):
@@ -42,7 +42,7 @@ def a_job(tasks: int = 6, **changes) -> JobSpec:
 
 
 class World:
-    """A region, its control plane, and what tests ask about both."""
+    """A region, its control plane, and queries of tests about both."""
 
     def __init__(self, region: Region, store: MemoryStore | None = None, **settings) -> None:
         self.region = region
@@ -113,7 +113,7 @@ async def maybe(value):
 
 
 def scenario(**settings):
-    """Run the body in a fresh world of three machines; no rule may be broken in it."""
+    """Run the body in a new world of three machines, and assert that no rule was broken."""
 
     def decorate(body):
         def test() -> None:
