@@ -1,7 +1,8 @@
-"""A job without a history grows before a fast rise is there: the elastic demo's, no VM needed.
+"""A job without a history grows before a fast rise arrives: the elastic demo without a VM.
 
-The demo's policy, its requests (7 steps of 40 s) and its tasks, which answer two requests in a
-second one after the other; the proxy gives each the same share. A rate is of the last 20 s.
+The policy, the requests (7 steps of 40 s) and the tasks are those of the demo. A task serves two
+requests per second, one after the other, and the proxy gives each task the same share. A rate
+covers the last 20 s.
 """
 
 from __future__ import annotations
