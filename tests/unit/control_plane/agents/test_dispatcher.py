@@ -229,7 +229,7 @@ def test_a_second_copy_is_removed_before_a_large_job_is_stopped():
     urgent_s, small_s, last = run(main())
     assert urgent_s <= 0.2
     assert small_s <= 0.5
-    assert last >= (402 - 20) / 10  # F-54: the limit holds for all commands together
+    assert last >= (402 - 20) / 10  # the limit holds for all commands together
 
 
 def test_a_start_waits_for_no_image_of_another_task():
@@ -369,7 +369,7 @@ def test_the_stop_queue_takes_the_urgent_first_and_entitlements_by_turns(urgent_
     assert len(queue) == 0
 
 
-def test_a_burst_passes_and_the_rest_goes_at_the_rate():  # P5
+def test_a_burst_passes_and_the_rest_goes_at_the_rate():
     bucket, now, times = TokenBucket(per_s=2, burst=3), 0.0, []
     while len(times) < 7:
         wait_s = bucket.take(now)
