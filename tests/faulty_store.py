@@ -25,8 +25,8 @@ class Fate:
     heard: bool = True
     """Whether the answer arrives. Without it the outcome is unknown."""
     late: int = 0
-    """The write arrives only after this number of further calls of the store (`made`, not `heard`).
-    """
+    """The write arrives only after this number of further calls of the store (`made`, not
+    `heard`)."""
 
 
 MADE = Fate()

@@ -49,8 +49,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     logs: str
     """Text that the task's log contains once it has served."""
     write: str = ""
-    """A command in the task that writes to its data. `read` is a command that then prints `kept`.
-    """
+    """A command in the task that writes to its data. `read` is a command that then prints
+    `kept`."""
     read: str = ""
     kept: str = ""
     keys: str = ""

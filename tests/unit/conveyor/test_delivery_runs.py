@@ -473,7 +473,7 @@ def of_two_jobs() -> World:
 
 @pytest.mark.behaviour("BUG-CP84")
 async def test_a_job_that_is_removed_leaves_the_other_jobs_of_a_run_paused():
-    """Formerly they stayed half updated, and their update continued without gates."""
+    """Formerly the other jobs stayed half updated, and their update continued without gates."""
     world = await of_two_jobs().begin()
     while world.plane.jobs["api"].tasks.count(digest(2)) < 1:
         await world.rounds(1)
@@ -564,7 +564,7 @@ async def test_the_image_that_finished_last_is_remembered_while_its_tasks_are_br
 
 
 async def test_a_start_with_an_image_that_the_store_does_not_have_is_refused_at_once():
-    """Formerly it held the pipeline for half an hour, in a stage that it could never reach."""
+    """Formerly the run held the pipeline for half an hour, in a stage that it could never reach."""
     world = await World().begin()
     with pytest.raises(NotFound, match="the image store has no image sha256:"):
         await world.service.start("web", StartRequest(image=digest(99)), "user/ann")

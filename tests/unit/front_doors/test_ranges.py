@@ -79,7 +79,7 @@ def _is_short(pattern: str | None) -> bool:
 @pytest.mark.behaviour("BUG-HT1", "BUG-HT8", "BUG-CP90")
 @pytest.mark.parametrize("name", entering())
 def test_everything_that_enters_has_a_range(name: str) -> None:
-    """This includes types that are added later."""
+    """The test includes types that are added later."""
     assert list(unbounded(inspect.type_info(entering()[name]), "", frozenset())) == []
 
 

@@ -20,7 +20,8 @@ from vm_lab import fleet
 def test_it_ends_with_its_control_plane(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Formerly it continued without one, and every command reported that there is no socket."""
+    """Formerly `make dev` continued without one, and every command reported that there is no
+    socket."""
 
     async def nothing(*_: object) -> None:
         return None

@@ -129,7 +129,7 @@ def test_a_clock_that_was_set_back_drops_what_was_stored_for_later() -> None:
 
 @pytest.mark.behaviour("BUG-CP69")
 def test_the_largest_numbers_are_stored() -> None:
-    """Formerly their sum was infinite, and ended the autoscaler."""
+    """Formerly the sum of such numbers was infinite, and ended the autoscaler."""
     history = LoadHistory()
     for second in range(3):
         history.add(START + second, 1.7e308)

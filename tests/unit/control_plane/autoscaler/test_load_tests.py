@@ -180,7 +180,7 @@ async def test_of_two_tests_that_begin_at_once_one_is_refused() -> None:
 
 @pytest.mark.behaviour("BUG-CP86")
 def test_weights_end_within_two_minutes_of_the_process() -> None:
-    """Formerly they lasted for twice the step: ten minutes and more with a long step."""
+    """Formerly the weights lasted for twice the step: ten minutes and more with a long step."""
 
     async def main() -> None:
         model, loop = ModelService(), asyncio.get_running_loop()

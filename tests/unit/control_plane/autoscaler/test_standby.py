@@ -65,7 +65,8 @@ def test_a_standby_of_a_service_does_not_believe_a_step_of_its_clock(
     opening: Callable[[Runtime, pytest.MonkeyPatch], Awaitable[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Formerly it first read the date after it had the store, and believed any earlier step."""
+    """Formerly the standby first read the date after it had the store, and believed any earlier
+    step."""
 
     async def main() -> None:
         stepped_s = 0.0

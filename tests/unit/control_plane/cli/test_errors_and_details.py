@@ -72,7 +72,7 @@ def test_a_file_that_is_no_image_is_refused(
 
 @pytest.mark.behaviour("BUG-UX75")
 def test_a_task_without_ports_has_an_address_without_a_port() -> None:
-    """Formerly it was shown with port 0."""
+    """Formerly the address was shown with port 0."""
     entry = Endpoint(task="web-0", machine="m1", host="10.0.0.1", ports={}, version=1)
     target = SimpleNamespace(ask=lambda _: Endpoints(job="web", revision=1, endpoints=[entry]))
     lines = CliRunner().invoke(endpoints, ["web"], obj=target).output.splitlines()

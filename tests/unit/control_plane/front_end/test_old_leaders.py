@@ -74,7 +74,8 @@ class OtherShard:
 
 @pytest.mark.behaviour("BUG-CP66")
 async def test_a_core_that_lost_its_lease_passes_no_request_on_to_a_shard() -> None:
-    """Formerly it did so after a pause, and a shard that did not know of the next core obeyed."""
+    """Formerly the core passed requests on after a pause. A shard that did not know of the next
+    core obeyed."""
     why, shard = [""], OtherShard()
     store = SimpleNamespace(failure=lambda: why[0])
     processes = SimpleNamespace(table=SimpleNamespace(store=store), url_of=lambda _: shard.endpoint)

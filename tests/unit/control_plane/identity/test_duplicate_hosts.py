@@ -200,8 +200,8 @@ def test_two_processes_from_one_snapshot_are_distinguished() -> None:
 
 @pytest.mark.behaviour("F-89")
 def test_a_second_host_stays_one_over_its_reboot_until_an_operator_says_otherwise() -> None:
-    """This holds also while the other host is cut off. After the operator's command the remaining
-    host is the machine."""
+    """The clone keeps this state while the other host is cut off. After the operator's command the
+    remaining host is the machine."""
     first, second = Host(), Host()
     world = World(first)
 

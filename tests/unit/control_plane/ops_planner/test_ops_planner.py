@@ -460,7 +460,7 @@ async def test_a_plan_is_not_shown_for_a_name_that_it_could_not_have(w: World):
 @pytest.mark.behaviour("BUG-UX106")
 @planned()
 async def test_a_cancelled_plan_still_shows_the_work_that_was_done(w: World):
-    """Formerly it showed 0 done, and its name was refused with "cancel it"."""
+    """Formerly the plan showed 0 done, and its name was refused with "cancel it"."""
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
     wish = a_wish(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)
     await w.cp.maintenance.accept("fans", wish, "ann")

@@ -349,7 +349,7 @@ def test_a_rollout_continues_after_a_kill(after_s):
 @pytest.mark.behaviour("HP12")
 @scenario()
 async def test_a_machine_whose_profile_waits_for_a_boot_is_emptied_for_it(w: World):
-    """This holds also without a new profile: the repair of a drift needs a boot."""
+    """No new profile is needed for this: the repair of a drift may need a boot."""
     await spread(w)
     name = sorted(w.region.machines)[0]
     machine = w.region.machines[name]

@@ -115,7 +115,7 @@ def test_an_exchange_is_called_off_while_the_region_is_unwell() -> None:
 
 @pytest.mark.behaviour("BUG-CP82")
 def test_an_exchange_ends_when_rebalancing_is_switched_off() -> None:
-    """Formerly its machines stayed drained, and no component ended that."""
+    """Formerly the machines of the exchange stayed drained, and no component ended that."""
 
     async def main() -> None:
         w = Exchanging()

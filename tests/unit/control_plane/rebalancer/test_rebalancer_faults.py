@@ -228,7 +228,7 @@ def test_a_pause_is_kept_although_a_move_ends_at_the_same_moment() -> None:
 
 @pytest.mark.behaviour("BUG-CP81")
 def test_a_move_that_ended_while_the_process_was_away_is_recorded() -> None:
-    """Formerly its task did not rest, and the move was missing from the history."""
+    """Formerly the moved task did not rest, and the move was missing from the history."""
 
     async def main() -> None:
         world = Rebalanced(every_s=2_000.0)

@@ -194,7 +194,8 @@ def test_a_date_that_could_not_be_stored_is_stored_later_and_so_is_one_that_was_
 
 @pytest.mark.behaviour("BUG-CP60")
 def test_a_standby_does_not_believe_a_step_of_its_clock():
-    """Formerly it first read the date when it led, and a deadline seemed to have passed."""
+    """Formerly the standby first read the date when it led, and a deadline seemed to have
+    passed."""
 
     async def main() -> None:
         stepped_s = 0.0

@@ -42,7 +42,7 @@ async def test_the_newest_epoch_of_any_role_counts_and_every_process_says_it() -
 
 @pytest.mark.behaviour("AV2")
 async def test_a_replaced_leader_sends_no_number_of_its_successor() -> None:
-    """It learns of its successor before it learns of later epochs, and ends."""
+    """The leader learns of its successor before it learns of later epochs, and ends."""
     async with MemoryStore() as store:
         await elected(store, CORE, 1)
         await elected(store, FIRST, 2)
@@ -93,7 +93,7 @@ async def test_shards_are_those_whose_processes_have_led() -> None:
 
 
 async def test_hosts_hear_one_life_of_the_store_from_all_processes() -> None:
-    """It is the term of the core, as far as each process has followed it (docs/adr/0111)."""
+    """The term is the one of the core, as far as each process has followed it (docs/adr/0111)."""
     async with MemoryStore() as store:
         await elected(store, CORE, 1)
         said = []

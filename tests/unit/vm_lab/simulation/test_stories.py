@@ -121,8 +121,8 @@ def test_remaining_events_are_shortened_and_moved_earlier_while_the_rule_breaks(
     [("retry_z = 1", "settings.retry_z"), ("capacity_loss_tasks = 0.5", "settings.capacity_loss")],
 )
 def test_unknown_settings_of_a_scenario_are_reported(settings: str, reason: str) -> None:
-    """Formerly they ended the run with a traceback, and so did every setting that is a whole
-    number."""
+    """Formerly such settings ended the run with a traceback, and so did every setting that is a
+    whole number."""
     with pytest.raises(ConfigError, match=reason):
         scenario.parse(f'says = "x"\n[settings]\n{settings}\n', "mine")
     known = scenario.parse('says = "x"\n[settings]\ncapacity_loss_tasks = 3\n', "mine").settings
