@@ -1,4 +1,5 @@
-"""Values and machines for tests, each with defaults: name only what the test is about."""
+"""Builds values and machines for tests. Every argument has a default: pass only what the test is
+about."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def a_spec(**fields: Any) -> api.TaskSpec:
 
 
 def a_record(**fields: Any) -> TaskRecord:
-    """Return the record of a task that was just accepted."""
+    """Return the record of a newly accepted task."""
     return TaskRecord(**{"task_id": "web", "spec": a_spec(), **fields})
 
 
@@ -75,7 +76,7 @@ def an_ended_unit(task: TaskRecord | None = None, code: int = 1, **fields: Any) 
 
 
 def seen(unit: SeenUnit | None = None, **fields: Any) -> SeenTask:
-    """Return what is seen of a task: its root is there unless said otherwise."""
+    """Return an observation of a task whose root exists by default."""
     return SeenTask(**{"unit": unit, "root": True, "leftover": True, "boot_id": BOOT, **fields})
 
 
@@ -91,7 +92,7 @@ def a_tar(**files: str) -> bytes:
 
 
 def digest_of(data: bytes) -> str:
-    """Return the digest under which a stream is an image."""
+    """Return the digest that names the image of a stream."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
@@ -103,14 +104,13 @@ async def chunks_of(data: bytes, size: int = 4096) -> AsyncIterator[bytes]:
 
 @dataclass
 class FakeHost:
-    """A machine in memory and the files of its agent; agents come and go, it stays."""
+    """A machine in memory with the files of its agent. It outlives the agents that run on it."""
 
     folder: Path
     fake: FakeMachine = field(init=False)
     config: AgentConfig = field(init=False)
 
     def __post_init__(self) -> None:
-        """Prepare the folders; nothing runs yet."""
         self.fake = FakeMachine(self.folder)
         self.fake.systemd.programs["find"] = ends_with(0)
         self.config = AgentConfig(
@@ -151,7 +151,7 @@ class FakeHost:
     async def serving(
         self, machine: HostAccess | None = None
     ) -> AsyncIterator[tuple[AgentServices, AgentClient]]:
-        """Run an agent; yield its services, too."""
+        """Run an agent and yield its client and its services."""
         agent = Agent(self.config, machine or self.fake.machine)
         async with (
             agent.running() as services,
@@ -181,7 +181,7 @@ def unit(task_id: str) -> str:
 async def until(
     client: AgentClient, task_id: str, reached: Callable[[api.TaskStatus], bool]
 ) -> api.TaskStatus:
-    """Return the status of a task once it is as wanted, woken by the agent's events."""
+    """Return the status of a task once it matches. Events of the agent trigger each check."""
     async with asyncio.timeout(60):
         after = (await client.get_events(0)).latest
         while True:

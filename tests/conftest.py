@@ -1,4 +1,4 @@
-"""What every suite shares: `unit` and `property` reach nothing outside of this process."""
+"""Shared by all suites. Tests of `unit` and `property` may not reach beyond this process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-_SLOW = [HealthCheck.too_slow]  # how fast a machine is, is no property of the code
+_SLOW = [HealthCheck.too_slow]  # the speed of a machine is no property of the code
 settings.register_profile(
     "fixed", deadline=None, derandomize=True, database=None, suppress_health_check=_SLOW
 )
 settings.register_profile("random", deadline=None, suppress_health_check=_SLOW)
 settings.load_profile("random" if "TWINE_RANDOM" in os.environ else "fixed")
-"""Generated examples are the same in each run, so that a red run is due to a change. To look
-for new ones: `TWINE_RANDOM=1 make test-unit`."""
+"""Generated examples are the same in each run, so a failure is due to a change. To search for new
+examples: `TWINE_RANDOM=1 make test-unit`."""
 
 _HERE = Path(__file__).parent
 _ISOLATED = (_HERE / "unit", _HERE / "property")
@@ -82,7 +82,7 @@ def _is_loopback(host: str) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own."""
+    """Run a coroutine test in its own event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters

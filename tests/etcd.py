@@ -1,4 +1,4 @@
-"""Real etcd members on loopback, from Debian's package, and control planes on them."""
+"""Real etcd members from Debian's package on loopback, and control planes that use them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE_S = 120
 
 
 class Member:
-    """One etcd process; it keeps its data when it is killed and started again."""
+    """One etcd process. Its data survives a kill and a restart."""
 
     def __init__(
         self, folder: Path, name: str, ports: tuple[int, int], cluster: str, *options: str
@@ -37,14 +37,14 @@ class Member:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it unless it runs; `Cluster.wait` waits until it serves."""
+        """Start the process unless it runs. `Cluster.wait` waits until it serves."""
         if self._process is not None:
             return
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._argv, stdout=log, stderr=log)
 
     def running(self) -> bool:
-        """Return whether the process was started and did not end by itself."""
+        """Return whether the process was started and has not exited."""
         return self._process is not None and self._process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
@@ -53,14 +53,14 @@ class Member:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process at once."""
         if self._process is not None:
             process, self._process = self._process, None
             process.kill()
             process.wait()
 
     def serves(self) -> bool:
-        """Return whether it answers and knows a leader."""
+        """Return whether the member answers and knows a leader."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=1) as answer:
                 return b"true" in answer.read()
@@ -69,7 +69,7 @@ class Member:
 
 
 class Cluster:
-    """Members that know one another."""
+    """An etcd cluster of several members."""
 
     def __init__(self, members: list[Member]) -> None:
         self.members = members
@@ -92,7 +92,7 @@ class Cluster:
 
 @contextmanager
 def etcd_cluster(size: int = 1, parent: Path | None = None, *options: str) -> Iterator[Cluster]:
-    """Run a fresh cluster of `size` members; their data is in a new folder of `parent`."""
+    """Run a new cluster of `size` members. Their data is in a new folder of `parent`."""
     with (
         tempfile.TemporaryDirectory(prefix="twine-etcd-", dir=parent) as folder,
         ExitStack() as stack,
@@ -117,7 +117,8 @@ def etcd_cluster(size: int = 1, parent: Path | None = None, *options: str) -> It
 
 
 class Replica:
-    """One `twine-control-plane serve` with a state folder of its own, and what it tells systemd."""
+    """One `twine-control-plane serve` with its own state folder, and the messages that it sends to
+    systemd."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class Replica:
         prefix: str = "/t",
         state: str = "",
     ) -> None:
-        """Start it; `state` names a folder that replicas share, for authority and images."""
+        """Start the process. `state` is a folder that replicas share, for authority and images."""
         self.state, self.socket = folder / (state or name), folder / f"{name}.sock"
         self.state.mkdir(exist_ok=True)
         listed = ", ".join(f'"{url}"' for url in urls)
@@ -149,7 +150,8 @@ class Replica:
             )
 
     def until(self, text: str) -> None:
-        """Return once it has told systemd that; `TimeoutError` if it tells nothing any more."""
+        """Return once the process has sent this to systemd. Raise `TimeoutError` if it sends
+        nothing more."""
         while text not in self._notify.recv(4096).decode():
             pass
 

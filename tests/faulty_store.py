@@ -1,7 +1,7 @@
-"""A store that fails as a distant or a bad one does: for simulations and tests.
+"""A store that fails as a remote or a faulty store does, for simulations and tests.
 
-The worst of it is the write without an answer: it was made, or was not, or arrives
-after its sender has gone on.
+The worst fault is a write without an answer. The store may or may not have made it, or makes it
+after its sender has continued.
 """
 
 from __future__ import annotations
@@ -19,38 +19,39 @@ from wire.errors import Busy, Conflict
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of one transaction."""
+    """The outcome of one transaction."""
 
     made: bool = True
     heard: bool = True
-    """Whether the answer comes back; else the outcome is unknown."""
+    """Whether the answer arrives. Without it the outcome is unknown."""
     late: int = 0
-    """It arrives only after so many further calls of the store (`made`, not `heard`)."""
+    """The write arrives only after this number of further calls of the store (`made`, not
+    `heard`)."""
 
 
 MADE = Fate()
 REFUSED = Fate(made=False)
-"""The disk is full: nothing is changed, and the writer is told so."""
+"""The disk is full: the store changes nothing and reports this to the writer."""
 LOST = Fate(made=False, heard=False)
 UNHEARD = Fate(heard=False)
 
 
 class FaultyStore:
-    """Implements `control_plane.store.Store` over another one, for one process at a time."""
+    """Implements `control_plane.store.Store` on top of another store, for one process at a time."""
 
     def __init__(
         self, inner: Store, fate: Callable[[Sequence[Operation]], Fate] = lambda _: MADE
     ) -> None:
-        """Let `fate(operations)` say of each transaction what becomes of it."""
+        """`fate(operations)` decides the outcome of each transaction."""
         self.inner = inner
         self.fate = fate
         self.broken = ""
-        """While it says something, every call is refused with it."""
+        """While this is not empty, the store refuses every call with this text."""
         self._late: list[tuple[int, Mapping[str, int], Sequence[Operation]]] = []
         self._calls = 0
 
     async def __aenter__(self) -> Self:
-        """Open the inner one."""
+        """Open the inner store."""
         await self.inner.__aenter__()
         return self
 
@@ -60,21 +61,21 @@ class FaultyStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the inner one; what is still on its way is never made: its sender is fenced."""
+        """Close the inner store. Late writes are never made: the store fences their sender."""
         self._late.clear()
         await self.inner.__aexit__(kind, error, trace)
 
     @property
     def times(self) -> WriteTimes:
-        """Return the times of the inner one."""
+        """Return the times of the inner store."""
         return self.inner.times
 
     def epoch(self) -> int:
-        """Return the epoch of the inner one."""
+        """Return the epoch of the inner store."""
         return self.inner.epoch()
 
     def revision(self) -> int:
-        """Return the newest revision of the inner one."""
+        """Return the newest revision of the inner store."""
         return self.inner.revision()
 
     async def get(self, key: str) -> Entry | None:
@@ -88,7 +89,7 @@ class FaultyStore:
         return await self.inner.list_prefix(prefix, after, limit)
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
-        """Do with a transaction what its fate is."""
+        """Make, refuse, delay or lose a transaction, as `fate` decides."""
         await self._called()
         fate = self.fate(operations)
         if fate.late:
@@ -102,30 +103,30 @@ class FaultyStore:
         raise UnknownOutcome("unknown whether the store made a write: its answer is lost")
 
     def failure(self) -> str:
-        """Return why the inner one will never write again."""
+        """Return why the inner store will never write again."""
         return self.inner.failure()
 
     async def wait_failed(self) -> None:
-        """Return never, or raise why the inner one will never write again."""
+        """Wait until the inner store can never write again, and raise the reason."""
         await self.inner.wait_failed()
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:
-        """Yield the changes of the inner one."""
+        """Yield the changes of the inner store."""
         return self.inner.watch(prefix, from_revision)
 
     async def compact(self, revision: int) -> None:
-        """Forget the history up to a revision."""
+        """Drop the history up to a revision."""
         await self.inner.compact(revision)
 
     async def _called(self) -> None:
-        """Let what was late arrive, or refuse the call."""
+        """Make the late writes that are due, or refuse the call."""
         self._calls += 1
         due = [late for late in self._late if late[0] <= self._calls]
         self._late = [late for late in self._late if late[0] > self._calls]
         for _, compare, operations in due:
             try:
                 await self.inner.txn(compare, operations)
-            except Conflict:  # it came too late, and its sender no longer waits
+            except Conflict:  # it is too late, and its sender no longer waits
                 continue
         if self.broken:
             raise Busy(f"the store cannot be used: {self.broken}")

@@ -1,12 +1,15 @@
-"""Checks whether what clients saw of registers can have happened in one order (Wing, Gong, Lowe).
+"""Checks whether one order of operations explains what clients of registers saw (Wing, Gong, Lowe).
 
 A history has the calls and answers of many clients. It is linearizable if each operation can be
-given one moment between its call and its answer, so that all answers are those of one register that
-does them in that order. Keys are independent of each other: each is checked alone. A write whose
-outcome is unknown may have happened at any moment after its call, or never.
+given one moment between its call and its answer. A register that does the operations in the order
+of these moments must then give the same answers.
+
+Keys are independent: each is checked alone. A write with an unknown outcome may have happened at
+any moment after its call, or never.
 
 J. M. Wing, C. Gong, "Testing and Verifying Concurrent Objects", 1993; G. Lowe, "Testing for
-Linearizability", 2017: states that were seen before (operations done, value) are not tried again.
+Linearizability", 2017: a state that was searched before (operations done, value) is not searched
+again.
 """
 
 from __future__ import annotations
@@ -22,34 +25,34 @@ NEVER = math.inf
 
 @dataclass(frozen=True, slots=True)
 class Did:
-    """One operation on one register. Times are of one clock, any unit."""
+    """One operation on one register. All times are of one clock, in any unit."""
 
     key: str
     kind: str
     """`read`, `write`, or `swap`: a write that happens only if the register has `expected`."""
     value: Any
-    """What was read, or is written."""
+    """The value that was read or is written."""
     called: float
     answered: float = NEVER
-    """NEVER: the outcome is unknown; such a read says nothing and is left out."""
+    """NEVER if the outcome is unknown. A read without an outcome is left out."""
     expected: Any = None
     refused: bool = False
-    """A swap that was answered with "another value is there"."""
+    """The answer of the swap was that the register has another value."""
 
 
 @dataclass
 class Recorder:
-    """Notes what clients do, in whatever order it ends."""
+    """Records the operations of clients, in any order of completion."""
 
     done: list[Did] = field(default_factory=list)
 
     def add(self, did: Did) -> None:
-        """Note one operation."""
+        """Record one operation."""
         self.done.append(did)
 
 
 def violations_in(history: Iterable[Did], initial: Any = None) -> list[str]:
-    """Return the keys whose operations fit no order."""
+    """Return the keys for whose operations no order exists."""
     by_key: dict[str, list[Did]] = defaultdict(list)
     for did in history:
         if did.kind != "read" or did.answered < NEVER:
@@ -69,7 +72,7 @@ def _after(did: Did, value: Any) -> tuple[bool, Any]:
 
 
 def _fits(operations: Sequence[Did], initial: Any) -> bool:
-    """Search depth first for an order; a set of bits says which operations are done."""
+    """Search depth first for an order. A bit set records which operations are done."""
     known = sum(1 << n for n, did in enumerate(operations) if did.answered < NEVER)
     stack, seen = [(0, initial)], {(0, initial)}
     while stack:
@@ -80,7 +83,7 @@ def _fits(operations: Sequence[Did], initial: Any) -> bool:
         first_answer = min(operations[n].answered for n in left)
         for n in left:
             if operations[n].called > first_answer:
-                continue  # another operation had been answered before this one was called
+                continue  # another operation was answered before the call of this one
             possible, after = _after(operations[n], value)
             state = (done | 1 << n, after)
             if possible and state not in seen:

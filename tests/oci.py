@@ -57,7 +57,7 @@ def files(**content: str) -> bytes:
 
 
 def compressed(data: bytes, how: str) -> bytes:
-    """Return a layer as it travels."""
+    """Return a layer in its compressed form, as a registry sends it."""
     if how == "gzip":
         return gzip.compress(data, 1, mtime=0)
     if how == "zstd":
@@ -69,7 +69,7 @@ def compressed(data: bytes, how: str) -> bytes:
 
 @dataclass
 class Layout:
-    """A layout in a folder; images are added one by one."""
+    """A layout in a folder, to which images are added one by one."""
 
     path: Path
     index: list[dict[str, Any]] = field(default_factory=list)
@@ -79,14 +79,14 @@ class Layout:
         (self.path / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
 
     def blob(self, data: bytes) -> dict[str, Any]:
-        """Keep some bytes; return how they are referred to."""
+        """Store some bytes and return their descriptor."""
         (self.path / "blobs" / "sha256" / sha(data)[7:]).write_bytes(data)
         return {"digest": sha(data), "size": len(data)}
 
     def image(
         self, *layers: bytes, how: str = "gzip", config: dict[str, Any] | None = None, **more: Any
     ) -> str:
-        """Add an image of these layers, lowest first; return its manifest's digest."""
+        """Add an image of these layers, lowest first. Return the digest of its manifest."""
         suffix = "" if how == "tar" else f"+{how}"
         blobs = [
             {"mediaType": LAYER + suffix, **self.blob(compressed(data, how))} for data in layers
@@ -127,7 +127,7 @@ class Layout:
 
 @dataclass
 class Registry:
-    """A registry and skopeo, for a service manager in memory: layouts by the image's name."""
+    """A registry and skopeo for a service manager in memory. It keeps layouts by image name."""
 
     images: dict[str, tuple[Layout, str]] = field(default_factory=dict)
     """`docker://REGISTRY/REPOSITORY:TAG` → layout and manifest's digest."""
@@ -135,7 +135,7 @@ class Registry:
     """Every blob that was fetched, in order."""
 
     def push(self, reference: str, layout: Layout, digest: str) -> None:
-        """Offer an image, by its tag and by its digest."""
+        """Offer an image by its tag and by its digest."""
         repository = reference.rpartition(":")[0]
         self.images[f"docker://{reference}"] = (layout, digest)
         self.images[f"docker://{repository}@{digest}"] = (layout, digest)
@@ -161,11 +161,11 @@ class Registry:
         return Ended()
 
 
-# Trees, and what changed between two of them.
+# Trees, and the changes between two of them.
 
 
 def look(top: Path) -> dict[str, tuple[object, ...]]:
-    """Return all that is in a tree and matters of it: path → kind, mode, owner, content, …"""
+    """Return the relevant contents of a tree: path → kind, mode, owner, content, …"""
     found: dict[str, tuple[object, ...]] = {}
     firsts: dict[int, str] = {}
     for path in sorted(top.rglob("*")):
@@ -186,7 +186,7 @@ def look(top: Path) -> dict[str, tuple[object, ...]]:
 
 
 def difference(old: Path, new: Path) -> bytes:
-    """Return the layer that makes `new` out of `old`, as an overlay file system would see it."""
+    """Return the layer that turns `old` into `new`, in the form of an overlay file system."""
     before, after = look(old), look(new)
     members: list[tuple[tarfile.TarInfo, bytes]] = []
     for name in sorted(before):

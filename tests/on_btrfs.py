@@ -1,4 +1,4 @@
-"""A btrfs of its own for an agent in memory, and programs that are really run."""
+"""A separate btrfs for an agent in memory, with programs that really run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def run(*argv: str) -> None:
 
 @contextmanager
 def mounted(folder: Path, size: int = 1 << 30, *options: str) -> Iterator[FakeHost]:
-    """Yield a machine in memory whose state folder is on a btrfs of its own, made with options."""
+    """Yield a machine in memory whose state folder is on its own btrfs, made with the given
+    options."""
     host = FakeHost(folder)
     host.state.mkdir()
     image = folder / "image"
@@ -44,7 +45,7 @@ def machine(host: FakeHost) -> HostAccess:
 
 
 def really(host: FakeHost, *programs: str) -> None:
-    """Let these programs run for real when a unit starts them; layers are applied in here."""
+    """Run these programs for real when a unit starts them. This process applies the layers."""
     for name in programs:
         host.fake.systemd.programs[name] = _program
     for name in ("python", "python3", Path(sys.executable).name):

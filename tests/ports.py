@@ -6,8 +6,8 @@ import random
 import socket
 
 _BELOW_EPHEMERAL = range(20_000, 32_000)
-"""Ports that the kernel gives to no outgoing connection (32768 to 60999 by default): between the
-choice and the start of the program another connection would take one of those."""
+"""Ports that the kernel assigns to no outgoing connection (it uses 32768 to 60999 by default).
+Otherwise a connection could take the port before the program starts."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:

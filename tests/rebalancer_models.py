@@ -1,4 +1,4 @@
-"""Regions for the ReBalancer's solver: skewed loads on machines of a few kinds, from a seed."""
+"""Regions for the ReBalancer's solver: seeded, with skewed loads on machines of a few kinds."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def a_model(
 ) -> RegionModel:
     """Return a region in which claims fit and loads are skewed: a quarter of the machines is full.
 
-    `tight`: claims leave almost no room. `fixed`: share of the tasks that may not move.
+    `tight`: claims leave almost no capacity. `fixed`: share of the tasks that may not move.
     `pinned`: a quarter of the jobs keeps its tasks in their MSBs. `free`: machines without tasks
-    that the pools may take. `busy`: what tasks use beside what they usually do.
+    that the pools may take. `busy`: what tasks use in addition to their usual load.
     """
     made = random.Random(seed)
     kinds = [
@@ -145,7 +145,7 @@ def columns(
     prices: list[float],
     can_move: list[bool],
 ) -> TaskColumns:
-    """Return tasks, each as its job, index, kind and machine, as columns."""
+    """Return tasks as columns: job, index, kind and machine of each."""
     job, index, kind, machine = (packed(INT, [t[i] for t in tasks]) for i in range(4))
     return TaskColumns(
         job=job,
@@ -159,9 +159,9 @@ def columns(
 
 
 class Replay:
-    """Carries out steps one by one with plain Python, and says what they break.
+    """Carries out steps one by one in plain Python, and reports the rules that they break.
 
-    A task claims its new place before it leaves its old one. Nothing here is shared with the
+    A task claims its new machine before it leaves its old one. This class shares no code with the
     solver.
     """
 
@@ -178,7 +178,7 @@ class Replay:
         self.number = {name: m for m, name in enumerate(model.machines)}
 
     def carry_out(self, steps: list[PlanStep]) -> list[str]:
-        """Carry out steps in this order; return what was broken on the way."""
+        """Carry out steps in this order. Return the rules that they broke."""
         return [wrong for step in steps for wrong in self._one(step)]
 
     def _one(self, step: PlanStep) -> list[str]:
@@ -217,7 +217,7 @@ class Replay:
             self.room[machine][place] -= sign * need
 
     def spread(self, job: int) -> list[Counter[int]]:
-        """Return by rule of a job how many tasks each bin has."""
+        """Return for each rule of a job how many tasks each bin has."""
         model = self.model
         tasks = [t for t, j in enumerate(self.job) if j == job]
         return [

@@ -1,4 +1,4 @@
-"""Regions of a few machines in memory for tests of allocations; name what a test is about."""
+"""Regions of a few machines in memory for tests of allocations. Pass only what a test is about."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POOL = "e1"
 
 
 def a_capacity(machine_type: str = "small", **fields: Any) -> Capacity:
-    """Return what a machine offers: room for four of `TASK`."""
+    """Return the capacity of a machine with room for four of `TASK`."""
     return Capacity(
         **{"machine_type": machine_type, "rru": 4.0, "cpus": 4.0, "memory_bytes": 4 * GIB, **fields}
     )
@@ -53,7 +53,7 @@ def add(
     capacity: Capacity | None = None,
     **fields: Any,
 ) -> list[Machine]:
-    """Put machines that are alike into a region; several names are parted by blanks."""
+    """Add machines with equal properties to a region. Blanks separate several names."""
     names = names.split() if isinstance(names, str) else list(names)
     for name in names:
         place = a_place(msb, dc, rack, row)
@@ -68,7 +68,7 @@ def a_region(
     pool: str = POOL,
     **fields: Any,
 ) -> RegionIndex:
-    """Return a region with so many MSBs per data center and machines (`dc1-msb2-0`) per MSB."""
+    """Return a region with `msbs` per data center and `machines` (`dc1-msb2-0`) per MSB."""
     index = RegionIndex()
     for dc in range(1, datacenters + 1):
         for msb in range(1, msbs + 1):
@@ -88,20 +88,20 @@ def a_request(
     running: bool = True,
     **fields: Any,
 ) -> Request:
-    """Return a request for one group of tasks that are alike."""
+    """Return a request for one group of equal tasks."""
     indices = tuple(range(tasks)) if isinstance(tasks, int) else tuple(tasks)
     group = Group(demand, indices, frozenset({leave} - {""}), avoid, running)
     return Request(job, pool, (group,) if indices else (), **fields)
 
 
 def settle(index: RegionIndex, made: Plan) -> list[Machine]:
-    """Carry a plan out; returns the machines that it leaves without tasks."""
+    """Carry out a plan. Return the machines that it leaves without tasks."""
     assert index.reserve(made.change) == ()
     return index.settle(made.change)
 
 
 def allocate(index: RegionIndex, request: Request, allowance: Allowance | None = None) -> Plan:
-    """Plan a request and carry it out; without an allowance nothing is taken."""
+    """Plan a request and carry it out. Without an allowance, no machine is taken."""
     made = plan(index, request, allowance or Allowance(machines=0))
     settle(index, made)
     return made
@@ -114,7 +114,7 @@ def where(index: RegionIndex, job: str = "web") -> dict[int, str]:
 
 
 def per(index: RegionIndex, level: str, job: str = "web") -> list[int]:
-    """Return how many tasks of a job are in each place of a level that has machines, sorted."""
+    """Return how many tasks of a job each place of a level with machines has, sorted."""
     count = Counter({_bin(machine, level): 0 for machine in index.machines.values()})
     claims = index.claims.get(job)
     count.update(_bin(claim.machine, level) for claim in claims or ())
@@ -126,7 +126,7 @@ def _bin(machine: Machine, level: str) -> str:
 
 
 def state(index: RegionIndex) -> object:
-    """Return all that allocations may change, in a form that can be compared."""
+    """Return everything that allocations may change, in a comparable form."""
     machines = {
         m.name: (
             m.pool,
@@ -150,7 +150,7 @@ def state(index: RegionIndex) -> object:
 
 
 def check(index: RegionIndex, unsettled: Iterable[Change] = ()) -> None:
-    """Fail unless the index agrees with itself, and no machine is over its capacity.
+    """Fail unless the index is consistent and no machine exceeds its capacity.
 
     Claims of changes that are reserved and not settled count as well.
     """
@@ -179,7 +179,7 @@ def check(index: RegionIndex, unsettled: Iterable[Change] = ()) -> None:
 
 
 def _check_maxima(bucket: Bucket) -> None:
-    """From now on the bucket keeps maxima of all its shelves, as if each was searched in vain."""
+    """Make the bucket keep maxima of all its shelves, as if a search had failed in each."""
     for shelf, row in enumerate(bucket.shelves):
         if not row:
             continue
@@ -201,7 +201,7 @@ def _check_machine(machine: Machine, charged: list[Any], *, spent_twice: bool) -
     assert machine.free_gpus >= 0
     assert machine.free_network >= 0
     assert machine.free_disk >= 0
-    if spent_twice:  # what changes free is theirs until they are settled
+    if spent_twice:  # capacity that changes free belongs to them until they are settled
         return
     assert machine.free_cpu == capacity.cpu_room - sum(d.cpu_on(capacity) for d in demands)
     assert machine.free_memory == capacity.memory_bytes - sum(d.memory_bytes for d in demands)

@@ -1,6 +1,7 @@
 """A control plane whose roles are real processes on a real etcd, with agents in this process.
 
-For tests and benches. Agents are the production daemon on machines in memory (`vm_lab.fleet`).
+Tests and benches use it. Its agents are the production daemon on machines in memory
+(`vm_lab.fleet`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vm_lab.fleet import Fleet, FleetHost
 from wire.errors import TwineError
 
 PATIENCE_S = 180.0
-"""Long: a machine with much else to do is slow, and leases are long for that reason, too."""
+"""Long, because a busy machine is slow. Leases are long for the same reason."""
 _DAEMON = (sys.executable, "-m", "control_plane.daemon")
 
 
@@ -39,7 +40,7 @@ class PlaneProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; its words are in `log`."""
+        """Start the process. Its output is in `log`."""
         with self.log.open("ab") as log:
             argv = (*_DAEMON, "serve", "--config", str(self._config))
             self.process = subprocess.Popen(argv, stdout=log, stderr=log)
@@ -50,7 +51,7 @@ class PlaneProcess:
         self.process.send_signal(number)
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """End it and return its exit code."""
+        """End the process and return its exit code."""
         process, self.process = self.process, None
         if process is None:
             return 0
@@ -60,11 +61,11 @@ class PlaneProcess:
         return process.wait(PATIENCE_S)
 
     def said(self, words: str) -> bool:
-        """Return whether it has said something since it was first started."""
+        """Return whether the output since the first start contains a text."""
         return words in self.log.read_text()
 
     async def until_said(self, words: str) -> None:
-        """Wait until it has said something; fail if it ends before."""
+        """Wait until the output contains a text. Fail if the process ends before."""
         async with asyncio.timeout(PATIENCE_S):
             while not self.said(words):
                 if self.process is None or self.process.poll() is not None:
@@ -84,14 +85,14 @@ class RegionOfProcesses:
         self.processes: list[PlaneProcess] = []
         self._ports: dict[str, int] = {}
         self.regions: dict[str, str] = {}
-        """Shard → its region, as the core is told."""
+        """Shard → its region, as the core's configuration has it."""
 
     def url(self, name: str) -> str:
-        """Return where a process takes requests."""
+        """Return the URL at which a process takes requests."""
         return f"https://127.0.0.1:{self._ports[name]}"
 
     def made(self, name: str, role: str, shard: int = 0) -> PlaneProcess:
-        """Return a process that is not started yet, with a configuration of its own."""
+        """Return a process with its own configuration, not started yet."""
         state = self.folder / name
         state.mkdir()
         self._ports[name] = free_port()
@@ -127,7 +128,7 @@ class RegionOfProcesses:
         return made
 
     def front_end(self, name: str) -> PlaneProcess:
-        """Return a front end that is not started yet; its credential is written."""
+        """Return a front end, not started yet, after writing its credential."""
         self._ports[name] = free_port()
         credential, config = self.folder / f"{name}.credential", self.folder / f"{name}.toml"
         words = ("front-end-credential", "--host", "127.0.0.1", "--out", str(credential))
@@ -155,7 +156,7 @@ class RegionOfProcesses:
         subprocess.run((*_DAEMON, *words, *where), check=True, capture_output=True)
 
     async def join(self, hosts: int, region: str = "local") -> None:
-        """Have hosts of a region join and start."""
+        """Join hosts of a region and start them."""
         port, first = free_port(), len(self.hosts)
         made = [FleetHost(self.folder, first + n, port) for n in range(hosts)]
         for host in made:
@@ -177,7 +178,7 @@ class RegionOfProcesses:
         await self.until(ready, "hosts are ready")
 
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Wait until something holds; errors that may pass are none."""
+        """Wait until a condition holds. Temporary errors are ignored."""
         last = ""
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -192,7 +193,7 @@ class RegionOfProcesses:
             raise AssertionError(f"waited {PATIENCE_S:g} s until {what}; {last}") from None
 
     async def entitle(self, name: str, machines: int, shard: int) -> None:
-        """Create an entitlement, and give it to a shard."""
+        """Create an entitlement and assign it to a shard."""
         await self.client.put_entitlement(
             name, EntitlementSpec(machines=machines, host_profile="web")
         )
@@ -217,11 +218,11 @@ class RegionOfProcesses:
         await self.until(lambda: self.is_stable(job), f"{job} is stable")
 
     async def is_stable(self, job: str) -> bool:
-        """Return whether a job is as it is wanted."""
+        """Return whether a job has reached its wanted state."""
         return (await self.client.get_job(job)).phase is JobPhase.STABLE
 
     def started(self) -> list[str]:
-        """Return each start of a task on any host, in no order."""
+        """Return each start of a task on any host, in any order."""
         return sorted(
             f"{host.name} {unit}"
             for host in self.hosts

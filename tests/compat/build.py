@@ -1,6 +1,6 @@
-"""Recipes → images in an OCI layout: one base for all, and a layer of their own.
+"""Builds images in an OCI layout from recipes: all share one base, and each has its own layer.
 
-The base and each layer are kept in the lab's cache under the hash of what they are made from.
+The lab's cache keeps the base and each layer under the hash of their inputs.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "
 _LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _DROPPED = ("run.sh", "var/lib/apt", "var/cache/apt", "var/cache/debconf", "var/log/apt", "out")
-"""What building leaves in a layer that no image has."""
+"""Paths that a build leaves behind and that no image contains."""
 _WRITTEN = 1_735_689_600
-"""When all files were changed, 2025-01-01: cron takes a table of the time 0 for one that it has."""
+"""Modification time of all files (2025-01-01). cron mistakes a table with time 0 for one that it
+has already read."""
 _NO_DOCS = "".join(
     f"path-exclude=/usr/share/{name}/*\n" for name in ("doc", "man", "locale", "info")
 )
 
 
 class Builder:
-    """Makes images in the lab's cache; needs root and a mirror of Debian."""
+    """Builds images in the lab's cache. It needs root and a mirror of Debian."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -54,7 +55,7 @@ class Builder:
         self._base, self._lists = self._top / f"base-{key}", self._top / f"lists-{key}"
 
     def image(self, recipe: Recipe, into: Path) -> str:
-        """Write a recipe's image as a layout, tagged with its name; return its digest."""
+        """Write the image of a recipe as a layout, tagged with its name. Return its digest."""
         own = self._layer(recipe)
         layers = [own] if recipe.scratch else [self._base_layer(), own]
         config = {
@@ -94,7 +95,7 @@ class Builder:
         return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data)}
 
     def _ensure_base(self) -> None:
-        """Make the base, and beside it a folder with what apt knows, which is in no image."""
+        """Build the base, and a separate folder with apt's state, which no image contains."""
         if self._lists.exists():
             return
         self._say("compat: Debian's base")
@@ -122,7 +123,7 @@ class Builder:
         with tempfile.TemporaryDirectory(dir=self._top) as work:
             script = ["bash", str(HERE / "layer.sh"), lower, str(upper), work]
             argv = ["unshare", "--mount", "--propagation", "private", *script]
-            clean = {k: v for k, v in os.environ.items() if k != "TMPDIR"}  # a folder of this host
+            clean = {k: v for k, v in os.environ.items() if k != "TMPDIR"}  # is a path of this host
             subprocess.run([*argv, str(self._debs), packages, setup], check=True, env=clean)
 
     def _base_layer(self) -> dict[str, Any]:
@@ -162,9 +163,9 @@ class Builder:
             subprocess.run(["npm", "install", "--silent", *recipe.npm], cwd=app, check=True)
 
     def _kept(self, name: str, make: Any, *, upper: bool = False) -> dict[str, Any]:
-        """Return a layer's diff id and descriptor, from the cache where it is there."""
+        """Return a layer's diff id and descriptor, from the cache if it is there."""
         note = self._top / "layers" / f"{name}.json"
-        with lock(self._top, self._say):  # apt's archives are for one at a time, too
+        with lock(self._top, self._say):  # apt's archive folder allows one user at a time
             if note.exists():
                 found: dict[str, Any] = json.loads(note.read_text())
                 if (self.blobs / found["blob"]["digest"][7:]).exists():
@@ -206,7 +207,8 @@ class _Tee(io.RawIOBase):
 
 
 def _members(top: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedReader | None]]:
-    """Yield what is below a folder as members of a layer; overlayfs's marks as the layer's."""
+    """Yield the contents of a folder as members of a layer. Whiteouts of overlayfs become those of
+    OCI."""
     tar = tarfile.TarFile(fileobj=io.BytesIO(), mode="w", format=tarfile.PAX_FORMAT)
     for path in sorted(top.rglob("*")):
         name = str(path.relative_to(top))
@@ -232,5 +234,5 @@ def _members(top: Path) -> Iterator[tuple[tarfile.TarInfo, io.BufferedReader | N
 
 
 def as_json(recipe: Recipe) -> bytes:
-    """Return a recipe as the guest's half of the suite reads it."""
+    """Return a recipe in the form that `in_guest.py` reads."""
     return msgspec.json.encode(recipe)

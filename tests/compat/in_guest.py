@@ -1,9 +1,9 @@
-"""The guest's half of the suite: runs images, and prints a line of JSON for each.
+"""Runs images in the guest and prints a line of JSON for each.
 
     /opt/twine/bin/python in_guest.py REGISTRY RECIPES NAME…
 
-It speaks to the agent as `twine-agent` does, in one process: to start Python anew for each question
-takes an emulated processor seconds.
+This process calls the agent as `twine-agent` does. One Python process serves all calls, because
+starting Python takes an emulated processor seconds.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from wire.errors import TwineError
 from wire.written import plain
 
 READY_S, STOP_S, PULL_FREE_BYTES = 600.0, 30, 1500 << 20
-"""Generous: the guest's processors are emulated and may be shared."""
+"""Generous, because the guest's processors are emulated and may be shared."""
 AT_ONCE = 2
-"""Images under trial at one time: most of a trial is waiting."""
+"""Number of images that are tested at one time. Most of a test is waiting."""
 
 
 class Unfit(Exception):
-    """An image does not do what it should."""
+    """An image does not behave as its recipe expects."""
 
 
 class Trial:
@@ -48,7 +48,7 @@ class Trial:
         self._found, self._put_at = found, 0.0
 
     async def talk(self) -> str:
-        """Return what the task's port says."""
+        """Return what the task's port answers."""
         at = (await self._client.get_task(self._name)).addresses[-1]
         reader, writer = await asyncio.open_connection(at, self._recipe["port"])
         try:
@@ -63,7 +63,7 @@ class Trial:
         return received.decode(errors="replace")
 
     async def inside(self, command: str, *, must: bool = False) -> str:
-        """Return what a command in the task says; with `must` it has to succeed."""
+        """Return the output of a command in the task. With `must`, raise if the command fails."""
         words = ["/bin/sh", "-c", command]
         received = b""
         async with self._client.exec_task(self._name, words, tty=False) as duplex:
@@ -100,7 +100,7 @@ class Trial:
         await self._client.put_task(self._name, checked(document))
 
     async def serve(self) -> None:
-        """Return once the task serves; raises where it does not in time."""
+        """Return once the task serves. Raise if it does not within the limit."""
         recipe, received, before = self._recipe, "", None
         late, wait_s = time.monotonic() + READY_S, 2.0
         while time.monotonic() < late:
@@ -123,7 +123,7 @@ class Trial:
                 if recipe["expect"] in received:
                     return
             await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 1.5, 6.0)  # each question is work for the guest
+            wait_s = min(wait_s * 1.5, 6.0)  # each request is work for the guest
         raise Unfit(f"it does not serve: {received.strip()[-300:]!r}")
 
     async def said(self) -> None:
@@ -134,7 +134,8 @@ class Trial:
             await asyncio.sleep(1.0)
 
     async def has_kept(self) -> None:
-        """Return once a command in it finds what was written; raises where it does not in time."""
+        """Return once a command in the task finds what was written. Raise if it does not within the
+        limit."""
         received, late = "", time.monotonic() + READY_S
         while self._recipe["kept"] not in received:
             if time.monotonic() > late:
@@ -143,11 +144,11 @@ class Trial:
             try:
                 async with asyncio.timeout(300):
                     received = await self.inside(self._recipe["read"])
-            except (TimeoutError, TwineError) as e:  # it does not run yet
+            except (TimeoutError, TwineError) as e:  # the task does not run yet
                 received = f"{type(e).__name__}: {e}"
 
     async def again(self) -> None:
-        """Stop and start it; return once it was started again."""
+        """Stop and start the task. Return once it has started again."""
         before = (await self._client.get_task(self._name)).invocation_id
         await self._client.restart_task(self._name)
         late = time.monotonic() + STOP_S + 240
@@ -164,7 +165,7 @@ class Trial:
 
 
 def was_killed(name: str, since: float) -> bool:
-    """Return whether systemd had to kill what was left of a task after its time."""
+    """Return whether systemd had to kill remaining processes of a task after its stop timeout."""
     unit = f"twine-task-{name}.service"
     words = ["journalctl", "--no-pager", "-q", "-o", "cat", f"--since=@{since:.0f}", "-u", unit]
     return b"timed out. Killing" in subprocess.run(words, capture_output=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""What a run of the compatibility suite found → docs/compatibility.md."""
+"""Writes the results of the compatibility suite to docs/compatibility.md."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MEANING = (
 
 
 def write_page(table: Sequence[Recipe], results: Mapping[str, Any]) -> None:
-    """Write the page; an image that was not run yet is listed as such."""
+    """Write the page. It lists an image without a result as not run yet."""
     done = [r for r in table if r.name in results]
     fine = [r for r in done if "problem" not in results[r.name]]
     bare = [r for r in fine if not r.keys]

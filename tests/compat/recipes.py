@@ -9,27 +9,27 @@ import msgspec
 
 TABLE = Path(__file__).with_name("recipes.toml")
 FIXED = ("nginx", "redis", "postgres", "php-fpm", "node", "gunicorn", "memcached", "busybox")
-"""Those that every run of the suites has; `make compat` has all."""
+"""The images that every run of the suites includes. `make compat` includes all."""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One image: what is in it, how it says it is run, and what shows that it works."""
+    """One image: its contents, its configuration, and the checks that show that it works."""
 
     name: str
     like: str
-    """What of a public image it has, in words."""
+    """Which properties of the public image it reproduces, as text."""
     packages: list[str] = []
-    """Of Debian."""
+    """Debian packages."""
     pypi: list[str] = []
-    """Python packages, into /app."""
+    """Python packages, installed into /app."""
     npm: list[str] = []
-    """Node packages, into /app/node_modules."""
+    """Node packages, installed into /app/node_modules."""
     setup: str = ""
-    """Run by a shell in the image once the packages are there."""
+    """Script that a shell in the image runs after the packages are installed."""
     files: dict[str, str] = {}
-    """Path → content; executable where it begins with `#!`."""
+    """Path → content. A file that begins with `#!` is executable."""
     scratch: bool = False
-    """The image is what the set-up put below /out, without the base."""
+    """The image contains only what the set-up put below /out, without the base."""
     entrypoint: list[str] = []
     command: list[str] = []
     user: str = ""
@@ -38,23 +38,25 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stop_signal: str = ""
     memory: str = "128MiB"
     data: str = ""
-    """Folder that the image's documentation says is to be a volume."""
+    """Folder that the image's documentation declares as a volume."""
     port: int = 0
     send: str = ""
-    """Sent to the port; what comes back contains `expect`."""
+    """Data to send to the port. The answer must contain `expect`."""
     ask: str = ""
-    """Instead: a command for the image's shell, run inside, which prints `expect`."""
+    """Alternative to `send`: a command that the image's shell runs in the task and that prints
+    `expect`."""
     expect: str
     logs: str
-    """In the task's log once it served."""
+    """Text that the task's log contains once it has served."""
     write: str = ""
-    """A command inside that leaves something in the data, and `read` one that prints `kept`."""
+    """A command in the task that writes to its data. `read` is a command that then prints
+    `kept`."""
     read: str = ""
     kept: str = ""
     keys: str = ""
-    """What a task file must say beyond the defaults, as TOML."""
+    """Keys that the task file needs beyond the defaults, as TOML."""
     why: str = ""
-    """Why, and which error or page says so."""
+    """The reason for these keys, and the error or page that gives it."""
 
 
 def recipes() -> list[Recipe]:

@@ -1,10 +1,10 @@
-"""`make compat`: builds the images, runs them on one guest, and writes docs/compatibility.md.
+"""`make compat`: builds the images, runs them in one guest, and writes docs/compatibility.md.
 
     python -m tests.compat.run [--name LAB] [--keep] [--rest] [NAME…]
 
-Without names all are run, with `--rest` those that no run found to do all they should. What was
-found is kept in results.json with the recipe it is true of, so that the page can be written from
-several runs; what was found of another recipe is forgotten.
+Without names it runs all images. `--rest` selects the images without a fully successful result.
+results.json keeps each result with the recipe that it belongs to, so the page can combine several
+runs. A result of a changed recipe is dropped.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tests.lab.the_lab import BIN
 from vm_lab.cache import cache_root, recipe_key
 
 REGISTRY = "10.77.0.1:5000"
-"""In the lab's own network, where its machines reach it."""
+"""An address in the lab's own network, where its machines reach it."""
 RESULTS = Path(__file__).with_name("results.json")
 _IN_GUEST = Path(__file__).with_name("in_guest.py")
 
 
 def built(wanted: Sequence[Recipe], layouts: Path) -> dict[str, str]:
-    """Make a layout for each recipe below a folder; return why some have none."""
+    """Build a layout for each recipe below a folder. Return the reasons of those that failed."""
     builder = Builder(lambda text: print(text, file=sys.stderr, flush=True))
     problems: dict[str, str] = {}
     for recipe in wanted:
@@ -78,7 +78,7 @@ def registry(guest: OneGuest, layouts: Path) -> Iterator[None]:
 
 
 def prepare(guest: OneGuest, wanted: Sequence[Recipe]) -> None:
-    """Bring the guest's half of the suite there, and start its agent."""
+    """Copy `in_guest.py` to the guest and start its agent."""
     conf = "/etc/twine/agent.toml"
     set_it = f"sed -i '1i registry_tls_verify = false' {conf} && systemctl stop twine-agent"
     start = "systemctl start twine-agent"
@@ -88,14 +88,14 @@ def prepare(guest: OneGuest, wanted: Sequence[Recipe]) -> None:
 
 
 def one_guest() -> OneGuest:
-    """Return a guest with room for two images at a time."""
+    """Return a guest that can run two images at a time."""
     return OneGuest(name="compat", cpus=2, memory_mib=2048)
 
 
 def tried(
     guest: OneGuest, wanted: Sequence[Recipe], *, stands: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Build images and run them on a guest; yield what became of each."""
+    """Build images and run them in a guest. Yield the result of each."""
     with tempfile.TemporaryDirectory(dir=cache_root()) as folder:
         problems = built(wanted, Path(folder))
         yield from ({"name": name, "problem": text} for name, text in problems.items())
@@ -112,7 +112,7 @@ def tried(
 
 
 def run(guest: OneGuest, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Run images, and yield what became of each."""
+    """Run images and yield the result of each."""
     argv = [str(BIN / "twine-lab"), "ssh", "--name", guest.name, "m1", "--"]
     words = f"/opt/twine/bin/python /root/compat.py {REGISTRY} /root/recipes.json"
     with subprocess.Popen(
@@ -127,18 +127,18 @@ def run(guest: OneGuest, names: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def known(table: Sequence[Recipe]) -> dict[str, Any]:
-    """Return what was found of the recipes as they are now."""
+    """Return the results of the recipes in their present form."""
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     return {r.name: kept[r.name] for r in table if kept.get(r.name, {}).get("of") == of(r)}
 
 
 def of(recipe: Recipe) -> str:
-    """Return what changes when a recipe does."""
+    """Return a value that changes with the recipe."""
     return recipe_key((), msgspec.json.encode(recipe).decode())
 
 
 def keep(results: dict[str, Any], recipe: Recipe, found: dict[str, Any]) -> None:
-    """Add what was found of an image to the results, on disk, too."""
+    """Add the result of an image to the results, in memory and on disk."""
     today = time.strftime("%Y-%m-%d", time.gmtime())
     results[recipe.name] = {**found, "of": of(recipe), "date": today}
     lines = (f'"{name}": {json.dumps(results[name])}' for name in sorted(results))
@@ -146,7 +146,7 @@ def keep(results: dict[str, Any], recipe: Recipe, found: dict[str, Any]) -> None
 
 
 def main(words: Sequence[str]) -> int:
-    """Run what the command line says; 1 where an image did not do all it should."""
+    """Run the command line. Return 1 if an image did not meet all its expectations."""
     parser = argparse.ArgumentParser(prog="make compat")
     parser.add_argument("--name", default="compat", help="of the lab")
     parser.add_argument("--keep", action="store_true", help="use a guest that stands, and leave it")

@@ -1,4 +1,4 @@
-"""Judges drawn mutants: a pytest plugin that forks for each of them, and the simulated seeds."""
+"""Judges drawn mutants: a pytest plugin that forks for each of them, and simulated seeds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 FIRST_CPU_S, TIMES, SEED_CPU_S = 20, 10, 60
-"""A test hangs that uses `TIMES` what it needs without a mutant, and `FIRST_CPU_S`; so do seeds."""
+"""A test counts as hanging after `TIMES` its CPU time without a mutant plus `FIRST_CPU_S`, a seed
+after `SEED_CPU_S`."""
 WAIT_S = 600.0
-"""A mutant whose tests make no step for so long hangs, too: they wait for what never comes."""
+"""A mutant whose tests make no step for this time hangs as well: they wait for an event that never
+comes."""
 Tries = Iterator[tuple[str, float, Callable[[], bool]]]
-"""What may notice a mutant: its name, how much CPU time it may take, and what runs it."""
+"""What may notice a mutant: its name, its limit of CPU time, and the function that runs it."""
 
 
 class Judge:
@@ -29,20 +31,22 @@ class Judge:
     def __init__(
         self, folder: Path, rooms: list[tuple[list[str], list[int]]], seeds: list[str]
     ) -> None:
-        """Take for each room its own tests and its mutants, and simulated seeds: "everything 1".
+        """`rooms` has the own tests and the mutants of each room; `seeds` has simulated seeds:
+        "everything 1".
 
-        `folder` keeps what was learnt, and gets a line of JSON for each mutant that is judged.
+        `folder` keeps the learnt data, and gets a line of JSON for each judged mutant.
         """
         self._folder, self._rooms, self._seeds = folder, rooms, seeds
         self._failed: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what failed."""
+        """Record a failed test."""
         if report.failed:
             self._failed.append(report.nodeid)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Judge by tests of the room; what survives by all tests, then by simulated seeds."""
+        """Judge by tests of the room, survivors by all tests, and further survivors by simulated
+        seeds."""
         if session.testsfailed:
             raise session.Interrupted("tests cannot be collected")
         gc.freeze()
@@ -63,7 +67,7 @@ class Judge:
         return True
 
     def _is_killed(self, number: int, tries: Tries) -> bool:
-        """Try in a fork until one notices the mutant, and write down what came of it."""
+        """Try in a fork until a test or seed notices the mutant, and record the outcome."""
         *_, (outcome, by) = [("not reached", ""), *_asked(lambda: _tried(number, tries))]
         if not outcome:
             outcome, by = "killed", f"hangs: {by}"
@@ -73,7 +77,7 @@ class Judge:
         return bool(outcome == "killed")
 
     def _known(self, name: str, learn: Callable[[dict[str, Any]], Iterator[Any]]) -> dict[str, Any]:
-        """Return what a former run learnt, and learn what is missing."""
+        """Return the data that a former run learnt, after learning what is missing."""
         path = self._folder / name
         path.touch()
         known = dict(json.loads(line) for line in path.read_text().splitlines())
@@ -86,7 +90,7 @@ class Judge:
         return known
 
     def _learn(self, items: dict[str, pytest.Item], known: dict[str, Any]) -> Iterator[list[Any]]:
-        """Yield for each new test the mutants that it reaches, and the CPU time that it takes."""
+        """Yield for each new test the mutants that it reaches and its CPU time."""
         for name in [n for n in items if n not in known]:
             switch().passed.clear()
             began = time.process_time()
@@ -95,7 +99,7 @@ class Judge:
             yield [name, None if fails else {"reached": sorted(switch().passed), "cpu_s": took}]
 
     def _tests(self, number: int, items: dict[str, pytest.Item], reached: dict[str, Any]) -> Tries:
-        """Yield the tests that reach a mutant, quick ones first."""
+        """Yield the tests that reach a mutant, fast ones first."""
         chosen = [name for name in items if number in reached[name]["reached"]]
         for name in sorted(chosen, key=lambda n: reached[n]["cpu_s"]):
             most_s = FIRST_CPU_S + TIMES * reached[name]["cpu_s"]
@@ -119,16 +123,16 @@ class Judge:
 
 
 def switch() -> Any:
-    """Return the module of the copied tree that says which mutant is on."""
+    """Return the module of the copied tree that holds the number of the active mutant."""
     import mutation_switch  # type: ignore[import-not-found]
 
     return mutation_switch
 
 
 def _tried(number: int, tries: Tries) -> Iterator[tuple[str, str]]:
-    """Turn the mutant on and yield each step, and in the end the outcome."""
+    """Turn the mutant on. Yield each step, and at the end the outcome."""
     switch().number = number
-    os.environ["TWINE_MUTANT"] = str(number)  # for programs that tests start
+    os.environ["TWINE_MUTANT"] = str(number)  # for programs started by tests
     for name, cpu_s, fails in tries:
         yield "", name
         signal.setitimer(signal.ITIMER_PROF, cpu_s)  # ends this process
@@ -150,7 +154,7 @@ def _holds(name: str) -> bool:
 
 
 def _asked(work: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Do the work in a fork and yield what it yields; a fork that says nothing for long ends."""
+    """Do the work in a fork and yield its results. A fork that is silent for `WAIT_S` is ended."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:

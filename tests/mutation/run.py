@@ -1,4 +1,4 @@
-"""Draws mutants, has them judged in a copy of the tree, and says which ones no test notices."""
+"""Draws mutants, has them judged in a copy of the tree, and reports which ones no test notices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Rooms = dict[str, tuple[list[str], list[str]]]
 REASONS = Path(__file__).with_name("survivors.toml")
 SEEDS = [f"{scenario} {n}" for scenario in ("everything", "composed") for n in range(1, 31)]
-"""The simulated seeds that judge what no test noticed."""
+"""The simulated seeds that judge mutants which no test noticed."""
 WANTED = 0.9
 """The share of mutants that tests and seeds must notice."""
 _ENGINE = """apply plan state setting settle trial look observe upkeep history targets reboot report
@@ -56,16 +56,17 @@ ROOMS: Rooms = {
         ["tests/unit/sidekick", "tests/property/sidekick"],
     ),
 }
-"""By room, the modules that are changed and its own tests. Of sidekick its engine is changed, not
-its commands and kinds of settings."""
+"""For each room, its modules that are changed and its own tests. In sidekick the engine is changed,
+but not its commands and kinds of settings."""
 WIDER = [UNIT + "services", UNIT + "job_control", UNIT + "agents", "tests/property/control_plane"]
-"""Tests of several rooms: they judge what the own tests did not notice."""
+"""Tests of several rooms. They judge the mutants that the room's own tests did not notice."""
 
 
 def main(seed: int, count: int, only: list[int], folder: Path) -> int:
-    """Judge and print; returns 0 if enough mutants were noticed.
+    """Judge and print. Return 0 if enough mutants were noticed.
 
-    With `only`, those mutants are judged again; what each test reaches is known from before.
+    With `only`, judge those mutants again. Which mutants each test reaches is known from an earlier
+    run.
     """
     mutants = drawn(ROOT, {room: globs for room, (globs, _) in ROOMS.items()}, count, seed)
     if not only:
@@ -95,7 +96,7 @@ def judged(
     wider: list[str],
     seeds: list[str],
 ) -> bool:
-    """Plant all mutants in the tree of a folder and judge those wanted; False: see its log."""
+    """Plant all mutants in the tree of a folder and judge those wanted. On False, see its log."""
     plant(folder / "tree", mutants)
     parts = [
         (own, [m.number for m in wanted if m.room == room]) for room, (_, own) in rooms.items()
@@ -119,7 +120,7 @@ def judged(
 
 
 def rows_of(mutants: list[Mutant], folder: Path) -> list[dict[str, Any]]:
-    """Return what became of each mutant, and write it as JSON beside the log."""
+    """Return the outcome of each mutant, and write the outcomes as JSON next to the log."""
     outcomes: dict[int, dict[str, Any]] = {}
     for row in map(json.loads, (folder / "results.jsonl").read_text().splitlines()):
         before = outcomes.get(row["number"])
@@ -132,7 +133,7 @@ def rows_of(mutants: list[Mutant], folder: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]], reasons: dict[str, str]) -> str:
-    """Return what was noticed by room, and each mutant that was not, with its known reason."""
+    """Return the noticed mutants by room, and each unnoticed mutant with its known reason."""
     lines = []
     for room in dict.fromkeys(row["room"] for row in rows):
         outcomes = [row["outcome"] for row in rows if row["room"] == room]

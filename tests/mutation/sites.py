@@ -1,4 +1,4 @@
-"""Where code may be changed, and a copy of the tree with all drawn changes behind switches."""
+"""Finds where code may be changed, and copies the tree with all drawn changes behind switches."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 }  # fmt: skip
 _DROPPED = (ast.Expr, ast.AugAssign, ast.Assign, ast.Raise, ast.Return)
 _UNTOUCHED = (ast.JoinedStr, ast.pattern, ast.Import, ast.ImportFrom)
-"""Texts, patterns and imports: a change is a syntax error, or no behaviour."""
+"""Texts, patterns and imports: changing them is a syntax error or changes no behaviour."""
 _SEQUENCES = (ast.JoinedStr, ast.List, ast.ListComp, ast.Tuple)
 _LOGS = ("log", "logger", "_log", "logging")
-"""Receivers of calls that are not dropped: no test asks for lines of the program's own log."""
+"""Receivers of calls that are not dropped: no test checks lines of the program's own log."""
 
 
 Site = tuple[ast.AST, str, ast.AST]
-"""What is changed, how, and what it is then."""
+"""The node, the kind of change, and the changed node."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: `number`, from 1, is its switch; the text before and after it is for people."""
+    """One change. `number` (from 1) is its switch; the texts before and after the change are for
+    people."""
 
     number: int
     room: str
     path: str
     site: int
-    """Which of the sites of its module, from 0."""
+    """Which of the sites of its module this is, from 0."""
     line: int
     operator: str
     before: str
@@ -53,15 +54,16 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Return what names it when lines move."""
+        """Return an identifier that survives moved lines."""
         return f"{self.path}: {self.operator}: {self.before} → {self.after}"
 
 
 def drawn(root: Path, rooms: dict[str, list[str]], count: int, seed: int) -> list[Mutant]:
-    """Draw changes, equally many for each room while it has as many; the same for the same seed.
+    """Draw the same number of changes for each room, as far as it has that many. A seed determines
+    them.
 
-    What is drawn of one function does not depend on what others contain: a change of the code
-    replaces few of the mutants that were judged before.
+    The draw of one function does not depend on other functions. So a change of the code replaces
+    few of the mutants that were judged before.
     """
     found: list[tuple[str, str, int, Site]] = []
     for i, (room, globs) in enumerate(rooms.items()):
@@ -81,7 +83,7 @@ def drawn(root: Path, rooms: dict[str, list[str]], count: int, seed: int) -> lis
 
 
 def plant(root: Path, mutants: list[Mutant]) -> None:
-    """Write all changes into the modules below `root`, a copy of the tree, each with its switch."""
+    """Write all changes and their switches into the modules below `root`, a copy of the tree."""
     (root / "mutation_switch.py").write_text(SWITCH)
     for path in {m.path for m in mutants}:
         tree = ast.parse((root / path).read_text())
@@ -101,12 +103,13 @@ def plant(root: Path, mutants: list[Mutant]) -> None:
 
 
 class _Sites:
-    """Everything in functions that can be changed; what runs at import is settings, not drawn."""
+    """Collects everything in functions that can be changed. Code that runs at import is not drawn:
+    it is settings."""
 
     def __init__(self, tree: ast.AST) -> None:
         self.found: list[Site] = []
         self.names: list[str] = []
-        """Of each site: the class and function where it is, and which of the sites there."""
+        """For each site: its class and function, and its number among the sites there."""
         self._counts = Counter[str]()
         self._walk(tree, "", inside=False)
 
@@ -131,7 +134,7 @@ class _Sites:
 
 
 def operators(node: ast.AST) -> Iterator[str]:
-    """Yield how a node can be changed; what can be changed in it, other nodes say."""
+    """Yield how a node itself can be changed. Its children are sites of their own."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         yield (
             "boundary"
@@ -154,14 +157,15 @@ def operators(node: ast.AST) -> Iterator[str]:
     ):
         yield "min/max"
     condition = _condition(node)
-    if condition and not isinstance(condition, ast.Compare | ast.UnaryOp):  # they say it themselves
+    # comparisons and `not` are sites of their own
+    if condition and not isinstance(condition, ast.Compare | ast.UnaryOp):
         yield "condition negated"
     if isinstance(node, _DROPPED) and _may_drop(node):
         yield "dropped"
 
 
 def change(node: ast.AST, operator: str) -> ast.AST:
-    """Return a changed copy of the node; its children are the same."""
+    """Return a changed copy of the node with the same children."""
     new = copy.copy(node)
     if operator in ("boundary", "negated"):
         new.ops = [_SWAPS[type(node.ops[0])]()]
@@ -245,7 +249,7 @@ def _line(node: ast.AST) -> int:
 
 
 def _short(node: ast.AST) -> str:
-    """Return the node's text on one line; of a statement with a body, its first line."""
+    """Return the node's text on one line. For a statement with a body, return its first line."""
     if isinstance(node, ast.comprehension):
         return ast.unparse(node).strip()
     return ast.unparse(node).splitlines()[0]

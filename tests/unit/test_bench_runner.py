@@ -1,4 +1,4 @@
-"""`make bench` runs every bench there is, and repeats one without losing the others."""
+"""`make bench` runs every bench there is. A repeated bench keeps the results of the others."""
 
 import ast
 import json
@@ -101,7 +101,7 @@ def test_figures_are_the_last_line(monkeypatch):
 
 
 def _invented(text: str) -> list[str]:
-    """Return the keys of figures that repeat another figure or are a constant in some cases."""
+    """Return the keys of figures that repeat another figure, or that are constant in some cases."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Dict):
@@ -115,7 +115,8 @@ def _invented(text: str) -> list[str]:
             is_number = any(
                 isinstance(b, ast.Constant) and isinstance(b.value, int | float) for b in branches
             )
-            repeats = source in seen and not isinstance(value, ast.Call)  # a call measures again
+            # each call is a new measurement
+            repeats = source in seen and not isinstance(value, ast.Call)
             if repeats or is_number:
                 found.append(str(key.value))
             seen.add(source)

@@ -1,4 +1,4 @@
-"""Files that people write may begin with a byte-order mark, which some editors put there."""
+"""Files that people write may begin with a byte-order mark, which some editors add."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_host_profile(path: Path) -> Any:
 
 
 def explain_model(path: Path) -> Any:
-    """Return what a model of the ReBalancer is in words."""
+    """Return the description of a model of the ReBalancer as text."""
     found = CliRunner().invoke(main, ["rebalance", "explain", "--model", str(path)])
     assert found.exit_code == 0, found.output
     return found.output
@@ -71,7 +71,7 @@ def explain_model(path: Path) -> Any:
 def test_a_file_with_a_byte_order_mark_is_read_as_without_it(
     tmp_path: Path, name: str, text: str, read: Callable[[Path], Any]
 ) -> None:
-    """A job file with the mark was refused with "Invalid statement"."""
+    """Formerly a job file with the mark was refused with "Invalid statement"."""
     file = tmp_path / name
     file.write_text(text)
     expected = read(file)

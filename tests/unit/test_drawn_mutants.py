@@ -1,4 +1,4 @@
-"""Changes of the code that a seed draws: what can be changed, and how its switch changes it."""
+"""Seeded changes of the code: what can be changed, and how a switch turns a change on."""
 
 import ast
 import importlib.util
@@ -37,7 +37,8 @@ def names(found: list[str]) -> list[str]:
 
 
 def planted(folder: Path, code: str = CODE) -> tuple[list[Mutant], ModuleType, ModuleType]:
-    """Return every change of a module, the module with all of them, and their switch."""
+    """Return all changes of a module, the module with these changes, and the module of their
+    switch."""
     (folder / "module.py").write_text(code)
     mutants = drawn(folder, {"room": ["*.py"]}, 1000, seed=1)
     plant(folder, mutants)

@@ -1,4 +1,4 @@
-"""The glossary's table, and what it must say of other systems' words."""
+"""The glossary's table, and what it must say about terms of other systems."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_each_row_has_a_word_a_meaning_an_equivalent_and_a_file() -> None:
 
 
 def test_each_word_is_found_in_the_file_that_it_names() -> None:
-    """A stranger who looks a word up opens that file, and the word is there."""
+    """A reader who looks up a word opens that file and finds the word there."""
     missing = []
     for words, _, _, where in rows():
         file = re.fullmatch(r"\[(\S+)\]\(\.\./\1\)", where)

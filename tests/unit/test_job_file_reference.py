@@ -1,4 +1,4 @@
-"""docs/job-file.md and the types say the same, and every key says what it is."""
+"""docs/job-file.md and the types agree, and every key has a description."""
 
 import re
 import runpy

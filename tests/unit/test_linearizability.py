@@ -1,4 +1,4 @@
-"""The checker of histories accepts what one register can have answered, and refuses the rest."""
+"""The checker of histories accepts answers that one register can give, and refuses others."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def test_keys_are_checked_apart_and_the_bad_one_is_named() -> None:
 
 
 def played(chance: random.Random, read_at: Callable[[list[object]], object]) -> list[Did]:
-    """Return what clients see of a register that does each operation at a moment in between."""
+    """Return what clients see of a register that does each operation between its call and its
+    answer."""
     moments = sorted((chance.random(), n) for n in range(60))
     values: list[object] = [None]
     history = []

@@ -1,4 +1,4 @@
-"""The bugs that `make mutants` plants are still in the code that there is."""
+"""The bugs that `make mutants` plants match the present code."""
 
 import importlib.machinery
 import importlib.util

@@ -1,4 +1,4 @@
-"""The page on security shows every probe of the task that attacks its host, and what came of it."""
+"""The page on security shows every probe of the task that attacks its host, and the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.behaviour("F-84")
 def test_the_security_page_shows_every_probe_and_no_success() -> None:
-    """The table is that of a run of tests/lab/test_2_red_team.py."""
+    """The table comes from a run of tests/lab/test_2_red_team.py."""
     source = (ROOT / "tests" / "lab" / "red_team.c").read_text()
     probes = re.findall(r'^ +P\("([^"]+)"', source, re.MULTILINE)
     page = (ROOT / "docs" / "security.md").read_text()

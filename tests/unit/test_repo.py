@@ -36,7 +36,7 @@ def test_a_module_is_short_and_named_by_its_content(path: Path) -> None:
 
 @pytest.mark.parametrize("together", [("unit", "property"), ("contract", "integration")])
 def test_files_that_are_collected_together_have_unique_names(together: tuple[str, ...]):
-    """Pytest imports the files of folders without `__init__.py` by their names alone."""
+    """Pytest imports files of folders without `__init__.py` by their file names only."""
     files = [p for suite in together for p in (ROOT / "tests" / suite).rglob("*.py")]
     loose = [p.name for p in files if not (p.parent / "__init__.py").exists()]
     assert {n for n in loose if loose.count(n) > 1} - {"conftest.py"} == set()
@@ -44,7 +44,7 @@ def test_files_that_are_collected_together_have_unique_names(together: tuple[str
 
 @pytest.mark.behaviour("F-15")
 def test_no_host_process_is_ever_signalled_by_its_pid() -> None:
-    """PIDs are reused; units and cgroups are not (F-15)."""
+    """PIDs are reused. Units and cgroups are not."""
     offenders = [
         path.relative_to(ROOT)
         for path in MODULES
@@ -71,7 +71,7 @@ def test_the_questions_of_a_newcomer_lead_to_files_that_exist() -> None:
 
 
 def test_files_that_the_way_in_names_exist() -> None:
-    """A newcomer opens them: whole paths, or the end of one (`core/decide.py`)."""
+    """The introductory pages name files by a whole path or by the end of one (`core/decide.py`)."""
     places = ("agent", "control_plane", "conveyor", "resolver", "sidekick", "taskcontrol", "vm_lab")
     files = [p for place in (*places, "wire", "tests", "docs", "profiles") for p in _files(place)]
     files += [p.name for p in ROOT.iterdir() if p.is_file()]
@@ -93,7 +93,7 @@ def test_the_way_in_stays_short() -> None:
 
 
 def _is_a_skip(node: ast.AST) -> bool:
-    """Return whether a name of pytest or unittest takes a test out of a run."""
+    """Return whether a name of pytest or unittest skips a test."""
     if isinstance(node, ast.ImportFrom):
         return node.module in ("pytest", "unittest") and any(n.name in SKIPS for n in node.names)
     if not isinstance(node, ast.Attribute) or node.attr not in SKIPS:
@@ -150,7 +150,7 @@ def test_a_skip_and_an_assert_that_cannot_fail_are_found(line: str) -> None:
 
 @pytest.mark.behaviour("BUG-AU5", "BUG-AU7")
 def test_no_test_is_skipped_and_no_assert_always_holds() -> None:
-    """A suite that cannot run has to fail."""
+    """A suite that cannot run must fail."""
     offenders = [
         f"{path.relative_to(ROOT)}:{line}: {kind}"
         for path in TESTS

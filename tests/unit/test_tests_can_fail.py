@@ -1,4 +1,4 @@
-"""Each test asserts something, itself or by what it calls and gets."""
+"""Each test asserts something, itself or in the functions and fixtures that it uses."""
 
 import re
 from collections import defaultdict
@@ -9,14 +9,14 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 FUNCTION = re.compile(r"^( *)(?:async )?def (\w+)\((.*?)^\1\S", re.MULTILINE | re.DOTALL)
-"""A function up to the next line that stands as far left; what is inside of it is part of it."""
+"""Matches a function up to the next line with its indentation. Nested functions are part of it."""
 WORD = re.compile(r"\w+")
 FAILS = {"assert", "raise", "raises", "fail", "warns"}
-"""What ends a test: of Python, and of pytest."""
+"""Words that end a test: of Python and of pytest."""
 
 
 def functions(text: str) -> Iterable[tuple[str, set[str]]]:
-    """Yield each function and the words in it, those of functions in it as well."""
+    """Yield each function and the words in it, including the words of nested functions."""
     at, text = 0, text.replace("\n)", "\n    )") + "\nend"
     while found := FUNCTION.search(text, at):
         yield found[2], set(WORD.findall(found[3]))
@@ -24,7 +24,8 @@ def functions(text: str) -> Iterable[tuple[str, set[str]]]:
 
 
 def that_cannot_fail(texts: dict[str, str]) -> list[str]:
-    """Return the tests that assert and raise nothing, nor anything that they call or get."""
+    """Return tests that cannot fail: neither they nor the functions that they use assert or
+    raise."""
     words: dict[str, set[str]] = defaultdict(set)
     tests = []
     for path, text in texts.items():
@@ -40,7 +41,7 @@ def that_cannot_fail(texts: dict[str, str]) -> list[str]:
 
 @pytest.mark.behaviour("BUG-AU5")
 def test_each_test_can_fail() -> None:
-    """Also by what a helper or the end of a fixture asserts."""
+    """Asserts in helpers and in the teardown of fixtures count as well."""
     paths = {path for path in TESTS.rglob("*.py") if "data" not in path.parts} - {Path(__file__)}
     texts = {str(path.relative_to(TESTS)): path.read_text() for path in paths}
     assert sum(name.startswith("test_") for t in texts.values() for name, _ in functions(t)) > 3000

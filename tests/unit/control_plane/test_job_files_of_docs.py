@@ -1,4 +1,4 @@
-"""The job files of docs/compose.md are valid; tests/lab/test_4_compose.py applies them."""
+"""The job files of docs/compose.md are valid. tests/lab/test_4_compose.py applies them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "compose.md"
 
 @pytest.mark.behaviour("BUG-AG31")
 def test_the_three_jobs_are_valid_and_let_one_another_in(tmp_path: Path) -> None:
-    """By the names of jobs, which the resolver has as well."""
+    """They permit each other by job name, and the resolver uses the same names."""
     found = {}
     files = re.findall(r"```toml\n# (\w+)\.toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     for name, text in files:

@@ -1,4 +1,4 @@
-"""Jobs in memory that behave as the job API does, a clock to step, and gates to script."""
+"""Jobs in memory that behave as in the job API, a clock that tests step, and scripted gates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from conveyor.service import DeliveryService
 from wire.errors import Conflict, Unreachable
 
 ME = "user:conveyor"
-"""Writer of what the service writes."""
+"""The writer name that the service puts into its writes."""
 
 
 def digest(number: int) -> str:
@@ -30,7 +30,8 @@ def digest(number: int) -> str:
 
 
 def a_pipeline(**changes: Any) -> PipelineSpec:
-    """Return canary, half and all, with one gate that the test scripts."""
+    """Return a pipeline with the stages canary, half and all, and one gate that the test
+    scripts."""
     document: dict[str, Any] = {
         "name": "web",
         "jobs": ["web"],
@@ -48,7 +49,7 @@ def a_pipeline(**changes: Any) -> PipelineSpec:
 
 @dataclass
 class ModelJob:
-    """A job whose tasks are updated one in each tick, as far as its push lets."""
+    """A job that updates one task in each tick, as far as its push permits."""
 
     image: str = digest(1)
     base: str = digest(1)
@@ -66,14 +67,14 @@ class ModelJob:
         return self.push.of(len(self.tasks))
 
     def write(self, who: str, image: str, push: PushIntent, reason: str = "") -> None:
-        """Write the push, as any writer of it does."""
+        """Write the push as any writer does."""
         if image != self.image:
             self.base = max(set(self.tasks), key=self.tasks.count) if self.tasks else image
         self.image, self.push, self.reason = image, push, reason
         self.owner, self.version, self.went_back = who, self.version + 1, ""
 
     def want(self, image: str) -> None:
-        """Roll back, or apply a file, as an owner may at any time."""
+        """Roll back or apply a file, as an owner may do at any time."""
         self.write("", image, PushIntent(version=1))
 
     def tick(self) -> None:
@@ -121,11 +122,11 @@ class ModelJob:
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The process is killed here."""
 
 
 class ModelPlane:
-    """Implements `PushWriter` over model jobs; can be away, and can kill its caller."""
+    """Implements `PushWriter` over model jobs. It can be unavailable, and can kill its caller."""
 
     def __init__(self) -> None:
         self.jobs = {"web": ModelJob()}
@@ -134,13 +135,13 @@ class ModelPlane:
         """Digests that the image store does not have."""
         self.is_away = False
         self.kill_in: int | None = None
-        """So many awaits until the process is killed, before or after the change."""
+        """Number of awaits until the process is killed, before or after the change."""
         self.calls: list[tuple[str, ...]] = []
         self.before_write: Callable[[], None] | None = None
-        """Is called once between a look and the write that follows from it."""
+        """Called once between the reading of a job and the write that follows."""
 
     def point(self) -> None:
-        """One place where a process may be killed."""
+        """Mark a place where the process may be killed."""
         if self.kill_in is not None:
             self.kill_in -= 1
             if self.kill_in < 0:
@@ -193,14 +194,14 @@ class ModelPlane:
 
 
 class ScriptedMeter:
-    """Gates say what the test wants; health is measured as it is."""
+    """Gates return what the test sets. Health is measured as in production."""
 
     def __init__(self, plane: ModelPlane) -> None:
         self.plane = plane
         self.says: dict[str, Measured] = {}
         self.default = Measured(GateOutcome.PASS, "0.01 errors", {"max": 0.01})
         self.bad: set[str] = set()
-        """Images that gates fail."""
+        """Images that fail the gates."""
 
     async def end(self, run: PipelineRun) -> None:
         self.plane.point()
@@ -253,7 +254,7 @@ class World:
         return self
 
     def restart(self) -> None:
-        """Begin a process anew on the same store."""
+        """Start a new process on the same store."""
         runtime = Runtime()
         runtime.date = lambda: self.now  # type: ignore[method-assign]
         records = DeliveryRecords(self.store)
@@ -265,7 +266,7 @@ class World:
         self.sent.append((url, message))
 
     async def rounds(self, count: int, step_s: float = 10.0) -> None:
-        """Let time pass: jobs tick, and the service looks."""
+        """Let time pass: jobs tick, and the service runs its rounds."""
         for _ in range(count):
             self.now += step_s
             for job in self.plane.jobs.values():
@@ -273,7 +274,7 @@ class World:
             await self.service.round(self.spec.name)
 
     async def until(self, *states: str, most: int = 400) -> PipelineRun:
-        """Let time pass until a run ended in one of these states."""
+        """Let time pass until a run has ended in one of these states."""
         for _ in range(most):
             await self.rounds(1)
             view = await self.service.view(self.spec.name)
@@ -282,7 +283,7 @@ class World:
         raise AssertionError(f"no run ended as {states}: {msgspec.json.encode(view.record)!r}")
 
     async def run(self) -> PipelineRun:
-        """Return the run under way."""
+        """Return the active run."""
         found = (await self.service.view(self.spec.name)).record.active
         assert found is not None
         return found

@@ -46,7 +46,7 @@ def test_every_route_names_its_role_and_only_writers_may_change():
 
 @asynccontextmanager
 async def served(world: World, folder: Path, authority: CertificateAuthority) -> AsyncIterator[str]:
-    """Serve on a socket in the folder and over TLS; yields the URL."""
+    """Serve on a socket in the folder and over TLS. Yield the URL."""
     subject = CertificateSubject("controller", "conveyor", ("127.0.0.1",))
     context = tls.server_context(authority.credential(subject, ""), require_client=True)
     access = DeliveryAccess(frozenset({"ann"}))
@@ -148,7 +148,7 @@ async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):
 
 @asynccontextmanager
 async def answering(answer: Any, status: int = 200) -> AsyncIterator[str]:
-    """Serve one answer to every request; a function is given the query of a form."""
+    """Serve one answer to every request. A function gets the query of the form."""
 
     async def handler(request: web.Request) -> web.Response:
         form = await request.post()
@@ -224,7 +224,8 @@ async def test_a_comparison_asks_for_both_sides():
 async def test_a_long_comparison_asks_for_no_more_points_than_prometheus_gives(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """After three hours a comparison each second had no data, and failed the stage."""
+    """Formerly, after three hours, a comparison with one point per second had no data and failed
+    the stage."""
     asked: list[float] = []
 
     class Server:

@@ -1,4 +1,4 @@
-"""The push of the conveyor beside the other writers of a job."""
+"""The push of the conveyor together with the other writers of a job."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_write_between_look_and_push_is_not_overwritten():
     assert job.image == digest(9)
     view = await world.service.view("web")
     assert "the push is at version 1, not 0" in view.trouble
-    await world.until("done")  # it began on top of what it saw then
+    await world.until("done")  # the run began on top of the version that it saw next
     assert job.image == digest(2)
 
 
@@ -137,7 +137,7 @@ async def test_the_next_stage_waits_for_the_end_of_a_hold_and_gates_go_on():
 
 
 async def test_a_job_that_the_scheduler_brought_back_itself_fails_the_run():
-    """`update.on_failure = "rollback"` of the owner stays in force during a run."""
+    """The owner's `update.on_failure = "rollback"` stays in force during a run."""
     world, job = await at_canary()
     job.write("", digest(1), PushIntent(version=1))
     job.went_back = "version 2 failed on 1 task; the job was rolled back to version 1"
@@ -204,7 +204,7 @@ def a_status(**changes: Any) -> JobStatus:
 
 @pytest.mark.behaviour("JC6")
 def test_canaries_of_a_tester_and_extra_tasks_are_neither_new_nor_stable():
-    """The push is not diluted, and the comparison is with what serves unchanged."""
+    """The push is not diluted, and the comparison uses the tasks that serve unchanged."""
     seen = progress(a_status(), digest(2))
     assert (seen.new, seen.new_healthy, seen.size) == (1, 1, 4)
     assert (seen.new_tasks, seen.stable_tasks) == (("web-0",), ("web-2", "web-3"))
@@ -224,7 +224,7 @@ def test_the_push_its_writer_and_a_hold_are_read_from_the_intents():
 
 @pytest.mark.behaviour("CV1")
 def test_a_registry_tag_names_the_newest_image_that_was_fetched_from_it():
-    """`trigger.image` is a name that was signed, or a reference of a registry."""
+    """`trigger.image` is a signed name or a reference of a registry."""
 
     def an_image(number: int, reference: str) -> ImageInfo:
         return ImageInfo(

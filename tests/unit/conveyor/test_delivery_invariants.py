@@ -36,7 +36,7 @@ SPEC = a_pipeline(
 
 
 class Deliveries(RuleBasedStateMachine):
-    """People, triggers, failures and kills in any order."""
+    """Users, triggers, failures and kills in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Deliveries(RuleBasedStateMachine):
         return self.loop.run_until_complete(work)
 
     def teardown(self) -> None:
-        """Once people and failures leave it alone, every run ends and no job is left behind."""
+        """Once users and failures stop, every run ends and no job is left unfinished."""
         try:
             self.comes_to_rest()
         finally:
@@ -122,7 +122,7 @@ class Deliveries(RuleBasedStateMachine):
     # -- invariants
 
     def every_act_is_right(self) -> None:
-        """No push of an image while another run has the job; stages never skipped ahead."""
+        """No image is pushed while another run has the job, and no stage is skipped."""
         new, self.calls_seen = (
             self.world.plane.calls[self.calls_seen :],
             len(self.world.plane.calls),
@@ -193,12 +193,12 @@ TestDeliveries = Deliveries.TestCase
 
 
 def _story(run: PipelineRun) -> list[Any]:
-    """Return what must be the same however often the process was killed."""
+    """Return the parts of a run that must not depend on kills of the process."""
     return [run.number, run.image, run.state, [s.name for s in run.steps], run.reason]
 
 
 async def _play(world: World, kill_in: int | None) -> tuple[int, list[Any]]:
-    """Deliver a good image, then a bad one; return how many kill points there were."""
+    """Deliver a good image, then a bad one. Return the number of kill points, and the runs."""
     await world.begin()
     world.store.plane = world.plane
     far = 1_000_000

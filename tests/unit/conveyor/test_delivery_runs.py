@@ -259,7 +259,7 @@ async def test_jobs_in_order_begin_when_the_previous_one_is_done():
 
 @pytest.mark.behaviour("CV3", "AV15")
 async def test_a_bug_never_reaches_the_second_of_two_regions():
-    """With a job for each region or shard, in order, the first one stops the release."""
+    """With one job for each region or shard, in order, the first job stops the release."""
     world = World(a_pipeline(jobs=["web", "api"], order="in-order"))
     world.plane.jobs["api"] = ModelJob()
     await world.begin()
@@ -443,7 +443,8 @@ async def test_a_notification_is_sent_again_until_its_hook_answers():
 
 @pytest.mark.behaviour("BUG-CP83")
 async def test_a_hook_that_is_down_does_not_keep_the_others_from_their_notification():
-    """The first that failed ended the list, and those before it got it each minute."""
+    """Formerly the first failing hook ended the list, and the hooks before it were called each
+    minute."""
     hooks = ["http://one.example/", "http://down.example/", "http://two.example/"]
     world = await World(a_pipeline(on_failure={"notify": hooks})).begin()
 
@@ -472,7 +473,7 @@ def of_two_jobs() -> World:
 
 @pytest.mark.behaviour("BUG-CP84")
 async def test_a_job_that_is_removed_leaves_the_other_jobs_of_a_run_paused():
-    """They stayed half updated, and their update went on without gates."""
+    """Formerly the other jobs stayed half updated, and their update continued without gates."""
     world = await of_two_jobs().begin()
     while world.plane.jobs["api"].tasks.count(digest(2)) < 1:
         await world.rounds(1)
@@ -484,7 +485,7 @@ async def test_a_job_that_is_removed_leaves_the_other_jobs_of_a_run_paused():
 
 @pytest.mark.behaviour("BUG-CP84")
 async def test_a_job_that_is_removed_does_not_end_the_rollback_of_others():
-    """The other jobs kept the bad image."""
+    """Formerly the other jobs kept the bad image."""
     world = await of_two_jobs().begin()
     while world.plane.jobs["api"].tasks.count(digest(2)) < 5:
         await world.rounds(1)
@@ -551,7 +552,8 @@ async def test_the_image_that_finished_last_is_remembered_while_its_tasks_are_br
     world.plane.images["web"] = digest(2)
     await world.until("done")
     job = world.plane.jobs["web"]
-    job.broken = {digest(2)}  # not settled: what the job wants now says nothing of what worked
+    # not settled: the image that the job wants now has not been shown to work
+    job.broken = {digest(2)}
     world.plane.images["web"] = digest(3)
     world.meter.bad = {digest(3)}
     await world.rounds(3)
@@ -562,7 +564,7 @@ async def test_the_image_that_finished_last_is_remembered_while_its_tasks_are_br
 
 
 async def test_a_start_with_an_image_that_the_store_does_not_have_is_refused_at_once():
-    """It held the pipeline for half an hour, in a stage that could never be reached."""
+    """Formerly the run held the pipeline for half an hour, in a stage that it could never reach."""
     world = await World().begin()
     with pytest.raises(NotFound, match="the image store has no image sha256:"):
         await world.service.start("web", StartRequest(image=digest(99)), "user/ann")

@@ -26,7 +26,7 @@ HOSTS = ["m1", "m2", "m3", "m4"]
 
 
 class ModelHosts:
-    """Implements `FleetHosts`: BROKEN does not start, SICK starts and never answers."""
+    """Implements `FleetHosts`. BROKEN does not start; SICK starts but never answers."""
 
     def __init__(self, plane: ModelPlane) -> None:
         self.plane = plane
@@ -43,7 +43,7 @@ class ModelHosts:
         runs = self.runs["plane" if fleet.hosts else "agents"]
         bad = [h for h, r in runs.items() if not self.is_healthy(h, r) and h not in self.away]
         self.unhealthy_at_once = max(self.unhealthy_at_once, len(bad))
-        # A host that does not answer shows the release that it was last heard with.
+        # A silent host shows the release of its last report.
         return [
             HostSeen(h, r if self.is_healthy(h, r) else OLD, self.is_healthy(h, r), "silent")
             for h, r in runs.items()
@@ -144,7 +144,8 @@ async def test_cv3_av15_agents_first_then_the_control_plane_each_canary_first():
 
 @pytest.mark.parametrize("release", [BROKEN, SICK])
 async def test_cv3_a_release_that_does_not_start_is_stopped_at_the_canary_and_taken_back(release):
-    """Whether its installation fails or its agent never answers again: the way back is the same."""
+    """The rollback is the same after a failed installation and after an agent that never answers
+    again."""
     world = await FleetWorld().begin()
     await world.start(NEW)
     await world.until("done")
@@ -157,7 +158,7 @@ async def test_cv3_a_release_that_does_not_start_is_stopped_at_the_canary_and_ta
     assert "host m1: " in run.reason
     assert [s.name for s in run.steps] == ["fleet/agents: canary 1", "rollback"]
     assert world.hosts.unhealthy_at_once <= 1
-    await world.start(NEW)  # the fleet is as if nothing had been
+    await world.start(NEW)  # the fleet is as it was before the failed release
 
 
 async def test_agents_are_rolled_back_too_if_the_control_plane_fails():
@@ -231,7 +232,7 @@ async def test_the_command_of_one_host_ends_before_that_of_the_next_begins():
 
 
 async def test_a_kill_at_any_await_does_not_change_the_final_state():
-    """Each host is changed once, or once more with the same words; never two at a time."""
+    """Each host is changed once, or twice by the same request, and never two hosts at a time."""
     for release, state, want in ((NEW, "done", [NEW] * 4), (BROKEN, "rolled-back", [OLD] * 4)):
         point, was_killed = 0, True
         while was_killed:
@@ -259,7 +260,7 @@ async def test_a_kill_at_any_await_does_not_change_the_final_state():
 
 
 async def test_a_process_that_lost_its_store_touches_no_host_and_ends(monkeypatch):
-    """The lease is another instance's: it goes on with the hosts."""
+    """Another instance has the lease and continues with the hosts."""
     world = await FleetWorld(a_release(fleets=["agents"])).begin()
     await world.start(NEW)
     await world.service.round("twine")

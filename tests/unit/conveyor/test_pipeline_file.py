@@ -139,7 +139,8 @@ def test_a_hold_and_a_window_keep_stages_back_with_their_reason():
 
 
 def test_the_p_value_is_that_of_the_published_test():
-    """By hand: U = 25 of 25, mean 12.5, variance 275/12, continuity 0.5: z = 2.507, p = 0.0061."""
+    """Computed by hand: U = 25 of 25, mean 12.5, variance 275/12, continuity 0.5: z = 2.507, p =
+    0.0061."""
     assert p_greater([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(0.9967, abs=1e-4)
     assert p_greater([6, 7, 8, 9, 10], [1, 2, 3, 4, 5]) == pytest.approx(0.0061, abs=1e-4)
     assert p_greater([1, 1, 1], [1, 1, 1]) == 1.0
@@ -199,7 +200,7 @@ def test_restarts_before_the_stage_do_not_count():
     assert judge.of_health(HealthGate(), seen, 4).outcome is GateOutcome.FAIL
 
 
-# -- what people see
+# -- what users see
 
 
 async def test_the_status_is_a_page_and_the_history_a_drawing():
@@ -257,7 +258,7 @@ def test_a_command_gate_has_time_to_pass_and_a_job_name():
 def test_the_end_of_a_command_is_its_verdict(
     state: TaskState, result: str, code: int | None, outcome: GateOutcome | None
 ):
-    """A machine that failed meanwhile says nothing of what was checked."""
+    """A machine that failed during the command gives no data about what was checked."""
     spec = JobSpec(name="c", entitlement="e", tasks=1, image=f"sha256:{1:064x}", command=["/c"])
     last = Exit(result=result, code=code, at=1.0)
     task = TaskRecord(index=0, version=1, generation=1, state=state, last_exit=last)

@@ -1,7 +1,8 @@
-"""No field of any request costs more than its size: eight times the text is not 64 times the work.
+"""The work for any field of a request grows linearly: eight times the text is not 64 times the
+work.
 
-Made from the route tables of both programs: each field of each body grows, in the ways that an
-attacker would try, and the rest of the document is left out or is what it must be.
+The fields come from the route tables of both programs. Each field of each body grows in the ways
+that an attacker would try. The rest of the document is left out or valid.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from wire.fairness import MAX_BODY_BYTES
 from wire.routes import Route, decode_json
 
 SMALL, TIMES = MAX_BODY_BYTES // 128, 8
-"""Characters of the smaller value; the larger is a sixteenth of what a body may have."""
+"""Characters of the smaller value. The larger value is a sixteenth of the largest body."""
 SMALL_S = 0.05
-"""Work below this is not looked at: it is no attack, and too short to compare."""
+"""Less work than this is ignored: it is no attack, and too short for a comparison."""
 LINEAR = 3.0
-"""Times what linear growth would be; quadratic is eight times."""
+"""Permitted factor above linear growth. Quadratic growth has the factor eight."""
 
 Hostile = Callable[[int], Any]
 VALUES: dict[str, Hostile] = {
@@ -64,7 +65,7 @@ def fields_of(info: inspect.Type, where: tuple[str, ...] = ()) -> Iterator[tuple
 def document(where: tuple[str, ...], value: Any) -> bytes:
     for name in reversed(where):
         value = {name: value}
-    # what other fields are compared with
+    # other fields are compared with these
     value = {"ports": ["http", "http"], "command": ["x"]} | value
     return json.dumps(value).encode()
 
@@ -77,7 +78,7 @@ def work_s(route: Route, data: bytes) -> float:
 
 
 def refusal(route: Route, data: bytes) -> InvalidInput:
-    """Return why a body is refused; an error without words for one that is not."""
+    """Return why a body is refused. For an accepted body, return an error with an empty text."""
     try:
         decode_json(data, route.request, "the body", route.relations)
     except InvalidInput as e:
@@ -90,13 +91,14 @@ BODIES = {
     for r in (*AGENT_ROUTES, *JOIN_ROUTES, *ROUTES)
     if r.request is not None
 }
-"""One route for each type of body: it is the body that costs."""
+"""One route for each type of body, because the body determines the work."""
 
 
 @pytest.mark.behaviour("BUG-HT3")
 @pytest.mark.parametrize("name", BODIES)
 def test_the_work_of_a_request_grows_with_its_size(name: str) -> None:
-    """`${` 20,000 times took 22 s; a port listed 30,000 times made 246 MB of answer."""
+    """Formerly `${` 20,000 times took 22 s, and a port listed 30,000 times made 246 MB of
+    answer."""
     route = BODIES[name]
     for where in dict.fromkeys(fields_of(inspect.type_info(route.request))):
         for what, value in VALUES.items():
@@ -111,7 +113,7 @@ def test_the_work_of_a_request_grows_with_its_size(name: str) -> None:
 @pytest.mark.behaviour("BUG-HT3")
 @pytest.mark.parametrize("name", BODIES)
 def test_a_refusal_is_never_longer_than_the_refused_input(name: str) -> None:
-    """At most 100 errors, each of them short."""
+    """The answer has at most 100 errors, and each of them is short."""
     route = BODIES[name]
     for where in dict.fromkeys(fields_of(inspect.type_info(route.request))):
         for what, value in VALUES.items():

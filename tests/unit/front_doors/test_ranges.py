@@ -1,7 +1,7 @@
-"""Every number, text and list that enters a program has a range (BUG-HT1, BUG-HT8).
+"""Every number, text and list that enters a program has a range.
 
-What enters is what the route tables say: the requests of both programs, and the answers of
-agents, of which each is a host that somebody may have taken over.
+The route tables list what enters: the requests of both programs, and the answers of agents. An
+attacker may have taken over the host of any agent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from wire.routes import Route, decode_json
 pytestmark = pytest.mark.behaviour("BUG-HT1", "BUG-HT8")
 
 LARGEST = float(1 << 53)
-"""Beyond it two programs that read the same JSON may have different numbers."""
+"""Above this value, two programs that read the same JSON may get different numbers."""
 
 
 def entering() -> dict[str, Any]:
@@ -37,7 +37,8 @@ def entering() -> dict[str, Any]:
 
 
 def unbounded(info: inspect.Type, where: str, seen: frozenset[type]) -> Iterator[str]:
-    """Yield each place below a type without a largest value or length, or with an open pattern."""
+    """Yield each place below a type without a bound of value or length, or with an unbounded
+    pattern."""
     match info:
         case inspect.Metadata(type=inner):
             yield from unbounded(inner, where, seen)
@@ -71,27 +72,27 @@ def unbounded(info: inspect.Type, where: str, seen: frozenset[type]) -> Iterator
 
 
 def _is_short(pattern: str | None) -> bool:
-    """Return whether a pattern bounds the length: it repeats nothing without an end."""
+    """Return whether a pattern bounds the length, because it has no unbounded repetition."""
     return pattern is not None and "*" not in pattern and "+" not in pattern
 
 
 @pytest.mark.behaviour("BUG-HT1", "BUG-HT8", "BUG-CP90")
 @pytest.mark.parametrize("name", entering())
 def test_everything_that_enters_has_a_range(name: str) -> None:
-    """For types that come later, too."""
+    """The test includes types that are added later."""
     assert list(unbounded(inspect.type_info(entering()[name]), "", frozenset())) == []
 
 
 HUGE = ["1" + "0" * 400, "1e308", "-1", str(1 << 53 | 1), "1e400"]
 UNREADABLE = "1e400"
-"""No number to any program: the whole is refused before its fields are looked at."""
+"""No program can read it as a number. The document is refused before its fields are checked."""
 
 
 @pytest.mark.behaviour("BUG-HT1")
 @pytest.mark.parametrize("number", HUGE)
 @pytest.mark.parametrize("field", ["memory_bytes", "cpus", "disk_bytes", "numa_nodes"])
 def test_facts_of_a_host_are_refused_with_field_value_and_range(field: str, number: str) -> None:
-    """Memory of 10^400 bytes was stored, and no start came after it."""
+    """Formerly memory of 10^400 bytes was stored, and the control plane could not start again."""
     facts = {
         "machine_id": "vm1",
         "boot_id": "b",
@@ -111,7 +112,6 @@ def test_facts_of_a_host_are_refused_with_field_value_and_range(field: str, numb
 
 @pytest.mark.behaviour("BUG-HT1")
 def test_numbers_of_queries_have_a_range() -> None:
-    """Of the queries, too."""
     from wire.fairness import Peer
     from wire.server import Call
 
@@ -123,7 +123,7 @@ def test_numbers_of_queries_have_a_range() -> None:
 
 @pytest.mark.behaviour("BUG-HT1")
 def test_an_answer_with_a_huge_number_is_invalid() -> None:
-    """A joined agent may say what it likes; the client takes no such answer."""
+    """A joined agent may send any answer. The client refuses this one."""
     for number in HUGE:
         with pytest.raises(msgspec.DecodeError):
             msgspec.json.decode(f'{{"cpus": {number}}}', type=Hardware)

@@ -1,4 +1,4 @@
-"""Answers to questions of the wire, asked with dnspython's own messages."""
+"""Answers to DNS questions in wire format, made with dnspython's own messages."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def data(section) -> list[str]:
     ],
 )
 def test_names_of_the_zone(name: str, kind: str, expected: list[str]):
-    """A job, one of its tasks, one of its ports."""
+    """The names are those of a job, of one of its tasks, and of one of its ports."""
     reply = ask(name, kind)
     assert reply.rcode() == dns.rcode.NOERROR
     assert reply.flags & dns.flags.AA
@@ -108,7 +108,7 @@ def test_a_service_includes_its_addresses():
     ],
 )
 def test_no_such_name_is_not_no_such_record(name: str, kind: str, code: int):
-    """RFC 2308: both name the zone's SOA, by which the answer is kept no longer than others."""
+    """RFC 2308: both answers name the zone's SOA, so clients cache them no longer than others."""
     reply = ask(name, kind)
     assert reply.rcode() == code
     assert not reply.answer
@@ -118,7 +118,7 @@ def test_no_such_name_is_not_no_such_record(name: str, kind: str, code: int):
 
 @pytest.mark.behaviour("JC10")
 def test_srv_records_have_differing_weights_and_omit_tasks_without_requests():
-    """A resolver that follows RFC 2782 gives a canary its part of the requests."""
+    """A resolver that follows RFC 2782 gives a canary its share of the requests."""
     few, none, *others = WEB
     server = a_server(web=[replace(few, weight=7), replace(none, weight=0), *others])
     records = data(ask("_http._tcp.web.twine.internal", "SRV", server).answer)
@@ -131,7 +131,7 @@ def test_srv_records_have_differing_weights_and_omit_tasks_without_requests():
 
 
 def test_an_unknown_job_is_answered_with_an_error_not_as_missing():
-    """A client that was told "no such name" would give up on a job that runs."""
+    """A client that received "no such name" would give up on a job that runs."""
     assert ask("unknown.twine.internal").rcode() == dns.rcode.SERVFAIL
 
 
@@ -167,7 +167,7 @@ def test_of_a_huge_job_each_answer_has_other_tasks():
 
 @given(st.binary(max_size=600))
 def test_random_bytes_never_crash_the_dns_server(wire: bytes):
-    """What is no question gets an error or silence; an answer is never answered."""
+    """Bytes that are no question get an error or no answer. An answer is never answered."""
     reply = asyncio.run(SERVER.reply_to(wire, tcp=False))
     if reply is not None:
         assert not wire[2] & 0x80

@@ -1,4 +1,4 @@
-"""What a follower knows, and when, on virtual time."""
+"""What a follower knows at which moment, on virtual time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wire.errors import Busy, Unreachable
 
 
 class Front:
-    """A front end that answers from a dict of job → endpoints, and can be away."""
+    """A front end that answers from a dict of job → endpoints, and can be unavailable."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Endpoints] = {}
@@ -78,7 +78,7 @@ def test_a_job_that_is_added_does_not_wait_behind_those_that_do_not_change():
         front.serve("web", 1, "a")
         front.serve("api", 1, "b")
         await follower.get("web", 2)
-        await asyncio.sleep(5)  # a call for `web` waits for news now
+        await asyncio.sleep(5)  # a call for `web` waits for changes now
         assert hosts(await follower.get("api", 2)) == ["b"]
 
     following(scenario)
@@ -98,7 +98,7 @@ def test_a_job_that_is_created_and_deleted_is_followed():
 
 
 def test_last_known_records_are_served_while_the_control_plane_is_down():
-    """P1: a control plane that is away takes nothing from its clients."""
+    """Clients keep the records that they had before the outage."""
 
     async def scenario(front: Front, follower: ZoneFollower) -> None:
         front.serve("web", 1, "a")
@@ -108,7 +108,7 @@ def test_last_known_records_are_served_while_the_control_plane_is_down():
         assert hosts(await follower.get("web")) == ["a"]
         with pytest.raises(Busy, match="it is away"):
             await follower.get("api", 2)
-        assert len(front.calls) < 3600  # it is asked ever later
+        assert len(front.calls) < 3600  # the follower calls at growing intervals
         front.away = False
         front.serve("web", 2, "b")
         await asyncio.sleep(10)

@@ -1,4 +1,4 @@
-"""The text that proxies are given."""
+"""The text that is written for proxies."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_nginx():
 
 
 def test_weights_are_written_if_they_differ() -> None:
-    """A task that is load-tested gets more of the requests; others have the usual weight."""
+    """A load-tested task gets more of the requests. The others have the usual weight."""
     known = KNOWN["web"]
     assert known is not None
     first, *others = known.endpoints
@@ -80,7 +80,7 @@ def test_weights_are_written_if_they_differ() -> None:
 
 @pytest.mark.behaviour("JC10")
 def test_a_task_with_requests_disabled_is_in_the_file_without_requests() -> None:
-    """A canary with none of the requests (JC10): nginx knows no weight of 0."""
+    """A canary may get none of the requests, but nginx knows no weight of 0."""
     first, *others = WEB
     known = {"web": Endpoints(job="web", revision=3, endpoints=[replace(first, weight=0), *others])}
     text = proxies.shipped("haproxy.cfg.j2")(SERVICES[:1], known)
@@ -104,7 +104,7 @@ def test_what_names_no_port_is_refused(text: str):
 
 @pytest.mark.behaviour("BUG-UX84")
 def test_a_service_that_is_named_twice_is_written_once() -> None:
-    """`api:http api:http` had two backends of one name, which HAProxy refuses."""
+    """Formerly `api:http api:http` made two backends of one name, which HAProxy refuses."""
     wanted = proxies.services(["web:http=:8080", "gone:http", "web:http=:8080"])
     assert proxies.shipped("haproxy.cfg.j2")(wanted, KNOWN) == HAPROXY
 
@@ -125,9 +125,9 @@ def test_services_that_collide_are_refused(texts: list[str], message: str) -> No
 
 @pytest.mark.parametrize("host", ["h;\n} evil", "fd00::1%x\n} evil", "fe80::1%eth0"])
 def test_an_invalid_host_is_never_written_to_a_file(host: str):
-    """A machine says itself where it answers; what it says is not copied blindly.
+    """A machine reports its own address, so the address is checked before it is written.
 
-    An IPv6 address may have a zone, and that may be any text.
+    An IPv6 address may have a zone, which may be any text.
     """
     evil = WEB[0].__class__(task="web-0", machine="m0", host=host, ports={"http": 1}, version=1)
     known = {"web": Endpoints(job="web", revision=1, endpoints=[evil])}

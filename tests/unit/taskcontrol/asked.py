@@ -1,4 +1,4 @@
-"""Requests to controllers, each with defaults: name only what the test is about."""
+"""Requests to controllers. Every argument has a default: pass only what the test is about."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ def an_update(task: int, **fields: Any) -> TaskOperation:
 
 
 def a_request(tasks: int, *operations: TaskOperation, **fields: Any) -> TaskControlRequest:
-    """Return a request about a job of so many tasks; `down` are those that do not serve."""
+    """Return a request about a job of `tasks` tasks. The tasks in `down` do not serve."""
     down = [UnhealthyTask(task=task) for task in fields.pop("down", ())]
     known = {"job_handle": "db", "sequence_number": 1, "tasks": tasks, "at": MONDAY}
     return TaskControlRequest(request=list(operations), all_unhealthy_tasks=down, **known | fields)
 
 
 def acked(response: TaskControlResponse) -> list[str]:
-    """Return what was acknowledged, as `id` or `id as way`."""
+    """Return the acknowledged operations, each as `id` or `id as way`."""
     return [
         f"{ack.operation} as {ack.instead}" if isinstance(ack, Ack) else ack for ack in response.ack
     ]

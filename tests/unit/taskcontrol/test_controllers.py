@@ -19,7 +19,7 @@ FIGURE_2 = {
     6: {"B", "D"},
     7: {"C"},
 }
-"""Four shards of three replicas on tasks 1 to 7, so that what the paper says of it holds."""
+"""Four shards of three replicas on tasks 1 to 7, so that the paper's statements about them hold."""
 
 
 def updates(*tasks: int):
@@ -56,9 +56,10 @@ def test_a_task_that_is_down_is_moved_at_once():
 def test_a_task_that_was_given_up_has_lost_its_replicas_until_the_map_says_otherwise(
     indexes, expected
 ):
-    """Task 4 did not serve and is the job's no more, so C has one replica less.
+    """Task 4 did not serve and no longer belongs to the job, so C has one replica less.
 
-    Who does not say which tasks a job has (an older control plane) is answered as before.
+    A request that does not list the job's tasks (from an older control plane) is answered as
+    before.
     """
     request = a_request(7, *updates(1, 2), indexes=indexes)
     shards = FIGURE_2 | {2: {"B"}, 4: {"C"}, 5: {"D"}, 6: {"D"}}
@@ -76,14 +77,14 @@ def a_notice(**fields):
     [
         (a_notice(expected_duration_s=7200.0), ["stop"], ["t4"]),  # 1: move
         (a_notice(expected_duration_s=300.0), ["stop"], ["t4 as stop"]),  # 2: stop, start after
-        (a_notice(expected_duration_s=180.0, tasks_survive=True), ["stop"], []),  # 3: sit it out
+        (a_notice(expected_duration_s=180.0, tasks_survive=True), ["stop"], []),  # 3: stay
         (a_notice(), ["stop"], ["t4"]),
         (a_notice(expected_duration_s=300.0), [], ["t4"]),
         (a_notice(expected_duration_s=300.0, kind="decommission"), ["stop"], ["t4"]),
     ],
 )
 def test_a_maintenance_is_met_in_one_of_three_ways(notice, instead, expected):
-    """A switch that is replaced in minutes moves nothing of a stateful service."""
+    """While a switch is replaced within minutes, no task of a stateful service moves."""
     move = an_update(4, kind="move", cause="maintenance", notice="n", instead=instead)
     request = a_request(8, move, advance_notices=[notice])
     assert acked(Sharded(rebuild_s=1800).answer(request, FIGURE_2)) == expected
@@ -128,7 +129,7 @@ def test_a_member_that_is_down_moves_only_while_a_majority_has_the_data():
     [(0.2, [], 5), (0.6, [], 5), (0.7, [], 2), (0.78, [], 1), (1.0, [], 1), (0.2, [18, 19], 3)],
 )
 def test_the_less_there_is_to_do_the_more_tasks_go_at_once(load, down, expected):
-    """A release is slower at the peak, and nobody has to be there for it."""
+    """A release is slower at the peak, without any action of an operator."""
     request = a_request(20, *updates(*range(18)), down=down)
     assert len(acked(Stateless().answer(request, load))) == expected
 
@@ -184,22 +185,22 @@ def test_in_a_window_only_what_is_down_already_is_thought_about():
 
 
 SHARDS = {task: {f"s{(task - n) % 9}" for n in range(0, 9, 3)} for task in range(9)}
-"""Nine shards of three replicas, each in three domains: 0-2, 3-5, 6-8."""
+"""Nine shards with one replica in each of three domains: 0-2, 3-5, 6-8."""
 DOMAINS = ([0, 1, 2], [3, 4, 5], [6, 7, 8])
 
 
 def lost(down: set[int]) -> set[str]:
-    """Return the shards of which two replicas or more are away."""
+    """Return the shards with two or more replicas down."""
     away = [shard for task in down for shard in SHARDS[task]]
     return {shard for shard in away if away.count(shard) > 1}
 
 
 @pytest.mark.behaviour("WH7")
 def test_fixed_update_domains_lose_a_shard_where_a_controller_does_not():
-    """A machine fails in the middle of a release, in another domain than is updated."""
+    """A machine fails in the middle of a release, in a domain that is not being updated."""
     failed = 4
-    assert not any(lost(set(domain)) for domain in DOMAINS)  # each alone is safe
-    assert lost({failed} | set(DOMAINS[0]))  # and is not while something else is down
+    assert not any(lost(set(domain)) for domain in DOMAINS)  # each domain alone is safe
+    assert lost({failed} | set(DOMAINS[0]))  # but not while another task is down
     outdated, rounds = set(range(9)) - {failed}, 0
     while outdated and rounds < 20:
         rounds += 1
@@ -209,6 +210,6 @@ def test_fixed_update_domains_lose_a_shard_where_a_controller_does_not():
         if not going:
             break
         outdated -= going
-    assert outdated == {1, 7}  # they hold what the failed one held, and wait for it
+    assert outdated == {1, 7}  # both share shards with the failed task, and wait for it
     request = a_request(9, *updates(1, 7))
     assert len(acked(Sharded().answer(request, SHARDS))) == 1

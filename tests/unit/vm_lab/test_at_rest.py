@@ -1,4 +1,4 @@
-"""The lab's tests know when nothing is to come any more: what they read is what is printed."""
+"""The lab's tests detect from the printed output that no more changes are to come."""
 
 import json
 from typing import Any

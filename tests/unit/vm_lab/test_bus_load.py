@@ -1,4 +1,4 @@
-"""The load of tests/lab/test_2_bus.py ends when a part of it fails, and does not wait for it."""
+"""The load of tests/lab/test_2_bus.py ends at once when a part of it fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_a_failed_part_ends_its_waiters_with_its_error() -> None:
     seen: list[str] = []
     with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="no such image")):
         async with asyncio.timeout(30), going(fails(), runs(seen)):
-            await asyncio.Event().wait()  # for cycles that never come
+            await asyncio.Event().wait()  # waits for cycles that never come
     assert seen == ["ended"]
 
 

@@ -63,7 +63,7 @@ def test_the_network_gives_each_machine_its_own_address():
     xml = network_xml(topology, topology.first(2))
     assert "<host mac='52:54:00:4d:00:0b' name='m1' ip='10.77.0.11'/>" in xml
     assert "10.77.0.13" not in xml
-    assert "<forward" not in xml  # isolated
+    assert "<forward" not in xml  # the network is isolated
 
 
 def test_virsh_tables_are_read():

@@ -1,4 +1,4 @@
-"""The composed scenario deals every pair of kinds of events to its seeds."""
+"""The composed scenario distributes every pair of kinds of events over its seeds."""
 
 from itertools import combinations_with_replacement
 

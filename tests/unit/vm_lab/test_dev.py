@@ -1,4 +1,4 @@
-"""`make dev`: a region to play with, until Ctrl-C."""
+"""`make dev`: a region to try out, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from vm_lab import fleet
 def test_it_ends_with_its_control_plane(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It stayed without one, and every command said that there is no socket."""
+    """Formerly `make dev` continued without one, and every command reported that there is no
+    socket."""
 
     async def nothing(*_: object) -> None:
         return None
@@ -41,7 +42,7 @@ def test_it_ends_with_its_control_plane(
 
 @pytest.mark.behaviour("BUG-UX88")
 def test_sigterm_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only Ctrl-C removed /tmp/twine-fleet-*."""
+    """Formerly only Ctrl-C removed /tmp/twine-fleet-*."""
 
     async def nothing(*_: object) -> None:
         return None

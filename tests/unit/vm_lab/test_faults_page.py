@@ -1,4 +1,4 @@
-"""The table of faults: each of the control plane's has a scenario or a test named after it."""
+"""The table of faults: each fault of the control plane has a scenario or a test named after it."""
 
 import ast
 import runpy
@@ -43,7 +43,7 @@ def test_the_page_has_a_row_for_each() -> None:
 def test_the_command_fails_if_a_seed_broke_a_rule(
     breaks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended with 0 in either case."""
+    """Formerly the command ended with 0 in both cases."""
 
     def ran(jobs: list[Job], *_: object) -> list[SeedOutcome]:
         found = [SeedOutcome(j.scenario.name, j.seed, [], [], "", 0, 0, 0.0, 0.0, 1) for j in jobs]

@@ -1,4 +1,4 @@
-"""What goes into the agent's Debian package, and where."""
+"""The contents of the agent's Debian package, and their places."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wire.errors import Conflict
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Yield what both layers leave: a virtual environment, and an installation by hand."""
+    """Return the files of both layers: a virtual environment, and an installation by hand."""
     found = tmp_path / "root"
     install(found)
     wants = found / "etc/systemd/system/multi-user.target.wants"
@@ -37,7 +37,7 @@ def files(folder: Path) -> set[str]:
 
 @pytest.mark.behaviour("F-05")
 def test_units_move_to_the_folder_of_packages_and_configuration_stays_in_etc(root: Path) -> None:
-    """Each version has the units that it came with, and dpkg knows all of them."""
+    """Each version of the package has its own units, and dpkg knows all of them."""
     before = [target for _, _, target in targets()]
     replaced = arrange(root)
 
@@ -53,7 +53,7 @@ def test_units_move_to_the_folder_of_packages_and_configuration_stays_in_etc(roo
 
 @pytest.mark.behaviour("F-05")
 def test_scripts_remove_files_that_would_hide_the_packages_units(root: Path) -> None:
-    """A host that was set up by pip gets the package's units, not those of then."""
+    """A host that was set up by pip gets the package's units instead of its old ones."""
     replaced = arrange(root)
     describe(root, version_of(root), replaced)
 
@@ -76,7 +76,7 @@ def test_layers_with_no_or_two_distributions_are_refused(root: Path) -> None:
 
 @pytest.mark.behaviour("F-05")
 def test_an_installation_by_hand_is_refused_if_the_package_is_installed(root: Path) -> None:
-    """Units in /etc would hide those of every later version."""
+    """Otherwise units in /etc would hide those of every later version."""
     arrange(root)
     before = files(root)
     with pytest.raises(Conflict, match="was installed from a package"):

@@ -1,4 +1,4 @@
-"""What an agent promised, and what of it a host keeps after its power was cut."""
+"""What an agent promised, and which promises a host keeps after a power cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vm_lab.promises import LabPromises
 
 
 def asked(promises: LabPromises, number: int, what: str, answer: str | None = "", **more) -> None:
-    """Give an order; answered with an error, "" for none, or not at all (None)."""
+    """Give an order. `answer` is its error, "" for success, or None for no answer."""
     promises.given(Order(number=number, what=what, **more))
     if answer is not None:
         promises.answered(Done(number=number, error=answer, digest=more.get("name", "")))

@@ -1,4 +1,4 @@
-"""Made-up regions have the shape of the published ones."""
+"""Generated regions have the shape of the published ones."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ def region():
 
 
 def below(region, upper, lower):
-    """Return how many places of a level each place of an upper level has."""
+    """Return for each place of an upper level how many places of a lower level it has, sorted."""
     found = defaultdict(set)
     for machine in region:
         found[getattr(machine.location, upper)].add(getattr(machine.location, lower))
@@ -54,14 +54,14 @@ def test_a_region_has_six_levels_in_the_sizes_of_the_paper(region):
 
 @pytest.mark.behaviour("MO5", "MO6")
 def test_a_region_has_several_hardware_types_and_each_rack_has_one(region):
-    """Types with RRU, memory, GPUs, network and power."""
+    """Types have RRU, memory, GPUs, network and power."""
     types = Counter(m.machine_type for m in region)
     assert len(types) == 11
     assert types["web-skylake"] / len(region) > 0.2
     assert 0.005 < sum(types[t] for t in types if t.startswith("training")) / len(region) < 0.03
     assert set(below_rack(region).values()) == {1}
     hardware = {m.machine_type: m.hardware for m in region}
-    assert len({id(m.hardware) for m in region}) == 11  # shared
+    assert len({id(m.hardware) for m in region}) == 11  # machines of a type share one object
     assert len({id(m.location) for m in region}) == len({m.location.rack for m in region})
     for made in hardware.values():
         assert min(made.rru, made.cpus, made.memory_bytes, made.network_mbps, made.power_w) > 0
@@ -94,7 +94,7 @@ def test_a_small_region_has_all_its_machines(machines):
 
 @pytest.mark.behaviour("MO19")
 def test_there_can_be_many_regions():
-    """More than 20 of them."""
+    """The generator can make more than 20 of them."""
     machines = list(make_regions(26, 5000))
     assert len({m.location.region for m in machines}) == 26
     assert len({m.machine for m in machines}) == 5000
@@ -105,7 +105,7 @@ def test_there_can_be_many_regions():
 
 @pytest.mark.behaviour("EX6", "EX7")
 def test_entitlements_are_as_skewed_as_the_published_ones():
-    """The CDF points of Figures 9 and 22."""
+    """They match the CDF points of Figures 9 and 22."""
     made = make_entitlements(3000, 700_000)
     sizes = [e.spec.machines for e in made]
     assert len({e.name for e in made}) == len(made) == 3000
@@ -194,5 +194,5 @@ def test_off_peak_55_percent_is_guaranteed_and_45_opportunistic() -> None:
     assert 0.43 <= split.opportunistic_share <= 0.47
     shares = [part.machines / total for part in (split.buffer, split.unused_quota)]
     shares += [(split.idle.machines + split.lent.machines) / total]
-    assert all(share >= 0.05 for share in shares), shares  # buffers, unused parts, freed machines
+    assert all(share >= 0.05 for share in shares), shares  # buffers, unused quotas, freed machines
     assert sum(shares) + split.guaranteed.machines / total == pytest.approx(1.0)

@@ -59,7 +59,8 @@ def test_a_snapshot_cannot_be_named_out_of_its_folder(tmp_path, name):
 
 
 def test_a_recorded_process_is_ended_and_forgotten(tmp_path, mocker):
-    """The console that the demo leaves: `down` found it and said that something was left."""
+    """The process is the console that the demo leaves. Formerly `down` only reported it as left
+    over."""
     paths = a_lab(tmp_path)
     ref = process_ref(os.getpid())
     paths.save(paths.web_console, ref)

@@ -1,4 +1,4 @@
-"""What a client asks, and what it takes from a server that answers without end."""
+"""What a client sends, and how much it accepts from a server that answers without end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def _server(socket: Path, handler: Any) -> AsyncIterator[str]:
 
 @pytest.mark.behaviour("BUG-UX82")
 async def test_the_error_of_a_failed_call_names_its_path(tmp_path: Path) -> None:
-    """Words of a route's name are no sentence: "cannot region status at …"."""
+    """Formerly the message used the words of the route's name: "cannot region status at …"."""
     async with AgentClient(f"unix:{tmp_path}/none") as client:
         with pytest.raises(Unreachable, match=r"^cannot call GET /v1/tasks/web/logs at "):
             _ = [chunk async for chunk in client.task_logs("web")]
@@ -49,7 +49,7 @@ async def test_the_error_of_a_failed_call_names_its_path(tmp_path: Path) -> None
 async def test_an_endless_answer_is_cut_off_with_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    """An agent's endless answer filled the control plane's memory."""
+    """Formerly an agent's endless answer filled the control plane's memory."""
     monkeypatch.setattr(AgentClient, "max_answer_bytes", 1 << 20)
     sent = 0
 
@@ -76,7 +76,7 @@ async def test_an_endless_answer_is_cut_off_with_a_clear_error(
 async def test_an_answer_that_cannot_be_decoded_is_an_error_of_its_server(
     tmp_path: Path, status: int, data: bytes
 ) -> None:
-    """The decoder raises other errors for such bytes, which no caller expects."""
+    """For such bytes the decoder raises other errors, which no caller expects."""
 
     async def odd(_: web.Request) -> web.Response:
         return web.Response(body=data, status=status, content_type="application/json")
@@ -129,7 +129,7 @@ async def test_requests_to_an_older_agent_use_its_format(tmp_path: Path) -> None
 
 @pytest.mark.behaviour("BUG-HT6")
 async def test_commands_do_not_wait_behind_readers(tmp_path: Path) -> None:
-    """130 followers of silent logs took all connections to an agent."""
+    """Formerly 130 followers of silent logs took all connections to an agent."""
     reading = 0
     enough = asyncio.Event()
 
@@ -161,7 +161,8 @@ async def test_commands_do_not_wait_behind_readers(tmp_path: Path) -> None:
 @pytest.mark.behaviour("BUG-CP55")
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
 async def test_a_request_whose_answer_is_lost_is_sent_once(tmp_path: Path, method: str) -> None:
-    """Aiohttp sent it again on a new connection, over what others wrote in between."""
+    """Formerly aiohttp sent it again on a new connection, and overwrote what others wrote in
+    between."""
     route, received = Route("put_thing", method, "/thing"), 0
 
     async def made(request: web.Request) -> web.Response:
@@ -172,7 +173,7 @@ async def test_a_request_whose_answer_is_lost_is_sent_once(tmp_path: Path, metho
         return web.json_response({})
 
     async with _server(tmp_path / "s", made) as endpoint, WireClient(endpoint) as client:
-        await client.call(route)  # opens the connection that breaks next time
+        await client.call(route)  # opens the connection that breaks on the next call
         with pytest.raises(Unreachable, match=rf"cannot call {method} /thing"):
             await client.call(route)
         assert received == 2

@@ -1,4 +1,4 @@
-"""What one caller may take of a server, and what is left to the others."""
+"""How much of a server one caller may use, and what is left for the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HERE, THERE = (Peer("anyone", "anyone", f"10.0.0.{n}") for n in (1, 2))
 
 
 def taken(stack: ExitStack, waiting: WaitingCalls, peer: Peer) -> int:
-    """Take every place that a caller gets, and return how many these were."""
+    """Take every place that a caller gets, and return the number of places."""
     for count in range(10_000):
         try:
             stack.enter_context(waiting.of(peer))
@@ -39,7 +39,7 @@ def taken(stack: ExitStack, waiting: WaitingCalls, peer: Peer) -> int:
 
 @pytest.mark.behaviour("BUG-HT6", "BUG-HT22")
 def test_long_poll_places_are_kept_for_callers_without_one() -> None:
-    """Three viewers and an anonymous client took all 512 places."""
+    """Formerly three viewers and an anonymous client took all 512 places."""
     waiting = WaitingCalls()
     with ExitStack() as stack:
         viewers = [Peer(f"spiffe://x/user/v{n}", "user") for n in range(20)]
@@ -54,7 +54,7 @@ def test_long_poll_places_are_kept_for_callers_without_one() -> None:
 
 @pytest.mark.behaviour("BUG-HT24")
 def test_anonymous_callers_are_distinguished_by_address() -> None:
-    """One address made discovery answer 503 to all clients without a certificate."""
+    """Formerly one address made discovery answer 503 to all clients without a certificate."""
     waiting = WaitingCalls()
     with ExitStack() as stack:
         assert taken(stack, waiting, HERE) >= 32
@@ -64,7 +64,7 @@ def test_anonymous_callers_are_distinguished_by_address() -> None:
 
 @pytest.mark.behaviour("BUG-HT20")
 async def test_an_account_in_debt_waits_and_the_others_do_not() -> None:
-    """Computing time is shared, too."""
+    """Computing time is shared as well."""
     now = 100.0
     computing = Computing(lambda: now)
     computing.charge(ANN, USERS.burst_s + 0.5)
@@ -80,7 +80,7 @@ async def test_an_account_in_debt_waits_and_the_others_do_not() -> None:
 
 @pytest.mark.behaviour("BUG-HT24")
 def test_one_anonymous_address_leaves_computing_time_to_the_others() -> None:
-    """An address has its own share, and all addresses have one together."""
+    """Each address has its own share, and all addresses together have one."""
     computing = Computing(lambda: 100.0)
     computing.charge(HERE, 0.3)
     assert computing.pause_s(HERE) > 0
@@ -92,7 +92,7 @@ def test_one_anonymous_address_leaves_computing_time_to_the_others() -> None:
 
 @pytest.mark.behaviour("BUG-HT20")
 async def test_a_request_is_charged_for_computing_time_and_not_for_waiting() -> None:
-    """Each step on the event loop counts, whether it ends well or not."""
+    """Each step on the event loop counts, whether it succeeds or fails."""
     computing = Computing()
 
     async def work(fails: bool) -> int:
@@ -115,7 +115,7 @@ async def test_a_request_is_charged_for_computing_time_and_not_for_waiting() -> 
 
 @pytest.mark.behaviour("BUG-HT20")
 def test_a_body_is_bounded_by_the_class_of_its_sender() -> None:
-    """Before anything of it is decoded."""
+    """The bound applies before any of the body is decoded."""
     route, large = Route("a", "PUT", "/a"), Route("b", "PUT", "/b", body_bytes=7)
     limits = [body_limit(route, peer) for peer in (HERE, ANN, OPERATOR)]
     assert limits == [ANYONE_BODY_BYTES, USER_BODY_BYTES, MAX_BODY_BYTES]
@@ -124,7 +124,7 @@ def test_a_body_is_bounded_by_the_class_of_its_sender() -> None:
 
 @pytest.mark.behaviour("BUG-HT27")
 async def test_costly_requests_of_one_caller_are_answered_in_turn() -> None:
-    """Eight plans of one user ran at once."""
+    """Formerly eight plans of one user ran at once."""
     turns = Turns()
     async with turns.of(ANN):
         assert turns.of(ANN).locked()

@@ -1,4 +1,4 @@
-"""Former names of commands do what the new ones do, and no help or manual shows them."""
+"""Former names of commands behave like the new ones, and no help or manual shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths of calls, made from the values of a caller."""
+"""Paths of calls, built from a caller's values."""
 
 import pytest
 
@@ -11,7 +11,8 @@ ROUTE = Route(name="show", method="GET", path="/v1/jobs/{job}/tasks/{index}")
 @pytest.mark.behaviour("BUG-UX64")
 @pytest.mark.parametrize("value", ["", ".", ".."])
 def test_a_value_that_a_client_would_drop_from_the_path_is_refused(value: str) -> None:
-    """`job status ''` said that there is no /v1/jobs/ here, and `..` asked for /v1/."""
+    """Formerly `job status ''` reported that there is no /v1/jobs/ here, and `..` requested
+    /v1/."""
     with pytest.raises(InvalidInput, match=f"'{value}' cannot be used as job"):
         ROUTE.url(job=value, index=0)
 

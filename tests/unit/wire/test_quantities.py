@@ -187,7 +187,7 @@ def test_a_refused_value_is_shown_shortly(value: object, text: str) -> None:
 
 @given(st.floats(min_value=0, max_value=1e18, exclude_max=True))
 def test_a_size_that_was_written_with_a_point_is_written_back_as_it_was(count: float) -> None:
-    """P7: a request with `1.7e13` where bytes are expected had the server fail."""
+    """Formerly a request with `1.7e13` where bytes are expected made the server fail."""
     text = size_text(count)
     if count.is_integer():
         assert text == size_text(int(count))
@@ -202,7 +202,7 @@ def test_an_error_shows_a_refused_fractional_size_as_a_size() -> None:
 
 @pytest.mark.behaviour("BUG-UX74")
 def test_a_refused_date_is_shown_as_its_author_wrote_it() -> None:
-    """`name = 2026-01-01` was shown as datetime.date(2026, 1, 1)."""
+    """Formerly `name = 2026-01-01` was shown as datetime.date(2026, 1, 1)."""
     written = tomllib.loads("day = 2026-01-01\nat = 2026-01-01T10:00:00Z\nhour = 07:30:00")
     assert [shown(value) for value in written.values()] == [
         *("2026-01-01", "2026-01-01 10:00:00+00:00", "07:30:00")

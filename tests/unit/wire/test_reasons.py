@@ -1,4 +1,4 @@
-"""Why a connection failed, in our own words."""
+"""Why a connection failed, in messages of our own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def connect_failed(number: int) -> aiohttp.ClientConnectorError:
     ],
 )
 def test_the_error_of_a_failed_connection_follows_from_its_errno(number: int, words: str) -> None:
-    """`Cannot connect to host … ssl:default [Connect call failed …]` is for nobody."""
+    """`Cannot connect to host … ssl:default [Connect call failed …]` helps no user."""
     assert why(connect_failed(number)) == words
 
 
@@ -77,7 +77,7 @@ async def test_a_caller_gets_an_error_that_names_where_nothing_listens() -> None
 
 @pytest.mark.behaviour("BUG-HT9", "BUG-CP23")
 async def test_an_endless_answer_is_not_kept_in_memory(tmp_path: Path) -> None:
-    """An agent's endless answer took 2.2 GB in 20 s."""
+    """Formerly an agent's endless answer took 2.2 GB in 20 s."""
 
     async def endless(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

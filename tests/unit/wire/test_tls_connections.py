@@ -1,4 +1,4 @@
-"""What a TLS connection keeps for as long as it stands."""
+"""The memory that a TLS connection uses while it is open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONNECTIONS, KIB = 20, 1 << 10
 
 @pytest.mark.behaviour("BUG-CP56")
 async def test_a_connection_that_waits_keeps_little_and_passes_much(tmp_path: Path) -> None:
-    """Asyncio's buffer of 256 KiB at each end was most of what a host costs a shard."""
+    """Formerly asyncio's buffer of 256 KiB at each end was most of a shard's cost for a host."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
     held = authority.credential(CertificateSubject("user", "ann"), "", 600.0)
     sent = bytes(range(256)) * (4 * KIB)

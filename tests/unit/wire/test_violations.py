@@ -1,4 +1,4 @@
-"""All errors of a document at once (FE4), with the decoder as the only judge."""
+"""All errors of a document at once, with the decoder as the only judge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_good_document_has_no_violations() -> None:
 
 @pytest.mark.behaviour("F-24")
 def test_an_error_escapes_a_name_that_is_not_valid_utf8() -> None:
-    """Half of a surrogate pair, as JSON and YAML files can have it."""
+    """The name has half of a surrogate pair, as JSON and YAML files may have."""
     found = violations(GOOD | {"\ud800x": 1, "environment": {"A\udc00": "b"}}, TaskSpec)
 
     assert [e.field for e in found] == ["\\ud800x", "environment.A\\udc00"]
@@ -154,7 +154,7 @@ def test_hostile_json_is_invalid_input(data: bytes) -> None:
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):
-    """A table of a hostile document."""
+    """A table inside a hostile document."""
 
     number: int = 0
 
@@ -183,7 +183,8 @@ HOSTILE: dict[str, Any] = {
 def test_the_search_for_violations_ends_with_the_last_one_that_is_listed(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """70,000 wrong names took a second of a control plane, and are cut at 100."""
+    """Formerly 70,000 wrong names took a second of a control plane, although the list is cut at
+    100."""
     calls = {"convert": 0, "near": 0}
     convert, near = msgspec.convert, difflib.get_close_matches
 
@@ -207,7 +208,8 @@ def test_the_search_for_violations_ends_with_the_last_one_that_is_listed(
 
 @pytest.mark.behaviour("BUG-HT20")
 def test_names_in_a_refusal_are_short() -> None:
-    """A hundred errors below a name of a megabyte made an answer of a hundred."""
+    """Formerly a hundred errors below a name of a megabyte made an answer of a hundred
+    megabytes."""
     found = violations({"x" * MANY: 1, "names": {"a" * MANY: {"y" * MANY: 1}}}, Whole)
     assert max(len(e.field) + len(e.reason) for e in found) < 400
 

@@ -1,4 +1,4 @@
-"""Documents that people write: sizes in words become numbers, errors become sentences."""
+"""Documents that people write: sizes as text become numbers, and errors become sentences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRITTEN = (
     *(TaskSpec, ProfileSpec, Location, AgentConfig, JobSpec, EntitlementSpec, EntitlementWish),
     *(Drain, Undrain, Lend, Revoke, MachineScope, Config),
 )
-"""What people write, in files or through commands."""
+"""Types of documents that people write, in files or through commands."""
 JOB: dict[str, Any] = {
     "name": "web",
     "entitlement": "front",
@@ -119,7 +119,7 @@ def test_numbers_in_words_are_for_files_and_not_for_the_wire() -> None:
 
 @pytest.mark.behaviour("BUG-UX126")
 def test_the_files_of_the_services_next_to_the_control_plane_take_durations(tmp_path: Path) -> None:
-    """The error about a number asked for a duration, which was refused, too."""
+    """Formerly the error about a number asked for a duration, which was refused as well."""
     sizes, work = tmp_path / "autoscaler.toml", tmp_path / "optimus.toml"
     sizes.write_text('every_s = "30s"')
     work.write_text('entitlement = "batch"\nevery_s = "30s"')
@@ -175,7 +175,7 @@ def in_words(value: Any) -> Any:
 
 
 def undescribed(info: inspect.Type, where: str, seen: frozenset[type]) -> list[str]:
-    """Return the places of a type whose form is a pattern without words."""
+    """Return the places of a type whose form is a pattern without a description."""
     match info:
         case inspect.Metadata(extra_json_schema={"description": _}):
             return []

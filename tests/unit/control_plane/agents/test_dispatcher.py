@@ -1,4 +1,4 @@
-"""Commands to agents: what is sent is what is wanted then, and slow agents hold up nobody."""
+"""Commands to agents: they carry what is wanted at sending, and a slow agent delays no other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from wire.errors import NotFound, Unreachable
 
 
 class Agent:
-    """One agent that takes its time; the bench notes when each call was answered."""
+    """One agent that takes its time. The bench records the time of each answer."""
 
     def __init__(self, bench: Bench, machine: str) -> None:
         self.bench, self.machine = bench, machine
@@ -76,14 +76,15 @@ def a_spec(image: str = IMAGE) -> api.TaskSpec:
 
 
 class Bench:
-    """A dispatcher, agents that tests make slow, and what is wanted of them."""
+    """A dispatcher, agents that tests make slow, and their wanted state."""
 
     def __init__(self) -> None:
         self.answer_s: dict[str, float] = {}
         self.pull_s: dict[str, float] = {}
         self.silent: set[str] = set()
         self.reboots: set[str] = set()
-        """Machines whose next pull fails at the moment at which another boot is heard of."""
+        """Machines whose next pull fails at the moment at which the control plane observes another
+        boot."""
         self.closed: list[str] = []
         self.done: dict[tuple[str, str], float] = {}
         self.wanted: dict[tuple[str, str], api.TaskSpec | Stop] = {}
@@ -112,7 +113,7 @@ class Bench:
             await asyncio.wait([loop])
 
     def list_(self, machine: str) -> None:
-        """Let the control plane see a machine on which nothing is, in its present boot."""
+        """Make the control plane observe a machine in its present boot, without tasks or images."""
         facts = self.hosts.machines[machine].facts()
         self.observations.listed(machine, facts, [], api.ProfileStatus(), [])
 
@@ -135,12 +136,12 @@ class Bench:
 @pytest.mark.behaviour("BUG-CP7")
 @scenario()
 async def test_an_unwanted_start_is_dropped_after_its_image_arrived(w):
-    """The command is derived when it is sent, not when it was asked for."""
+    """The dispatcher derives a command when it sends it, not when the command is requested."""
     await w.set_up()
     for machine in w.region.machines.values():
         machine.behaviour.pull_s = 300.0
     await w.cp.apply_job(a_job(3))
-    await asyncio.sleep(60)  # the images are on their way
+    await asyncio.sleep(60)  # the images are in transfer
     await w.cp.stop_job("web")
     await asyncio.sleep(600)
     assert all(machine.images for machine in w.region.machines.values())
@@ -150,7 +151,7 @@ async def test_an_unwanted_start_is_dropped_after_its_image_arrived(w):
 @pytest.mark.behaviour("BUG-CP7")
 @scenario()
 async def test_a_task_that_moved_while_its_image_came_runs_once(w):
-    """Its first machine is left while the image is still on its way there."""
+    """The task leaves its first machine while the image is still in transfer there."""
     await w.set_up()
     for machine in w.region.machines.values():
         machine.behaviour.pull_s = 300.0
@@ -158,7 +159,7 @@ async def test_a_task_that_moved_while_its_image_came_runs_once(w):
     await asyncio.sleep(60)
     (task,) = (await w.cp.get_job("web")).record.tasks
     first = task.placement.machine
-    w.region.machines[first].reachable = False  # the pull goes on, and ends well
+    w.region.machines[first].reachable = False  # the pull continues and succeeds
     for machine in w.region.machines.values():
         machine.behaviour.pull_s = 0.5
     await w.stable()
@@ -170,7 +171,7 @@ async def test_a_task_that_moved_while_its_image_came_runs_once(w):
 
 @pytest.mark.behaviour("BUG-CP11", "F-53")
 def test_thirty_slow_agents_delay_no_other():
-    """A call that takes long gives its turn to others."""
+    """A long call gives its slot to others."""
 
     async def main() -> float:
         slow, quick = [f"s{n}" for n in range(30)], [f"q{n}" for n in range(200)]
@@ -187,12 +188,12 @@ def test_thirty_slow_agents_delay_no_other():
             await RUNTIME.sleep(60)
             return max(bench.done[machine, "b-0"] for machine in quick) - began
 
-    assert run(main()) <= 1.2  # 21 s when all share 64 slots
+    assert run(main()) <= 1.2  # 21 s if all share 64 slots
 
 
 @pytest.mark.behaviour("F-53")
 def test_commands_beyond_those_in_flight_follow_although_the_agent_is_slow():
-    """The fifth command of a machine that answers after 5 s waited for ever."""
+    """Formerly the fifth command of a machine that answers after 5 s waited forever."""
 
     async def main() -> int:
         async with Bench().running(["m0"]) as bench:
@@ -208,7 +209,7 @@ def test_commands_beyond_those_in_flight_follow_although_the_agent_is_slow():
 
 @pytest.mark.behaviour("BUG-CP11", "F-54")
 def test_a_second_copy_is_removed_before_a_large_job_is_stopped():
-    """What must not run goes first; the rest by turns of their entitlements."""
+    """A copy that must not run is removed first. The other commands take turns by entitlement."""
 
     async def main() -> tuple[float, float, float]:
         machines = [f"m{n}" for n in range(40)]
@@ -228,11 +229,11 @@ def test_a_second_copy_is_removed_before_a_large_job_is_stopped():
     urgent_s, small_s, last = run(main())
     assert urgent_s <= 0.2
     assert small_s <= 0.5
-    assert last >= (402 - 20) / 10  # F-54: the limit holds for all together
+    assert last >= (402 - 20) / 10  # the limit holds for all commands together
 
 
 def test_a_start_waits_for_no_image_of_another_task():
-    """A pull takes minutes and no slot of its machine."""
+    """A pull takes minutes, and occupies no slot of its machine."""
 
     async def main() -> dict[tuple[str, str], float]:
         async with Bench().running(["m1"]) as bench:
@@ -250,7 +251,7 @@ def test_a_start_waits_for_no_image_of_another_task():
 
 
 def test_a_pull_interrupted_by_a_boot_is_requested_again():
-    """Nobody tells of the end of a host without power: its call would be waited for in vain."""
+    """A host without power never reports the end of a pull, so its call would wait in vain."""
 
     async def main() -> None:
         bench = Bench()
@@ -260,7 +261,7 @@ def test_a_pull_interrupted_by_a_boot_is_requested_again():
             bench.start("m1", "a-0")
             await RUNTIME.sleep(5)
             bench.pull_s = {}
-            bench.list_("m1")  # the same boot: the image may well be on its way
+            bench.list_("m1")  # the same boot: the image may still be in transfer
             await RUNTIME.sleep(120)
             assert not bench.done
             began = RUNTIME.now()
@@ -274,7 +275,8 @@ def test_a_pull_interrupted_by_a_boot_is_requested_again():
 
 @pytest.mark.behaviour("BUG-UX60")
 def test_a_failed_pull_is_not_cancelled_by_a_later_boot():
-    """The dispatcher rescheduled a timeout that was left, and the process ended."""
+    """Formerly the dispatcher rescheduled a timeout that had already been left, and the process
+    ended."""
 
     async def main() -> dict[tuple[str, str], float]:
         bench = Bench()
@@ -290,7 +292,7 @@ def test_a_failed_pull_is_not_cancelled_by_a_later_boot():
 
 @pytest.mark.behaviour("BUG-CP7")
 def test_a_stop_that_became_a_start_while_it_waited_stops_nothing():
-    """The rate limit is a wait, too."""
+    """The wait for the rate limit counts as well."""
 
     async def main() -> list[tuple[str, str]]:
         async with Bench().running(["m1"], destructive_burst=1, destructive_per_s=0.1) as bench:
@@ -309,7 +311,7 @@ def test_a_stop_that_became_a_start_while_it_waited_stops_nothing():
 
 @pytest.mark.behaviour("BUG-CP23")
 def test_what_waits_for_a_machine_that_is_gone_goes_with_it():
-    """Pauses, lines and connections of machines that were removed stayed for ever."""
+    """Formerly pauses, queues and connections of removed machines stayed forever."""
 
     async def main() -> None:
         async with Bench().running(["m1", "m2"]) as bench:
@@ -331,7 +333,7 @@ def test_what_waits_for_a_machine_that_is_gone_goes_with_it():
 
 @pytest.mark.behaviour("BUG-CP23")
 def test_a_failure_that_does_not_repeat_is_forgotten():
-    """A pause whose command is not wanted any more."""
+    """The pause of a command that is not wanted any more."""
 
     async def main() -> None:
         async with Bench().running(["m1"]) as bench:
@@ -367,7 +369,7 @@ def test_the_stop_queue_takes_the_urgent_first_and_entitlements_by_turns(urgent_
     assert len(queue) == 0
 
 
-def test_a_burst_passes_and_the_rest_goes_at_the_rate():  # P5
+def test_a_burst_passes_and_the_rest_goes_at_the_rate():
     bucket, now, times = TokenBucket(per_s=2, burst=3), 0.0, []
     while len(times) < 7:
         wait_s = bucket.take(now)

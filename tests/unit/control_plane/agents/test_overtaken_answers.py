@@ -1,4 +1,4 @@
-"""Answers to commands and events come on different connections, so either may be late."""
+"""Answers to commands and events arrive on different connections, so either may be late."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def a_status(generation: int, state: TaskState, health: Health = Health.UNKNOWN)
 
 @asynccontextmanager
 async def looking() -> AsyncIterator[Observations]:
-    """Observations of a region with one machine."""
+    """Yield the observations of a region with one machine."""
     async with MemoryStore() as store:
         broker = Brokers(store, RUNTIME)
         await broker.load()
@@ -33,7 +33,7 @@ async def looking() -> AsyncIterator[Observations]:
 
 @pytest.mark.behaviour("F-48")
 def test_the_late_answer_to_a_start_does_not_hide_that_the_task_is_healthy() -> None:
-    """It stayed unlisted until something else happened to it."""
+    """Formerly the task stayed unlisted until its next event."""
 
     async def body() -> None:
         async with looking() as observations:
@@ -66,7 +66,7 @@ def test_an_answer_that_nothing_overtook_is_taken_in() -> None:
 
 
 def test_reading_an_idle_machine_concludes_nothing() -> None:
-    """An index of a million machines kept as many blank observations."""
+    """Formerly an index of a million machines kept a million blank observations."""
 
     async def body() -> None:
         async with looking() as observations:

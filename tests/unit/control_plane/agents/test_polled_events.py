@@ -1,4 +1,4 @@
-"""An agent that is long-polled: what its silence means, and what its answers."""
+"""A long-polled agent: what its silence means, and what its answers mean."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -41,7 +41,7 @@ def test_quiet_answers_are_signs_of_life_and_no_news():
     async def main() -> None:
         events = stream(ask)
         assert events.last_contact_at == float("-inf")
-        assert (await events.next()).events == []  # the first answer tells the boot
+        assert (await events.next()).events == []  # the first answer contains the boot
         began = events.last_contact_at
         assert (await events.next()).latest == 7
         assert events.last_contact_at > began
@@ -81,7 +81,7 @@ def test_no_answer_in_time_means_something_else_on_a_host_that_lives(
 
 @pytest.mark.behaviour("BUG-CP21")
 def test_an_agent_that_takes_connections_and_says_nothing_is_busy():
-    """On real sockets; nobody listens: refused."""
+    """Uses real sockets. If no program listens, the connection is refused."""
 
     async def main() -> None:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""One job under a load, as the front end shows it: tasks start slowly and use CPU."""
+"""One job under a load, as the front end shows it. Tasks start slowly and use CPU."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class ModelRegion:
             autoscale=policy,
         )
         self.load = load
-        """Cores by the time of the loop."""
+        """The load in cores at a time of the loop."""
         self.record = JobRecord(name="web", spec=spec, version=1)
         self.started = dict.fromkeys(range(tasks), -1e9)
         self.room = 10_000
-        """Tasks that have a machine at most."""
+        """The most tasks that can get a machine."""
         self.failing = ""
         self.silent = False
-        """Agents do not answer."""
+        """Whether agents give no answer."""
         self.sizes: list[tuple[float, int]] = []
         """Each resize, with its time."""
         self.looks = 0
-        """Each time the jobs are listed something was stored meanwhile."""
+        """Number of listings of jobs. Each has a new revision, as if the store had changed."""
         self._cpu: dict[int, float] = {}
         self._used_until = 0.0
 
@@ -72,7 +72,7 @@ class ModelRegion:
         return [i for i, at in self.started.items() if self.now() - at >= START_S][: self.room]
 
     def _use(self) -> None:
-        """Spend the CPU time since the last call, on the tasks that are healthy now."""
+        """Add the CPU time since the last call to the tasks that are healthy now."""
         tasks, now = self.healthy(), self.now()
         for index in tasks:
             used = min(CORES, self.load(now) / len(tasks)) * (now - self._used_until)

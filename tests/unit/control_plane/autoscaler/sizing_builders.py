@@ -8,7 +8,7 @@ from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, Load
 from control_plane.autoscaler.core.recommendation import JobObservation
 
 NOON = 20_000 * 86_400.0 + 43_200.0
-"""Noon of a Friday."""
+"""A Friday at noon."""
 
 
 def a_policy(**changes: Any) -> Autoscale:

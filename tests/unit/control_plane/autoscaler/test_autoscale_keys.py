@@ -1,4 +1,4 @@
-"""`[autoscale]` in a job file: all mistakes at once, and stored jobs without it."""
+"""`[autoscale]` in a job file: errors are listed all at once, and stored jobs may lack it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_a_good_policy_is_taken_with_its_defaults() -> None:
 @pytest.mark.behaviour("AS9")
 @pytest.mark.parametrize("key", ["overrides", "task_overrides", "task_ids", "task_indexes"])
 def test_a_job_that_follows_its_load_has_tasks_that_are_alike(key: str) -> None:
-    """Settings of single tasks are refused, with a pointer to shards: any task may go."""
+    """Settings of single tasks are refused with a pointer to shards, because the autoscaler may
+    remove any task."""
     found = job_errors({**JOB, "autoscale": GOOD, key: {"0": {}}})
     (reason,) = [error.reason for error in found if error.field == key]
     assert "tasks of a job are alike" in reason
@@ -47,7 +48,7 @@ def test_a_job_that_follows_its_load_has_tasks_that_are_alike(key: str) -> None:
 
 @pytest.mark.behaviour("AS1")
 def test_network_is_a_signal_of_private_networks_alone() -> None:
-    """Bytes a second, by the agents."""
+    """The signal is in bytes per second, as agents measure it."""
     policy = {**GOOD, "signal": "network", "target": 5e6}
     assert errors(policy) == [
         'autoscale.signal: network needs network.mode = "private": '
@@ -114,7 +115,7 @@ LATENCY: dict[str, Any] = {"query": "histogram_quantile(0.95, x)", "limit_s": 0.
     ],
 )
 def test_a_latency_is_a_target_of_requests(changes: dict[str, Any], wrong: list[str]) -> None:
-    """The load of a task may be left out only where it is learnt from latency."""
+    """The load of a task may be omitted only if the autoscaler learns it from latency."""
     policy = {"minimum": 2, "maximum": 40, "signal": "query", "query": "sum(x)", "latency": LATENCY}
     found = errors({**policy, **changes})
     assert len(found) == len(wrong)

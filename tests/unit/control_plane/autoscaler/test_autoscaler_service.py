@@ -1,4 +1,4 @@
-"""The loop of the autoscaler over days of virtual time: load, trouble, restarts."""
+"""The loop of the autoscaler over days of virtual time, with load, faults and restarts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
 def diurnal(at: float) -> float:
-    """Return 20 to 60 cores, most at noon."""
+    """Return a load of 20 to 60 cores, highest at noon."""
     return 40.0 - 20.0 * math.cos(((EPOCH_S + at) % DAY_S) / DAY_S * 2 * math.pi)
 
 
 class Writer(SizeIntents):
-    """Writes sizes of the model, which is no HTTP client."""
+    """Writes sizes to the model, which is no HTTP client."""
 
 
 def autoscaler_of(region: ModelRegion, store: MemoryStore) -> Autoscaler:
@@ -87,7 +87,7 @@ def test_the_size_follows_two_days_of_load_and_no_minute_is_short() -> None:
         watching.cancel()
         sizes = [tasks for _, tasks in region.sizes]
         assert short == []
-        assert min(sizes[len(sizes) // 2 :]) < 30  # 20 cores at night are 20 tasks at 50 %
+        assert min(sizes[len(sizes) // 2 :]) < 30  # 20 cores at night need 20 tasks at 50 %
         assert 60 <= max(sizes) <= 75
         assert autoscaler.counts["failed rounds"] == 0
 
@@ -96,7 +96,7 @@ def test_the_size_follows_two_days_of_load_and_no_minute_is_short() -> None:
 
 @pytest.mark.behaviour("AS1")
 def test_the_size_follows_the_bytes_of_the_network() -> None:
-    """30 cores are 30 MB a second in the model, and a task is to have one of them."""
+    """In the model 30 cores are 30 MB per second, and each task should get one MB per second."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 6 * HOUR_S)
@@ -137,7 +137,7 @@ def test_it_only_recommends_unless_it_is_to_apply() -> None:
 @pytest.mark.behaviour("AS1")
 @pytest.mark.parametrize("trouble", ["front end", "agents"])
 def test_silence_holds_the_size_and_says_so(trouble: str) -> None:
-    """Front end or agents away: the size is held, and never reduced on silence."""
+    """While the front end or the agents are away, the size is held and never reduced."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 2 * HOUR_S)
@@ -164,7 +164,7 @@ def test_silence_holds_the_size_and_says_so(trouble: str) -> None:
 
 @pytest.mark.behaviour("AS1")
 def test_the_size_allows_for_the_loss_of_an_msb() -> None:
-    """Never below what the loss of an MSB needs."""
+    """The size never falls below what the loss of an MSB requires."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 6 * HOUR_S)
@@ -178,7 +178,7 @@ def test_the_size_allows_for_the_loss_of_an_msb() -> None:
 
 @pytest.mark.behaviour("AS1")
 def test_two_instances_at_once_keep_the_speed_limit() -> None:
-    """Two at once: each has a store of its own, as after a mistake of an operator."""
+    """Each of the two instances has its own store, as after an operator's mistake."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         async with MemoryStore() as second:
@@ -213,7 +213,7 @@ def test_what_was_learnt_survives_a_restart() -> None:
 
 @pytest.mark.behaviour("AS1")
 def test_a_kill_at_any_step_harms_nothing() -> None:
-    """Killed at each call in turn, and started again on the same store."""
+    """The process is killed at each call in turn, and restarted on the same store."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
         await lasts(autoscaler, HOUR_S)
@@ -246,7 +246,7 @@ def test_a_kill_at_any_step_harms_nothing() -> None:
 
 
 class _Calls:
-    """The front end as a process calls it that is killed at one of the calls."""
+    """The front end, for a process that is killed at one of its calls."""
 
     def __init__(self, fatal: Callable[[str], Any]) -> None:
         self.put_sizes = fatal("put_sizes")
@@ -256,7 +256,7 @@ class _Calls:
 
 
 async def _killed(life: Autoscaler) -> None:
-    """Run three rounds, or up to the call that kills it."""
+    """Run three rounds, or up to the call that kills the process."""
     life._jobs = await kept.load(life._store)
     for _ in range(3):
         await life.round()
@@ -303,7 +303,7 @@ def test_a_refused_size_is_shown_and_asked_for_again() -> None:
 
 
 def _with_version(region: ModelRegion, version: int) -> Any:
-    """Return the record with its size written by somebody else, at a version."""
+    """Return the record with a size that another writer has set, at a version."""
     from msgspec.structs import replace
 
     return replace(region.record, intents={"size": StoredIntent(version=version)})
@@ -341,7 +341,7 @@ class OneAway(ModelRegion):
 
 @pytest.mark.behaviour("BUG-CP70")
 def test_a_shard_that_is_away_holds_the_sizes_of_its_jobs_only() -> None:
-    """No size of any job was changed until the shard was back."""
+    """Formerly no size of any job changed until the shard was back."""
 
     async def main() -> None:
         region = OneAway(a_policy(minimum=4, maximum=200), 60, diurnal)
@@ -360,7 +360,7 @@ def test_a_shard_that_is_away_holds_the_sizes_of_its_jobs_only() -> None:
 
 @pytest.mark.behaviour("BUG-CP70")
 def test_a_job_that_cannot_be_read_for_weeks_keeps_its_history() -> None:
-    """And it is shown as it was."""
+    """The job is also shown as before."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
         await lasts(autoscaler, HOUR_S)
@@ -385,7 +385,7 @@ async def _away(_: str) -> JobStatus:
 
 
 class Late(TaskUsageSource):
-    """A source that knows the past, and answers from a time on."""
+    """A source of past loads that answers only from a given time."""
 
     def __init__(self, from_s: float, region: ModelRegion) -> None:
         super().__init__(SteppedRuntime(clock, seed=0), region.describe_task)
@@ -405,7 +405,7 @@ class Late(TaskUsageSource):
 
 @pytest.mark.behaviour("BUG-CP71")
 def test_the_past_is_read_once_its_source_answers() -> None:
-    """A server that was down at the first look left the job without its history."""
+    """Formerly, if the server was down at the first read, the job stayed without its history."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         autoscaler._sources[LoadSignal.CPU] = Late(HOUR_S, region)

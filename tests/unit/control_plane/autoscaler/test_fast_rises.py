@@ -1,7 +1,8 @@
-"""A job without a history grows before a fast rise is there: the elastic demo's, no VM needed.
+"""A job without a history grows before a fast rise arrives: the elastic demo without a VM.
 
-The demo's policy, its requests (7 steps of 40 s) and its tasks, which answer two requests in a
-second one after the other; the proxy gives each the same share. A rate is of the last 20 s.
+The policy, the requests (7 steps of 40 s) and the tasks are those of the demo. A task serves two
+requests per second, one after the other, and the proxy gives each task the same share. A rate
+covers the last 20 s.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ POLICY = msgspec.convert(
     tomllib.loads((demo.FILES / "web.toml").read_text())["autoscale"], Autoscale
 )
 ANSWERED, EVERY, WINDOW, CALM = 2.0, 10, 20, 600
-"""Requests a second of one task; seconds: of the autoscaler, of a rate, before requests rise."""
+"""Requests per second that one task serves. In seconds: the interval of the autoscaler, the window
+of a rate, and the calm time before the rise."""
 
 
 def slowest(start_s: int) -> float:
@@ -50,18 +52,18 @@ def slowest(start_s: int) -> float:
 
 @pytest.mark.parametrize("start_s", [20, 60, 90])
 def test_a_rise_without_history_is_covered(start_s: int) -> None:
-    """Half of the demo's limit of 5 s, with tasks that take up to 90 s to serve."""
+    """Half of the demo's limit of 5 s is enough, with tasks that need up to 90 s to serve."""
     assert slowest(start_s) < demo.LATENCY_LIMIT_S / 2
 
 
 def test_by_the_present_load_alone_it_would_be_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the demo was near to: a size that is late by the start of a task."""
+    """The demo nearly failed like this: the size is late by the start time of a task."""
     monkeypatch.setattr(recommendation, "RISE_MAX", 1.0)
     assert slowest(90) > demo.LATENCY_LIMIT_S
 
 
 def risen(sizing: JobSizing, step: float = 8.0) -> Forecast | None:
-    """Return the forecast after ten calm minutes and three in which the load rises."""
+    """Return the forecast after ten calm minutes and three minutes of rising load."""
     found = None
     for minute, load in enumerate([20.0] * 10 + [20 + step * n for n in (1, 2, 3)]):
         found = sizing.advance(a_policy(), seen(load, 100, NOON + 60.0 * minute)).forecast
@@ -75,7 +77,7 @@ def started(start_s: float) -> JobSizing:
 
 
 def test_the_rise_is_followed_for_the_time_that_tasks_take_and_up_to_twice_the_load() -> None:
-    """The horizon is the measured start and 120 s."""
+    """The horizon is the measured start time plus 120 s."""
     for start_s, load in ((30.0, 44 + 8 / 60 * 150), (60.0, 44 + 8 / 60 * 180), (600.0, 88.0)):
         found = risen(started(start_s))
         assert found is not None
@@ -84,7 +86,7 @@ def test_the_rise_is_followed_for_the_time_that_tasks_take_and_up_to_twice_the_l
 
 
 def test_noise_is_no_rise() -> None:
-    """Within three mean errors of the forecast nothing is extended."""
+    """A load within three mean errors of the forecast extends nothing."""
     found = risen(started(30.0), step=1.0)
     assert found is not None
     assert "rise" not in found.by

@@ -1,4 +1,4 @@
-"""A size by latency: the load that a task carries is learnt from the job's own history."""
+"""A size by latency: the autoscaler learns from the job's own history which load a task carries."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tests.unit.control_plane.autoscaler.sizing_builders import NOON, a_policy, 
 pytestmark = pytest.mark.behaviour("AS1")
 
 DAY, START = 1440, 5
-"""Minutes; a new task serves after `START`."""
+"""In minutes. A new task serves after `START`."""
 PEAK, WORKERS, SERVICE_S = 2000.0, 4, 0.02
-"""Requests a second at noon, and what a task is: 200 requests a second keep it busy."""
+"""Requests per second at noon, and the capacity of a task: 200 requests per second use it fully."""
 TARGET = LatencyTarget(query="latency", limit_s=0.1)
 
 
@@ -60,7 +60,7 @@ def queued(load: float, workers: int, service_s: float) -> float:
 
 
 def limit_load(limit_s: float, workers: int, service_s: float) -> float:
-    """Return the load at which that latency reaches a limit."""
+    """Return the load at which the latency reaches a limit."""
     low, high = 0.0, workers / service_s
     for _ in range(60):
         middle = (low + high) / 2
@@ -85,7 +85,7 @@ def course(
     slower: Callable[[int], float] = lambda _: 1.0,
     service_s: float = SERVICE_S,
 ) -> tuple[JobSizing, list[Minute]]:
-    """Follow a daily load, with noise in it and in the latency; return all minutes."""
+    """Follow a daily load with noise in the load and the latency. Return all minutes."""
     chance, sizing, sizes, found = random.Random(1), JobSizing(), [tasks], list[Minute]()
     for minute in range(int(days * DAY)):
         day = 0.675 - 0.325 * math.cos(2 * math.pi * minute / DAY)
@@ -102,7 +102,7 @@ def course(
 
 
 def turns(minutes: list[Minute]) -> int:
-    """Return how often the size changed its direction."""
+    """Return how often the size changed direction."""
     steps = [b.size - a.size for a, b in pairwise(minutes) if a.size != b.size]
     return sum(1 for a, b in pairwise(steps) if a * b < 0)
 
@@ -113,7 +113,8 @@ def turns(minutes: list[Minute]) -> int:
 def test_a_job_grows_before_its_latency_limit_and_shrinks_after(
     workers: int, tasks: int, limit_s: float
 ) -> None:
-    """One server, several, many; too few tasks and too many at first. A day to learn, then two."""
+    """With one server, several and many; with too few tasks and too many at first. One day to
+    learn, then two days."""
     service_s = 0.005 * workers
     sizing, minutes = course(3, tasks, by_latency(limit_s), workers, service_s=service_s)
     true, later = limit_load(limit_s, workers, service_s), minutes[DAY:]
@@ -127,7 +128,8 @@ def test_a_job_grows_before_its_latency_limit_and_shrinks_after(
 
 
 def test_nothing_is_assumed_before_it_is_learnt() -> None:
-    """The size is held, with the reason, and the load test's result counts if there is one."""
+    """The autoscaler holds the size and gives the reason. It uses the result of a load test if
+    there is one."""
     sizing, minutes = course(20 / DAY, 20, by_latency())
     assert {m.size for m in minutes} == {20}
     held = sizing.advance(by_latency(), seen(900.0, 20, NOON + 1200, capacity=1.0))
@@ -143,12 +145,13 @@ def test_nothing_is_assumed_before_it_is_learnt() -> None:
 def test_too_long_a_latency_adds_tasks_before_anything_is_learnt() -> None:
     observed = seen(900.0, 5, capacity=1.0, latency=0.4, latency_at=NOON)
     found = JobSizing().advance(by_latency(), observed)
-    assert found.tasks == 7  # 180 a task is too much: 144
+    assert found.tasks == 7  # 180 per task is too much: 144
     assert "latency is 0.4 s, over 0.1 s, at 180 a task" in found.reason
 
 
 def test_the_learnt_load_follows_a_slower_version() -> None:
-    """Loads that were within the limit are over it: what is known of larger ones is forgotten."""
+    """Loads that were within the limit exceed it now. The autoscaler drops what it learnt about
+    larger loads."""
     sizing, minutes = course(4, 10, by_latency(), slower=lambda m: 1.5 if m > 2 * DAY else 1.0)
     over = [sum(m.latency_s > 0.1 for m in minutes[d * DAY : (d + 1) * DAY]) for d in range(4)]
     assert over[1] == 0
@@ -159,7 +162,8 @@ def test_the_learnt_load_follows_a_slower_version() -> None:
 
 
 def test_an_incident_elsewhere_adds_few_tasks_and_is_forgotten() -> None:
-    """Two hours of a slow database, at night: tasks do not help. The learnt load halves at most."""
+    """A database is slow for two hours at night, and more tasks do not help. The learnt load halves
+    at most."""
     incident = range(2 * DAY, 2 * DAY + 120)
     _, minutes = course(6, 10, by_latency(), slower=lambda m: 6.0 if m in incident else 1.0)
     most = [max(m.size for m in minutes[d * DAY : (d + 1) * DAY]) for d in range(6)]
@@ -169,7 +173,7 @@ def test_an_incident_elsewhere_adds_few_tasks_and_is_forgotten() -> None:
 
 
 def test_latency_that_half_of_the_load_does_not_change_is_not_chased() -> None:
-    """More tasks do not help where the limit is below the time of an empty task."""
+    """More tasks do not help if the limit is below the latency of an idle task."""
     state, at = LearntLatency(), NOON
     for load in (45.0, 45.0, 20.0, 20.0):
         for _ in range(15):
@@ -192,7 +196,8 @@ def test_latency_that_half_of_the_load_does_not_change_is_not_chased() -> None:
     ],
 )
 def test_without_a_latency_the_size_is_not_reduced(trouble: dict[str, object]) -> None:
-    """Missing, no number, negative, stale: no task is taken, and a rise adds some."""
+    """With a missing, invalid, negative or stale latency no task is removed, and a rise adds
+    some."""
     given = {"capacity": 1.0, "latency": 0.05, "latency_at": NOON} | trouble
     found = JobSizing().advance(by_latency(target=50.0), seen(100.0, 20, **given))
     assert found.tasks == 20
@@ -207,7 +212,7 @@ def test_no_requests_have_no_latency_and_that_is_no_trouble() -> None:
 
 @pytest.mark.behaviour("AS10")
 def test_nothing_is_learnt_while_tasks_are_replaced() -> None:
-    """Caches fill, and answers take long; that is not load."""
+    """Caches fill after a start, so answers are slow for a reason other than load."""
     sizing = JobSizing()
     for minute in range(60):
         at = NOON + minute * 60.0

@@ -1,4 +1,4 @@
-"""Forecasts: what they follow, and how they learn from their errors."""
+"""Forecasts: which patterns they follow, and how they learn from their errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_weekend_is_known_from_former_weeks() -> None:
     def weekly(at: float) -> float:
         return diurnal(at) * (0.4 if int(at // DAY_S) % 7 in (2, 3) else 1.0)
 
-    history, _ = learned(weekly, 23 + 0.5)  # noon of a Sunday
+    history, _ = learned(weekly, 23 + 0.5)  # a Sunday at noon
     assert int(history.slot * SLOT_S // DAY_S) % 7 == 3
     *_, weeks = predict(history, 2)
     assert weeks == pytest.approx(weekly(history.slot * SLOT_S), rel=0.05)
@@ -74,7 +74,7 @@ def test_the_wanted_share_of_forecasts_holds() -> None:
 
 @pytest.mark.behaviour("AS5")
 def test_a_level_that_changed_is_followed_though_the_history_says_otherwise() -> None:
-    """The sudden week (AS5)."""
+    """The load rises suddenly and stays higher for the week."""
     history, state = learned(lambda at: diurnal(at) * (1.8 if at > START + 16 * DAY_S else 1), 16.5)
     found = forecast(history, state, 2)
     assert found is not None
@@ -86,7 +86,7 @@ def test_a_gap_is_not_scored() -> None:
     history, state = learned(diurnal, 3)
     history.add(START + 3 * DAY_S + 3 * 3600, 1e9)
     after = learn(history, state, 2, 0.95)
-    assert after.scored == state.scored + 1  # the one that ended before the gap
+    assert after.scored == state.scored + 1  # the forecast that ended before the gap
     assert after.errors == pytest.approx(state.errors, abs=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""The history of a load: what it keeps, for how long, in how many bytes."""
+"""The history of a load: what it keeps, how long, and in how many bytes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_its_points_are_half_hours_and_then_slots() -> None:
 
 @pytest.mark.behaviour("BUG-CP68")
 def test_a_clock_that_was_set_back_drops_what_was_stored_for_later() -> None:
-    """Points of before were dropped until that time came, for days or years."""
+    """Formerly new points were dropped until the later time came, for days or years."""
     history, now = filled(10), START + 10 * DAY_S
     for late in (2 * DAY_S, 400 * DAY_S):
         history.add(now + late, 7.0)
@@ -129,7 +129,7 @@ def test_a_clock_that_was_set_back_drops_what_was_stored_for_later() -> None:
 
 @pytest.mark.behaviour("BUG-CP69")
 def test_the_largest_numbers_are_stored() -> None:
-    """Their sum was infinite, and ended the autoscaler."""
+    """Formerly the sum of such numbers was infinite, and ended the autoscaler."""
     history = LoadHistory()
     for second in range(3):
         history.add(START + second, 1.7e308)

@@ -1,4 +1,4 @@
-"""Load tests of one task: requests are shifted to it until a limit, and back in any case."""
+"""Load tests of one task: they shift requests to it up to a limit, and always shift them back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TASKS, RATE, CARRIES = 4, 40.0, 33.0
 
 
 class ModelService:
-    """Four tasks behind a proxy that follows weights; each answers slower near its capacity."""
+    """Four tasks behind a proxy with weights. Each task answers more slowly near its capacity."""
 
     def __init__(self) -> None:
         self.weights: list[dict[int, int]] = []
@@ -96,7 +96,8 @@ async def outcome(model: ModelService, wish: LoadTestWish = WISH) -> LoadTest:
 
 @pytest.mark.behaviour("AS1")
 async def test_the_capacity_of_a_task_is_found_with_the_requests_that_there_are() -> None:
-    """What a task carries is measured: more and more of the requests, up to a limit."""
+    """The test measures what a task carries: the task gets more and more of the requests, up to a
+    limit."""
     model = ModelService()
     found = await outcome(model)
     assert found.state is LoadTestState.DONE
@@ -106,7 +107,7 @@ async def test_the_capacity_of_a_task_is_found_with_the_requests_that_there_are(
     loads = [step.load for step in found.steps]
     assert loads == sorted(loads)
     assert loads[0] == pytest.approx(RATE / TASKS)
-    assert model.weights[-1] == {}  # all have their usual share again
+    assert model.weights[-1] == {}  # each task has its usual share again
     assert "web-0" in model.asked[0]
 
 
@@ -166,7 +167,7 @@ async def test_only_a_job_at_rest_is_tested_and_once_at_a_time() -> None:
 
 @pytest.mark.behaviour("BUG-CP72")
 async def test_of_two_tests_that_begin_at_once_one_is_refused() -> None:
-    """Both ran, and the end of one hid the other."""
+    """Formerly both ran, and the end of one hid the other."""
     model = ModelService()
     tester = LoadTester(Runtime(), model, model)  # type: ignore[arg-type]
     slow = LoadTestWish(**_fields(step_s=3600.0))
@@ -179,7 +180,7 @@ async def test_of_two_tests_that_begin_at_once_one_is_refused() -> None:
 
 @pytest.mark.behaviour("BUG-CP86")
 def test_weights_end_within_two_minutes_of_the_process() -> None:
-    """They lasted for twice the step, ten minutes and more with a long one."""
+    """Formerly the weights lasted for twice the step: ten minutes and more with a long step."""
 
     async def main() -> None:
         model, loop = ModelService(), asyncio.get_running_loop()
@@ -226,7 +227,8 @@ def typed(path: Path, *words: str) -> Result:
 
 
 async def test_twinectl_runs_a_test_and_says_what_the_task_carries(tmp_path: Path) -> None:
-    """Through the socket of the autoscaler: every mistake is listed before anything is asked."""
+    """Through the autoscaler's socket. The command lists every mistake before it sends a
+    request."""
     model, runtime = ModelService(), Runtime()
     tester = LoadTester(runtime, model, model)  # type: ignore[arg-type]
     follower = Autoscaler(runtime, model, MemoryStore(), {}, model)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What size a job should have, and the reason that is given for it."""
+"""Which size a job should have, and the stated reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_sizes_are_rounded_up_but_not_for_a_millionth() -> None:
 
 @pytest.mark.behaviour("AS1")
 def test_the_size_carries_the_load_at_the_target() -> None:
-    found = of(12.5)  # at 50 % of 2 cores a task
+    found = of(12.5)  # at 50 % of 2 cores per task
     assert found.tasks == 13
     assert "load 12.5 cores" in found.reason
     assert "at 1 cores a task; 13 tasks needed" in found.reason
@@ -66,7 +66,7 @@ def test_headroom_is_what_the_loss_of_an_msb_needs() -> None:
 
 def test_a_ceiling_above_the_target_takes_fewer_tasks_for_a_loss() -> None:
     policy = a_policy(headroom=Headroom.MSB, ceiling=0.6, target=0.5)
-    assert needed(policy, 60.0, 2.0, msbs=6).tasks == 60  # the target already leaves room
+    assert needed(policy, 60.0, 2.0, msbs=6).tasks == 60  # the target already includes this reserve
 
 
 def test_bounds_are_kept_and_named() -> None:
@@ -87,10 +87,10 @@ def test_a_schedule_raises_the_minimum_at_its_time() -> None:
 @pytest.mark.parametrize(
     ("days", "dates", "applies"),
     [
-        ([], ["10-04"], True),  # each year
+        ([], ["10-04"], True),  # in each year
         ([], ["2024-10-04", "12-24"], True),
         ([], ["2023-10-04", "10-05"], False),
-        ([Weekday.SUN], ["10-04"], True),  # one of both
+        ([Weekday.SUN], ["10-04"], True),  # one of the two matches
         ([Weekday.SUN], ["10-05"], False),
         ([Weekday.FRI], ["10-05"], True),
     ],
@@ -98,7 +98,7 @@ def test_a_schedule_raises_the_minimum_at_its_time() -> None:
 def test_a_schedule_knows_days_of_the_year(
     days: list[Weekday], dates: list[str], applies: bool
 ) -> None:
-    """Holidays that the owner writes; it is Friday, 4 October 2024."""
+    """An owner can list holidays. The test's day is Friday, 4 October 2024."""
     entry = ScheduledBounds(days=days, dates=dates, start="11:00", end="13:00", minimum=40)
     assert bounds_at(a_policy(schedule=[entry]), NOON)[0] == (40 if applies else 2)
 
@@ -156,7 +156,7 @@ def test_nothing_is_taken_while_tasks_are_not_healthy() -> None:
 
 @pytest.mark.behaviour("AS1")
 def test_what_was_added_is_taken_back_while_it_starts() -> None:
-    """A burst that is over. Tasks that serve stay, and as many as there were before it."""
+    """A burst has ended. Serving tasks stay, and at least as many tasks as before the burst."""
     policy, sizing = a_policy(**FREE), JobSizing()
     sizing.advance(policy, seen(10.0, 10))
     sizing.advance(policy, seen(30.0, 30, at=NOON + 60, healthy=10))
@@ -164,15 +164,15 @@ def test_what_was_added_is_taken_back_while_it_starts() -> None:
     assert (found.tasks, found.held) == (15, "")
     assert found.reason.endswith("15 tasks stay until others have started")
     ill = sizing.advance(policy, seen(10.0, 30, at=NOON + 180, healthy=7))
-    assert ill.tasks == 12  # though three of them do not serve
+    assert ill.tasks == 12  # although three of them do not serve
     before = sizing.advance(policy, seen(2.0, 10, at=NOON + 240, healthy=7))
     assert before.tasks >= 10
 
 
 def test_a_start_is_measured_from_the_last_rise() -> None:
-    """A load that rises for long does not make starts look long.
+    """A load that rises for long does not make the measured starts long.
 
-    A size that is observed may have been written right after the observation before.
+    An observed size may have been written right after the previous observation.
     """
     policy, sizing = a_policy(), JobSizing()
     for minute in range(30):
@@ -206,7 +206,7 @@ def test_a_minimum_wins_over_the_speed_limit() -> None:
 
 @pytest.mark.behaviour("AS1")
 def test_a_mad_forecast_is_held_by_the_limits() -> None:
-    """A forecast gone mad is held by speed limit and maximum."""
+    """The speed limit and the maximum bound the effect of a wrong forecast."""
     for load in (1e30, math.inf, math.nan):
         mad = Forecast(load=load, expected=load)
         assert recommend(a_policy(), seen(10.0), 10.0, mad, SizingState()).tasks <= 20
@@ -216,7 +216,8 @@ def test_a_mad_forecast_is_held_by_the_limits() -> None:
 @pytest.mark.parametrize("step_s", [-86_400.0, -3600.0, -90.0, 90.0, 3600.0, 86_400.0])
 @pytest.mark.parametrize("whose", ["autoscaler", "server"])
 def test_a_clock_that_steps_takes_no_task_and_adds_few(step_s: float, whose: str) -> None:
-    """Clock steps of the autoscaler's host, or of the server's; an hour later all is well."""
+    """The clock of the autoscaler's host or of the server steps. An hour later the sizes are right
+    again."""
     policy, sizing = a_policy(headroom=Headroom.NONE), JobSizing()
     tasks = 10
     for minute in range(120):
@@ -231,7 +232,7 @@ def test_a_clock_that_steps_takes_no_task_and_adds_few(step_s: float, whose: str
 
 @pytest.mark.behaviour("AS1", "AS2")
 def test_gaps_in_what_is_measured_take_no_task() -> None:
-    """With half of the points missing the size follows all the same, and never falls."""
+    """With half of the points missing, the size still follows the load and never falls."""
     policy, sizing = a_policy(**FREE), JobSizing()
     sizes = []
     for minute in range(180):
@@ -283,7 +284,7 @@ def test_the_first_evaluations_forecast_from_the_present_load() -> None:
 
 @pytest.mark.behaviour("BUG-CP68")
 def test_a_forecast_ends_when_the_clock_is_set_back() -> None:
-    """The forecast of the later date was followed for as long as the clock had gone."""
+    """Formerly the forecast of the later date was followed for the whole length of the step."""
     policy, sizing = a_policy(**FREE), JobSizing()
     for minute in range(60):
         sizing.advance(policy, seen(50.0, 60, at=NOON + 60.0 * minute))
@@ -296,7 +297,7 @@ def test_a_forecast_ends_when_the_clock_is_set_back() -> None:
 
 @pytest.mark.behaviour("BUG-CP69")
 def test_no_number_of_an_owner_ends_the_evaluation() -> None:
-    """A tiny target, and loads of which the sum is infinite."""
+    """A tiny target, and loads whose sum is infinite."""
     sizing = JobSizing()
     tiny = a_policy(target=5e-324)
     assert sizing.advance(tiny, seen(1.0, 10, capacity=0.1)).tasks > 10
@@ -308,7 +309,7 @@ def test_no_number_of_an_owner_ends_the_evaluation() -> None:
 
 @pytest.mark.behaviour("BUG-CP73")
 def test_a_target_in_the_wrong_unit_is_simulated_at_once() -> None:
-    """A billion tasks were removed one by one, and nothing else ran meanwhile."""
+    """Formerly a billion tasks were removed one by one, and nothing else ran meanwhile."""
     points = [(NOON + 300.0 * slot, 5e8) for slot in range(24)]
     wrong, right = a_policy(target=0.5), a_policy(target=1e7)
     found = simulate("web", points, (wrong, right), 1.0, 0, ())

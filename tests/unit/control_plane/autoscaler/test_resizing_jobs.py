@@ -1,4 +1,4 @@
-"""The size of an autoscaled job, in the assembled control plane: who sets it, and who does not."""
+"""The size of an autoscaled job in the assembled control plane: which writers may set it."""
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ SCALER, OWNER = "user:scaler", "user:ada"
 
 
 async def resize(w: World, tasks: int) -> None:
-    """Write a size as the autoscaler does: on top of the one that it saw."""
+    """Write a size as the autoscaler does: based on the version that it read."""
     status = await w.cp.get_job("web")
     await w.cp.intents.size("web", size_wish(NewSize(status, tasks, "load 9 cores")), SCALER)
 
@@ -40,7 +40,7 @@ async def test_a_size_changes_the_size_and_nothing_else(w: World):
 
 @scenario()
 async def test_the_owners_file_does_not_undo_the_size_of_the_autoscaler(w: World):
-    """The trap that users of Kubernetes know: `replicas` of a manifest undoes its autoscaler."""
+    """In Kubernetes, `replicas` of a manifest undoes the size of the autoscaler."""
     await w.deployed(a_job(3, autoscale=APPLY))
     await resize(w, 6)
     status = await w.cp.apply_job(a_job(3, autoscale=APPLY, command=["/bin/other"]), writer=OWNER)
@@ -68,7 +68,8 @@ async def test_the_file_counts_where_the_autoscaler_does_not_apply(w: World):
     await resize(w, 6)
     await w.cp.apply_job(a_job(4, autoscale=a_policy(mode=AutoscaleMode.RECOMMEND)), writer=OWNER)
     assert await size(w) == 4
-    await w.cp.apply_job(a_job(5, autoscale=APPLY), writer=OWNER)  # its owner has just said so
+    # the owner has just set this size
+    await w.cp.apply_job(a_job(5, autoscale=APPLY), writer=OWNER)
     assert await size(w) == 5
     await w.cp.apply_job(a_job(3), writer=OWNER)
     assert await size(w) == 3
@@ -77,7 +78,7 @@ async def test_the_file_counts_where_the_autoscaler_does_not_apply(w: World):
 @pytest.mark.behaviour("FE11", "JC15")
 @scenario()
 async def test_a_size_of_a_person_stays_until_the_file_is_applied_again(w: World):
-    """One writer at a time."""
+    """One writer of the size at a time."""
     await w.deployed(a_job(3, autoscale=APPLY))
     await resize(w, 6)
     await w.cp.intents.size("web", SizeWish(tasks=8, take_over=True), OWNER)
@@ -108,11 +109,11 @@ async def test_a_size_on_top_of_what_was_not_seen_is_refused(w: World):
 @scenario()
 async def test_a_size_beyond_the_room_of_the_entitlement_stops_no_release(w: World):
     memory = next(iter(w.region.machines.values())).facts().memory_bytes
-    update = UpdatePolicy(max_unavailable=3)  # two wait for room, and count
+    update = UpdatePolicy(max_unavailable=3)  # two tasks wait for room, and count as unavailable
     limits = Limits(memory_max_bytes=int(0.6 * memory))
     whole = {"limits": limits, "autoscale": APPLY, "update": update}
     await w.deployed(a_job(3, **whole))
-    await resize(w, 5)  # there are three machines
+    await resize(w, 5)  # the entitlement has three machines
     status = await w.cp.apply_job(a_job(3, command=["/bin/other"], **whole), writer=OWNER)
     assert (status.record.spec.tasks, status.record.version) == (5, 2)
     await w.until(lambda: {t.version for t in w.cp._jobs.get("web").tasks[:3]} == {2})

@@ -1,4 +1,4 @@
-"""Standby processes of the services with a store of their own: autoscaler, Optimus, conveyor."""
+"""Standby processes of the services with their own store: autoscaler, Optimus, conveyor."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ START_S = 1_800_000_000.0
 
 
 class Owned:
-    """A store that another process has until a time of the loop."""
+    """A store that another process holds until a time of the loop."""
 
     def __init__(self, *_: Any) -> None:
-        """Take what a store takes."""
+        """Accept the arguments of a store."""
 
     async def __aenter__(self) -> Owned:
         if asyncio.get_running_loop().time() < 200.0:
@@ -36,7 +36,7 @@ class Owned:
 
 
 class Opened(Exception):
-    """The service has its store."""
+    """The service has opened its store."""
 
 
 async def autoscaler(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,8 @@ def test_a_standby_of_a_service_does_not_believe_a_step_of_its_clock(
     opening: Callable[[Runtime, pytest.MonkeyPatch], Awaitable[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It asked for the date once it had the store, and believed any step before."""
+    """Formerly the standby first read the date after it had the store, and believed any earlier
+    step."""
 
     async def main() -> None:
         stepped_s = 0.0

@@ -1,4 +1,4 @@
-"""Of several ways to follow a load, each job follows the one that costs it least."""
+"""Of several ways to follow a load, each job uses the one with the lowest cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MINUTE, DAY = 60.0, 1440
 
 
 def followed(load: Callable[[int], float], minutes: int, start: int = 5) -> tuple[JobSizing, str]:
-    """Return the sizing of a job that follows a load by minute, and the last reason.
+    """Return the sizing of a job that follows a load per minute, and the last reason.
 
     Tasks are healthy after `start` minutes.
     """
@@ -52,7 +52,7 @@ def followed(load: Callable[[int], float], minutes: int, start: int = 5) -> tupl
 
 
 def bursts(minute: int) -> float:
-    """Return 20 tasks of load, and up to 60 for ten minutes at times that nothing announces."""
+    """Return a load of 20 tasks, with bursts of up to 60 for ten minutes at unpredictable times."""
     hour, chance = minute // 30, random.Random(minute // 30)
     begins = chance.randrange(20)
     inside = chance.random() < 0.3 and begins <= minute - 30 * hour < begins + 10
@@ -60,7 +60,8 @@ def bursts(minute: int) -> float:
 
 
 def returning(minute: int) -> float:
-    """Return a peak of five minutes each quarter of an hour, at no regular minute."""
+    """Return a load that peaks for five minutes in each quarter of an hour, at no regular
+    minute."""
     return 60.0 if (minute + minute // 15 * 7) % 15 < 5 else 20.0
 
 
@@ -96,7 +97,8 @@ def test_a_missing_task_costs_more_where_the_policy_asks_for_more() -> None:
 
 
 def test_a_cost_is_what_was_missing_while_tasks_started_and_what_was_idle() -> None:
-    """Ten tasks; the load doubles for two minutes, new tasks need five: 2 x 10 are missing."""
+    """Ten tasks; the load doubles for two minutes and new tasks need five. So 2 x 10 tasks are
+    missing."""
     state = WaysState()
     for minute, load in enumerate([10.0, 10.0, 20.0, 20.0, 10.0]):
         measured = NOON + minute * MINUTE, load, load
@@ -105,7 +107,7 @@ def test_a_cost_is_what_was_missing_while_tasks_started_and_what_was_idle() -> N
     assert by["the forecast"] == pytest.approx(2 * 10 * PENALTY, rel=0.01)
     kept = 2 * 10 * PENALTY + 10
     assert by["the load, kept for 30 min"] == pytest.approx(kept, rel=0.01)
-    idle = 4 + 4 + 7 + 7 + 4 - 4  # the first evaluation has no time before it
+    idle = 4 + 4 + 7 + 7 + 4 - 4  # the first evaluation has no earlier time
     assert by["the load times 1.35"] == pytest.approx((6 + 6) * PENALTY + idle, rel=0.01)
 
 
@@ -119,7 +121,7 @@ def test_a_step_of_a_clock_adds_five_minutes_at_most(step_s: float) -> None:
 
 
 def test_what_is_kept_of_a_job_is_bounded() -> None:
-    """Loads that fall each minute, and tasks that take hours to start: the most that is kept."""
+    """The largest state: loads that fall each minute, and tasks that take hours to start."""
     state = WaysState()
     for minute in range(300):
         load = 1000.0 - minute

@@ -1,4 +1,4 @@
-"""What commands print of one object, and of files that they cannot use."""
+"""Output of commands about one object, and about files that they cannot use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEC = JobSpec(name="web", entitlement="front", tasks=1, image="sha256:" + "1" *
 
 @pytest.mark.behaviour("BUG-UX65")
 def test_a_name_keeps_its_case() -> None:
-    """Names were in the table's head, which has capitals: LOCAL:0, FRONT."""
+    """Formerly names were in the table's header, which is in capitals: LOCAL:0, FRONT."""
     target = SimpleNamespace(ask=lambda _: Myself(name="local:0", role=Role.OPERATOR))
     lines = CliRunner().invoke(whoami, [], obj=target).output.splitlines()
     assert [line.split() for line in lines[:2]] == [["WHAT", "VALUE"], ["name", "local:0"]]
@@ -34,7 +34,7 @@ def test_a_name_keeps_its_case() -> None:
 
 @pytest.mark.behaviour("BUG-UX71")
 def test_a_folder_in_place_of_a_file_is_not_reported_as_missing(tmp_path: Path) -> None:
-    """`image push FOLDER` said that there is no such file."""
+    """Formerly `image push FOLDER` reported that there is no such file."""
     found = CliRunner().invoke(main, ["image", "push", str(tmp_path)])
     assert found.exit_code == 64
     assert "it is not a file" in found.output
@@ -61,7 +61,7 @@ def test_a_folder_in_place_of_a_file_is_not_reported_as_missing(tmp_path: Path) 
 def test_a_file_that_is_no_image_is_refused(
     tmp_path: Path, content: bytes, options: tuple[str, ...], told: str
 ) -> None:
-    """`image push /etc/passwd` was accepted, and each host refused it later."""
+    """Formerly `image push /etc/passwd` was accepted, and each host refused it later."""
     file = tmp_path / "file"
     file.write_bytes(content)
     target = ["--endpoint", "unix:/nowhere"]
@@ -72,7 +72,7 @@ def test_a_file_that_is_no_image_is_refused(
 
 @pytest.mark.behaviour("BUG-UX75")
 def test_a_task_without_ports_has_an_address_without_a_port() -> None:
-    """It was shown with port 0."""
+    """Formerly the address was shown with port 0."""
     entry = Endpoint(task="web-0", machine="m1", host="10.0.0.1", ports={}, version=1)
     target = SimpleNamespace(ask=lambda _: Endpoints(job="web", revision=1, endpoints=[entry]))
     lines = CliRunner().invoke(endpoints, ["web"], obj=target).output.splitlines()
@@ -89,7 +89,7 @@ def test_a_task_without_ports_has_an_address_without_a_port() -> None:
     ],
 )
 def test_an_empty_name_is_refused_and_not_treated_as_absent(arguments: tuple[str, ...]) -> None:
-    """`task move --to ''` moved the task to any machine."""
+    """Formerly `task move --to ''` moved the task to any machine."""
     found = CliRunner().invoke(main, ["--endpoint", "unix:/nowhere", *arguments])
     assert found.exit_code == 64
     assert "it is empty; leave the option out for its default" in found.output
@@ -101,7 +101,7 @@ def test_an_empty_name_is_refused_and_not_treated_as_absent(arguments: tuple[str
     [(2, "no longer has version 2"), (8, "no longer has version 8"), (9, "has never had a")],
 )
 def test_a_version_that_never_existed_is_not_reported_as_dropped(version: int, told: str) -> None:
-    """Version 9 of a job with 4 versions was not there "any more"."""
+    """Formerly version 9 of a job with 4 versions was reported as not there "any more"."""
     record = JobRecord(name="web", spec=SPEC, version=4, specs={4: SPEC}, highest=8)
     status = JobStatus(
         record=record, phase=JobPhase.STABLE, wanted=1, running=1, healthy=1, updated=1
@@ -124,7 +124,7 @@ def test_a_version_that_never_existed_is_not_reported_as_dropped(version: int, t
 def test_a_plan_as_json_has_the_fields_that_change(
     tmp_path: Path, before: JobSpec | None, changed: object
 ) -> None:
-    """Only the table had them."""
+    """Formerly only the table had them."""
     file = tmp_path / "web.yaml"
     file.write_text(as_file(SPEC))
     target = SimpleNamespace(ask=lambda _: (JobPlan(job="web", wanted=1), before))
@@ -135,7 +135,7 @@ def test_a_plan_as_json_has_the_fields_that_change(
 
 @pytest.mark.behaviour("BUG-UX131")
 def test_a_key_that_is_twice_in_a_yaml_file_is_reported_with_its_place(tmp_path: Path) -> None:
-    """The error had line 1 and `in "<unicode string>"`."""
+    """Formerly the error had line 1 and `in "<unicode string>"`."""
     file = tmp_path / "web.yaml"
     file.write_text("name: web\ntasks: 1\ntasks: 2\n")
     with pytest.raises(InvalidInput) as refusal:

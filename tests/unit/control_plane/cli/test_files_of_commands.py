@@ -1,4 +1,4 @@
-"""Files that commands other than `job apply` read."""
+"""Files read by commands other than `job apply`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOB = {"name": "index", "entitlement": "batch", "tasks": 1, "image": "web:v1", "
     ],
 )
 def test_a_shard_map_with_a_key_twice_is_refused(tmp_path: Path, content: str, told: str) -> None:
-    """The last of two equal keys won, and errors named places of another text."""
+    """Formerly the last of two equal keys won, and errors gave places of another text."""
     file = tmp_path / "map.json"
     file.write_text(content)
     asked: list[Any] = []
@@ -45,7 +45,7 @@ def test_a_shard_map_with_a_key_twice_is_refused(tmp_path: Path, content: str, t
 def test_work_is_submitted_with_the_digest_of_its_image_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job file with a name of an image was refused by `work submit`."""
+    """Formerly `work submit` refused a job file with an image name."""
     file = tmp_path / "index.json"
     file.write_text(json.dumps(JOB))
     wished: list[Any] = []
@@ -69,7 +69,7 @@ def test_work_is_submitted_with_the_digest_of_its_image_name(
 def test_a_policy_is_replayed_without_asking_for_its_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The example of docs/autoscaling.md, whose image is a name, was refused."""
+    """Formerly the example of docs/autoscaling.md, whose image is a name, was refused."""
     file = tmp_path / "web.json"
     policy = {"minimum": 1, "maximum": 4, "target": 0.6}
     limits = {"cpu_max_cores": 1.0}
@@ -86,7 +86,7 @@ def test_a_policy_is_replayed_without_asking_for_its_image(
 def test_a_replay_without_history_prints_a_message_instead_of_zeros(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each policy had a mean of 0.0 tasks, as if that had been measured."""
+    """Formerly each policy had a mean of 0.0 tasks, as if that were a measurement."""
     file = tmp_path / "web.json"
     policy = {"minimum": 1, "maximum": 4, "target": 0.6}
     file.write_text(json.dumps({**JOB, "limits": {"cpu_max_cores": 1.0}, "autoscale": policy}))

@@ -1,4 +1,4 @@
-"""What a command that waits for a job says, and when it gives up."""
+"""What a command that waits for a job prints, and when it gives up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def a_status(restarts: int, detail: str = "", phase: JobPhase = JobPhase.PROGRES
 
 
 class Client:
-    """Answers with one status after the other, and with the last one again and again."""
+    """Answers with one status after another, and repeats the last one."""
 
     def __init__(self, statuses: Sequence[JobStatus]) -> None:
         self._statuses = list(statuses)
@@ -65,7 +65,7 @@ def test_waiting_ends_early_on_a_crash_loop_and_names_the_log(
     assert "last with exit code 3" in str(found.value)
     assert "twinectl job logs web 0 --previous" in found.value.hint
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == len(set(said)) == 3  # each of the alternating lines once
+    assert len(said) == len(set(said)) == 3  # once for each of the alternating lines
 
 
 @pytest.mark.behaviour("BUG-UX1")
@@ -95,7 +95,7 @@ def test_an_update_with_its_own_failure_policy_has_more_time_to_roll_back() -> N
 def test_a_version_rolled_back_before_the_first_poll_counts_as_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The job is stable again, but not with what was applied."""
+    """The job is stable again, but not with the version that was applied."""
     monkeypatch.setattr(follow, "POLL_S", 0.0)
     status = replace(a_status(0, phase=JobPhase.STABLE), wanted=0)
     back = Rollout(version=3, returns_from=2, passed=True, reason="version 2 failed on 1 task")
@@ -110,7 +110,7 @@ def test_a_version_rolled_back_before_the_first_poll_counts_as_failed(
 def test_a_failed_update_quotes_the_last_output_of_its_task(
     monkeypatch: pytest.MonkeyPatch, log: bytes | None
 ) -> None:
-    """With the exit code; a log that cannot be had hides no failure."""
+    """The message has the exit code. An unavailable log hides no failure."""
     monkeypatch.setattr(follow, "POLL_S", 0.0)
     why = "version 2 failed on 1 task, recently on web-4 (it is backing off, exit code 127)"
     record = replace(

@@ -1,4 +1,4 @@
-"""What a job is asked to be, as a file, and how two versions differ."""
+"""The specification of a job as a file, and the differences between two versions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ CHANGES = st.fixed_dictionaries(
 @pytest.mark.behaviour("BUG-UX6")
 @given(changes=CHANGES)
 def test_job_show_prints_a_file_that_reads_back_as_the_same_job(tmp_path_factory, changes):
-    """Whatever it holds, the file that is printed is read as the same job."""
     spec = replace(SPEC, **changes)
     path: Path = tmp_path_factory.getbasetemp() / "shown.yaml"
     path.write_text(as_file(spec))
@@ -69,7 +68,7 @@ def test_an_unknown_image_name_is_reported_with_all_other_errors(tmp_path: Path)
 
 @pytest.mark.behaviour("BUG-UX63")
 def test_a_key_that_is_written_twice_is_refused_in_json_as_well(tmp_path: Path) -> None:
-    """The last one won, and the job of another name was created."""
+    """Formerly the last one won, and the job of another name was created."""
     file = tmp_path / "web.json"
     file.write_text('{"name": "web", "limits": {"name": "x"}, "name": "api"}')
     with pytest.raises(InvalidInput, match="'name' is written twice"):

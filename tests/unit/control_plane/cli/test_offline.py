@@ -1,4 +1,5 @@
-"""`twinectl plan --offline`: the product's allocator on a list of machines, with nothing behind."""
+"""`twinectl plan --offline`: the product's allocator on a list of machines, without a control
+plane."""
 
 import json
 from pathlib import Path
@@ -131,7 +132,7 @@ def test_the_errors_of_all_files_are_reported_at_once(files: Path):
 
 @pytest.mark.behaviour("BUG-UX68")
 def test_a_job_may_name_its_image(files: Path):
-    """`image = "app:v1"` was refused, although no image is looked at."""
+    """Formerly `image = "app:v1"` was refused, although the command reads no image."""
     (files / "web.toml").write_text(JOB.replace("sha256:" + "1" * 64, "app:v1"))
     found = plan(files, jobs=("web.toml",))
     assert (found.exit_code, "2 of 2 tasks placed" in found.output) == (0, True)

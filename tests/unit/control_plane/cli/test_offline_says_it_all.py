@@ -1,7 +1,7 @@
-"""Everything that a job can ask of machines, from its file to the machine or to the reason.
+"""Every wish of a job about machines, from its file to the machine or to the reason.
 
-Each row is one kind of wish: what the file says, where its tasks then are, and for a wish that no
-machine meets what people are told.
+Each row is one kind of wish: its text in the file, and the machines that its tasks get. For a wish
+that no machine meets, the row has the reason that users see.
 """
 
 import json
@@ -34,7 +34,7 @@ BY_DISK = '[[preferences]]\nproperty = "label.disk"\n'
 
 
 def planned(folder: Path, *jobs: tuple[str, int, str], cores: float = 0.5) -> list[dict]:
-    """Return what `plan --offline` says of jobs: name, tasks, what else the file says."""
+    """Return the output of `plan --offline` for jobs: name, tasks, other text of the file."""
     (folder / "machines.csv").write_text(MACHINES)
     files = []
     for name, tasks, wish in jobs:

@@ -1,4 +1,4 @@
-"""What the programs do if their output cannot be written, and with options that are empty."""
+"""How programs behave if they cannot write their output, and with empty options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wire.pipes import PipedGroup
 
 @pytest.mark.behaviour("BUG-UX105")
 def test_a_program_without_stdout_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`twinectl job list >&-` ended with a traceback."""
+    """Formerly `twinectl job list >&-` ended with a traceback."""
 
     @click.group(cls=PipedGroup)
     def program() -> None:
@@ -36,7 +36,7 @@ def test_a_program_without_stdout_succeeds(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.behaviour("BUG-UX105")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_a_full_disk_below_the_output_is_a_failure_not_wrong_use(number: int) -> None:
-    """`twinectl job list >file` on a full disk ended with 64."""
+    """Formerly `twinectl job list >file` on a full disk ended with 64."""
 
     @click.group(cls=Program)
     def program() -> None:
@@ -53,7 +53,7 @@ def test_a_full_disk_below_the_output_is_a_failure_not_wrong_use(number: int) ->
 
 @pytest.mark.behaviour("BUG-UX108")
 def test_an_empty_endpoint_is_not_the_default_one() -> None:
-    """`--endpoint "$UNSET"` called the control plane of this host."""
+    """Formerly `--endpoint "$UNSET"` called the control plane of this host."""
     found = CliRunner().invoke(main, ["--endpoint", "", "job", "list"])
     assert found.exit_code == 64
     assert "--endpoint is empty" in found.output
@@ -70,7 +70,7 @@ def test_an_empty_endpoint_is_not_the_default_one() -> None:
     ],
 )
 def test_an_endpoint_without_an_address_is_refused_with_the_reason(endpoint: str, why: str) -> None:
-    """`--endpoint unix:` ended with "Invalid argument" and `https:` with 77."""
+    """Formerly `--endpoint unix:` ended with "Invalid argument" and `https:` with 77."""
     found = CliRunner().invoke(main, ["--endpoint", endpoint, "job", "list"])
     assert found.exit_code == 64
     assert why in found.output
@@ -78,7 +78,7 @@ def test_an_endpoint_without_an_address_is_refused_with_the_reason(endpoint: str
 
 @pytest.mark.behaviour("BUG-UX109")
 def test_the_audit_log_is_asked_for_an_object_of_a_kind() -> None:
-    """`audit --object web` printed an empty table."""
+    """Formerly `audit --object web` printed an empty table."""
     found = CliRunner().invoke(main, ["audit", "--object", "web"])
     assert found.exit_code == 64
     assert "--object takes KIND/NAME such as job/web, not 'web'" in found.output

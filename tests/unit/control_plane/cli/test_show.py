@@ -1,4 +1,4 @@
-"""What is printed is safe for a terminal and still says the same."""
+"""Printed output is safe for a terminal and keeps its meaning."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_markup_in_a_name_is_text_on_a_terminal() -> None:
 
 @pytest.mark.behaviour("BUG-UX103")
 def test_a_long_reason_leaves_room_for_the_other_columns_of_a_terminal() -> None:
-    """At 80 columns a long last cell hid all other columns, and was cut itself."""
+    """Formerly, at 80 columns, a long last cell hid all other columns and was cut itself."""
     console = Console(file=io.StringIO(), width=80)
     reason = " ".join(["waits"] * 30)
     rows = [["web-0", "waiting", "unknown", "h0001", "2026-11-28 15:00:00Z", reason]]

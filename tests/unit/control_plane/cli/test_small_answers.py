@@ -1,4 +1,4 @@
-"""What commands print of empty answers, and which of their options are refused."""
+"""Output of commands for empty answers, and which of their options are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIGEST = "sha256:" + "a" * 64
 def test_a_pipeline_without_runs_has_a_history_that_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`pipeline history` of a pipeline without runs printed nothing."""
+    """Formerly `pipeline history` of a pipeline without runs printed nothing."""
     monkeypatch.setattr(pipeline, "_ask", lambda *_: RunHistory(runs=[]))
     found = CliRunner().invoke(main, ["pipeline", "history", "web"])
     assert (found.exit_code, found.stdout) == (0, "pipeline web has no run yet\n")
@@ -41,7 +41,7 @@ def test_a_pipeline_without_runs_has_a_history_that_says_so(
 def test_a_run_starts_with_an_image_by_name_or_digest_or_with_a_release(
     options: list[str], sent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`pipeline start` accepted no image names."""
+    """Formerly `pipeline start` accepted no image names."""
     requests: list[str] = []
 
     class Service:
@@ -80,7 +80,7 @@ def test_a_run_is_refused_without_one_valid_image_or_release(
 @pytest.mark.behaviour("BUG-UX114")
 @pytest.mark.parametrize("name", ["foo/x", "jobs/web", "job/", "foo:drain"])
 def test_an_audit_filter_for_an_unknown_kind_of_object_is_refused_with_the_kinds(name: str) -> None:
-    """`audit --object foo/x` printed an empty table."""
+    """Formerly `audit --object foo/x` printed an empty table."""
     found = CliRunner().invoke(main, ["audit", "--object", name])
     assert found.exit_code == 64
     assert f"--object takes KIND/NAME such as job/web, not {name!r}" in found.output

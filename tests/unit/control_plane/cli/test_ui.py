@@ -1,4 +1,4 @@
-"""The one-time link of `twinectl ui` and when its console ends by itself."""
+"""The one-time link of `twinectl ui`, and when its console ends without a command."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_a_console_ends_without_requests_or_when_its_session_is_ended() -> None:
     "arguments", [["--end", "s1", "--sessions"], ["jobs", "--sessions"], ["../../etc"]]
 )
 def test_arguments_that_cannot_be_used_are_refused(arguments: list[str]) -> None:
-    """`--sessions` beside `--end` was dropped, and any path was a page."""
+    """Formerly `--sessions` together with `--end` was ignored, and any path was accepted as a
+    page."""
     found = CliRunner().invoke(main, ["ui", *arguments])
     assert found.exit_code == EXIT_USAGE
     assert "exclude each other" in found.stderr or "is no page of the console" in found.stderr

@@ -1,4 +1,4 @@
-"""What clients of a job are told, and when."""
+"""What clients of a job receive, and when."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wire.errors import NotFound
 @pytest.mark.behaviour("BUG-CP12")
 @scenario()
 async def test_a_machine_that_joins_again_elsewhere_is_listed_at_its_new_address(w: World):
-    """The endpoints kept the address that the machine had when its task was listed."""
+    """Formerly the endpoints kept the address that the machine had when its task was listed."""
     await w.deployed(a_job(3))
     before = await w.cp.endpoints("web")
     moved = w.region.machines["m1"]
@@ -45,7 +45,7 @@ async def test_a_machine_that_joins_again_at_the_same_address_wakes_no_client(w:
 @pytest.mark.behaviour("BUG-CP23")
 @scenario()
 async def test_waiters_for_a_job_are_woken_when_it_ends_and_no_state_is_kept(w: World):
-    """Entries of jobs that are gone."""
+    """Entries of removed jobs do not stay."""
     await w.deployed(a_job(3))
     before = await w.cp.endpoints("web")
 
@@ -68,7 +68,8 @@ async def test_waiters_for_a_job_are_woken_when_it_ends_and_no_state_is_kept(w: 
 @pytest.mark.behaviour("SD3")
 @scenario()
 async def test_one_call_follows_many_jobs(w: World):
-    """Who follows two jobs is told of the one that changed, and of one that came or went."""
+    """A client that follows two jobs is notified of the one that changed, appeared or
+    disappeared."""
     await w.deployed(a_job(3))
     first = await w.cp.watch_endpoints({"web": None, "api": None})
     assert [e.job for e in first.changed] == ["web"]
@@ -86,7 +87,7 @@ async def test_one_call_follows_many_jobs(w: World):
     waiting = asyncio.create_task(w.cp.watch_endpoints(known, wait_s=60))
     await asyncio.sleep(1)
     await w.cp.stop_job("api")
-    while (news := await waiting).changed:  # it is unlisted first, then it is gone
+    while (news := await waiting).changed:  # the job is unlisted first, then removed
         known["api"] = news.changed[0].revision
         waiting = asyncio.create_task(w.cp.watch_endpoints(known, wait_s=60))
     assert news.missing == ["api"]
@@ -95,7 +96,7 @@ async def test_one_call_follows_many_jobs(w: World):
 
 @scenario()
 async def test_a_lower_revision_than_the_known_one_counts_as_a_change(w: World):
-    """A store that was restored from a copy counts from where the copy was."""
+    """The revisions of a restored store continue from those of the copy."""
     await w.deployed(a_job(3))
     [now] = (await w.cp.watch_endpoints({"web": 1_000_000}, wait_s=60)).changed
     assert now == await w.cp.endpoints("web")
@@ -104,7 +105,7 @@ async def test_a_lower_revision_than_the_known_one_counts_as_a_change(w: World):
 @pytest.mark.behaviour("SD4", "SD3")
 @scenario()
 async def test_each_task_of_a_private_network_is_listed_at_its_address(w: World):
-    """One line of the job gives each task an address; a move gives it another one."""
+    """One line of the job file gives each task an address. A move gives the task another one."""
     await w.deployed(a_job(3, network=Reach(mode=NetworkMode.PRIVATE)))
     before = await w.cp.endpoints("web")
     hosts = {e.task: e.host for e in before.endpoints}
@@ -120,7 +121,7 @@ async def test_each_task_of_a_private_network_is_listed_at_its_address(w: World)
 
 @pytest.mark.behaviour("SD4")
 def test_addresses_survive_a_restart_of_the_control_plane() -> None:
-    """Clients are told the same before any agent was heard again."""
+    """Clients receive the same addresses before any agent has reported again."""
 
     async def main() -> None:
         w = World(a_region())
@@ -140,7 +141,7 @@ def test_addresses_survive_a_restart_of_the_control_plane() -> None:
 @pytest.mark.behaviour("SD4")
 @scenario()
 async def test_an_invalid_address_of_a_task_is_not_listed(w: World):
-    """It would be written into the configuration of proxies."""
+    """Otherwise the resolver would write it into the configuration of proxies."""
     await w.deployed(a_job(3))
     before = (await w.cp.endpoints("web")).endpoints
     agent = w.region.machines[before[0].machine]
@@ -159,7 +160,7 @@ def tasks(w: World) -> list[TaskRecord]:
 
 @scenario()
 async def test_weights_are_listed_for_a_limited_time(w: World):
-    """Who shifts requests for a load test and dies leaves nothing behind."""
+    """If a load tester that shifts requests dies, its weights expire."""
     await w.deployed(a_job(3))
     before = await w.cp.endpoints("web")
     told = w.cp.discovery.put_weights("web", EndpointWeights(weights={1: 200}, for_s=60))

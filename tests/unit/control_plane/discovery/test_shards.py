@@ -1,4 +1,4 @@
-"""Which task serves a shard, as owners say and clients are told."""
+"""Which task serves a shard, as owners set it and clients receive it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tasks(found: Endpoints) -> list[str]:
 @pytest.mark.behaviour("SD3")
 @scenario()
 async def test_a_shard_is_answered_for_by_its_tasks_in_their_order(w: World):
-    """The one to ask first comes first; a task that serves nothing else is left out."""
+    """A shard's tasks are listed in the order of the map. Other tasks of the job are left out."""
     await w.deployed(a_job(3))
     discovery = w.cp.discovery
     view = await discovery.put_shards("web", {"a": [2, 0], "b": [1], "nobody": []})
@@ -44,7 +44,7 @@ async def test_waiters_for_a_shard_are_woken_when_it_moves(w: World):
     before = await discovery.shard("web", "a", 0, 0)
     waiting = asyncio.create_task(discovery.shard("web", "a", before.revision, 60))
     await asyncio.sleep(1)
-    await discovery.put_shards("web", {"a": [0]})  # the same again is no news
+    await discovery.put_shards("web", {"a": [0]})  # equal content is no change
     await asyncio.sleep(1)
     assert not waiting.done()
     await discovery.put_shards("web", {"a": [1]})
@@ -54,7 +54,7 @@ async def test_waiters_for_a_shard_are_woken_when_it_moves(w: World):
 @pytest.mark.behaviour("SD1")
 @scenario()
 async def test_a_task_that_is_not_listed_serves_no_shard(w: World):
-    """A shard's clients are told of a failure like others."""
+    """A shard's clients learn of a failure as other clients do."""
     await w.deployed(a_job(3))
     discovery = w.cp.discovery
     await discovery.put_shards("web", {"a": [0, 1]})
@@ -104,7 +104,7 @@ def test_parts_hold_each_shard_once(shards: dict[str, list[int]]):
 
 
 def test_the_largest_map_is_stored_in_values_of_bounded_size():
-    """What etcd will take: 256 KiB a value, 100 rows a transaction."""
+    """etcd's limits: 256 KiB per value, 100 rows per transaction."""
     shards = {f"{i:063d}": list(range(14_984, 15_000)) for i in range(20_000)}
     parts = parts_of(1.0, shards)
     assert len(parts) <= 100
@@ -114,7 +114,7 @@ def test_the_largest_map_is_stored_in_values_of_bounded_size():
 @pytest.mark.behaviour("BUG-UX62")
 @scenario()
 async def test_a_map_may_name_a_task_above_a_gap_in_the_indexes(w: World):
-    """Of tasks 0 and 3 the map was refused: the job "has 2: 0 to 1"."""
+    """Formerly a job with tasks 0 and 3 had its map refused: the job "has 2: 0 to 1"."""
     await w.deployed(a_job(4))
     record = w.cp._jobs.get("web")
     tasks = [task for task in record.tasks if task.index in (0, 3)]

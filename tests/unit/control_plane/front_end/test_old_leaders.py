@@ -1,4 +1,4 @@
-"""A control plane that no longer leads answers nothing that it read, errors included."""
+"""A control plane that no longer leads returns nothing that it has read, including errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class OtherShard:
 
 @pytest.mark.behaviour("BUG-CP66")
 async def test_a_core_that_lost_its_lease_passes_no_request_on_to_a_shard() -> None:
-    """After a pause it did, and a shard that did not know of the next core obeyed."""
+    """Formerly the core passed requests on after a pause. A shard that did not know of the next
+    core obeyed."""
     why, shard = [""], OtherShard()
     store = SimpleNamespace(failure=lambda: why[0])
     processes = SimpleNamespace(table=SimpleNamespace(store=store), url_of=lambda _: shard.endpoint)
@@ -101,5 +102,5 @@ async def test_a_core_that_lost_its_lease_passes_no_request_on_to_a_shard() -> N
 
 
 async def unreachable(_: Call) -> object:
-    """Stand for a handler of this process, which does not run the shard."""
+    """Stands in for the handler of a process that does not run the shard. It must not be called."""
     raise AssertionError

@@ -1,4 +1,4 @@
-"""A shard that no longer leads answers nothing, neither about a job nor in a merged list."""
+"""A shard that no longer leads does not answer, neither about a job nor in a merged list."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Shard:
         return True
 
     async def ask(self, name: str, core: str = "") -> object:
-        """Send a request as a core does; a core of an earlier release does not name itself."""
+        """Send a request as a core does. A core of an earlier release does not send its name."""
         await self._front_end.follow(7, core)
 
         async def handler(_: Call) -> object:
@@ -63,7 +63,7 @@ async def test_a_shard_that_lost_its_lease_refuses_reads(name: str) -> None:
 
 @pytest.mark.behaviour("AV1", "AV7")
 async def test_a_shard_that_lost_its_lease_does_not_answer_not_found() -> None:
-    """ "there is no such job" was read from old records, too."""
+    """Formerly "there is no such job" was also read from old records."""
     shard = Shard()
     shard.error = NotFound("there is no job 'web'")
     with pytest.raises(NotFound):
@@ -75,7 +75,8 @@ async def test_a_shard_that_lost_its_lease_does_not_answer_not_found() -> None:
 
 @pytest.mark.behaviour("BUG-CP57")
 async def test_a_shard_refuses_requests_of_a_replaced_core() -> None:
-    """A paused core forwarded a resize, over a later one that was granted meanwhile."""
+    """Formerly a paused core forwarded a resize that overwrote a later one, granted by its
+    successor."""
     shard = Shard()
     assert await shard.ask("apply_job", "first") == "from old records"
     shard.core = "second"

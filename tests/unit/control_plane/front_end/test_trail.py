@@ -1,4 +1,4 @@
-"""The audit log: bounded, paged, and never behind what was acknowledged."""
+"""The audit log: bounded, paged, and complete up to every acknowledged request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REFUSED = replace(ENTRY, outcome=Outcome.REFUSED)
 
 
 class Full(MemoryStore):
-    """Takes no more writes once it is told so."""
+    """Refuses writes once `full` is set."""
 
     full = False
 
@@ -115,7 +115,7 @@ def test_a_restart_continues_where_the_log_ended_and_drops_old_entries() -> None
 
 
 def test_a_head_that_is_older_than_the_newest_entry_overwrites_nothing() -> None:
-    """Writes of two requests may reach the disk in another order than they began."""
+    """Writes of two requests may reach the disk in an order other than that of their start."""
 
     async def main() -> None:
         async with MemoryStore() as store:
@@ -207,7 +207,7 @@ def test_a_search_without_matches_ends_at_its_scan_limit() -> None:
     async def main() -> None:
         async with MemoryStore() as store:
             trail = await written(store, 10)
-            trail._last = MAX_SCAN * 3  # as after a long life, most of it dropped
+            trail._last = MAX_SCAN * 3  # as after years of use, with most entries dropped
             page = await trail.page(Query(object="job/none"))
             assert page.entries == []
 
@@ -226,7 +226,7 @@ def test_a_long_reason_is_cut() -> None:
 
 @pytest.mark.behaviour("BUG-CP88")
 def test_the_log_is_shown_while_no_entry_can_be_written() -> None:
-    """After 200 failed writes the newest page had no entry, and seemed to be the last."""
+    """Formerly after 200 failed writes the newest page had no entry, and seemed to be the last."""
 
     async def main() -> None:
         async with Full() as store:

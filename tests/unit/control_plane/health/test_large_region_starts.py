@@ -1,4 +1,4 @@
-"""A region so large that asking everybody takes longer than a silence that counts."""
+"""A region so large that asking all machines takes longer than a silence that counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from control_plane.runtime.runtime import SteppedRuntime
 
 
 class Crowded(SteppedRuntime):
-    """A process in which everybody's turn takes long, as with 50,000 machines."""
+    """A process in which each machine's turn takes long, as with 50,000 machines."""
 
     def __init__(self) -> None:
         super().__init__(clock, 0)
@@ -26,7 +26,7 @@ class Crowded(SteppedRuntime):
 
 @pytest.mark.behaviour("BUG-CP3")
 def test_a_machine_that_was_not_asked_yet_is_not_silent():
-    """Silence counts from the first question, not from the start of the process."""
+    """Silence counts from the first request, not from the start of the process."""
 
     async def main() -> None:
         w = World(a_region(90))
@@ -51,7 +51,7 @@ def test_a_machine_that_was_not_asked_yet_is_not_silent():
 
 
 class Gated(SteppedRuntime):
-    """A process whose turn is used up until somebody opens it."""
+    """A process whose turn is used up until the test opens it."""
 
     def __init__(self) -> None:
         super().__init__(clock, 0)
@@ -65,7 +65,8 @@ class Gated(SteppedRuntime):
 
 
 def test_machines_lost_in_one_turn_are_checked_in_several():
-    """With an MSB thousands of lines break at once, and each loss wakes jobs and other roles."""
+    """With an MSB thousands of connections break at once, and each loss wakes jobs and other
+    roles."""
 
     async def main() -> None:
         w = World(a_region(12))

@@ -1,4 +1,4 @@
-"""What becomes of marks that the store refuses, and from when on silence counts."""
+"""What happens to marks that the store refuses, and from when on silence counts."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from wire.errors import Busy, Conflict, NotFound, TwineError
 
 
 class Refusing:
-    """A broker that writes nothing down."""
+    """A broker that refuses every write."""
 
     def __init__(self, why: Exception) -> None:
         self.why = why
@@ -34,7 +34,7 @@ class Refusing:
     ],
 )
 def test_silences_begin_again_when_a_mark_was_not_written(why: TwineError, heard: list[str]):
-    """What the store did not take is concluded anew; a removed machine is no trouble."""
+    """A conclusion that the store refused is drawn again. A removed machine is no error."""
 
     async def main() -> None:
         troubles, written = list[str](), list[list[str]]()
@@ -51,7 +51,8 @@ def test_silences_begin_again_when_a_mark_was_not_written(why: TwineError, heard
 
 @pytest.mark.parametrize(("poll_wait_s", "worry_s"), [(3.0, 6.5), (8.0, 5.0)])
 def test_a_machine_is_silent_once_its_last_poll_is_overdue(poll_wait_s: float, worry_s: float):
-    """A poll that lasts 3 s ends in time until 6.5 s of 10 are over; never before half of them."""
+    """The limit is 10 s. A poll of 3 s may end until 6.5 s of it are over, but silence never counts
+    before half of it."""
 
     async def main() -> None:
         w = World(a_region(), down_after_s=10.0, poll_wait_s=poll_wait_s)

@@ -1,4 +1,4 @@
-"""When a control plane takes the word of hosts that its store is an old copy."""
+"""When a control plane believes hosts that its store is an old copy."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ pytestmark = pytest.mark.behaviour("F-88")
         (2, 1, 3, True, True),
         (50, 50, 100, False, False),
         (51, 49, 100, True, True),
-        (1, 0, 3, False, True),  # two are dead
+        (1, 0, 3, False, True),  # the other two are dead
         (1, 9, 100, False, False),
     ],
 )
 def test_more_than_half_of_the_hosts_are_believed(
     refusing: int, answered: int, followed: int, at_first: bool, settled: bool
 ) -> None:
-    """A few hosts in other hands must not end a control plane, nor dead ones save it."""
+    """A few compromised hosts must not end a control plane, and dead hosts must not keep it
+    running."""
     assert is_restored(refusing, answered, followed, settled=False) is at_first
     assert is_restored(refusing, answered, followed, settled=True) is settled
 
 
 @pytest.mark.behaviour("F-88")
 async def test_the_first_hosts_that_answer_are_no_majority() -> None:
-    """Hosts are followed one after the other; all of them count."""
+    """The control plane follows hosts one after the other, and counts all of them."""
     followed: set[str] = {"a"}
     found = RestoredHosts(followed)
     waiting = asyncio.ensure_future(found.wait())
@@ -62,7 +63,7 @@ async def test_the_first_hosts_that_answer_are_no_majority() -> None:
 
 @pytest.mark.behaviour("F-88")
 async def test_hosts_that_stay_silent_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is put back in a region of which most is down is noticed as well."""
+    """A restored store is also noticed in a region whose machines are mostly down."""
     monkeypatch.setattr(restored, "SETTLES_S", 0.01)
     found = RestoredHosts({"a", "b", "c"})
     found.all_are_asked = True
@@ -78,7 +79,7 @@ async def test_hosts_that_stay_silent_are_not_waited_for(monkeypatch: pytest.Mon
 
 @pytest.mark.behaviour("F-88")
 async def test_a_term_says_where_it_began_and_how_far_it_is() -> None:
-    """Each life of a control plane has a name of its own."""
+    """Each run of a control plane has its own name."""
     store, said = MemoryStore(), []
     for _ in range(2):
         async with store:

@@ -1,4 +1,4 @@
-"""When silence is excused, and how long a machine that came back is on probation."""
+"""When silence is excused, and how long a returning machine is on probation."""
 
 import pytest
 
@@ -23,7 +23,7 @@ GRACES = Graces(reboot_s=300, agent_s=600, alive_s=9)
 
 @pytest.mark.behaviour("F-52")
 def test_probation_doubles_with_each_failure_up_to_a_bound():
-    """The first failure costs nothing."""
+    """The first failure causes no probation."""
     failures, seen = NO_FAILURES, []
     for number in range(9):
         failures = failed_again(failures, number * 60.0, PATIENCE)
@@ -39,7 +39,8 @@ def test_failures_are_forgotten_one_by_one():
 
 @pytest.mark.behaviour("F-52")
 def test_what_is_recalled_from_a_record_is_what_was_counted():
-    """Also hours apart, as some are forgotten meanwhile; none counts from the future."""
+    """This holds for failures hours apart, although some are forgotten meanwhile. No failure counts
+    from the future."""
     counted, moments = NO_FAILURES, [0.0, 60.0, 90.0, 4000.0, 9000.0, 9100.0]
     for at in moments:
         counted = failed_again(counted, at, PATIENCE)
@@ -68,7 +69,6 @@ def test_what_is_recalled_from_a_record_is_what_was_counted():
     ],
 )
 def test_silence_is_excused_for_as_long_as_its_reason_holds(signs, words):
-    """P1 HP1."""
     found = excuse(signs, 100.0, GRACES)
     assert (words in found.reason) if words else (found is None)
 
@@ -86,7 +86,7 @@ def planned(event_id: str, deadline: float | None) -> UnavailabilityEvent:
 
 @pytest.mark.behaviour("BUG-CP9")
 def test_a_planned_reboot_is_timed_once_on_the_monotonic_clock():
-    """Whatever the wall clock shows later."""
+    """Later readings of the wall clock do not change it."""
     location = Location()
     watch = Watch("m1", Parts().rack(location), Observation(asked_since=0.0), 0.0)
     watch.planned(record(planned("a", 1300.0)), now=50.0, wall=1000.0)
@@ -94,7 +94,7 @@ def test_a_planned_reboot_is_timed_once_on_the_monotonic_clock():
     watch.planned(record(planned("a", 1300.0)), now=60.0, wall=9000.0)
     assert watch.away_until == 350.0
     watch.planned(record(planned("b", 1300.0)), now=60.0, wall=-9000.0)
-    assert watch.away_until == 360.0  # never longer than it was planned for
+    assert watch.away_until == 360.0  # never longer than the planned time
     watch.planned(record(planned("c", None)), now=60.0, wall=1000.0)
     assert watch.away_until == float("inf")
     watch.planned(record(), now=60.0, wall=1000.0)

@@ -1,4 +1,4 @@
-"""The verdict over silent machines: the brakes of the parts of a region."""
+"""The verdict about silent machines: the brakes of the parts of a region."""
 
 import pytest
 
@@ -36,7 +36,8 @@ def test_one_silent_machine_is_down_at_any_share_of_a_part():
 
 @pytest.mark.behaviour("BUG-CP16")
 def test_a_rack_or_an_msb_is_held_back_for_a_short_while():
-    """An MSB that lost its power is recovered by itself."""
+    """After the delay the control plane recovers an MSB that lost its power, without an
+    operator."""
     _, racks = region(dc1_b1=(10, 10), dc1_b2=(10, 0))
     assert held(racks["dc1_b1"]) == "local/dc1/b1"
     assert held(racks["dc1_b1"], 29.9) == "local/dc1/b1"
@@ -45,7 +46,7 @@ def test_a_rack_or_an_msb_is_held_back_for_a_short_while():
 
 @pytest.mark.behaviour("BUG-CP16", "F-49")
 def test_a_data_center_is_held_back_for_long():
-    """A fifth of the region."""
+    """The lost data center has a fifth of the region's machines."""
     _, racks = region(dc1_b1=(5, 5), dc1_b2=(5, 5), dc2_b1=(40, 0))
     assert held(racks["dc1_b1"], 299) == "local/dc1"
     assert held(racks["dc1_b1"], 300) == ""
@@ -58,7 +59,7 @@ def test_a_data_center_with_one_msb_has_the_delay_of_a_data_center():
 
 @pytest.mark.behaviour("F-51")
 def test_losses_all_over_the_region_are_a_cut_of_our_own():
-    """60 % of all machines, and no part has lost all."""
+    """60 % of all machines are silent, and no part has lost all of its machines."""
     _, racks = region(dc1_b1=(10, 6), dc2_b1=(10, 6), dc3_b1=(10, 6))
     found = verdict(racks["dc2_b1"], 10, BRAKES)
     assert found is not None

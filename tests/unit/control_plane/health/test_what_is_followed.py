@@ -1,4 +1,4 @@
-"""What a follower and a checker take in of single machines, on virtual time."""
+"""What a follower and a checker record about single machines, on virtual time."""
 
 import asyncio
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ DIGEST = "sha256:" + "7" * 64
 
 
 def test_machines_count_in_their_part_from_the_start_of_a_process_as_they_are_recorded():
-    """One that was down before is lost at once; it does not take a silence of its own for that."""
+    """A machine that was down before counts as lost at once, without a new silence."""
 
     async def main() -> None:
         w = World(a_region())
@@ -73,7 +73,7 @@ def test_an_agent_that_does_not_answer_is_asked_about_once_a_second(monkeypatch)
             await w.until(lambda: not w.cp._observations.observation("m1").answering)
             tries.clear()
             await asyncio.sleep(60)
-            assert 20 < len(tries) < 45  # each try takes a second, and so does the pause
+            assert 20 < len(tries) < 45  # each try takes a second, and each pause as well
 
     run(main())
 
@@ -101,7 +101,7 @@ def test_a_host_is_alive_until_the_next_probe_is_due():
 
 @pytest.mark.behaviour("BUG-UX60")
 def test_a_machine_may_become_doubtful_while_its_lost_stream_waits_for_a_turn():
-    """The control plane ended when a command failed meanwhile."""
+    """Formerly the control plane ended if a command failed meanwhile."""
 
     class LostStream:
         async def next(self):
@@ -114,7 +114,7 @@ def test_a_machine_may_become_doubtful_while_its_lost_stream_waits_for_a_turn():
             await w.until(w.all_answer)
             follower = w.cp._checker._follower
             follower._calls_agent = lambda record: record.machine != "m1"
-            follower.look_at("m1")  # only the stream below is followed
+            follower.look_at("m1")  # the test follows only the stream below
             await w.until(lambda: "m1" not in follower._followed)
             waits, turn = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Two hosts with one identity are told apart, and one host is never taken for two."""
+"""Two hosts with one identity are distinguished, and one host is never taken for two."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.behaviour("F-89")
 
 
 class Host:
-    """A host whose agent asks as `agent.identity.clone_check` does."""
+    """A host whose agent calls as `agent.identity.clone_check` does."""
 
     numbers = count()
 
@@ -45,7 +45,7 @@ class Host:
 
 
 class World:
-    """A control plane, and who answers at the address of machine vm1."""
+    """A control plane, and the host that answers at the address of machine vm1."""
 
     def __init__(self, at_address: Host | None = None) -> None:
         self.store, self.there = MemoryStore(), at_address
@@ -72,7 +72,8 @@ class World:
         self.cut.append(machine)
 
     async def asks(self, host: Host, address: str = "10.0.0.9") -> Verdict:
-        """Make one round, as an agent does; one that ends in between says no more."""
+        """Make one round as an agent does. An agent that ends during the round sends nothing
+        more."""
         host.mark = mark = secrets.token_hex(4)
         said = host.presence()
         for _ in range(3):
@@ -89,10 +90,10 @@ FAULTS = ("nothing", "agent", "reboot", "control plane", "cut", "back", "moved")
 @pytest.mark.behaviour("F-89")
 @given(st.lists(st.sampled_from(FAULTS), max_size=30))
 def test_one_host_is_never_taken_for_two(faults: list[str]) -> None:
-    """Reboots, a disk that is set back, restarts of either side, cuts and other addresses,
-    each between any two steps.
+    """The faults are reboots, a disk restored from a snapshot, restarts of either side, cuts and
+    other addresses. Each happens between any two steps.
 
-    A disk that is set back is a boot: what tells processes apart is on no disk.
+    Restoring a disk implies a boot, because the marks of processes are on no disk.
     """
     host = Host()
     world, left = World(host), list(faults)
@@ -124,7 +125,7 @@ def test_one_host_is_never_taken_for_two(faults: list[str]) -> None:
 @pytest.mark.behaviour("F-89")
 @given(st.lists(st.sampled_from(["first", "second", "control plane", "agent"]), max_size=12))
 def test_two_hosts_are_found_in_any_order_of_requests(steps: list[str]) -> None:
-    """The one at the machine's address keeps the identity."""
+    """The host at the machine's address keeps the identity."""
     first, second = Host(), Host()
     world = World(first)
 
@@ -150,7 +151,7 @@ def test_two_hosts_are_found_in_any_order_of_requests(steps: list[str]) -> None:
 
 @pytest.mark.behaviour("F-89")
 def test_a_process_that_ended_after_it_asked_proves_nothing() -> None:
-    """A request of an agent that was restarted meanwhile, and whose host was, too."""
+    """The request came from an agent that has restarted since, or whose host has."""
     for again in (Host.agent_restarts, Host.boots):
         host = Host()
         old = Presence(mark="m1", boot_id=host.boot)
@@ -161,7 +162,8 @@ def test_a_process_that_ended_after_it_asked_proves_nothing() -> None:
 
 @pytest.mark.behaviour("F-89")
 def test_a_host_that_takes_a_running_hosts_address_is_the_clone() -> None:
-    """A copy with the same address may answer at it; the host that was known first stays."""
+    """A copy with the same address may answer there. The host that was known first keeps the
+    identity."""
     first, second = Host(), Host()
     world = World(first)
 
@@ -198,7 +200,8 @@ def test_two_processes_from_one_snapshot_are_distinguished() -> None:
 
 @pytest.mark.behaviour("F-89")
 def test_a_second_host_stays_one_over_its_reboot_until_an_operator_says_otherwise() -> None:
-    """Also while the other one is cut off; then whoever is left is the machine."""
+    """The clone keeps this state while the other host is cut off. After the operator's command the
+    remaining host is the machine."""
     first, second = Host(), Host()
     world = World(first)
 
@@ -226,7 +229,7 @@ def test_a_second_host_stays_one_over_its_reboot_until_an_operator_says_otherwis
 
 @pytest.mark.behaviour("F-89")
 def test_a_damaged_record_is_found_again() -> None:
-    """What was found hinders no start of the control plane."""
+    """A damaged record does not prevent a start of the control plane."""
     first, second = Host(), Host()
     world = World(first)
 
@@ -242,7 +245,7 @@ def test_a_damaged_record_is_found_again() -> None:
 
 @pytest.mark.behaviour("F-89")
 def test_one_machine_is_checked_by_one_call_at_a_time() -> None:
-    """A host cannot have the control plane open connections without end."""
+    """Otherwise a host could make the control plane open any number of connections."""
     host = Host()
     world = World(host)
 
@@ -267,7 +270,7 @@ def test_one_machine_is_checked_by_one_call_at_a_time() -> None:
 
 @pytest.mark.behaviour("F-89")
 def test_the_audit_log_has_one_entry_of_it() -> None:
-    """With both boots and the address from which the second one called."""
+    """It has both boots and the address from which the second host called."""
     first, second = Host(), Host()
     world = World(first)
 
@@ -288,7 +291,7 @@ def test_the_audit_log_has_one_entry_of_it() -> None:
 
 
 async def test_a_write_without_an_answer_is_made_again() -> None:
-    """A store may make a write and not say so; the next one is no conflict with it."""
+    """A store may make a write without answering. The repeated write does not conflict with it."""
     first, second = Host(), Host()
     world = World(first)
     real, answers = world.store.txn, iter([False])

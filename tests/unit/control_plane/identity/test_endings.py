@@ -1,4 +1,4 @@
-"""A host that does not renew is warned of a week ahead, by the clock."""
+"""The operator is warned, by the clock, a week before a host's identity ends without renewal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOST = "10.77.0.11"
 
 
 class Clock:
-    """The real time, moved on by the test: TLS itself goes by the real one."""
+    """The real time, moved forward by the test. TLS itself uses the real time."""
 
     def __init__(self) -> None:
         self.passed_s = 0.0
@@ -38,12 +38,12 @@ class Clock:
 
 
 def issued(authority: CertificateAuthority, life_s: float) -> Credential:
-    """Return a host's credential that lives that long."""
+    """Return a host's credential with this lifetime."""
     return authority.credential(CertificateSubject("host", "vm1", (HOST,)), "https://x", life_s)
 
 
 def called(own: OwnIdentity, held: Credential) -> None:
-    """Call the host that holds this credential: a handshake in memory."""
+    """Call the host that holds this credential, with a handshake in memory."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     token = tls.EXPECTED.set("/host/vm1")
     try:
@@ -66,7 +66,7 @@ def called(own: OwnIdentity, held: Credential) -> None:
 def test_the_end_of_an_identity_is_warned_of_a_week_ahead_and_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody was told before the host had to join again."""
+    """Formerly there was no warning before the host had to join again."""
     clock = Clock()
     authority = open_authority(tmp_path / "authority.pem", "twine")
     own = OwnIdentity(authority, ["127.0.0.1"], clock)
@@ -94,7 +94,7 @@ def test_the_end_of_an_identity_is_warned_of_a_week_ahead_and_once(
 
 @pytest.mark.behaviour("BUG-HT5")
 def test_connections_to_an_agent_end_with_its_certificate(tmp_path: Path) -> None:
-    """Whoever has a host's key does not close a connection on which it is believed."""
+    """An attacker with a host's key would never close a connection on which it is trusted."""
     clock = Clock()
     authority = open_authority(tmp_path / "authority.pem", "twine")
     own = OwnIdentity(authority, ["127.0.0.1"], clock)

@@ -1,4 +1,4 @@
-"""Groups and operators: stored, and in force from the next request on."""
+"""Groups and operators: they are stored, and in force from the next request on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens and the authority, without a network: time, storage, keys."""
+"""Tokens and the authority without a network: time, storage, keys."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ def test_a_bad_request_for_a_certificate_does_not_cost_the_token(service: Setup)
 
 @pytest.mark.behaviour("BUG-HT7")
 def test_a_join_request_is_read_only_with_a_valid_token(service: Setup) -> None:
-    """The request for a certificate came before the token, so who had none could send
-    any, as often as they liked."""
+    """Formerly the certificate request was read before the token. So a caller without a token could
+    send any request, as often as it liked."""
     wrong = "twn1.aaaaaaaa." + "a" * 32
 
     async def scenario() -> None:
@@ -192,7 +192,7 @@ def test_a_join_request_is_read_only_with_a_valid_token(service: Setup) -> None:
 def test_a_token_costs_the_same_however_many_are_stored(
     service: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them were read for each new one."""
+    """Formerly all of them were read for each new one."""
     read = list[str]()
     really = service.store.list_prefix
 
@@ -326,7 +326,7 @@ def test_an_address_is_taken_or_refused(text: str) -> None:
     ],
 )
 def test_an_address_that_no_resolver_takes_is_refused(address: str) -> None:
-    """Full-width digits and labels of 100 letters were taken."""
+    """Formerly full-width digits and labels of 100 letters were accepted."""
     with pytest.raises(InvalidInput):
         host_of(address)
 
@@ -470,7 +470,8 @@ OWN = ["cp.example", "10.77.0.1", "localhost", "127.0.0.1", "::1"]
     ],
 )
 def test_a_certificate_names_no_host_of_others(host: str, source: str, *, may: bool) -> None:
-    """The control plane's own names, and addresses at which others reach nobody."""
+    """Refused are the control plane's own names, and addresses such as loopback that reach no other
+    host."""
     if may:
         check_named(host, source, OWN)
     else:

@@ -1,4 +1,5 @@
-"""One root of the authority follows another: the steps, and who would be locked out by each."""
+"""One root of the authority replaces another: the steps, and which hosts each step would lock
+out."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def a_credential(name: str, issuer: str, *trusts: str) -> IssuedCredential:
 def test_whatever_operators_do_there_is_one_root_that_issues_and_at_most_one_beside_it(
     steps: list[Step],
 ) -> None:
-    """And what is kept on disk is what was; the former root's key is gone."""
+    """The stored text reads back as the same roots, and the former root has no key."""
     roots, fresh = Roots(A), [C, B] * 6
     for step in steps:
         try:
@@ -52,7 +53,7 @@ def test_whatever_operators_do_there_is_one_root_that_issues_and_at_most_one_bes
 
 @pytest.mark.behaviour("BUG-AG5")
 def test_a_rotation_is_three_steps_in_order() -> None:
-    """The new root is trusted before it issues, the old one after it did."""
+    """The new root is trusted before it issues, and the old one after it has issued."""
     roots = after(Roots(A), Step.PREPARE, B)
     assert [r.ca_hash for r in roots.trusted()] == [A.ca_hash, B.ca_hash]
     roots = after(roots, Step.ACTIVATE, C)
@@ -71,7 +72,7 @@ def test_no_step_is_taken_before_its_turn(step: Step) -> None:
 
 @pytest.mark.behaviour("BUG-AG5")
 def test_a_host_without_the_new_root_blocks_the_exchange() -> None:
-    """Hosts by number and name, and files that nobody renews."""
+    """The refusal lists hosts by number and name, and files that no component renews."""
     roots = Roots(A, coming=B)
     knows = HostTrust(trusts=[A.ca_hash, B.ca_hash], issuer=A.ca_hash)
     old = HostTrust(trusts=[A.ca_hash], issuer=A.ca_hash)
@@ -102,7 +103,7 @@ def test_a_holder_of_the_former_root_blocks_its_end() -> None:
 def test_a_host_is_behind_until_it_trusts_exactly_what_there_is_and_is_of_the_active_root(
     issuer: Root, trusted: set[Root]
 ) -> None:
-    """Who still trusts a retired root has to renew, too."""
+    """A host that still trusts a retired root has to renew as well."""
     roots = Roots(A, former=B)
     trust = HostTrust(trusts=[r.ca_hash for r in trusted], issuer=issuer.ca_hash)
     ready = trusted == {A, B} and issuer is A
@@ -111,7 +112,7 @@ def test_a_host_is_behind_until_it_trusts_exactly_what_there_is_and_is_of_the_ac
 
 
 def test_a_file_of_an_earlier_release_is_one_root() -> None:
-    """One key and its certificate."""
+    """Such a file has one key and its certificate."""
     read = parsed(text_of(Roots(A)))
     assert (read.active.ca_hash, read.coming, read.former) == (A.ca_hash, None, None)
 

@@ -1,4 +1,4 @@
-"""Who may do what, as a pure decision: deny by default, and say what is missing."""
+"""Which caller may do what, as a pure decision: deny by default, and report what is missing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_refusal_says_what_is_missing_and_how_to_get_it(
 
 
 def test_an_entitlement_without_owners_belongs_to_the_operators() -> None:
-    """What a release without owners stored is nobody's."""
+    """A release without owners stored entitlements that no user owns."""
     found = refusal(Needs.OWNER, ANN, {"old": []})
     assert found is not None
     assert "belongs to the operators only" in found.reason

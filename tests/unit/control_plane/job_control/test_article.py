@@ -1,4 +1,4 @@
-"""The examples of the article on the job control plane, each with the old way as the control."""
+"""The examples of the article on the job control plane, each compared with the old way."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def the_old_way(tasks: list[TaskSeen], size: int) -> list[TaskSeen]:
 def test_figure_4_and_6_half_of_a_push_stays_half_when_the_job_is_made_smaller() -> None:
     before = [TaskSeen(index, OLD) for index in range(100)]
     left = the_old_way(before, 50)
-    assert Counter(task.version for task in left) == {NEW: 50}  # all of the job, not half
+    assert Counter(task.version for task in left) == {NEW: 50}  # the whole job, not half of it
     spec = composed(want(100), before)
     assert counts(spec) == {NEW: 50, OLD: 50}
     for size in (99, 50, 51, 7, 100):
@@ -86,7 +86,7 @@ def test_table_1_a_canary_on_a_type_of_machine_is_tied_to_it() -> None:
     canary = CanaryWanted(TRIAL, tasks=2, machine_type="gpu")
     spec = composed(want(4, 0.0, canary), tasks, machine_types=types)
     assert {i for i, t in spec.tasks.items() if t.why is Why.CANARY} == {0, 2}
-    moved = types | {0: "cpu"}  # its machine failed, and it was placed elsewhere
+    moved = types | {0: "cpu"}  # its machine failed, and the task was placed elsewhere
     spec = composed(want(4, 0.0, canary), carried_out(spec), machine_types=moved)
     assert {i for i, t in spec.tasks.items() if t.why is Why.CANARY} == {2}
     assert spec.waits == {"canary": "1 more task on machines of type gpu"}
@@ -101,7 +101,8 @@ def test_canaries_of_any_type_are_alike_for_a_fair_comparison() -> None:
 
 
 def test_a_smaller_size_takes_a_push_under_way_no_further() -> None:
-    """10 of 100 tasks have it, of 50 in the end: after the resize 5 of 50 do, not 10 of 50."""
+    """10 of 100 tasks have the push, of 50 in the end. After the resize 5 of 50 have it, not 10 of
+    50."""
     tasks = [TaskSeen(index, NEW if index < 10 else OLD) for index in range(100)]
     spec = composed(want(50), tasks)
     gone = Counter(task.version for task in tasks if task.index in spec.removed)

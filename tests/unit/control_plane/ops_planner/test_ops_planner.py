@@ -1,4 +1,4 @@
-"""Plans in the assembled control plane on virtual time: owners of jobs do nothing."""
+"""Plans in the assembled control plane on virtual time. Owners of jobs do nothing."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict, InvalidInput, NotFound
 
 LARGE = Limits(memory_max_bytes=700 << 20)
-"""One on each machine."""
+"""One task fills a machine."""
 QUICK = UpdatePolicy(max_unavailable=1, drain_s=1)
 
 
@@ -39,7 +39,7 @@ def a_region(machines: int, msbs: int = 3) -> Region:
 
 
 def planned(machines: int = 6, **settings):
-    """Run the body on a region of so many machines; no rule may be broken in it."""
+    """Run the body on a region of this number of machines. No rule may be broken in it."""
 
     def decorate(body):
         def test() -> None:
@@ -64,13 +64,13 @@ def a_wish(**changes) -> MaintenanceWish:
 
 
 class Hands:
-    """Somebody who does the work on machines that a plan says are ready, and counts."""
+    """Does the work on machines that a plan reports as ready, and counts."""
 
     def __init__(self, w: World, plan: str, breaks: frozenset[str] = frozenset()) -> None:
         self.w, self.plan, self.breaks = w, plan, breaks
         self.upgraded: list[str] = []
         self.away: list[set[str]] = []
-        """Machines that were being worked on together."""
+        """Sets of machines that were under work at the same time."""
         self.least = 10**6
 
     async def work(self) -> None:
@@ -122,7 +122,7 @@ async def test_a_fleet_gets_its_kernel_in_waves_of_one_msb(w: World):
 @pytest.mark.behaviour("HC5")
 @planned()
 async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
-    """No second MSB is touched; an operator says when it goes on without a machine."""
+    """No second MSB is affected. An operator may continue the plan without a machine."""
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
     wish = a_wish(
         wave_size=2,
@@ -156,7 +156,7 @@ async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
 
 
 def test_a_plan_continues_after_a_restart():
-    """Waves are stored before anything is announced, and nothing is announced twice."""
+    """Waves are stored before they are announced, and none is announced twice."""
     region, store, events = a_region(6), MemoryStore(strict=True), {}
     wish = a_wish(wave_size=2, within=Within.MSB, deadline_s=300.0, duration_s=60.0, despite=True)
 
@@ -192,15 +192,15 @@ def test_a_plan_continues_after_a_restart():
 @pytest.mark.behaviour("HC4")
 @planned()
 async def test_consequences_are_shown_and_a_plan_without_room_is_refused(w: World):
-    """Nothing is announced that would leave tasks without a place, unless one knows better."""
+    """A plan that would leave tasks without a machine is announced only with `despite`."""
     await w.deployed(a_job(6, limits=LARGE, update=QUICK), quota=6)
     wish = a_wish(scope=MachineScope(msb="msb1"), deadline_s=60.0)
     preview = await w.cp.maintenance.preview("room", wish)
     (job,) = preview.jobs
     assert (job.there, job.tasks, job.unplaced, job.rounds) == (2, 6, 2, 2)
-    assert preview.at_once == 1  # the budget of the job is one task
+    assert preview.at_once == 1  # the job's budget is one task
     assert [held.jobs for held in preview.held] == [["web"]]
-    assert len(preview.warnings) == 2  # no place, and a third of the region
+    assert len(preview.warnings) == 2  # no machine for the tasks, and a third of the region
     with pytest.raises(Conflict, match="plan room is not accepted: a wave takes 33%"):
         await w.cp.maintenance.accept("room", wish, "ann")
     assert w.cp.maintenance.every() == []
@@ -226,7 +226,7 @@ async def test_a_preview_moves_nothing_and_takes_no_room(w: World):
 @pytest.mark.behaviour("SC6")
 @planned()
 async def test_two_plans_for_one_machine_are_both_kept_and_the_earlier_deadline_counts(w: World):
-    """Overlapping events have one budget, and are told of each other."""
+    """Overlapping events share one budget, and each plan reports the other one."""
     await w.deployed(a_job(3, limits=LARGE, update=QUICK), quota=6)
     host = next(m for m, tasks in w.region.where().items() if tasks)
     kernel = a_wish(scope=None, machines=[host], deadline_s=3600.0, start_in_s=60.0)
@@ -255,7 +255,7 @@ async def test_two_plans_for_one_machine_are_both_kept_and_the_earlier_deadline_
 @pytest.mark.behaviour("SC6")
 @planned(9)
 async def test_of_two_machines_the_one_with_the_earlier_deadline_is_left_first(w: World):
-    """One budget for both events; the order is that of their deadlines."""
+    """Both events share one budget. Their deadlines give the order."""
     await w.deployed(a_job(3, limits=LARGE, update=QUICK), quota=9)
     at = {t.index: t.placement.machine for t in w.cp._jobs.get("web").tasks}
     late = a_wish(scope=None, machines=[at[0]], deadline_s=7200.0)
@@ -273,7 +273,7 @@ async def test_of_two_machines_the_one_with_the_earlier_deadline_is_left_first(w
 @pytest.mark.behaviour("HC8", "HC14", "RB11")
 @planned(24)
 async def test_a_quarter_of_a_data_center_is_refreshed_and_owners_do_nothing(w: World):
-    """Tasks move off, machines of the free pool take their place."""
+    """Tasks move away, and machines of the free pool replace the old ones."""
     await w.deployed(a_job(12, limits=LARGE, update=QUICK), quota=12)
     old = sorted(w.region.machines, key=lambda m: int(m[1:]))[:6]
     wish = a_wish(scope=None, machines=old, work=Work.REFRESH, wave_size=2, reason="new racks")
@@ -288,7 +288,7 @@ async def test_a_quarter_of_a_data_center_is_refreshed_and_owners_do_nothing(w: 
     assert not [m for m in old if w.region.where()[m]]
     records = [w.cp._broker.table.get(m) for m in old]
     assert all(not record.entitlement for record in records)
-    for name in old:  # they leave the building
+    for name in old:  # the machines leave the building
         await w.cp.inventory.remove(name)
 
 
@@ -297,7 +297,7 @@ async def test_a_quarter_of_a_data_center_is_refreshed_and_owners_do_nothing(w: 
 async def test_when_power_is_short_what_matters_least_leaves_first_and_no_more_than_needed(
     w: World,
 ):
-    """An MSB's power event; nobody's hands are needed."""
+    """An MSB's power event needs no manual work."""
     for machine in w.region.machines.values():
         await w.cp.joined(machine.join())
     for name, priority in (("front", 900), ("batch", 100)):
@@ -331,7 +331,7 @@ async def test_when_power_is_short_what_matters_least_leaves_first_and_no_more_t
     causes = {e.cause for e in (await w.cp.job_events("crunch", 0, 100)).events if e.kind == "move"}
     assert causes == {"power"}
     await asyncio.sleep(60)
-    assert await state(w, "cap") is PlanState.RUNNING  # until the power is back
+    assert await state(w, "cap") is PlanState.RUNNING  # until the power returns
     await w.cp.maintenance.cancel("cap")
     assert all(e.end is not None for m in capped for e in w.cp._broker.table.get(m).unavailability)
 
@@ -339,7 +339,7 @@ async def test_when_power_is_short_what_matters_least_leaves_first_and_no_more_t
 @pytest.mark.behaviour("TC9", "HC7")
 @planned()
 async def test_a_switch_outage_of_three_minutes_ends_without_help(w: World):
-    """Those who stay are excused so long, and afterwards nothing is left to tidy up."""
+    """Tasks that stay are excused for the outage, and nothing needs a clean-up afterwards."""
     await w.set_up(6)
     wish = a_wish(
         scope=None,
@@ -364,7 +364,7 @@ async def test_a_switch_outage_of_three_minutes_ends_without_help(w: World):
 @pytest.mark.behaviour("SC4")
 @planned()
 async def test_a_job_without_tasks_on_a_machine_is_not_concerned_by_its_maintenance(w: World):
-    """And one that has some there and no controller moves them at once."""
+    """A job with tasks there and without a controller moves them at once."""
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=3)
     await w.cp.put_entitlement("batch", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.apply_job(a_job(2, name="crunch", entitlement="batch", limits=LARGE))
@@ -417,7 +417,7 @@ async def test_work_ends_on_request(w: World):
     w.region.machines["m2"].power_off()
     await w.until(lambda: not w.cp._observations.observation("m2").answering)
     assert (await w.cp.get_machine("m2")).record.state is MachineState.UP
-    assert (await w.cp.maintenance.report("fans", ["m2"])).done == 1  # it does not answer
+    assert (await w.cp.maintenance.report("fans", ["m2"])).done == 1  # m2 does not answer
     w.region.machines["m2"].power_on()
     await w.until(lambda: w.cp.maintenance.show("fans").plan.ended)
 
@@ -450,7 +450,7 @@ async def test_a_preview_lists_some_jobs_and_counts_the_others(w: World):
 @pytest.mark.behaviour("BUG-UX69")
 @planned(1)
 async def test_a_plan_is_not_shown_for_a_name_that_it_could_not_have(w: World):
-    """`maintenance plan` took any name; `apply` answered with a pattern."""
+    """Formerly `maintenance plan` accepted any name, and `apply` answered with a pattern."""
     wish = a_wish()
     for ask in (w.cp.maintenance.preview("k 2", wish), w.cp.maintenance.accept("k 2", wish, "me")):
         with pytest.raises(InvalidInput, match=r"'k 2' is not .* a plan: a-z, 0-9 and -, at most"):
@@ -460,7 +460,7 @@ async def test_a_plan_is_not_shown_for_a_name_that_it_could_not_have(w: World):
 @pytest.mark.behaviour("BUG-UX106")
 @planned()
 async def test_a_cancelled_plan_still_shows_the_work_that_was_done(w: World):
-    """It showed 0 done, and its name was refused with "cancel it"."""
+    """Formerly the plan showed 0 done, and its name was refused with "cancel it"."""
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
     wish = a_wish(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)
     await w.cp.maintenance.accept("fans", wish, "ann")

@@ -1,4 +1,4 @@
-"""Machines of a plan in waves, and what comes next of one: pure."""
+"""The waves of a plan's machines, and the next step of a wave, as pure decisions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fleet(msbs: int, racks: int, each: int) -> list[PlannedWave]:
 
 @pytest.mark.behaviour("HC4")
 def test_a_wave_stays_in_one_msb_and_takes_as_few_as_possible_of_each_rack():
-    """A fleet's kernels go wave by wave, of one fault domain at a time."""
+    """A fleet's kernels are upgraded wave by wave, in one fault domain at a time."""
     waves = divide(fleet(2, 4, 3), a_wish(wave_size=4, within=Within.MSB))
     assert [len(wave) for wave in waves] == [4] * 6
     assert all(len({name.split("-")[1] for name in wave}) == 1 for wave in waves)
@@ -73,7 +73,7 @@ def test_without_a_wish_for_waves_all_machines_go_at_once():
 
 @pytest.mark.behaviour("HC13")
 def test_what_matters_least_leaves_first_when_power_is_short():
-    """Machines whose tasks have the lowest priority are the first wave."""
+    """The first wave has the machines whose tasks have the lowest priority."""
     machines = [
         PlannedWave(f"m{priority}-{n}", ("dc1", "msb1", "row1", f"r{n}"), priority)
         for priority in (900, 100, 500)
@@ -108,7 +108,7 @@ def test_no_more_is_shed_than_requested():
     ],
 )
 def test_how_it_is_known_that_work_is_over(wish, ends):
-    """Each kind of work that the paper names has its own end."""
+    """Each kind of work in the paper has its own end."""
     assert how_it_ends(a_wish(**wish)) is ends
 
 
@@ -118,7 +118,7 @@ def test_a_machine_that_booted_again_and_answers_is_done_with():
     hosts = {"m1": SeenHost(True, True, boot="new"), "m2": SeenHost(True, True, boot="old")}
     then = advance(plan, wave, hosts, NOW)
     assert (then.close, then.finish, then.waits) == (("m1",), False, "")
-    hosts["m2"] = SeenHost(True, False, boot="new")  # it is up and its profile is not right yet
+    hosts["m2"] = SeenHost(True, False, boot="new")  # m2 is up, but its profile is not verified yet
     assert advance(plan, wave, hosts, NOW).close == ("m1",)
     hosts = {name: SeenHost(False, True, boot="new") for name in ("m1", "m2")}
     assert advance(plan, wave, hosts, NOW).finish
@@ -140,7 +140,7 @@ def test_a_machine_that_was_removed_holds_up_nothing():
     assert advance(a_plan(), a_wave("gone"), {}, NOW).finish
 
 
-# -- what it means
+# -- consequences of a plan
 
 
 def a_job(name: str, budget: int, down: int = 0, **changes) -> JobNow:
@@ -149,7 +149,7 @@ def a_job(name: str, budget: int, down: int = 0, **changes) -> JobNow:
 
 @pytest.mark.behaviour("HC6")
 def test_49_of_50():
-    """One replica is down, and the machine of the other one waits."""
+    """One replica is down, so the machine of the other replica waits."""
     machines = [f"m{n}" for n in range(50)]
     jobs = {f"j{n}": a_job(f"j{n}", 1) for n in range(50)} | {"j7": a_job("j7", 1, down=1)}
     on = {machine: {f"j{n}": 1} for n, machine in enumerate(machines)}

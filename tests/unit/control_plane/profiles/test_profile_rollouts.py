@@ -48,7 +48,7 @@ async def arrived(w: World, state: str = "done", within_s: float = 900) -> None:
 
 
 async def spread(w: World, tasks: int = 3, **changes) -> None:
-    """Have a job with a task on each machine."""
+    """Run a job with a task on each machine."""
     await w.deployed(a_job(tasks, update=UpdatePolicy(drain_s=0), **changes))
     assert sorted(w.alive().values()) == [1] * 3
 
@@ -56,7 +56,7 @@ async def spread(w: World, tasks: int = 3, **changes) -> None:
 @pytest.mark.behaviour("HP13", "BUG-SK6")
 @scenario()
 async def test_a_profile_that_is_live_changes_machine_by_machine_under_running_tasks(w: World):
-    """Tasks run on, one machine at a time, each proved before the next."""
+    """Tasks keep running. One machine changes at a time, and is proved before the next one."""
     await spread(w)
     where, most = w.region.where(), 0
     view = await w.cp.profiles.propose("front", a_wish(), "eve")
@@ -78,7 +78,7 @@ async def test_a_profile_that_is_live_changes_machine_by_machine_under_running_t
 @pytest.mark.behaviour("HP12")
 @scenario()
 async def test_what_needs_a_boot_waits_until_tasks_have_left_within_the_budget(w: World):
-    """Drained, booted, verified, and given back; one budget for all causes."""
+    """Each machine is drained, booted, verified and given back. One budget covers all causes."""
     await spread(w)
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[NAME] = ProfileState.PENDING_REBOOT
@@ -102,7 +102,7 @@ async def test_what_needs_a_boot_waits_until_tasks_have_left_within_the_budget(w
 @pytest.mark.behaviour("BUG-CP53")
 @scenario()
 async def test_what_needs_a_boot_stops_a_task_in_its_place_where_there_is_no_other(w: World):
-    """In a full entitlement one task at a time stops, and starts again where it was."""
+    """In a full entitlement one task at a time stops, and starts again on the same machine."""
     await w.deployed(a_job(3, update=UpdatePolicy(drain_s=0), limits=LARGE))
     where = w.region.where()
     for machine in w.region.machines.values():
@@ -123,7 +123,7 @@ async def test_what_needs_a_boot_stops_a_task_in_its_place_where_there_is_no_oth
 @pytest.mark.behaviour("BUG-CP53")
 @scenario()
 async def test_a_task_that_may_not_stop_for_a_boot_says_that_it_waits_for_room(w: World):
-    """The owner of a job that can spare no task is told why a switch waits."""
+    """The owner of a job that can spare no task sees why a switch waits."""
     update = UpdatePolicy(drain_s=0, max_unavailable=0, surge=1)
     await w.deployed(a_job(3, update=update, limits=LARGE))
     for machine in w.region.machines.values():
@@ -139,7 +139,7 @@ async def test_a_task_that_may_not_stop_for_a_boot_says_that_it_waits_for_room(w
 @pytest.mark.behaviour("BUG-CP53")
 @pytest.mark.parametrize("instead", ["", STOP])
 def test_a_controller_that_approves_a_move_for_a_boot_learns_of_missing_room(instead: str):
-    """Its owner sees that the task waits for room; a controller may let it stop."""
+    """The owner sees that the task waits for room. A controller may let it stop instead."""
 
     async def acknowledge(_, request: TaskControlRequest) -> TaskControlResponse:
         kinds = {o.id: instead if instead in o.instead else "" for o in request.request}
@@ -179,7 +179,7 @@ async def test_a_host_that_refuses_because_of_tasks_is_drained_and_asked_again(w
 
 
 def refuses_while_full(machine) -> None:
-    """Have a host do what sidekick does about settings that tasks stand on."""
+    """Make a host refuse, as sidekick does, to change settings that running tasks depend on."""
     switch = machine._switch
 
     async def refuse(wanted) -> None:
@@ -210,7 +210,7 @@ async def test_a_profile_that_a_host_cannot_reach_is_taken_back_everywhere(w: Wo
 @pytest.mark.behaviour("BUG-CP54")
 @scenario(quarantine_s=60)
 async def test_a_machine_that_failed_a_profile_is_promised_again_afterwards(w: World):
-    """The switch ends with the assignment; it does not block the machine for ever."""
+    """The switch ends with the assignment, so it does not block the machine forever."""
     await spread(w)
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
@@ -225,7 +225,7 @@ async def test_a_machine_that_failed_a_profile_is_promised_again_afterwards(w: W
 @pytest.mark.behaviour("BUG-CP54")
 @pytest.mark.parametrize("leave", ["release", "quarantine"])
 def test_a_machine_that_leaves_its_entitlement_leaves_its_switch_of_profile_behind(leave: str):
-    """Released, put aside, or stored so by an earlier release: the event ends."""
+    """The event ends on release, on quarantine, and if an earlier release stored it open."""
 
     async def main() -> None:
         w = World(a_region())
@@ -250,7 +250,7 @@ def test_a_machine_that_leaves_its_entitlement_leaves_its_switch_of_profile_behi
 @pytest.mark.behaviour("BUG-CP54")
 @scenario()
 async def test_a_reboot_owed_to_one_entitlement_is_not_awaited_by_the_next(w: World):
-    """Its deadline would put the machine aside before the new switch begins."""
+    """Otherwise the old deadline would quarantine the machine before the new switch begins."""
     await w.set_up()
     broker, name = w.cp._broker, sorted(w.region.machines)[0]
     await broker.carry_out(
@@ -263,7 +263,7 @@ async def test_a_reboot_owed_to_one_entitlement_is_not_awaited_by_the_next(w: Wo
 @pytest.mark.behaviour("BUG-CP54")
 @scenario()
 async def test_an_event_that_an_earlier_release_left_on_a_free_machine_is_ended(w: World):
-    """A machine that is stuck in the store today is promised again after an upgrade."""
+    """A machine that the store has as stuck is usable again after an upgrade."""
     await w.set_up()
     name = sorted(w.region.machines)[0]
     assert w.cp._broker.table.get(name).entitlement == FREE
@@ -290,11 +290,11 @@ async def test_an_owner_goes_back_by_hand_and_may_propose_another(w: World):
     with pytest.raises(Conflict, match="no previous profile"):
         await w.cp.profiles.go_back("front", "eve")
     await w.cp.profiles.propose("front", a_wish(), "eve")
-    await w.cp.profiles.propose("front", a_wish(), "eve")  # again changes nothing
+    await w.cp.profiles.propose("front", a_wish(), "eve")  # a repeated proposal changes nothing
     with pytest.raises(Conflict, match="is changing to"):
         await w.cp.profiles.propose("front", a_wish(OTHER), "eve")
     await arrived(w)
-    await w.cp.profiles.propose("front", a_wish(OTHER), "eve")  # upon the one before
+    await w.cp.profiles.propose("front", a_wish(OTHER), "eve")  # based on the previous one
     await arrived(w)
     assert rollout(w).base == NAME
     await w.cp.profiles.go_back("front", "eve")
@@ -349,7 +349,7 @@ def test_a_rollout_continues_after_a_kill(after_s):
 @pytest.mark.behaviour("HP12")
 @scenario()
 async def test_a_machine_whose_profile_waits_for_a_boot_is_emptied_for_it(w: World):
-    """Also where nobody changes anything: what mends a drift needs a boot."""
+    """No new profile is needed for this: the repair of a drift may need a boot."""
     await spread(w)
     name = sorted(w.region.machines)[0]
     machine = w.region.machines[name]
@@ -377,7 +377,7 @@ def test_what_owners_may_change_is_what_the_profiles_say():
 
 @pytest.mark.behaviour("HP4")
 def test_times_of_switches_are_reported_by_kind_of_setting():
-    """The form of Figure 17."""
+    """The rows have the form of Figure 17."""
 
     def a_report(**took_ms: float) -> ProfileStatus:
         settings = [
@@ -399,7 +399,8 @@ def test_times_of_switches_are_reported_by_kind_of_setting():
 @pytest.mark.behaviour("BUG-CP32")
 @scenario()
 async def test_a_profile_that_no_machine_proved_is_taken_back_when_the_first_one_fails(w: World):
-    """Proposed while the entitlement held no machine, it kept every machine out."""
+    """Formerly such a profile, proposed while the entitlement held no machine, kept every machine
+    out."""
     await w.set_up()
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
@@ -418,7 +419,7 @@ async def test_a_profile_that_no_machine_proved_is_taken_back_when_the_first_one
 @pytest.mark.behaviour("BUG-CP32")
 @scenario()
 async def test_a_profile_that_a_first_machine_proved_stays(w: World):
-    """What fails later is put aside, and the others keep the profile."""
+    """Machines that fail later are quarantined, and the others keep the profile."""
     await w.set_up()
     await w.cp.profiles.propose("front", a_wish(), "eve")
     await arrived(w)
@@ -434,7 +435,7 @@ async def test_a_profile_that_a_first_machine_proved_stays(w: World):
 @pytest.mark.behaviour("BUG-CP32")
 @scenario()
 async def test_the_next_profile_after_an_unproved_one_has_the_proved_one_to_go_back_to(w: World):
-    """An entitlement cannot go back to what no machine ever reached."""
+    """An entitlement cannot go back to a profile that no machine has reached."""
     await w.set_up()
     await w.cp.profiles.propose("front", a_wish(), "eve")
     await arrived(w)

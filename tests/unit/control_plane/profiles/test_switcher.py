@@ -1,4 +1,4 @@
-"""Profiles of machines whose control plane has a clock that steps, and what an idle one costs."""
+"""Profile switches while the control plane's clock steps, and the cost of an idle machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from control_plane.runtime.runtime import SteppedRuntime
 @pytest.mark.behaviour("BUG-CP9")
 @pytest.mark.parametrize("step_s", [7_200.0, -3_600.0])
 def test_a_step_of_the_clock_is_no_reboot_that_took_too_long(step_s):
-    """The wait for a reboot is measured by a clock that does not step."""
+    """The wait for a reboot uses a clock that does not step."""
     stepped = [0.0]
 
     async def main() -> None:
@@ -24,7 +24,7 @@ def test_a_step_of_the_clock_is_no_reboot_that_took_too_long(step_s):
         w.runtime = SteppedRuntime(lambda: clock() + stepped[0], 0)
         machine = w.region.machines["m1"]
         machine.behaviour.profile_end["web"] = ProfileState.PENDING_REBOOT
-        machine.behaviour.reboot_s = 10_000.0  # it does not come back
+        machine.behaviour.reboot_s = 10_000.0  # the machine does not come back
         async with w.running():
             await w.set_up(1)
             await w.cp.apply_job(worlds.a_job(1))
@@ -55,7 +55,8 @@ def test_machines_that_have_their_profile_have_no_task_of_the_switcher():
 
 
 def test_refusals_are_counted_not_rounds():
-    """Any news of the machine made one refusal five, and it was put aside."""
+    """Formerly any report of the machine counted one refusal again, up to five, and the machine was
+    quarantined."""
 
     async def main() -> None:
         w = World(a_region(1))

@@ -1,4 +1,4 @@
-"""Models of placement in TOML: read, said in words, and solved in two ways."""
+"""Models of placement in TOML: read, described as text, and solved in two ways."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_errors_of_a_model_are_reported(wrong: str, right: str, why: str) -> Non
     ],
 )
 def test_amounts_that_cannot_be_added_up_are_refused(wrong: str, right: str, why: str) -> None:
-    """The answer was "goals nan -> nan, which is the best"."""
+    """Formerly the answer was "goals nan -> nan, which is the best"."""
     assert wrong in TEXT
 
     with pytest.raises(InvalidInput, match=why):
@@ -164,7 +164,8 @@ def test_amounts_that_cannot_be_added_up_are_refused(wrong: str, right: str, why
 def test_annealing_counts_as_a_checker_does_breaks_nothing_and_is_near_the_optimum(
     seed: int,
 ) -> None:
-    """The form of Google's instances: transient use, spread, dependencies, conflicts."""
+    """The models have the form of Google's instances: transient use, spread, dependencies,
+    conflicts."""
     model = read_instance(*generated(seed, machines=5, processes=10))
     where = {o.name: o.at for o in model.objects}
     before, wrong = checked(model, where)

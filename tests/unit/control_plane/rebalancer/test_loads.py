@@ -1,4 +1,4 @@
-"""What readings of agents say about loads and power, and for how long."""
+"""What readings of agents say about loads and power, and how long they count."""
 
 from __future__ import annotations
 

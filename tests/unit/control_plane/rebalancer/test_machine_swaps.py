@@ -1,4 +1,4 @@
-"""An exchange of two machines is carried out, over restarts, or called off."""
+"""An exchange of two machines is completed, also across restarts, or cancelled."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.behaviour("RE3")
 
 OF = {"m1": "front", "m2": "front", "m3": "front", "m4": "back", "m5": "back", "m6": "back"}
 OTHER_TYPE = ("m3", "m4", "m5")
-"""They have 7 % more memory."""
+"""These machines have 7 % more memory."""
 
 
 class Exchanging(World):
@@ -115,7 +115,7 @@ def test_an_exchange_is_called_off_while_the_region_is_unwell() -> None:
 
 @pytest.mark.behaviour("BUG-CP82")
 def test_an_exchange_ends_when_rebalancing_is_switched_off() -> None:
-    """Its machines stayed drained, and no component ended that."""
+    """Formerly the machines of the exchange stayed drained, and no component ended that."""
 
     async def main() -> None:
         w = Exchanging()

@@ -1,4 +1,4 @@
-"""Parts of a placement are solved exactly, one by one."""
+"""Parts of a placement are solved exactly, one after the other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def placed(model: PlacementModel, state: PlacementState) -> dict[str, str]:
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10_000))
 def test_a_part_is_counted_as_the_whole_is_and_keeps_all_constraints(seed: int) -> None:
-    """Objects that stay count in rooms, rules of groups, and each kind of goal."""
+    """Objects that stay count in capacities, group rules, and each kind of goal."""
     base, chance = read_instance(*generated(seed, 8, 30)), np.random.default_rng(seed)
     goals = [
         *base.goals,
@@ -88,7 +88,8 @@ def test_parts_improve_what_annealing_leaves_and_break_nothing() -> None:
 
 
 def test_a_part_is_broken_off_when_the_share_of_time_for_parts_is_over() -> None:
-    """Annealing has the rest of the time; the part here is all, so its optimum would be known."""
+    """Annealing has the rest of the time. Here the part is the whole model, so a finished search
+    would know its optimum."""
     state = PlacementState(read_instance(*generated(7, 8, 40)))
     search, times = Neighbourhoods(state, 1, variables=10_000), iter([0.0, 0.0])
 
@@ -100,7 +101,7 @@ def test_a_part_is_broken_off_when_the_share_of_time_for_parts_is_over() -> None
 
 @pytest.mark.behaviour("BUG-CP64")
 def test_a_part_ends_while_its_solver_asks_nothing(mocker: MockerFixture) -> None:
-    """The solver circled for minutes in one LP of a2_4, beyond the end of the search."""
+    """Formerly the solver cycled for minutes in one LP of a2_4, beyond the end of the search."""
     state = PlacementState(read_instance(*generated(5, 5, 12)))
     mocker.patch.object(neighbourhoods, "_STUCK_S", 0.0)
     search = Neighbourhoods(state, 1, variables=10_000)
@@ -113,7 +114,7 @@ def test_a_part_ends_while_its_solver_asks_nothing(mocker: MockerFixture) -> Non
 
 @pytest.mark.behaviour("BUG-CP64")
 def test_a_small_model_ends_while_its_solver_asks_nothing(mocker: MockerFixture) -> None:
-    """The clock of the search stands still, and that of the solver does not."""
+    """The clock of the search does not advance, but the clock of the solver does."""
     mocker.patch.object(exact, "_STUCK_S", -1.0)
     model = read_instance(*generated(5, 5, 12))
 
@@ -128,7 +129,8 @@ def test_the_same_seed_and_steps_give_the_same_placement() -> None:
 
 
 def test_a_program_is_solved_after_a_bound_in_the_same_process() -> None:
-    """HiGHS has one scheduler in a process: a program with other threads ends without an answer."""
+    """HiGHS has one scheduler per process: a program with another number of threads ends without an
+    answer."""
     highspy.Highs.resetGlobalScheduler(True)
     bound = highspy.Highs()  # type: ignore[no-untyped-call]
     bound.silent()

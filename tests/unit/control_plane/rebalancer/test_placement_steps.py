@@ -1,4 +1,4 @@
-"""Single steps of the search: what they change, what they keep, compiled or not."""
+"""Single steps of the search: what they change and what they keep, compiled or not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ pytestmark = pytest.mark.behaviour("RE2", "RE4")
 
 
 def some_model(seed: int) -> tuple[PlacementModel, PlacementModel]:
-    """Return an instance of the challenge's form, and it with goals that it has not."""
+    """Return an instance of the challenge's form, and the same instance with goals that the form
+    lacks."""
     base, chance = read_instance(*generated(seed, 8, 40)), np.random.default_rng(seed)
     bound = [
         replace(o, may=[f"m{m}" for m in chance.choice(8, 4, replace=False).tolist()])
@@ -52,7 +53,7 @@ def some_model(seed: int) -> tuple[PlacementModel, PlacementModel]:
 
 
 def counted(state: PlacementState) -> dict[str, object]:
-    """Return what is counted while objects move, counted again."""
+    """Return the counts that moves keep up to date, computed again from scratch."""
     t, where = state.tables, state.where
     held = np.zeros_like(state.held)
     np.add.at(held, where, state.need)
@@ -124,7 +125,7 @@ def test_each_cycle_cools_begins_colder_than_the_one_before_and_ends_as_cold() -
 
 
 def crowded(seed: int) -> PlacementModel:
-    """Return a model in which some containers have too much, and moves cost next to nothing."""
+    """Return a model with overloaded containers, in which moves cost almost nothing."""
     draw = random.Random(seed)
     objects = [
         ModelObject(name=f"o{n}", at=f"m{n % 6 if n < 60 else n % 12}", needs={"cpu": cpu})
@@ -144,7 +145,7 @@ def crowded(seed: int) -> PlacementModel:
 
 
 def after_two_cycles(model: PlacementModel) -> Annealing:
-    """Return a search after its first cycle and another one, 500,000 steps each."""
+    """Return a search after its first and second cycle, with 500,000 steps each."""
     search = Annealing(PlacementState(model), 1, quick=True)
     search.cycle(0, lambda: search.steps / 500_000)
     search.cycle(1, lambda: search.steps / 500_000 - 1.0)
@@ -153,7 +154,7 @@ def after_two_cycles(model: PlacementModel) -> Annealing:
 
 @pytest.mark.behaviour("RE4")
 def test_a_cycle_of_prices_finds_fewer_moves_that_do_the_same(mocker: MockerFixture) -> None:
-    """Where heat is that of amounts, objects move as if it were free."""
+    """With the heat of the cycle of amounts, objects move as if moves were free."""
     search = after_two_cycles(crowded(3))
     mocker.patch.object(annealing, "_MOSTLY", np.inf)
     other = after_two_cycles(crowded(3))
@@ -176,7 +177,8 @@ def test_a_cycle_of_prices_makes_nothing_worse(seed: int) -> None:
 
 
 def full_and_small() -> PlacementModel:
-    """Return a model in which a big object may leave its full container once small ones have."""
+    """Return a model in which a big object may leave its full container once small objects have
+    moved."""
     small = [ModelObject(name=f"s{n}", at="m2", needs={"cpu": 3}) for n in range(3)]
     return PlacementModel(
         objects=[ModelObject(name="big", at="m1", needs={"cpu": 8}), *small],
@@ -210,7 +212,7 @@ def test_a_chain_beyond_its_bar_leaves_all_where_it_was() -> None:
 
 
 def two_full() -> PlacementModel:
-    """Return a model in which no object fits elsewhere before others have left."""
+    """Return a model in which no object fits elsewhere until others have moved."""
     small = [ModelObject(name=f"s{n}", at="m2", needs={"cpu": 5}) for n in range(3)]
     return PlacementModel(
         objects=[ModelObject(name="big", at="m1", needs={"cpu": 16}), *small],

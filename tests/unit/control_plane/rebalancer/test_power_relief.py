@@ -1,4 +1,4 @@
-"""Once power is capped on one machine, tasks beside it leave the place."""
+"""Once power is capped on one machine, tasks of neighbouring machines leave the place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ReBalancer in a region: it plans, has tasks move like any operation, and can be paused."""
+"""The ReBalancer in a region: it plans, moves tasks by operations of jobs, and can be paused."""
 
 import asyncio
 import time
@@ -26,12 +26,12 @@ from wire.errors import NotFound
 
 
 async def solved_here(model: RegionModel, effort: Effort) -> SolverAnswer:
-    """Solve in this process, with a number of steps instead of a time."""
+    """Solve in this process, with a limit of steps instead of time."""
     return solve(model, Effort(steps=500, moves=effort.moves), time.monotonic)
 
 
 class Rebalanced(World):
-    """A region of twelve machines in which one job is packed on few of them."""
+    """A region of twelve machines in which one job is packed on few machines."""
 
     def __init__(self, mode: RebalanceMode = RebalanceMode.APPLY, **changes) -> None:
         knobs = {"mode": mode, "every_s": 60.0, "settle_s": 0.0, "moves_per_s": 5.0}
@@ -44,7 +44,7 @@ class Rebalanced(World):
         return made
 
     async def packed(self, tasks: int = 9, quota: int = 12, **changes) -> None:
-        """Have a job fill one machine of each MSB."""
+        """Run a job that fills one machine of each MSB."""
         await self.set_up(quota)
         spec = {"fit": Fit.TIGHT, "limits": BIG, "update": UpdatePolicy(max_unavailable=1)}
         await self.cp.apply_job(a_job(tasks, **(spec | changes)))
@@ -148,7 +148,7 @@ def test_nothing_begins_while_the_region_is_unwell() -> None:
 
 
 def test_a_task_that_moved_rests() -> None:
-    """A task moves at most once in `rest_s`, also over a restart of the control plane."""
+    """A task moves at most once in `rest_s`, also across a restart of the control plane."""
 
     async def main() -> None:
         world = Rebalanced()
@@ -170,7 +170,7 @@ def test_a_task_that_moved_rests() -> None:
 
 
 def test_it_comes_to_rest() -> None:
-    """No oscillation: once nothing is gained, nothing moves any more, for a week."""
+    """There is no oscillation: once no gain is left, nothing moves any more."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
@@ -185,7 +185,7 @@ def test_it_comes_to_rest() -> None:
 
 
 def test_a_machine_that_joins_receives_work() -> None:
-    """Nomad's users wait for this since 2020; here without anybody asking."""
+    """Nomad's users have waited for this since 2020. The ReBalancer does it without a request."""
 
     async def body(w: Rebalanced) -> None:
         late = [name for name in w.region.machines if name not in ("m1", "m2", "m3")]
@@ -222,7 +222,8 @@ def test_jobs_with_neighbours_or_volumes_that_stay_are_left_alone() -> None:
 
 
 def test_a_move_that_has_not_begun_is_taken_back() -> None:
-    """Its machine takes no tasks, so it waits; then the scheduler withdraws it and logs that."""
+    """The target machine takes no tasks, so the move waits. Then the scheduler withdraws it and
+    logs that."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
@@ -262,7 +263,7 @@ def test_moves_are_explained() -> None:
 
 @pytest.mark.behaviour("RE2")
 def test_measured_loads_move_tasks_that_claim_alike() -> None:
-    """What agents say counts instead of claims, once two readings tell a rate."""
+    """Reported loads count instead of claims once two readings give a rate."""
 
     async def body(w: Rebalanced) -> None:
         await w.set_up(12)
@@ -292,7 +293,8 @@ def test_measured_loads_move_tasks_that_claim_alike() -> None:
 
 @pytest.mark.behaviour("EX10")
 def test_a_plan_says_how_much_of_each_entitlement_is_in_use() -> None:
-    """By dimension, of the machines that it holds; measured, where agents told it."""
+    """By dimension, relative to the machines that it holds. The use is measured if agents reported
+    it."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed(quota=3)
@@ -315,7 +317,7 @@ def test_a_plan_says_how_much_of_each_entitlement_is_in_use() -> None:
 
 @pytest.mark.behaviour("RE2")
 def test_loads_that_were_not_read_lately_do_not_count() -> None:
-    """With the age of each load; claims count again."""
+    """The plan shows the age of each load. Without recent loads, claims count again."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed(3)
@@ -334,7 +336,7 @@ def test_loads_that_were_not_read_lately_do_not_count() -> None:
 
 @pytest.mark.behaviour("RE5", "RE7")
 def test_a_restarted_control_plane_continues_its_plan() -> None:
-    """Or tells the moves of one that is too old as withdrawn."""
+    """If the plan is too old, its moves are reported as withdrawn."""
 
     async def main() -> None:
         world = Rebalanced(moves_per_s=0.001, moves_burst=1, every_s=2_000.0)
@@ -374,7 +376,7 @@ def test_a_lost_machine_has_its_entitlement_planned_again_before_the_next_plan_i
 
 @pytest.mark.behaviour("RE4", "SH1")
 def test_all_shards_of_a_process_are_planned_together() -> None:
-    """Each pool as the shard knows it that owns it."""
+    """Each pool is planned as the shard that owns it knows it."""
 
     async def main() -> None:
         world = Rebalanced()

@@ -1,4 +1,4 @@
-"""Whatever becomes of the ReBalancer and of what it is told, the region goes on."""
+"""Faults of the ReBalancer and wrong inputs to it do not stop the region."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ async def hangs(_model: RegionModel, _effort: Effort) -> SolverAnswer:
 
 
 async def invents(model: RegionModel, effort: Effort) -> SolverAnswer:
-    """Answer a real plan with moves of tasks and to machines that are not there, and to itself."""
+    """Answer a real plan with added moves: of unknown tasks, to unknown machines, and to the same
+    machine."""
     answer = await solved_here(model, effort)
     ghost = PlanStep(
         job="web", task=0, from_machine="m1", to_machine="m1", wave=0, gain=1.0, price=0.0, why=""
@@ -69,7 +70,7 @@ async def invents(model: RegionModel, effort: Effort) -> SolverAnswer:
 @pytest.mark.behaviour("RE7")
 @pytest.mark.parametrize("solving", [dies, hangs, invents])
 def test_jobs_are_placed_whatever_the_solver_does(solving: Solving) -> None:
-    """It dies, it never answers, or it answers with what is not there."""
+    """The solver dies, never answers, or answers with unknown tasks and machines."""
 
     class Broken(Rebalanced):
         def control_plane(self) -> ControlPlane:
@@ -91,7 +92,7 @@ def test_jobs_are_placed_whatever_the_solver_does(solving: Solving) -> None:
 
 @pytest.mark.behaviour("RE7")
 def test_jobs_are_placed_while_the_rebalancer_is_dead() -> None:
-    """Its loop ends with an error as often as it begins; no other loop notices."""
+    """Its loop ends with an error after each start. The other loops are not affected."""
     begun: list[int] = []
 
     class Dead(Rebalanced):
@@ -127,7 +128,7 @@ LIES: dict[str, Load] = {
 @pytest.mark.behaviour("RE7", "RE2")
 @pytest.mark.parametrize("lie", LIES)
 def test_loads_that_are_wrong_break_no_rule_and_move_no_task_twice(lie: str) -> None:
-    """Half of the tasks are said to use what they cannot use."""
+    """Half of the tasks have impossible loads."""
 
     async def body(w: Rebalanced) -> None:
         planner = w.cp.rebalancer.planner
@@ -144,7 +145,7 @@ def test_loads_that_are_wrong_break_no_rule_and_move_no_task_twice(lie: str) -> 
 
 @pytest.mark.behaviour("RE5")
 def test_a_job_that_is_released_is_left_alone_until_it_is_at_rest() -> None:
-    """Nothing is planned for it, though its machines are hot."""
+    """The ReBalancer plans nothing for it, although its machines are hot."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
@@ -162,7 +163,7 @@ def test_a_job_that_is_released_is_left_alone_until_it_is_at_rest() -> None:
 
 @pytest.mark.behaviour("RE5", "RE7")
 def test_nothing_is_moved_while_many_machines_are_down() -> None:
-    """The brake of the region's losses holds the ReBalancer, and lets it go again."""
+    """The brake for the region's losses holds the ReBalancer, and releases it later."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
@@ -178,7 +179,7 @@ def test_nothing_is_moved_while_many_machines_are_down() -> None:
         before = begun(w)
         await asyncio.sleep(120)
         assert "silent together" in w.cp.rebalancer.status().holding
-        assert begun(w) <= before  # what was under way goes on
+        assert begun(w) <= before  # moves that have begun continue
 
         for name in lost:
             w.region.machines[name].power_on()
@@ -188,7 +189,7 @@ def test_nothing_is_moved_while_many_machines_are_down() -> None:
 
 
 def begun(w: Rebalanced) -> set[str]:
-    """Return the moves of the plan that were begun and not taken back."""
+    """Return the moves of the plan that were begun and not withdrawn."""
     plan = w.cp.rebalancer.status().plan
     assert plan is not None
     assert plan.moves
@@ -202,7 +203,7 @@ def wish() -> PauseWish:
 
 @pytest.mark.behaviour("BUG-CP80")
 def test_a_pause_is_kept_although_a_move_ends_at_the_same_moment() -> None:
-    """Each wrote the state that it had read before the other's write."""
+    """Formerly each wrote the state that it had read before the other's write."""
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
@@ -227,7 +228,7 @@ def test_a_pause_is_kept_although_a_move_ends_at_the_same_moment() -> None:
 
 @pytest.mark.behaviour("BUG-CP81")
 def test_a_move_that_ended_while_the_process_was_away_is_recorded() -> None:
-    """Its task did not rest, and the history did not have it."""
+    """Formerly the moved task did not rest, and the move was missing from the history."""
 
     async def main() -> None:
         world = Rebalanced(every_s=2_000.0)

@@ -1,4 +1,4 @@
-"""What the search finds on regions small enough to read."""
+"""Results of the search on regions small enough to read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def a_region(
     can_move: list[bool] | None = None,
     **changes: object,
 ) -> RegionModel:
-    """Return machines of `cores` cores whose tasks use so many of them; each in its own MSB."""
+    """Return machines of `cores` cores, each in its own MSB, whose tasks use the given numbers of
+    cores."""
     tasks = [(m, load) for m, loads in enumerate(machines) for load in loads]
     pool_of = pools or [0] * len(machines)
     claim = int(claim_cores * MICRO)
@@ -110,7 +111,7 @@ def test_two_machines_without_any_room_are_left_as_they_are() -> None:
 
 
 def test_a_swap_needs_room_for_one_task_on_one_side() -> None:
-    # one move alone would make the other machine hot: only both together are better
+    # a move alone would make the other machine hot: only both moves together help
     answer = solved(a_region([[5.0, 4.0], [3.5, 1.0]], rules=[]))
 
     assert sorted((s.from_machine, s.to_machine) for s in answer.steps) == [
@@ -158,7 +159,7 @@ def test_the_bound_says_how_much_is_left_to_gain() -> None:
     answer = solved(stuck)
 
     assert solved(pinned).bound == pytest.approx(0.0)
-    assert answer.bound == pytest.approx(0.0)  # it may split the task; the plan may not
+    assert answer.bound == pytest.approx(0.0)  # the bound may split the task; the plan may not
     assert total(answer.scores, after=True) > 0
 
 
@@ -176,13 +177,13 @@ def test_the_bound_does_not_fill_one_closed_machine_with_the_load_of_another() -
 
 
 BIG_CORES, SMALL_CORES, BIG_IN_A_RACK, SMALL_IN_A_RACK = 36.0, 18.0, 30, 92
-"""The paper's two kinds of machines (§8): of two processors, or of one with 18 cores."""
+"""The paper's two kinds of machines (§8): with two processors, or with one of 18 cores."""
 
 
 @pytest.mark.behaviour("WH4", "EX13")
 @pytest.mark.parametrize("small", [False, True])
 def test_a_rack_of_small_machines_is_balanced_as_well_as_one_of_big_machines(small: bool) -> None:
-    """The rack has half as many cores again, and no machine is hot in either."""
+    """The rack has half as many cores again, and no machine is hot in either rack."""
     number, cores = (SMALL_IN_A_RACK, SMALL_CORES) if small else (BIG_IN_A_RACK, BIG_CORES)
     assert SMALL_IN_A_RACK * SMALL_CORES > 1.5 * BIG_IN_A_RACK * BIG_CORES
     chance = random.Random(1)
@@ -200,9 +201,9 @@ def test_a_rack_of_small_machines_is_balanced_as_well_as_one_of_big_machines(sma
 
 
 def powered(machines: list[list[float]], limit_w: float, **changes: object) -> RegionModel:
-    """Return machines of which the first two are in a place that bears `limit_w`.
+    """Return machines. The first two are in a place with a power budget of `limit_w`.
 
-    Each RRU draws 10 W there; idle machines draw 100 W.
+    Each RRU draws 10 W there. Idle machines draw 100 W.
     """
     inside = [0 if m < 2 else -1 for m in range(len(machines))]
     return a_region(
@@ -216,7 +217,7 @@ def powered(machines: list[list[float]], limit_w: float, **changes: object) -> R
 
 @pytest.mark.behaviour("RE6", "HC13", "WH10")
 def test_tasks_leave_a_place_that_draws_more_than_it_bears() -> None:
-    """To another data center, although no machine is hot."""
+    """Tasks move to another data center, although no machine is hot."""
     loads = [[2.0, 2.0], [2.0, 2.0], [1.0], [1.0]]
     level = Weights(move_per_gib=0.0, tolerance=0.5)
     answer = solved(powered(loads, limit_w=240.0, weights=level))

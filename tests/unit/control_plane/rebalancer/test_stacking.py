@@ -1,4 +1,4 @@
-"""Small entitlements are packed on the machines of few, as far as that saves some."""
+"""Small entitlements are packed on the machines of few, as far as that saves machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.behaviour("MO16", "CP8")
 
 
 def pools(claims: list[list[int]], classes: list[int]) -> RegionModel:
-    """Return entitlements whose machines of ten cores have so many tasks of one core."""
+    """Return entitlements whose machines of ten cores have these numbers of one-core tasks."""
     machines = [[1.0] * tasks for pool in claims for tasks in pool]
     of = [p for p, pool in enumerate(claims) for _ in pool]
     model = a_region(machines, pools=of, sizes=[(10.0, 64.0 * 2**30, 0.0)] * len(of))
@@ -29,7 +29,8 @@ def pools(claims: list[list[int]], classes: list[int]) -> RegionModel:
 
 
 def test_small_entitlements_stack_where_they_fit_and_free_most_machines() -> None:
-    """One that holds two machines goes to another's: that frees as much as two others would."""
+    """An entitlement with two machines moves to another's machine. That frees as many machines as
+    two others would."""
     model = pools([[3, 3], [2], [4], [9]], [0, 0, 0, 0])
 
     assert solved(model).stacks == [StackStep(on="pool1", entitlements=["pool0"], machines=2)]
@@ -48,11 +49,13 @@ def test_many_entitlements_are_packed_without_the_exact_solver() -> None:
     model = pools([[2]] * 60, [0] * 60)
 
     freed = sum(stack.machines for stack in solved(model).stacks)
-    assert 40 <= freed <= 45  # four tasks' entitlements of a machine are freed by a fifth's
+    # five entitlements fit on a machine, so at most four of five machines are freed
+    assert 40 <= freed <= 45
 
 
 def test_a_plan_proposes_what_the_report_counts() -> None:
-    """The report says what stacking saves at best, the plan which entitlements on which."""
+    """The report has the most that stacking can save. The plan has which entitlements stack on
+    which."""
 
     async def body(w: Rebalanced) -> None:
         await w.set_up(6)
@@ -72,7 +75,7 @@ def test_a_plan_proposes_what_the_report_counts() -> None:
 
 
 def test_a_region_is_a_model_of_the_small_language() -> None:
-    """What tasks claim and use, where they may be, and what is wanted: in words and in TOML."""
+    """The model has claims, use, permitted machines and goals, as text and in TOML."""
     model = in_language(a_model(3, 8, 40))
 
     assert read_model("\n".join(toml_of(model))) == model

@@ -1,4 +1,4 @@
-"""Which machines entitlements exchange, on regions small enough to read."""
+"""Which machines entitlements exchange, in regions small enough to read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def swapped(model: RegionModel, most: int = 5) -> list[SwapStep]:
 
 
 def mixed(*, loads: list[float] | None = None, **changes: object) -> RegionModel:
-    """Return two entitlements of three machines; each has one of the type that the other has."""
+    """Return two entitlements of three machines. Each has one machine of the other's type."""
     tasks = [[load] for load in loads or [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]]
     model = a_region(tasks, pools=[0, 0, 0, 1, 1, 1])
     given: dict[str, object] = {"machine_class": [0, 0, 1, 1, 1, 0], "swappable": bytes([1] * 6)}
@@ -56,7 +56,7 @@ def test_none_is_exchanged_where_that_is_not_wanted_or_not_possible() -> None:
 
 @pytest.mark.behaviour("RE6")
 def test_a_busy_entitlement_leaves_a_place_without_power_for_an_idle_one() -> None:
-    """All of its machines are there, so no move of a task relieves the place."""
+    """All of its machines are in this place, so no move of a task relieves it."""
     model = a_region([[4.0], [], [0.5], []], pools=[0, 0, 1, 1])
     model = replace(
         model,

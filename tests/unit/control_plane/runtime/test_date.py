@@ -1,4 +1,4 @@
-"""The date that decisions go by: it follows the wall clock, and believes no step at once."""
+"""The date that decisions use: it follows the wall clock, but ignores a step at first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wire.errors import Busy
 
 
 class Host:
-    """Its two clocks, moved by hand."""
+    """A host with two clocks that the test sets."""
 
     def __init__(self) -> None:
         self.up_s, self.off_s = 100.0, EPOCH_S
@@ -71,7 +71,7 @@ def test_a_clock_that_is_set_right_without_a_step_is_followed():
     date = host.date()
     for _ in range(1000):
         host.up_s += 60.0
-        host.off_s += 0.03  # 500 ppm, the most that the kernel slews
+        host.off_s += 0.03  # 500 ppm, the fastest slew of the kernel
         date.look()
     assert date.now() == host.wall()
     assert host.off_s == pytest.approx(EPOCH_S + 30.0)
@@ -84,7 +84,7 @@ def a_life(host: Host, store: MemoryStore, boot_id: str = "one") -> tuple[Runtim
 
 @pytest.mark.behaviour("BUG-CP9", "F-44")
 def test_a_step_before_the_process_is_started_again_is_not_believed_either():
-    """The date goes on over restarts, until the host is booted anew."""
+    """The date continues across restarts, until the host boots again."""
 
     async def main() -> None:
         host = Host()
@@ -111,13 +111,13 @@ def test_a_step_before_the_process_is_started_again_is_not_believed_either():
 
 @pytest.mark.behaviour("BUG-CP9", "AV2")
 def test_each_new_leader_continues_from_its_host_date():
-    """Another host led meanwhile; before, only the last one was remembered."""
+    """Another host led meanwhile. Formerly only the last host was remembered."""
 
     async def main() -> None:
         hosts = {"one": Host(), "two": Host()}
         async with MemoryStore() as store:
             kept = ClockAnchor(boot_id="old", booted_at=1.0)
-            await store.txn({}, [Put(CLOCK, encode(kept))])  # as earlier releases have it
+            await store.txn({}, [Put(CLOCK, encode(kept))])  # as earlier releases store it
             old, anchor = a_life(Host(), store, "old")
             await anchor.load()
             assert old.booted_at == 1.0
@@ -137,7 +137,7 @@ def test_each_new_leader_continues_from_its_host_date():
 
 @pytest.mark.behaviour("BUG-CP9")
 def test_only_the_latest_boots_are_remembered():
-    """A region that lives for years does not keep every boot of its hosts."""
+    """A region that runs for years does not keep every boot of its hosts."""
 
     async def main() -> None:
         async with MemoryStore() as store:
@@ -194,7 +194,8 @@ def test_a_date_that_could_not_be_stored_is_stored_later_and_so_is_one_that_was_
 
 @pytest.mark.behaviour("BUG-CP60")
 def test_a_standby_does_not_believe_a_step_of_its_clock():
-    """It asked for the date once it led, and a deadline seemed to have passed."""
+    """Formerly the standby first read the date when it led, and a deadline seemed to have
+    passed."""
 
     async def main() -> None:
         stepped_s = 0.0

@@ -1,4 +1,4 @@
-"""Tables of two processes on one store: each hears what the other wrote, once and in order."""
+"""Tables of two processes on one store: each receives the other's writes, once and in order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def put(table: Table[EntitlementOwner], name: str, shard: int | None) -> N
 
 @asynccontextmanager
 async def followed(store: Store, *tables: Followed) -> AsyncIterator[Following]:
-    """Follow a store with tables that are loaded already."""
+    """Follow a store with tables that are already loaded."""
     following = Following(store, tables)
     running = asyncio.create_task(following.run())
     try:
@@ -58,7 +58,7 @@ async def caught_up(store: Store, following: Following) -> None:
 
 @pytest.mark.behaviour("AL2")
 async def test_each_process_hears_what_the_other_wrote_and_its_own_once() -> None:
-    """A table of each of two processes, and who listens to them."""
+    """Each of two processes has a table and a listener."""
     async with MemoryStore() as store:
         here, there, heard = owners(store, "here"), owners(store, "there"), list[object]()
         here.listen(lambda name, before, after: heard.append((name, before, after)))
@@ -97,7 +97,7 @@ async def test_a_record_that_was_deleted_here_does_not_come_back_by_its_own_echo
 
 @pytest.mark.behaviour("AL2")
 async def test_a_process_whose_history_is_gone_lists_everything_again() -> None:
-    """Compacted while it did not follow; deletions are found, too."""
+    """The history was compacted while the process did not follow. It finds deletions, too."""
     async with MemoryStore() as store:
         here, there = owners(store, "here"), owners(store, "there")
         for name, shard in (("a", 1), ("b", 1)):
@@ -150,7 +150,8 @@ async def test_a_job_that_another_process_writes_is_read_with_its_tasks() -> Non
 
 @pytest.mark.behaviour("RB1")
 async def test_a_machine_that_another_process_moves_is_never_gone() -> None:
-    """It comes to the new data center before it goes from the old one; listeners see once."""
+    """The machine appears in the new data center before it leaves the old one. Listeners get one
+    change."""
     async with MemoryStore() as store:
         here, there = (Brokers(store, Runtime(), writer=name) for name in ("here", "there"))
         heard: list[tuple[str, str]] = []
@@ -172,7 +173,7 @@ async def test_a_machine_that_another_process_moves_is_never_gone() -> None:
 
 
 class Counted(MemoryStore):
-    """Counts what is read."""
+    """Counts reads."""
 
     reads = 0
 
@@ -190,7 +191,7 @@ class Counted(MemoryStore):
 async def test_a_follower_takes_parts_of_a_job_from_the_watch_and_has_what_is_stored(
     seed: int,
 ) -> None:
-    """Following a job of another process costs no call of the store."""
+    """Following a job of another process costs no call to the store."""
     chance = random.Random(seed)
     async with Counted() as store:
         here, there = JobTable(store, writer="here"), JobTable(store, writer="there")
@@ -227,10 +228,10 @@ async def test_a_follower_takes_parts_of_a_job_from_the_watch_and_has_what_is_st
         await fresh.load()
         assert fresh.get("web") == here.get("web")
         async with here.lock("web"):
-            await here.commit("web", None)  # revisions of all parts are right
+            await here.commit("web", None)  # the revisions of all parts are right
 
 
 def task(index: int, version: int) -> TaskRecord:
-    """Return a task that is placed."""
+    """Return a placed task."""
     placement = Placement(machine=f"m{index % 7}", ports={"http": 20_000 + version})
     return TaskRecord(index=index, version=version, generation=version, placement=placement)

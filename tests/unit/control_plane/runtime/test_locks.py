@@ -1,4 +1,5 @@
-"""Locks by name: one holder, in the order of asking, nothing left behind, whoever is cancelled."""
+"""Locks by name: one holder, in the order of requests, with nothing left behind after
+cancellations."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ async def test_one_that_is_cancelled_as_it_is_handed_a_name_hands_it_on() -> Non
     await locks.take("a")
     first, second = (asyncio.create_task(locks.take("a")) for _ in range(2))
     await _settle()
-    locks.give("a")  # it is the first one's now, who has not run since
+    locks.give("a")  # the first waiter holds it now, but has not run since
     first.cancel()
     await second
     with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Loops of a process: none ends silently, and some begin anew."""
+"""Loops of a process: none ends silently, and some start again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process as actors know it: pauses, steps of the clock, failures, turns, and the meter."""
+"""The process as actors see it: pauses, clock steps, failures, turns, and the meter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from control_plane.runtime.runtime import Runtime, SteppedRuntime
 
 
 class Clocks:
-    """What a host's clocks show besides that of the loop; tests move them."""
+    """The host's clocks in addition to the loop's clock. Tests set them."""
 
     def __init__(self) -> None:
         self.suspended_s = self.stepped_s = 0.0
@@ -27,7 +27,7 @@ class Clocks:
 
 
 async def watched(clocks: Clocks, happens) -> list[float]:
-    """Return the pauses that a runtime tells while something happens to its clocks."""
+    """Return the pauses that a runtime reports while its clocks change."""
     runtime, told = Runtime(clocks.wall, 0, clocks.boot), list[float]()
     runtime.on_pause(told.append)
     watching = asyncio.create_task(runtime.watch_clocks())
@@ -40,7 +40,7 @@ async def watched(clocks: Clocks, happens) -> list[float]:
 
 
 def stop(seconds: float) -> None:
-    """Let time pass in which nothing runs, as between SIGSTOP and SIGCONT."""
+    """Let time pass while the process is stopped, as between SIGSTOP and SIGCONT."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     loop._virtual.now += seconds
@@ -49,7 +49,7 @@ def stop(seconds: float) -> None:
 @pytest.mark.behaviour("BUG-CP3")
 @pytest.mark.parametrize(("stopped_s", "told"), [(299.0, 1), (3.0, 1), (1.0, 0)])
 def test_a_process_that_was_stopped_notices(stopped_s, told):
-    """A pause of one's own is known, so it can be told from others' silence."""
+    """A process knows its own pauses, so it can distinguish them from the silence of others."""
     pauses = run(watched(Clocks(), lambda _: stop(stopped_s)))
     assert len(pauses) == told
     assert all(stopped_s <= pause <= stopped_s + 1.0 for pause in pauses)
@@ -120,7 +120,8 @@ def test_failed_work_is_logged_with_its_name_and_reported(caplog):
 
 @pytest.mark.behaviour("BUG-CP10")
 def test_a_turn_is_that_of_the_whole_process():
-    """Forty that computed 5 ms each in one turn of the loop stopped it for 200 ms."""
+    """Formerly forty actors that computed 5 ms each in one turn of the loop stopped it for 200
+    ms."""
 
     async def main() -> int:
         runtime, turns = Runtime(seed=0), 0
@@ -143,7 +144,7 @@ def test_a_turn_is_that_of_the_whole_process():
         counting.cancel()
         return turns
 
-    assert asyncio.run(main()) >= 80  # a turn for each 5 ms of work
+    assert asyncio.run(main()) >= 80  # one turn for each 5 ms of work
 
 
 def test_a_cancelled_waiter_blocks_no_other():
@@ -203,7 +204,8 @@ def test_the_meter_counts_each_actors_steps():
 
 
 async def test_of_those_that_wait_only_as_many_go_on_as_a_turn_has_time_for():
-    """After light turns 64 were let go at once: heavy steps of all of them made one long turn."""
+    """Formerly 64 waiters were released at once after light turns, and their heavy steps made one
+    long turn."""
     runtime, turns = Runtime(seed=1), list[int]()
     number = 0
 

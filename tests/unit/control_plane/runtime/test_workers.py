@@ -1,4 +1,5 @@
-"""Keyed workers: what an idle key costs, how failures pass, and what an end leaves."""
+"""Keyed workers: the cost of an idle key, how failures are reported, and what remains at the
+end."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def test_a_million_idle_keys_have_no_task_and_one_timer():
             workers.wake(str(number))
         await RUNTIME.sleep(1.0)
         assert rounds == 20_000
-        assert len(asyncio.all_tasks()) == 2  # this test, and `run`
+        assert len(asyncio.all_tasks()) == 2  # this test and `run`
         assert len(asyncio.get_running_loop()._scheduled) <= 1
         await RUNTIME.sleep(30.0)
         assert rounds == 40_000
@@ -57,7 +58,7 @@ def test_keys_that_are_due_at_once_are_woken_a_few_at_a_time():
             workers.wake_at(str(number), RUNTIME.now() + 5.0)
         await other()
         assert woken == 1_000
-        assert 0 < max(seen) <= 400  # those of one ring, and of the one before
+        assert 0 < max(seen) <= 400  # the keys of one ring of timers and of the ring before
         running.cancel()
         await asyncio.wait([running])
 
@@ -81,8 +82,8 @@ def test_a_failing_key_is_tried_less_and_less_often_and_says_why():
         workers.wake("web")
         await RUNTIME.sleep(1.0)
         assert workers.failed == {"web": "the store is full"}
-        workers.wake("other")  # is not held up
-        workers.wake("web")  # and this does not make a loop without pauses
+        workers.wake("other")  # this key is not delayed
+        workers.wake("web")  # and a wake does not make a loop without pauses
         await RUNTIME.sleep(100.0)
         assert workers.failed == {}
         running.cancel()

@@ -124,7 +124,7 @@ def test_all_that_is_wrong_with_the_folders_of_stores_comes_at_once(tmp_path: Pa
     for name in ("main", "around"):
         assert "the folder of the main store" in found.pop(name)
     assert found.pop("relative") == "'dc1' is not an absolute path"
-    assert len(found) == 2, found  # the empty one, and the name
+    assert len(found) == 2, found  # the empty folder and the name
 
 
 def test_a_folder_name_with_a_nul_byte_is_refused_before_any_request(tmp_path: Path) -> None:

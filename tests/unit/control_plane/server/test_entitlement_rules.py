@@ -1,4 +1,4 @@
-"""A bad entitlement gets all its errors at once, with field and reason."""
+"""A bad entitlement gets all its errors at once, each with field and reason."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from wire.routes import decode_json
 @pytest.mark.parametrize(
     ("document", "fields"),
     [
-        ({"machines": 30_000, "business_unit": "ads/ranking"}, set()),  # MO7 MO13
-        ({"rru": 2.5}, set()),  # MO6
+        ({"machines": 30_000, "business_unit": "ads/ranking"}, set()),
+        ({"rru": 2.5}, set()),
         ({"per_type": {"skylake": 2000}, "machine_types": ["skylake", "milan"]}, set()),
         ({}, {"machines"}),
         ({"per_type": {}}, {"machines"}),

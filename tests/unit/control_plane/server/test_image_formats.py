@@ -1,4 +1,4 @@
-"""What a file that is pushed as an image is, by its first bytes."""
+"""How the first bytes of a pushed file determine its image format."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_stream_of_btrfs_send_is_an_image() -> None:
 @pytest.mark.behaviour("BUG-UX89")
 @pytest.mark.parametrize("place", [0, 99, 124, 150, 257, 511])
 def test_a_header_with_a_changed_byte_is_none(place: int) -> None:
-    """The sum in the header is that of its bytes."""
+    """The header's checksum covers its bytes."""
     head = bytearray(a_tar()[:HEAD_BYTES])
     head[place] ^= 0x01
     assert format_of(bytes(head)) is None
@@ -65,6 +65,6 @@ def test_a_header_with_a_changed_byte_is_none(place: int) -> None:
 @pytest.mark.behaviour("BUG-UX89")
 @given(st.text(min_size=0, max_size=2000))
 def test_a_text_is_no_image(text: str) -> None:
-    """/etc/passwd was accepted."""
+    """Formerly /etc/passwd was accepted."""
     head = f"root:{text}".encode()[:HEAD_BYTES]
     assert format_of(head) is None

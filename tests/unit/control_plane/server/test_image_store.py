@@ -1,4 +1,4 @@
-"""Images appear whole or not at all, whatever happens while they come in."""
+"""Images appear completely or not at all, whatever happens during the upload."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def test_an_image_survives_a_restart_and_half_of_one_does_not(tmp_path: Path) ->
 
 
 def test_the_description_alone_is_no_image(tmp_path: Path) -> None:
-    """A crash between description and stream: the order of publishing makes it harmless."""
+    """A crash may fall between description and stream. The order of publishing makes it
+    harmless."""
 
     async def scenario() -> None:
         store = a_store(tmp_path)
@@ -150,7 +151,7 @@ def test_only_a_digest_names_an_image(tmp_path: Path, digest: str) -> None:
 
 @pytest.mark.behaviour("BUG-CP23")
 def test_an_image_can_be_removed_unless_a_job_runs_it(tmp_path: Path) -> None:
-    """Images were never deleted."""
+    """Formerly images were never deleted."""
 
     async def story() -> None:
         store = a_store(tmp_path)
@@ -169,7 +170,7 @@ def test_an_image_can_be_removed_unless_a_job_runs_it(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("BUG-CP23")
 def test_what_a_removal_left_half_done_is_gone_after_a_restart(tmp_path: Path) -> None:
-    """The stream goes first, so that half of an image is no image."""
+    """A removal deletes the stream first, so half of an image does not count as an image."""
 
     async def story() -> None:
         await a_store(tmp_path).put(DIGEST, ImageFormat.TAR, chunks(DATA))
@@ -234,7 +235,8 @@ def test_what_is_no_signature_of_the_image_is_not_kept(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("BUG-HT27")
 def test_images_of_one_owner_take_no_more_than_their_share(tmp_path: Path) -> None:
-    """Two streams at once neither; others and operators are not bounded by it."""
+    """Two streams at once do not exceed it either. Other owners and operators are not bound by
+    it."""
     halves = DATA[: 3 << 19], DATA[3 << 19 :]
 
     def digest(data: bytes) -> str:
@@ -248,7 +250,7 @@ def test_images_of_one_owner_take_no_more_than_their_share(tmp_path: Path) -> No
         )
         refused = [isinstance(m, TooLarge) for m in made]
         assert any(refused)
-        half, other = halves if refused[1] else reversed(halves)  # either may come first
+        half, other = halves if refused[1] else reversed(halves)  # either half may come first
         await store.put(digest(half), ImageFormat.TAR, chunks(half), "ann")
         with pytest.raises(TooLarge, match="share of 2097152 bytes"):
             await store.put(digest(other), ImageFormat.TAR, chunks(other), "ann")
@@ -264,7 +266,8 @@ def test_images_of_one_owner_take_no_more_than_their_share(tmp_path: Path) -> No
 
 @pytest.mark.behaviour("BUG-UX3")
 def test_a_name_means_the_image_that_it_was_given_last(tmp_path: Path) -> None:
-    """It outlives a restart, is its first giver's, and goes with its image."""
+    """The name survives a restart, belongs to the user that first set it, and ends with its
+    image."""
     other = f"sha256:{hashlib.sha256(b'other').hexdigest()}"
 
     async def scenario() -> None:
@@ -280,7 +283,8 @@ def test_a_name_means_the_image_that_it_was_given_last(tmp_path: Path) -> None:
         ]
         with pytest.raises(Forbidden, match="belongs to ann"):
             await store.name(other, "redis:7", "bob")
-        await store.name(other, "redis:latest")  # an operator may, and ann may again
+        # an operator may take it, and ann may take it again
+        await store.name(other, "redis:latest")
         await store.name(other, "redis:latest", "ann")
         again = a_store(tmp_path)
         assert {i.digest: i.names for i in (await again.list_images()).images} == {

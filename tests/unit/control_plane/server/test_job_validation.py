@@ -1,4 +1,4 @@
-"""A bad job file gets all its errors at once, with field and reason."""
+"""A bad job file gets all its errors at once, each with field and reason."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def test_a_good_job_is_taken_as_it_is() -> None:
     ids=ascii,
 )
 def test_invalid_utf8_is_refused_and_ends_no_process(bad: dict[str, Any]) -> None:
-    """Found by new bytes; it got past the types, or ended who looked at the relations."""
+    """Random bytes found this. Such a text passed the type checks, or ended the process that
+    checked relations between fields."""
     found = job_errors(GOOD | bad)
     assert {e.field.split(".")[0].split("[")[0] for e in found} >= {*bad}
     with pytest.raises(InvalidInput):
@@ -142,7 +143,7 @@ def test_errors_of_fields_and_between_fields_come_together() -> None:
     ],
 )
 def test_a_job_cannot_ask_to_be_run_to_its_end(field: str, value: Any, reason: str) -> None:
-    """Words of batch systems are refused by name, and not ignored."""
+    """Words of batch systems are refused by name instead of being ignored."""
     (error,) = job_errors(GOOD | {field: value})
     assert error.field.partition(".")[0] == field
     assert reason in error.reason
@@ -187,7 +188,7 @@ def test_one_changed_field_is_blamed_and_no_other(field: str, value: Any) -> Non
     ids=["open", "ports", "dollars", "unknown"],
 )
 def test_no_text_of_a_user_keeps_the_validator_busy(text: str) -> None:
-    """40 KB of `${` took 22 s; a repeated port made an answer of 246 MB."""
+    """Formerly 40 KB of `${` took 22 s, and a repeated port made an answer of 246 MB."""
     before = time.process_time()
     errors = job_errors(GOOD | {"command": [text] * 4, "ports": [f"p{i}" for i in range(16)]})
     assert time.process_time() - before < 2
@@ -196,7 +197,7 @@ def test_no_text_of_a_user_keeps_the_validator_busy(text: str) -> None:
 
 @pytest.mark.behaviour("BUG-HT3")
 def test_types_by_the_thousand_are_compared_once() -> None:
-    """Types x types took 10 s."""
+    """Formerly comparing types with types took 10 s."""
     types = [f"type-{i}" for i in range(20_000)]
     document = {"machine_types": types, "per_type": {f"other-{i}": 1 for i in range(20_000)}}
     before = time.process_time()

@@ -1,4 +1,4 @@
-"""The number of the term that agents compare: it rises with leaders and with moves."""
+"""The number of the term that agents compare: it rises with each new leader and each move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.behaviour("SH3")
 
 
 async def test_a_store_without_a_map_continues_from_its_epochs() -> None:
-    """What hosts were told by an earlier release is older than all that they are told now."""
+    """Numbers that an earlier release sent to hosts are lower than all numbers sent now."""
     store = MemoryStore()
     for epoch in (1, 2):
         async with store:

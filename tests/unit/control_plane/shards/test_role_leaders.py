@@ -1,4 +1,4 @@
-"""What a process makes of the elections of all roles (docs/adr/0154)."""
+"""How a process uses the elections of all roles (docs/adr/0154)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FIRST = OwnRole(name="shard-1", shard=1, shards=3, url="https://one:7441")
 
 
 async def elected(store: MemoryStore, role: OwnRole, epoch: int) -> None:
-    """Write what an election writes."""
+    """Write the records that an election writes."""
     await store.txn({}, role.announced(epoch))
 
 
 @pytest.mark.behaviour("SH3")
 async def test_the_newest_epoch_of_any_role_counts_and_every_process_says_it() -> None:
-    """A machine that passes to another shard never hears a lower number."""
+    """A machine that passes to another shard never receives a lower number."""
     async with MemoryStore() as store:
         await elected(store, CORE, 4)
         await elected(store, FIRST, 7)
@@ -42,7 +42,7 @@ async def test_the_newest_epoch_of_any_role_counts_and_every_process_says_it() -
 
 @pytest.mark.behaviour("AV2")
 async def test_a_replaced_leader_sends_no_number_of_its_successor() -> None:
-    """It hears of its successor before it hears of later epochs, and ends."""
+    """The leader learns of its successor before it learns of later epochs, and ends."""
     async with MemoryStore() as store:
         await elected(store, CORE, 1)
         await elected(store, FIRST, 2)
@@ -76,7 +76,7 @@ async def test_a_shard_without_a_core_that_fits_does_not_start() -> None:
 
 @pytest.mark.behaviour("SH2")
 async def test_shards_are_those_whose_processes_have_led() -> None:
-    """One more is known as soon as its election is followed; numbers may have gaps."""
+    """A new shard is known once its election is followed. Numbers may have gaps."""
     async with MemoryStore() as store:
         await elected(store, CORE, 1)
         leaders = RoleLeaders(store, CORE)
@@ -93,7 +93,7 @@ async def test_shards_are_those_whose_processes_have_led() -> None:
 
 
 async def test_hosts_hear_one_life_of_the_store_from_all_processes() -> None:
-    """The core's, no further than each has followed (docs/adr/0111)."""
+    """The term is the one of the core, as far as each process has followed it (docs/adr/0111)."""
     async with MemoryStore() as store:
         await elected(store, CORE, 1)
         said = []
@@ -109,7 +109,7 @@ async def test_hosts_hear_one_life_of_the_store_from_all_processes() -> None:
 
 @pytest.mark.behaviour("AV7")
 async def test_a_shard_that_never_led_is_away_and_another_ones_machine_is_not_commanded() -> None:
-    """The error may be tried again; hosts take no change with number 0."""
+    """The caller may retry after the error. Hosts refuse changes with number 0."""
     async with MemoryStore() as store:
         await elected(store, CORE, 1)
         leaders = RoleLeaders(store, CORE)
@@ -131,7 +131,7 @@ async def test_a_shard_that_never_led_is_away_and_another_ones_machine_is_not_co
 
 @pytest.mark.behaviour("SH4")
 async def test_a_withdrawn_move_cannot_be_released() -> None:
-    """What the old shard says too late is refused."""
+    """A late release by the old shard is refused."""
     async with MemoryStore() as store:
         core, shard = OwnershipMap(store), OwnershipMap(store)
         await core.announce("web", 2)

@@ -1,4 +1,4 @@
-"""Which shards may own which entitlements, and in which order they get them."""
+"""Which shards may own which entitlements, and the order in which shards are chosen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARDS = [
     ShardLoad(shard=3, load=7, region="west"),
     ShardLoad(shard=4, load=3),
 ]
-"""Two global shards, two for west and one for east."""
+"""Two global shards, two for the region west and one for east."""
 SCOPES = {load.shard: load.region for load in SHARDS}
 
 
@@ -56,13 +56,13 @@ def test_a_regional_shard_owns_what_is_pinned_to_its_region_and_a_global_one_any
 def test_shards_of_the_region_come_before_global_ones_and_the_least_loaded_first(
     region: str | None, order: list[int]
 ) -> None:
-    """Whatever the load of the global ones is."""
+    """The load of the global shards does not matter for this order."""
     assert least_loaded_first(SHARDS, region) == order
 
 
 @pytest.mark.behaviour("SH13")
 def test_the_best_shard_of_each_scope_is_tried_when_a_shard_is_drained() -> None:
-    """A global one takes what still has machines of another region."""
+    """A global shard takes the entitlements that still have machines of another region."""
     assert best_of_each_scope(SHARDS, "west") == [3, 0]
     assert best_of_each_scope(SHARDS[1:], None) == [4]
     assert best_of_each_scope(SHARDS[1:3], "east") == [2]
@@ -85,7 +85,7 @@ def test_a_move_out_of_scope_says_what_where_why_and_what_to_try() -> None:
 
 @pytest.mark.behaviour("SH13")
 def test_an_entitlement_with_machines_elsewhere_does_not_get_into_a_regional_shard() -> None:
-    """Tasks stay where they are when a pin changes."""
+    """Tasks stay on their machines when a pin changes."""
     held = {"m1": "west", "m2": "east", "m3": "north"}
     with pytest.raises(Conflict, match="still holds 2 machines elsewhere: m2, m3"):
         check_move("pay", "west", 1, "west", held)
@@ -150,6 +150,6 @@ def test_regions_of_shards_that_cannot_be_are_refused(
 
 @pytest.mark.behaviour("SH13")
 def test_a_shard_that_is_a_process_may_have_a_region_before_it_starts() -> None:
-    """`shards` is the least number there."""
+    """With shard processes, `shards` is only the least number of shards."""
     core = {"role": "core", "etcd": {"endpoints": ["http://e:2379"]}}
     assert load(None, core | {"scheduler": {"shard_regions": {"9": "west"}}})

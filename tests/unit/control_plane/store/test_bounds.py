@@ -1,4 +1,4 @@
-"""What every engine takes: values and transactions of bounded size."""
+"""The limits that every engine accepts: values and transactions of bounded size."""
 
 import pytest
 from hypothesis import given

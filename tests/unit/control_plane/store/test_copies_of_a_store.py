@@ -1,5 +1,5 @@
-"""Copies of a store: made while it is written to, proved, refused where they are opened by mistake,
-and put back under numbers above all that was given out."""
+"""Copies of a store: made during writes, verified, and refused when opened by mistake. A restored
+store continues above all numbers that were given out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ async def _filled(folder: Path, count: int = 3) -> None:
 @pytest.mark.behaviour("F-88")
 @pytest.mark.parametrize("lost", [None, Facts(0, 4, 9, 1), Facts(0, 70_000, 1 << 40, 1)])
 def test_a_store_that_is_put_back_is_above_all_that_may_be_known(lost: Facts | None) -> None:
-    """Above the copy by what a day may bring, and above what is left of the lost one."""
+    """The numbers exceed those of the copy by the growth of a day, and those of the remains of the
+    lost store."""
     copy = Facts(1.0, 5, 10, 1)
     found = above(copy, lost)
     assert found.epoch >= 5 + copies.EPOCHS_BETWEEN
@@ -47,14 +48,14 @@ def test_a_store_that_is_put_back_is_above_all_that_may_be_known(lost: Facts | N
 
 @pytest.mark.behaviour("F-88")
 def test_tables_and_the_log_have_room_for_many_returns() -> None:
-    """What goes over the wire stays below 2^53, and a row's number below 2^63."""
+    """After 40 restores, numbers in messages stay below 2^53, and row numbers below 2^63."""
     assert 40 * copies.EPOCHS_BETWEEN << 32 < 1 << 53
     assert 40 * copies.REVISIONS_BETWEEN << 10 < 1 << 63
 
 
 @pytest.mark.behaviour("F-88")
 async def test_a_copy_made_during_writes_is_consistent(tmp_path: Path, config: Config) -> None:
-    """Keys are written in order, so a copy has the first ones, whole, and no others."""
+    """Keys are written in order. So a copy has the first keys completely, and no others."""
     async with SqliteStore(config.store_path) as store:
         for number in range(50):
             await store.txn({}, [Put(f"k{number:03d}", b"v" * 1000)])
@@ -79,7 +80,7 @@ async def test_a_copy_made_during_writes_is_consistent(tmp_path: Path, config: C
 
 @pytest.mark.behaviour("F-88")
 async def test_a_copy_is_no_store_until_it_is_put_back(tmp_path: Path, config: Config) -> None:
-    """Whoever puts the file there and starts is told, before any host is asked."""
+    """A control plane that starts on the file reports an error before it calls any host."""
     await _filled(config.store_path)
     copy = copy_all(config, tmp_path / "copies") / "main.db"
     folder = tmp_path / "other"
@@ -94,7 +95,8 @@ async def test_a_copy_is_no_store_until_it_is_put_back(tmp_path: Path, config: C
 async def test_a_restored_store_continues_with_higher_revisions_and_no_history(
     tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Watchers list again, join tokens are gone, what was there is kept, and once more."""
+    """Watchers list again, join tokens are gone, other records are kept. A second restore does the
+    same."""
     async with SqliteStore(config.store_path) as store:
         await store.txn({}, [Put("k", b"old"), Put("join-tokens/t", b"{}")])
         before = store.epoch(), store.revision()
@@ -120,7 +122,7 @@ async def test_a_restored_store_continues_with_higher_revisions_and_no_history(
 @pytest.mark.behaviour("F-88")
 @pytest.mark.parametrize("damage", ["cut", "rubbish", "missing", "empty"])
 async def test_a_damaged_copy_changes_nothing(tmp_path: Path, config: Config, damage: str) -> None:
-    """It is read to its end before anything is touched."""
+    """The copy is read to its end before any file is changed."""
     await _filled(config.store_path, 200)
     copy = copy_all(config, tmp_path / "copies") / "main.db"
     data = copy.read_bytes()
@@ -140,7 +142,7 @@ async def test_a_damaged_copy_changes_nothing(tmp_path: Path, config: Config, da
 async def test_a_store_in_use_is_not_put_back_and_a_file_is_not_overwritten(
     tmp_path: Path, config: Config
 ) -> None:
-    """Two mistakes of a hurried night."""
+    """Two mistakes that an operator in a hurry may make."""
     await _filled(config.store_path)
     copy = copy_all(config, tmp_path / "copies")
     async with SqliteStore(config.store_path):
@@ -157,7 +159,7 @@ async def test_a_store_in_use_is_not_put_back_and_a_file_is_not_overwritten(
 async def test_the_stores_of_data_centers_are_copied_at_rest_and_put_back_together(
     tmp_path: Path,
 ) -> None:
-    """Copies of a moment each would not agree about whose a machine is."""
+    """Copies made at different moments would disagree about the owner of a machine."""
     own = tmp_path / "dc1"
     config = Config(state=str(tmp_path / "state"), broker_stores={"dc1": str(own)})
     for folder in (config.store_path, own):

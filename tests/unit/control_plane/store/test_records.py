@@ -1,4 +1,4 @@
-"""Stored records: round trip, older and newer schemas, damage."""
+"""Stored records: round trips, older and newer schemas, damage."""
 
 import msgspec
 import pytest
@@ -35,7 +35,7 @@ def test_damage_is_reported_without_guessing(data):
 
 @pytest.mark.behaviour("SH9")
 def test_the_largest_job_is_one_value_that_every_engine_takes():
-    """15,000 tasks, each on a machine of its own and with two ports."""
+    """15,000 tasks, each on its own machine and with two ports."""
     names = [f"prn{n % 7}-{(n * 7919) % 1_000_000:07d}" for n in range(15_000)]
     record = AllocationRecord(
         schema=1,

@@ -1,6 +1,7 @@
-"""Who may write what: each record has one component, and machines change by brokers alone.
+"""Which component may write what: each record has one owner, and only brokers change machines.
 
-The source is read, not run: an import or a call that is added elsewhere fails here.
+The tests read the source without running it. An import or a call that is added elsewhere fails
+here.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ KEYS = {
     "event_row_key": "JOB_EVENTS",
     "retired_key": "RETIRED",
 }
-"""Functions that return keys, and below what these are."""
+"""Functions that return keys → the constants of these keys."""
 OFFLINE = {"restore_store", "migrate_store", "check_store", "copy_commands"}
-"""They open a store that no control plane uses."""
+"""Commands that open a store that no control plane uses."""
 WRITES = {
     "broker": {"assign", "release", "prepare", "commit", "abort", "carry_out"},
     "participants": {"prepare", "commit", "abort"},
@@ -36,7 +37,7 @@ WRITES = {
     "outages": {"plan_unavailability", "end_plan"},
     "marks": {"up", "down"},
 }
-"""Name under which an actor keeps a part of the brokers → its calls that change machines."""
+"""Attribute under which an actor keeps a part of the brokers → its calls that change machines."""
 OWNERS = {
     "allocator": {"ALLOCATIONS", "DECISIONS"},
     "broker": {"MACHINES", "IMPORTS", "IMPORT_DECISIONS"},
@@ -53,14 +54,14 @@ OWNERS = {
     "shard_processes": {"JOBS"},
     "shards": {"OWNERSHIPS", "RELEASES", "PROCESSES"},
 }
-"""Room → records that it names. Jobs are one table, which scheduler and job control are handed
-(`runtime/job_table.py`); a shard that lets an entitlement go compares them. `USES` is the note by
-which a job and the deletion of its entitlement exclude each other."""
+"""Room → records that it names. Jobs are one table, which scheduler and job control share
+(`runtime/job_table.py`). A shard that releases an entitlement compares them. With `USES`, a job and
+the deletion of its entitlement exclude each other."""
 
 
 @cache
 def modules() -> list[tuple[str, Path, ast.Module]]:
-    """Return the room, the path and the syntax of each module of the control plane."""
+    """Return the room, the path and the syntax tree of each module of the control plane."""
     paths = sorted(ROOT.rglob("*.py"))
     rooms = [path.relative_to(ROOT).parts[0].removesuffix(".py") for path in paths]
     return [
@@ -82,7 +83,7 @@ def test_each_component_names_only_its_records() -> None:
     found = defaultdict(set)
     for room, path, tree in modules():
         if path.name == "standalone.py":
-            continue  # an allocator without a control plane around it brings its own portal
+            continue  # an allocator without a control plane has its own portal
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module == RECORDS:
                 named = {KEYS.get(alias.name, alias.name) for alias in node.names}
@@ -93,7 +94,7 @@ def test_each_component_names_only_its_records() -> None:
 
 @pytest.mark.behaviour("SH6")
 def test_no_component_writes_a_record_by_its_text() -> None:
-    """A key that is spelled out would pass the test above; each has its one constant."""
+    """A literal key would pass the test above. Each key has one constant."""
     texts = {getattr(records, name) for name in keys()}
     spelled = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
@@ -107,10 +108,10 @@ def test_no_component_writes_a_record_by_its_text() -> None:
 
 @pytest.mark.behaviour("SH16", "WH6")
 def test_machines_change_hands_by_the_allocator_and_by_loans_alone() -> None:
-    """Scheduler and ReBalancer call nothing of the brokers that writes.
+    """Scheduler and ReBalancer call no method of the brokers that writes.
 
-    Health and profiles tell them what hosts said, and planned work is announced to them.
-    Operators' requests go through `broker/service.py`, a part of the brokers.
+    Health and profiles report the state of hosts to the brokers, and the ops planner announces
+    planned work. Operators' requests use `broker/service.py`, which is a part of the brokers.
     """
     calls = defaultdict(set)
     for room, _, tree in modules():
@@ -132,5 +133,5 @@ def test_machines_change_hands_by_the_allocator_and_by_loans_alone() -> None:
 
 @pytest.mark.behaviour("WH6")
 def test_an_application_s_controller_may_call_nothing_of_the_control_plane() -> None:
-    """It is asked, and answers; what it may change is its own work."""
+    """A controller is called and answers. It may change only its own work."""
     assert {role for route in ROUTES for role in route.roles} == {"anyone", "component", "host"}

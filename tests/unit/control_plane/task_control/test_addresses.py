@@ -1,4 +1,5 @@
-"""Where the control plane connects to because a job says so, and where never."""
+"""The addresses to which a job may make the control plane connect, and those that are always
+refused."""
 
 import ssl
 
@@ -68,7 +69,8 @@ def test_networks_that_are_listed_are_the_only_ones() -> None:
 
 
 async def test_an_address_written_as_a_number_is_judged_before_a_connection_is_made():
-    """No resolver is asked about it, so the check of what names stand for does not see it."""
+    """No resolver is called for such an address, so the check of resolved names does not cover
+    it."""
     call = ControllerCaller(ssl.create_default_context(), Rules())
     request = TaskControlRequest(job_handle="web", sequence_number=1, tasks=1, at=0.0)
     with pytest.raises(Forbidden, match=r"a controller at 127\.0\.0\.1 is not called"):

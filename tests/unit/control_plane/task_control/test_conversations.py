@@ -1,4 +1,5 @@
-"""Conversations with controllers on virtual time: when each is called, and what is said of it."""
+"""Conversations with controllers on virtual time: when each is called, and what is reported about
+it."""
 
 import asyncio
 import itertools
@@ -23,10 +24,11 @@ def a_question(deadline: float | None = None) -> Question:
 def talking(
     body: Callable[[Controllers, list[float]], Awaitable[None]], *, answers: bool = True
 ) -> None:
-    """Let a body talk for job `web`; it reads when calls were made, in seconds since the start."""
+    """Run a body that talks for job `web`. It gets the times of calls, in seconds since the
+    start."""
 
     async def main() -> None:
-        await asyncio.sleep(5)  # the process is older than the conversation
+        await asyncio.sleep(5)  # the process started before the conversation
         calls, began = list[float](), RUNTIME.now()
 
         async def call(_: ControllerRef, __: TaskControlRequest) -> TaskControlResponse:
@@ -58,7 +60,7 @@ def test_a_controller_that_does_not_answer_is_called_after_1_2_4_seconds_and_at_
 
 @pytest.mark.behaviour("F-55", "TC10")
 def test_a_nearer_deadline_makes_the_next_call_of_a_silent_controller_earlier():
-    """To a quarter of what is left; not to this very moment."""
+    """The next call moves to a quarter of the remaining time, but not to the present moment."""
 
     async def body(controllers: Controllers, calls: list[float]) -> None:
         controllers.ask("web", REF, a_question())

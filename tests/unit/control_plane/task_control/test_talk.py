@@ -1,4 +1,4 @@
-"""When a controller that did not answer is asked again."""
+"""When a controller that did not answer is called again."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def an_operation(deadline: float | None) -> TaskOperation:
 
 @pytest.mark.behaviour("F-55", "TC10")
 def test_the_nearer_a_deadline_the_sooner_the_next_try() -> None:
-    """A quarter of what is left, of whatever deadline is the next one ahead."""
+    """The delay is a quarter of the time to the next deadline, of any kind."""
     question = Question(
         request=(an_operation(160.0), an_operation(None)),
         notices=(a_notice(140.0), a_notice(99.0), a_notice(None)),

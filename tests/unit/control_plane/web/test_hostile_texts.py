@@ -1,7 +1,7 @@
-"""Whatever a user or an agent says is shown as text, on every page and in every field.
+"""Texts from users and agents are shown as text, on every page and in every field.
 
-The answers of all routes are made of their types: each text is HTML, with marks that turn what
-follows around, and 10 kB long.
+The answers of all routes are built from their types. Each text is HTML of 10 kB, with marks that
+reverse the direction of the following text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOSTILE = "\"><img src=x onerror=alert(1)>' onfocus=alert(2) \u202e{{ 7*7 }}\u20
 
 
 def made(kind: Any) -> Any:
-    """Return a value of a type with a hostile text wherever there is one."""
+    """Return a value of a type with a hostile text in every place for a text."""
     match kind:
         case mi.Metadata(type=inner):
             return made(inner)
@@ -64,7 +64,7 @@ def made(kind: Any) -> Any:
 
 
 class HostileFrontEnd:
-    """A front end of which every answer is hostile."""
+    """A front end whose every answer is hostile."""
 
     def __init__(self) -> None:
         self.sessions = BrowserSessions()
@@ -92,7 +92,7 @@ class HostileFrontEnd:
 
 
 class Tags(HTMLParser):
-    """All tags and attributes of a page."""
+    """Collects all tags and attributes of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

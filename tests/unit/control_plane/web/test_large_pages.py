@@ -1,4 +1,4 @@
-"""Pages of many objects: their JSON in parts, and turns for others while they are made."""
+"""Pages of many objects: their JSON is made in parts, and other work runs in between."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_tasks_of_a_large_job_are_all_in_its_packed_json() -> None:
 
 
 class RegionOfRoles:
-    """A front end that knows shards, and what their processes say."""
+    """A front end that knows shards and the status of their processes."""
 
     def __init__(self, *processes: ProcessStatus) -> None:
         self.sessions, self._processes = BrowserSessions(), list(processes)
@@ -70,7 +70,7 @@ class RegionOfRoles:
 
 
 async def page_of_shards(*processes: ProcessStatus) -> list[list[str]]:
-    """Return the cells of the table of processes, row after row; the first are its titles."""
+    """Return the cells of the table of processes, row by row. The first row has the titles."""
     app = web.Application()
     Console(RegionOfRoles(*processes), ROUTES, lambda: 1).add_to(app)
     async with TestClient(TestServer(app)) as client:

@@ -1,4 +1,4 @@
-"""The map of the region, power, usage over time, what differs between versions, sessions."""
+"""The map of the region, power, usage over time, differences between versions, sessions."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_differences_between_versions_are_shown_without_secrets() -> None:
 
 @pytest.mark.behaviour("BUG-UX85")
 def test_an_empty_text_of_a_new_entitlement_is_no_change() -> None:
-    """Requests showed "business_unit – → –"."""
+    """Formerly requests showed "business_unit – → –"."""
     spec = EntitlementSpec(machines=2, host_profile="web")
     assert [change.field for change in changes(None, spec) if not change.after] == []
     sold = replace(spec, business_unit="ads")

@@ -1,4 +1,4 @@
-"""A viewer is shown no form, and what a form would send is refused."""
+"""A viewer sees no form, and a request that a form would send is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.behaviour("FE1", "FE7")
 
 
 class FrontEndStub:
-    """A front end whose caller is a viewer, or an operator."""
+    """A front end whose caller is a viewer or an operator."""
 
     def __init__(self, *, operator: bool) -> None:
         self.operator, self.paused, self.sessions = operator, 0, BrowserSessions()

@@ -11,7 +11,7 @@ from control_plane.web.calls import COST_SHARE, FRESH_S, SHARED_MAX, STALE_S, Sh
 
 
 class Source:
-    """Counts how often an answer is computed; the clock is set by hand."""
+    """Counts how often an answer is computed. The test sets its clock."""
 
     def __init__(self) -> None:
         self.now, self.loads = 100.0, 0
@@ -146,7 +146,7 @@ def test_a_slow_part_is_left_out_and_present_on_the_next_request(monkeypatch) ->
 
 @pytest.mark.behaviour("FE1")
 def test_the_first_long_answer_is_begun_once_the_page_was_sent(monkeypatch) -> None:
-    """No answer is given at first; later ones are those that viewers share."""
+    """The first requests get no answer. Later ones get the answer that viewers share."""
     monkeypatch.setattr(calls, "LATER_S", 0.001)
 
     async def run() -> None:

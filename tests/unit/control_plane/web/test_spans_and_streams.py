@@ -50,7 +50,7 @@ def test_a_wave_without_a_deadline_lasts_until_now_and_one_without_a_start_waits
 
 @pytest.mark.behaviour("HP4")
 def test_settings_are_on_a_logarithmic_axis_the_slowest_first() -> None:
-    """Switch times of a fast and a slow setting are both readable (Figure 17)."""
+    """The switch times of a fast and a slow setting are both readable (Figure 17)."""
     fast = SettingTimes(setting="sysctl", switches=3, p50_ms=10, p90_ms=100)
     slow = SettingTimes(setting="hugepages", switches=3, p50_ms=1000, p90_ms=10_000)
     found = setting_chart([fast, slow])
@@ -62,7 +62,7 @@ def test_settings_are_on_a_logarithmic_axis_the_slowest_first() -> None:
 
 
 class Browser:
-    """What was written to a browser, which leaves after so many writes."""
+    """Keeps what was written to a browser. The browser leaves after `stays` writes."""
 
     def __init__(self, stays: int) -> None:
         self.stays, self.got = stays, list[bytes]()
@@ -120,7 +120,8 @@ async def test_streams_end_once_their_session_is_ended(monkeypatch) -> None:
 
 @pytest.mark.behaviour("FE1")
 def test_streams_keep_separate_phases_after_a_pause_of_the_loop() -> None:
-    """A turn of the loop in which all browsers are told is as long as all their writes."""
+    """If all browsers are notified in one turn of the loop, the turn is as long as all their
+    writes."""
 
     class Noting:
         def __init__(self) -> None:
@@ -163,7 +164,7 @@ def test_a_machine_is_unavailable_only_while_an_event_is_open() -> None:
 
 @pytest.mark.behaviour("BUG-UX66")
 def test_waves_of_a_cancelled_plan_are_not_announced_as_coming() -> None:
-    """The page of a cancelled plan said that its other waves begin later."""
+    """Formerly the page of a cancelled plan announced the start of its other waves."""
     begun, later = wave(1, 100, 200, 4), wave(2, None, None)
     assert wave_chart([begun, later], 150).waiting == 1
     assert wave_chart([begun, replace(later, state=WaveState.CANCELLED)], 150).waiting == 0

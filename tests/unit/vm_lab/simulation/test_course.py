@@ -1,4 +1,4 @@
-"""A run that takes minutes says how far it is, and is the same run."""
+"""A run that takes minutes reports its progress, and its events do not change."""
 
 from msgspec.structs import replace
 

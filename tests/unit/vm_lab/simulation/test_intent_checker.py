@@ -1,4 +1,4 @@
-"""The witness of a simulated region accuses whom it should, and nobody else."""
+"""The checker of a simulated region reports each violation, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WHERE = {"web-0": "m01", "web-1": "m02", "web-2": "m03", "web-3": "m04"}
 
 
 class World:
-    """A region whose machines are told what to do by nobody but the test."""
+    """A region whose machines receive commands only from the test."""
 
     def __init__(self) -> None:
         self.region = SimulatedRegion(scenario.load("everything"), 1)
@@ -67,7 +67,7 @@ class World:
         self.wait(10)
 
     def listed(self, *without: str) -> None:
-        """Let clients be told of all tasks but some."""
+        """Report all tasks except these to clients."""
         endpoints = [
             Endpoint(task=task, machine=name, host=name, ports={}, version=1)
             for task, name in WHERE.items()
@@ -82,7 +82,7 @@ class World:
 
 @pytest.fixture
 def world() -> World:
-    """Four tasks serve; one has moved, and its old copy was removed only a while later."""
+    """Four tasks serve. One of them has moved, and its old copy was removed later."""
     found = World()
     found.put("web-0", "m00")
     for task, name in WHERE.items():
@@ -95,7 +95,7 @@ def world() -> World:
 
 @pytest.mark.behaviour("BUG-SI1")
 def test_a_machine_that_was_just_removed_breaks_no_rule(world: World) -> None:
-    """Since the old copy was removed its task was taken for one that had failed."""
+    """Formerly the task counted as failed from the removal of its old copy on."""
     world.region.machines["m01"].power_off()
     world.wait(1)
     world.listed("web-3")
@@ -107,7 +107,7 @@ def test_a_machine_that_was_just_removed_breaks_no_rule(world: World) -> None:
 def test_a_decision_before_a_cancellation_may_be_written_shortly_after(
     world: World, later_s: float, accused: int
 ) -> None:
-    """A pause over the deadline, and both writes right after it."""
+    """A pause lasts beyond the deadline, and both writes follow right after it."""
     world.region.machines["m01"].power_off()
     world.region.checker.budgets.drained(["m04"], world.region.timeline.now + 1.0)
     world.wait(30)
@@ -135,7 +135,7 @@ def test_two_taken_down_are_one_too_many(world: World) -> None:
 
 @pytest.mark.behaviour("BUG-SI2")
 def test_a_job_may_wait_for_room_only_if_no_machine_has_room(world: World) -> None:
-    """Rest was refused to a job that wanted more than its entitlement may hold."""
+    """Formerly a job that wanted more than its entitlement may hold was never at rest."""
     region = world.region
     large = replace(SPEC, limits=api.Limits(memory_max_bytes=1 << 30, cpu_max_cores=7.5))
     region.clients.entitlements["ent0"] = EntitlementSpec(machines=2, host_profile="p")
@@ -154,7 +154,7 @@ def test_a_job_may_wait_for_room_only_if_no_machine_has_room(world: World) -> No
 @pytest.mark.behaviour("BUG-SI2")
 @pytest.mark.parametrize(("waiting", "most", "bound"), [(1, 1, True), (2, 1, True), (1, 2, False)])
 def test_a_release_waits_at_rest_while_tasks_without_room_use_up_the_budget(waiting, most, bound):
-    """A job of which one task never finds room may not be updated, and is at rest."""
+    """A job with a task that never finds room may not be updated, and is at rest."""
     spec = replace(SPEC, update=UpdatePolicy(max_unavailable=most))
     there = Placement(machine="m01")
     tasks = [
@@ -169,7 +169,7 @@ def test_a_release_waits_at_rest_while_tasks_without_room_use_up_the_budget(wait
 def test_a_short_pause_does_not_restart_a_silence(
     world: World, paused_s: float, accused: int
 ) -> None:
-    """Seed 4366: below two seconds a pause is taken for a busy host."""
+    """Seed 4366: a pause below two seconds counts as a busy host."""
     checker = world.region.checker
     world.region.machines["m01"].power_off()
     world.wait(6)
@@ -186,7 +186,7 @@ def test_a_short_pause_does_not_restart_a_silence(
 def test_a_host_may_be_changed_by_hand_while_a_task_moves_to_it(
     world: World, later_s: float, accused: int
 ) -> None:
-    """Seed 5204: the news of a drift and the start of a task met on their ways."""
+    """Seed 5204: the report of a drift and the start of a task crossed in transfer."""
     checker, machine = world.region.checker, world.region.machines["m05"]
     checker.violations.clear()
     machine.profile.wanted = api.ProfileSpec(name="soft")
@@ -198,7 +198,7 @@ def test_a_host_may_be_changed_by_hand_while_a_task_moves_to_it(
 
 
 def test_a_job_that_is_stopped_and_recreated_may_be_absent_in_between(world: World) -> None:
-    """Seeds 3771, 5308: the stop was carried out, its answer lost, and nothing was wrong."""
+    """Seeds 3771, 5308: the stop was carried out and its answer was lost. That is no error."""
     clients = world.region.clients
     assert clients.has_settled("web")
     clients.stop_job("web")

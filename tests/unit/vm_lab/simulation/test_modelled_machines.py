@@ -1,4 +1,4 @@
-"""Modelled machines keep the rules of the real agent's API; the network loses what it shall."""
+"""Modelled machines keep the rules of the real agent's API, and the network loses what it must."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IMAGE = "sha256:" + "1" * 64
 
 
 class World:
-    """One machine, the way to it, and a process that may talk to it."""
+    """One machine, the network to it, and a process that may call it."""
 
     def __init__(self) -> None:
         self.timeline = Timeline()
@@ -77,7 +77,7 @@ def test_a_task_starts_and_becomes_healthy(world: World) -> None:
 
 @pytest.mark.behaviour("F-43", "F-48")
 def test_an_order_older_than_the_current_one_is_refused(world: World) -> None:
-    """The newer epoch has the word, then the higher generation."""
+    """The newer epoch wins, then the higher generation."""
     agent.put_task(world.machine, "web-0", spec(5, 2))
     for generation, epoch in [(4, 2), (9, 1)]:
         with pytest.raises(Conflict):
@@ -86,7 +86,7 @@ def test_an_order_older_than_the_current_one_is_refused(world: World) -> None:
             agent.delete_task(world.machine, "web-0", generation, epoch)
     before = world.machine.sequence
     assert agent.put_task(world.machine, "web-0", spec(5, 2)).generation == 5
-    assert world.machine.sequence == before  # the same again changes nothing
+    assert world.machine.sequence == before  # a repeated command changes nothing
     assert agent.put_task(world.machine, "web-0", spec(1, 3)).epoch == 3
 
 
@@ -99,7 +99,7 @@ def test_an_old_command_does_not_restore_a_removed_task(world: World) -> None:
         agent.put_task(world.machine, "web-0", spec(4))
     with pytest.raises(NotFound):
         agent.delete_task(world.machine, "web-7", 9, 1)
-    with pytest.raises(Conflict):  # a delete that overtook its put wins over it
+    with pytest.raises(Conflict):  # a delete that arrived before its put wins
         agent.put_task(world.machine, "web-7", spec(9))
     assert agent.put_task(world.machine, "web-0", spec(5)).state is TaskState.STARTING
 
@@ -160,7 +160,7 @@ def test_a_call_over_a_cut_link_times_out(
 
 @pytest.mark.behaviour("F-50")
 def test_a_request_whose_answer_is_lost_was_carried_out(world: World) -> None:
-    """The machine hears and is not heard."""
+    """The machine receives requests, but its answers are lost."""
     world.timeline.at(0.0001, world.network.impose, 1, world.machine, Condition(cut_out=True))
 
     async def body() -> None:
@@ -238,7 +238,7 @@ def test_a_stopped_process_receives_nothing_until_it_continues(world: World) -> 
 
 
 def bound() -> api.TaskSpec:
-    """Return a task that must not outlive 30 s without its control plane."""
+    """Return a task that must end after 30 s without its control plane."""
     policy = api.Disconnect(policy=api.DisconnectPolicy.STOP, after_s=30.0)
     return spec(disconnect=policy, stop_timeout_s=5.0)
 
@@ -246,7 +246,8 @@ def bound() -> api.TaskSpec:
 @pytest.mark.behaviour("F-50")
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_task_ends_with_its_contact_although_requests_arrive(world: World, hangs: bool) -> None:
-    """What arrives proves nothing; and the fence ends what a hung agent does not."""
+    """Arriving requests do not prove that answers arrive. If the agent hangs, the fence ends the
+    task."""
     machine = world.machine
     stream = world.link.follow(0)
     agent.put_task(machine, "web-0", bound())

@@ -1,4 +1,4 @@
-"""Scenarios are read strictly; a story is text, comes from its seed alone, and can be shortened."""
+"""Scenarios are read strictly. A story is text, depends only on its seed, and can be shortened."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_the_scenarios_of_everything_and_of_updates_hold_every_kind() -> None:
         {rate.kind for rate in scenario.load(name).faults}
         for name in ("everything", "f55-controllers", "updates", "transfers", "writers")
     )
-    assert everything < controlled  # the second is the first, with TaskControllers
+    # `controlled` has the kinds of `everything`, and TaskControllers
+    assert everything < controlled
     replays = {e.kind for n in scenario.names() for e in read("\n".join(scenario.load(n).story))}
     composed = {rate.kind for rate in scenario.load("composed").faults}
     shards = {rate.kind for rate in scenario.load("shards").faults}
@@ -120,7 +121,8 @@ def test_remaining_events_are_shortened_and_moved_earlier_while_the_rule_breaks(
     [("retry_z = 1", "settings.retry_z"), ("capacity_loss_tasks = 0.5", "settings.capacity_loss")],
 )
 def test_unknown_settings_of_a_scenario_are_reported(settings: str, reason: str) -> None:
-    """They were a traceback when it ran, and so was every knob that counts whole things."""
+    """Formerly such settings ended the run with a traceback, and so did every setting that is a
+    whole number."""
     with pytest.raises(ConfigError, match=reason):
         scenario.parse(f'says = "x"\n[settings]\n{settings}\n', "mine")
     known = scenario.parse('says = "x"\n[settings]\ncapacity_loss_tasks = 3\n', "mine").settings

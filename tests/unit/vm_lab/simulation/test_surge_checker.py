@@ -1,4 +1,4 @@
-"""The rule about extra tasks counts what it should, and reports an excess."""
+"""The rule about extra tasks counts the right tasks, and reports an excess."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_copy_that_was_asked_to_stop_does_not_count() -> None:
 
 
 def test_tasks_that_a_smaller_size_removes_do_not_count() -> None:
-    """Seed 135 of `roles`: a job was made smaller, and larger again before the tasks stopped."""
+    """Seed 135 of `roles`: a job was shrunk, and grown again before its tasks stopped."""
     checker = stored(*(removal(n, OperationKind.REMOVE, extra=False) for n in range(2)))
     assert checker.excess("web", Owned(SPEC, most=3), copies(6)) == ""
     assert checker.excess("web", Owned(SPEC, most=3), copies(7)) != ""

@@ -1,4 +1,4 @@
-"""Virtual time: the world goes on by itself, the process only when it is its turn."""
+"""Virtual time: the world always continues, the process only in its turn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_events_of_one_moment_happen_in_the_order_they_were_announced() -> None:
 
 @pytest.mark.behaviour("F-43")
 def test_a_stopped_process_does_nothing_while_time_passes() -> None:
-    """What was due meanwhile is late, and the clock says so."""
+    """Timers that were due meanwhile are late, and the clock shows the time that passed."""
     timeline, woken, world = Timeline(), list[float](), list[float]()
     loop = VirtualLoop(timeline)
     timeline.at(0.5, loop.freeze, 100.0)
