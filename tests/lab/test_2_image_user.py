@@ -49,14 +49,13 @@ echo "runs: $($b wc -l < /srv/data/runs)"
 exec $b sleep 100000"""
 CONFIG = {"User": "app", "WorkingDir": "/home/app", "Cmd": ["/bin/sh", "-c", SCRIPT]}
 VOLUME = '[volumes.data]\nkind = "persistent"\npath = "/srv/data"\n'
-"""The folder of this mount point belongs to another user."""
+"""The mount point has to be created in a folder of another user."""
 TASK = f'root = "read-only"\n{VOLUME}'
 ROOT = "/var/lib/twine/tasks/web"
 RUN = "twine-agent run web --image oci-archive:/root/app.tar --file /root/task.toml --memory 64MiB"
 OWNERS = f"""umount -R {ROOT} && cd {ROOT} || exit 1
 find . -path ./srv/data -prune -o -printf '%p %U:%G %m\\n' | sort"""
-"""Reports on all files of the root as they are on disk, where each mount is private to one process.
-"""
+"""Lists all files of the root as they are on disk; runs in a private mount namespace."""
 MOUNTS = "grep -c twine/tasks /proc/self/mountinfo || true"
 
 
