@@ -11,7 +11,8 @@ pytestmark = pytest.mark.behaviour("RE1", "RE2")
 
 @pytest.mark.behaviour("RE8", "EX16")
 def test_the_same_machines_bear_more_load_with_it() -> None:
-    """A fifth more load with it leaves fewer hot machines than today's without it.
+    """With the ReBalancer and 20 % more load fewer machines are hot than with the normal load
+    without it.
 
     The paper reports about 2 % of all machines of a fleet; here it is load per machine.
     """

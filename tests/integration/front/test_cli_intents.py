@@ -155,7 +155,7 @@ def test_a_job_file_cannot_set_a_dimension_of_an_intent(ctl: Ctl, tmp_path: Path
 @pytest.mark.behaviour("JC4", "FE9")
 @pytest.mark.parametrize("key", sorted(INSTEAD_OF_TASKS))
 def test_every_row_of_table_1_names_its_replacement(region: Region, key: str) -> None:
-    """Covers gradual rollout, canary, canary by hardware and shards; API clients get the pointers, too."""
+    """Rows: gradual rollout, canary, canary by hardware, shards. API clients get them, too."""
 
     async def put(dimension: str, fields: dict[str, object]) -> tuple[int, str]:
         connector = aiohttp.UnixConnector(str(region.socket))
