@@ -38,7 +38,7 @@ class Flow:
     days: float
     came: dict[str, Counter[int]] = field(default_factory=dict)
     changed: dict[str, Counter[int]] = field(default_factory=dict)
-    """Those of these machines that got another host profile."""
+    """Number of these machines that got another host profile."""
     machines: int = 0
     violations: list[str] = field(default_factory=list)
 

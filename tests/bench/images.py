@@ -4,12 +4,12 @@ Boots a guest (or uses the lab named by --lab) and a registry next to it. Measur
 
     held_ratio      how much more the file system holds after the second image on a base, over the
                     size of that image's own layer (bound: 1.1)
-    written_ratio   what the disk was given to write for it, over the same
+    written_ratio   the bytes written to the disk for it, over the same
     pull_s          fetching and applying the first image, and the second
     podman_s        `podman pull` of the same two from the same registry, where podman is there
     layers_s        an image of 100 layers of one file each: the agent, and podman
     layers_cpu_ms   CPU of the whole guest for each of these layers, in milliseconds
-    full, increment a stream of `btrfs send` and one on top of it: bytes sent, seconds taken in
+    full, increment a stream of `btrfs send` and one on top of it: bytes sent, seconds to receive
 
 --json for programs.
 """

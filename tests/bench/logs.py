@@ -6,7 +6,7 @@ the same lines of 92 characters in turns into a task's pipe, which the program o
 twine-output.service copies, and in a container of podman (`--log-driver=journald`). For each:
 
     lines_per_s     lines by the time between the first and the last in the journal
-    cpu_us          CPU of a line in what carries it: copier or conmon, and journald
+    cpu_us          CPU time per line of its carriers: copier or conmon, and journald
     arrived         share of the lines that are in the journal
 
 `ratio_lines_per_s`, `ratio_cpu`: podman over ours. Medians of -n turns; --json for programs.

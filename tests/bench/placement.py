@@ -7,7 +7,7 @@ Each step runs in a separate process, so that memory and pauses are those of the
     build    a made-up region into SQLite stores: one per data center, one for the allocator
     fill     all its jobs, in an allocator that starts empty
     measure  a restart on those stores, then jobs that are new, unchanged, huge; a day's churn
-    saturated  the smallest region, filled until nothing fits: what a refusal costs
+    saturated  the smallest region, filled until nothing fits: the cost of a refusal
     floors   the simple allocators, on the same region in memory; quality; the optimum
 
 All requests use `Allocator.place`, and are durable when they are answered.

@@ -70,7 +70,7 @@ class Machines:
 
 
 class FullScan:
-    """For every job, examines every machine that the entitlement may use: own machines before free
+    """Examines for every job every machine that the entitlement may use: own machines before free
     ones, MSBs evenly. Machines are grouped by owner and kind, so machines of others are never
     examined.
     """

@@ -261,7 +261,7 @@ def on_fragmented_memory(folder: Path, n: int) -> dict[str, float | None]:
 def fragmented() -> Iterator[None]:
     """Fill memory so that every other page belongs to a file that is not on the disk yet.
 
-    Such pages cannot be dropped, and each free page lies between two of them. A machine is in this
+    Such pages cannot be dropped, and single free pages lie between them. A machine is in this
     state when a large service has ended while another one writes, or while an image is pulled.
     """
     before = {path: path.read_text() for path in map(Path, DIRTY)}

@@ -73,7 +73,7 @@ class Powered(Rebalanced):
         return max(MSBS, key=self.drawn)
 
     async def control(self) -> None:
-        """In each MSB above its limit, cap the machine that draws most; repeat until cancelled."""
+        """Cap the machine that draws most in each MSB above its limit; repeat until cancelled."""
         while True:
             await asyncio.sleep(10)
             now = asyncio.get_running_loop().time()

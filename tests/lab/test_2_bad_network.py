@@ -37,7 +37,7 @@ memory_max_bytes = "16MiB"
 max_unavailable = 3
 """
 STARTED = "39f53479d3a045ac8e11786248231fbf"
-"""What systemd calls the message that a unit was started (SD_MESSAGE_UNIT_STARTED)."""
+"""Message id of systemd for a started unit (SD_MESSAGE_UNIT_STARTED)."""
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ def test_podman_runs_a_container_with_a_user_namespace_if_allowed(
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
 def test_a_container_inside_is_within_the_limits_of_its_task(guest: OneGuest) -> None:
-    """It ends at its own limit, and at the task's; the machine and its neighbours run on."""
+    """The container ends at its limit, and at the task's; the machine and its neighbours run on."""
     limit = "--memory=40m inner:1 /bin/busybox cat /sys/fs/cgroup/memory.max"
     assert inside(guest, f"{CONTAINER} {limit}") == str(40 << 20)
     tasks = ("web", "bare")

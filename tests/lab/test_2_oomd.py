@@ -94,7 +94,7 @@ def marks(guest: OneGuest, *groups: str) -> dict[str, list[str]]:
 def test_systemd_oomd_watches_tasks_with_their_preferences(
     guest: OneGuest,
 ) -> None:
-    """It never kills units that the host needs. A promise counts, also after a resize."""
+    """systemd-oomd never kills units that the host needs. A promise counts, also after a resize."""
     watched = [x.strip() for x in guest.ssh("oomctl").splitlines() if "Path: " in x]
     assert set(watched) == {"Path: /workload.slice"}
     assert "Memory Pressure Limit: 80.00%" in guest.ssh("oomctl")

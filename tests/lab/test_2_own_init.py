@@ -199,7 +199,7 @@ def test_excess_use_inside_ends_only_that_task(guest: OneGuest) -> None:
 def test_it_restarts_on_reboot_and_shuts_down_in_order(
     guest: OneGuest,
 ) -> None:
-    """Its services receive the shutdown; its mounts, users, cgroups and folders are removed."""
+    """The services inside are shut down; mounts, users, cgroups and folders are removed."""
     before = invocation(guest, "web")
     inside(guest, "systemctl --no-block reboot")
     guest.until("it began anew", lambda: invocation(guest, "web") not in ("", before))

@@ -90,7 +90,7 @@ def rate(guest: OneGuest, path: str, key: str, least_bytes: int) -> float:
 
 @pytest.mark.behaviour("AG8")
 def test_a_task_reads_and_writes_at_most_at_its_device_limits(guest: OneGuest) -> None:
-    """It is as fast as before once the limit is removed, without a restart."""
+    """The task is as fast as before once the limit is removed, without a restart."""
     counter = "/sys/fs/cgroup/workload.slice/workload-local.slice/twine-task-disk.service/io.stat"
     for what, script, key in (("write", WRITES, "wbytes"), ("read", READS, "rbytes")):
         guest.put("/root/disk.toml", DISK)

@@ -16,7 +16,7 @@ from tests.lab.the_lab import BIN
 
 pytestmark = pytest.mark.long
 REGISTRY = "10.77.0.1:5000"
-"""In the lab's own network, where its machines reach it."""
+"""Address of the registry in the lab's own network, where its machines reach it."""
 BIG = 8 << 20
 OWN = "one line of its own\n"
 SCRIPT = b"""#!/bin/busybox sh

@@ -35,7 +35,7 @@ pytestmark = [
 ]  # builds an image: Debian's Python, and wheels
 JOB_FILE = Path(__file__).parents[2] / "vm_lab/jobs/conveyor.toml"
 FILES = "/run/credentials"
-"""Where the task finds its files: systemd's folder, which differs from task to task."""
+"""The folder with the task's files: systemd's folder, which differs from task to task."""
 _INSIDE = """mount --rbind /dev "$1/dev" && mount -t proc proc "$1/proc" && exec chroot "$@" """
 """Runs in a separate mount namespace, with what every task has; all of it is one process."""
 PIPELINE = {"name": "web", "jobs": ["web"], "stages": [{"kind": "all"}]}

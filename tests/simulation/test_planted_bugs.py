@@ -106,7 +106,7 @@ def test_a_version_that_fails_and_is_kept_is_found(monkeypatch: pytest.MonkeyPat
 def test_a_controller_with_falsely_healthy_tasks_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without counting the tasks that are down, the controller releases a second replica."""
+    """The controller does not count tasks that are down, and so releases a second replica."""
     monkeypatch.setattr(consulting, "is_down", lambda *_: False)
     monkeypatch.setattr(consulting, "_holds", lambda *_: True)
     assert found("f55-controllers", {"second-replica"}).seed <= MOST

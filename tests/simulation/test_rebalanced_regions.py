@@ -23,7 +23,7 @@ pytestmark = pytest.mark.behaviour("RE1", "RE2", "RE5")
 
 REBALANCE = scenario.load("rebalance")
 HOT = 0.6
-"""As in the scenario's settings."""
+"""The limit in the scenario's settings."""
 WARM_UP_S = 600.0
 
 

@@ -1,4 +1,4 @@
-"""With a daily load, churn and failures few machines are hot, and few tasks move."""
+"""Few machines are hot and few tasks move, with a daily load, churn and failures."""
 
 from __future__ import annotations
 

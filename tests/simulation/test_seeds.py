@@ -113,7 +113,7 @@ def test_no_rule_is_broken_by_the_fault_of_a_scenario(name: str) -> None:
 
 
 def test_users_of_every_kind_at_once_under_faults() -> None:
-    """They apply, resize, move, drain, plan, restart and delete, and create jobs of the same name
+    """Users apply, resize, move, drain, plan, restart and delete, and create jobs of the same name
     again.
 
     `twine-lab region run people --seeds 1..300` runs the others.

@@ -23,7 +23,7 @@ def test_twenty_shards_share_one_pool_and_no_machine_has_two_owners() -> None:
 
 @pytest.mark.behaviour("SH14")
 def test_brokers_that_compare_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With only the shards' own knowledge, machines are assigned twice."""
+    """Machines are assigned twice if only the shards' own knowledge counts."""
 
     async def prepare(shard: Shard, transaction: str, takes: Mapping[str, Take]) -> None:
         shard.owners.held[transaction] = takes

@@ -115,7 +115,7 @@ class Face:
         return psutil.Process(self.process.pid).memory_info().rss
 
     def descriptors(self) -> int:
-        """Return how many are open."""
+        """Return the number of open descriptors."""
         return psutil.Process(self.process.pid).num_fds()
 
     def tasks(self) -> int:

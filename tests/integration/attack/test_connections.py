@@ -84,7 +84,7 @@ def test_idle_connections_do_not_keep_others_out(face: Face, first: bytes) -> No
 
 @pytest.mark.behaviour("BUG-HT4")
 def test_one_address_keeps_no_other_out_and_not_even_itself(face: Face) -> None:
-    """Of 500 idle connections from one address most are closed; a user at the same address is
+    """Most of 500 idle connections from one address are closed; a user at the same address is
     served.
     """
     with ExitStack() as stack:

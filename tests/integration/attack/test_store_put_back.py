@@ -236,7 +236,7 @@ def shown(face: Face) -> dict[tuple[str, str], str]:
 def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
     control_plane: Face, hosts: Hosts
 ) -> None:
-    """After the copy one job is added, one changed, one removed; a host joins and gets a task.
+    """The test adds, changes and removes a job after the copy; a host joins and gets a task.
 
     The processes of all jobs that were not removed stay the same, except those that an owner
     applies again. A simple start on the copy is refused without any host, because the copy is

@@ -83,7 +83,7 @@ async def test_two_front_ends_behind_one_core_serve_users_and_outlive_it(
 async def test_a_front_end_has_no_right_but_to_speak_for_users(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """With its own credential it reads nothing of the core, and a shard does not accept it."""
+    """The front end's own credential reads nothing of the core, and no shard accepts it."""
     async with region_of_processes(tmp_path, one, 2) as region:
         region.front_end("front1")
         held = tls.load(tmp_path / "front1.credential")

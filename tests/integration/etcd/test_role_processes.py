@@ -214,7 +214,7 @@ async def test_a_second_process_of_a_shard_takes_over_when_the_first_is_killed(
 
 @pytest.mark.behaviour("AV2")
 async def test_a_resumed_shard_leader_is_refused_and_ends(one: Cluster, tmp_path: Path) -> None:
-    """It is no longer the leader when it resumes, and reports that."""
+    """The process is no longer the leader when it resumes, and reports that."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         second, first = replica(region), region.processes[1]

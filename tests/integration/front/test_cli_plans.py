@@ -192,7 +192,7 @@ def test_programs_read_both_as_json(ctl: Ctl, planner: CannedPlanner, jobfile: s
 def test_places_of_volumes_and_blocked_starts_are_reported(
     ctl: Ctl, planner: CannedPlanner
 ) -> None:
-    """Of very many tasks it prints the first ones, and the number of the others."""
+    """The plan prints the first ones of very many tasks, and the number of the others."""
     kept = [f"task {n}: data on m{n}" for n in range(60)]
     planner.explained["db"] = JobExplanation(
         job="db",

@@ -342,7 +342,7 @@ def _at(region: Region, folder: Path, now: float) -> Credential:
 
 
 def _forged(region: Region, folder: Path) -> Credential:
-    """Same names, another key: a forgery by an attacker that knows everything but the root key."""
+    """Return a forgery with the same names and another key, by an attacker without the root key."""
     return open_authority(folder / "forged.pem", "twine").credential(
         CertificateSubject("host", "vm1"), ""
     )

@@ -1,4 +1,4 @@
-"""`twine-resolver` as a process beside a real front end, real HAProxy and nginx, real DNS."""
+"""`twine-resolver` as a process with a real front end, real HAProxy and nginx, real DNS."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ http {{ access_log off; include {folder}/twine.cfg; }}
 
 @pytest.fixture
 def region(shared: Region) -> Region:
-    """One front end for all tests: its shutdown waits for clients of long polls."""
+    """All tests share one front end, because its shutdown waits for clients of long polls."""
     shared.control_plane.served.clear()
     return shared
 

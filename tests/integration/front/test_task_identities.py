@@ -186,7 +186,7 @@ def test_a_host_with_a_revoked_identity_gets_no_task_identities(
 
 @pytest.mark.behaviour("F-79")
 def test_a_task_has_no_rights_at_the_front_doors(region: Region, tmp_path: Path) -> None:
-    """Its certificate is of the same authority, and names no user, host or component."""
+    """A task's certificate is of the same authority, and names no user, host or component."""
     deploy(region, "web", "vm1")
 
     async def scenario() -> None:

@@ -122,7 +122,7 @@ def test_a_read_only_file_system_is_reported_and_tasks_keep_running(
 
 
 class Promised:
-    """What was acknowledged at a moment: the required or permitted state of each task."""
+    """Acknowledged orders at a moment: the required or permitted state of each task."""
 
     def __init__(self) -> None:
         self.known: dict[str, set[Wanted | None]] = {}

@@ -48,7 +48,7 @@ MODULES = ("br_netfilter", "bfq", "tcp_bbr", "dummy")
 
 
 class Drawn:
-    """What this guest can set, and the profiles drawn from it."""
+    """The settings that this guest supports, and the profiles drawn from them."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
