@@ -2,18 +2,18 @@
 
     python -m tests.bench.autoscale [--json] [--jobs 10000] [--only TRACE]
 
-Each rule is replayed minute by minute over eight real traces (tests/bench/data) and three made-up
-ones; a new task is healthy after 300 s. Cost is in task-minutes: missing ones times 10 and idle
-ones, over the sum of the load. The first day is not counted. The second table counts only the
-later half of the rest, which was not looked at when the ways of following a load were chosen. Every
-rule but ours has a factor by which it multiplies the load that it expects, and gets the one that is
-best for it in sum over all traces; ours has its default quantile on all of them. The others, but
-HPA's, do not limit how fast a size changes; ours has HPA's limit upwards and none downwards.
-`limited` is ours with 20 % in 300 s downwards. With statsmodels installed (it is in no
-extra: it brings pandas and SciPy) Holt and Winters' method is compared, too.
+Each rule is replayed minute by minute over eight real traces (tests/bench/data) and three generated
+ones; a new task is healthy after 300 s. Cost is in task-minutes: missing ones times 10, plus idle
+ones, over the sum of the load. The first day is not counted. The second table counts only the later
+half of the rest, which was held out when the rules were chosen. Every rule except ours multiplies
+its expected load by a factor. It gets the factor with the lowest cost over all traces; ours uses
+its default quantile on all of them. Only HPA's rule and ours limit how fast a size changes; ours
+has HPA's limit upwards and none downwards. `limited` is ours with 20 % in 300 s downwards. With
+statsmodels installed (it is in no extra, because it needs pandas and SciPy) the bench also compares
+Holt and Winters' method.
 
-Then 10,000 jobs with a full history are evaluated once: the share of a core at one evaluation a
-minute, with the memory that they take.
+Then the bench evaluates 10,000 jobs with a full history once. It reports the share of a core at one
+evaluation a minute, and their memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ LIMITED = msgspec.structs.replace(OURS, down=SpeedLimit(share=0.2, per_s=300.0))
 
 
 def cost(points: Points, rule: Rule) -> tuple[float, float]:
-    """Return the cost of a rule as a share of the load: but for the first day, and later."""
+    """Return the cost of a rule as a share of the load: without the first day, and in the later
+    half.
+    """
     begin = points[0][0] + DAY_S
     _, minutes = replay(points, rule, 1.0, counted_from=begin)
     later = [m for m in minutes if m.at >= (begin + points[-1][0]) / 2]
@@ -75,7 +77,9 @@ def _share(minutes: Sequence[ReplayedMinute]) -> float:
 
 
 def tables(every: dict[str, Points]) -> tuple[dict[str, dict[str, float]], ...]:
-    """Return the cost by rule and trace, each rule with its best factor: of all, and later."""
+    """Return the cost by rule and trace, each rule with its best factor: of all, and of the later
+    half.
+    """
     makes: dict[str, Make] = {"naive": naive, "last week": last_week, "hpa": hpa}
     if (holt := library()) is not None:
         makes["holt-winters"] = holt
@@ -122,7 +126,7 @@ def speed(jobs: int) -> dict[str, float]:
 
 
 def compared(costs: dict[str, dict[str, float]], part: str) -> dict[str, float]:
-    """Print a table; return the sums of its rules, and how far ours is from the best."""
+    """Print a table; return the sums of its rules, and the distance of ours from the best one."""
     names, others = list(costs["ours"]), costs.keys() - {"ours", "limited"}
     print(f"{'rule' + part:20}" + "".join(f"{n[:13]:>14}" for n in [*names, "sum"]))
     for rule, by in costs.items():

@@ -1,4 +1,4 @@
-"""The rules of sizing that `autoscale` compares ours with, and the traces that it replays."""
+"""The sizing rules that `autoscale` compares with ours, and the traces that it replays."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PEAK_TASKS = 100.0
 """Every trace is scaled so that its 99.5th percentile is the load of this number of tasks."""
 Points = list[tuple[float, float]]
 Make = Callable[[float], Rule]
-"""Makes a rule that multiplies what it expects by a factor."""
+"""Makes a rule that multiplies its expected load by a factor."""
 
 
 def traces() -> dict[str, Points]:
-    """Return the real traces by name, each as time and load of tasks."""
+    """Return the real traces by name, each as points of time and load, in tasks."""
     return {path.name.split(".")[0]: _scaled(_read(path)) for path in sorted(DATA.glob("*.txt.gz"))}
 
 
@@ -41,7 +41,7 @@ def _scaled(points: Points) -> Points:
 
 
 def generated() -> dict[str, Points]:
-    """Return three made-up loads of four weeks: calm days, noisy days, a sudden week."""
+    """Return three generated loads of four weeks: calm days, noisy days, a sudden week."""
     return {
         "diurnal": diurnal(28, 0.02, 1),
         "diurnal-noisy": diurnal(28, 0.15, 2),
@@ -54,7 +54,9 @@ def generated() -> dict[str, Points]:
 
 
 def diurnal(days: int, noise: float, seed: int) -> Points:
-    """Return a load with a day and a week: 100 tasks at the peak, 45 at night, less on Sundays."""
+    """Return a load with a daily and a weekly cycle: 100 tasks at the peak, 45 at night, less on
+    Sundays.
+    """
     chance, start = random.Random(seed), 20_000 * DAY_S
     found = []
     for slot in range(days * 288):
@@ -78,7 +80,7 @@ def naive(factor: float) -> Rule:
 def last_week(factor: float) -> Rule:
     """Return the rule that sets the size by the highest load of the next ten minutes a week ago.
 
-    In the first week it goes by the present load.
+    In the first week it uses the present load.
     """
     known: dict[int, float] = {}
 
@@ -98,7 +100,7 @@ def last_week(factor: float) -> Rule:
 def hpa(factor: float) -> Rule:
     """Return the rule of Kubernetes' HorizontalPodAutoscaler at its defaults.
 
-    ceil(size * metric / target), nothing within 10 %; up by 100 % or 4 tasks in 15 s, down to the
+    ceil(size * metric / target), no change within 10 %; up by 100 % or 4 tasks in 15 s, down to the
     highest recommendation of the last 300 s. Evaluated each minute rather than each 15 s.
     """
     recent: deque[tuple[float, int]] = deque()
@@ -121,8 +123,8 @@ def hpa(factor: float) -> Rule:
 def library() -> Make | None:
     """Return the rule by Holt and Winters' method of statsmodels, None where it is not installed.
 
-    Fitted each day at midnight on up to 14 days of half hours; then the coming half hour, scaled
-    to the present load if that is higher.
+    The model is fitted each day at midnight on up to 14 days of half hours. The size is that for
+    the coming half hour, or for the present load if that is higher.
     """
     if importlib.util.find_spec("statsmodels") is None:
         return None

@@ -1,4 +1,4 @@
-"""What happens to a region in a day: jobs are asked for, change and end, machines fail."""
+"""Events of a region in a day: jobs are requested again, change and end, and machines fail."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ class Rates:
     asks: float = 288.0
     """Unchanged requests per job: a calm job sends one at every tenth `resync_s` of 30 s."""
     resizes: float = 0.5
-    """Per job."""
+    """Resizes per job."""
     changes: float = 0.1
-    """Releases per job that change what a task needs; most do not."""
+    """Releases per job that change what a task needs; most releases do not."""
     starts: float = 0.02
     """New jobs per job, and as many that end."""
     failures: float = 0.0005
-    """Per machine, not planned."""
+    """Unplanned failures per machine."""
     maintenance: float = 0.01
-    """Per machine, planned."""
+    """Planned maintenances per machine."""
     away: float = 1 / 48
     """Days until a machine is back: half an hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happens: to a job (ask, resize, change, start, end) or a machine."""
+    """One event of a job (ask, resize, change, start, end) or of a machine."""
 
     at: float
-    """In days."""
+    """Time in days."""
     kind: str
     """ask, resize, change, start, end, fail or back."""
     name: str
     factor: float = 1.0
-    """Of tasks for `resize`, of the demand for `change`."""
+    """Factor on the number of tasks for `resize`, on the demand for `change`."""
 
 
 @dataclass(slots=True)
 class Churn:
-    """A day in the order it happens, drawn event by event from exponential waits."""
+    """The events of a day in their order, drawn one by one from exponential waits."""
 
     jobs: list[str]
     machines: Sequence[str]
@@ -53,7 +53,7 @@ class Churn:
     seed: int = 1
 
     def per_day(self) -> dict[str, int]:
-        """Return how many events of each kind a day has."""
+        """Return the number of events of each kind in a day."""
         jobs, rates = len(self.jobs), self.rates
         machines = len(self.machines) * (rates.failures + rates.maintenance)
         means = {

@@ -1,15 +1,14 @@
-"""Which load does the assembled control plane carry, and how long are its pauses?
+"""Which load can the assembled control plane carry, and how long are its pauses?
 
     python -m tests.bench.control_plane --machines 10000 [--json] [--idle-s 15]
 
-All roles in one process on SQLite in a temporary folder, with agents in memory
-(`hosts_in_memory`). Phases: start until every agent has reported, idle, deploy seven tasks for ten
-machines, change all of them (a fifth at once), lose one MSB of twelve. Rate limits and brakes are
-loosened, so that they do not limit the measurement.
+All roles in one process on SQLite in a temporary folder, with agents in memory (`hosts_in_memory`).
+Phases: start until every agent has reported, idle, deploy seven tasks for ten machines, change all
+of them (a fifth at once), lose one MSB of twelve. Rate limits and brakes are raised, so that they
+do not limit the measurement.
 
-A pause is the time between two turns of a coroutine that sleeps for 2 ms; `max_pause_cpu_ms`
-is the CPU time of the loop's thread in the worst of them, without the time that the host gave to
-other processes.
+A pause is the time between two turns of a coroutine that sleeps for 2 ms; `max_pause_cpu_ms` is the
+CPU time of the loop's thread in the worst of them, without the time that other processes got.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from tests.bench.hosts_in_memory import IMAGE, Hosts, find_image
 MSBS, DATACENTERS = 12, 4
 JOB_TASKS = 500
 SHARE = 0.7
-"""Tasks per machine."""
+"""Number of tasks per machine."""
 HEARTBEAT_S = 0.002
 PHASE_MAX_S = 1_200.0
 UNCOUNTED = "uncounted"
-"""The bench's own filling of the store, and its end."""
+"""The bench's own writes to the store, and its end."""
 LOOKS = 5_000
-"""Machines that the bench itself looks at in one turn: all of 50,000 are 39 ms."""
+"""Number of machines that the bench itself examines in one turn: all of 50,000 take 39 ms."""
 
 
 class Pauses:
@@ -59,7 +58,7 @@ class Pauses:
         self.wall: dict[str, float] = {}
         self.cpu: dict[str, float] = {}
         self.held: dict[str, float] = {}
-        """What the whole process computed, less what it may during the sleep."""
+        """CPU time of the whole process, minus the allowance during the sleep."""
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -80,7 +79,7 @@ class Pauses:
 
 
 class Bench:
-    """One run."""
+    """One run of the bench."""
 
     def __init__(self, machines: int, idle_s: float, *, loaded: bool = True) -> None:
         self.machines, self.idle_s, self.loaded = machines, idle_s, loaded
@@ -103,7 +102,7 @@ class Bench:
                 try:
                     await self._phases()
                 finally:
-                    self.pauses.phase = UNCOUNTED  # no client is served any more
+                    self.pauses.phase = UNCOUNTED  # clients are no longer served
                     await self.cp.__aexit__(None, None, None)
         watching.cancel()
         for seen in (self.pauses.wall, self.pauses.cpu, self.pauses.held):

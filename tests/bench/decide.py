@@ -2,8 +2,8 @@
 
     python -m tests.bench.decide [--json]
 
-Goals: 20 ms of computing for a job of 1,000 tasks, 300 ms for one of 15,000. Commands and stored
-records are counted too: everything in a round except the allocator.
+Goals: 20 ms of CPU time for a job of 1,000 tasks, 300 ms for one of 15,000. This includes commands
+and stored records: everything in a round except the allocator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOW = Moment(wall=1.8e9, steady=1000.0)
 
 
 def a_job(tasks: int) -> tuple[JobRecord, dict[str, SeenMachine]]:
-    """Return a job all of whose tasks are healthy, and its machines."""
+    """Return a job whose tasks are all healthy, and its machines."""
     spec = JobSpec(
         name="web",
         entitlement="front",
@@ -98,7 +98,7 @@ def a_round(record: JobRecord, view: dict[str, SeenMachine]) -> int:
 
 
 def best_ms(work: Callable[[], object]) -> float:
-    """Return the least computing time of some rounds, in milliseconds."""
+    """Return the least CPU time of some rounds, in milliseconds."""
     times = []
     for _ in range(ROUNDS):
         began = time.process_time()
@@ -108,7 +108,7 @@ def best_ms(work: Callable[[], object]) -> float:
 
 
 def measured(tasks: int) -> dict[str, float]:
-    """Return what a change of one task's health costs, and a round of a release."""
+    """Return the cost of a change of one task's health, and of a round of a release."""
     record, view = a_job(tasks)
     machine = view["m00000"]
     sick = {name: replace(s, restarts=1) for name, s in machine.tasks.items()}

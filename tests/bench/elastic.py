@@ -2,8 +2,8 @@
 
     python -m tests.bench.elastic [--machines 100000] [--json]
 
-Machines are of 6 types in 60 MSBs, free or of 200 donors; 40 borrowers want all of them. The target
-is 1 s for 100,000 machines on one core.
+Machines are of 6 types in 60 MSBs. They are free or belong to 200 donors; 40 borrowers want all of
+them. The target is 1 s for 100,000 machines on one core.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TYPES = [f"type{n}" for n in range(6)]
 
 
 def stock(machines: int, chance: random.Random) -> tuple[list[Idle], dict[str, Offer]]:
-    """Return idle machines and on which terms they are lent."""
+    """Return idle machines and the terms of lending them."""
     donors = ["", *(f"pool{n}" for n in range(200))]
     offers = {donor: Offer(chance.choice([120.0, 300.0, 900.0]), 300.0, 5) for donor in donors}
     weights = [400, *[1] * 200]

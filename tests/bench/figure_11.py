@@ -1,12 +1,13 @@
-"""The paper's Figures 11 and 12: computing of scheduler and allocator against machines of a shard.
+"""The paper's Figures 11 and 12: CPU time of scheduler and allocator by number of machines in a
+shard.
 
     python -m tests.bench.figure_11 [--sizes 5 10 20 40] [--seconds 30] [--out FOLDER] [--json]
 
-A core and one process for each size on one etcd, with production agents on machines in memory, one
-task on each machine; every process of a shard has an entitlement of that size. For `--seconds`
-half of the tasks of each job are taken away and placed again, over and over. Figure 11 is the P99
-of each process's CPU over one-second samples, in per cent of a core. Figure 12 is the CPU time of
-its allocator, in milliseconds per second, as its metrics have it.
+A core and one shard process for each size run on one etcd. Production agents run on machines in
+memory, with one task on each machine. Each shard has an entitlement of its size. For `--seconds`
+the bench repeatedly removes half of the tasks of each job and places them again. Figure 11 is the
+P99 of each process's CPU over one-second samples, in per cent of a core. Figure 12 is the CPU time
+of its allocator, in milliseconds per second, from its metrics.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _ALLOCATOR = re.compile(rb"^twine_allocator_cpu_seconds_total (\S+)$", re.M)
 
 @dataclass(frozen=True, slots=True)
 class ShardPoint:
-    """One shard."""
+    """The measurement of one shard."""
 
     machines: int
     cpu_percent: float
     allocator_ms: float
-    """Per second."""
+    """CPU milliseconds per second."""
     mib: float
 
 
@@ -129,7 +130,7 @@ async def measured(
 async def again_and_again(
     region: RegionOfProcesses, number: int, machines: int, image: str
 ) -> None:
-    """Take half of the tasks of a job away and place them again, until cancelled."""
+    """Remove half of the tasks of a job and place them again, until cancelled."""
     while True:
         for tasks in (machines // 2, machines):
             await region.run(f"j{number}", f"e{number}", tasks, image)

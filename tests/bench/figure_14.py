@@ -2,20 +2,20 @@
 
     python -m tests.bench.figure_14 [--tasks 1000] [--shards 15000] [--out FOLDER] [--json]
 
-A cache of 1,000 tasks, one on each machine of 20 MSBs, holds 15,000 shards of three replicas. At
-T0 all tasks get a new version; each is away for four minutes. At T120 an MSB of 50 machines loses
-its power, at T415 it is back. The control plane is the real one, on virtual time; its agents are in
-memory. Twice: with the ready controller `[shards]`, and with fixed update domains, a quarter of
-the MSBs each, one after another, whatever failed (as other systems do).
+A cache of 1,000 tasks, one on each machine of 20 MSBs, holds 15,000 shards of three replicas. At T0
+all tasks get a new version; each is away for four minutes. At T120 an MSB of 50 machines loses its
+power, at T415 it is back. The control plane is the real one, on virtual time; its agents are in
+memory. There are two runs. One uses the built-in controller `[shards]`. The other uses fixed update
+domains, as other systems do: a quarter of the MSBs each, one after another, regardless of failures.
 
-Replicas lie in copysets: each of two permutations of the tasks is cut into groups of three tasks
-of different domains, and a shard is on one group. With shards anywhere, most tasks would share one
-with each other and hardly anything could be updated at once.
+Replicas lie in copysets: each of two permutations of the tasks is cut into groups of three tasks of
+different domains, and a shard is on one group. With a random placement most pairs of tasks would
+share a shard, and hardly any tasks could be updated at once.
 
-Printed: `first_batch` (paper: 274), `one_down` shards that this takes a replica from (12,264),
-`failed_two_down` shards that lose a second one by the power cut (1,292), `second_batch` (214), and
-`else_two_down`, which counts shards without two replicas for any other reason: none are. The
-folder gets the curves as CSV and SVG.
+It prints `first_batch` (paper: 274) and `one_down`, the shards that lose a replica by it (12,264).
+`failed_two_down` counts shards that lose a second replica by the power cut (1,292); then follows
+`second_batch` (214). `else_two_down` counts shards without two replicas for any other reason: there
+are none. The curves are written to the folder as CSV and SVG.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its clock jumps to the next timer."""
+    """An event loop whose clock jumps to the next timer."""
 
     def __init__(self) -> None:
         self._virtual = _Selector()
@@ -99,7 +99,7 @@ def placed(tasks: int, shards: int, seed: int) -> list[frozenset[int]]:
                     copysets.append(frozenset(group))
                     break
             else:
-                break  # those that are left are all of one domain
+                break  # the remaining tasks are all of one domain
     return [copysets[shard % len(copysets)] for shard in range(shards)]
 
 
@@ -112,7 +112,7 @@ class Sample:
     one_down: int
     two_down: int
     else_two_down: int
-    """Without those that miss a replica of the MSB that failed and one that was away then."""
+    """Without shards that miss a replica in the failed MSB and one that was being updated then."""
     three_down: int
 
 
@@ -126,7 +126,7 @@ class Replay:
     seed: int = 1
     samples: list[Sample] = field(default_factory=list)
     batches: Counter[int] = field(default_factory=Counter)
-    """Turn → tasks that were allowed; a turn is as long as a task is unavailable."""
+    """Turn → tasks that were acknowledged; a turn is as long as a task is unavailable."""
     counted: set[int] = field(default_factory=set)
 
     def run(self) -> None:
@@ -160,7 +160,7 @@ class Replay:
         return [ack if isinstance(ack, str) else ack.operation for ack in answer.ack]
 
     def _domains(self, request: TaskControlRequest) -> list[str]:
-        """Allow the first domain that is not done; failures are ignored."""
+        """Acknowledge the first domain that is not done; failures are ignored."""
         free = [o.id for o in request.request if o.task in request.down]
         pending = {o.task: o.id for o in request.request if o.kind == "update"}
         if not pending:
@@ -168,7 +168,7 @@ class Replay:
         domain = min(map(self._domain, pending))
         before = {self._domain(task) for task in request.down - self.failed}
         if before - {domain}:
-            return free  # the one before is not back
+            return free  # the domain before is not back
         return free + [i for task, i in pending.items() if self._domain(task) == domain]
 
     def _domain(self, task: int) -> int:
@@ -227,7 +227,7 @@ class Replay:
         await self.cp.apply_job(self._job("1"))
         while len(self._serving()) < self.tasks:
             await asyncio.sleep(1.0)
-        # which task is on which machine is the allocator's choice: shards go by its MSBs
+        # the allocator chooses the machine of each task: shards follow its MSBs
         self._follow_places()
 
     def _follow_places(self) -> None:
@@ -294,7 +294,7 @@ class Replay:
         return Sample(now, updating, missing[1], two, two - excused, missing[3])
 
     def figures(self) -> dict[str, float]:
-        """Return what is compared with the paper."""
+        """Return the figures that the paper also has."""
         before = [s for s in self.samples if s.at < FAILS_S]
         return {
             "first_batch": self.batches[0],
@@ -342,14 +342,14 @@ def svg_of(title: str, samples: Sequence[Sample]) -> str:
 
 
 def replayed(tasks: int, shards: int, *, controlled: bool, seed: int = 1) -> Replay:
-    """Return a run of it."""
+    """Run the replay and return it."""
     replay = Replay(tasks, shards, controlled, seed)
     replay.run()
     return replay
 
 
 def main() -> None:
-    """Print the figures, and write the curves if that is wished."""
+    """Print the figures, and write the curves if a folder is given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--shards", type=int, default=15_000)

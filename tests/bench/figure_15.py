@@ -3,10 +3,10 @@
     python -m tests.bench.figure_15 [--days 3] [--tasks 48] [--sudden] [--out FOLDER] [--json]
 
 A web tier, one task on each machine, follows its load on the real control plane of a simulated
-region, with the real autoscaler as its client. The load has a day: most in the evening, 45 % of
-that at night. Each evening at the peak a version is released; the job's TaskController (stateless)
-lets fewer tasks go the busier they are. `--sudden` is the paper's week in spring 2020: from the
-second day on the load is 60 % higher, and the entitlement has no room for that.
+region, with the real autoscaler as its client. The load has a daily cycle: the maximum in the
+evening, 45 % of it at night. Each evening at the peak a version is released; the job's
+TaskController (stateless) releases fewer tasks the busier they are. `--sudden` is the paper's week
+in spring 2020: from the second day on the load is 60 % higher, more than the entitlement can serve.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ SUDDEN = 1.6
 
 @dataclass(frozen=True)
 class Course:
-    """One run: its samples, and what the checker found."""
+    """One run: its samples, and the findings of the checker."""
 
     samples: list[LoadSample]
     violations: list[str]
     resizes: list[tuple[float, str, int, int]]
     machines: int
     releases: list[float]
-    """When a version was released."""
+    """Times at which a version was released."""
 
     def release_s(self, number: int) -> float:
-        """Return how long a release took until no task of before served."""
+        """Return how long a release took until no old task served."""
         began = self.releases[number]
         following = [at for at in self.releases if at > began] or [math.inf]
         old = [s.at for s in self.samples if began < s.at < following[0] and s.old]
         return max(old) - began
 
     def quiet(self, begin: float, end: float) -> list[LoadSample]:
-        """Return the samples of a time, without ten minutes from each release on."""
+        """Return the samples of a period, without the ten minutes after each release."""
         return [
             s
             for s in self.samples
@@ -118,7 +118,7 @@ def replayed(days: float, tasks: int, *, sudden: bool = False, seed: int = 1) ->
     )
     region = SimulatedRegion(scenario, seed)
     for machine in region.machines.values():
-        machine.pace.start = (20.0, 40.0)  # caches to fill: a release takes minutes
+        machine.pace.start = (20.0, 40.0)  # filling its caches: a release takes minutes
 
     def load(now: float) -> float:
         day = 0.725 + 0.275 * math.cos((now / 3600.0 - PEAK_HOUR) / 24 * 2 * math.pi)

@@ -2,11 +2,11 @@
 
     python -m tests.bench.figure_18 [--days 3] [--tasks 12] [--out FOLDER] [--json]
 
-Two services, one task on each machine, with host profiles of their own, on the real control plane
-of a simulated region with the real autoscaler as its client. The load of the one follows active
-users (ALM): it rises in hours 3 to 8 and falls in hours 13 to 20; the other one does its work in
-the hours with few users. Their quotas add up to more than there is, and the free pool is smaller
-than what they exchange: so machines go from one to the other and change profile on the way.
+Two services, one task on each machine, with different host profiles, on the real control plane of a
+simulated region with the real autoscaler as its client. The load of the first follows active users
+(ALM): it rises in hours 3 to 8 and falls in hours 13 to 20. The second works in the hours with few
+users. Their quotas exceed the number of machines, and the free pool is smaller than the number that
+they exchange. So machines move from one to the other and change their profile.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ ALM, OTHER = "ent0", "ent1"
 
 @dataclass
 class Flow:
-    """One run: machines that came to an entitlement, by hour of the day, after the first day."""
+    """One run: machines that moved to an entitlement, by hour of the day, after the first day."""
 
     tasks: int
     days: float
     came: dict[str, Counter[int]] = field(default_factory=dict)
     changed: dict[str, Counter[int]] = field(default_factory=dict)
-    """Those of them that got another host profile than they had."""
+    """Number of these machines that got another host profile."""
     machines: int = 0
     violations: list[str] = field(default_factory=list)
 
     def between(self, entitlement: str, first: int, last: int) -> int:
-        """Return how many machines came to an entitlement in the hours from first to last."""
+        """Return the number of machines that moved to an entitlement between these hours."""
         return sum(self.changed[entitlement][hour] for hour in range(first, last))
 
     def figures(self) -> dict[str, float]:
@@ -63,7 +63,7 @@ class Flow:
 
 
 def alm_level(now: float) -> float:
-    """Return the load of what follows the users, as a share of its peak."""
+    """Return the load of a service that follows the users, as a share of its peak."""
     hour = now / HOUR_S % 24
     if 3 <= hour < 8:
         return LOW + (1 - LOW) * (hour - 3) / 5

@@ -1,11 +1,10 @@
 """What does an idle agent with 100 running tasks use, compared with an event loop with 100 timers?
 
-The agent and the floor run at the same time in one guest, each in a unit of its own; the kernel
-counts the CPU time of both over the same window. The floor is a Python process whose loop has as
-many timers as there are tasks, each of ten seconds, and one long poll
-over a unix socket. The agent has a long poll of its own (a control plane's), as it always has.
-`rss_mb` is the sum over all processes of the agent's unit, shared pages counted in each;
-`pss_mb` shares them out.
+The agent and the floor run at the same time in one guest, in separate units; the kernel counts the
+CPU time of both over the same window. The floor is a Python process whose loop has one timer of ten
+seconds for each task, and one long poll over a unix socket. The agent has its usual long poll to a
+control plane. `rss_mb` is the sum over all processes of the agent's unit, shared pages counted in
+each; `pss_mb` divides them among the processes.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 AGENT = CGROUPS / "hostcritical.slice/twine-agent.service"
 FLOOR = CGROUPS / "system.slice/twine-bench-floor.service"
 TIMER_S = 10.0
-"""Seldom, so that the floor is nearly idle, too."""
+"""Rare, so that the floor is nearly idle, too."""
 POLL_S = 30.0
 MEMORY_MIB = 4096
-"""Of a guest that is booted for this: 100 tasks of 16 MiB each are let in."""
+"""Memory of a guest booted for this bench: enough to admit 100 tasks of 16 MiB each."""
 FEW = 4
-"""Starts under way at a time: how they start is measured by start_many."""
+"""Starts in progress at a time: `start_many` measures how tasks start."""
 
 
 # ── inside the guest ────────────────────────────────────────────────────────────────────
@@ -107,7 +106,7 @@ async def measure(tar: Path, tasks: int, seconds: float, called: str) -> dict[st
     unit = ["systemd-run", "-q", "--unit=twine-bench-floor", "-p", "CPUAccounting=yes"]
     subprocess.run([*unit, "--slice=system.slice", *command], check=True)
     polling = asyncio.create_task(_poll(client))
-    await asyncio.sleep(POLL_S)  # both have loaded what they need, and are at rest
+    await asyncio.sleep(POLL_S)  # both have loaded what they need, and are idle
     before, began = (cpu_s(AGENT), cpu_s(FLOOR)), time.monotonic()
     await asyncio.sleep(seconds)
     took = time.monotonic() - began
@@ -125,7 +124,7 @@ async def measure(tar: Path, tasks: int, seconds: float, called: str) -> dict[st
         "cpu_ratio": round(agent / bare, 2),
         "seconds": round(took, 1),
     }
-    print(json.dumps(figures), file=sys.stderr, flush=True)  # removing them takes its time
+    print(json.dumps(figures), file=sys.stderr, flush=True)  # removing them takes time
     for name in names:
         await client.delete_task(name)
     await client.close()

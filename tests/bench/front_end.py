@@ -1,8 +1,8 @@
 """How many requests per second does the front end answer over TLS, and how fast under attack?
 
-`python tests/bench/front_end.py [--json] [--seconds 5]`. A control plane as a process with 1,024
-descriptors, four users on kept connections from one address of the loopback, an attacker in a
-process of its own on 200 others. `p99_ms` is of GETs at a fixed pace of 100 a second, without and
+`python tests/bench/front_end.py [--json] [--seconds 5]`. A control plane runs as a process with
+1,024 descriptors. Four users keep connections from one address of the loopback; an attacker in a
+separate process uses 200 others. `p99_ms` is of GETs at a fixed pace of 100 a second, without and
 under each attack. `_per_s` is the number of connections that the attack made per second.
 
 A real attacker is another host. Here it shares two cores with the attacked processes, so it runs at
@@ -10,9 +10,9 @@ nice 19 and uses idle time only. `computing_p99_ms` is the latency next to a pro
 computes at nice 19: the cost of sharing alone. Newcomers open a connection for each request, five a
 second; `newcomers_turned_away` is the largest share of them that any attack kept out.
 
-The requests that attack are those of BUG-HT20, HT22, HT23 and HT27: bodies as large as their sender
-may send, costly previews and long polls whose client leaves. `all_at_once` has one attacker each.
-`times_late` is the worst 99th percentile as a multiple of that without an attack.
+The attacks by requests are those of BUG-HT20, HT22, HT23 and HT27: bodies of the largest permitted
+size, costly previews, and long polls whose client leaves. `all_at_once` has one attacker each.
+`times_late` is the worst 99th percentile as a multiple of the one without an attack.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _NUMBERS = itertools.count()
 
 
 def _connected(face: Face) -> socket.socket:
-    """Connect from the next of 200 addresses, with as little work for this side as possible."""
+    """Connect from the next of 200 addresses, with as little work for the client as possible."""
     sock = socket.socket()
     sock.settimeout(5)
     sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
@@ -81,18 +81,18 @@ def _connected(face: Face) -> socket.socket:
 
 
 def computing(_: Face) -> None:
-    """Use computing time without any request."""
+    """Use CPU time without any request."""
     for _number in range(10_000):
         pass
 
 
 def connect_and_close(face: Face) -> None:
-    """Come and go."""
+    """Connect and disconnect."""
     _connected(face).close()
 
 
 def half_a_handshake(face: Face) -> None:
-    """Begin TLS and leave."""
+    """Begin TLS and disconnect."""
     with _connected(face) as sock:
         sock.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40))
 
@@ -138,7 +138,7 @@ def _context(face: Face, role: str) -> ssl.SSLContext:
 
 
 def _answer(sock: ssl.SSLSocket) -> bytes:
-    """Read one answer; return its first line, or nothing where the connection ends."""
+    """Read one answer; return its first line, or nothing if the connection ends."""
     found = b""
     while b"\r\n\r\n" not in found:
         if not (part := sock.recv(65536)):
@@ -175,12 +175,12 @@ def wrong_names(face: Face) -> None:
 
 
 def long_polls(face: Face) -> None:
-    """Wait for something and leave, without a certificate (BUG-HT22, BUG-HT23)."""
+    """Start a long poll and leave, without a certificate (BUG-HT22, BUG-HT23)."""
     _send(face, "anyone", "POST", "/v1/endpoints/watch", WAIT, answered=False)
 
 
 def previews(face: Face) -> None:
-    """Ask for previews of 15,000 tasks (BUG-HT27)."""
+    """Request previews of 15,000 tasks (BUG-HT27)."""
     _send(face, "user", "POST", "/v1/jobs/web/plan", PREVIEW, answered=True)
 
 
@@ -201,7 +201,7 @@ def _attacking(face: Face, attack: Attack, done: Any) -> None:
 
 @contextmanager
 def _under_attack(face: Face, attacks: tuple[Attack, ...]) -> Iterator[Callable[[], int]]:
-    """Attack until left, each in a process; yields a function that counts the attacks."""
+    """Attack during the block, with a process for each attack; yield a counter of the attacks."""
     context = multiprocessing.get_context("fork")
     done = context.Value("q", 0)
     attackers = [
@@ -226,7 +226,7 @@ async def _once(client: ControlPlaneClient, dry_run: bool) -> None:
 
 
 async def _rate(face: Face, seconds: float, *, dry_run: bool) -> float:
-    """Return answers per second of users that ask as fast as they are answered."""
+    """Return answers per second of users that send the next request after each answer."""
     until = time.monotonic() + seconds
 
     async def user() -> int:
@@ -243,10 +243,10 @@ async def _rate(face: Face, seconds: float, *, dry_run: bool) -> float:
 async def _late_ms(
     face: Face, seconds: float, attacks: tuple[Attack, ...] = ()
 ) -> tuple[float, float, float]:
-    """Return the 99th percentile of the time to an answer, asked for at a fixed pace.
+    """Return the 99th percentile of the latency of requests at a fixed pace.
 
-    The second value is the share of newcomers that were kept out, the third what the attacker
-    did in a second.
+    The second value is the share of newcomers that were rejected, the third the attacker's actions
+    per second.
     """
     took: list[float] = []
     came: list[bool] = []

@@ -1,6 +1,6 @@
 """Agents in memory that answer like real ones: with delays, and with events.
 
-A machine without events costs nothing: its sign of life is computed on request, and its stream of
+A machine without events costs nothing: its heartbeat is computed on request, and its stream of
 events waits.
 """
 
@@ -31,13 +31,13 @@ POLL_S = 3.0
 
 
 class Hosts:
-    """All machines, and counts of what runs on those that are on."""
+    """All machines, and counts of the running tasks on machines that are on."""
 
     def __init__(self, seed: int = 1) -> None:
         self.chance = random.Random(seed)
         self.by_name: dict[str, Host] = {}
         self.running: dict[str, int] = {}
-        """Release → tasks that run healthy."""
+        """Release → number of its healthy tasks."""
         self.calls = 0
         self.start_s, self.stop_s = START_S, STOP_S
 
@@ -87,7 +87,7 @@ class Host:
         self.more: asyncio.Future[None] | None = None
 
     def power_off(self) -> None:
-        """Stop without an event: followers notice it when their request is given up."""
+        """Stop without an event: followers notice it when their request times out."""
         loop = asyncio.get_running_loop()
         self.off_at = loop.time()
         for status, release in self.tasks.values():

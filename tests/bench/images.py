@@ -4,12 +4,12 @@ Boots a guest (or uses the lab named by --lab) and a registry next to it. Measur
 
     held_ratio      how much more the file system holds after the second image on a base, over the
                     size of that image's own layer (bound: 1.1)
-    written_ratio   what the disk was given to write for it, over the same
+    written_ratio   the bytes written to the disk for it, over the same
     pull_s          fetching and applying the first image, and the second
     podman_s        `podman pull` of the same two from the same registry, where podman is there
     layers_s        an image of 100 layers of one file each: the agent, and podman
     layers_cpu_ms   CPU of the whole guest for each of these layers, in milliseconds
-    full, increment a stream of `btrfs send` and one on top of it: bytes sent, seconds taken in
+    full, increment a stream of `btrfs send` and one on top of it: bytes sent, seconds to receive
 
 --json for programs.
 """
@@ -42,8 +42,9 @@ REGISTRY = "10.77.0.1:5000"
 MIB = 1 << 20
 LAYERS = 100
 BASE_MIB, OWN_MIB = 24, 6
-"""Layers of random bytes, which no compression makes smaller. A second image has the same fixed
-cost in addition to its own layer, however large: `--own-mib` shows the share of it."""
+"""Layers of random bytes, so that compression does not make them smaller. A second image has the
+same fixed cost in addition to its own layer of any size; `--own-mib` shows the share of it.
+"""
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -53,7 +54,7 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
 def held() -> int:
-    """Return the bytes that the file system holds, once what was deleted is gone."""
+    """Return the bytes that the file system holds, after deleted data is freed."""
     subprocess.run(["btrfs", "subvolume", "sync", str(STATE)], check=True, capture_output=True)
     subprocess.run(["sync", "-f", str(STATE)], check=True)
     command = ["btrfs", "filesystem", "usage", "--raw", str(STATE)]
@@ -62,7 +63,7 @@ def held() -> int:
 
 
 def written() -> int:
-    """Return the bytes that the disk was given since the boot (block/stat.rst, field 7)."""
+    """Return the bytes written to the disk since the boot (block/stat.rst, field 7)."""
     subprocess.run(["sync", "-f", str(STATE)], check=True)
     return int(Path("/sys/block/vda/stat").read_text().split()[6]) * 512
 
@@ -97,7 +98,7 @@ def cpu_s() -> float:
 
 
 def of_layers(name: str, began: float, busy: float) -> dict[str, object]:
-    """Return what the image of many layers took since then."""
+    """Return the cost of the image of many layers since then."""
     return {
         f"{name}_s": round(time.perf_counter() - began, 2),
         f"{name}_cpu_ms": round((cpu_s() - busy) * 1000 / LAYERS, 1),
@@ -105,7 +106,7 @@ def of_layers(name: str, began: float, busy: float) -> dict[str, object]:
 
 
 def podman() -> dict[str, object]:
-    """Return how long podman takes for the same images; None where there is none."""
+    """Return how long podman takes for the same images; None where it is not installed."""
     found: dict[str, object] = {}
     for name in ("first", "second", "layers"):
         found[f"{name}_podman_s"] = None
@@ -124,7 +125,7 @@ def podman() -> dict[str, object]:
 
 
 async def streams(client: object) -> dict[str, object]:
-    """Return what a full stream costs, and one on top of it."""
+    """Return the cost of a full stream, and of an increment on it."""
     from agent.api import ImageFormat
     from agent.client import AgentClient
     from agent.machine.btrfs import HostBtrfs
@@ -163,7 +164,7 @@ async def streams(client: object) -> dict[str, object]:
 
 
 def layout(folder: Path, *layers: bytes) -> None:
-    """Write an image of some layers as a layout."""
+    """Write an image of some layers as an OCI layout."""
     (folder / "blobs" / "sha256").mkdir(parents=True)
     (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
 
@@ -225,7 +226,7 @@ def registry(name: str, folder: Path, own_mib: int) -> Iterator[None]:
 
 
 def in_guest(name: str, own_mib: int) -> dict[str, object]:
-    """Return what the guest measured."""
+    """Return the figures that the guest measured."""
     from tests.bench.guest import PYTHON, lab, put
 
     script = put(name, "images.py", HERE.read_bytes())

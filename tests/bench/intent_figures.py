@@ -4,15 +4,15 @@
 
 The production control plane on virtual time (scenarios `figure-6`, `figure-7`, `figure-8`).
 
-- Figure 6: 100 tasks, a push to half of them, a canary of two, then 50 and 75 tasks. Printed are
-  the tasks of each version when each step was done. Figure 4 is the same story with the old way in
-  the place of composition: the first 50 tasks are updated, and a smaller job keeps the first.
-- Figure 7: stages of 10 %, 50 % and 100 %; the operators roll a runtime out before the last one.
-  Printed is how many tasks of the first push ran the new runtime; the old way asks at each update.
+- Figure 6: 100 tasks, a push to half of them, a canary of two, then 50 and 75 tasks. The bench
+  prints the tasks of each version after each step. Figure 4 is the same story with the old way
+  instead of composition: the first 50 tasks are updated, and a smaller job keeps the first.
+- Figure 7: stages of 10 %, 50 % and 100 %; operators roll out a runtime before the last stage. The
+  bench prints the tasks of the first push with the new runtime; the old way asks at each update.
 - Figure 8: jobs of one task that must serve all the time. All get a new version at once, then all
-  machines a new kernel. With two tasks for each job, and with one and a buffer of extra tasks.
-  Printed are the most machines held, the saving, the fewest jobs that served, and how long the push
-  took. The article says that 30 % was saved.
+  machines a new kernel. There is a run with two tasks for each job, and one with a single task and
+  a buffer of extra tasks. The bench prints the most machines held, the saving, the fewest jobs that
+  served, and the duration of the push. The article states a saving of 30 %.
 
 The folder gets the curves as SVG.
 """
@@ -53,7 +53,7 @@ from vm_lab.region.story import Fault, draw
 
 STEP_S = 5.0
 PUSHED_AT_ONCE = 100
-"""Tasks that the old way counted when its push began."""
+"""Number of tasks for the old way when its push began."""
 BUFFERS = (0.1, 0.2, 0.4)
 """Extra tasks at once, as shares of the jobs."""
 COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#7b3294", "#b35806")
@@ -61,10 +61,10 @@ Count = Callable[[SimulatedRegion], Counter[str]]
 
 
 class Course:
-    """One scenario, and how many of what there were all the time."""
+    """Runs one scenario, and counts its tasks all the time."""
 
     def __init__(self, chosen: Scenario, count: Count, story: Sequence[Fault] = ()) -> None:
-        """Run it: the first seed, with `story` besides its own."""
+        """Run the first seed of the scenario, with the faults of `story` in addition."""
         self.region, self._count = SimulatedRegion(chosen, 1), count
         self.samples: list[tuple[float, Counter[str]]] = []
         """Seconds since the story began, and counts by kind."""
@@ -78,7 +78,7 @@ class Course:
         self.broken = sorted({v.rule for v in self.region.checker.violations})
 
     def at(self, seconds: float) -> dict[str, int]:
-        """Return the counts at a time of the story."""
+        """Return the counts at this time of the story."""
         found = [counts for at, counts in self.samples if at <= seconds]
         return dict(found[-1])
 
@@ -106,7 +106,9 @@ def versions(region: SimulatedRegion) -> Counter[str]:
 def first_tasks(
     wanted: JobWants, tasks: Sequence[TaskSeen], infrastructure: Infrastructure, now: float
 ) -> UnifiedSpec:
-    """Return what task overrides made of it: a push to the first tasks, the last ones go."""
+    """Return what task overrides would give: a push to the first tasks; the last ones are removed
+    first.
+    """
     push, size = wanted.push, wanted.size.wanted
     if not push.stable:
         return compose(wanted, tasks, infrastructure, now)
@@ -147,7 +149,7 @@ def sizes_of(course: Course) -> dict[str, dict[str, int]]:
 
 
 def runtimes(region: SimulatedRegion) -> Counter[str]:
-    """Return the tasks by which push they run, and with which runtime."""
+    """Return the tasks by the push that they run, and by their runtime."""
     pushes = {0: "before", 0x1001: "first push"}
     return Counter(
         f"{pushes.get(int(copy.runs[11:15], 16), 'second push')},"
@@ -158,7 +160,7 @@ def runtimes(region: SimulatedRegion) -> Counter[str]:
 
 @contextmanager
 def asked_at_each_update() -> Iterator[None]:
-    """Have each write of a push take the newest runtime, as each update did by itself."""
+    """Let each write of a push take the newest runtime, as each update did in the old way."""
     changed = job_change._changed
 
     def entering(record: JobRecord, spec: JobSpec) -> JobRecord:
@@ -171,7 +173,7 @@ def asked_at_each_update() -> Iterator[None]:
 
 
 def a_runtime_rolled_out(*, old_way: bool = False) -> Course:
-    """Return figure 7, or how it was."""
+    """Return figure 7, or the same in the old way."""
     if not old_way:
         return Course(scenario.load("figure-7"), runtimes)
     with asked_at_each_update():
@@ -187,7 +189,7 @@ def untested(course: Course) -> int:
 
 
 def serving(region: SimulatedRegion) -> Counter[str]:
-    """Return the jobs with a task that serves, all tasks, the old ones, and machines held."""
+    """Return the number of jobs that serve, all tasks, the old ones, and machines held."""
     copies = list(alive(region))
     well = {c.task_id.rpartition("-")[0] for c in copies if c.health is Health.HEALTHY}
     held = sum(1 for standing in region.checker.standings.values() if standing.entitlement)
@@ -196,9 +198,9 @@ def serving(region: SimulatedRegion) -> Counter[str]:
 
 
 def models(jobs: int, *, tasks: int, buffer: int) -> Course:
-    """Return the course of jobs of `tasks` tasks with `buffer` extra ones for all of them."""
+    """Run jobs of `tasks` tasks with a shared buffer of `buffer` extra ones."""
     chosen = scenario.load("figure-8")
-    # a machine has room for seven tasks; some are away at any time while the kernel is changed
+    # a machine has room for seven tasks; some machines are away while the kernel is changed
     spare = 1.15 + buffer / jobs
     work = replace(chosen.work, jobs=jobs, tasks=(tasks, tasks), surge_tasks=buffer, spare=spare)
     shape = replace(chosen.shape, machines=max(16, jobs // 2))
@@ -207,7 +209,7 @@ def models(jobs: int, *, tasks: int, buffer: int) -> Course:
 
 
 def figures_of(course: Course, jobs: int) -> dict[str, float]:
-    """Return what one way of running the jobs took."""
+    """Return the figures of one way of running the jobs."""
     counts = [c for _, c in course.samples]
     pushed = [at for at, c in course.samples if at >= 60.0 and not c["old"]]
     return {
@@ -259,14 +261,14 @@ def svg_of(title: str, course: Course, kinds: Sequence[str]) -> str:
 
 
 def drawn(out: Path | None, name: str, title: str, course: Course, kinds: Sequence[str]) -> None:
-    """Write a picture, where there is a folder for it."""
+    """Write a picture, if a folder is given."""
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{name}.svg").write_text(svg_of(title, course, kinds))
 
 
 def main() -> None:
-    """Run what is asked for, and print its figures."""
+    """Run the requested figures, and print their numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--figure", type=int, choices=(4, 6, 7, 8), action="append")
     parser.add_argument("--jobs", type=int, default=200)
@@ -296,7 +298,7 @@ def main() -> None:
 
 
 def _flat(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
-    """Yield each figure by a name of all that leads to it."""
+    """Yield each number with its full path."""
     for key, value in found.items():
         name = f"{before}{key}".replace(" ", "_")
         if isinstance(value, dict):

@@ -1,11 +1,11 @@
-"""What an autoscaler that writes the size of 10,000 jobs each minute costs a control plane.
+"""The cost to a control plane of an autoscaler that writes the size of 10,000 jobs each minute.
 
     python -m tests.bench.intent_load [--json] [--jobs 10000] [--seconds 60]
 
 A control plane with 10,000 jobs of one task and 1,000 hosts in memory. An autoscaler writes the
-size of each once a minute, 100 in a request and each with its entry in the audit log, and lists all
-jobs in brief once a minute; a tenth of the writes change the size. In addition, one job gets a push
-each second. Goals: 25 % of a core, and no job more than 5 s behind.
+size of each once a minute, 100 in a request. Each write has its entry in the audit log, and a tenth
+of them change the size. Once a minute the autoscaler also lists all jobs in brief. In addition, one
+job gets a push each second. Goals: 25 % of a core, and a delay of at most 5 s for each job.
 
 - `cpu_percent` is of one core, the writers and the hosts in memory included; `idle_cpu_percent` is
   the same without any writes.
@@ -58,10 +58,10 @@ from wire.server import Call  # noqa: E402
 AT_ONCE = 100
 MACHINES_PER_JOB = 0.1
 CHANGES = 10
-"""One write of this number changes the size."""
+"""One of this number of writes changes the size."""
 READY_S = 1_800.0
 SETTLES_S, IDLE_S = 65.0, 15.0
-"""After the last task started: the scheduler looks at quiet jobs once after a minute."""
+"""Wait after the last task started: the scheduler checks quiet jobs once after a minute."""
 SCALER = Peer(name="spiffe://twine/component/autoscaler", role="component", is_trusted=True)
 _PUT_SIZES = next(route for route in ROUTES if route.name == "put_sizes")
 
@@ -158,7 +158,7 @@ class ManyJobs:
         )
 
     async def _cpu(self, work: Awaitable[object]) -> float:
-        """Return percent of a core that this process takes while something is done."""
+        """Return the percent of a core that this process uses during an action."""
         began, used = time.perf_counter(), time.process_time()
         await work
         return round(100 * (time.process_time() - used) / (time.perf_counter() - began), 1)
@@ -208,7 +208,7 @@ class ManyJobs:
             await asyncio.sleep(1.0)
 
     async def _look(self, until: float) -> None:
-        """Find out how long jobs wait until they are composed, to a tenth of a second."""
+        """Measure how long jobs wait until they are composed, to a tenth of a second."""
         while time.monotonic() < until or self.waiting:
             now = time.monotonic()
             for name, since in list(self.waiting.items()):

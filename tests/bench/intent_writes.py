@@ -2,9 +2,9 @@
 
     python -m tests.bench.intent_writes [--json] [--seconds 20]
 
-Sizes of 500 jobs over TLS to a control plane of its own process. A write is answered once it is on
-disk with its entry in the audit log (goal: 1,000 a second). Each write has another size, so the
-scheduler has work with each, except for `confirming_…`.
+Sizes of 500 jobs are written over TLS to a control plane in a separate process. A write is answered
+once it is on disk with its entry in the audit log (goal: 1,000 a second). Each write has another
+size, so each gives the scheduler work, except for `confirming_…`.
 
 - `single_…`: one size a request, by 48 writers that wait for their answers.
 - `confirming_…`: the same with the size that is in force, as most writes of an autoscaler are.
@@ -64,7 +64,7 @@ _STORED = {"jobs": 1500, "audit": 300}
 
 
 class _Writer(asyncio.Protocol):
-    """Sends a request once the one before was answered, until it is stopped."""
+    """Sends each request after the answer to the previous one, until it is stopped."""
 
     def __init__(self, requests: Iterator[bytes], answered: Callable[[], None]) -> None:
         self._requests, self._answered, self._got = requests, answered, b""
@@ -140,9 +140,9 @@ async def rate(
     writers: int,
     requests: Callable[[int], Iterator[bytes]],
 ) -> tuple[float, float, float]:
-    """Return requests answered in a second, and the ms of both processes for each.
+    """Return requests answered in a second, and the milliseconds of both processes for each.
 
-    All connections are made, and have had an answer, when the clock starts.
+    When the clock starts, all connections have been made and have had an answer.
     """
     loop, made = asyncio.get_running_loop(), 0
 
@@ -175,7 +175,7 @@ async def rate(
 
 
 def _cpu_s(pid: int) -> float:
-    """Return seconds that all threads of a process computed, to the nanosecond."""
+    """Return the CPU seconds of all threads of a process, to the nanosecond."""
     folder = Path(f"/proc/{pid}/task")
     return sum(int((one / "schedstat").read_text().split()[0]) for one in folder.iterdir()) / 1e9
 
@@ -208,7 +208,7 @@ def of_front_end(face: Face, seconds: float) -> dict[str, float]:
     asyncio.run(granted())
     served = face.port, face.context("user", "root"), face.process.pid, seconds
     one_per_s, one_ms, own_ms = asyncio.run(rate(*served, WRITERS, single))
-    asyncio.run(rate(*served, WRITERS, confirming))  # all jobs get that size, and come to rest
+    asyncio.run(rate(*served, WRITERS, confirming))  # all jobs get that size, and become quiet
     same_per_s, same_ms, _ = asyncio.run(rate(*served, WRITERS, confirming))
     many_per_s, many_ms, _ = asyncio.run(rate(*served, TOGETHER, together))
     return {
@@ -226,7 +226,7 @@ def of_front_end(face: Face, seconds: float) -> dict[str, float]:
 
 
 class _Rows:
-    """A thread that stores rows: all that wait share a transaction and its sync."""
+    """A thread that stores rows: all waiting rows share a transaction and its sync."""
 
     def __init__(self, path: Path) -> None:
         self._waiting: queue.SimpleQueue[tuple[str, asyncio.Future[None]]] = queue.SimpleQueue()
@@ -283,7 +283,7 @@ async def _serve_bare(folder: Path) -> None:
 
 @contextmanager
 def bare_server(face: Face, folder: Path) -> Iterator[tuple[int, int]]:
-    """Run a server of aiohttp and SQLite with the authority of a face; yields port and pid."""
+    """Run a server of aiohttp and SQLite with the program's authority; yields port and pid."""
     subject = CertificateSubject("component", tls.CONTROL_PLANE.rpartition("/")[2], (USER,))
     tls.save(face.authority.credential(subject, ""), folder / "bare.json")
     program = [sys.executable, "-m", "tests.bench.intent_writes", "--bare", str(folder)]

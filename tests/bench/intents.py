@@ -2,8 +2,8 @@
 
     python -m tests.bench.intents [--json]
 
-Goals: 20 ms of computing for a job of 15,000 tasks, 0.3 ms for one of 100. Measured are a look
-at which nothing changes, the start of a push, a canary that begins, and a smaller size.
+Goals: 20 ms of CPU time for a job of 15,000 tasks, 0.3 ms for one of 100. The bench measures a
+composition without a change, the start of a push, the start of a canary, and a smaller size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOW = 1.8e9
 
 
 def best_ms(work: Callable[[], object], times: int) -> float:
-    """Return the computing time of one call, the least of some rounds, in milliseconds."""
+    """Return the CPU time of one call, the least of some rounds, in milliseconds."""
     found = []
     for _ in range(ROUNDS):
         began = time.process_time()
@@ -40,7 +40,7 @@ def best_ms(work: Callable[[], object], times: int) -> float:
 
 
 def measured(size: int) -> dict[str, float]:
-    """Return what each composition costs for a job of `size` tasks."""
+    """Return the cost of each composition for a job of `size` tasks."""
     before = [TaskSeen(index, 1, rank=index % 7) for index in range(size)]
     half = [TaskSeen(index, 1 + index % 2, rank=index % 7) for index in range(size)]
     where = Infrastructure({index: f"t{index % 3}" for index in range(size)})

@@ -1,12 +1,12 @@
 """How fast do task lines reach the journal, at what CPU, compared with podman's journald driver?
 
 Needs root, systemd's journald and podman (without one, its figures are None), but no guest: a
-journald runs alone in a mount namespace, and keeps what it gets in memory. The same program writes
-the same lines of 92 characters into a task's pipe, which the program of twine-output.service
-copies, and in a container of podman (`--log-driver=journald`), in turns. For each:
+separate journald runs in a mount namespace, and keeps its data in memory. The same program writes
+the same lines of 92 characters in turns into a task's pipe, which the program of
+twine-output.service copies, and in a container of podman (`--log-driver=journald`). For each:
 
     lines_per_s     lines by the time between the first and the last in the journal
-    cpu_us          CPU of a line in what carries it: copier or conmon, and journald
+    cpu_us          CPU time per line of its carriers: copier or conmon, and journald
     arrived         share of the lines that are in the journal
 
 `ratio_lines_per_s`, `ratio_cpu`: podman over ours. Medians of -n turns; --json for programs.
@@ -30,7 +30,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve()
 LINES, WRITERS = 9_000, 5
-"""Of each writer: below the rate that a task is held to, 10,000 lines in 10 s."""
+"""Lines of each writer: below the limit of a task, 10,000 lines in 10 s."""
 LINE = "a usual line of a log with some hundred characters in it, as programs of all kinds write it"
 SCRIPT = f"/bin/busybox yes '{LINE}' | /bin/busybox head -n {LINES}; echo over"
 JOURNALD = "/usr/lib/systemd/systemd-journald"
@@ -38,7 +38,7 @@ NAMESPACE = "twine-local"
 PIPES = Path("/run/twine/output")
 TICKS = os.sysconf("SC_CLK_TCK")
 LIMITS = ("--ulimit=nofile=256:256", "--ulimit=nproc=256:256")
-"""A user that may not raise limits can run it, too."""
+"""A user without the right to raise limits can run it, too."""
 WAIT_S = 300.0
 
 
@@ -54,7 +54,7 @@ def output_of(*words: str) -> str:
 
 
 def arrived(match: str) -> list[float]:
-    """Return when the lines of one writer came; empty until all of them are there."""
+    """Return when the lines of one writer arrived; empty until all of them are there."""
     shown = output_of("journalctl", f"--namespace={NAMESPACE}", "-q", "-o", "json", match)
     entries = [json.loads(line) for line in shown.splitlines()]
     words = [str(entry["MESSAGE"]).rstrip("\n") for entry in entries]  # conmon keeps the newline
@@ -65,7 +65,7 @@ def arrived(match: str) -> list[float]:
 
 
 def waited(match: str) -> list[float]:
-    """Return when the lines of one writer came, once all are there."""
+    """Return when the lines of one writer arrived, once all are there."""
     until = time.monotonic() + WAIT_S
     while not (found := arrived(match)):
         assert time.monotonic() < until, f"the last line of {match} did not come"
@@ -85,7 +85,7 @@ def figures(times: list[list[float]], cpu: float) -> dict[str, float]:
 
 
 class Bench:
-    """A journald of this bench's own, the copier, and podman's storage in a folder."""
+    """A separate journald, the copier, and podman's storage in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,13 +93,13 @@ class Bench:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Run both; this is in a mount namespace with an empty /run."""
+        """Run both; this runs in a mount namespace with an empty /run."""
         conf = Path(f"/run/systemd/journald@{NAMESPACE}.conf.d/bench.conf")
         conf.parent.mkdir(parents=True)
         conf.write_text("[Journal]\nStorage=volatile\nRateLimitIntervalSec=0\nRuntimeMaxUse=400M\n")
         sockets = Path(f"/run/systemd/journal.{NAMESPACE}")
         sockets.mkdir()
-        Path("/run/systemd/journal").symlink_to(sockets)  # where podman's conmon looks
+        Path("/run/systemd/journal").symlink_to(sockets)  # podman's conmon uses this path
         Path("/run/log/journal").mkdir(parents=True)
         quiet = subprocess.DEVNULL
         env = {**os.environ, "RUNTIME_DIRECTORY": str(sockets)}

@@ -2,10 +2,10 @@
 
     python -m tests.bench.peak_releases [--tasks 12] [--out FOLDER] [--json]
 
-A web tier of a fixed size on the real control plane of a simulated region. Its load has a day. A
-new image appears every three hours, and the conveyor brings it through canary, half and all. The
-job's TaskController (stateless) lets fewer tasks go the busier they are; nothing else knows of the
-peak. The picture has the load and a bar for each run.
+A web tier of a fixed size on the real control plane of a simulated region. Its load has a daily
+cycle. A new image appears every three hours, and the conveyor releases it to the canary, half and
+all. The job's TaskController (stateless) releases fewer tasks the busier they are; no other
+component knows about the peak. The picture has the load and a bar for each run.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class DayOfReleases:
     runs: list[PipelineRun]
     violations: list[str]
     zero: float
-    """What the wall clock showed when the region began, in seconds since 1970."""
+    """The time of the wall clock when the region began, in seconds since 1970."""
 
     def took_s(self) -> dict[float, float]:
-        """Return hour of the day → how long the run that began then took, in seconds."""
+        """Return hour of the day → duration of the run that began then, in seconds."""
         return {
             round((run.created - self.zero) / HOUR_S, 1): (run.ended or math.inf) - run.created
             for run in self.runs
@@ -54,7 +54,7 @@ class DayOfReleases:
 
 
 def level(now: float) -> float:
-    """Return the CPU that the tasks need together, as a share of what they have."""
+    """Return the CPU that the tasks need together, as a share of their CPU."""
     middle, half = (PEAK + NIGHT) / 2, (PEAK - NIGHT) / 2
     return middle + half * math.cos((now / HOUR_S - PEAK_HOUR) / 24 * 2 * math.pi)
 
@@ -84,7 +84,7 @@ def simulated(
     )
     region = SimulatedRegion(scenario, seed)
     for machine in region.machines.values():
-        machine.pace.start = (20.0, 40.0)  # caches to fill
+        machine.pace.start = (20.0, 40.0)  # its caches to fill
     zero = region.plane.wall()
     fixed = dict[str, Autoscale]()
     loaded = LoadedJobs(region, fixed, {"job0": lambda now: tasks * CORES * level(now)})

@@ -2,21 +2,20 @@
 
     python -m tests.bench.placement [--machines 1000000] [--json] [--engine twine|best-fit]
 
-Each step is a process of its own, so that memory and pauses are those of the step alone:
+Each step runs in a separate process, so that memory and pauses are those of the step alone:
 
     build    a made-up region into SQLite stores: one per data center, one for the allocator
     fill     all its jobs, in an allocator that starts empty
     measure  a restart on those stores, then jobs that are new, unchanged, huge; a day's churn
-    saturated  the smallest region, filled until nothing fits: what a refusal costs
+    saturated  the smallest region, filled until nothing fits: the cost of a refusal
     floors   the simple allocators, on the same region in memory; quality; the optimum
 
-All is asked through `Allocator.place`, and durable when it is answered.
+All requests use `Allocator.place`, and are durable when they are answered.
 
-`load_s`, `rss_mb`, `max_pause_*`, `uncached_*` and `cached_*` are of the largest size;
-new jobs are placed with 1, 2, 4, 8 and 64 in flight, and `uncached_*` are the fastest of these
-whose p99 is at most 10 ms (`uncached_in_flight`; all are in `details`);
-`scaling` has the milliseconds of one new job of 36 tasks at each size. The machine is shared:
-trust ratios, and run it twice.
+`load_s`, `rss_mb`, `max_pause_*`, `uncached_*` and `cached_*` are of the largest size; new jobs are
+placed with 1, 2, 4, 8 and 64 in flight, and `uncached_*` are the fastest of these whose p99 is at
+most 10 ms (`uncached_in_flight`; all are in `details`); `scaling` has the milliseconds of one new
+job of 36 tasks at each size. The machine is shared: trust ratios, and run it twice.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ LARGEST_JOB = 15_000
 Figures = dict[str, Any]
 
 
-# ── watching
+# ── measuring
 
 
 def memory_mb(field: str) -> int:
@@ -85,7 +84,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 async def in_lanes(
     lanes: int, items: Sequence[Any], do: Callable[[Any], Awaitable[object]]
 ) -> tuple[float, list[float]]:
-    """Do all with a limit in flight; return items per second and the milliseconds of each."""
+    """Process all items with a limit in flight; return items per second and the milliseconds of
+    each.
+    """
     left, took = iter(items), []
 
     async def lane() -> None:
@@ -139,7 +140,7 @@ async def fill(options: argparse.Namespace) -> Figures:
 
 
 async def measure(options: argparse.Namespace) -> Figures:
-    """Restart, and ask."""
+    """Restart on the filled stores, and measure."""
     jobs = make_jobs(entitlements_of(options.machines, options.seed), options.seed)
     entries = [as_entry(job) for job in jobs]
     fresh = new_jobs(options.machines, options.seed, NEW_JOBS, jobs)
@@ -148,13 +149,13 @@ async def measure(options: argparse.Namespace) -> Figures:
     async with ENGINES[options.engine](options.dir) as engine:
         watching = asyncio.create_task(pauses.watch())
         began = time.perf_counter()
-        await asyncio.sleep(0.01)  # what came before is not its pause
+        await asyncio.sleep(0.01)  # the pauses before this do not count
         with pauses.during("load"):
             await engine.load()
         figures["load_s"] = round(time.perf_counter() - began, 2)
         figures["rss_mb"] = memory_mb("VmRSS")
         figures["rss_peak_mb"] = memory_mb("VmHWM")
-        at_once = max(10, options.machines // 800)  # more would not find room
+        at_once = max(10, options.machines // 800)  # more would not fit
         figures["uncached"] = await uncached(engine, fresh, at_once, pauses)
         if options.whole:
             figures |= await cached(engine, entries, pauses)
@@ -182,14 +183,14 @@ async def uncached(
 
         for first in range(0, len(fresh), at_once):
             some = fresh[first : first + at_once]
-            await asyncio.sleep(0.01)  # what came before is not its pause
+            await asyncio.sleep(0.01)  # the pauses before this do not count
             with pauses.during("uncached"):
                 before = time.process_time()
                 rate, each = await in_lanes(lanes, some, place)
                 computing += time.process_time() - before
             took += each
             placing += len(some) / rate
-            await asyncio.sleep(0.01)  # what came before is not its pause
+            await asyncio.sleep(0.01)  # the pauses before this do not count
             with pauses.during("free"):
                 rate, _ = await in_lanes(lanes, [job[0] for job in some], engine.free)
             freeing += len(some) / rate
@@ -207,13 +208,13 @@ async def uncached(
 
 
 async def cached(engine: Any, entries: Sequence[Entry], pauses: Pauses) -> Figures:
-    """Ask for all jobs as a scheduler does after a restart, then again, unchanged."""
-    await asyncio.sleep(0.01)  # what came before is not its pause
+    """Request all jobs as a scheduler does after a restart, then again, unchanged."""
+    await asyncio.sleep(0.01)  # the pauses before this do not count
     with pauses.during("first ask"):
         first, _ = await in_lanes(64, entries, lambda job: engine.allocate(*job))
     chance = random.Random(5)
     asked = chance.choices(entries, k=50_000)
-    await asyncio.sleep(0.01)  # what came before is not its pause
+    await asyncio.sleep(0.01)  # the pauses before this do not count
     with pauses.during("cached"):
         began = time.perf_counter()
         for number, job in enumerate(asked):
@@ -227,7 +228,7 @@ async def cached(engine: Any, entries: Sequence[Entry], pauses: Pauses) -> Figur
 async def churned(
     engine: Any, entries: Sequence[Entry], options: argparse.Namespace, pauses: Pauses
 ) -> Figures:
-    """Let the first events of a day happen; the hit ratio is over everything that was asked."""
+    """Apply the first events of a day; the hit ratio is over all requests."""
     machines = [record.machine for record in make_region(options.machines, seed=options.seed)]
     current = {job[0]: job for job in entries}
     churn = Churn(list(current), machines, seed=options.seed)
@@ -235,7 +236,7 @@ async def churned(
     hits, misses, began = engine.hits, engine.misses, time.perf_counter()
     seen: Counter[str] = Counter()
     last = 0.0
-    await asyncio.sleep(0.01)  # what came before is not its pause
+    await asyncio.sleep(0.01)  # the pauses before this do not count
     with pauses.during("churn"):
         for event in churn.events(options.events):
             seen[event.kind] += 1
@@ -244,7 +245,7 @@ async def churned(
                 await (engine.fail if event.kind == "fail" else engine.restore)(event.name)
                 continue
             job = current.get(event.name)
-            if job is None:  # born
+            if job is None:  # a new job
                 shape = chance.choice(entries)
                 job = (event.name, shape[1], shape[2], min(TASKS, shape[3]))
             _, entitlement, demand, tasks = job
@@ -278,7 +279,7 @@ async def largest(engine: Any, options: argparse.Namespace, pauses: Pauses) -> F
     entitlement = entitlements_of(options.machines, options.seed)[0]
     machines = entitlement.spec.machines or 0
     tasks = min(LARGEST_JOB, machines)
-    await asyncio.sleep(0.01)  # what came before is not its pause
+    await asyncio.sleep(0.01)  # the pauses before this do not count
     with pauses.during("largest"):
         began = time.perf_counter()
         names = list(
@@ -303,10 +304,11 @@ SATURATED_JOBS = 1000
 
 
 async def saturated(options: argparse.Namespace) -> Figures:
-    """Place new jobs, fill the region, and ask for as many again: how much slower is a refusal?
+    """Place new jobs, fill the region, and request the same number again: how much slower is a
+    refusal?
 
-    Jobs are of 36 tasks, shaped as those that run; room for some tasks is found now and then,
-    and every hundred asks a job ends, so that there is news.
+    Jobs have 36 tasks, shaped as those that run. Now and then there is room for some tasks, and
+    every hundred requests a job ends, so that the state changes.
     """
     jobs = make_jobs(entitlements_of(options.machines, options.seed), options.seed)
     fresh = new_jobs(options.machines, options.seed, SATURATED_JOBS, jobs)
@@ -351,13 +353,13 @@ async def saturated(options: argparse.Namespace) -> Figures:
 STEPS = {f.__name__: f for f in (build, fill, measure, saturated, floors, judged, small)}
 
 
-# ── all of it
+# ── all steps
 
 
 def run_step(
     step: str, options: argparse.Namespace, folder: Path, size: int, **more: Any
 ) -> Figures:
-    """Run one step as a process of its own."""
+    """Run one step in a separate process."""
     command = [sys.executable, "-m", "tests.bench.placement", "--step", step, "--dir", str(folder)]
     command += ["--machines", str(size), "--seed", str(options.seed), "--engine", options.engine]
     command += ["--events", str(options.events), *(["--whole"] if more.get("whole") else [])]
@@ -365,7 +367,8 @@ def run_step(
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if done.returncode:
         raise SystemExit(f"placement: step {step} at {size} machines failed")
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])  # a solver may greet before
+    # a solver may print a banner before
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
     say(step, size, {k: v for k, v in figures.items() if not isinstance(v, dict)})
     return figures
 

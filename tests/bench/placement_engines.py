@@ -1,4 +1,4 @@
-"""Allocators as `placement.py` asks them: the product's own, and a simple one in memory."""
+"""Allocators with the interface of `placement.py`: the product's, and a simple one in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = 2000
 
 
 class Engine(Protocol):
-    """What is measured. It reads the stores below its folder; `async with` lets go of them."""
+    """An allocator to measure. It reads the stores below its folder; `async with` releases them."""
 
     hits: int
     misses: int
@@ -32,16 +32,16 @@ class Engine(Protocol):
     async def __aexit__(self, *error: object) -> None: ...
 
     async def load(self) -> None:
-        """Read everything and make what answers are computed from."""
+        """Read everything, and build the data from which answers are computed."""
         ...
 
     async def allocate(
         self, job: str, entitlement: str, demand: Demand, tasks: int
     ) -> Sequence[str]:
-        """Return the machines of the job's tasks, once that would survive a crash.
+        """Return the machines of the job's tasks, once the placement would survive a crash.
 
-        Asked again, tasks stay where they are as far as possible; those that have room
-        nowhere are left out.
+        In a repeated request, tasks stay where they are as far as possible. Tasks without room are
+        left out.
         """
         ...
 
@@ -135,10 +135,10 @@ class BestFitEngine:
 
 
 class TwineEngine:
-    """The allocator of the control plane as a program asks it: `Allocator.place`, durable.
+    """The allocator of the control plane as a program uses it: `Allocator.place`, durable.
 
-    Request, promises, priorities and quarantines are part of each answer, as in the product;
-    there are no agents and no scheduler.
+    Request, promises, priorities and quarantines are part of each answer, as in the product; there
+    are no agents and no scheduler.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,11 +1,11 @@
-"""What the allocator is measured against: two simple allocators, and the optimum.
+"""The baselines of the allocator: two simple allocators, and the optimum.
 
     scan   numpy looks at every machine for every job and spreads it evenly over MSBs
     heap   the tightest machine that fits, from sorted lists; no spread
     HiGHS  the best there is, on instances small enough to solve
 
-Both simple ones keep to entitlements and take from the free pool, hold everything in memory
-and store nothing. `quality` judges any of them by what was placed where.
+Both simple ones respect entitlements and take from the free pool, hold everything in memory and
+store nothing. `quality` rates any of them by its placement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NONE = np.array([], dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What each task of a job needs."""
+    """The needs of each task of a job."""
 
     rru: float
     memory_bytes: int
@@ -70,9 +70,9 @@ class Machines:
 
 
 class FullScan:
-    """Looks at every machine that an entitlement may use, for every job; own ones before free
-    ones, MSBs evenly. Those of others it need not look at: machines are parted beforehand by
-    owner and kind.
+    """Examines for every job every machine that the entitlement may use: own machines before free
+    ones, MSBs evenly. Machines are grouped by owner and kind, so machines of others are never
+    examined.
     """
 
     def __init__(self, machines: Machines) -> None:
@@ -129,18 +129,18 @@ class FullScan:
             self.parts[FREE * count + kind] = left[~np.isin(left, taken)]
 
     def free(self, placed: Sequence[int], demand: Demand) -> None:
-        """Give back what a job has."""
+        """Free the resources of a job."""
         np.add.at(self.free_rru, placed, demand.rru)
         np.add.at(self.free_memory, placed, demand.memory_bytes)
         np.add.at(self.free_gpus, placed, demand.gpus)
 
     def set_up(self, machine: int, *, up: bool) -> None:
-        """Take a machine out, or back in."""
+        """Take a machine out of service, or return it."""
         self.up[machine] = up
 
 
 class BestFit:
-    """Keeps machines sorted by what is left of them; takes the tightest that fits."""
+    """Keeps machines sorted by their remaining capacity; takes the tightest that fits."""
 
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
@@ -169,14 +169,14 @@ class BestFit:
         return placed
 
     def free(self, placed: Sequence[int], demand: Demand) -> None:
-        """Give back what a job has."""
+        """Free the resources of a job."""
         for number in placed:
             self.free_memory[number] += demand.memory_bytes
             self._take(number)
             self._put(number, self.free_rru[number] + demand.rru)
 
     def set_up(self, machine: int, *, up: bool) -> None:
-        """Take a machine out, or back in."""
+        """Take a machine out of service, or return it."""
         if up:
             self._put(machine, self.free_rru[machine])
         else:
@@ -204,7 +204,7 @@ class BestFit:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A job as it was placed: machine names, one per task that has one."""
+    """A job's placement: machine names, one per placed task."""
 
     tasks: int
     demand: Demand
@@ -214,9 +214,10 @@ class Placed:
 def quality(machines: Machines, placed: Mapping[str, Placed]) -> dict[str, float]:
     """Return how well jobs were placed, by measures that all allocators share.
 
-    `spread`: mean of max - min tasks per MSB, over the MSBs of the region; `even`: the share
-    of jobs with at most 1. `stranded_rru`: what is left on used machines that have too little
-    memory for a middling task, of all that used machines have; `stranded_memory`: likewise.
+    `spread`: mean of max - min tasks per MSB, over the MSBs of the region; `even`: the share of
+    jobs with at most 1. `stranded_rru`: the remaining capacity of used machines with too little
+    memory for a medium task, as a share of all that used machines have; `stranded_memory`:
+    likewise.
     """
     free_rru, free_memory = machines.rru.copy(), machines.memory.astype(float)
     spreads, count, wanted = [], 0, 0
@@ -253,10 +254,10 @@ def quality(machines: Machines, placed: Mapping[str, Placed]) -> dict[str, float
 def optimum(machines: Machines, jobs: Sequence[tuple[Demand, int]]) -> dict[str, float]:
     """Return the best for one entitlement that holds all machines: placed, spread, machines used.
 
-    Most tasks first, then the smallest sum of max - min tasks per MSB, then fewest machines.
-    Equal machines of an MSB are one class, and what one of them may hold is a pattern, so the
-    solver counts machines per (class, pattern) and never distinguishes two of them. The first
-    two goals take a second; if the last runs out of time it has a value and a bound.
+    Most tasks first, then the smallest sum of max - min tasks per MSB, then fewest machines. Equal
+    machines of an MSB are one class, and each possible content of one machine is a pattern. So the
+    solver counts machines per (class, pattern) and never distinguishes two of them. The first two
+    goals take a second; if the last runs out of time it has a value and a bound.
     """
     import highspy  # 29 MB: not in the process whose memory is measured
 
@@ -330,7 +331,7 @@ def optimum(machines: Machines, jobs: Sequence[tuple[Demand, int]]) -> dict[str,
 
 
 def _patterns(demands: Sequence[Demand], rru: float, memory: int) -> list[tuple[int, ...]]:
-    """Return all ways to fill a machine, the empty one left out."""
+    """Return all ways to fill a machine, except the empty one."""
     found: list[tuple[tuple[int, ...], float, int]] = [((), rru + 1e-9, memory)]
     for demand in demands:
         found = [

@@ -1,4 +1,4 @@
-"""How well jobs are placed: by the allocator, by the floors, and at best."""
+"""How well jobs are placed: by the allocator, by the baselines, and at best."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Figures = dict[str, Any]
 
 
 FLOOR_S = 1.0
-"""Least time that a floor is measured."""
+"""Least time for which a baseline is measured."""
 
 
 async def floors(options: argparse.Namespace) -> Figures:
-    """Measure the simple allocators, each for a second at least, over and over the same jobs."""
+    """Measure the simple allocators, each for at least a second, by repeating the same jobs."""
     entitlements = entitlements_of(options.machines, options.seed)
     jobs = [as_entry(job) for job in make_jobs(entitlements, options.seed)]
     kinds_of = {e.name: e.spec.machine_types for e in entitlements}

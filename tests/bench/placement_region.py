@@ -1,4 +1,4 @@
-"""The region that `placement.py` measures on, and the jobs it places there; seeded."""
+"""The seeded region that `placement.py` measures, and the jobs that it places there."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@
 
 One pool has all machines of a region, in racks of 36, rows of 24 racks and 12 MSBs. New jobs of 36
 tasks are placed one after another with the default spread, with `rack even` and with `row even`
-before it. Measured is the computing time of a plan, the median of 40 after 5 that are not
-counted, in four states: `room`, `power` (room, and budgets of power that suffice), `no_power` (the
-budgets are used up) and `full` (no machine has room for a task). `…_over_default` is a
-preference's time over that of the default spread in the state, `…_growth` that at the largest
-size over that at the smallest (BUG-AL27; goals: at most 3 for each).
+before it. The bench measures the CPU time of a plan, the median of 40 after 5 uncounted ones, in
+four states: `room`, `power` (room, and sufficient power budgets), `no_power` (the budgets are used
+up) and `full` (no machine has room for a task). `…_over_default` is a preference's time over that
+of the default spread in the state, `…_growth` that at the largest size over that at the smallest
+(BUG-AL27; goals: at most 3 for each).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _place(number: int) -> Place:
 
 
 def asks_ms(index: RegionIndex, name: str) -> Iterator[float]:
-    """Place new jobs, and yield the computing time of each plan in milliseconds."""
+    """Place new jobs, and yield the CPU time of each plan in milliseconds."""
     for number in range(WARM + COUNTED):
         group = Group(TASK, tuple(range(TASKS)))
         wish = Request(f"{name}-{number}", POOL, (group,), PREFERENCES[name])

@@ -9,11 +9,10 @@ on fragmented memory, by sidekick and by a plain write.
 The timer's check: processor time of a check of an unchanged host, against a full `verify` and a
 bare interpreter, on the recorded host with its largest profile.
 
-The progress is printed on stderr. Keys: `command_ms`, `engine_ms`, `noop_ratio`
-(repeated apply / plan, whole commands), `turbo_p90_ms`, `tuned_adm_ms`, `ratio_command`,
-`ratio_engine` (TuneD / ours), `hugepages_reached`, `hugepages_plain_reached` (shares of attempts),
-`look_cpu_ms`, `verify_cpu_ms`, `bare_cpu_ms`, `look_settings`. Null is what was not measured in
-this run.
+The progress is printed on stderr. Keys: `command_ms`, `engine_ms`, `noop_ratio` (repeated apply /
+plan, whole commands), `turbo_p90_ms`, `tuned_adm_ms`, `ratio_command`, `ratio_engine` (TuneD /
+ours), `hugepages_reached`, `hugepages_plain_reached` (shares of attempts), `look_cpu_ms`,
+`verify_cpu_ms`, `bare_cpu_ms`, `look_settings`. A figure that was not measured in this run is null.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from sidekick.state import StateFolder
 from sidekick.targets import target_of
 
 COMMAND = [str(Path(sys.prefix, "bin", "sidekick"))]
-"""As it is installed."""
+"""Path of the installed program."""
 LEFT_BYTES = 64 << 20
-"""What the guest's own programs need while memory is full."""
+"""Memory for the guest's own programs while memory is full."""
 MADV_POPULATE_WRITE = 23
-"""Fault all of it in at once (include/uapi/asm-generic/mman-common.h); Linux 5.14 and later."""
+"""Fault all pages in at once (include/uapi/asm-generic/mman-common.h); Linux 5.14 and later."""
 DIRTY = ("/proc/sys/vm/dirty_background_ratio", "/proc/sys/vm/dirty_ratio")
 FILE = Path("/var/lib/twine/bench-file")
 
@@ -69,18 +68,18 @@ SHAPES = {
     "turbo-on": "description='on'\n[turbo]\nmode='on'\nrequired=true\n",
     "turbo-off": "description='off'\n[turbo]\nmode='off'\nrequired=true\n",
 }
-"""What the two do in TuneD 2.20, as far as the recorded host has it."""
+"""The effect of both in TuneD 2.20, as far as the recorded host has it."""
 
 
 def timed(act: Callable[[], object]) -> float:
-    """Return how long something took, in ms."""
+    """Return the duration of an action in milliseconds."""
     began = time.perf_counter()
     act()
     return (time.perf_counter() - began) * 1000
 
 
 def run(argv: Sequence[str], codes: Sequence[int] = (0,)) -> None:
-    """Run a program to its end; anything but these exit codes ends the bench."""
+    """Run a program to its end; any other exit code than these ends the bench."""
     done = subprocess.run(argv, capture_output=True, check=False, text=True, cwd=ROOT)
     if done.returncode not in codes:
         raise SystemExit(
@@ -89,12 +88,12 @@ def run(argv: Sequence[str], codes: Sequence[int] = (0,)) -> None:
 
 
 def report_progress(text: str) -> None:
-    """Print the progress: an emulated guest takes minutes."""
+    """Print the progress, because an emulated guest takes minutes."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def processor_ms(argv: Sequence[str], n: int) -> float:
-    """Return the median of the processor time of a program, in ms."""
+    """Return the median CPU time of a program, in milliseconds."""
     took = []
     for _ in range(n):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -105,7 +104,7 @@ def processor_ms(argv: Sequence[str], n: int) -> float:
 
 
 def readings(folder: Path, n: int) -> dict[str, float | None]:
-    """Measure what looking for drift costs on the recorded Intel host."""
+    """Measure the cost of a drift check on the recorded Intel host."""
     sys.path.insert(0, str(ROOT / "tests" / "unit" / "sidekick"))
     from fake_host import PROFILES
     from recorded import RecordedHost
@@ -184,7 +183,7 @@ def percentile(values: Sequence[float], p: float) -> float:
 
 
 def against_tuned(folder: Path, n: int) -> dict[str, float | None]:
-    """Measure in a guest: our switches and TuneD's in turns, of the same profiles."""
+    """Measure in a guest: our switches and TuneD's in turns, with the same profiles."""
     profiles = folder / "converted"
     for name in PAIR:
         code = _quiet(["import-tuned", str(_of_tuned(name)), "--into", str(profiles)])
@@ -262,8 +261,8 @@ def on_fragmented_memory(folder: Path, n: int) -> dict[str, float | None]:
 def fragmented() -> Iterator[None]:
     """Fill memory so that every other page belongs to a file that is not on the disk yet.
 
-    Such pages cannot be dropped, and free pages lie singly between them. A machine is in this state
-    when a large service has ended while another one writes, or while an image is pulled.
+    Such pages cannot be dropped, and single free pages lie between them. A machine is in this
+    state when a large service has ended while another one writes, or while an image is pulled.
     """
     before = {path: path.read_text() for path in map(Path, DIRTY)}
     os.sync()

@@ -2,11 +2,10 @@
 
     python -m tests.bench.rebalance [--json] [--large] [--incremental]
 
-`closed` is the share of what could be gained at best (the bound) that a plan gains. The same
-instance is given to the rule of Kubernetes' descheduler (LowNodeUtilization) and to best-fit
-packing of all tasks again (rules of jobs left out), and a small one to HiGHS as a mixed-integer
-program. Times are of computing, not of the clock. `--large` adds a million tasks on 50,000
-machines.
+`closed` is the gain of a plan as a share of the best possible gain (the bound). The same instance
+is given to the rule of Kubernetes' descheduler (LowNodeUtilization) and to a repeated best-fit
+packing of all tasks (rules of jobs left out), and a small one to HiGHS as a mixed-integer program.
+Times are CPU times, not wall-clock times. `--large` adds a million tasks on 50,000 machines.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ from tests.rebalancer_models import a_model
 
 Figures = dict[str, Any]
 CHEAP = Weights(move=0.001, move_per_gib=0.0, open=0.01)
-"""Moves cost almost nothing, so that the bound, for which they cost nothing, is near."""
+"""Moves cost almost nothing, because the bound assumes that they cost nothing."""
 
 
 def instance(machines: int, tasks: int, pools: int = 1) -> RegionModel:
-    """Return a skewed region in which memory to warm costs nothing."""
+    """Return a skewed region in which no memory has to be warmed up."""
     return a_model(1, machines, tasks, pools=pools, pinned=False, weights=CHEAP, price_per_gib=0.0)
 
 
 def ours(model: RegionModel, seconds: float) -> tuple[SolverAnswer, float]:
-    """Return the answer, and the seconds of computing that it took."""
+    """Return the answer, and its CPU seconds."""
     began = time.process_time()
     answer = solve(model, Effort(seconds=seconds, moves=10**9), time.process_time)
     return answer, time.process_time() - began
@@ -83,11 +82,12 @@ def figures_of(answer: SolverAnswer, took_s: float) -> Figures:
 
 
 def descheduled(model: RegionModel, bound: float) -> Figures:
-    """Return what LowNodeUtilization does: from nodes above 50 % of a resource to those below 20 %.
+    """Return the result of LowNodeUtilization: it moves pods from nodes above 50 % to those below
+    20 %.
 
-    Its defaults fit no region that is half full; here a node is over-utilised above the average
-    plus 10 %, and under-utilised below the average (`useDeviationThresholds`). What it evicts goes
-    to the machine that is least used, as the scheduler's LeastAllocated does.
+    Its defaults fit no region that is half full. Here a node is over-utilised above the average
+    plus 10 %, and under-utilised below the average (`useDeviationThresholds`). Each evicted task
+    moves to the machine with the least use, as the scheduler's LeastAllocated does.
     """
     began, state = time.process_time(), State(model)
     before = float(state.cost.sum())
@@ -122,9 +122,10 @@ def descheduled(model: RegionModel, bound: float) -> Figures:
 
 
 def repacked(model: RegionModel, bound: float) -> Figures:
-    """Return what packing all tasks again gives: the largest first, each where it fits best.
+    """Return the result of packing all tasks again: the largest first, each where it fits best.
 
-    It packs loads up to the level of the goals, and where nothing fits below that, claims alone.
+    It packs loads up to the level of the goals. If nothing fits below that, it packs by claims
+    alone.
     """
     began, state = time.process_time(), State(model)
     before, hot, start = float(state.cost.sum()), state.hot(), state.where.copy()
@@ -157,8 +158,8 @@ def repacked(model: RegionModel, bound: float) -> Figures:
 def with_highs(model: RegionModel, seconds: float) -> tuple[float, float]:
     """Return the best sum of goals and prices that HiGHS finds alone, and its bound.
 
-    One binary variable per task and machine; rules about evenness are left out, so its optimum is
-    no worse than that of the whole problem.
+    There is one binary variable per task and machine. Rules about evenness are left out, so its
+    optimum is at least as good as that of the whole problem.
     """
     state = State(model)
     machines, tasks = len(model.machines), len(state.where)
@@ -234,7 +235,7 @@ def carried_out(model: RegionModel, answer: SolverAnswer) -> RegionModel:
 
 
 def as_it_is(state: State) -> RegionModel:
-    """Return the model of a region whose tasks are where a state has them."""
+    """Return the model of a region with its tasks at the places of this state."""
     where = state.where.astype(np.int32).tobytes()
     return replace(
         state.model,
@@ -246,10 +247,10 @@ def as_it_is(state: State) -> RegionModel:
 
 
 def after_a_loss(model: RegionModel) -> Figures:
-    """Return how long a plan takes after one machine was lost, and how far it gets.
+    """Return how long a plan takes after the loss of one machine, and how much it gains.
 
     Its tasks went to the machines of its entitlement that have the most room for them. The plan is
-    of all machines: the ReBalancer looks at the one entitlement that lost the machine first.
+    for all machines: the ReBalancer plans first for the entitlement that lost the machine.
     """
     state, lost = State(model), int(np.argmax(State(model).used[:, 0]))
     state.is_open[lost] = False
@@ -264,7 +265,7 @@ def after_a_loss(model: RegionModel) -> Figures:
 
 
 def an_index(machines: int, pools: int, tasks: int) -> RegionIndex:
-    """Return the index of a region whose tasks are alike and lie where chance has them."""
+    """Return the index of a region of equal tasks at random places."""
     offered = Capacity("a", 64.0, 64.0, 384 << 30, network_mbps=25_000)
     index, chance = RegionIndex(), random.Random(1)
     index.put_many(
@@ -294,14 +295,14 @@ class AsTheyAre:
         self.index = index
 
     def entitlement_of(self, _spec: JobSpec) -> None:
-        """Return no entitlement: the defaults count."""
+        """Return no entitlement, so that the defaults apply."""
 
 
 def a_planner(index: RegionIndex) -> tuple[Planner, list[float]]:
-    """Return the production's planner of a region in which every task is at rest and measured.
+    """Return the product's planner for a region in which every task is idle and measured.
 
-    Jobs share the records of their tasks, for the memory of the host. The list has the seconds of
-    computing that the solver's process took, reading the model and writing the answer counted.
+    Jobs share the records of their tasks, to save memory of the host. The list has the CPU seconds
+    of the solver's process, including reading the model and writing the answer.
     """
     chance, solver_s = random.Random(2), list[float]()
     spec = JobSpec(name="j", entitlement="p", image="sha256:" + "0" * 64, command=["x"], tasks=50)
@@ -334,7 +335,7 @@ def a_planner(index: RegionIndex) -> tuple[Planner, list[float]]:
 
 
 def planned(planner: Planner, solver_s: list[float], only: set[str] | None) -> Figures:
-    """Return how long it takes to plan for a region, or for `only` some entitlements."""
+    """Return how long it takes to plan for a region, or only for the entitlements in `only`."""
     began = time.process_time()
     plan = asyncio.run(planner.plan(1, only))
     took_s = time.process_time() - began
@@ -349,12 +350,12 @@ def planned(planner: Planner, solver_s: list[float], only: set[str] | None) -> F
 
 
 def incremental() -> Figures:
-    """Return how long plans take after a machine was lost or added: those of its entitlement."""
+    """Return how long plans for an entitlement take after it lost or got a machine."""
     figures: Figures = {}
     for pools, only in ((20, {"p3"}), (20, None), (1, {"p0"})):
         index = an_index(50_000, pools, 1_000_000)
         planner = a_planner(index)
-        gc.freeze()  # as the control plane does with what stays
+        gc.freeze()  # as the control plane does with objects that stay
         name = f"{len(only) if only else 'all'}_of_{pools}_entitlements"
         figures[name] = planned(*planner, only)
     return figures
@@ -374,7 +375,7 @@ def main() -> None:
 
 
 def report(options: argparse.Namespace, output: TextIO) -> None:
-    """Write the figures that were asked for."""
+    """Write the requested figures."""
     if options.incremental:
         print(json.dumps(incremental()), file=output)
         return

@@ -1,10 +1,10 @@
-"""Power of an MSB on which four events fall, with and without the ReBalancer (paper §5.2).
+"""Power of an MSB during four events, with and without the ReBalancer (paper §5.2).
 
     python -m tests.bench.rebalance_power [--json] [--svg FILE]
 
 More traffic, a load test, new racks next to the old ones, and a release that needs more. The whole
 control plane runs on a virtual clock with agents in memory; a modelled controller of each MSB caps
-power, as Dynamo does, when more is drawn than the MSB bears. In the third region the ReBalancer
+power, as Dynamo does, when the draw exceeds the MSB's limit. In the third region the ReBalancer
 begins only five minutes after power was capped.
 """
 
@@ -41,7 +41,7 @@ JOBS = [f"web{n}" for n in range(6)]
 
 
 class Powered(Rebalanced):
-    """Twelve machines in three MSBs; what matters is power alone."""
+    """Twelve machines in three MSBs; only power matters."""
 
     def __init__(self, mode: RebalanceMode) -> None:
         knobs = {"tolerance": 1.0, "hot_from": 1.0, "measure_s": 10.0, "smooth_s": 30.0}
@@ -50,18 +50,18 @@ class Powered(Rebalanced):
         power = PowerSettings(budgets_w=budgets, overcommit=3.0)
         self.settings = replace(self.settings, power=power)
         self.done = 0
-        """Moves of the ReBalancer."""
+        """Number of moves of the ReBalancer."""
         self.capped: list[str] = []
-        """What the modelled controllers capped, in order."""
+        """The machines that the modelled controllers capped, in order."""
         self.over_s = 0.0
-        """For how long some MSB drew more than it bears."""
+        """Seconds during which some MSB drew more than its limit."""
         self.watts: list[tuple[float, list[float]]] = []
-        """When, and what each MSB drew."""
+        """Samples: time, and the power of each MSB."""
         self.late_from = -1
         """The ReBalancer continues with the sample after this one; -1: it was never held."""
 
     def drawn(self, msb: str) -> float:
-        """Return what an MSB draws."""
+        """Return the power of an MSB."""
         where, used = self.region.where(), self.region.used
         return sum(
             IDLE_W + PER_CORE_W * sum(used.get(task, (0.0, 0))[0] for task in where[name])
@@ -73,7 +73,7 @@ class Powered(Rebalanced):
         return max(MSBS, key=self.drawn)
 
     async def control(self) -> None:
-        """Cap the machine that draws most of each MSB that draws too much, until cancelled."""
+        """Cap the machine that draws most in each MSB above its limit; repeat until cancelled."""
         while True:
             await asyncio.sleep(10)
             now = asyncio.get_running_loop().time()
@@ -100,7 +100,7 @@ class Powered(Rebalanced):
             await outages.plan_unavailability([machine], EventKind.POWER_CAP, "breaker of the MSB")
 
     async def begin(self) -> str:
-        """Run six jobs of one task, packed; return the MSB that has most of them."""
+        """Run six packed jobs of one task; return the MSB that has most of them."""
         await self.set_up(12)
         await self.equip(list(self.region.machines))
         for job in JOBS:
@@ -126,7 +126,7 @@ class Powered(Rebalanced):
 
 
 async def four_events(w: Powered) -> None:
-    """Let the events of the account happen, ten minutes apart."""
+    """Run the four events of the account, ten minutes apart."""
     msb = await w.begin()
     await asyncio.sleep(600)
     w.use(0.45)  # 1: traffic moves in
@@ -178,7 +178,7 @@ async def resume_once_capped(w: Powered) -> None:
 
 
 def figures_of(w: Powered) -> dict[str, Any]:
-    """Return what came of one region."""
+    """Return the figures of one region."""
     worst = [max(row) for _, row in w.watts]
     found: dict[str, Any] = {
         "budget_w": BUDGET_W,
@@ -194,7 +194,7 @@ def figures_of(w: Powered) -> dict[str, Any]:
 
 
 def picture(regions: dict[str, Powered]) -> str:
-    """Return what the MSB that draws most draws over time as SVG, one curve per region."""
+    """Return the power of the highest MSB over time as SVG, one curve per region."""
     wide, high = 860, 260
     end = max(w.watts[-1][0] for w in regions.values())
     most = max(max(row) for w in regions.values() for _, row in w.watts) * 1.05

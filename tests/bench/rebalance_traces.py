@@ -1,4 +1,4 @@
-"""The ReBalancer compared with others on public traces, which are given as files.
+"""The ReBalancer compared with other methods on public traces, which are given as files.
 
     python -m tests.bench.rebalance_traces [--json] [FOLDER]
 
@@ -7,12 +7,12 @@ Without a folder nothing is measured. FOLDER has files of the public repository 
 et al., ATC 2023), and `disaggregated_DLRM_trace.csv` of cluster-trace-gpu-v2025 (Yang et al., NSDI
 2025).
 
-Traces say what tasks request, not what they use, so requests are the loads. Tasks are placed where
-they fit most tightly, in the order of their creation, as packing schedulers do. What is looked at
-is the moment with most requests of CPU; no task of openb ends, as in its authors' evaluation.
-GPUs of a machine are one amount. The DLRM trace has no machines: tasks of each role get as many of
-the sizes in `_MACHINES` that two thirds of the most requested resource (not GPUs) are requested.
-HiGHS alone is left out: the smallest has 4.8 million pairs of task and machine.
+Traces have the requests of tasks, not their use, so requests are the loads. Tasks are placed where
+they fit most tightly, in the order of their creation, as packing schedulers do. The bench uses the
+moment with the most requested CPU; no task of openb ends, as in its authors' evaluation. The GPUs
+of a machine are one amount. The DLRM trace has no machines: tasks of each role get as many of the
+sizes in `_MACHINES` that two thirds of the most requested resource (not GPUs) are requested. HiGHS
+alone is left out: the smallest instance has 4.8 million pairs of task and machine.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ Figures = dict[str, Any]
 _MICRO, _MIB, _GIB = 1_000_000, 1 << 20, 1 << 30
 _MSBS = 12
 _MACHINES = {"CN": (192.0, 1024 * _GIB, 0.0), "HN": (128.0, 1024 * _GIB, 8.0)}
-"""Cores, bytes, GPUs: assumed, as the trace does not say; its largest task asks for 64 cores."""
+"""Cores, bytes, GPUs: assumed, as the trace does not have them; its largest task requests 64 cores.
+"""
 _TAKEN = 2 / 3
 _LINK = 100
-"""What a machine has of RDMA: tasks ask for percent of it."""
+"""RDMA of a machine: tasks request percent of it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class TraceMachine:
 
 @dataclass(frozen=True)
 class TraceTask:
-    """One task of a trace, and from when to when it is there."""
+    """One task of a trace, with the times of its start and end."""
 
     job: str
     cores: float
@@ -68,9 +69,9 @@ class TraceTask:
     begins: float
     ends: float
     models: tuple[str, ...] = ()
-    """GPUs that it takes; empty: any."""
+    """Permitted GPU types; empty: any."""
     most: int = 0
-    """Tasks of its job on one machine; 0: any number."""
+    """Maximum number of tasks of its job on one machine; 0: any number."""
 
 
 def openb(folder: Path) -> tuple[list[TraceMachine], list[TraceTask]]:
@@ -156,7 +157,7 @@ def _busiest(tasks: list[TraceTask]) -> float:
 
 
 class _Region:
-    """Machines with room, as tasks come and go."""
+    """Machines with room, as tasks start and end."""
 
     def __init__(self, machines: list[TraceMachine]) -> None:
         self.cores = np.array([m.cores for m in machines])
@@ -181,7 +182,7 @@ class _Region:
             self._charge(task, best, 1)
 
     def end(self, task: TraceTask) -> None:
-        """Take a task away."""
+        """Remove a task."""
         if self.on[task]:
             self._charge(task, self.on[task].pop(), -1)
 
@@ -192,7 +193,7 @@ class _Region:
 
 
 def needs_of(task: TraceTask) -> tuple[int, int, int, int, int]:
-    """Return what a task claims besides CPU."""
+    """Return the claims of a task in addition to CPU."""
     return task.memory_bytes, int(task.gpus * _MICRO), task.mbps, 0, 0
 
 
@@ -241,7 +242,7 @@ def region(machines: list[TraceMachine], tasks: list[TraceTask]) -> RegionModel:
 
 
 def compared(model: RegionModel) -> Figures:
-    """Return figures of the ReBalancer and of others on one region."""
+    """Return the figures of the ReBalancer and of other methods on one region."""
     answer, took_s = ours(model, 60.0)
     bound = answer.bound or 0.0
     return {

@@ -1,12 +1,12 @@
-"""Weeks of a region with and without the ReBalancer: hot machines, moves, and what goes to and fro.
+"""Weeks of a region with and without the ReBalancer: hot machines, moves, and moves back.
 
     python -m tests.bench.rebalance_weeks [--json] [--svg FILE] [--days 14] [--machines 200]
 
-Loads follow the day, each job with a peak of its own, and are noisy; 1 % of the tasks is replaced
+Loads are noisy and follow the day, with a separate peak for each job; 1 % of the tasks is replaced
 each hour, and a machine in fifty fails each day for four hours. A step is one plan (ten minutes).
-Plans go by smoothed loads; hot machines are counted by true ones. Moves are bounded as the
-production's pace bounds them (60 in ten minutes), and a task that moved rests for four hours. Tasks
-are placed and replaced by claims alone, where there is most room: the allocator knows no loads.
+Plans use smoothed loads; hot machines are counted by true ones. Moves have the production limit (60
+in ten minutes), and a task that moved rests for four hours. Tasks are placed and replaced by claims
+alone, where there is most room, because the allocator knows no loads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.rebalancer_models import a_model
 
 STEP_S, REST_S, SETTLE_S, SMOOTH_S = 600.0, 14_400.0, 600.0, 600.0
 MOVES = 60
-"""In one step: `moves_per_s` of 0.1."""
+"""Moves in one step: `moves_per_s` of 0.1."""
 _HOT = 0.8
 _DAY_S = 86_400.0
 
@@ -42,18 +42,18 @@ class Weeks:
     is_on: bool
     seed: int
     hot: list[int] = field(default_factory=list)
-    """Machines above 80 % of a dimension, by step."""
+    """Number of machines above 80 % of a dimension, by step."""
     worst: list[float] = field(default_factory=list)
-    """The greatest share used of any machine, by step."""
+    """The greatest used share of any machine, by step."""
     moves: Counter[int] = field(default_factory=Counter)
     """Task → its moves."""
     returned: int = 0
     """Moves of a task back to a machine that it left less than a day before."""
     broken: int = 0
-    """Moves that came less than the rest after the one before."""
+    """Moves that came within the rest period after the move before."""
 
     def __post_init__(self) -> None:
-        """Draw what each task uses, and when."""
+        """Draw the use of each task, and its daily cycle."""
         self._chance = np.random.default_rng(self.seed)
         state = State(self.model)
         self._base = state.load.copy()
@@ -68,7 +68,7 @@ class Weeks:
         self._down: dict[int, float] = {}
 
     def run(self, days: float) -> None:
-        """Live through days."""
+        """Simulate some days."""
         for step in range(int(days * _DAY_S / STEP_S)):
             self._live(step * STEP_S)
 
@@ -104,7 +104,7 @@ class Weeks:
         self.model = replace(self.model, tasks=tasks, room_cpu=state.room_cpu.tolist(), room=room)
 
     def _fail_and_replace(self, now: float) -> None:
-        """Let machines fail and come back, and tasks be replaced, by claims alone."""
+        """Let machines fail and come back, and replace tasks by claims alone."""
         self._down = {m: until for m, until in self._down.items() if until > now}
         machines, tasks = len(self.model.machines), len(self._base)
         gone = self._chance.random(machines) < STEP_S / _DAY_S / 50
@@ -146,7 +146,7 @@ class Weeks:
 
 
 def figures(machines: int, days: float, seed: int = 1, busy: float = 1.0) -> dict[str, Any]:
-    """Return both regions' figures; tasks use `busy` times what they usually do."""
+    """Return both regions' figures; tasks use `busy` times their usual load."""
     model = a_model(seed, machines, 16 * machines, pinned=False, busy=busy)
     with_it, without = Weeks(model, True, seed), Weeks(model, False, seed)
     for one in (with_it, without):

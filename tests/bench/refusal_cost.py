@@ -2,14 +2,14 @@
 
     python -m tests.bench.refusal_cost [--json] [--machines 1000000]
 
-All machines are in racks of 36 in 12 MSBs. New jobs of 36 tasks ask, each for a little less than
-the one before, so that no answer is one that was given before. Measured is the computing time of a
-plan with its reasons: `first`, the first ask after the region was made, and `next`, the median of
-20 that follow. States: `power` (budgets of the data centers are used up, machines are held),
-`waits` (free machines are kept for a job of higher priority), `too_large` (each task is larger
-than each machine), `full` (each machine has no CPU and no memory left), and `little` (each has a
-little left, and less than a task needs). `busy` is `little` while tasks of others come and go
-between the asks. `…_growth` is the time at the largest size over that at the smallest (goal: 3).
+All machines are in racks of 36 in 12 MSBs. New jobs of 36 tasks each request a little less than the
+one before, so that no answer comes from a cache. The bench measures the CPU time of a plan with its
+reasons: `first`, the first request after the region was made, and `next`, the median of the 20 that
+follow. States: `power` (budgets of the data centers are used up, machines are held), `waits` (free
+machines are kept for a job of higher priority), `too_large` (each task is larger than each
+machine), `full` (each machine has no CPU and no memory left), and `little` (each has a little left,
+and less than a task needs). `busy` is `little` while tasks of others start and end between the
+requests. `…_growth` is the time at the largest size over that at the smallest (goal: 3).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STATES = ("power", "waits", "too_large", "full", "little", "busy")
 SIZES = (10_000, 100_000, 1_000_000)
 NEXT = 20
 WISH = Demand(memory_bytes=GIB, cpus=1.0)
-"""What the job of higher priority waits for."""
+"""Demand of the job of higher priority, which waits."""
 KEEPING = Allowance(
     refuses=lambda machine: "kept" if not judge(WISH, machine, machine) else "",
     refuses_all=lambda bucket: "kept" if fits_each(WISH, bucket) else "",
@@ -44,7 +44,7 @@ HELD = {
     "little": Demand(memory_bytes=26 * GIB, cpus=12.0),
     "busy": Demand(memory_bytes=26 * GIB, cpus=12.0),
 }
-"""What others have of each machine, of 32 GiB and 16 CPUs."""
+"""Use of each machine by others, of 32 GiB and 16 CPUs."""
 
 
 def in_state(machines: int, state: str) -> RegionIndex:
@@ -58,7 +58,7 @@ def in_state(machines: int, state: str) -> RegionIndex:
 
 
 def asks_ms(index: RegionIndex, state: str) -> Iterator[float]:
-    """Yield the computing time of each ask in milliseconds."""
+    """Yield the CPU time of each request in milliseconds."""
     most = 64 * GIB if state == "too_large" else 8 * GIB
     for number in range(NEXT + 1):
         demand = Demand(
@@ -74,7 +74,7 @@ def asks_ms(index: RegionIndex, state: str) -> Iterator[float]:
 
 
 def _come_and_go(index: RegionIndex, number: int) -> None:
-    """Let a job of 36 small tasks come, and the one before it go."""
+    """Add a job of 36 small tasks, and remove the one before it."""
     small = Group(Demand(memory_bytes=GIB // 2, cpus=0.5), tuple(range(TASKS)))
     for name, groups in ((f"small-{number}", (small,)), (f"small-{number - 1}", ())):
         made = plan(index, Request(name, POOL, groups), Allowance(machines=0))

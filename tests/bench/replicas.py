@@ -1,14 +1,14 @@
-"""What do three replicas of every role cost while nothing happens, and how long is a shard away?
+"""What do three replicas of every role cost while idle, and how long is a shard unavailable?
 
     python -m tests.bench.replicas [--machines 1000] [--seconds 60] [--rounds 6] [--ttl 4] [--json]
 
 Three processes of the core and three of one shard on one etcd member, with production agents on
-machines in memory, one task each, half of them of the shard. `idle_percent` is the computing of all
+machines in memory, one task each, half of them of the shard. `idle_percent` is the CPU use of all
 six in percent of one core, `mib` the sum of their resident memory, without etcd. `standbys_percent`
-and `standbys_mib` are the part of both that there is for redundancy alone.
-`shard_takeover_s` is from SIGKILL of the shard's leader to the first request about one of its jobs
-that succeeds through the core (goal: the lease and 1 s). The killed one comes back as a standby.
-Goals: 15 % of a core and 900 MB for 1,000 machines.
+and `standbys_mib` are the parts of both that redundancy adds. `shard_takeover_s` is from SIGKILL of
+the shard's leader to the first request about one of its jobs that succeeds through the core (goal:
+the lease and 1 s). The killed process restarts as a standby. Goals: 15 % of a core and 900 MB for
+1,000 machines.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def measured(folder: Path, cluster: Cluster, given: argparse.Namespace) ->
 
 
 async def employ(region: RegionOfProcesses, machines: int) -> None:
-    """Have hosts join, and run a job on half of them in each shard."""
+    """Let hosts join, and run a job on half of them in each shard."""
     await region.join(machines)
     image, half = await region.image(), machines // 2
     for number in (0, 1):
@@ -82,10 +82,10 @@ async def employ(region: RegionOfProcesses, machines: int) -> None:
 
 
 def ended(region: RegionOfProcesses) -> str:
-    """Return which processes ended on their own, and their last output.
+    """Return the processes that ended without a command, and their last output.
 
-    Nothing starts them again here: on a host that is too busy for `--ttl` a leader loses its lease,
-    ends as it has to, and its socket refuses connections.
+    They are not restarted here. On a host that is too busy for `--ttl` a leader loses its lease and
+    has to end, and its socket refuses connections.
     """
     gone = (p for p in region.processes if p.process is not None and p.process.poll() is not None)
     return "; ".join(f"{p.name} ended: {p.log.read_text().splitlines()[-1]}" for p in gone)
@@ -101,7 +101,7 @@ def another_replica(region: RegionOfProcesses, name: str, shard: int) -> PlanePr
 
 
 async def idle(region: RegionOfProcesses, seconds: float) -> dict[str, float]:
-    """Return what all processes compute while nothing happens, and the memory that they have."""
+    """Return the CPU use of all processes while idle, and their memory."""
     began, at = [used(p)[0] for p in region.processes], time.monotonic()
     await asyncio.sleep(seconds)
     passed, now = time.monotonic() - at, [used(p) for p in region.processes]

@@ -123,7 +123,7 @@ def read_instance(text: str, assignment: str) -> PlacementModel:
 
 
 def checked(model: PlacementModel, where: dict[str, str]) -> tuple[float, list[str]]:
-    """Return the sum of costs of a placement and what it breaks; shares nothing with the solver."""
+    """Return the sum of costs of a placement and its violations; shares no code with the solver."""
     wrong: list[str] = []
     used: dict[tuple[str, str], float] = {}
     held: dict[tuple[str, str], float] = {}
@@ -222,7 +222,7 @@ def generated(seed: int, machines: int = 12, processes: int = 80, wide: int = 3)
 
 
 def figures(name: str, model: PlacementModel, seconds: float, seed: int = 1) -> dict[str, Any]:
-    """Return the result after `seconds` of computing."""
+    """Return the result after `seconds` of CPU time."""
     answer = improved(model, time.process_time, seconds, seed=seed)
     where = {o.name: o.at for o in model.objects}
     before, _ = checked(model, where)

@@ -1,4 +1,4 @@
-"""Runs every bench and writes what it measured into RESULTS.md.
+"""Runs every bench and writes the results into RESULTS.md.
 
     python -m tests.bench.run [NAME …] [--list] [--to FILE]
 
@@ -8,7 +8,7 @@ imports and takes `--lab NAME`. One guest is booted for all of these, with the l
 of them; a bench with `CPUS` other than 1 gets another guest.
 
 Each bench has its own section. Only the sections of benches that ran are replaced, so one bench can
-be repeated alone. A failed bench is named there and in the exit code; the others still run.
+be repeated alone. The section and the exit code show a failed bench; the others still run.
 FINDINGS.md has the findings of earlier runs, written by hand.
 """
 
@@ -39,20 +39,20 @@ _SECTION = "\n## "
 
 @dataclass(frozen=True)
 class Bench:
-    """One file that measures."""
+    """One file with a bench."""
 
     name: str
     about: str
     """The first line of its docstring."""
     needs_guest: bool
     memory_mib: int = 0
-    """What its guest needs at least; 0: as much as a guest has by default."""
+    """Least memory of its guest; 0: the default of a guest."""
     cpus: int = 1
-    """Of its guest."""
+    """Number of CPUs of its guest."""
 
 
 def benches(folder: Path = HERE) -> list[Bench]:
-    """Return every bench of a folder by name; nothing is imported for that."""
+    """Return every bench of a folder by name, without importing any."""
     found = []
     for path in sorted(folder.glob("*.py")):
         tree = ast.parse(path.read_text())
@@ -82,13 +82,13 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
 
 
 def command(bench: Bench, lab: str) -> list[str]:
-    """Return how a bench is run; `lab` is where the guest is, for one that needs it."""
+    """Return the command of a bench; `lab` is the lab of the guest, if it needs one."""
     line = [sys.executable, "-m", f"tests.bench.{bench.name}", "--json"]
     return [*line, "--lab", lab] if lab else line
 
 
 def measured(line: Sequence[str], cwd: Path = ROOT) -> dict[str, Any]:
-    """Run a bench and return its figures, or raise `RuntimeError` that says why there are none."""
+    """Run a bench and return its figures, or raise `RuntimeError` with the reason."""
     done = subprocess.run(line, cwd=cwd, stdout=subprocess.PIPE, check=False, text=True)
     if done.returncode:
         raise RuntimeError(f"ended with {done.returncode}")
@@ -102,7 +102,7 @@ def measured(line: Sequence[str], cwd: Path = ROOT) -> dict[str, Any]:
 
 
 def section(bench: Bench, figures: Mapping[str, Any], where: str) -> str:
-    """Return a bench's part of the page; its `details` say again, and at length, what is in it."""
+    """Return a bench's part of the page; its `details` repeat the content of the page at length."""
     listed = {name: value for name, value in figures.items() if name != "details"}
     rows = [f"| `{name}` | {_shown(value)} |" for name, value in _flat(listed)]
     table = "\n".join(["| figure | value |", "|---|---|", *rows])
@@ -111,7 +111,7 @@ def section(bench: Bench, figures: Mapping[str, Any], where: str) -> str:
 
 
 def failed(bench: Bench, why: str, where: str) -> str:
-    """Return the part of the page of a bench that gave no figures."""
+    """Return the part of the page for a bench without figures."""
     return f"{_title(bench)}\n\n{bench.about}\n\n**It failed**: {why}; {where}\n"
 
 
@@ -153,7 +153,7 @@ def _parts(page: str) -> Iterator[tuple[str, str]]:
 
 
 def _where() -> str:
-    """Return on what was measured: the commit, the day, the processors and their load."""
+    """Return the environment: the commit, the day, the processors and their load."""
     asked = ["git", "describe", "--always", "--dirty"]
     commit = subprocess.run(asked, cwd=ROOT, stdout=subprocess.PIPE, check=False, text=True)
     cpus, load, day = os.cpu_count(), os.getloadavg()[0], time.strftime("%Y-%m-%d")
@@ -188,7 +188,7 @@ class _PendingConnection:
 
 
 def main() -> None:
-    """Run the benches that are named, or all."""
+    """Run the named benches, or all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="benches; all if none is named")
     parser.add_argument("--list", action="store_true", help="only say which there are")
@@ -215,7 +215,8 @@ def main() -> None:
                 broken.append(f"{bench.name}: {e}")
                 text = failed(bench, str(e), where)
             page = options.to.read_text() if options.to.exists() else ""
-            options.to.write_text(merged(page, {bench.name: text}))  # also if a later one is killed
+            # written now, in case a later bench is killed
+            options.to.write_text(merged(page, {bench.name: text}))
     finally:
         guest.down()
     if broken:

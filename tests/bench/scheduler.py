@@ -1,15 +1,15 @@
-"""What does one scheduler shard carry: 50,000 machines, 500,000 tasks, and a stream of events?
+"""Can one scheduler shard carry 50,000 machines, 500,000 tasks, and a stream of events?
 
     python -m tests.bench.scheduler [--machines 50000] [--tasks 500000] [--jobs 20000] [--json]
 
 `decide_1000_ms` and `decide_15000_ms` are the decision about one job with this number of tasks, the
 worse of a health change and a round of a release (goals: 20 and 300 ms). The other figures are of
 the assembled control plane on SQLite, with agents in memory, whose jobs have run for a long time.
-`start_s` is the time until every machine has reported. `start_cpu_s` is the computing time until
-every job has had a round, too. `events_per_s` are task events that are received, decided and
-stored, by computing time without the idle part. `idle_percent` is the idle share of a core,
-`rss_mb` the memory. `other_jobs_factor` is the cost of an event with all other jobs over the cost
-in a region with the measured jobs alone (goal: 1.2).
+`start_s` is the time until every machine has reported. `start_cpu_s` is the CPU time until every
+job has had a round, too. `events_per_s` is the number of task events received, decided and stored
+per second of CPU time without the idle part. `idle_percent` is the idle share of a core, `rss_mb`
+the memory. `other_jobs_factor` is the cost of an event with all other jobs over the cost in a
+region with the measured jobs alone (goal: 1.2).
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ from tests.bench.hosts_in_memory import IMAGE, Host, Hosts, find_image, image_of
 
 MSBS, DATACENTERS = 12, 4
 ASKED_JOBS, ASKED_TASKS = 1000, 5
-"""Jobs that events are about, one task of each: the same ones with and without others."""
+"""Jobs that get events, in one task each: the same ones with and without others."""
 EVENTS, IDLE_LOOKS, WAIT_MAX_S = 20_000, 3, 3600.0
 """The number of events is so large that their cost exceeds the idle cost by far."""
 IDLE_S = SchedulerSettings().resync_s + 1.0
-"""Standing still is measured with the looks that all jobs get meanwhile, often in one go."""
+"""The idle period includes the resync of all jobs, often at once."""
 TASK = Limits(memory_max_bytes=1 << 30, cpu_max_cores=0.5)
 
 
 class Region:
-    """Machines and jobs as if they had been there for long."""
+    """Machines and jobs that have existed for a long time."""
 
     def __init__(self, machines: int, tasks: int, jobs: int) -> None:
-        """`jobs` besides the asked ones share the tasks evenly."""
+        """The `jobs` in addition to those with events share the tasks evenly."""
         self.hosts, self.names = Hosts(), [f"m{n:06}" for n in range(machines)]
         asked = ASKED_JOBS * ASKED_TASKS
         each = max(1, (tasks - asked) // jobs) if jobs else 0
@@ -76,7 +76,7 @@ class Region:
         self.tasks = sum(sizes)
 
     def rows(self) -> Iterator[tuple[str, bytes]]:
-        """Yield everything that is stored, and have the hosts run it."""
+        """Yield all records for the store, and have the hosts run the tasks."""
         for number, name in enumerate(self.names):
             yield self._machine(number, name)
         spec = EntitlementSpec(machines=len(self.names), host_profile="web")
@@ -151,14 +151,14 @@ class Region:
         host.tasks[name] = (status, "1")
 
     def hosts_of(self, job: int) -> Iterator[tuple[Host, str]]:
-        """Yield where the tasks of an asked job run."""
+        """Yield the hosts of the tasks of the jobs with events."""
         for index in range(ASKED_TASKS):
             at = job * ASKED_TASKS + index
             yield self.hosts.by_name[self.names[at % len(self.names)]], task_id(f"job{job}", index)
 
 
 async def run(machines: int, tasks: int, jobs: int) -> dict[str, float]:
-    """Return what events cost in such a region."""
+    """Return the cost of events in such a region."""
     region = Region(machines, tasks, jobs)
     settings = SchedulerSettings(
         brake_share=1.0, join_grace_s=0, down_after_s=600, poll_wait_s=60, repair_after_s=1e9
@@ -207,9 +207,9 @@ def _all_reported(cp: ControlPlane, silent: list[str]) -> bool:
 
 
 async def _events(cp: ControlPlane, region: Region) -> tuple[float, float]:
-    """Return the share of a core without events, and the computing time of one, in seconds.
+    """Return the share of a core without events, and the CPU time of one event, in seconds.
 
-    Each asked task fails and is healthy again.
+    Each task with events fails and is healthy again.
     """
     idle = await _standing_still()
     began, used, events = time.perf_counter(), time.process_time(), 0
@@ -229,7 +229,7 @@ async def _events(cp: ControlPlane, region: Region) -> tuple[float, float]:
 
 
 async def _standing_still() -> float:
-    """Return the share of a core that it costs that nothing happens, once all is done."""
+    """Return the share of a core that an idle region costs, once all work is done."""
     least = float("inf")
     for _ in range(IDLE_LOOKS):
         began, used = time.perf_counter(), time.process_time()
@@ -242,7 +242,7 @@ async def _standing_still() -> float:
 
 
 def _all_show(cp: ControlPlane, health: Health) -> bool:
-    """Return whether the records of all asked jobs show it."""
+    """Return whether the records of all jobs with events show the change."""
     records = (cp._jobs.get(f"job{job}") for job in range(ASKED_JOBS))
     return all(record.tasks[0].health is health for record in records)
 

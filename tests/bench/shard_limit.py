@@ -1,15 +1,15 @@
-"""Where does one scheduler shard end: how many machines take a whole core, and how much memory?
+"""What limits one scheduler shard: how many machines take a whole core, and how much memory?
 
     python -m tests.bench.shard_limit [--sizes 2500 5000 10000] [--tasks 10] [--events 10] [--json]
 
 Runs the bench of one scheduler (`scheduler.py`) at each size, with `--tasks` on each machine and a
-job for every 25 tasks, and lays lines through what standing still takes of a core, the memory and
-the computing until all machines report to a successor. `machines_at_one_core` is where standing
-still and `--events` of each machine in an hour take one core together; `gib_there` and
-`takeover_cpu_s_there` are the memory and that computing at this size. `growth` is the computing of
-standing still for each machine at the largest size over that at the smallest: above 1 the lines
-promise too much. A scheduler is one thread of one process, so more cores do not move its end: more
-shards do.
+job for every 25 tasks, and fits lines to the idle share of a core, the memory, and the CPU time
+until all machines report to a successor. `machines_at_one_core` is the size where the idle share
+and `--events` of each machine in an hour take one core together. `gib_there` and
+`takeover_cpu_s_there` are the memory and that CPU time at this size. `growth` is the idle CPU time
+for each machine at the largest size over that at the smallest: above 1 the lines are too
+optimistic. A scheduler is one thread of one process, so only more shards raise the limit, not more
+cores.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def measured(machines: int, tasks: int) -> Mapping[str, Any]:
 
 
 def limit(points: Sequence[Mapping[str, float]], events: float) -> dict[str, float]:
-    """Return where one shard ends, from its figures at two sizes or more.
+    """Return the limit of one shard, from its figures at two sizes or more.
 
-    `events` are those of one machine in an hour; what one costs is the dearest of all sizes.
+    `events` are those of one machine in an hour; the cost of one event is the largest of all sizes.
     """
     sizes = [point["machines"] for point in points]
     fixed, each = line(sizes, [point["idle_percent"] / 100 for point in points])
@@ -78,7 +78,7 @@ def limit(points: Sequence[Mapping[str, float]], events: float) -> dict[str, flo
 
 
 def line(at: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """Return the value at 0 and the slope of the line of least squares."""
+    """Return the intercept and the slope of the least-squares line."""
     x, y = sum(at) / len(at), sum(values) / len(values)
     pairs = zip(at, values, strict=True)
     slope = sum((a - x) * (v - y) for a, v in pairs) / sum((a - x) ** 2 for a in at)

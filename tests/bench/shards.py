@@ -2,14 +2,14 @@
 
     python -m tests.bench.shards [--machines 20] [--shards 1 2 4] [--seconds 30] [--json]
 
-A core and that many processes of shards on one etcd, with production agents on machines in memory,
-`--machines` for each shard, one task each. `cpu_ms_N` are milliseconds of computing per machine and
-minute of all processes of N shards while nothing happens: polls, and following the store.
-`restart_ms_N` is what they compute per machine to restart every task, in all shards at once, less
-what they compute in that time anyway. `mib_N` is the memory of one such process. `growth` and
-`restart_growth` are `cpu_ms` and `restart_ms` with the most shards over those with the fewest
-(goal: 0.85 to 1.15, which is what "scales out" means). `forwarded_ms` is the median time of a
-request about a job in another process less that about one in the core's own shard (goal: 1 ms).
+A core and this number of shard processes run on one etcd, with production agents on machines in
+memory, `--machines` for each shard, one task each. `cpu_ms_N` is the CPU milliseconds per machine
+and minute of all processes of N idle shards: polls, and following the store. `restart_ms_N` is
+their CPU time per machine to restart every task, in all shards at once, minus their idle CPU time
+in that period. `mib_N` is the memory of one such process. `growth` and `restart_growth` are
+`cpu_ms` and `restart_ms` with the most shards over those with the fewest (goal: 0.85 to 1.15, which
+is what "scales out" means). `forwarded_ms` is the median time of a request about a job in another
+process, minus that about one in the core's own shard (goal: 1 ms).
 """
 
 from __future__ import annotations

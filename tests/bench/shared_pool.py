@@ -1,13 +1,14 @@
-"""Do 20 shards share one free pool of a million machines, and what would a federation do?
+"""Can 20 shards share one free pool of a million machines, and what would a federation do?
 
     python -m tests.bench.shared_pool [--machines 1000000] [--shards 20] [--tasks 4800] [--json]
 
 The allocator's production cores, one shard after the other, in memory. Brokers know the owner of
-each machine and change it by compare-and-set. What a shard knows is one shard old: it does not see
-what the shard before it took, plans the same best machines, is refused, and reads the rest. At
-the end every machine that a task holds has one owner, which is its shard's entitlement.
+each machine and change it by compare-and-set. The knowledge of a shard is one shard old. It does
+not see which machines the previous shard took, plans for the same best machines, is refused, and
+reads the rest. At the end every machine that a task holds has one owner, which is its shard's
+entitlement.
 
-Figure 13 of the Twine paper: a federation has clusters of fixed size. Job B grows beyond its own
+Figure 13 of the Twine paper: a federation has clusters of fixed size. Job B outgrows its cluster
 and is split over two; a shard takes machines from the region's free pool, and job B stays whole.
 """
 
@@ -36,7 +37,7 @@ from vm_lab.region.generator import make_region
 from wire.errors import Conflict, FieldError
 
 JOB_TASKS = 600
-"""Tasks of one job; each needs a machine of its own."""
+"""Tasks of one job; each needs a whole machine."""
 WHOLE = Demand(memory_bytes=33 << 30, rru=0.6)
 """Two of these fit on no machine of `make_region` with 64 GiB; larger ones may take several."""
 
@@ -49,7 +50,7 @@ class Owners:
     """Machine → the entitlement that it belongs to; a free one is missing."""
     held: dict[str, Mapping[str, Take]] = field(default_factory=dict)
     refused: int = 0
-    """Machines that were asked for and belonged to others."""
+    """Requested machines that belonged to others."""
 
 
 class Shard:
@@ -90,7 +91,7 @@ class Shard:
         self.owners.held[transaction] = takes
 
     async def commit(self, transaction: str) -> None:
-        """Assign what is held."""
+        """Assign the held machines."""
         takes = self.owners.held.pop(transaction, {})
         self.owners.machines |= {name: take.entitlement for name, take in takes.items()}
 
@@ -99,7 +100,7 @@ class Shard:
         self.owners.held.pop(transaction, None)
 
     def in_doubt(self) -> Mapping[str, object]:
-        """Return what is held."""
+        """Return the held machines."""
         return self.owners.held
 
     async def place(self, jobs: int, tasks: int) -> list[Allocation]:
@@ -160,7 +161,7 @@ def share(machines: int, shards: int, tasks: int) -> dict[str, float]:
 
 
 def figure_13(machines: int, shards: int) -> dict[str, float]:
-    """Let job B grow beyond one cluster, in a federation and in one sharded region."""
+    """Let job B outgrow one cluster, in a federation and in one sharded region."""
     records = list(make_region(machines))
     size = len(records) // shards
     clusters = [records[n * size : (n + 1) * size] for n in range(shards)]

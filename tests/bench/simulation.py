@@ -2,10 +2,9 @@
 
     python tests/bench/simulation.py --json
 
-One question for each figure. `cpu_s_per_seed`: 100 machines, 20 jobs and 15 minutes of every
-fault, until everything is at rest, the checker included. `seeds_per_min`: the same in two
-processes. `idle_us_per_machine_s`: an hour of 2,000 machines on which nothing happens, less
-what building the region and starting its jobs takes.
+`cpu_s_per_seed` is for 100 machines, 20 jobs and 15 minutes of every fault, until everything is at
+rest, the checker included. `seeds_per_min`: the same in two processes. `idle_us_per_machine_s`: an
+hour of 2,000 idle machines, minus the time to build the region and start its jobs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PROCESSES = 2
 
 
 def seeds(count: int) -> dict[str, float]:
-    """Run seeds of the scenario that is measured, one by one and in two processes."""
+    """Run seeds of the measured scenario, one by one and in two processes."""
     chosen = scenario.load("hundred")
     outcomes = [run_one(Job(chosen, seed)) for seed in range(1, count + 1)]
     began = time.perf_counter()
@@ -41,7 +40,7 @@ def seeds(count: int) -> dict[str, float]:
 
 
 def idle(machines: int, hours: float) -> dict[str, float]:
-    """Let nothing happen to a region for some time, and for ten times less."""
+    """Run an idle region for some time, and for a tenth of it."""
     short, long = (_cpu_s(machines, hours * share) for share in (0.1, 1.0))
     seconds = hours * 0.9 * 3600
     return {

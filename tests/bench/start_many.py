@@ -1,7 +1,7 @@
 """How fast do 200 tasks start that are requested at once, and does the agent answer meanwhile?
 
 The floor is a shell loop of `systemd-run` over the same root: plain units, one after the other, as
-a user would start them by hand. The loop's units have no snapshot, no hardening, no limits, no
+a user would start them manually. The loop's units have no snapshot, no hardening, no limits, no
 record on disk and no supervisor; `ratio` is the agent's rate over the loop's. Meanwhile the program
 that starts the tasks requests `/readyz` every tenth of a second over the unix socket.
 
@@ -31,9 +31,9 @@ LOOK_S = 0.5
 """
 REPORT_EACH = 20
 CPUS = 2
-"""Of a guest that is booted for this; what one CPU shows is in FINDINGS.md."""
+"""CPUs of a guest booted for this bench; results for one CPU are in FINDINGS.md."""
 MEMORY_MIB = 6144
-"""Of a guest that is booted for this: 200 tasks of 16 MiB each are let in."""
+"""Memory of a guest booted for this bench: enough to admit 200 tasks of 16 MiB each."""
 
 
 # ── inside the guest ────────────────────────────────────────────────────────────────────
@@ -78,7 +78,7 @@ _AT_ONCE = asyncio.Semaphore(16)
 
 
 async def few(request) -> None:
-    """Have few requests under way: the agent ends connections where one user has very many."""
+    """Have few requests in progress: the agent ends connections of a user with very many."""
     async with _AT_ONCE:
         await request
 
@@ -136,7 +136,7 @@ async def measure(tar: Path, n: int) -> dict[str, float]:
 
     await client.put_image(digest, api.ImageFormat.TAR, chunks())
     names = [f"many-{i}" for i in range(n)]
-    await removed(client, names)  # of an earlier run
+    await removed(client, names)  # left by an earlier run
     idle: list[float] = []
     busy: list[float] = []
     await asked(client, IDLE_CALLS, idle)
@@ -153,7 +153,7 @@ async def measure(tar: Path, n: int) -> dict[str, float]:
         "api_longest_busy_ms": round(max(busy) * 1000, 1),
         "api_calls_busy": len(busy),
     }
-    print(json.dumps(figures), file=sys.stderr, flush=True)  # removing them takes its time
+    print(json.dumps(figures), file=sys.stderr, flush=True)  # removing them takes time
     await removed(client, names)
     await client.close()
     return figures

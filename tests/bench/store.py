@@ -2,10 +2,10 @@
 
     python -m tests.bench.store [--seconds 3] [--records 20000] [--load 1000000] [--json]
 
-Writes records of 1-3 KB as an allocator does: one or two keys per transaction, each with the
-revision that it is based on, N in flight. The stores are SQLite, one etcd member (`etcd_1`) and a
-cluster of three (`etcd_3`). All members run on this host and share its disk and its CPUs, so the
-three-member figures have no network in them and are no measure of three hosts.
+Writes records of 1-3 KB as an allocator does: one or two keys per transaction, each with its base
+revision, N in flight. The stores are SQLite, one etcd member (`etcd_1`) and a cluster of three
+(`etcd_3`). All members run on this host and share its disk and its CPUs, so the three-member
+figures include no network and do not represent three hosts.
 
 The floor is measured in the same run: the same rows in groups of the same size, written to SQLite
 by one thread without a queue, comparisons, a log or an event loop. `ratio` is a store's rate over
@@ -120,7 +120,7 @@ async def bulk(folder: Path, keys: int) -> float:
 
 @contextmanager
 def stores(kind: str, folder: Path) -> Iterator[Callable[[str], Store]]:
-    """Yield what opens an empty store of a kind by a new name."""
+    """Yield a function that opens a new empty store of a kind."""
     if kind == "sqlite":
         yield lambda name: SqliteStore(folder / name)
         return
@@ -158,7 +158,7 @@ def measure(kind: str, folder: Path, records: int, seconds: float) -> list[Row]:
 
 
 def page(rows: list[Row]) -> dict[str, dict[str, Row]]:
-    """Return what the page shows, by store and transactions in flight."""
+    """Return the figures of the page, by store and transactions in flight."""
     shown: dict[str, dict[str, Row]] = {}
     for row in rows:
         if (row["keys"], row["loop"]) == (2, "idle"):

@@ -4,9 +4,9 @@
 
 Two `twine-control-plane serve` on a real etcd cluster of three members. In each round the leader
 gets SIGKILL, and a client writes to the standby's socket every 20 ms. `takeover_s` is the time from
-the signal to the first write that succeeds. `lease_s` of it is what the store waits for: until the
-successor says that it leads. `open_s` is the rest: what the successor does itself. The killed one
-comes back as the next standby. All members and both processes share this host.
+the signal to the first write that succeeds. `lease_s` is its part until the successor reports that
+it is the leader: the store's wait. `open_s` is the rest: the successor's own work. The killed
+process restarts as the next standby. All members and both processes share this host.
 
 The store holds records of machines, so that a take-over loads a region of that size.
 """
@@ -55,7 +55,7 @@ async def fill(urls: list[str], machines: int) -> None:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the value below which that share of them lies."""
+    """Return the value at this quantile."""
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 

@@ -5,8 +5,8 @@ Run as root on a host with systemd as PID 1 and btrfs at --folder; with --lab in
     python -m tests.bench.task_hardening --lab bench [--json] [--starts 20]
     python tests/bench/task_hardening.py [--starts 20] [--without] [--only PrivateTmp …]
 
-Starts `/bin/sleep` from a snapshot: bare, with the whole sandbox, and with each property
-alone (or, with --without, with all but each one), in turn so that drift hits all alike.
+Starts `/bin/sleep` from a snapshot: bare, with the whole sandbox, and with each property alone (or,
+with --without, with all but each one). They take turns, so that drift affects all equally.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NEEDS_GUEST = True
 
 
 def make_root(btrfs: HostBtrfs, path: Path) -> None:
-    """Make a root file system that holds /bin/sleep and the folders a sandbox mounts on."""
+    """Make a root file system that holds /bin/sleep and the mount points of a sandbox."""
     btrfs.delete(path)
     btrfs.create(path)
     listed = subprocess.run(["ldd", "/bin/sleep"], check=True, capture_output=True, text=True)
@@ -47,7 +47,7 @@ def make_root(btrfs: HostBtrfs, path: Path) -> None:
 def start_ms(
     systemd: HostSystemd, events: queue.Queue[str], properties: Mapping[str, object]
 ) -> float:
-    """Return milliseconds from the request to a unit that runs."""
+    """Return milliseconds from the request until the unit runs."""
     unit = f"twine-bench-{time.monotonic_ns()}.service"
     began = time.perf_counter()
     systemd.start_transient(unit, properties)
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def _inside(args: argparse.Namespace) -> list[str]:
-    """Return the arguments with which the guest is to do it."""
+    """Return the arguments for the guest."""
     flags = [flag for flag in ("--json", "--without") if getattr(args, flag[2:])]
     return [
         *flags,
@@ -140,7 +140,7 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def print_table(starts: int, took: Mapping[str, list[float]]) -> None:
-    """Print medians and least times, and how they differ from a bare unit's."""
+    """Print medians and least times, and their difference from a bare unit's."""
     least, middle = min(took["bare"]), statistics.median(took["bare"])
     print(f"n = {starts}; milliseconds; differences to bare")
     for name, values in sorted(took.items(), key=lambda pair: statistics.median(pair[1])):

@@ -1,7 +1,7 @@
 """How long does a task take to start, compared with a bare unit, systemd-nspawn and podman?
 
-Boots a guest (or uses the lab named by --lab), measures inside it, in one run and in turns,
-so that a slow moment of the machine hits all four alike:
+Boots a guest (or uses the lab named by --lab), measures inside it, in one run and in turns, so that
+a slow moment of the machine affects all four equally:
 
     agent    PUT on the agent's socket → `running` in its event stream
     floor    snapshot by ioctl + a bare transient unit (Type=exec) with that RootDirectory
@@ -142,7 +142,8 @@ class Inside:
         took = time.perf_counter() - began
         self.systemd.stop(unit)
         while (state := self.systemd.find(unit)) is not None:
-            if state.active == "failed":  # a slow host had to kill it: it stays until it is reset
+            # a slow host had to kill it: the unit stays until it is reset
+            if state.active == "failed":
                 self.systemd.reset_failed(unit)
             await asyncio.sleep(0.05)
         self.btrfs.delete(root)
@@ -172,15 +173,15 @@ class Inside:
 
 
 def idle_share(before: list[int], after: list[int]) -> float:
-    """Return the share of a machine's time without work between two looks at /proc/stat."""
+    """Return the idle share of a machine between two readings of /proc/stat."""
     passed = [b - a for a, b in zip(before, after, strict=True)]
     return (passed[3] + passed[4]) / (sum(passed[:8]) or 1)
 
 
 async def settled() -> None:
-    """Wait until the machine has nothing left to do of the way before, for half a minute at most.
+    """Wait until the machine has finished the work of the previous way, for half a minute at most.
 
-    podman cleans up after its container by another podman, which would be charged to who is next.
+    podman cleans up after its container by another podman, which would count for the next way.
     """
 
     def look() -> list[int]:

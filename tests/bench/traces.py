@@ -2,8 +2,8 @@
 
     python -m tests.bench.traces [--machines 1200] [--json]
 
-Two mixes are generated, each on one MSB, on three and on twelve. Jobs come in one order, a tenth
-more than there is room for, and are placed by five packers:
+Two mixes are generated, each on one MSB, on three and on twelve. Jobs come in one order and exceed
+the room by a tenth. Five packers place them:
 
     twine       the product's planner as it is by default: even over MSBs
     free        the same from the free pool, by an entitlement that holds no machine yet
@@ -12,11 +12,11 @@ more than there is room for, and are placed by five packers:
                 of the largest machine's), that will do
     first_fit   each task to the first machine that will do
 
-Of each: the share of the scarce thing (GPUs, or memory) that is claimed in the end, and when the
-first task found no room; `spread` is the most by which two MSBs differ in tasks of one job that
-was placed whole while half of it was free. The last two packers know no MSBs and keep nothing
-durable; they are floors for quality, not for speed. `small` compares with the most that could be
-placed (HiGHS), or with a bound of it where that was not `proved` in time.
+The figures of each are the claimed share of the scarce resource (GPUs, or memory) at the end, and
+at the first task without room. `spread` is the largest difference between two MSBs in tasks of one
+job that was placed whole while half of it was free. The last two packers know no MSBs and store
+nothing; they are baselines for quality, not for speed. `small` compares with the largest possible
+placement (HiGHS), or with a bound of it where that was not `proved` in time.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ GIB = 1 << 30
 POOL = "e"
 SOLVE_S = 10.0
 _MORE = 1.1
-"""What jobs want of the scarce thing, as a part of what there is."""
+"""Demand of the jobs for the scarce resource, as a multiple of the capacity."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of machine, and how many of a hundred are like it."""
+    """A kind of machine, and its share in percent of all machines."""
 
     name: str
     share: int
@@ -60,19 +60,19 @@ class Kind:
 
     @property
     def capacity(self) -> Capacity:
-        """What it offers."""
+        """Capacity of a machine."""
         memory = self.memory_gib * GIB
         return Capacity(self.name, float(self.cpus), float(self.cpus), memory, self.gpus)
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Machines, and jobs that come to them."""
+    """Machines, and a sequence of jobs for them."""
 
     name: str
     kinds: tuple[Kind, ...]
     scarce: str
-    """`gpus` or `memory`: what is counted."""
+    """`gpus` or `memory`: the counted resource."""
 
 
 MIXES = (
@@ -92,7 +92,7 @@ MIXES = (
     ),
 )
 Job = tuple[Demand, int]
-"""What one task claims, and how many there are."""
+"""Claim of one task, and the number of tasks."""
 
 
 def a_job(mix: Mix, chance: random.Random) -> Job:
@@ -110,7 +110,7 @@ def a_job(mix: Mix, chance: random.Random) -> Job:
 
 
 def jobs_of(mix: Mix, machines: Sequence[Capacity], chance: random.Random) -> list[Job]:
-    """Return jobs that want `_MORE` of the scarce thing, and of the rest what comes with it."""
+    """Return jobs that want `_MORE` of the scarce resource, and the matching amount of the rest."""
     limit, wanted = _MORE * sum(_scarce(mix, capacity) for capacity in machines), 0.0
     cores, room = 0.0, sum(capacity.cpus for capacity in machines)
     found: list[Job] = []
@@ -138,15 +138,15 @@ def machines_of(mix: Mix, count: int) -> list[Capacity]:
 
 @dataclass
 class Outcome:
-    """What a packer made of a mix."""
+    """The result of a packer on a mix."""
 
     claimed: float = 0.0
     first_failure: float | None = None
-    """What was claimed when the first task found no room."""
+    """Claimed share when the first task found no room."""
     spread: int = 0
 
     def failed(self) -> None:
-        """Note that a task found no room."""
+        """Record that a task found no room."""
         if self.first_failure is None:
             self.first_failure = self.claimed
 
@@ -209,7 +209,7 @@ def by_fit(mix: Mix, machines: Sequence[Capacity], jobs: Sequence[Job], *, best:
 
 
 def at_best(mix: Mix, machines: Sequence[Capacity], jobs: Sequence[Job]) -> tuple[float, bool]:
-    """Return the most of the scarce thing that could be claimed, and whether that is proved."""
+    """Return the largest possible claim of the scarce resource, and whether it is proved."""
     import highspy  # 29 MB that only this needs
 
     model = highspy.Highs()
@@ -243,7 +243,7 @@ def at_best(mix: Mix, machines: Sequence[Capacity], jobs: Sequence[Job]) -> tupl
 def outcomes(
     mix: Mix, machines: Sequence[Capacity], msbs: int, jobs: Sequence[Job]
 ) -> Iterator[tuple[str, Outcome]]:
-    """Yield what each packer made of it."""
+    """Yield the result of each packer."""
     yield "twine", by_twine(mix, machines, msbs, jobs, Fit.EVEN)
     yield "free", by_twine(mix, machines, msbs, jobs, Fit.EVEN, FREE)
     yield "tight", by_twine(mix, machines, msbs, jobs, Fit.TIGHT)
@@ -252,7 +252,7 @@ def outcomes(
 
 
 def measured(count: int, seed: int) -> dict[str, Any]:
-    """Return all figures; shares are of what the machines have."""
+    """Return all figures as shares of the machines' capacity."""
     found: dict[str, Any] = {"machines": count}
     for mix in MIXES:
         machines = machines_of(mix, count)
@@ -276,9 +276,10 @@ def measured(count: int, seed: int) -> dict[str, Any]:
 
 
 def _small(mix: Mix, seed: int) -> dict[str, Any]:
-    """Compare with the optimum where that can be found: six machines, three in each of two MSBs.
+    """Compare with the optimum where it can be found: six machines, three in each of two MSBs.
 
-    The optimum and the floors spread nothing; `twine_1_msb_share` is without MSBs to spread over.
+    The optimum and the baselines spread nothing; `twine_1_msb_share` is without MSBs to spread
+    over.
     """
     machines = machines_of(mix, 6)
     scarce_units = sum(_scarce(mix, capacity) for capacity in machines)

@@ -4,15 +4,15 @@
 
 The assembled control plane with machines in memory (`control_plane.py`), the front end and the
 console on a unix socket; one job has many tasks, the others have none. Each page of `LOOKED_AT` is
-asked for `ROUNDS` times as HTML and as JSON. `*_first_cpu_ms` is what this process computed for the
-first answer and `*_cpu_ms` for the median one, `*_ms` the median until the last byte, `*_kb` what
-went over the wire. The client is in the same process, so these are upper bounds.
+requested `ROUNDS` times as HTML and as JSON. `*_first_cpu_ms` is the CPU time of this process for
+the first answer and `*_cpu_ms` for the median one. `*_ms` is the median time until the last byte,
+`*_kb` the transferred size. The client is in the same process, so these are upper bounds.
 
-`pause_*_cpu_ms` is the longest computation of the loop's thread between two turns of a coroutine
-that sleeps for 2 ms, and `held_*_ms` the same of the whole process less those 2 ms: a call of C in
-another thread may keep Python's lock, and the loop waits for it then. `idle` is the
-control plane alone. `browsers_cpu_percent` is of one core, for `BROWSERS` open streams of changes
-of an idle region less the same without them.
+`pause_*_cpu_ms` is the longest CPU time of the loop's thread between two turns of a coroutine that
+sleeps for 2 ms. `held_*_ms` is the same of the whole process minus those 2 ms: a call of C in
+another thread may hold Python's lock, and the loop then waits for it. `idle` is the control plane
+alone. `browsers_cpu_percent` is of one core, for `BROWSERS` open streams of changes of an idle
+region, minus the same without them.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class WebBench(Bench):
 
     @contextlib.asynccontextmanager
     async def _counted(self, name: str) -> AsyncIterator[None]:
-        """Count the pauses of what is done meanwhile, and of nothing before or after it."""
+        """Count only the pauses during the block."""
         await asyncio.sleep(10 * HEARTBEAT_S)
         self.pauses.phase = name
         yield

@@ -2,16 +2,16 @@
 
     python -m tests.bench.web_gantt [--tasks 10000] [--bars 10] [--json]
 
-The console before a front end of its own, whose one job has so many tasks with so many operations
-each in 24 h (production keeps 1,024 events of a job: this is the page and not the log). The browser
-is Debian's Chromium without a graphics card. `first_paint_ms` is first-contentful-paint of the page
-of operations, `rows_ms` when the script had drawn the rows from their numbers, both after the
-navigation began, the median of five loads. `browser_cpu_ms` is what the main thread of the page
-computed for one, `page_cpu_ms` what the server did, and `pause_cpu_ms` and `held_ms` are the
-longest pauses of its loop (see `web.py`). Then the rows are scrolled down, zoomed and moved;
-`longest_scroll_task_ms` is the longest task of the main thread during it (PerformanceObserver tells
-those above 50 ms; 0: there was none), `scroll_step_cpu_ms` what the main
-thread computed for one of 300 steps in the mean, which does not count what the host gave to others.
+A console with a separate front end, whose one job has `--tasks` tasks with `--bars` operations each
+in 24 h. Production keeps 1,024 events of a job; the bench measures the page and not the log. The
+browser is Debian's Chromium without a graphics card. `first_paint_ms` is first-contentful-paint of
+the page of operations, and `rows_ms` the time when the script has drawn the rows. Both count from
+the start of the navigation and are medians of five loads. `browser_cpu_ms` is the CPU time of the
+page's main thread for one load, `page_cpu_ms` that of the server. `pause_cpu_ms` and `held_ms` are
+the longest pauses of its loop (see `web.py`). Then the rows are scrolled down, zoomed and moved;
+`longest_scroll_task_ms` is the longest task of the main thread meanwhile (PerformanceObserver
+reports those above 50 ms; 0: there was none). `scroll_step_cpu_ms` is the mean CPU time of the main
+thread for one of 300 steps, without the time that other processes got.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class OneJob:
 
 @contextmanager
 def served(front_end: OneJob, pauses: Pauses) -> Iterator[str]:
-    """Yield where the console of a front end is, served by a thread whose pauses are noted."""
+    """Yield the address of a front end's console, served by a thread whose pauses are recorded."""
     loop, ready, port = asyncio.new_event_loop(), threading.Event(), [0]
 
     async def serve() -> None:
@@ -152,14 +152,14 @@ def cpu_s(browser: Chrome) -> float:
 
 
 def _there(browser: Chrome, script: str) -> float:
-    """Return the number that a script gives once it gives one."""
+    """Return the number that a script gives, once it gives one."""
     while (found := browser.execute_script(f"return {script}")) is None:
         time.sleep(0.05)
     return float(found)
 
 
 def measured(tasks: int, bars: int) -> dict[str, Any]:
-    """Return what Chromium needed, and what it had to wait for."""
+    """Return the cost for Chromium, and its waiting times."""
     pauses = Pauses()
     job = OneJob(tasks, bars)
     with served(job, pauses) as base, chromium(f"{base}/ui/jobs/web/operations") as browser:

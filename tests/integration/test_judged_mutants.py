@@ -1,4 +1,4 @@
-"""Drawn changes of the code are judged by the tests that reach them."""
+"""Randomly selected code changes are judged by the tests that reach them."""
 
 from tests.mutation.run import judged, rows_of
 from tests.mutation.sites import drawn
@@ -32,7 +32,7 @@ WIDER = "from room import most\n\ndef test_of_most():\n    assert most(1, 2) == 
 
 
 def test_each_change_is_judged_by_the_tests_that_reach_it(tmp_path):
-    """Own tests first, then those of several rooms; what no test reaches is said."""
+    """The own tests of a room run first, then those of several; code without tests is reported."""
     tree = tmp_path / "tree"
     for path, text in {"room.py": CODE, "own/test_own.py": OWN, "all/test_all.py": WIDER}.items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)

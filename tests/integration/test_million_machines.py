@@ -26,7 +26,7 @@ TASK = Demand(memory_bytes=4 << 30, rru=0.2)
 
 
 class Willing:
-    """Brokers that let go of every machine that they are asked for."""
+    """Brokers that release every machine that they are asked for."""
 
     def __init__(self) -> None:
         self.taken: dict[str, Take] = {}
@@ -68,7 +68,7 @@ def per(claims: Claims, level: str) -> Counter[str]:
 
 @pytest.mark.behaviour("AL16", "AL8")
 def test_one_allocator_manages_a_million_machines() -> None:
-    gc.disable()  # a pass over so many objects takes as long as making them
+    gc.disable()  # a collection over so many objects takes as long as creating them
     try:
         index = generated(MACHINES)
         assert len(index.machines) == MACHINES == index.pool(FREE).size

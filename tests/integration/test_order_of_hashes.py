@@ -1,4 +1,4 @@
-"""The same region gives the same plans, whatever the seed of the hashes is."""
+"""The same region gives the same plans with every hash seed."""
 
 import os
 import subprocess
@@ -59,7 +59,7 @@ print(sums.shares())
 
 
 def printed(seed: str) -> str:
-    """Return what the story says in a process with this seed."""
+    """Return the output of the story in a process with this seed."""
     root = Path(control_plane.__file__).parents[1]
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     environment["PYTHONPATH"] = f"{root}{os.pathsep}{root / 'tests'}"
@@ -71,6 +71,6 @@ def printed(seed: str) -> str:
 
 @pytest.mark.behaviour("BUG-CP10")
 def test_plans_do_not_depend_on_the_order_of_sets():
-    """With another seed of the hashes a region got other commands."""
+    """Regression: with another hash seed a region got other commands."""
     stories = {printed(seed) for seed in ("0", "1", "77")}
     assert len(stories) == 1

@@ -1,9 +1,9 @@
-"""Run in a guest: answers on a unix socket, or asks there twice a second and notes each answer.
+"""Runs in a guest: answers on a unix socket, or sends a request there twice a second.
 
     asked.py answer SOCKET
     asked.py ask SOCKET FILE
 
-Each question has a connection of its own. FILE gets a line for each: the seconds it took.
+Each request has its own connection. FILE gets one line for each answer: its latency in seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 async def answer(path: str) -> None:
-    """Answer as little as can be: what takes longer here is the machine."""
+    """Answer with the least possible work, so that the latency is that of the machine."""
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -32,7 +32,7 @@ async def answer(path: str) -> None:
 
 
 def ask(path: str, file: str) -> None:
-    """Ask until ended."""
+    """Send requests until terminated."""
     with open(file, "w") as out:
         while True:
             began = time.monotonic()

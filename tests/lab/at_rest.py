@@ -1,9 +1,9 @@
-"""Whether the lab is at rest: nothing is under way in it, and nothing is to come by itself.
+"""Finds out whether the lab is at rest: no operation is running, and none is due later.
 
-A job that is `stable` has all its tasks healthy at this moment. It may still be about to move
-them: for an even spread, once it was quiet for a minute; off a machine that is drained; back,
-when a machine is trusted again. A test that takes such a moment for how things stand is red
-whenever the machine it runs on is slower than its author's.
+A `stable` job has only healthy tasks at this moment. The scheduler may still be about to move them:
+for an even spread, after the job was quiet for a minute; off a machine that is drained; or back,
+when a machine is trusted again. A test that takes such a moment for the final state fails on any
+machine that is slower than its author's.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 _ANSWERS = ("does not answer", "answers")
 _FIRST = "proposed"
-"""The state of an operation that does not say its own: what is the default is not printed."""
+"""The state of an operation without a `state` field: default values are not printed."""
 
 
 def unrest(machines: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> list[str]:
-    """Return what is still to come, in words; empty: everything stays as it is.
+    """Return the pending changes as text; empty if the lab will stay as it is.
 
-    `machines` as `twinectl machine list`, `jobs` as `twinectl job status` shows them in JSON.
+    `machines` is the JSON output of `twinectl machine list`, `jobs` that of `twinectl job status`.
     """
     found = unusable(machines)
     for machine in machines:
@@ -32,12 +32,14 @@ def unrest(machines: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> list[s
 
 
 def unusable(machines: list[dict[str, Any]]) -> list[str]:
-    """Return which machines do not take tasks, or not for long, and why."""
+    """Return the machines that cannot take tasks, or only for a short time, with the reasons."""
     return [f"{_name(m)}: {why}" for m in machines for why in _of_machine(m)]
 
 
 def uneven(machines: list[dict[str, Any]], job: dict[str, Any]) -> str:
-    """Return how many tasks stand where, if moving one would make that more even."""
+    """Return the number of tasks on each machine if moving one task would make the spread more
+    even.
+    """
     counts = Counter({_name(m): 0 for m in machines})
     counts.update(t["placement"]["machine"] for t in job["record"]["tasks"] if t["placement"])
     if max(counts.values()) - min(counts.values()) < 2:

@@ -1,7 +1,7 @@
-"""Run in a guest: tasks come and go while the bus and process 1 are disturbed.
+"""Runs in a guest: tasks start and end while D-Bus and process 1 are disturbed.
 
-Prints as JSON what came of it: how many came and went, what the agent's face answered meanwhile,
-and which of the tasks that were to stay are not what they were.
+Prints JSON: how many tasks started and ended, what the agent's API answered meanwhile, and which of
+the permanent tasks have changed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from wire.errors import NotFound
 SOCKET = "unix:/run/twine/agent.sock"
 STAYING = ("stay-1", "stay-2", "stay-3")
 AFTERWARDS = 2
-"""Tasks that have to come and go after each disturbance."""
+"""Number of tasks that have to start and end after each disturbance."""
 BLOCKED_S = 40.0
-"""How long nobody speaks on the bus: longer than a call on it waits (25 s)."""
+"""How long D-Bus is blocked: longer than the timeout of a call on it (25 s)."""
 PAUSE_S = 0.2
 
 
 class Load:
-    """One task that comes and goes, again and again, and one who asks whether the agent lives."""
+    """One task that starts and ends repeatedly, and one client that polls the agent's health."""
 
     def __init__(self, image: str) -> None:
         self.image, self.cycles, self.asked, self.slowest_s = image, 0, 0, 0.0
@@ -71,7 +71,7 @@ class Load:
                 await asyncio.sleep(PAUSE_S)
 
     async def end(self) -> None:
-        """End after a whole cycle: a request that is cancelled may be carried out later."""
+        """Stop after a complete cycle, as a cancelled request may still be carried out later."""
         self.is_over = True
         await self.ended.wait()
 
@@ -83,7 +83,7 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def going(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Let coroutines run beside what is done here; one that fails ends that at once, and all."""
+    """Run coroutines while the body runs; if one fails, the body and all others are cancelled."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one) for one in work]
         yield
@@ -92,7 +92,7 @@ async def going(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 async def blocked(load: Load) -> int:
-    """Let nobody speak on the bus for a while; return what the agent's face answered meanwhile."""
+    """Block D-Bus for a while; return what the agent's API answered meanwhile."""
     asking = await asyncio.create_subprocess_exec(
         *("systemctl", "show", "-P", "MainPID", "dbus.service"), stdout=asyncio.subprocess.PIPE
     )
@@ -106,7 +106,7 @@ async def blocked(load: Load) -> int:
 
 
 async def main(image: str) -> None:
-    """Disturb, wait until things come and go as before, and tell."""
+    """Disturb, wait until tasks start and end as before, and print the result."""
     load = Load(image)
     async with AgentClient(SOCKET, timeout_s=300.0) as client:
         for name in STAYING:

@@ -18,7 +18,7 @@ collect_ignore = [
     "in_guest",
     "bad_disks",
     "beside_tuned",
-]  # run inside guests: test_0_host_profiles.py, test_2_bad_disks.py, test_0_tuned.py
+]  # these run in guests: test_0_host_profiles.py, test_2_bad_disks.py, test_0_tuned.py
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def the_lab() -> Iterator[TheLab]:
     lab.lab("up", timeout_s=1800)
     yield lab
     if not keep:
-        lab.lab("down")  # fails by itself if a process, namespace or mount is left
+        lab.lab("down")  # fails if a process, namespace or mount is left
         assert not Path("/var/lib/twine-lab", NAME).exists()
         assert not Path("/run/twine-lab", NAME).exists()
 
@@ -50,6 +50,6 @@ def entitlement(the_lab: TheLab) -> str:
 
 @pytest.fixture
 def web(the_lab: TheLab, images: dict[str, str], entitlement: str) -> TheLab:
-    """The lab at rest, with the demo's job: six tasks of version 1, two on each machine."""
+    """Yield the lab at rest, with the demo's job: six tasks of version 1, two on each machine."""
     the_lab.spread(images["v1"], 6)
     return the_lab

@@ -1,7 +1,7 @@
-"""How many copies of a task ran at one moment, from what every machine saw of its own.
+"""Counts how many copies of a task ran at one moment, from each machine's own records.
 
-Each machine writes down twice a second which tasks have processes (cgroup.events of
-cgroup-v2.rst), by its time since boot: nobody has to reach it for that.
+Each machine records twice a second which tasks have processes (cgroup.events of cgroup-v2.rst),
+with its time since boot. No connection to the machine is needed for that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Span = tuple[float, float]
 
 
 def copies(watched: str, ahead_s: float) -> dict[str, list[Span]]:
-    """Return unit → when it had processes, on our clock."""
+    """Return by unit when it had processes, on the test's clock."""
     found: dict[str, list[Span]] = {}
     last: tuple[float, set[str]] | None = None
     for line in watched.splitlines():
@@ -33,6 +33,6 @@ def copies(watched: str, ahead_s: float) -> dict[str, list[Span]]:
 
 
 def at_most_at_once(seen: Mapping[str, Mapping[str, list[Span]]], unit: str) -> int:
-    """Return on how many machines a unit had processes at one moment, at most."""
+    """Return the largest number of machines on which a unit had processes at the same moment."""
     spans = [span for units in seen.values() for span in units.get(unit, [])]
     return max((sum(a <= start <= b for a, b in spans) for start, _ in spans), default=0)

@@ -1,10 +1,10 @@
-"""A client of an etcd ensemble: writes all the time, and sees who leads.
+"""A client of an etcd ensemble: writes constantly and records the leaders.
 
-`python tests/lab/etcd_client.py URL…` runs until its standard input closes. Then it reads all of
-it back and prints one JSON object: what was acknowledged, what of it is lost, who led. Before it
-writes, the member at the first URL is made the leader: who is restarted in the order of the list
-then changes the leader at least twice, as the one that follows is still to come. It prints `leads`
-as soon as that is so.
+`python tests/lab/etcd_client.py URL…` runs until its standard input closes. Then it reads
+everything back and prints one JSON object: acknowledged writes, lost writes, and leaders. Before it
+writes, it makes the member at the first URL the leader and prints `leads`. A restart in the order
+of the list then changes the leader at least twice, because the next leader is still to be
+restarted.
 """
 
 import base64
@@ -31,7 +31,7 @@ def b64(text: str) -> str:
 
 
 class Writer:
-    """Puts one key after the other; what a member acknowledged is remembered."""
+    """Writes one key after the other, and remembers the acknowledged ones."""
 
     def __init__(self, urls: list[str]) -> None:
         self.urls = urls
@@ -46,7 +46,7 @@ class Writer:
             try:
                 ask(url, "/v3/kv/put", {"key": b64(f"k{number}"), "value": b64(str(number))})
             except (OSError, ValueError):
-                self.failed += 1  # not acknowledged: it may be there or not
+                self.failed += 1  # not acknowledged: the key may exist or not
             else:
                 self.acknowledged.append(number)
 
@@ -65,9 +65,9 @@ class Writer:
 
 
 def lead(urls: list[str]) -> None:
-    """Have the first member lead the ensemble, and come back when it says that it does.
+    """Make the first member the leader, and return once that member confirms it.
 
-    Raises TimeoutError when the ensemble has not agreed on it in time.
+    Raises TimeoutError if the ensemble does not agree in time.
     """
     deadline = time.monotonic() + READ_BACK_S
     while time.monotonic() < deadline:
@@ -81,17 +81,17 @@ def lead(urls: list[str]) -> None:
                 if result["header"]["member_id"] == leader:
                     ask(url, "/v3/maintenance/transfer-leadership", {"targetID": wanted})
         except (OSError, ValueError, KeyError):
-            pass  # an election is under way, or a member is slow
+            pass  # an election is running, or a member is slow
         time.sleep(0.2)
     raise TimeoutError(f"{urls[0]} does not lead after {READ_BACK_S:g} s")
 
 
 def watch_leaders(urls: list[str], stop: threading.Event, terms: dict[int, str]) -> None:
-    """Note who led in each term that a member told of.
+    """Record the leader of each term that a member reported.
 
-    A leader may be gone before anybody asked; its term is not. With pre-votes, which etcd has by
-    default, a term begins when a majority wants another leader and not before: so the terms count
-    the changes, and the names are for people.
+    A leader may be replaced before it is queried; its term remains visible. With pre-votes, the
+    default in etcd, a term begins only when a majority wants another leader. So the terms count the
+    changes, and the names are for the reader.
     """
     while not stop.wait(0.2):
         for url in urls:

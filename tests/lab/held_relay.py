@@ -1,8 +1,8 @@
-"""A relay before a registry that holds long answers for as long as a file is there.
+"""A relay to a registry; holds large responses while a given file exists.
 
-`python held_relay.py FROM_PORT TO_PORT FILE`, in the lab's network. Documents pass; what goes
-beyond `PASSES` bytes waits, and then there is FILE.waits. What ends the relay cuts every
-answer where it is.
+`python held_relay.py FROM_PORT TO_PORT FILE` runs in the lab's network. Documents pass. A response
+beyond `PASSES` bytes waits, and FILE.waits exists meanwhile. Ending the relay cuts every response
+at its current position.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOOK_S = 0.05
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hold: Path) -> None:
-    """Carry one direction of a connection to its end."""
+    """Copy one direction of a connection until it ends."""
     carried = 0
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(64 << 10):
@@ -32,7 +32,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hold:
 
 
 async def main(from_port: int, to_port: int, hold: Path) -> None:
-    """Relay until somebody ends this program."""
+    """Relay until the program is terminated."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(ADDRESS, to_port)

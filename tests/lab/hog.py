@@ -1,4 +1,4 @@
-"""Run in a guest: takes memory until LEFT MiB of the host's are left, says so, and holds it.
+"""Runs in a guest: allocates memory until LEFT MiB are available, reports that, and holds it.
 
 hog.py LEFT
 """
@@ -13,7 +13,7 @@ STEP = 1 << 20
 
 
 def available() -> int:
-    """Return what the kernel says that it could still give."""
+    """Return the memory that the kernel reports as available."""
     with open("/proc/meminfo") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
@@ -22,7 +22,7 @@ def available() -> int:
 
 
 def main(left: int) -> None:
-    """Take it piece by piece: what is reclaimed for one is seen before the next."""
+    """Allocate piece by piece, so that memory reclaimed for one piece counts before the next."""
     held: list[mmap.mmap] = []
     while available() > left:
         held.append(mmap.mmap(-1, STEP, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

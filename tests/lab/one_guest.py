@@ -1,4 +1,4 @@
-"""One booted guest without a control plane, for what sidekick does on a real kernel."""
+"""One booted guest without a control plane, for tests of sidekick on a real kernel."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.lab.the_lab import BIN, COMMAND_S, NAME, ROOT, WAIT_S, Failed
 INSIDE = Path(__file__).parent / "in_guest"
 FOLDER = "/root/in_guest"
 KEPT = bool(os.environ.get("TWINE_KEEP_LAB"))
-"""Whether a guest that stands is used, and left standing; `twine-lab push` is for who edits."""
+"""Whether to use a running guest and keep it running; `twine-lab push` updates its code."""
 STATE = "twine-agent ps; journalctl -u twine-agent -n 30 --no-pager"
-"""What is printed of a guest in which something was not seen in time."""
+"""Commands whose output is printed if a condition was not met in time."""
 BUSYBOX = Path("/bin/busybox")
 FOLDERS = ("bin", "proc", "sys", "dev", "tmp", "run", "var", "var/tmp", "etc", "root")
 
@@ -61,7 +61,7 @@ class OneGuest:
         self.variant, self.count = variant, count
 
     def lab(self, *words: str, timeout_s: float = COMMAND_S, stdin: bytes | None = None) -> str:
-        """Return what `twine-lab` says."""
+        """Return the output of `twine-lab`."""
         argv = [str(BIN / "twine-lab"), words[0], "--name", self.name, *words[1:]]
         done = subprocess.run(
             argv, input=stdin or b"", capture_output=True, timeout=timeout_s, check=False, cwd=ROOT
@@ -79,13 +79,13 @@ class OneGuest:
 
     def down(self) -> None:
         if not KEPT:
-            self.lab("down")  # fails by itself if a process, namespace or mount is left
+            self.lab("down")  # fails if a process, namespace or mount is left
 
     def ssh(self, command: str, timeout_s: float = COMMAND_S, machine: str = "m1") -> str:
         return self.lab("ssh", machine, "--", command, timeout_s=timeout_s)
 
     def find(self, command: str) -> str:
-        """Return what a command says, "" while the guest does not answer."""
+        """Return the output of a command, "" while the guest does not answer."""
         try:
             return self.ssh(command).strip()
         except (Failed, subprocess.TimeoutExpired):
@@ -97,7 +97,9 @@ class OneGuest:
         )
 
     def pytest(self, *words: str, inside: Path = INSIDE, timeout_s: float = 3600.0) -> None:
-        """Run the tests of a folder there, and print what they say; it is the failure, too."""
+        """Run the tests of a folder in the guest and print their output, which is also the failure
+        message.
+        """
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as tar:
             for path in (INSIDE / "the_host.py", *sorted(inside.glob("*"))):
@@ -126,7 +128,7 @@ class OneGuest:
         assert process.returncode == 0, output[-6000:]
 
     def until(self, what: str, seen: Callable[[], bool]) -> None:
-        """Wait for something to be seen."""
+        """Wait until a condition is met."""
         began = time.monotonic()
         while not seen():
             if time.monotonic() - began > WAIT_S:
@@ -138,9 +140,9 @@ class OneGuest:
         return self.find("cat /proc/sys/kernel/random/boot_id")
 
     def booted_again(self, before: str) -> None:
-        """Return once another boot has come up as far as sidekick's resume.
+        """Return once another boot has reached sidekick's resume.
 
-        A host without a profile resumes nothing: there it is the end of the boot.
+        A host without a profile has nothing to resume: there this is the end of the boot.
         """
         self.until("it booted again", lambda: self.boot_id() not in ("", before))
         resume = "sidekick-resume.service"

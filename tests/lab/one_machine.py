@@ -1,4 +1,4 @@
-"""A lab of its own: one booted machine and a control plane, for what a job's owner types."""
+"""A separate lab with one booted machine and a control plane, for commands of a job's owner."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tests.lab.the_lab import BIN, COMMAND_S, NAME, TheLab
 
 
 class OneMachine(TheLab):
-    """One machine, m1, and what its owners and operators say to it."""
+    """One machine, m1, and the commands of its owners and operators."""
 
     machines = ("m1",)
 
     def __init__(
         self, name: str, *, cpus: int | None = None, memory_mib: int | None = None
     ) -> None:
-        """Boot nothing yet; `name` is what the lab is called, behind that of the suite's.
+        """Boot nothing yet; `name` is the lab's name, appended to that of the suite's lab.
 
-        None: as many CPUs, and as much memory, as the lab's machines have otherwise.
+        None: the lab's default number of CPUs, and its default memory.
         """
         sizes = {"--cpus": cpus, "--memory-mib": memory_mib}
         self.sizes = [w for k, v in sizes.items() if v is not None for w in (k, str(v))]
@@ -27,13 +27,13 @@ class OneMachine(TheLab):
         self.endpoint = f"unix:/run/twine-lab/{self.name}/cp.sock"
 
     def up(self) -> None:
-        """Boot it, unless `TWINE_KEEP_LAB` says that it stands."""
+        """Boot the lab, unless `TWINE_KEEP_LAB` declares it as running."""
         if not KEPT:
             self.lab("down")
             self.lab("up", "--count", "1", *self.sizes, timeout_s=1800)
 
     def down(self) -> None:
-        """Take it away, and fail if a process, namespace or mount is left."""
+        """Remove the lab, and fail if a process, namespace or mount is left."""
         if not KEPT:
             self.lab("down")
 
@@ -49,7 +49,7 @@ class OneMachine(TheLab):
         return file
 
     def read(self, path: str) -> bytes:
-        """Return a file of the machine."""
+        """Return the content of a file of the machine."""
         argv = [str(BIN / "twine-lab"), "ssh", "--name", self.name, "m1", "--", f"cat {path}"]
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_S, check=True
@@ -57,5 +57,5 @@ class OneMachine(TheLab):
         return done.stdout
 
     def inside(self, task: str, command: str) -> str:
-        """Return what a shell inside a task says."""
+        """Return the output of a shell inside a task."""
         return self.ssh("m1", f"twine-agent exec {task} -- /bin/sh -c '{command}' 2>&1 || true")

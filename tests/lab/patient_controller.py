@@ -1,6 +1,6 @@
-"""A TaskController for the lab: it acknowledges what it is asked once a file is there.
+"""A TaskController for the lab: it acknowledges requests once a file exists.
 
-`python patient_controller.py CREDENTIAL HOST FILE LOG`; each request is a line of LOG.
+`python patient_controller.py CREDENTIAL HOST FILE LOG`; each request becomes a line of LOG.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ credential, host, go, log = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sy
 
 
 def process(request: TaskControlRequest) -> TaskControlResponse:
-    """Acknowledge everything, or nothing yet."""
+    """Acknowledge everything, or nothing while the file is missing."""
     ack = [operation.id for operation in request.request] if go.exists() else []
     response = {
         "at": time.time(),

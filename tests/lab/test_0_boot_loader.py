@@ -1,4 +1,4 @@
-"""A guest that boots through GRUB from its disk: one-shot entries, and lines that do not boot."""
+"""A guest that boots from its disk by GRUB: one-shot entries, and lines that do not boot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CUSTOM = "/boot/grub/custom.cfg"
 PROFILES = "--profiles /run/test-profiles"
 BOOTS = "description = 'of a test'\n[kernel]\ncmdline = ['nosoftlockup']\n"
 NO_KEXEC = "echo 1 > /proc/sys/kernel/kexec_load_disabled"
-"""Until the next boot; so the reboot has to go through the boot loader."""
+"""Lasts until the next boot, so the reboot has to pass through the boot loader."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def booted() -> Iterator[OneGuest]:
 
 @pytest.fixture
 def guest(booted: OneGuest) -> OneGuest:
-    """The guest on the host's own line, with the profile `boots` to apply and no kexec."""
+    """Yield a guest on the host's kernel line, with the profile `boots` to apply and no kexec."""
     if booted.find(f"ls {CUSTOM}") or "nosoftlockup" in booted.line():
         boot = booted.boot_id()
         booted.ssh("sidekick rollback; (nohup systemctl reboot >/dev/null 2>&1 &)")
@@ -73,7 +73,9 @@ def test_an_entry_is_tried_once_and_the_default_once_it_came_up(guest: OneGuest)
 def test_f69_a_line_that_does_not_boot_is_followed_by_the_hosts_own(
     guest: OneGuest, broken: str
 ) -> None:
-    """A root that does not come; a kernel that panics. Nobody touches the machine meanwhile."""
+    """One line has a missing root, one makes the kernel panic. The machine recovers without an
+    operator.
+    """
     before = guest.line()
     guest.ssh(f"sidekick {PROFILES} apply-profile boots; test $? = 2")
     guest.ssh(f"sed -i 's#root=/dev/vda2#{broken}#' {CUSTOM}; grep -q {broken.split()[0]} {CUSTOM}")
@@ -89,7 +91,9 @@ def test_f69_a_line_that_does_not_boot_is_followed_by_the_hosts_own(
 
 @pytest.mark.behaviour("HP2")
 def test_an_update_of_the_menu_keeps_the_profiles_entry(guest: OneGuest) -> None:
-    """`update-grub` writes another menu; the entry is then a copy of an old one, and said so."""
+    """`update-grub` writes another menu. The entry is then an outdated copy, and sidekick reports
+    that.
+    """
     guest.ssh(f"sidekick {PROFILES} apply-profile boots; test $? = 2")
     guest.ssh("sed -i 's/quiet/quiet loglevel=3/' /etc/default/grub; update-grub")
     assert "nosoftlockup" in guest.ssh(f"cat {CUSTOM}")

@@ -1,7 +1,7 @@
 """Host profiles on one booted guest: the faults F-64 to F-75, every shipped profile, real boots.
 
-The tests themselves are in `in_guest` and run there; each has the name of what it shows.
-First of the suite, and in a lab of its own, so that the machine is nobody else's.
+The tests themselves are in `in_guest` and run there. This file runs first in the suite and in a
+separate lab, so that no other test uses its machine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_every_kill_point_and_every_pair_of_profiles(guest: OneGuest) -> None:
 
 
 def prepared(guest: OneGuest) -> str:
-    """Put the profile `boots` there, nothing applied; return which boot this is."""
+    """Install the profile `boots` without applying it; return the id of this boot."""
     guest.ssh("sidekick rollback; rm -rf /var/lib/twine/sidekick; true")
     guest.put("/run/test-profiles/boots.toml", BOOTS)
     return guest.boot_id()
@@ -70,12 +70,13 @@ def test_a_command_line_is_applied_by_kexec_and_undone_by_the_next_boot(
 @pytest.mark.long
 @pytest.mark.parametrize("broken", ["root=/dev/none", "rdinit=/none root=/dev/none"])
 def test_a_broken_kernel_line_is_restored_after_kexec(guest: OneGuest, broken: str) -> None:
-    """No root and, with `rdinit`, a kernel panic: the guard on the line restarts the host, and the
-    firmware knows only the host's own line. The profile is degraded, and not tried again.
+    """The line has no root and, with `rdinit`, makes the kernel panic. The guard on the line
+    restarts the host, and the firmware boots the host's own line. The profile is degraded and not
+    tried again.
     """
     boot, before = prepared(guest), guest.line()
     guest.ssh(f"sidekick {PROFILES} apply-profile boots; test $? = 2")
-    line = guest.ssh("tail -n 1 /etc/twine/boot-line").split()  # below a comment
+    line = guest.ssh("tail -n 1 /etc/twine/boot-line").split()  # follows a comment line
     line = [word for word in line if not word.startswith("root=")] + broken.split()
     guest.ssh(
         "kexec -l /boot/vmlinuz-$(uname -r) --initrd=/boot/initrd.img-$(uname -r) "

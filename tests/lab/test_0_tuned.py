@@ -1,4 +1,4 @@
-"""TuneD's own profiles beside ours, in a guest that has TuneD (tests/lab/beside_tuned)."""
+"""TuneD's own profiles compared with ours, in a guest that has TuneD (tests/lab/beside_tuned)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.lab.one_guest import OneGuest
 @pytest.mark.behaviour("BUG-SK20", "BUG-SK22")
 @pytest.mark.long
 def test_tuneds_profiles_do_the_same_converted() -> None:
-    """Effective values are compared, and rollback leaves nothing."""
+    """The effective values are equal, and a rollback leaves nothing behind."""
     guest = OneGuest("bench", name="tuned")
     guest.up()
     guest.pytest("-s", inside=Path(__file__).parent / "beside_tuned", timeout_s=2 * 3600)

@@ -58,7 +58,7 @@ def test_every_machine_is_free_or_in_one_entitlement(web: TheLab) -> None:
 
 @pytest.mark.behaviour("HP1", "HP10", "HP15", "MO11")
 def test_the_profile_was_verified_before_a_task_ran(web: TheLab) -> None:
-    # HP1 HP10 HP15 MO11: read in the guest's own /proc/sys, not in our records
+    # HP1 HP10 HP15 MO11: read from the guest's own /proc/sys, not from our records
     for machine in web.machines:
         status = json.loads(web.ssh(machine, "sidekick status -o json"))
         assert status["name"] == "web"
@@ -107,7 +107,7 @@ def test_resizing_starts_only_missing_tasks_and_stops_only_excess_ones(web: TheL
 
 @pytest.mark.behaviour("SC8", "SC10", "SD1")
 def test_a_rolling_update_causes_no_failed_request(web: TheLab, images: dict[str, str]) -> None:
-    # SC8 SC10 SD1: for a client that follows discovery, and for one behind a proxy that does
+    # SC8 SC10 SD1: for a client that uses discovery, and for one behind a proxy that uses it
     before = web.invocations()
     clients = [web.traffic(), web.traffic(web.proxy())]
     web.apply(images["v2"])

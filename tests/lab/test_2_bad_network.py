@@ -1,4 +1,4 @@
-"""Between a host and its control plane packets are lost, late, doubled and out of order."""
+"""The network of a host and its control plane loses, delays, duplicates and reorders packets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.lab.one_machine import OneMachine
 pytestmark = pytest.mark.long
 TASKS = 6
 LOST = 60
-"""Packets that are to be lost while all tasks just run."""
+"""Number of packets to lose while all tasks just run."""
 NETEM = "delay 300ms 100ms 25% loss 20% duplicate 10% reorder 10% 50%"
 WORSEN = f"""set -e; modprobe sch_netem
 tc qdisc add dev eth0 root handle 1: prio bands 3 priomap {" ".join("2" * 16)}
 tc filter add dev eth0 parent 1: protocol ip u32 match ip sport 22 0xffff flowid 1:1
 tc qdisc add dev eth0 parent 1:3 handle 30: netem {NETEM}"""
-"""All that the host sends, but for what this test's own ssh is answered."""
+"""Everything that the host sends, except answers to this test's own ssh."""
 JOB = """
 entitlement = "shop"
 tasks = {tasks}
@@ -37,7 +37,7 @@ memory_max_bytes = "16MiB"
 max_unavailable = 3
 """
 STARTED = "39f53479d3a045ac8e11786248231fbf"
-"""What systemd calls the message that a unit was started (SD_MESSAGE_UNIT_STARTED)."""
+"""Message id of systemd for a started unit (SD_MESSAGE_UNIT_STARTED)."""
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,14 @@ def lab() -> Iterator[OneMachine]:
 
 
 def sent(lab: OneMachine) -> dict[str, Any]:
-    """Return how many packets went out over the bad network, and how many were lost besides."""
+    """Return the number of packets sent over the bad network, and the number lost in addition."""
     shown = json.loads(lab.ssh("m1", "tc -s -j qdisc show dev eth0"))
     [netem] = [q for q in shown if q["kind"] == "netem"]
     return {key: netem[key] for key in ("packets", "drops")}
 
 
 def starts(lab: OneMachine) -> Counter[str]:
-    """Return how often the unit of each task was started, as the host's journal has it."""
+    """Return the number of starts of each task's unit, from the host's journal."""
     output = lab.ssh("m1", f"journalctl -o json --output-fields=UNIT MESSAGE_ID={STARTED}")
     units = (json.loads(line).get("UNIT", "") for line in output.splitlines())
     return Counter(unit for unit in units if unit.startswith("twine-task-"))
@@ -66,7 +66,7 @@ def starts(lab: OneMachine) -> Counter[str]:
 def test_orders_over_a_bad_network_run_once_and_running_tasks_are_kept(
     lab: OneMachine, tmp_path: Path
 ) -> None:
-    """A job is applied, updated and stopped while a fifth of what is sent is lost."""
+    """A job is applied, updated and stopped while 20 % of the sent packets are lost."""
     file = tmp_path / "image.tar"
     file.write_bytes(busybox_image())
     image = lab.ctl("image", "push", str(file))["digest"]

@@ -1,4 +1,4 @@
-"""The bus restarts, process 1 replaces itself, the bus stands still: tasks do not notice."""
+"""D-Bus restarts, process 1 re-executes itself, D-Bus hangs: tasks are not affected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PORTS = {"0 bound", "28080 bound", "28081 refused"}
 
 @pytest.mark.behaviour("BUG-AG10", "F-20")
 def test_systemd_restarts_keep_a_task_restricted_to_its_ports(guest: OneGuest) -> None:
-    """`daemon-reload` took the programs away that systemd has for ports."""
+    """`daemon-reload` removed the programs that systemd attaches for ports."""
     run = "twine-agent run binds --image /root/image.tar --memory 16MiB --listen http=28080"
     guest.ssh(f"{run} -- /bin/busybox sh -c '{TRIES}'", timeout_s=900)
 
@@ -57,9 +57,9 @@ def test_systemd_restarts_keep_a_task_restricted_to_its_ports(guest: OneGuest) -
 
 @pytest.mark.behaviour("F-19", "F-20")
 def test_bus_failures_lose_no_task_and_stall_no_answer(guest: OneGuest) -> None:
-    """Under load; the agent's face answers while nobody speaks on the bus.
+    """Under load, the agent's API answers while D-Bus is blocked.
 
-    Three tasks stay as they are, one comes and goes throughout, also after each disturbance.
+    Three tasks run throughout. Another one starts and ends repeatedly, also after each disturbance.
     """
     run = "twine-agent run first --image /root/image.tar --memory 16MiB --restart never"
     guest.ssh(f"{run} -- /bin/busybox true", timeout_s=900)

@@ -1,4 +1,4 @@
-"""Sixty tasks start at once on one CPU and take all of it: the host's agent answers."""
+"""The host's agent answers while sixty tasks start at once on one CPU and use all of it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.lab.one_machine import OneMachine
 pytestmark = pytest.mark.long
 TASKS = 60
 WORKING = 120
-"""Answers of each while all tasks work: a minute of them, two a second."""
+"""Number of answers from each server while all tasks work: one minute at two a second."""
 LATE_S = 1.0
 SHARE = 0.01
-"""Of the agent's answers may be late beyond that of one who does nothing but answer."""
+"""Share of the agent's answers that may be late beyond that of a server that only answers."""
 IMAGE = """set -e
 at=$(mktemp -d); chmod 755 $at; mkdir -p $at/{proc,sys,dev,tmp,run,var/tmp,etc,root}
 of=$(ldd /usr/bin/stress-ng | grep -o '/[^ ]*')
@@ -38,7 +38,7 @@ AGENT, BARE = "/run/twine/agent.sock", "/run/bare.sock"
 
 @dataclass(frozen=True)
 class Answers:
-    """How long each answer of one took, in seconds, in their order."""
+    """Latencies of one server's answers in seconds, in their order."""
 
     took: tuple[float, ...]
 
@@ -50,12 +50,12 @@ class Answers:
         return f"{len(self.took)} answers, {self.late} late, slowest {max(self.took):.2f} s"
 
     def is_as_good_as(self, other: Answers) -> bool:
-        """Return whether no larger part of these is late, but for a small one."""
+        """Return whether the share of late answers is about as small as the other's."""
         return self.late / len(self.took) <= other.late / len(other.took) + SHARE
 
 
 class Asked:
-    """Asks the agent, and beside it one who does nothing but answer, for as long as they live."""
+    """Sends requests to the agent, and to a server that only answers, as long as both run."""
 
     def __init__(self, lab: OneMachine) -> None:
         self.lab, self.sockets = lab, {"agent": AGENT, "bare": BARE}
@@ -71,7 +71,7 @@ class Asked:
         self.lab.ssh("m1", f"{run} /opt/twine/bin/python /run/asked.py {words}")
 
     def so_far(self) -> dict[str, tuple[float, ...]]:
-        """Return how long the answers of each took until now; fails where one did not come."""
+        """Return the latencies of both servers until now; fail if an answer is missing."""
         units = " ".join(f"ask-{name}" for name in self.sockets)
         assert self.lab.ssh("m1", f"systemctl is-active {units} || true").split() == ["active"] * 2
         outputs = {n: self.lab.ssh("m1", f"cat /run/asked-{n}") for n in self.sockets}
@@ -90,7 +90,7 @@ def lab() -> Iterator[OneMachine]:
 
 
 def image_of(lab: OneMachine, folder: Path) -> str:
-    """Return the digest of an image with stress-ng, made of the machine's own."""
+    """Return the digest of an image with stress-ng, made from the machine's own packages."""
     lab.ssh("m1", f"bash <<'E'\n{IMAGE}\nE")
     file = folder / "stress.tar"
     file.write_bytes(lab.read("/root/stress.tar"))
@@ -102,7 +102,7 @@ def image_of(lab: OneMachine, folder: Path) -> str:
 def test_an_agent_answers_while_sixty_tasks_start_at_once_and_take_the_only_cpu(
     lab: OneMachine, tmp_path: Path
 ) -> None:
-    """Late no more often than one who only answers; nobody takes it for silent."""
+    """The agent is late about as rarely as a server that only answers, and is not silent."""
     image = image_of(lab, tmp_path)
     lab.ctl("entitlement", "create", "shop", "--machines", "1", "--host-profile", "base")
     agent = lab.ssh("m1", "systemctl show twine-agent.service -P MainPID -P NRestarts")

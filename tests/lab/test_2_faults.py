@@ -1,4 +1,4 @@
-"""Whatever dies, tasks run on; what must move, moves once."""
+"""Tasks run on when any component dies; a task that has to move moves once."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_tasks_of_a_dead_machine_run_elsewhere_and_never_twice(web: TheLab) -> N
     assert sum(len(u) for u in elsewhere.values()) == 6
 
     web.lab("power-on", "m3")
-    web.rest()  # tasks move back, until as many are on each machine
+    web.rest()  # tasks move back until each machine has the same number
     running = [u for m in web.machines for u in web.units(m)]
     assert len(running) == len(set(running)) == 6
 

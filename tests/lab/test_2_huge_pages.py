@@ -60,7 +60,7 @@ def run(guest: OneGuest, name: str, pages: int = 0) -> str:
 
 
 def log_of(guest: OneGuest, name: str) -> str:
-    """Return what a task says that it got, once it does."""
+    """Return the reported huge pages of a task, once its log has them."""
     return guest.ssh(
         f"for i in $(seq 300); do twine-agent logs {name} | grep -o 'pages: .*' && exit; sleep 1;"
         f" done; twine-agent show {name}; journalctl -u twine-agent -n 30; exit 1",
@@ -75,8 +75,9 @@ def limit(guest: OneGuest, group: str) -> str:
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
 def test_a_task_gets_the_pages_that_it_asked_for_and_others_none(guest: OneGuest) -> None:
-    """The kernel holds the limit from the first instruction on, live changes are the
-    kernel's, too, and what does not fit is refused with the numbers."""
+    """The kernel enforces the limit from the first instruction on, and applies changes of it at
+    once. A task that does not fit is refused with the numbers.
+    """
     db = "workload-local_huge.slice/twine-task-db.service"
     run(guest, "db", pages=3)
     assert log_of(guest, "db") == "pages: 3, then Cannot allocate memory"

@@ -1,4 +1,4 @@
-"""Images that name a user: a task sees the files of that user as its own (docs/images.md)."""
+"""Images that name a user: the files of that user belong to the task (docs/images.md)."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ echo "runs: $($b wc -l < /srv/data/runs)"
 exec $b sleep 100000"""
 CONFIG = {"User": "app", "WorkingDir": "/home/app", "Cmd": ["/bin/sh", "-c", SCRIPT]}
 VOLUME = '[volumes.data]\nkind = "persistent"\npath = "/srv/data"\n'
-"""Its place is to be made in a folder of another user's."""
+"""The mount point has to be created in a folder of another user."""
 TASK = f'root = "read-only"\n{VOLUME}'
 ROOT = "/var/lib/twine/tasks/web"
 RUN = "twine-agent run web --image oci-archive:/root/app.tar --file /root/task.toml --memory 64MiB"
 OWNERS = f"""umount -R {ROOT} && cd {ROOT} || exit 1
 find . -path ./srv/data -prune -o -printf '%p %U:%G %m\\n' | sort"""
-"""Tells of all in the root, as it is on disk, where mounts are of one process alone."""
+"""Lists all files of the root as they are on disk; runs in a private mount namespace."""
 MOUNTS = "grep -c twine/tasks /proc/self/mountinfo || true"
 
 
@@ -77,14 +77,14 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
 
 
 def put(guest: OneGuest, folder: Path, name: str, config: dict[str, object]) -> None:
-    """Put an archive of an image into the guest."""
+    """Copy the archive of an image into the guest."""
     layout = Layout(folder)
     layout.image(BASE, config=config)
     guest.lab("ssh", "m1", "--", f"cat > /root/{name}.tar", stdin=layout.archive())
 
 
 def values_in_log(guest: OneGuest, runs: int) -> dict[str, str]:
-    """Return what the task says of itself once it has run so often."""
+    """Return the task's reported values once it has run this number of times."""
     logs = "twine-agent logs web"
     guest.until("it says all", lambda: f"runs: {runs}" in guest.find(logs).splitlines())
     lines = guest.ssh(logs).splitlines()
@@ -99,7 +99,9 @@ def mounts(guest: OneGuest) -> int:
 
 @pytest.mark.behaviour("AG3", "AG8")
 def test_a_task_owns_the_files_of_its_image_user(guest: OneGuest) -> None:
-    """It reads them, sees itself as owner, by name; AG8: and no other's."""
+    """The task reads them and sees itself as their owner, by name; files of other users stay
+    theirs.
+    """
     guest.ssh(RUN, timeout_s=900)
     found = values_in_log(guest, 1)
     assert found["who"] == "app staff app /home/app /home/app"
@@ -122,7 +124,7 @@ def test_a_task_owns_the_files_of_its_image_user(guest: OneGuest) -> None:
 
 @pytest.mark.behaviour("AG3")
 def test_no_owner_is_changed_and_nothing_is_left_mounted(guest: OneGuest) -> None:
-    """Whatever ends it: a kill, a restart, an agent that dies, its stop."""
+    """The task ends by a kill, a restart, a dying agent, or a stop."""
     shown = mounts(guest)
     pid = "systemctl show -P MainPID twine-task-web.service"
     before = guest.ssh(pid)
@@ -153,11 +155,11 @@ def test_no_owner_is_changed_and_nothing_is_left_mounted(guest: OneGuest) -> Non
 def test_leftovers_of_a_killed_clean_up_are_removed_by_the_next_start(
     guest: OneGuest,
 ) -> None:
-    """A mount that nobody let go is no root that cannot be removed."""
+    """A mount that was never released does not make the root impossible to remove."""
     guest.ssh(RUN, timeout_s=900)
     values_in_log(guest, 4)
     shown = mounts(guest)
-    for _ in range(2):  # as if what is run after the end had been killed, twice
+    for _ in range(2):  # as if the clean-up after the end had been killed, twice
         guest.ssh(f"mount --bind {ROOT} {ROOT}")
     assert mounts(guest) > shown
     guest.ssh("twine-agent restart web", timeout_s=900)
@@ -175,7 +177,7 @@ def test_leftovers_of_a_killed_clean_up_are_removed_by_the_next_start(
 
 @pytest.mark.behaviour("AG3")
 def test_an_image_without_a_user_works_in_the_home_of_root(guest: OneGuest) -> None:
-    """What is there is the image's own; with `ProtectHome=yes` systemd ended with 200."""
+    """The home is the image's own; with `ProtectHome=yes` systemd ended with 200."""
     guest.ssh("twine-agent run plain --image oci-archive:/root/plain.tar --memory 64MiB")
     guest.until("it says it", lambda: "the image's" in guest.find("twine-agent logs plain"))
     guest.ssh("twine-agent stop plain")
@@ -183,7 +185,7 @@ def test_an_image_without_a_user_works_in_the_home_of_root(guest: OneGuest) -> N
 
 @pytest.mark.behaviour("AG3")
 def test_a_user_id_in_group_root_has_the_files_of_that_group(guest: OneGuest) -> None:
-    """As many images have it that any user may start."""
+    """Many images give group root access, so that any user can start them."""
     guest.ssh(
         "twine-agent run web --image oci-archive:/root/number.tar --file /root/task.toml"
         " --memory 64MiB",
@@ -200,7 +202,7 @@ def test_a_user_id_in_group_root_has_the_files_of_that_group(guest: OneGuest) ->
 
 
 def test_by_default_the_user_may_write_to_the_root(guest: OneGuest) -> None:
-    """ADR 0176: the root of an OCI image is writable unless the task says otherwise."""
+    """The root of an OCI image is writable unless the task says otherwise (ADR 0176)."""
     guest.ssh(RUN.replace("task.toml", "writable.toml"), timeout_s=900)
     found = values_in_log(guest, 7)
     assert (found["write"], found["owner"]) == ("", "")

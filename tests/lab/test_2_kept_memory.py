@@ -1,4 +1,4 @@
-"""A task keeps the memory that it was promised while its host is short of it (ADR 0117)."""
+"""A task keeps its protected memory while its host is short of memory (ADR 0117)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GROUPS = "/sys/fs/cgroup/workload.slice"
 SHOP, BANK = f"{GROUPS}/workload-shop.slice", f"{GROUPS}/workload-bank.slice"
 OF = {"plain": SHOP, "kept": BANK}
 HELD, FILE, LIMIT = 160, 64, 256
-"""What each task has in anonymous memory and in a file, and its limit, in MiB."""
+"""Anonymous memory of each task, its file, and its limit, in MiB."""
 LOST = 16 * MIB
-"""At least what a task without a promise loses: 31 MiB and more were seen, of a kept one none."""
+"""Least loss of a task without protection: 31 MiB and more were measured, and none with it."""
 LEFT = 72
-"""MiB left: the file of a task without a promise goes, and nobody has to be killed."""
+"""MiB left: the file of the unprotected task is reclaimed, and no process is killed."""
 TASK = f"""
 [limits]
 memory_max_bytes = "{LIMIT}MiB"
@@ -69,14 +69,14 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
 
 
 def memory(guest: OneGuest) -> dict[str, int]:
-    """Return what each task has."""
+    """Return the memory of each task."""
     paths = " ".join(f"{group}/twine-task-{name}.service" for name, group in OF.items())
     read = guest.ssh(f"for at in {paths}; do cat $at/memory.current; done").split()
     return dict(zip(OF, map(int, read), strict=True))
 
 
 def keeps(guest: OneGuest) -> list[int]:
-    """Return what the slice of all tasks keeps, and that of each."""
+    """Return the protected memory of the slice of all tasks, and of each task."""
     return [int(guest.ssh(f"cat {group}/memory.min")) for group in (GROUPS, SHOP, BANK)]
 
 
@@ -84,7 +84,7 @@ def keeps(guest: OneGuest) -> list[int]:
 def test_a_task_keeps_its_protected_memory_while_its_neighbour_is_reclaimed(
     guest: OneGuest,
 ) -> None:
-    """By the kernel's own count; what was kept is given back with the task."""
+    """The kernel counts it; the protection ends with the task."""
     full = (HELD + FILE) * MIB
     guest.until("both have all", lambda: min(memory(guest).values()) >= full)
     assert keeps(guest) == [LIMIT * MIB, 0, LIMIT * MIB]

@@ -76,7 +76,7 @@ def inside(guest: OneGuest, command: str, task: str = "web") -> str:
 
 
 def events(guest: OneGuest, name: str) -> int:
-    """Return how often the kernel told this of the memory of the task, and of all below."""
+    """Return how often the kernel reported this event for the memory of the task and all below."""
     return int(guest.ssh(f"sed -n 's/^{name} //p' {GROUP}/memory.events"))
 
 
@@ -88,7 +88,7 @@ def invocation(guest: OneGuest, task: str) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("user", ["", DAEMON, OWN_PROC])
 def test_a_nested_namespace_has_its_own_proc_if_allowed(guest: OneGuest, user: str) -> None:
-    """For root, for others, and in another such namespace; elsewhere it has none."""
+    """Root, other users and a further namespace get one; where it is not allowed there is none."""
     command = f'{user} {OWN_PROC} sh -c "{SEEN}"'
     first, *users = inside(guest, command).splitlines()
     assert first == "me: /proc/1"
@@ -99,7 +99,7 @@ def test_a_nested_namespace_has_its_own_proc_if_allowed(guest: OneGuest, user: s
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
 def test_cgroup_files_cannot_be_read_or_removed_from_inside(guest: OneGuest) -> None:
-    """The host's, of no process, and no way into it."""
+    """Files of the host and files of no process are both out of reach from inside."""
     assert "Permission denied" in inside(guest, "ls /run/twine-nested")
     assert "Permission denied" in inside(guest, "cat /run/twine-nested/proc/kallsyms")
     for place in ("", "/proc", "/sys"):
@@ -118,7 +118,9 @@ def test_cgroup_files_cannot_be_read_or_removed_from_inside(guest: OneGuest) -> 
 def test_podman_runs_a_container_with_a_user_namespace_if_allowed(
     guest: OneGuest,
 ) -> None:
-    """Of an image in its store, in the machine's network and in one of its own."""
+    """The container runs from an image in podman's store, in the machine's network and in a private
+    one.
+    """
     for network in ("host", "none"):
         command = f"sh /srv/data/podman.sh run --rm --network={network} {USERS} inner:1 {SAYS}"
         output, users = inside(guest, command).splitlines()
@@ -131,7 +133,7 @@ def test_podman_runs_a_container_with_a_user_namespace_if_allowed(
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
 def test_a_container_inside_is_within_the_limits_of_its_task(guest: OneGuest) -> None:
-    """At a limit of its own, and at the task's; neither the machine nor a neighbour ends."""
+    """The container ends at its limit, and at the task's; the machine and its neighbours run on."""
     limit = "--memory=40m inner:1 /bin/busybox cat /sys/fs/cgroup/memory.max"
     assert inside(guest, f"{CONTAINER} {limit}") == str(40 << 20)
     tasks = ("web", "bare")
@@ -142,7 +144,7 @@ def test_a_container_inside_is_within_the_limits_of_its_task(guest: OneGuest) ->
         assert inside(guest, eats) == "ended with 137"
         assert events(guest, "oom_kill") > killed
     assert events(guest, "max") > full, "the last one came as far as the task's limit"
-    # The kernel lets what may not fail past the limit: one page of it was seen.
+    # The kernel lets allocations that must not fail exceed the limit: one page was observed.
     assert int(guest.ssh(f"cat {GROUP}/memory.peak")) <= LIMIT + (1 << 20)
     assert inside(guest, "systemctl is-active hello.service") == "active"
     assert [invocation(guest, task) for task in tasks] == before
@@ -151,9 +153,10 @@ def test_a_container_inside_is_within_the_limits_of_its_task(guest: OneGuest) ->
 @pytest.mark.behaviour("AG4", "AG8")
 @pytest.mark.long
 def test_a_deleted_task_leaves_nothing_of_its_container(guest: OneGuest) -> None:
-    """Neither processes nor cgroups nor mounts, on the host nor in its accounts.
+    """No processes, cgroups or mounts are left, neither on the host nor in its accounts.
 
-    It does not end when it is told to, and systemd inside would wait for longer than the task may.
+    The container ignores the stop signal, and systemd inside would wait for longer than the task
+    may.
     """
     guest.until(
         "it is up", lambda: "running" in guest.find("twine-agent ps | grep '^web .*healthy'")

@@ -1,4 +1,4 @@
-"""Containers inside a job's task, where its entitlement allows it, by what an owner types."""
+"""Containers inside a job's task, where its entitlement allows them, by commands of the owner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Delegate=yes
 Environment={SETTINGS}
 ExecStart=/bin/sh /opt/inner/run.sh
 """
-"""A service of the machine; it is active once its container has run to its end."""
+"""A service of the machine; it is active once its container has completed."""
 CONF = "[containers]\nkeyring = false\ndefault_sysctls = []\n"
 WANTED = "./etc/systemd/system/multi-user.target.wants/container.service"
 JOB = """
@@ -97,7 +97,7 @@ def image_of(lab: OneMachine, folder: Path) -> str:
 
 
 def refused(lab: OneMachine, file: Path) -> str:
-    """Return what apply says of a job that may not be."""
+    """Return the error of applying a job that is not allowed."""
     with pytest.raises(Failed) as ended:
         lab.run("twinectl", "job", "apply", str(file))
     assert ended.value.code != 0
@@ -109,7 +109,7 @@ def refused(lab: OneMachine, file: Path) -> str:
 def test_a_job_runs_containers_only_if_its_entitlement_allows_it(
     lab: OneMachine, tmp_path: Path
 ) -> None:
-    """Refused without a trace, with the command that allows it; then it runs."""
+    """The job is refused without a trace, with the command that allows it; then the job runs."""
     image = image_of(lab, tmp_path)
     lab.ctl("entitlement", "create", "shop", "--machines", "1", "--host-profile", "base")
     lab.ctl("entitlement", "update", "shop", "--relaxation", "own-init")

@@ -1,4 +1,4 @@
-"""What tasks reach, and what they do not, on a machine of the lab."""
+"""What tasks can reach, and what they cannot, on a machine of the lab."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BINDS = (
     " do sleep 0.2; done; echo {0}: bound"
 )
 REFUSED = "busybox nc -l -p {0} </dev/null >/dev/null 2>&1 && echo {0}: ended || echo {0}: refused"
-"""Both wait for what is expected; if it is otherwise the task is never done."""
+"""Both wait for the expected result; if it does not occur, the task never completes."""
 
 
 def by_hand(lab: TheLab, name: str, script: str, *options: str) -> dict[str, str]:
-    """Run a script as a task on m1 until it said `done`; return what it said, by name."""
+    """Run a script as a task on m1 until it prints `done`; return its printed values by name."""
     image = lab.job()["record"]["spec"]["image"]
     words = ["twine-agent", "run", name, "--image", image, "--restart", "never", "--no-wait"]
     words += ["--memory", "16M", *options, "--", "/bin/sh", "-c", script + "\necho done: yes"]
@@ -34,7 +34,7 @@ def by_hand(lab: TheLab, name: str, script: str, *options: str) -> dict[str, str
 @pytest.mark.behaviour("BUG-AG10", "AG8")
 @pytest.mark.long
 def test_a_task_binds_only_its_ports_and_cannot_open_a_unix_socket(web: TheLab) -> None:
-    """In the host's network, by the kernel's own answer."""
+    """The task is in the host's network, and the kernel itself refuses."""
     parts = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     paths = " ".join(f"{part}_temp_path /tmp/{part};" for part in parts)
     nginx = (
@@ -79,7 +79,7 @@ def test_the_agents_port_stays_reserved_while_the_agent_is_stopped(web: TheLab) 
 def test_tasks_of_a_private_job_find_each_other_by_the_addresses_of_discovery(
     web: TheLab, images: dict[str, str], tmp_path: Path
 ) -> None:
-    """Each answers at its own, for its host and for a task of its job on another host."""
+    """Each answers at its own address, for its host and for a task of its job on another host."""
     web.apply(images["v1"], "tasks=1")
     text = JOB.read_text().replace('name = "web"\n', 'name = "own"\n')
     text = text.replace("tasks = 6\n", "tasks = 2\n")

@@ -1,6 +1,7 @@
-"""A host with systemd-oomd: the agent acts first, systemd-oomd last, and is told whom (ADR 0122).
+"""A host with systemd-oomd: the agent acts first, systemd-oomd last and with preferences (ADR
+0122).
 
-The shortage is that of test_2_pressure.py.
+The memory shortage is that of test_2_pressure.py.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ printf '[OOM]\\nDefaultMemoryPressureDurationSec=1s\\n' > /etc/systemd/oomd.conf
 systemctl enable --now systemd-oomd
 systemctl start twine-network.socket twine-agent.service
 """
-"""What Debian's package does, and an operator who wants it hasty: the slice says for itself."""
+"""Debian's package setup, and an eager one of an operator; the slice has its own settings."""
 HASTY = "ManagedOOMMemoryPressureLimit=10% ManagedOOMMemoryPressureDurationSec=1s"
 SET = "systemctl set-property --runtime workload.slice"
 NEVER_ENOUGH = 200
-"""Of the slice of all tasks, in MiB: less than any two of them hold, or `kept` alone."""
+"""Memory limit of the slice of all tasks, in MiB: less than any two tasks hold, or `kept` alone."""
 MARKS = """
 import os, sys
 root = "/sys/fs/cgroup/"
@@ -69,7 +70,7 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
 
 
 def filled(guest: OneGuest) -> None:
-    """Return once all tasks run, and have what they hold."""
+    """Return once all tasks run and hold their memory."""
     full = sum(held for _, held in TASKS.values()) * MIB
     guest.ssh(f"{SET} MemoryHigh=infinity")
     guest.until("all run", lambda: {t["state"] for t in tasks(guest).values()} == {"running"})
@@ -77,13 +78,13 @@ def filled(guest: OneGuest) -> None:
 
 
 def killed(guest: OneGuest) -> list[str]:
-    """Return what systemd-oomd says that it killed."""
+    """Return the kills that systemd-oomd reports."""
     journal = guest.ssh("journalctl -u systemd-oomd -o cat").splitlines()
     return [line for line in journal if line.startswith("Killed ")]
 
 
 def marks(guest: OneGuest, *groups: str) -> dict[str, list[str]]:
-    """Return what systemd-oomd finds at cgroups, by the name of their unit."""
+    """Return the preferences that systemd-oomd reads at cgroups, by the name of their unit."""
     guest.put("/root/marks.py", MARKS)
     lines = guest.ssh(f"python3 /root/marks.py {' '.join(groups)}").splitlines()
     return {line.split()[0]: line.split()[1:] for line in lines}
@@ -93,7 +94,7 @@ def marks(guest: OneGuest, *groups: str) -> dict[str, list[str]]:
 def test_systemd_oomd_watches_tasks_with_their_preferences(
     guest: OneGuest,
 ) -> None:
-    """What keeps the host going never; a promise is heeded, and as it is after a resize."""
+    """systemd-oomd never kills units that the host needs. A promise counts, also after a resize."""
     watched = [x.strip() for x in guest.ssh("oomctl").splitlines() if "Path: " in x]
     assert set(watched) == {"Path: /workload.slice"}
     assert "Memory Pressure Limit: 80.00%" in guest.ssh("oomctl")
@@ -115,7 +116,7 @@ def test_systemd_oomd_watches_tasks_with_their_preferences(
 
 @pytest.mark.behaviour("AG8")
 def test_the_agent_acts_first_and_systemd_oomd_not_at_all(guest: OneGuest) -> None:
-    """The task goes that the agent's rule says, whatever oomd.conf has."""
+    """The agent evicts the task that its own rule selects, whatever oomd.conf has."""
     filled(guest)
     guest.ssh(f"{SET} MemoryHigh={SHORT}M")
     guest.until("one is evicted", lambda: bool(evictions(guest)))
@@ -129,7 +130,7 @@ def test_the_agent_acts_first_and_systemd_oomd_not_at_all(guest: OneGuest) -> No
 def test_a_kill_by_systemd_oomd_is_reported_and_the_agent_kills_no_other_task(
     guest: OneGuest,
 ) -> None:
-    """Where it is faster all the same; `kept` has a promise and stays."""
+    """systemd-oomd is faster here; `kept` has a promise and is not killed."""
     filled(guest)
     before, evicted = tasks(guest), evictions(guest)
     guest.ssh(f"{SET} {HASTY}; {SET} MemoryHigh={NEVER_ENOUGH}M")

@@ -1,4 +1,4 @@
-"""What ordinary images find in their root: names, files to write to, of root or not."""
+"""What ordinary images find in their root, as root or as another user: names and writable files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def put(guest: OneGuest, top: Path) -> None:
 
 
 def log_lines(guest: OneGuest, name: str, times: int = 1) -> list[str]:
-    """Return what a task says in its last run of so many."""
+    """Return the log lines of a task's last run, after this number of runs."""
     logs = f"twine-agent logs {name}"
     guest.until("it says all", lambda: guest.find(logs).splitlines().count("over") == times)
     lines = guest.ssh(logs).splitlines()
@@ -105,7 +105,7 @@ def test_an_image_with_user_root_can_write_to_its_usual_folders(guest: OneGuest)
     assert guest.ssh(inside) == "7\n", "a command inside has the task's own /run"
     eats = "x=12345678; while :; do x=$x$x; done"
     output = guest.ssh(f"twine-agent exec web -- /bin/sh -c '{eats}' 2>&1; echo code $?")
-    assert "it exceeded 32MiB of memory" in output  # BUG-AG32: it ended the task
+    assert "it exceeded 32MiB of memory" in output  # BUG-AG32: this write ended the task
     assert output.endswith("code 137\n")
     task = json.loads(guest.ssh("twine-agent show web -o json"))["task"]
     assert (task["state"], task["restarts"]) == ("running", 0)
@@ -121,8 +121,9 @@ def test_an_image_with_user_root_can_write_to_its_usual_folders(guest: OneGuest)
 
 
 def test_the_host_does_not_follow_a_link_that_a_task_made(guest: OneGuest) -> None:
-    """A task moves the folder above its volume and puts a link to the host's there: at its end
-    nothing of the host's is unmounted, and the root can be removed."""
+    """A task moves the folder above its volume and puts a link to the host's there. At its end no
+    mount of the host is unmounted, and the root can be removed.
+    """
     guest.ssh("mkdir -p /mnt/vol && mount -t tmpfs mine /mnt/vol")
     evil = "cd /data && /bin/busybox mv in out && /bin/busybox ln -s /mnt in; echo moved"
     guest.put(
@@ -146,7 +147,9 @@ i=0; while :; do i=$((i+1)); echo $i || exit 9; /bin/busybox usleep 50000; done"
 
 @pytest.mark.behaviour("BUG-AG34", "BUG-AG40")
 def test_a_log_is_complete_across_restarts(guest: OneGuest) -> None:
-    """Byte for byte. BUG-AG40: no task ends because logging did, and no line is lost."""
+    """The log is complete byte for byte. BUG-AG40: no task ends because of logging, and no line is
+    lost.
+    """
     guest.put("/root/exact", EXACT)
     guest.put("/root/talks", TALKS)
     run = "twine-agent run talks --image oci-archive:/root/ordinary.tar --memory 64MiB"
@@ -177,8 +180,9 @@ def test_a_log_is_complete_across_restarts(guest: OneGuest) -> None:
 
 @pytest.mark.behaviour("BUG-AG39", "BUG-AG42")
 def test_last_lines_and_dropped_lines_are_reported(guest: OneGuest) -> None:
-    """What a program wrote just before its end is in its log. BUG-AG42: journald's rate
-    limit drops lines, and the log says how many."""
+    """Output just before the end of a program is in its log. BUG-AG42: journald's rate limit drops
+    lines, and the log reports their number.
+    """
     many = "i=0; while [ $i -lt 10300 ]; do i=$((i+1)); echo $i; done"
     script = f"{many}; /bin/busybox sleep 12; echo next; echo last > /dev/stdout; exit 3"
     run = "twine-agent run loud --no-wait --image oci-archive:/root/ordinary.tar --memory 64MiB"

@@ -1,4 +1,4 @@
-"""Tasks with CPUs of their own on a real kernel and a real systemd (AG8, docs/resources.md)."""
+"""Tasks with exclusive CPUs on a real kernel and a real systemd (AG8, docs/resources.md)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(guest: OneGuest, name: str, own: int = 0, more: str = "") -> str:
 
 
 def expect_cpus(guest: OneGuest, name: str, cpus: str) -> None:
-    """Wait until a task says which CPUs are its own."""
+    """Wait until a task reports these CPUs as its own."""
     guest.ssh(
         f"for i in $(seq 300); do twine-agent show {name} | grep -Eq 'own CPUs +{cpus}( |$)' &&"
         f" exit; sleep 1; done; twine-agent show {name}; journalctl -u twine-agent -n 40; exit 1",
@@ -61,8 +61,9 @@ OWN_DB = "workload-local_own.slice/twine-task-db.service"
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
 def test_exclusive_cores_hold_and_are_returned(guest: OneGuest) -> None:
-    """Others are off a task's cores before it runs there, through a kill of the agent, a
-    resize and its end; what does not fit is refused with the numbers."""
+    """Other tasks leave the cores of a task before it starts there. This holds through a kill of
+    the agent, a resize and the task's end. A task that does not fit is refused with the numbers.
+    """
     run(guest, "web")
     run(guest, "db", own=2)
     expect_cpus(guest, "db", "2-3")

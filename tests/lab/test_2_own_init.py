@@ -1,4 +1,4 @@
-"""A task with systemd inside, on a real kernel: a machine with users of its own (docs/agent.md)."""
+"""A task with systemd inside, on a real kernel: a machine with its own users (docs/agent.md)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def inside(guest: OneGuest, command: str) -> str:
 
 
 def leader(guest: OneGuest) -> str:
-    """Return the init of the machine, as the host knows it."""
+    """Return the init process of the machine, as the host sees it."""
     return guest.ssh(f"head -n 1 {GROUP}/payload/init.scope/cgroup.procs").strip()
 
 
@@ -111,7 +111,7 @@ def up(guest: OneGuest) -> None:
 def test_systemd_starts_inside_with_its_services_and_logs_it(
     guest: OneGuest,
 ) -> None:
-    """A probe and a step inside, the log of a service, and what is run by hand."""
+    """A probe and a step run inside; the log has the lines of a service and of manual commands."""
     assert inside(guest, "systemctl is-system-running --wait") == "running"
     guest.until("its log", lambda: "hello: daemon in web" in guest.ssh("twine-agent logs web"))
     assert "healthy" in guest.ssh("twine-agent ps | grep '^web '")
@@ -129,7 +129,7 @@ def test_systemd_starts_inside_with_its_services_and_logs_it(
 @pytest.mark.behaviour("AG8", "F-83")
 @pytest.mark.long
 def test_root_inside_is_unprivileged_outside_and_cannot_reach_the_host(guest: OneGuest) -> None:
-    """By the kernel's map of users, and by whose a file on a volume is."""
+    """Checked by the kernel's user map, and by the owner of a file on a volume."""
     first, base, count = guest.ssh(f"cat /proc/{leader(guest)}/uid_map").split()
     assert (int(first), int(count)) == (0, ID_COUNT)
     assert FIRST_ID <= int(base) < FIRST_ID + SLOTS * ID_COUNT
@@ -156,7 +156,7 @@ def test_root_inside_is_unprivileged_outside_and_cannot_reach_the_host(guest: On
 def test_a_terminal_inside_has_a_size_and_interrupts_the_command(
     guest: OneGuest,
 ) -> None:
-    """What is typed ends what runs in it, not the shell; nothing is left of either."""
+    """An interrupt ends the command but not the shell; later no process of either is left."""
     lines = guest.ssh("sh /root/typed", timeout_s=1800)
     assert "30 100" in lines, lines
     assert "after 130" in lines, lines
@@ -167,7 +167,7 @@ def test_a_terminal_inside_has_a_size_and_interrupts_the_command(
 @pytest.mark.behaviour("AG4")
 @pytest.mark.long
 def test_it_outlives_its_agent_and_is_resized_while_it_runs(guest: OneGuest) -> None:
-    """Neither a killed agent nor another limit touches what runs."""
+    """A killed agent or a changed limit does not affect running processes."""
     before, main = leader(guest), guest.ssh("systemctl show -P MainPID twine-agent").strip()
     guest.ssh("systemctl kill -s KILL twine-agent.service")
     now = "systemctl show -P MainPID twine-agent"
@@ -183,7 +183,7 @@ def test_it_outlives_its_agent_and_is_resized_while_it_runs(guest: OneGuest) -> 
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
 def test_excess_use_inside_ends_only_that_task(guest: OneGuest) -> None:
-    """The limit is the task's, whatever cgroups there are below."""
+    """The limit of the task holds, whatever cgroups exist below it."""
     plain, before = invocation(guest, "plain"), invocation(guest, "web")
     inside(guest, "sh -c 'head -c 1G /dev/zero | tail'")
     guest.until("it began anew", lambda: invocation(guest, "web") not in ("", before))
@@ -199,7 +199,7 @@ def test_excess_use_inside_ends_only_that_task(guest: OneGuest) -> None:
 def test_it_restarts_on_reboot_and_shuts_down_in_order(
     guest: OneGuest,
 ) -> None:
-    """P9: its services are told; mounts, users, cgroups and folders go with it."""
+    """The services inside are shut down; mounts, users, cgroups and folders are removed."""
     before = invocation(guest, "web")
     inside(guest, "systemctl --no-block reboot")
     guest.until("it began anew", lambda: invocation(guest, "web") not in ("", before))
@@ -219,7 +219,7 @@ def test_it_restarts_on_reboot_and_shuts_down_in_order(
 def test_nothing_is_left_of_a_task_deleted_during_an_out_of_memory_kill(
     guest: OneGuest,
 ) -> None:
-    """Neither mounts nor cgroups nor a unit, and another of its name starts at once."""
+    """No mount, cgroup or unit is left, and another task of the same name starts at once."""
     guest.ssh(f"{RUN} --image /root/machine.tar", timeout_s=1800)
     up(guest)
     guest.ssh("sh /root/deleted", timeout_s=1800)
@@ -236,7 +236,7 @@ def test_nothing_is_left_of_a_task_deleted_during_an_out_of_memory_kill(
 @pytest.mark.behaviour("AG4")
 @pytest.mark.long
 def test_own_init_that_cannot_work_is_refused_with_the_reason(guest: OneGuest) -> None:
-    """No init in the image, no systemd-nspawn on the host, an operator who wants none."""
+    """Reasons: no init in the image, no systemd-nspawn on the host, an operator who forbids it."""
     facts = "twine-agent facts | grep ^capabilities"
     run = f"{RUN} --image /root/plain.tar 2>&1 || true"
     assert "has no init" in guest.ssh(run, timeout_s=900)

@@ -1,4 +1,4 @@
-"""Tasks with systemd inside as a job of a control plane: placed, given an identity, updated."""
+"""Tasks with systemd inside as a job of a control plane: placed, identified, updated."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lab() -> Iterator[OneMachine]:
 
 
 def image_of(lab: OneMachine, folder: Path) -> str:
-    """Return the digest of an image with systemd, made of the packages of the machine."""
+    """Return the digest of an image with systemd, made from the packages of the machine."""
     make = f"cat >/root/make <<'END'\n{MAKE.read_text()}END\n"
     lab.ssh("m1", f"{make} [ -e machine.tar ] || bash /root/make /root/machine.tar", 900)
     file = folder / "machine.tar"
@@ -59,7 +59,7 @@ def image_of(lab: OneMachine, folder: Path) -> str:
 
 
 def switched(lab: OneMachine, *, on: bool) -> None:
-    """Have the host's operator say whether it takes such tasks, and the control plane know."""
+    """Allow or forbid such tasks on the host, and wait until the control plane knows."""
     command = f"rm -f {OFF}" if on else f"mkdir -p $(dirname {OFF}); echo own_init = false >{OFF}"
     lab.ssh("m1", f"{command}; systemctl restart twine-agent.service")
     where = ("machine", "list", "--where", "capability.own-init exists")
@@ -72,7 +72,7 @@ def switched(lab: OneMachine, *, on: bool) -> None:
 def test_a_job_with_own_init_is_placed_resolved_entered_updated_and_removed(
     lab: OneMachine, tmp_path: Path
 ) -> None:
-    """With no other word than those of its owner, from plan to stop."""
+    """Only commands of its owner are used, from plan to stop."""
     image = image_of(lab, tmp_path)
     lab.ctl("entitlement", "create", "shop", "--machines", "1", "--host-profile", "base")
     first = JOB.format(image=image, edition="first")

@@ -1,4 +1,4 @@
-"""The agent's Debian package on a host with tasks: another version, back, and away."""
+"""The agent's Debian package on a host with tasks: upgrade, downgrade and removal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ twine-agent: mend that, then: dpkg --configure twine-agent
 """
 AGENT = "systemctl show -p ActiveState,ExecMainStatus,NRestarts twine-agent.service"
 FAILED = {"ActiveState=failed", "ExecMainStatus=78", "NRestarts=0"}
-MORE = {  # what a later tree has, file → what of it is replaced by what
+MORE = {  # changes of a later tree: file → replaced text → new text
     "later": {
         "pyproject.toml": ('version = "0.1.0"', 'version = "0.2.0"'),
         "agent/runtime/core/records.py": (
@@ -84,14 +84,14 @@ def changed_tree(into: Path, changes: dict[str, tuple[str, str]]) -> Path:
 
 
 class Packaged(OneGuest):
-    """A guest with packages of this tree, `ours`, and of others; built when asked for."""
+    """A guest with packages built from this tree, `ours`, and from others; built on demand."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(name="package")
         self.folder, self.there = folder, set[str]()
 
     def install(self, name: str) -> str:
-        """Have dpkg install a package; return what it says, with its exit code as the last line."""
+        """Install a package with dpkg; return its output, with its exit code as the last line."""
         if name not in self.there:
             into = self.folder / name
             tree = changed_tree(into / "tree", MORE[name]) if name in MORE else ROOT
@@ -108,14 +108,14 @@ class Packaged(OneGuest):
         assert output.endswith("\n0\n"), output
 
     def seen(self, tasks: int) -> str:
-        """Return which processes t1, t2, … are, and since when."""
+        """Return the processes of t1, t2, … and their start times."""
         return self.ssh(SEEN.replace("TASKS", str(tasks)))
 
     def all_run(self, tasks: int) -> None:
         self.until("all are known to run", lambda: self.find(RUNS) == str(tasks))
 
     def begin(self, tasks: int) -> str:
-        """Install our package and start that many tasks; return what `seen` says of them."""
+        """Install our package and start this number of tasks; return the result of `seen`."""
         self.installed("ours")
         self.ssh("systemctl start twine-agent.service", timeout_s=900)
         self.ssh(RUN.replace("TASKS", str(tasks)), timeout_s=3600)
@@ -126,12 +126,12 @@ class Packaged(OneGuest):
         return before
 
     def run_later(self, name: str, tasks: int) -> None:
-        """Start one more task; `tasks` is how many there are then."""
+        """Start one more task; `tasks` is the number of tasks including it."""
         self.ssh(f"{RUN_ONE} {name} --no-wait -- /bin/busybox sleep 1000000", timeout_s=900)
         self.all_run(tasks)
 
     def end(self, *names: str) -> None:
-        """Stop tasks, and have dpkg purge the package."""
+        """Stop the tasks, and purge the package with dpkg."""
         stop = f"for n in {' '.join(names)}; do twine-agent stop --no-wait $n; done"
         self.ssh(stop, timeout_s=3600)
         self.all_run(0)
@@ -152,7 +152,7 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Packaged]:
 def test_records_that_an_older_package_cannot_read_stop_its_agent_and_no_task(
     guest: Packaged,
 ) -> None:
-    """dpkg fails once, with what to do; the newer package brings all back."""
+    """dpkg fails once and says what to do; the newer package restores everything."""
     before = guest.begin(2)
     guest.installed("newer")
     guest.all_run(2)
@@ -173,7 +173,7 @@ def test_records_that_an_older_package_cannot_read_stop_its_agent_and_no_task(
     again = guest.ssh("dpkg --configure twine-agent 2>&1; echo $?", timeout_s=1800)
     assert REFUSED in again
     assert again.endswith("\n1\n"), again
-    assert set(guest.ssh(AGENT).split()) == FAILED  # nobody tries again by themselves
+    assert set(guest.ssh(AGENT).split()) == FAILED  # no component retries without a command
 
     guest.installed("newer")
     guest.all_run(3)
@@ -188,7 +188,7 @@ def test_records_that_an_older_package_cannot_read_stop_its_agent_and_no_task(
 @pytest.mark.behaviour("F-07", "AV15")
 @pytest.mark.long
 def test_starts_of_a_failing_agent_back_off(guest: Packaged) -> None:
-    """Else it takes the processor from the dpkg that brings back one that starts."""
+    """Otherwise the failing agent takes the CPU from the dpkg that installs a working one."""
 
     def agent(name: str) -> str:
         return guest.find(f"systemctl show -P {name} twine-agent.service")
@@ -211,7 +211,9 @@ def test_starts_of_a_failing_agent_back_off(guest: Packaged) -> None:
 @pytest.mark.behaviour("F-02", "F-05")
 @pytest.mark.long
 def test_fifty_tasks_do_not_notice_an_upgrade_and_a_downgrade_by_package(guest: Packaged) -> None:
-    """P1: nor six deaths of the agent; and what is removed leaves nothing on the host."""
+    """Six deaths of the agent are not noticed either. After its removal nothing is left on the
+    host.
+    """
     before = guest.begin(TASKS)
 
     for _ in range(6):
@@ -223,7 +225,7 @@ def test_fifty_tasks_do_not_notice_an_upgrade_and_a_downgrade_by_package(guest: 
         guest.installed(name)
         guest.all_run(known)
         assert guest.seen(TASKS) == before
-        if name == "later":  # whose record has a field that ours does not know
+        if name == "later":  # its record has a field that ours does not know
             guest.run_later("later", TASKS + 1)
             assert '"later":"x"' in guest.ssh("cat /var/lib/twine/journal/later.json")
     print(guest.ssh("twine-agent fsck", timeout_s=900))

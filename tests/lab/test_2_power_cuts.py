@@ -10,7 +10,7 @@ from tests.lab.one_guest import OneGuest
 @pytest.mark.behaviour("F-36", "F-42")
 @pytest.mark.long
 def test_f36_after_each_power_cut_all_is_as_promised_and_fsck_clean() -> None:
-    """P4 P9: acknowledged tasks run, what was told to go stays away."""
+    """Acknowledged tasks run, and stopped tasks stay away."""
     guest = OneGuest(name="cuts")
     guest.lab("down")
     try:

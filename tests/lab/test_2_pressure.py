@@ -1,8 +1,8 @@
-"""A host whose tasks wait for memory lets one of them go, the right one, and says why (ADR 0077).
+"""A host whose tasks wait for memory evicts one of them, the right one, with a reason (ADR 0077).
 
-The kernel makes them wait as it does on a host that is short: above `memory.high` of the slice of
-all tasks whoever takes memory has to find some first, and there is none without swap. What a
-program beside the tasks takes ended with the kernel's killer in each of several tries.
+The kernel makes tasks wait as on a host that is short of memory. Above `memory.high` of the slice
+of all tasks, each allocation has to reclaim memory first, and without swap there is none. A program
+outside the tasks that took the memory caused the kernel's OOM killer in several tries.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.lab.test_2_kept_memory import image
 pytestmark = pytest.mark.long
 MIB = 1 << 20
 TASKS = {"big": ("shop", 260), "small": ("shop", 60), "kept": ("bank", 240)}
-"""Name of each task: its entitlement, and what it holds, in MiB."""
+"""Name of each task → its entitlement, and the memory that it holds, in MiB."""
 SHORT = 400
-"""Of the slice of all tasks, in MiB: less than they hold, more than two of them do."""
+"""Memory limit of the slice of all tasks, in MiB: less than all hold, more than two of them do."""
 FILE = 8
 MORE = f"""
 [volumes.data]
@@ -48,18 +48,18 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
 
 
 def held_bytes(guest: OneGuest) -> int:
-    """Return what all tasks together have."""
+    """Return the memory of all tasks together."""
     return int(guest.ssh("cat /sys/fs/cgroup/workload.slice/memory.current"))
 
 
 def tasks(guest: OneGuest) -> dict[str, dict[str, object]]:
-    """Return the tasks by name; the agent has answered if this returns."""
+    """Return the tasks by name; returns only if the agent has answered."""
     found = json.loads(guest.ssh("twine-agent ps -o json"))
     return {task["task_id"]: task for task in found["tasks"]}
 
 
 def evictions(guest: OneGuest) -> list[str]:
-    """Return what the agent's events say of tasks that had to go."""
+    """Return the agent's events about evicted tasks."""
     events = guest.ssh("twine-agent events").splitlines()
     return [line for line in events if "evicted" in line]
 
@@ -68,7 +68,7 @@ def evictions(guest: OneGuest) -> list[str]:
 def test_the_task_goes_that_has_most_beyond_its_promise_and_its_neighbours_run_on(
     guest: OneGuest,
 ) -> None:
-    """`kept` has nearly as much, all of it promised; `small` shares the entitlement."""
+    """`kept` holds nearly as much, all of it promised; `small` shares the entitlement."""
     full = sum(held for _, held in TASKS.values()) * MIB
     guest.until("all tasks have what they hold", lambda: held_bytes(guest) >= full)
     assert not evictions(guest)

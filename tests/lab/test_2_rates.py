@@ -1,7 +1,7 @@
-"""Most that a task may write, read and send a second, by what the kernel counts.
+"""Maximum write, read and send rates of a task, measured with the kernel's counters.
 
-Each rate is bytes of the kernel's own counters over the time between two readings of them, and
-first it is seen that this guest can do several times as much: a limit that is not there is seen.
+Each rate is the bytes of a kernel counter over the time between two readings of it. The guest first
+shows that it can do several times as much, so a missing limit is detected.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tests.lab.one_guest import OneGuest, busybox_image
 pytestmark = pytest.mark.long
 MIB = 1 << 20
 TOLERANCE = 1.15
-"""Over the limit at most: the kernel gives room by slices of 100 ms, and counts what has begun."""
+"""Largest excess over the limit: the kernel grants slices of 100 ms, and counts begun requests."""
 TIMES = 3
-"""How much more than its limit a task must be seen to do without it."""
+"""Least factor over its limit that a task must reach without the limit."""
 DISK = """
 [limits]
 memory_max_bytes = "64MiB"
@@ -60,7 +60,7 @@ while count() - a < least and time.monotonic() - began < most_s: time.sleep(0.05
 b, ended = count(), time.monotonic()
 print((b - a) / (ended - began))
 """
-"""Prints bytes a second over so many bytes, from the moment when the counter is seen to move."""
+"""Prints bytes a second over this number of bytes, from the first change of the counter on."""
 
 
 @pytest.fixture(scope="module")
@@ -76,21 +76,21 @@ def guest() -> Iterator[OneGuest]:
 
 
 def run(guest: OneGuest, name: str, script: str, *words: str) -> None:
-    """Start a task, or give a running one other limits."""
+    """Start a task, or set other limits of a running one."""
     guest.put(f"/root/{name}.sh", f"b=/bin/busybox\n{script}")
     line = f"twine-agent run {name} --image /root/image.tar {' '.join(words)}"
     guest.ssh(f'{line} -- /bin/sh -c "$(cat /root/{name}.sh)"', timeout_s=900)
 
 
 def rate(guest: OneGuest, path: str, key: str, least_bytes: int) -> float:
-    """Return bytes a second of a counter, over at least so many or half a minute."""
+    """Return bytes a second of a counter, over at least this number of bytes or 30 seconds."""
     words = f"{path} '{key}' {least_bytes} 30"
     return float(guest.ssh(f"/opt/twine/bin/python /root/sample.py {words}", timeout_s=300))
 
 
 @pytest.mark.behaviour("AG8")
 def test_a_task_reads_and_writes_at_most_at_its_device_limits(guest: OneGuest) -> None:
-    """And as fast as before once the limit is taken back; nothing is restarted for it."""
+    """The task is as fast as before once the limit is removed, without a restart."""
     counter = "/sys/fs/cgroup/workload.slice/workload-local.slice/twine-task-disk.service/io.stat"
     for what, script, key in (("write", WRITES, "wbytes"), ("read", READS, "rbytes")):
         guest.put("/root/disk.toml", DISK)
@@ -99,7 +99,7 @@ def test_a_task_reads_and_writes_at_most_at_its_device_limits(guest: OneGuest) -
         most = int(free / (2 * TIMES))
         guest.put("/root/disk.toml", DISK + SLOW.format(what, most))
         run(guest, "disk", script, "--file /root/disk.toml")
-        # What was under way when the limit came still ends as fast as it began.
+        # Requests that were running when the limit came still end as fast as they began.
         rate(guest, counter, key, 2 * most)
         held = rate(guest, counter, key, 10 * most)
         guest.put("/root/disk.toml", DISK)
@@ -116,7 +116,7 @@ def test_a_task_reads_and_writes_at_most_at_its_device_limits(guest: OneGuest) -
 
 @pytest.mark.behaviour("AG8")
 def test_a_limit_holds_for_every_name_of_its_device(guest: OneGuest) -> None:
-    """systemd wrote a lifted limit over that of another name; the kernel then had none."""
+    """systemd wrote the lifted limit of one name over that of another; the kernel then had none."""
     group = "/sys/fs/cgroup/workload.slice/workload-local.slice/twine-task-named.service"
     links = guest.ssh("ls -d /dev/disk/by-path/* /dev/disk/by-uuid/*").split()
     for rate, device in enumerate((links[0], "/dev/vda", links[-1], "/dev/vda", links[0]), 1):
@@ -138,7 +138,7 @@ def test_a_limit_holds_for_every_name_of_its_device(guest: OneGuest) -> None:
 
 @pytest.mark.behaviour("AG8")
 def test_a_private_task_sends_at_most_at_its_limit(guest: OneGuest) -> None:
-    """What it sends is what the host's end of its link received."""
+    """The host's end of its link received the sent bytes."""
     guest.ssh("systemd-run --unit sink /opt/twine/bin/python /root/sink.py")
     host = guest.ssh("ip -4 -o addr show scope global").split()[3].partition("/")[0]
     link = "/sys/class/net/$(ls /sys/class/net | grep '^tw[0-9a-f]')/statistics/rx_bytes"

@@ -1,6 +1,6 @@
-"""A task that attacks its host in 65 ways (F-84), and how exposed units are on a real systemd.
+"""A task that attacks its host in 65 ways (F-84), and the exposure of units on a real systemd.
 
-The table of docs/security.md is what this prints.
+The table of docs/security.md is the output of this test.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GATES = {
     "twine-network.service": 4.6,
     "twine-output.service": 2.0,
 }
-"""Of 10, less is better."""
+"""Exposure out of 10; less is better."""
 LISTENER = """
 import socket, time
 held = socket.socket(socket.AF_UNIX)
@@ -67,7 +67,7 @@ def guest() -> Iterator[OneGuest]:
 @pytest.mark.behaviour("F-84", "AG8")
 @pytest.mark.long
 def test_f84_a_task_reaches_nothing_of_its_host(guest: OneGuest, tmp_path: Path) -> None:
-    """Every probe is refused, and units are as little exposed as promised."""
+    """Every probe is refused, and the exposure of units is as low as promised."""
     guest.ssh("systemctl start twine-agent.service", timeout_s=900)
     guest.lab("ssh", "m1", "--", "cat > /root/red.tar", stdin=image(tmp_path))
     guest.ssh("systemd-run -q --unit=on-7443 python3 -m http.server 7443 --bind 127.0.0.1")
@@ -96,7 +96,7 @@ def test_f84_a_task_reaches_nothing_of_its_host(guest: OneGuest, tmp_path: Path)
 
 
 def exposure(guest: OneGuest, unit: str) -> float:
-    """Return what `systemd-analyze security` says of a unit."""
+    """Return the exposure that `systemd-analyze security` reports for a unit."""
     log = guest.ssh(f"systemd-analyze security {unit} --no-pager | tail -1")
     found = re.search(r"exposure level for .*: (\d+\.\d) ", log)
     assert found, log

@@ -1,4 +1,4 @@
-"""OCI images from a real registry onto a booted guest, run as their configuration says."""
+"""OCI images from a real registry on a booted guest, run according to their configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.lab.the_lab import BIN
 
 pytestmark = pytest.mark.long
 REGISTRY = "10.77.0.1:5000"
-"""In the lab's own network, where its machines reach it."""
+"""Address of the registry in the lab's own network, where its machines reach it."""
 BIG = 8 << 20
 OWN = "one line of its own\n"
 SCRIPT = b"""#!/bin/busybox sh
@@ -39,7 +39,7 @@ BASE = layer(
 
 
 def own(text: str) -> bytes:
-    """Return a layer that goes on top: a program, a folder to work in, and a line."""
+    """Return an upper layer: a program, a working folder, and a line."""
     script = entry("bin/start", data=SCRIPT.replace(b"busybox trap", b"trap"), mode=0o755)
     return layer(folder("srv"), folder("srv/work"), script, entry("own", data=text.encode()))
 
@@ -82,7 +82,7 @@ def digests(guest: OneGuest, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def held_bytes(guest: OneGuest) -> int:
-    """Return what the file system holds, once what was deleted is gone."""
+    """Return the bytes that the file system holds, after deleted data is freed."""
     usage = "btrfs filesystem usage --raw /var/lib/twine | sed -n 's/.*Used:[^0-9]*//p' | head -1"
     return int(
         guest.ssh(f"btrfs subvolume sync /var/lib/twine >/dev/null; sync; {usage}", timeout_s=600)

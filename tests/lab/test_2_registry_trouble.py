@@ -1,4 +1,4 @@
-"""Pulls onto a booted guest that meet others, a registry that is cut or stands still, and gc."""
+"""Image pulls on a booted guest: concurrent ones, a registry that is cut or hangs, and gc."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class InTheLab:
             )
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal it and all of its group."""
+        """Send a signal to it and its process group."""
         os.killpg(self._child.pid, number)
 
     def end(self) -> None:
-        """End it; a second time nothing happens."""
+        """End it; a second call does nothing."""
         if self._child.poll() is None:
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)
@@ -55,7 +55,7 @@ class InTheLab:
 
 @dataclass
 class Shop:
-    """A registry, a relay before it that can hold its answers, and the images in it."""
+    """A registry with its images, and a relay to it that can hold its responses."""
 
     guest: OneGuest
     top: Path
@@ -76,12 +76,12 @@ class Shop:
         self.guest.until("the relay answers", lambda: self.guest.find(probe) == "yes")
 
     def fetched(self, digest: str) -> int:
-        """Return how often a blob was asked for so far."""
+        """Return the number of requests for a blob so far."""
         lines = self.registry.log.read_text(errors="replace").splitlines()
         return sum('"GET ' in line and digest in line for line in lines)
 
     def asks(self, name: str, number: int = 0, port: int = PORT) -> str:
-        """Return a command that pulls an image behind our back; see `answer`."""
+        """Return a command that pulls an image in the background; see `answer`."""
         body = json.dumps({"reference": f"{ADDRESS}:{port}/shop/{name}:1"})
         out = f"/root/{name}-{number}"
         ask = f"{call('POST', 'images:oci')} -d {shlex.quote(body)} -o {out}.part"
@@ -89,7 +89,7 @@ class Shop:
         return f"rm -f {out}; (nohup sh -c {shlex.quote(ask)} >/dev/null 2>&1 </dev/null &)"
 
     def answer(self, name: str, number: int = 0) -> dict[str, Any]:
-        """Return what the agent answered."""
+        """Return the agent's response."""
         out = f"/root/{name}-{number}"
         self.guest.until(f"{name} is answered", lambda: bool(self.guest.find(f"cat {out}")))
         found: dict[str, Any] = json.loads(self.guest.ssh(f"cat {out}"))
@@ -100,7 +100,7 @@ class Shop:
         assert self.answer(name).get("digest") == self.digests[name]
 
     def pull_until_held(self, name: str) -> None:
-        """Begin a pull whose layers are held back, and return when they begin to come."""
+        """Begin a pull whose layers are held back, and return when they begin to arrive."""
         waits = self.hold.with_suffix(".waits")
         waits.unlink(missing_ok=True)
         self.hold.touch()
@@ -108,7 +108,7 @@ class Shop:
         self.guest.until("a layer is on its way", waits.exists)
 
     def remove(self, *names: str) -> str:
-        """Remove images and what nothing stands on; return what is left of layers."""
+        """Remove images and unused layers; return the remaining layers."""
         for name in names:
             self.guest.ssh(f"{call('DELETE', 'images/' + self.digests[name])} -f -o /dev/null")
         self.guest.ssh(f"{call('POST', 'images:collect')} -f -o /dev/null")
@@ -116,7 +116,7 @@ class Shop:
 
 
 def call(method: str, path: str) -> str:
-    """Return a command that asks the agent, without the seconds that its own takes to start."""
+    """Return a command that calls the agent, without the seconds that starting `twinectl` takes."""
     how = "-sS --unix-socket /run/twine/agent.sock -H 'content-type: application/json'"
     return f"curl {how} -X {method} http://agent/v1/{path}"
 
@@ -167,7 +167,7 @@ def shop(guest: OneGuest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.mark.behaviour("AG3")
 def test_ten_requests_at_once_share_one_download(guest: OneGuest, shop: Shop) -> None:
-    """Of one image, counted where it comes from."""
+    """The requests are for one image; the registry counts the downloads."""
     before = shop.fetched(shop.base)
     guest.ssh("; ".join(shop.asks("one", number) for number in range(PULLS)))
     digests = {shop.answer("one", number).get("digest") for number in range(PULLS)}
@@ -176,7 +176,7 @@ def test_ten_requests_at_once_share_one_download(guest: OneGuest, shop: Shop) ->
 
 
 def test_the_base_of_an_image_on_its_way_is_not_collected(guest: OneGuest, shop: Shop) -> None:
-    """Nor is it fetched, as it is here."""
+    """The base is not downloaded either, as it is already on the host."""
     before = shop.fetched(shop.base)
     shop.pull_until_held("two")
     left = shop.remove("one")
@@ -226,7 +226,7 @@ def test_an_agent_restart_during_a_pull_leaves_no_files(guest: OneGuest, shop: S
 
 
 def test_a_hanging_registry_delays_nothing_else(guest: OneGuest, shop: Shop) -> None:
-    """An image that is here starts, is stopped and removed meanwhile; then the pull goes on."""
+    """An image on the host starts, is stopped and removed meanwhile; then the pull continues."""
     shop.pull("one")
     shop.registry.signal(signal.SIGSTOP)
     guest.ssh(shop.asks("packed"))
@@ -240,7 +240,7 @@ def test_a_hanging_registry_delays_nothing_else(guest: OneGuest, shop: Shop) -> 
 
 
 def test_an_image_of_zstd_layers_runs(guest: OneGuest, shop: Shop) -> None:
-    """Its layers are unpacked by the host's zstd."""
+    """The host's zstd unpacks its layers."""
     shop.pull("packed")
     guest.ssh(f"twine-agent run web --image {shop.digests['packed']} --memory 32MiB")
     assert guest.ssh("twine-agent exec web -- /bin/busybox cat /own").strip() == "packed"
@@ -250,7 +250,7 @@ def test_an_image_of_zstd_layers_runs(guest: OneGuest, shop: Shop) -> None:
 def test_a_task_with_an_untrusted_image_is_refused_with_the_reason(
     guest: OneGuest, shop: Shop
 ) -> None:
-    """As the control plane would put it, with the keys of an entitlement."""
+    """The trust settings are those that a control plane sends: the keys of an entitlement."""
     shop.pull("packed")
     digest = shop.digests["packed"]
     key, other = signatures.new_key(), signatures.new_key()

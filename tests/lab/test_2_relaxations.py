@@ -1,7 +1,7 @@
-"""How exposed tasks with relaxations are is what the guest's systemd says, in every mixture.
+"""The guest's systemd rates the exposure of tasks with relaxations, in every combination.
 
-It is asked about the units as the agent asks for them, written as files, in the root file system
-that guests boot from: the same systemd, run by this machine's kernel, so all 53 take seconds.
+It rates the units that the agent requests, written as files, in the root file system of the guests.
+This machine's kernel runs that systemd, so all 53 combinations take seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOT_ASKED = frozenset(
         *("ExecStart", "ExecStartPre", "ExecStopPost", "BPFProgram"),
     )
 )
-"""Properties whose words in a file differ, and that nobody judges; so do all that end in USec."""
+"""Properties that have another form in a file and are not rated; so are all that end in USec."""
 ASK = """
 set -e
 there=$(mktemp -d)
@@ -76,7 +76,7 @@ def _word(name: str, value: object) -> str:
 
 @pytest.mark.behaviour("AG8", "F-83")
 def test_the_exposure_of_each_combination_matches_systemd(tmp_path: Path) -> None:
-    """A change of the sandbox that forgets the table is found."""
+    """A change of the sandbox without a change of the table is detected."""
     for row, names in UNITS:
         spec = TaskSpec(
             image="sha256:" + "0" * 64,

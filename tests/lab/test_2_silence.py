@@ -1,7 +1,7 @@
-"""Nothing moves because somebody stood still, is busy, or was told another time of day.
+"""No task moves because a component was paused, is busy, or has a wrong clock.
 
-One phase of six minutes serves several tests: while the control plane stands still, one host is
-under load and the clock of another is two hours ahead.
+One phase of six minutes serves several tests. Meanwhile the control plane is paused, one host is
+under load, and the clock of another is two hours ahead.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ SetClock = Callable[[int], None]
 
 
 def _stays(lab: TheLab, places: Places) -> None:
-    """Assert that for a while no machine is taken for down and nothing moves.
+    """Assert that for a while no machine is declared down and no task moves.
 
-    That one does not answer at this very moment is nothing: it may be busy.
+    A machine that does not answer at this very moment is allowed: it may be busy.
     """
     end = time.monotonic() + STAYS_S
     received = False
@@ -60,7 +60,7 @@ def _stays(lab: TheLab, places: Places) -> None:
 
 
 def _places(lab: TheLab) -> Places:
-    """Return where each task is, and its generation; its health may suffer under load."""
+    """Return the place and the generation of each task; health may suffer under load."""
     return {i: (t["placement"]["machine"], t["generation"]) for i, t in lab.tasks().items()}
 
 
@@ -70,7 +70,7 @@ def _agent(lab: TheLab, machine: str) -> str:
 
 @pytest.fixture(scope="module")
 def set_clock(the_lab: TheLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SetClock]:
-    """Yield what sets the control plane's time of day so many seconds ahead."""
+    """Yield a function that sets the control plane's clock ahead by this number of seconds."""
     folder = tmp_path_factory.mktemp("clock")
     file, library = folder / "ahead", folder / "other_time.so"
     source = Path(__file__).with_name("other_time.c")
@@ -90,7 +90,7 @@ def set_clock(the_lab: TheLab, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @dataclass
 class Phase:
-    """What was before six minutes without a control plane, and what the hosts said meanwhile."""
+    """The state before six minutes without a control plane, and the hosts' reports meanwhile."""
 
     before: dict[str, str]
     places: Places
@@ -121,7 +121,7 @@ def phase(
 def test_a_control_plane_paused_for_six_minutes_moves_nothing(
     the_lab: TheLab, phase: Phase
 ) -> None:
-    """A stopped and continued control plane took its own pause for silence of all."""
+    """A resumed control plane took its own pause for silence of all machines."""
     _stays(the_lab, phase.places)
 
 
@@ -141,7 +141,7 @@ def test_a_host_under_load_keeps_answering(the_lab: TheLab, phase: Phase) -> Non
 def test_a_host_whose_clock_jumps_by_two_hours_and_back_moves_nothing(
     the_lab: TheLab, phase: Phase
 ) -> None:
-    """It was two hours ahead for the whole phase; now it goes back."""
+    """The clock was two hours ahead for the whole phase; now it is set back."""
     the_lab.ssh("m1", f"date -s @$(( $(date +%s) - {TWO_HOURS_S} ))")
     _stays(the_lab, phase.places)
     assert _agent(the_lab, "m1") == phase.agents["m1"]

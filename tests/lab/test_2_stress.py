@@ -1,4 +1,4 @@
-"""stress-ng inside a task stays within each of its limits, and its neighbour goes on answering."""
+"""stress-ng inside a task stays within each of its limits, and its neighbour still answers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def guest() -> Iterator[OneGuest]:
 
 
 def answers(guest: OneGuest) -> dict[str, Answers]:
-    """Ask the neighbour, and beside it one who is no task; return how long each took."""
+    """Send requests to the neighbour and to a server outside of tasks; return their latencies."""
     ports = " ".join(str(port) for port in PORTS.values())
     took = json.loads(guest.ssh(f"python3 /root/ask.py 100 {ports}", timeout_s=1800))
     return {name: Answers(tuple(took[str(port)])) for name, port in PORTS.items()}
@@ -76,7 +76,7 @@ def answers(guest: OneGuest) -> dict[str, Answers]:
 
 @pytest.mark.behaviour("AG8")
 def test_a_task_under_stress_keeps_its_limits_and_its_neighbour_answers(guest: OneGuest) -> None:
-    """CPU, memory and processes, by the kernel's own count; nobody is restarted."""
+    """CPU, memory and processes, by the kernel's own count; no task restarts."""
     run = "twine-agent run stress --image /root/stress.tar --file /root/task.toml"
     guest.ssh(f"{run} -- {STRESS}", timeout_s=900)
     refused = f"sed -n 's/^max //p' {GROUP}/pids.events"

@@ -1,4 +1,4 @@
-"""Two tasks that know each other by identities of their own (docs/credentials.md)."""
+"""Two tasks that authenticate each other by their own identities (docs/credentials.md)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SLEEP = 'command = ["/bin/busybox", "sleep", "100000"]\n'
 
 
 def with_openssl(image: bytes) -> bytes:
-    """Return an image with this host's openssl and its libraries, too."""
+    """Return an image that also has this host's openssl and its libraries."""
     program = shutil.which("openssl")
     assert program is not None, "openssl is missing: apt install openssl"
     listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
@@ -60,7 +60,7 @@ def lab() -> Iterator[OneMachine]:
 def test_tasks_authenticate_each_other_and_get_new_keys_while_running(
     lab: OneMachine, tmp_path: Path
 ) -> None:
-    """Mutual TLS with the files that each finds; a renewal, and the end of a task."""
+    """Mutual TLS uses only the files that each task finds, through a renewal and a task's end."""
     (tmp_path / "image.tar").write_bytes(with_openssl(busybox_image()))
     image = lab.ctl("image", "push", str(tmp_path / "image.tar"))["digest"]
     lab.ctl("entitlement", "create", "shop", "--machines", "1", "--host-profile", "base")

@@ -1,4 +1,4 @@
-"""What a task is given, and how it ends, on a real systemd (AG10, docs/agent.md)."""
+"""What a task receives, and how it ends, on a real systemd (AG10, docs/agent.md)."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def guest() -> Iterator[OneGuest]:
 
 
 def said(guest: OneGuest, secret: str) -> bool:
-    """Return whether the task says that it was given this."""
+    """Return whether the task's log confirms that it received this."""
     return hashlib.sha256(secret.encode()).hexdigest() in guest.ssh("twine-agent logs db")
 
 
 @pytest.mark.behaviour("AG10")
 @pytest.mark.long
 def test_only_its_task_can_read_a_credential(guest: OneGuest) -> None:
-    """By systemd, in memory; a killed agent holds it still, a restart brings the next."""
+    """systemd keeps it in memory. It survives a killed agent; a restart brings the next one."""
     unit = "twine-task-db.service"
     put = "twine-agent credential put password"
     run = "twine-agent run db --image /root/image.tar --credential db=password"
@@ -131,7 +131,7 @@ def test_only_its_task_can_read_a_credential(guest: OneGuest) -> None:
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
 def test_a_log_follower_gets_new_lines(guest: OneGuest) -> None:
-    """The journal is read in the sandbox of the agent's unit, with little of /proc."""
+    """The sandbox of the agent's unit reads the journal, with little of /proc visible."""
     run = "twine-agent run talks --image /root/image.tar --memory 16MiB -- /bin/sh -c"
     talk = "while :; do echo tick; /bin/busybox sleep 1; done"
     guest.ssh(f"{run} '{talk}'", timeout_s=900)
@@ -145,10 +145,11 @@ def test_a_log_follower_gets_new_lines(guest: OneGuest) -> None:
 @pytest.mark.behaviour("AG4")
 @pytest.mark.long
 def test_a_slow_start_is_reported_as_a_start(guest: OneGuest) -> None:
-    """What comes before the command took its time; no word of a run that never was.
+    """The steps before the command took the time; the message does not speak of a run that never
+    began.
 
-    A start that is under way when the drop-in is removed gets the usual timeout: it sleeps to its
-    end then, which is far below that.
+    A start in progress when the drop-in is removed gets the default timeout. It then sleeps to its
+    end, which is far below that.
     """
     folder = "/run/systemd/system/twine-task-slow.service.d"
     slow = "[Service]\nExecStartPre=/bin/busybox sleep 60\nTimeoutStartSec=3\n"
@@ -169,7 +170,7 @@ def test_a_slow_start_is_reported_as_a_start(guest: OneGuest) -> None:
 @pytest.mark.behaviour("AG4", "AG10")
 @pytest.mark.long
 def test_tasks_end_in_order_before_a_reboot_and_come_back(guest: OneGuest) -> None:
-    """The hook is run and the signal heeded before the host goes, and none is lost."""
+    """The hook runs and the signal is handled before the host shuts down; no task is lost."""
     guest.put("/root/keep.toml", KEEP)
     guest.put("/root/kept", KEPT)
     run = 'twine-agent run {} --image /root/image.tar {} -- /bin/sh -c "$(cat /root/kept)"'
@@ -194,7 +195,7 @@ def test_tasks_end_in_order_before_a_reboot_and_come_back(guest: OneGuest) -> No
 @pytest.mark.behaviour("BUG-AG30", "BUG-AG35")
 @pytest.mark.long
 def test_shared_memory_and_process_limits_are_per_task(guest: OneGuest) -> None:
-    """Tasks shared the host's /dev/shm. BUG-AG35: umask was 0077, files were 1024."""
+    """Tasks shared the host's /dev/shm. BUG-AG35: umask was 0077, and the limit of files 1024."""
     guest.put("/root/own", OWN)
     guest.ssh("touch /dev/shm/of-host")
     for name in ("one", "two"):
@@ -216,7 +217,7 @@ def test_shared_memory_and_process_limits_are_per_task(guest: OneGuest) -> None:
 @pytest.mark.behaviour("BUG-AG40")
 @pytest.mark.long
 def test_a_journald_that_is_killed_costs_no_task_its_output(guest: OneGuest) -> None:
-    """It was not started again, and one that checks its writes ended."""
+    """The task was not started again, and one that checks its writes ended."""
     talk = "n=0; while :; do n=$((n+1)); echo tick $n || exit 9; /bin/busybox sleep 1; done"
     run = "twine-agent run speaks --image /root/image.tar --memory 16MiB -- /bin/sh -c"
     guest.ssh(f"{run} '{talk}'", timeout_s=900)
@@ -234,7 +235,9 @@ def test_a_journald_that_is_killed_costs_no_task_its_output(guest: OneGuest) -> 
 @pytest.mark.behaviour("EL9")
 @pytest.mark.long
 def test_a_task_is_notified_ahead_by_a_file_and_its_hook(guest: OneGuest) -> None:
-    """It reads the file and cannot write it, its hook is called, a killed agent repeats it."""
+    """The task can read but not write the file. Its hook is called, and a killed agent repeats the
+    call.
+    """
     guest.put("/root/told.toml", TOLD)
     guest.put("/root/told", HEARS)
     run = "twine-agent run told --image /root/image.tar --file /root/told.toml"

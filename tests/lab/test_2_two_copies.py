@@ -1,4 +1,4 @@
-"""A machine that is cut off: what its tasks' jobs ask for is what happens, as every host saw it."""
+"""A machine is cut off: its tasks behave as their jobs request, by the records of every host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLOCK_READINGS = 15
 
 
 def _job(tmp_path: Path, name: str, policy: str) -> Path:
-    """Return the file of a job of three tasks, with what a cut-off machine does to them."""
+    """Return the file of a job of three tasks, with its policy for cut-off machines."""
     text = JOB.read_text().replace('name = "web"\n', f'name = "{name}"\n')
     text = text.replace("tasks = 6\n", "tasks = 3\n")
     text = f'disconnect = {{ policy = "{policy}", after = "30s" }}\n{text}'
@@ -35,8 +35,8 @@ def _elsewhere(lab: TheLab, name: str, lost: str) -> bool:
 def test_a_cut_off_machine_ends_the_tasks_that_ask_for_it_and_keeps_the_others(
     web: TheLab, images: dict[str, str], tmp_path: Path
 ) -> None:
-    """Never two copies of `once`; two of `twice` for a while, which its status says."""
-    web.apply(images["v1"], "tasks=1")  # two machines of one CPU take eight tasks
+    """`once` never has two copies; `twice` has two for a while, and its status reports that."""
+    web.apply(images["v1"], "tasks=1")  # two machines with one CPU each take eight tasks
     for name, policy in (("once", "stop"), ("twice", "keep")):
         file = _job(tmp_path, name, policy)
         image = f"image={images['v1']}"
@@ -78,9 +78,9 @@ def _homes(lab: TheLab, name: str) -> dict[int, Any]:
 
 
 def _watched(lab: TheLab, machine: str) -> tuple[str, float]:
-    """Return what a machine's watch wrote, and by how much its clock is ahead of ours.
+    """Return the output of a machine's watch, and how far its clock is ahead of the test's.
 
-    That is asked for often: the quickest answer tells it best.
+    The clock is read several times: the fastest answer is the most exact.
     """
     answers = []
     for _ in range(CLOCK_READINGS):

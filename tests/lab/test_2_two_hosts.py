@@ -14,7 +14,7 @@ START = "twine-agent run {} --image /root/image.tar --memory 16M --network priva
 SERVE = "echo hello >/tmp/index.html; exec busybox httpd -f -p 8080 -h /tmp"
 
 LINKS = 'test -z "$(ls /run/twine/netns)" && ls /sys/class/net | grep ^tw || true'
-"""The links of tasks, said once no namespace is left."""
+"""The links of tasks, printed once no namespace is left."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def hosts() -> Iterator[OneGuest]:
 def test_private_tasks_of_two_hosts_connect_only_if_allowed_and_leave_nothing(
     hosts: OneGuest,
 ) -> None:
-    """P9, BUG-NT1: over their own IPv6 addresses; the agents' ports are closed to them."""
+    """Tasks use their own IPv6 addresses (BUG-NT1); the agents' ports are closed to them."""
     start = START.format("served", "--allow-from asker --port 8080")
     hosts.ssh(f"{start} {shlex.quote(SERVE)}")
     shown = json.loads(hosts.ssh("twine-agent show served -o json"))["task"]

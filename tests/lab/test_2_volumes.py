@@ -48,7 +48,7 @@ def guest() -> Iterator[OneGuest]:
 
 
 def values_in_log(guest: OneGuest, runs: int) -> dict[str, str]:
-    """Return what the task says of its volumes once it has run so often."""
+    """Return the task's reports about its volumes once it has run this number of times."""
     guest.ssh(
         f"for i in $(seq 300); do twine-agent logs keep | grep -q 'runs: {runs}$' && exit;"
         " sleep 1; done; twine-agent ps; journalctl -u twine-task-keep --no-pager; exit 1"
@@ -60,7 +60,7 @@ def values_in_log(guest: OneGuest, runs: int) -> dict[str, str]:
 @pytest.mark.behaviour("AG9")
 @pytest.mark.long
 def test_volumes_hold_their_limits_and_what_is_in_them(guest: OneGuest) -> None:
-    """The kernel ends a write at the limit, a restart and an update find what was kept."""
+    """The kernel ends a write at the limit. The data survives a restart and an update."""
     run = (
         "twine-agent run keep --image /root/image.tar --file /root/task.toml"
         ' -- /bin/sh -c "$(cat /root/script)"'
@@ -95,7 +95,7 @@ def test_volumes_hold_their_limits_and_what_is_in_them(guest: OneGuest) -> None:
 @pytest.mark.behaviour("AG9", "F-84")
 @pytest.mark.long
 def test_an_image_with_a_link_in_place_of_a_volume_does_not_start(guest: OneGuest) -> None:
-    """It would be mounted over the host's own folder."""
+    """The volume would be mounted over the host's own folder."""
     before = guest.ssh("ls /etc | sha256sum")
     guest.ssh(
         "twine-agent run linked --image /root/linked.tar --file /root/task.toml"

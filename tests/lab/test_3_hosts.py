@@ -1,4 +1,4 @@
-"""Hosts: the contracts, the sandbox, profiles. Last, because they end what came before."""
+"""Hosts: the contracts, the sandbox, profiles. They run last, because they end earlier tasks."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_machine_that_changes_its_entitlement_switches_its_profile(
 def test_a_kernel_command_line_is_reached_by_kexec_and_proved_after_it(
     the_lab: TheLab,
 ) -> None:
-    """By hand, on a machine of the free pool: the way without any control plane."""
+    """The plan is made by hand, on a machine of the free pool, without any control plane."""
     free = [
         m["record"]["machine"]
         for m in the_lab.ctl("machine", "list")["machines"]
@@ -157,9 +157,9 @@ def test_a_kernel_command_line_is_reached_by_kexec_and_proved_after_it(
 
 
 def test_the_contracts_hold_on_the_real_service_manager(the_lab: TheLab) -> None:
-    """The test bodies that the in-memory machine passes, inside a guest.
+    """Run the test bodies that the in-memory machine passes, in a guest.
 
-    Last: they restart the bus and systemd itself.
+    This test is last: the bodies restart D-Bus and systemd itself.
     """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:

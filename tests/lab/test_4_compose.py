@@ -1,4 +1,4 @@
-"""Three ordinary images find one another by name: the files of docs/compose.md, applied."""
+"""Three ordinary images resolve one another by name: the files of docs/compose.md, applied."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ IMAGES = {
 
 
 def job_files(folder: Path) -> dict[str, Path]:
-    """Write the job files of the page; return them by their jobs, in their order."""
+    """Write the job files of the page; return their paths by job, in the page's order."""
     found = {}
     for name, text in re.findall(r"```toml\n# (\w+)\.toml\n(.*?)```", PAGE.read_text(), re.DOTALL):
         found[name] = folder / f"{name}.toml"
@@ -74,7 +74,7 @@ def archive(builder: Builder, recipe: Recipe, folder: Path) -> Path:
 
 @pytest.fixture
 def resolver(the_lab: TheLab) -> Iterator[None]:
-    """`twine-resolver dns` where all machines of the lab reach it."""
+    """Run `twine-resolver dns` where all machines of the lab reach it."""
     words = ("exec", "--name", the_lab.name, "--", str(BIN / "twine-resolver"))
     argv = [str(BIN / "twine-lab"), *words, "dns", "--listen", f"{RESOLVER}:53", "--zone", "twine"]
     ours = {**os.environ, "TWINE_ENDPOINT": the_lab.endpoint, "TWINE_LAB_NAME": the_lab.name}
@@ -84,7 +84,7 @@ def resolver(the_lab: TheLab) -> Iterator[None]:
         try:
             yield
         finally:
-            os.killpg(found.pid, signal.SIGTERM)  # the lab's command, and the resolver it runs
+            os.killpg(found.pid, signal.SIGTERM)  # the lab's command, and the resolver that it runs
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def jobs(the_lab: TheLab, tmp_path: Path) -> Iterator[dict[str, Path]]:
 def test_web_app_and_database_find_one_another_by_name(
     the_lab: TheLab, jobs: dict[str, Path], resolver: None
 ) -> None:
-    """Names are found inside of tasks, over machines, and after a task has moved."""
+    """Tasks resolve names across machines, and after a task has moved."""
     assert list(jobs) == ["db", "app", "web"]
     for name, file in jobs.items():
         words = ("job", "apply", str(file), "--wait", "--timeout", "1200s")

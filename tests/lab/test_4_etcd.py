@@ -1,4 +1,4 @@
-"""Real etcd in three tasks: what a controller spares an ensemble in a rolling restart."""
+"""Real etcd in three tasks: what a controller saves an ensemble in a rolling restart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vm_lab.state import LabPaths
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 CLIENT = Path(__file__).with_name("etcd_client.py")
 CONTROLLER = "10.77.0.2"
-"""An address beside the control plane's own, which no job may name."""
+"""An address next to the control plane's own, which no job may name."""
 START = """
 me=http://10.77.0.1$${TWINE_MACHINE#m}
 all=http://10.77.0.11:$PORT,http://10.77.0.12:$PORT,http://10.77.0.13:$PORT
@@ -40,8 +40,9 @@ exec /usr/bin/start --name=$TWINE_MACHINE --initial-cluster-state=$state \\
     --initial-cluster=$(for n in 1 2 3; do printf "m$n=http://10.77.0.1$n:$PEER,"; done) \\
     --heartbeat-interval=500 --election-timeout=5000
 """
-"""A member that starts anew has lost its data: it takes its own place as a new member, which needs
-a majority of the others. Elections are patient: members are emulated, and slow is not gone."""
+"""A member that starts with no data joins again in its old place as a new member, which needs a
+majority of the others. The election timeout is long: members are emulated and may be slow.
+"""
 JOB = """
 name = "etcd"
 entitlement = "demo"
@@ -83,7 +84,7 @@ def apply(lab: TheLab, folder: Path, image: str, controller: str = "") -> None:
 
 
 def members(lab: TheLab) -> list[str]:
-    """Return where the tasks answer, by index; their peers know each other by one port."""
+    """Return the addresses of the tasks by index; the members use one port for their peers."""
     found = sorted(lab.ctl("job", "endpoints", "etcd")["endpoints"], key=lambda e: str(e["task"]))
     assert len({e["ports"]["peer"] for e in found}) == 1
     return [f"http://{e['host']}:{e['ports']['main']}" for e in found]
@@ -91,7 +92,7 @@ def members(lab: TheLab) -> list[str]:
 
 @contextmanager
 def in_the_lab(*words: str, **given: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program in the lab's network; it ends when its standard input does, or is ended."""
+    """Run a program in the lab's network; it ends when its input closes, or is terminated."""
     command = LabSandbox(LabPaths(NAME)).command(words)
     with subprocess.Popen(command, stdin=subprocess.PIPE, **given) as process:
         try:
@@ -101,7 +102,7 @@ def in_the_lab(*words: str, **given: Any) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def restarted(lab: TheLab) -> dict[str, Any]:
-    """Restart all members, one after the other, under constant writes; return what came of it."""
+    """Restart all members in turn under constant writes; return the client's result."""
     urls = members(lab)
     with in_the_lab(sys.executable, str(CLIENT), *urls, stdout=subprocess.PIPE) as client:
         assert client.stdout is not None
@@ -119,10 +120,10 @@ def restarted(lab: TheLab) -> dict[str, Any]:
 def test_an_ensemble_changes_its_leader_once_in_a_rolling_restart(
     the_lab: TheLab, entitlement: str, tmp_path: Path
 ) -> None:
-    """Followers first, the leader last; no write that was acknowledged is lost.
+    """Followers restart first, the leader last; no acknowledged write is lost.
 
-    The leader is the first in the order in which a job is restarted that asks nobody: its follower
-    in the lead is still to be restarted, so that costs two changes at least.
+    Without a controller, a job restarts in order, and the leader is the first. The next leader is
+    then still to be restarted, so that costs at least two changes.
     """
     lab = the_lab
     image = lab.ctl("image", "push", str(build_program("etcd", print)))["digest"]

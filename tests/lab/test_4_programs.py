@@ -1,6 +1,6 @@
-"""Well-known servers from Debian's packages as tasks, driven by their own clients.
+"""Well-known servers from Debian's packages as tasks, used by their own clients.
 
-They run as every task does, with the default hardening; none needs a relaxation of it.
+They run with the default hardening, as every task does; none needs a relaxation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ETCD = [
 
 @dataclass(frozen=True)
 class Client:
-    """Runs programs of an image's own against one of its tasks, in the lab's network."""
+    """Runs programs of an image against one of its tasks, in the lab's network."""
 
     lab: TheLab
     root: Path
@@ -103,7 +103,7 @@ USES = {
 
 @pytest.fixture
 def unpacked(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, Path]:
-    """A program's name, the tar of its image, and the image unpacked here."""
+    """A program's name, the tar of its image, and the folder where the image is unpacked."""
     tar = build_program(request.param, print)
     root = tmp_path / "root"
     root.mkdir()

@@ -1,7 +1,7 @@
-"""What is done to whole machines and jobs, on real machines, while clients call the job.
+"""Operations on whole machines and jobs, on real machines, while clients call the job.
 
-The clients follow discovery, one of them through HAProxy. Waits are for conditions: a slow host
-makes these tests slower, not red.
+The clients follow discovery, one of them through HAProxy. The tests wait for conditions: a slow
+host makes them slower but does not fail them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGAIN = (
     "kexec -l /boot/vmlinuz-$(uname -r) --initrd=/boot/initrd.img-$(uname -r) --reuse-cmdline"
     " && (nohup systemctl kexec >/dev/null 2>&1 &)"
 )
-"""The same kernel once more: what is shown is the way, not the version."""
+"""The same kernel again: the test shows the procedure, not the version."""
 CANARY = """
 on_failure = "rollback"
 
@@ -47,7 +47,7 @@ owner = "web"
 
 @contextmanager
 def clients(lab: TheLab) -> Iterator[list[dict[str, Any]]]:
-    """Have clients call the job meanwhile; afterwards the list holds what came of it."""
+    """Run clients of the job meanwhile; afterwards the list holds their results."""
     found: list[dict[str, Any]] = []
     running: list[subprocess.Popen[bytes]] = [lab.traffic(), lab.traffic(lab.proxy())]
     try:
@@ -62,7 +62,7 @@ def clients(lab: TheLab) -> Iterator[list[dict[str, Any]]]:
 
 
 def around(lab: TheLab, at: float) -> list[str]:
-    """Return what was done to the job in the minute before and after a moment, and when."""
+    """Return the operations on the job in the minute before and after a moment, with times."""
     events = lab.ctl("job", "events", "web")["events"]
     return [
         f"{e.get('start', 0.0) - at:+.1f} s to {(e.get('end') or 0.0) - at:+.1f} s: {e}"
@@ -72,7 +72,7 @@ def around(lab: TheLab, at: float) -> list[str]:
 
 
 def asked_unlisted(outcome: dict[str, Any]) -> list[tuple[float, str]]:
-    """Return requests that a client sent to tasks of which it had heard that they are disabled."""
+    """Return requests that a client sent to tasks that discovery had already disabled."""
     lists_received = outcome["lists"]
     times = [at for at, _ in lists_received]
     return [
@@ -98,7 +98,7 @@ def boots(lab: TheLab) -> dict[str, str]:
 
 @pytest.mark.behaviour("HC5", "HC7")
 def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLab) -> None:
-    """Drained, booted by kexec, verified, back, and then the next one."""
+    """Each machine is drained, booted by kexec, verified and returned before the next one."""
     before, asked, order = boots(web), set[str](), list[str]()
     words = ("--work", "kernel", "--reason", "the same once more", "--wave-size", "1")
     times = ("--deadline", "3h", "--duration", "1h", "--despite")
@@ -106,7 +106,9 @@ def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLa
         web.run("twinectl", "maintenance", "apply", "again", *web.machines, *words, *times)
 
         def is_done() -> bool:
-            """Be the operator: boot what the plan says is ready, and report nothing."""
+            """Act as the operator: boot the machines that the plan lists as ready, and report
+            nothing.
+            """
             shown = web.ctl("maintenance", "show", "again")
             ready = [m for wave in shown["waves"] for m in wave.get("ready", [])]
             assert len(ready) <= 1
@@ -138,7 +140,9 @@ def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLa
 def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
     web: TheLab, tmp_path: Path
 ) -> None:
-    """Event, unlisted, controller asked, elsewhere after its word, listed."""
+    """Order: event, unlisted, controller asked, started elsewhere after its acknowledgement,
+    listed.
+    """
     image = web.job()["record"]["spec"]["image"]
     web.lab("exec", "--", "ip", "address", "replace", f"{CONTROLLER}/24", "dev", "br-lab")
     credential, go, log = tmp_path / "credential.json", tmp_path / "go", tmp_path / "log"
@@ -194,8 +198,8 @@ def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
     story = web.ctl("task", "events", f"web-{indexes[0]}")["events"]
     move = next(e for e in reversed(story) if e.get("cause") == "failure")
     assert move["approved"].startswith("patient ")
-    # What was under way on the machine, and what began before its silence was long enough, cannot
-    # be saved; from when the clients heard, nothing of it is asked, and nothing fails.
+    # Requests running on the machine, and those from before its silence was long enough, cannot be
+    # saved. Once the clients were notified, they send it no request, and none fails.
     assert asked_unlisted(direct) == []
     assert [(at, task) for at, task in direct["failed_at"] if task not in lost] == []
     assert [at for at, _ in direct["failed_at"] if at > unlisted_at] == []
@@ -213,7 +217,7 @@ def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
 def test_a_failed_canary_rolls_back_and_a_healthy_one_continues(
     web: TheLab, images: dict[str, str], tmp_path: Path
 ) -> None:
-    """Nobody's request fails."""
+    """No request fails."""
     image = web.job()["record"]["spec"]["image"]
     text = JOB.read_text() + CANARY
     bad, good = tmp_path / "bad.toml", tmp_path / "good.toml"
@@ -244,7 +248,7 @@ def test_a_failed_canary_rolls_back_and_a_healthy_one_continues(
 def test_an_owners_profile_is_rolled_out_by_machine_under_running_tasks(
     web: TheLab, tmp_path: Path
 ) -> None:
-    """Read in the guests; no task restarts for it; and back again."""
+    """The guests' settings are read; no task restarts for the change, in either direction."""
 
     def lengths() -> set[str]:
         return {web.ssh(m, "cat /proc/sys/net/core/somaxconn").strip() for m in web.machines}

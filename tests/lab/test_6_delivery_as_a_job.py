@@ -1,7 +1,7 @@
-"""The conveyor as a job of the region: its image, its files as the agent gives them, TLS.
+"""The conveyor as a job of the region: its image, its files as the agent provides them, TLS.
 
-The image's root runs here in a chroot with the environment that a task finds, against a control
-plane that is a process of its own.
+The image's root runs here in a chroot with the environment of a task, against a control plane in a
+separate process.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from wire import tls
 pytestmark = [
     pytest.mark.long,
     pytest.mark.behaviour("CV1"),
-]  # it builds an image: Debian's Python, and wheels
+]  # builds an image: Debian's Python, and wheels
 JOB_FILE = Path(__file__).parents[2] / "vm_lab/jobs/conveyor.toml"
 FILES = "/run/credentials"
-"""Where the task finds its files: systemd's folder, which differs from task to task."""
+"""The folder with the task's files: systemd's folder, which differs from task to task."""
 _INSIDE = """mount --rbind /dev "$1/dev" && mount -t proc proc "$1/proc" && exec chroot "$@" """
-"""In a mount namespace of its own, with what every task has; all of it is one process."""
+"""Runs in a separate mount namespace, with what every task has; all of it is one process."""
 PIPELINE = {"name": "web", "jobs": ["web"], "stages": [{"kind": "all"}]}
 
 
@@ -57,7 +57,7 @@ def face(tmp_path: Path) -> Iterator[Face]:
 
 @contextmanager
 def the_task(root: Path, spec: JobSpec, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the job's command as its task does, until left; then it is killed."""
+    """Run the job's command as its task does; kill it at the end of the block."""
     environment = {"PORT": str(port), "CREDENTIALS_DIRECTORY": FILES, "PATH": "/usr/sbin:/usr/bin"}
     with (root.parent / "log").open("ab") as log:
         process = subprocess.Popen(
@@ -87,7 +87,7 @@ def the_task(root: Path, spec: JobSpec, port: int) -> Iterator[subprocess.Popen[
 async def test_cv1_the_conveyor_runs_as_a_job_with_the_files_and_the_volume_of_its_task(
     root: Path, face: Face
 ) -> None:
-    """Killed in between, as by its machine, it goes on from its volume."""
+    """Killed in between, as by a failing machine, it continues from its volume."""
     spec = read_job(JOB_FILE, ("image=sha256:" + "0" * 64,), {})
     port, url = free_port(), f"https://{USER}:{face.port}"
     names = {"user": ("user", "conveyor", ()), "server": ("controller", "conveyor", (USER,))}

@@ -26,7 +26,7 @@ def releases(web: TheLab) -> Iterator[ReleaseDemo]:
 def test_agents_are_released_before_the_control_plane_and_a_broken_one_is_rolled_back(
     releases: ReleaseDemo,
 ) -> None:
-    """No task is started again, and no request fails."""
+    """No task restarts, and no request fails."""
     outcome = releases.goes_everywhere()
     assert [step["name"] for step in outcome["run"]["steps"]] == [
         *("fleet/agents: canary 1", "fleet/agents: all"),

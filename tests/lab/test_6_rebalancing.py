@@ -1,9 +1,9 @@
-"""Hot machines of a real lab are relieved by moves, and no request fails.
+"""Moves relieve hot machines of a real lab, and no request fails.
 
-Three jobs serve pages and compute beside; all are packed on the same two machines, one in each
-data center, and the third has nothing. Agents measure that, the ReBalancer plans, and the scheduler
-moves a task to the third, which belonged to no entitlement. m3 is alone in its data center: what
-is there stays, since jobs are even over data centers.
+Three jobs serve pages and also compute. All are packed on the same two machines, one in each data
+center, and the third machine is empty. The agents measure that, the ReBalancer plans, and the
+scheduler moves a task to the third machine, which belonged to no entitlement. m3 is alone in its
+data center; its tasks stay, since jobs are even over data centers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.lab.the_lab import TheLab
 
 pytestmark = [pytest.mark.long, pytest.mark.behaviour("RE1", "RE2", "RE5")]
 CORES = 0.2
-"""What each task computes, of the one core of a machine."""
+"""CPU that each task uses, as a share of the one core of a machine."""
 STRESS = "(while :; do :; done) & exec /usr/bin/start"
-"""Beside the server: all of its CPU is used, whatever clients ask."""
+"""A load next to the server: the task uses all of its CPU, whatever clients request."""
 SETTINGS = """
 [scheduler.rebalance]
 mode = "{mode}"
@@ -62,7 +62,7 @@ def restart(lab: TheLab, folder: Path, mode: str) -> None:
 
 
 def places(lab: TheLab) -> Counter[str]:
-    """Return how many tasks of all jobs each machine has."""
+    """Return the number of tasks of all jobs on each machine."""
     tasks = [task for name in JOBS for task in lab.tasks(name).values()]
     return Counter(task["placement"]["machine"] for task in tasks if task["placement"])
 

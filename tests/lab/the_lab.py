@@ -1,4 +1,4 @@
-"""The commands an operator types, for tests."""
+"""The commands of an operator, for tests."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BIN = Path(sys.executable).parent
 NAME = os.environ.get("TWINE_TEST_LAB", "test")
 JOB = ROOT / "vm_lab" / "jobs" / "web.toml"
 COMMAND_S = 600.0
-"""For a command: far beyond what it takes. A slow machine makes tests slower, not red."""
+"""Timeout of a command: far above its duration. A slow machine makes tests slower, not red."""
 WAIT_S = 600.0
-"""For something to happen."""
+"""Timeout for an expected event."""
 REST_S = 1200.0
-"""For the lab to come to rest: it moves one task a minute to where they stand evenly."""
+"""Timeout until the lab is at rest: it moves one task a minute until they are spread evenly."""
 
 
 class Failed(AssertionError):
@@ -38,7 +38,7 @@ class Failed(AssertionError):
 
 
 class TheLab:
-    """The commands an operator types."""
+    """The commands of an operator."""
 
     machines = ("m1", "m2", "m3")
     name = NAME
@@ -94,13 +94,13 @@ class TheLab:
         return found
 
     def usable(self) -> None:
-        """Return once every machine takes tasks, and is trusted to go on with it."""
+        """Return once every machine takes tasks and is trusted to keep them."""
         self.until_none("reasons why a machine is unusable", lambda: unusable(self.machine_list()))
 
     def rest(self, *jobs: str) -> None:
-        """Return once nothing is under way in the lab, and nothing is to come by itself.
+        """Return once no operation is running in the lab, and none is due.
 
-        Who asks where tasks are, or compares before and after, asks a lab at rest.
+        Tests that read where tasks are, or compare before and after, need a lab at rest.
         """
         names = jobs or ("web",)
         self.until_none(
@@ -110,10 +110,11 @@ class TheLab:
         )
 
     def spread(self, image: str, tasks: int) -> None:
-        """Bring the demo's job to a lab at rest, with as many tasks on each machine.
+        """Spread the demo's job evenly in a lab at rest, with the same number of tasks on each
+        machine.
 
-        Tasks that stand unevenly after what a test did would move by themselves, one a minute;
-        to start them all anew takes less time.
+        Tasks left uneven by a test would move without a command, one a minute. Restarting them all
+        takes less time.
         """
         self.usable()
         job = self.apply(image, f"tasks={tasks}")
@@ -137,7 +138,7 @@ class TheLab:
         return found
 
     def remove(self, machine: str, task: str) -> None:
-        """Stop a task that was started by hand; return once nothing of it is left."""
+        """Stop a task that was started by hand; return once nothing is left of it."""
         self.ssh(machine, f"twine-agent stop {task}")
 
         def gone() -> bool:
@@ -158,7 +159,7 @@ class TheLab:
         return self.lab("exec", "--", "curl", "--silent", "--show-error", "--max-time", "120", url)
 
     def proxy(self) -> str:
-        """Have HAProxy forward to the job; return its URL."""
+        """Forward to the job by HAProxy; return its URL."""
         return self.lab("proxy", "start", "web:http").strip().splitlines()[-1]
 
     def traffic(self, url: str = "") -> subprocess.Popen[bytes]:
@@ -179,14 +180,14 @@ class TheLab:
         return json.loads(out.splitlines()[-1])
 
     def until(self, what: str, seen: Callable[[], bool], timeout_s: float = WAIT_S) -> float:
-        """Wait for something to be seen; return after how many seconds it was."""
+        """Wait until a condition is met; return the number of seconds that it took."""
         began = time.monotonic()
         while True:
             try:
                 if seen():
                     return time.monotonic() - began
             except (Failed, json.JSONDecodeError):
-                pass  # who is asked is not there yet
+                pass  # the component is not reachable yet
             if time.monotonic() - began > timeout_s:
                 pytest.fail(f"after {timeout_s:g} s still not: {what}")
             time.sleep(1.0)
@@ -194,7 +195,7 @@ class TheLab:
     def until_none(
         self, what: str, left: Callable[[], list[str]], timeout_s: float = WAIT_S
     ) -> None:
-        """Wait until nothing is left; say what was, if something stays."""
+        """Wait until nothing is left; report the leftovers otherwise."""
         began = time.monotonic()
         while True:
             try:

@@ -1,7 +1,7 @@
-"""Optimus in simulated regions: machines are called back, the control plane is killed.
+"""Optimus in simulated regions: machines are recalled, and the control plane is killed.
 
-The rules of owners hold as without it; the work is done in the end, by every task. Bugs that are
-planted by substitution are found soon.
+The rules of owners hold as without Optimus. In the end every task has done its work. The seeds find
+bugs that are planted by substitution soon.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def found(rule: str, most: int = 12) -> bool:
 @pytest.mark.behaviour("EL8", "AP10")
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_work_is_done_on_lent_machines_and_hurts_no_owner(seed: int) -> None:
-    """Queues, revocations, checkpoints, retries elsewhere; no rule of owners breaks."""
+    """Covers queues, revocations, checkpoints and retries elsewhere; no rule of owners breaks."""
     region = SimulatedRegion(WORK, seed)
     work = BestEffortWork(region, WORK.work.best_effort)
     with silent():
@@ -53,7 +53,7 @@ def test_work_is_done_on_lent_machines_and_hurts_no_owner(seed: int) -> None:
 
 @pytest.mark.behaviour("EL8")
 def test_work_on_machines_of_an_owner_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guaranteed job is never hurt: the work has the entitlement without machines."""
+    """A guaranteed job must not be hurt; here work runs in an entitlement without machines."""
     job_of: Callable[[QueuedWork, str], JobSpec] = choosing.job_of
     monkeypatch.setattr(
         service, "job_of", lambda work, _: replace(job_of(work, "ent0"), entitlement="ent0")
@@ -65,14 +65,14 @@ def test_work_on_machines_of_an_owner_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_failed_task_that_is_started_again_against_its_policy_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With restart `never` a failed task was started again, and it never counted."""
+    """A failed task with restart policy `never` is started again, and its failure never counts."""
     monkeypatch.setattr(reconcile, "_BY_ITSELF", ())
     assert found("work-lost")
 
 
 @pytest.mark.behaviour("EL8")
 def test_a_job_that_outlives_its_work_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ended is stopped, also if the scheduler ended in between."""
+    """Completed work is stopped, even if the scheduler ended in between."""
 
     async def forgotten(self: service.Optimus, name: str) -> None:
         self._to_stop.discard(name)

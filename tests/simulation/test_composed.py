@@ -1,7 +1,7 @@
 """Composed seeds: every kind of event meets every other in regions that each seed draws.
 
-A fixed slice must hold (BUG-CP30, BUG-CP31, BUG-CP32), and finds earlier rules that are put back.
-`make composed` runs a thousand seeds.
+A fixed slice must hold (BUG-CP30, BUG-CP31, BUG-CP32), and must find earlier rules that are
+substituted. `make composed` runs a thousand seeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vm_lab.region.run import Job, run_one
 pytestmark = pytest.mark.behaviour("BUG-CP30", "BUG-CP31", "BUG-CP32")
 
 SLICE = range(1, 23)
-"""Seeds that hold."""
+"""Seeds that have to hold."""
 FOUND = {
     70: "an update was done before one of its tasks served",
     111: "a task that its host ended in a cut was blamed on its version",
@@ -29,7 +29,7 @@ FOUND = {
     38: "of a version that came back the checker knew only the image",
     23: "the checker waited for a profile that a hopeless version holds up",
 }
-"""Seeds that did not hold → why."""
+"""Seeds that once broke a rule → why."""
 MOST = 50
 
 
@@ -45,7 +45,7 @@ def broken_by(rules: set[str]) -> int:
 
 @pytest.mark.behaviour("BUG-CP30", "BUG-CP31", "BUG-CP32")
 def test_combined_kinds_of_events_break_no_rule() -> None:
-    """Releases, moves, resizes and policies during cuts."""
+    """Covers releases, moves, resizes and policies during cuts."""
     composed = scenario.load("composed")
     outcomes = [run_one(Job(composed, seed)) for seed in SLICE]
     broken = [outcome for outcome in outcomes if not outcome.ok]
@@ -55,7 +55,7 @@ def test_combined_kinds_of_events_break_no_rule() -> None:
 @pytest.mark.behaviour("BUG-CP32")
 @pytest.mark.parametrize("seed", FOUND, ids=str)
 def test_a_seed_that_once_broke_a_rule_breaks_none(seed: int) -> None:
-    """What composed seeds showed stays found and fixed."""
+    """The seeds check that the bugs they once found stay fixed."""
     outcome = run_one(Job(scenario.load("composed"), seed))
     assert outcome.ok, f"{FOUND[seed]}: {as_story(outcome)}"
 
@@ -64,7 +64,7 @@ def test_a_seed_that_once_broke_a_rule_breaks_none(seed: int) -> None:
 def test_the_time_of_the_newest_version_for_a_lost_copy_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The rule before: the newest version says when an old copy has ended."""
+    """Earlier rule: the newest version decides when an old copy has ended."""
 
     def newest(record: JobRecord, _: TaskRecord) -> JobSpec:
         return record.spec
@@ -78,7 +78,7 @@ def test_the_time_of_the_newest_version_for_a_lost_copy_is_found(
 def test_a_stop_version_next_to_a_keep_version_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The rule before: a change from keep to stop waits for no earlier copy."""
+    """Earlier rule: a change from keep to stop waits for no earlier copy."""
     for module in (reconcile, rollout, sizing, task_versions):
         monkeypatch.setattr(module, "waits_for", lambda *_: "")
     assert broken_by({"one-copy"}) <= MOST
@@ -88,8 +88,8 @@ def test_a_stop_version_next_to_a_keep_version_is_found(
 def test_a_lost_task_that_moves_with_its_job_before_it_is_placed_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The rules before: a lost task became the newest version at once, and a machine of
-    any of the job's entitlements was its.
+    """Earlier rules: a lost task got the newest version at once, and it could use a machine of any
+    of the job's entitlements.
     """
 
     def newest(record: JobRecord) -> JobRecord:

@@ -1,8 +1,8 @@
-"""The conveyor in regions that fail, beside a scaler and an operator.
+"""The conveyor in regions with faults, with an autoscaler and an operator.
 
 The rules of the region hold, no wrong image gets beyond its canary, and every run ends. Bugs that
-are planted into the conveyor and into job control are found. More seeds:
-`twine-lab region run delivery --seeds 1..500`.
+are planted into the conveyor and into job control are found. More seeds: `twine-lab region run
+delivery --seeds 1..500`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def broken_by(rules: set[str]) -> int:
 
 @pytest.mark.behaviour("CV1", "CV2", "CV4", "CV5")
 def test_good_images_arrive_and_bad_ones_stop_at_the_canary_under_faults() -> None:
-    """Several releases within the half hour, and no budget is broken."""
+    """Covers several releases within half an hour; no budget is broken."""
     outcomes = [run_one(Job(scenario.load("delivery"), seed)) for seed in SLICE]
     broken = [outcome for outcome in outcomes if not outcome.ok]
     assert not broken, "\n".join(as_story(outcome) for outcome in broken)
@@ -71,7 +71,7 @@ def test_an_ignored_gate_failure_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_count_of_tasks_that_is_read_as_all_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule before in job control: a push is a share and nothing else."""
+    """Earlier rule of job control: a push is always a share."""
     monkeypatch.setattr(PushIntent, "of", lambda push, size: size)
     assert broken_by({"canary"}) <= MOST
 

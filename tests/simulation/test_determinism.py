@@ -1,4 +1,4 @@
-"""The same seed is the same run, byte for byte, whatever the process hashes with."""
+"""The same seed gives the same run, byte for byte, with every hash seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for seed in map(int, sys.argv[2:]):
 
 
 def log(name: str, seeds: tuple[int, ...], hash_seed: str) -> list[str]:
-    """Return the event log of some seeds, from a process of its own."""
+    """Return the event log of some seeds, from a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", LOG, name, *map(str, seeds)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},

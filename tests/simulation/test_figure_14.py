@@ -22,7 +22,7 @@ def by_domain() -> Replay:
 
 @pytest.mark.behaviour("EX1", "EX2")
 def test_the_first_batch_stops_at_most_one_replica_of_each_shard(controlled: Replay) -> None:
-    """About a quarter of the tasks are let, and the others are refused."""
+    """About a quarter of the tasks are acknowledged, and the others are refused."""
     before = [s for s in controlled.samples if s.at < FAILS_S]
     assert 12 <= controlled.batches[0] <= 20
     assert max(s.one_down for s in before) == controlled.batches[0] * 45
@@ -31,7 +31,7 @@ def test_the_first_batch_stops_at_most_one_replica_of_each_shard(controlled: Rep
 
 @pytest.mark.behaviour("EX3", "HC12")
 def test_second_replicas_are_lost_only_by_the_power_cut(controlled: Replay) -> None:
-    """Only of shards whose first replica was being updated just then."""
+    """Only shards whose first replica was being updated just then lose a second one."""
     during = [s for s in controlled.samples if FAILS_S <= s.at <= BACK_S]
     assert max(s.two_down for s in during) > 0
     assert max(s.else_two_down for s in controlled.samples) == 0
@@ -39,7 +39,7 @@ def test_second_replicas_are_lost_only_by_the_power_cut(controlled: Replay) -> N
 
 @pytest.mark.behaviour("EX4", "EX5", "WH2")
 def test_once_the_first_batch_is_back_nothing_misses_two_replicas_again(controlled: Replay) -> None:
-    """The MSB is still down, and the second batch shares no shard with it."""
+    """The MSB is still down, and the second batch has no shard in common with it."""
     after = [s for s in controlled.samples if s.at >= AWAY_S + 30]
     assert any(s.at < BACK_S for s in after)
     assert max(s.two_down for s in after) == 0
@@ -51,7 +51,7 @@ def test_once_the_first_batch_is_back_nothing_misses_two_replicas_again(controll
 def test_fixed_update_domains_lose_shards_and_the_controller_loses_none(
     controlled: Replay, by_domain: Replay
 ) -> None:
-    """Each domain alone is safe, and is not beside a failure in another."""
+    """Each domain alone is safe, but not together with a failure in another domain."""
     before = [s for s in by_domain.samples if s.at < FAILS_S]
     assert max(s.two_down for s in before) == 0
     assert max(s.else_two_down for s in by_domain.samples) > 0
@@ -60,7 +60,7 @@ def test_fixed_update_domains_lose_shards_and_the_controller_loses_none(
 
 @pytest.mark.behaviour("BUG-AU6")
 def test_shards_lost_by_the_power_cut_are_counted_for_both_controllers() -> None:
-    """The figure of fixed domains was a constant 0."""
+    """Regression: the figure of fixed domains was a constant 0."""
     for controlled in (True, False):
         replay = Replay(60, 900, controlled)
         replay.samples = [

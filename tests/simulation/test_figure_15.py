@@ -29,7 +29,7 @@ def sudden() -> Course:
 
 @pytest.mark.behaviour("AS3", "AS4")
 def test_a_quarter_of_the_machines_is_freed_off_peak(ordinary: Course) -> None:
-    """Whole machines, each day, and no rule of the region is broken."""
+    """Whole machines are freed each day, and no rule of the region is broken."""
     assert ordinary.violations == []
     for day in (1, 2):
         machines = [s.machines for s in ordinary.samples if day <= s.at / DAY_S < day + 1]
@@ -39,7 +39,7 @@ def test_a_quarter_of_the_machines_is_freed_off_peak(ordinary: Course) -> None:
 
 @pytest.mark.behaviour("AS1", "AS4")
 def test_real_size_and_cpu_follow_the_recommendation(ordinary: Course) -> None:
-    """Within a task, and CPU stays around its target though the load doubles."""
+    """The size is within one task, and CPU stays around its target although the load doubles."""
     found = ordinary.quiet(DAY_S, 4 * DAY_S)
     assert max(abs(s.serving - s.recommended) for s in found) <= 1
     assert max(s.load for s in found) > 2 * min(s.load for s in found)
@@ -49,7 +49,7 @@ def test_real_size_and_cpu_follow_the_recommendation(ordinary: Course) -> None:
 
 @pytest.mark.behaviour("AS5")
 def test_in_the_sudden_week_the_real_size_stays_below_the_recommendation(sudden: Course) -> None:
-    """At the peak there is no room; the recommendation says what is missing."""
+    """At the peak there is no capacity left; the recommendation shows what is missing."""
     assert sudden.violations == []
     before, after = sudden.quiet(DAY_S, 2 * DAY_S), sudden.quiet(2 * DAY_S, 4 * DAY_S)
     assert max(s.recommended - s.serving for s in before) <= 1
@@ -61,7 +61,7 @@ def test_in_the_sudden_week_the_real_size_stays_below_the_recommendation(sudden:
 
 @pytest.mark.behaviour("AS5", "TC14")
 def test_releases_slow_down_when_capacity_is_short(ordinary: Course, sudden: Course) -> None:
-    """Of the same two evening peaks, without human action."""
+    """Compares the same two evening peaks, without human action."""
     assert sudden.release_s(1) >= 1.5 * ordinary.release_s(1)
     assert sudden.release_s(0) == pytest.approx(ordinary.release_s(0), abs=60.0)
 
@@ -74,7 +74,7 @@ def test_the_picture_has_the_three_curves(ordinary: Course) -> None:
 
 @pytest.mark.behaviour("AS1")
 def test_no_rule_is_broken_by_kills_and_cuts_while_sizes_change() -> None:
-    """The control plane is killed, the autoscaler with it, and machines are cut off."""
+    """The control plane and the autoscaler are killed, and machines are cut off."""
     scenario = Scenario(
         name="autoscaled",
         says="Sizes change in an hour of trouble",

@@ -17,7 +17,7 @@ def flow() -> Flow:
 
 @pytest.mark.behaviour("HP11", "AS2", "AS3")
 def test_machines_go_to_alm_services_as_users_come_and_back_as_they_go(flow: Flow) -> None:
-    """In hours 3 to 8, and in 13 to 20; at other hours hardly any does."""
+    """Machines arrive in hours 3 to 8 and return in hours 13 to 20; hardly any at other hours."""
     assert flow.violations == []
     to_alm, back = flow.between(ALM, 3, 9), flow.between(OTHER, 13, 21)
     assert to_alm >= 2

@@ -1,4 +1,4 @@
-"""The article's figures 4, 6, 7 and 8 in the simulated region, numbers asserted.
+"""The article's figures 4, 6, 7 and 8 in the simulated region, with checks of the numbers.
 
 `python -m tests.bench.intent_figures --out FOLDER` draws them.
 """
@@ -41,17 +41,17 @@ def test_figure_6_half_stays_half_at_every_size_with_a_canary(composed: Course) 
 
 @pytest.mark.behaviour("JC5")
 def test_figure_4_the_first_tasks_become_all_of_a_smaller_job() -> None:
-    """The negative control, of which the witness says what is wrong."""
+    """The negative control; the checker reports what is wrong."""
     old_way = half_of_a_push(old_way=True)
     assert "share" in old_way.broken
     sizes = sizes_of(old_way)
     assert sizes["pushed"] == {"old": 50, "pushed": 50}
-    assert sizes["of 50"] == {"pushed": 50}  # half was asked for, all of it has it
+    assert sizes["of 50"] == {"pushed": 50}  # half was requested, all of it has the push
 
 
 @pytest.mark.behaviour("JC9")
 def test_figure_7_a_runtime_waits_for_the_next_push() -> None:
-    """The old way brought it to half of the job that no stage had tried it on."""
+    """The old way put the runtime on half of the job before any stage had tried it there."""
     course = a_runtime_rolled_out()
     assert course.broken == []
     assert untested(course) == 0
@@ -63,7 +63,7 @@ def test_figure_7_a_runtime_waits_for_the_next_push() -> None:
 
 @pytest.mark.behaviour("JC12", "SC21")
 def test_figure_8_a_shared_buffer_serves_as_well_as_twice_the_tasks() -> None:
-    """A push to all jobs and a new kernel on all machines, and each job serves."""
+    """All jobs get a push and all machines a new kernel, and each job serves."""
     both, shared = models(JOBS, tasks=2, buffer=0), models(JOBS, tasks=1, buffer=8)
     assert both.broken == shared.broken == []
     doubled, figures = figures_of(both, JOBS), figures_of(shared, JOBS)

@@ -1,6 +1,6 @@
 """Loans in simulated regions whose owners grow, fail, update and are killed.
 
-Every rule of the witness holds, and what was lent is back within its promise.
+Every rule of the checker holds, and each lent machine is returned within its promise.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_the_same_seed_does_the_same() -> None:
 
 @pytest.mark.behaviour("EL2")
 def test_a_deadline_beyond_the_promise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bug is planted by substitution; the seeds find it soon."""
+    """The seeds soon find the bug, which is planted by substitution."""
     monkeypatch.setattr(matching, "MARGIN_S", -60.0)
     for seed in range(1, 21):
         outcome = run_one(Job(LOANS, seed))

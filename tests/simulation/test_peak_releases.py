@@ -14,7 +14,7 @@ pytestmark = pytest.mark.behaviour("TC14")
 
 @pytest.mark.behaviour("TC14", "CV4")
 def test_a_release_at_the_peak_takes_longer_without_a_person() -> None:
-    """Capacity is short at six in the evening, and at six in the morning it is not."""
+    """Capacity is short at six in the evening, and is not at six in the morning."""
     day = simulated(8, hours=20.0, at=(6, 18))
     morning, evening = day.took_s().values()
     assert evening > 1.5 * morning

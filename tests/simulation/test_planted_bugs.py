@@ -1,6 +1,6 @@
-"""Bugs that are planted by substitution: the seeds find each of them, soon.
+"""Bugs that are planted by substitution: the seeds find each of them soon.
 
-Nothing of the product is edited; a function of it is replaced for as long as a test runs.
+No product code is edited; one of its functions is replaced while a test runs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_a_budget_that_ignores_failures_is_found(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.behaviour("BUG-CP1")
 def test_marking_up_at_an_edge_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that is called down while it answers stays down for ever."""
+    """A machine that is declared down while it answers stays down forever."""
     level: Callable[[HealthChecker, Watch, float], None] = HealthChecker._look_at_down
 
     def edge(self: HealthChecker, watch: Watch, now: float) -> None:
@@ -63,7 +63,9 @@ def test_marking_up_at_an_edge_only_is_found(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_second_copy_before_the_certain_end_of_the_first_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Invariant 3: a task whose job says `stop` runs once, however long its machine is silent."""
+    """Invariant 3: a task of a job with the policy `stop` runs once, however long its machine is
+    silent.
+    """
     for module in (reconcile, rollout):
         monkeypatch.setattr(module, "ended_in_s", lambda *_: 0.0)
     assert found("everything", {"one-copy"}).seed <= MOST
@@ -71,7 +73,7 @@ def test_a_second_copy_before_the_certain_end_of_the_first_is_found(
 
 @pytest.mark.behaviour("TC5")
 def test_an_operation_without_acknowledgement_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is offered begins only once the controller said so."""
+    """An offered operation may begin only after the controller's acknowledgement."""
     for module in (decide, sizing):
         monkeypatch.setattr(module, "is_let", lambda _: True)
     assert found("f55-controllers", {"acknowledged"}).seed <= MOST
@@ -79,7 +81,7 @@ def test_an_operation_without_acknowledgement_is_found(monkeypatch: pytest.Monke
 
 @pytest.mark.behaviour("SC21")
 def test_more_extra_tasks_than_allowed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`update.surge` is the most of them."""
+    """`update.surge` is the largest number of extra tasks."""
     surged = decide.surged
 
     def more(made: Decision, seen: Seen) -> JobRecord:
@@ -94,7 +96,7 @@ def test_more_extra_tasks_than_allowed_are_found(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.behaviour("SC6")
 def test_a_version_that_fails_and_is_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that asks for it does not stay with a version of which no task gets healthy."""
+    """A job with automatic rollback leaves a version whose tasks never get healthy."""
     monkeypatch.setattr(release, "_is_failed", lambda *_: False)
     monkeypatch.setattr(release, "_is_stuck", lambda *_: False)
     assert found("updates", {"rest"}).seed <= MOST
@@ -104,7 +106,7 @@ def test_a_version_that_fails_and_is_kept_is_found(monkeypatch: pytest.MonkeyPat
 def test_a_controller_with_falsely_healthy_tasks_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without the tasks that are down it lets go of a second replica."""
+    """The controller does not count tasks that are down, and so releases a second replica."""
     monkeypatch.setattr(consulting, "is_down", lambda *_: False)
     monkeypatch.setattr(consulting, "_holds", lambda *_: True)
     assert found("f55-controllers", {"second-replica"}).seed <= MOST
@@ -112,13 +114,13 @@ def test_a_controller_with_falsely_healthy_tasks_is_found(
 
 @pytest.mark.behaviour("HC5")
 def test_waves_of_one_plan_at_the_same_time_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next wave waits until the machines of the one before are back."""
+    """The next wave must wait until the machines of the wave before are back."""
     monkeypatch.setattr(planner, "is_one_by_one", lambda _: False)
     assert found("maintenance", {"waves"}).seed <= MOST
 
 
 @pytest.mark.behaviour("WH2", "TC6")
 def test_a_maintenance_without_approval_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan's moves are acknowledged like all others."""
+    """The moves of a plan need an acknowledgement like all others."""
     monkeypatch.setattr(decide, "is_let", lambda _: True)
     assert found("maintenance", {"acknowledged"}).seed <= MOST

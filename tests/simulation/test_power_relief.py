@@ -1,6 +1,6 @@
-"""Places that draw too much are relieved before power is capped, and after.
+"""Places that draw too much power are relieved before power is capped, and after it.
 
-The four events of the paper's account (§5.2) fall on one MSB (`tests/bench/rebalance_power.py`).
+The four events of the paper's account (§5.2) hit one MSB (`tests/bench/rebalance_power.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.behaviour("RE6", "HC13", "WH10")
 
 @pytest.mark.behaviour("RE6", "HC13", "WH10", "AL22")
 def test_four_events_cap_power_without_the_rebalancer_and_not_with_it() -> None:
-    """The numbers of docs/rebalancing.md."""
+    """Checks the numbers of docs/rebalancing.md."""
     without, with_it = played(RebalanceMode.OFF), played(RebalanceMode.APPLY)
     left, right = figures_of(without), figures_of(with_it)
 
@@ -30,7 +30,7 @@ def test_four_events_cap_power_without_the_rebalancer_and_not_with_it() -> None:
 
 @pytest.mark.behaviour("HC13", "WH10")
 def test_once_power_was_capped_tasks_leave_and_the_place_is_below_its_budget() -> None:
-    """Capping stops nothing by itself; moves bring the draw below the budget."""
+    """Capping itself stops no task; moves bring the draw below the budget."""
     late = figures_of(played(RebalanceMode.APPLY, late=True))
 
     assert late["machines_capped"] > 0

@@ -1,7 +1,7 @@
 """The ReBalancer in simulated regions, with churn, failures and restarts.
 
-Every rule of the checker holds with it (one copy, budgets, profiles, capacity), fewer machines are
-hot over time than without it, and a run is the same for the same seed.
+Every rule of the checker holds with it (one copy, budgets, profiles, capacity). Over time fewer
+machines are hot than without it. A run is the same for the same seed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ pytestmark = pytest.mark.behaviour("RE1", "RE2", "RE5")
 
 REBALANCE = scenario.load("rebalance")
 HOT = 0.6
-"""As in the scenario's settings."""
+"""The limit in the scenario's settings."""
 WARM_UP_S = 600.0
 
 
 @dataclass
 class Run:
-    """What a test asks about one run."""
+    """The results of one run for a test."""
 
     violations: list[str] = field(default_factory=list)
     hot: list[int] = field(default_factory=list)
-    """Machines above `HOT` of CPU or memory, every five seconds."""
+    """Number of machines above `HOT` of CPU or memory, every five seconds."""
     moved: dict[str, set[float]] = field(default_factory=dict)
-    """Task → when the ReBalancer's moves of it were done."""
+    """Task → when its moves by the ReBalancer were completed."""
     digest: str = ""
 
 
@@ -50,7 +50,7 @@ def silent() -> Iterator[None]:
 
 
 def run(what: Scenario, seed: int) -> Run:
-    """Run one seed; the index of the control plane says how full machines are."""
+    """Run one seed; the index of the control plane provides the utilization of machines."""
     made = Run()
 
     def passed(now: float) -> None:
@@ -88,7 +88,7 @@ def test_no_rule_is_broken_and_fewer_machines_are_hot(seed: int) -> None:
 @pytest.mark.behaviour("RE7", "RE5")
 @pytest.mark.parametrize("kind", ["plane-kill-at-step", "plane-kill-at-write"])
 def test_no_rule_is_broken_if_it_is_killed_at_any_await(kind: str) -> None:
-    """The control plane dies at a drawn step, or at a write, thirty times an hour."""
+    """The control plane dies at a random step, or at a write, thirty times an hour."""
     kills = FaultRate(kind=kind, per_hour=30, seconds=(2.0, 20.0), value=(1.0, 2_000.0))
     if kind == "plane-kill-at-write":
         kills = replace(kills, value=(1.0, 12.0))
@@ -99,7 +99,7 @@ def test_no_rule_is_broken_if_it_is_killed_at_any_await(kind: str) -> None:
 
 
 def test_a_task_moves_once_in_its_rest_and_the_same_seed_does_the_same() -> None:
-    # a job that is stopped and made again has new tasks of the old names
+    # a job that is stopped and created again has new tasks with the old names
     faults = [fault for fault in REBALANCE.faults if fault.kind != "stop-job"]
     lasting = replace(REBALANCE, faults=faults)
     one, two = run(lasting, 7), run(lasting, 7)

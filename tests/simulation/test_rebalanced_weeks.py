@@ -1,4 +1,4 @@
-"""With a daily load, churn and failures few machines are hot, and few tasks move."""
+"""Few machines are hot and few tasks move, with a daily load, churn and failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ pytestmark = pytest.mark.behaviour("RE1", "RE2")
 
 @pytest.mark.behaviour("RE8", "EX16")
 def test_the_same_machines_bear_more_load_with_it() -> None:
-    """A fifth more load with it leaves fewer hot machines than today's without it.
+    """With the ReBalancer and 20 % more load fewer machines are hot than with the normal load
+    without it.
 
     The paper reports about 2 % of all machines of a fleet; here it is load per machine.
     """

@@ -1,4 +1,4 @@
-"""The paper's examples as scenarios: each ends well, and goes as the paper tells it.
+"""The paper's examples as scenarios: each succeeds, with the steps that the paper describes.
 
 `twine-lab region run replay-figure-2 --svg figure-2.svg` draws one.
 """
@@ -23,7 +23,7 @@ SEEDS = range(1, 4)
 
 
 def replayed(name: str, seed: int) -> SimulatedRegion:
-    """Run one, which must break no rule; its job was granted as asked."""
+    """Run one, which must break no rule; its job was granted as requested."""
     chosen = scenario.load(name)
     region = SimulatedRegion(chosen, seed)
     region.run(draw(chosen, seed))
@@ -33,7 +33,7 @@ def replayed(name: str, seed: int) -> SimulatedRegion:
 
 
 def at_work(region: SimulatedRegion, name: str) -> Iterator[str]:
-    """Yield the lines of a machine's tasks while the story goes on."""
+    """Yield the lines of a machine's tasks while the story continues."""
     for line in region.history.lines(region.story_at):
         words = line.split()
         if words[1] == name and words[2] in ("put", "delete"):
@@ -43,7 +43,7 @@ def at_work(region: SimulatedRegion, name: str) -> Iterator[str]:
 @pytest.mark.behaviour("TC12")
 @pytest.mark.parametrize("name", REPLAYS)
 def test_each_replay_is_a_picture_and_breaks_no_rule(name: str) -> None:
-    """Figure 2 and the others: never two tasks of a shard, a failure included."""
+    """Figure 2 and the others: no two tasks of a shard are down at once, failures included."""
     chosen = scenario.load(name)
     for seed in SEEDS:
         outcome = run_seed(chosen, seed)
@@ -60,7 +60,7 @@ def test_each_replay_is_a_picture_and_breaks_no_rule(name: str) -> None:
 @pytest.mark.behaviour("TC4")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_figure_8_call_by_call(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figure 8: asked for two tasks, one is let go; then the other; then nothing is left."""
+    """Figure 8: two tasks are requested. One is released, then the other; then nothing is left."""
     calls: list[tuple[set[int], set[int], set[int]]] = []
     answer = Application.answer
 
@@ -89,7 +89,7 @@ def test_figure_8_call_by_call(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.behaviour("HC6", "TC8")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_machine_with_the_second_replica_waits_for_the_deadline(seed: int) -> None:
-    """49 of 50: the others get their kernel at once, and those that waited, too."""
+    """49 of 50 machines get their kernel: most at once, those that waited at the deadline."""
     region = replayed("replay-49-of-50", seed)
     job = region.clients.jobs["job0"].granted
     assert job is not None
@@ -117,7 +117,7 @@ def test_the_machine_with_the_second_replica_waits_for_the_deadline(seed: int) -
 @pytest.mark.behaviour("TC9", "HC7")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_task_moves_because_a_switch_is_replaced(seed: int) -> None:
-    """Controllers sit it out, although it takes all of the time it was announced for."""
+    """Controllers wait for the end, although the work takes all of its announced time."""
     region = replayed("replay-switch", seed)
     struck = {p.machine for p in region.places if p.rack == "r0"}
     assert any(region.machines[name].copies for name in struck)
@@ -127,9 +127,9 @@ def test_no_task_moves_because_a_switch_is_replaced(seed: int) -> None:
 @pytest.mark.behaviour("HC9")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_machines_are_returned_in_minutes_instead_of_weeks(seed: int) -> None:
-    """By tickets half of the owners took 7.5 days and the last one 87 (paper §1, Figure 1).
+    """With tickets half of the owners took 7.5 days and the last one 87 (paper §1, Figure 1).
 
-    Here budgets and controllers are all that it waits for, long before the deadline.
+    Here the plan waits only for budgets and controllers, and completes long before the deadline.
     """
     region = replayed("replay-tickets", seed)
     asked_at = region.story_at + 10.0
@@ -149,7 +149,7 @@ def test_machines_are_returned_in_minutes_instead_of_weeks(seed: int) -> None:
 def test_an_ensemble_keeps_its_majority_and_restarts_its_leader_last(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with ZooKeeper (§2.5) a restart of all costs one change of leader, not one each."""
+    """As with ZooKeeper (§2.5), a restart of all members changes the leader once, not once each."""
     acknowledged_at: list[int] = []
     down: list[int] = []
     leaders: list[int] = []
@@ -160,7 +160,7 @@ def test_an_ensemble_keeps_its_majority_and_restarts_its_leader_last(
     ) -> TaskControlResponse:
         response = answer(self, request, now)
         if request.tasks < 5 or not (acknowledged_at or request.request):
-            return response  # the ensemble is still being made
+            return response  # the ensemble is still being created
         tasks = {o.id: o.task for o in request.request if o.kind in ("update", "restart")}
         for ack in response.ack:
             if isinstance(ack, str) and ack in tasks and tasks[ack] not in acknowledged_at:
@@ -181,9 +181,10 @@ def test_an_ensemble_keeps_its_majority_and_restarts_its_leader_last(
 @pytest.mark.behaviour("AV6", "AV5")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_four_events_and_too_little_power_halt_an_upgrade(seed: int) -> None:
-    """Capacity lost while power is short is not added to by a release (paper §5.2).
+    """A release does not add to the capacity that is lost while power is short (paper §5.2).
 
-    Beside it the same without the limit on lost capacity, where the release goes on.
+    The comparison is the same scenario without the limit on lost capacity; there the release
+    continues.
     """
     begins, ends = 150.0, 750.0
 

@@ -1,4 +1,4 @@
-"""Roles in replicas and shards in processes, on a modelled etcd: leaders fail amid all else.
+"""Roles in replicas and shards in processes, on a modelled etcd: leaders fail among other faults.
 
 Leases, elections, followers and moves are the product's; etcd is a model with the same messages.
 """
@@ -33,7 +33,7 @@ from vm_lab.region.story import draw, read
 
 MOST = 200
 SEEDS = 4
-"""In CI; `make role-seeds` has more."""
+"""Number of seeds in CI; `make role-seeds` has more."""
 PUT = re.compile(r" put (\S+) generation")
 PROCESSES = min(2, os.cpu_count() or 1)
 
@@ -49,10 +49,11 @@ def found(name: str, rules: set[str]) -> int:
 
 @pytest.mark.behaviour("AV1", "AV2", "AV7", "AV16", "SH1", "SH3", "SH4")
 def test_no_rule_is_broken_by_leaders_that_fail_in_the_middle_of_everything() -> None:
-    """A core of three and two shards of two processes each.
+    """The region has a core of three processes and two shards of two processes each.
 
-    Leaders are killed, stopped and cut off, either way, from all or from etcd alone, at their
-    writes and between them, while entitlements move, versions go out, and machines fail.
+    Leaders are killed, stopped and cut off, in one or both directions, from all or from etcd alone,
+    at their writes and between them. Meanwhile entitlements move, versions are released, and
+    machines fail.
     """
     roles = scenario.load("roles")
     outcomes = run_many([Job(roles, seed) for seed in range(1, SEEDS + 1)], PROCESSES)
@@ -65,7 +66,7 @@ def test_no_rule_is_broken_by_leaders_that_fail_in_the_middle_of_everything() ->
 @pytest.mark.behaviour("AV2", "SH3")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_task_restarts_because_another_process_leads(seed: int) -> None:
-    """Each task gets one start command, whoever leads and whoever owns it meanwhile."""
+    """Each task gets one start command, with every leader and every owner."""
     chosen = scenario.load("roles-quiet")
     region = SimulatedRegion(chosen, seed)
     region.run(list(draw(chosen, seed)))
@@ -97,9 +98,9 @@ def test_all_processes_down_restart_no_task() -> None:
 @pytest.mark.behaviour("AV1", "AV12", "AV13")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_region_survives_loss_of_a_data_center_with_leaders(seed: int) -> None:
-    """Standbys elsewhere lead, and lost tasks come back on the machines left.
+    """Standbys elsewhere become leaders, and lost tasks come back on the remaining machines.
 
-    Half of the machines lose power, and the leader of each role with them, while versions go out.
+    Half of the machines and the leader of each role lose power, while versions are released.
     """
     chosen = replace(scenario.load("roles"), minutes=6.0, faults=[])
     story = [
@@ -116,10 +117,10 @@ def test_the_region_survives_loss_of_a_data_center_with_leaders(seed: int) -> No
 
 @pytest.mark.behaviour("SH1", "AV7")
 def test_tasks_left_on_a_machine_that_comes_back_free_are_removed() -> None:
-    """The process of their shard removes them, though the machine is not its own.
+    """The process of their shard removes the tasks, though it does not own the machine.
 
-    The core follows free machines, and only the shard knows that the tasks left: before, their
-    second copies ran on for ever.
+    The core follows free machines, and only the shard knows that the tasks moved away. Before the
+    fix, their second copies ran forever.
     """
     chosen = scenario.load("roles-quiet")
     chosen = replace(chosen, minutes=7.0, settle_minutes=6.0, faults=[])
@@ -129,9 +130,10 @@ def test_tasks_left_on_a_machine_that_comes_back_free_are_removed() -> None:
 
 @pytest.mark.behaviour("SH1", "AV7")
 def test_a_lagging_core_stops_no_task_of_a_job_unknown_to_it() -> None:
-    """The core follows a machine that it takes for free; a shard has just begun to use it.
+    """The core follows a machine that it considers free; a shard has just begun to use it.
 
-    Jobs come back while the core's line to etcd is late. Before, it took their tasks for strays.
+    Jobs come back while the core's connection to etcd is slow. Before the fix, the core considered
+    their tasks unknown.
     """
     chosen = scenario.load("roles-promises")
     chosen = replace(chosen, minutes=3.0, settle_minutes=6.0, faults=[])
@@ -146,7 +148,7 @@ def test_a_lagging_core_stops_no_task_of_a_job_unknown_to_it() -> None:
 
 @pytest.mark.behaviour("SH14", "CP7")
 def test_no_shard_uses_machines_promised_to_an_entitlement_of_another() -> None:
-    """Shards share the free machines, and hardly more of them than quotas."""
+    """Shards share the free machines, which are hardly more than the quotas."""
     outcome = run_seed(scenario.load("roles-promises"), 2)
     assert not outcome.violations, [str(violation) for violation in outcome.violations]
     assert outcome.figures["moves"] >= 3
@@ -154,7 +156,7 @@ def test_no_shard_uses_machines_promised_to_an_entitlement_of_another() -> None:
 
 @pytest.mark.behaviour("SH14", "CP7")
 def test_promises_that_are_kept_per_shard_only_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that lays the quotas of its own entitlements alone upon free machines."""
+    """A shard holds back free machines only for the quotas of its own entitlements."""
     made = Quotas.__init__
 
     def blind(self: Quotas, region: Region, *rest: Any) -> None:
@@ -174,9 +176,9 @@ def test_promises_that_are_kept_per_shard_only_are_found(monkeypatch: pytest.Mon
 def test_promises_that_are_judged_before_machines_are_held_only_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two shards that take at once each see a machine to spare, and there is only one.
+    """Two shards that take machines at once each see a machine to spare, and there is only one.
 
-    All jobs come back at once while every line to etcd is late.
+    All jobs come back at once while every connection to etcd is slow.
     """
 
     async def confirmed(*_: Any) -> bool:
@@ -199,7 +201,7 @@ def test_promises_that_are_judged_before_machines_are_held_only_are_found(
 
 @pytest.mark.behaviour("AV2")
 def test_a_write_of_a_leader_that_was_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the comparison with the leader's key a late write of an old one is made."""
+    """Without the comparison with the leader's key, a late write of an old leader is made."""
     request = EtcdStore._request
 
     def anyone(self: EtcdStore, *asked: Any) -> Any:
@@ -213,7 +215,7 @@ def test_a_write_of_a_leader_that_was_replaced_is_found(monkeypatch: pytest.Monk
 
 @pytest.mark.behaviour("SH4")
 def test_two_owners_after_a_crash_in_a_move_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that starts goes by what its process had before, instead of by the map."""
+    """A shard that starts uses what its process owned before, and not the map."""
     kept: dict[int, set[str]] = {}
 
     def owner(ownership: OwnershipMap, number: int) -> Callable[[str], bool]:
@@ -237,7 +239,7 @@ def test_two_owners_after_a_crash_in_a_move_are_found(monkeypatch: pytest.Monkey
 
 @pytest.mark.behaviour("SH13")
 def test_pinned_entitlements_stay_in_their_region_and_in_shards_for_it() -> None:
-    """Two regional shards and two global ones, on hardly more machines than quotas."""
+    """Two regional shards and two global ones, with hardly more machines than quotas."""
     outcome = run_seed(scenario.load("roles-regions"), 1)
     assert not outcome.violations, [str(violation) for violation in outcome.violations]
     assert outcome.figures["moves"] >= 3
@@ -247,7 +249,7 @@ def test_pinned_entitlements_stay_in_their_region_and_in_shards_for_it() -> None
 def test_a_shard_that_gets_an_entitlement_of_another_region_is_found(
     mocker: MockerFixture,
 ) -> None:
-    """As if each move were allowed."""
+    """The substitute permits every move."""
     mocker.patch.object(scopes, "may_own", return_value=True)
     chosen = replace(scenario.load("roles-regions"), minutes=2.0, settle_minutes=4.0)
     assert "scope" in {violation.rule for violation in run_seed(chosen, 1).violations}
@@ -255,7 +257,7 @@ def test_a_shard_that_gets_an_entitlement_of_another_region_is_found(
 
 @pytest.mark.behaviour("SH13")
 def test_a_machine_of_another_region_is_found(mocker: MockerFixture) -> None:
-    """As if neither quotas nor demands knew of regions, and machines to spare."""
+    """The substitute ignores regions in quotas and demands, and machines to spare."""
     without_region = demand.demand_of
     mocker.patch.object(demand, "demand_of", lambda *given: without_region(*given[:3]))
     mocker.patch.object(pools, "Quota", lambda *given: Quota(*given[:5]))

@@ -1,7 +1,7 @@
 """The production control plane in simulated regions: seeds that must hold.
 
-One that breaks a rule is shown as a story; `twine-lab region run everything --seed N` shortens
-it, and the seed joins `tests/data/seeds.txt`.
+A seed that breaks a rule is shown as a story. `twine-lab region run everything --seed N` shortens
+it, and the seed is added to `tests/data/seeds.txt`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def listed(name: str) -> set[tuple[str, int]]:
 
 
 def hold(jobs: list[Job]) -> list[SeedOutcome]:
-    """Run all; none may break a rule."""
+    """Run all seeds; none may break a rule."""
     outcomes = run_many(jobs, PROCESSES)
     broken = [outcome for outcome in outcomes if not outcome.ok]
     assert not broken, "\n".join(as_story(outcome) for outcome in broken)
@@ -45,9 +45,9 @@ def test_no_rule_is_broken_in_the_first_seeds(first: int) -> None:
 
 @pytest.mark.behaviour("F-55", "WH2")
 def test_controllers_of_all_kinds_are_called_and_break_no_rule() -> None:
-    """Good ones and those that are away, slow, wrong or lying, among all other faults.
+    """The controllers are good, away, slow, wrong or lying, among all other faults.
 
-    Nothing is taken down without an acknowledgement, no deadline passes without a notice, and no
+    No task is taken down without an acknowledgement, no deadline passes without a notice, and no
     shard loses a second replica to an operation.
     """
     controllers = scenario.load("f55-controllers")
@@ -56,16 +56,17 @@ def test_controllers_of_all_kinds_are_called_and_break_no_rule() -> None:
 
 @pytest.mark.behaviour("HC5", "SC2", "SC6", "WH2")
 def test_plans_in_waves_overlap_drains_releases_and_failures() -> None:
-    """Budgets and controllers hold, and no two waves of a plan are away."""
+    """Budgets and controllers hold, and no two waves of a plan are away at once."""
     maintenance = scenario.load("maintenance")
     hold([Job(maintenance, seed) for seed in range(1, 13)])
 
 
 @pytest.mark.behaviour("SC2", "SC6", "SC21", "HP12")
 def test_updates_of_all_kinds_end_and_those_that_fail_go_back() -> None:
-    """Canaries, gates, extra tasks, bad versions, moves, profiles in use.
+    """Covers canaries, gates, extra tasks, bad versions, moves and profiles in use.
 
-    Never more extra tasks than allowed, nothing taken beyond the budget, every way back ends.
+    There are never more extra tasks than allowed. No task is taken beyond the budget, and every
+    rollback ends.
     """
     updates = scenario.load("updates")
     hold([Job(updates, seed) for seed in range(1, 31)])
@@ -73,7 +74,9 @@ def test_updates_of_all_kinds_end_and_those_that_fail_go_back() -> None:
 
 @pytest.mark.behaviour("SC11", "SC6")
 def test_jobs_move_between_entitlements_among_faults() -> None:
-    """Back and forth, within the budget, no task ever on machines of the other one."""
+    """Jobs move back and forth within the budget; no task is ever on machines of the other
+    entitlement.
+    """
     transfers = scenario.load("transfers")
     hold([Job(transfers, seed) for seed in range(1, 13)])
 
@@ -110,7 +113,8 @@ def test_no_rule_is_broken_by_the_fault_of_a_scenario(name: str) -> None:
 
 
 def test_users_of_every_kind_at_once_under_faults() -> None:
-    """They apply, resize, move, drain, plan, restart, delete and create again by the same name.
+    """Users apply, resize, move, drain, plan, restart and delete, and create jobs of the same name
+    again.
 
     `twine-lab region run people --seeds 1..300` runs the others.
     """

@@ -1,5 +1,6 @@
-"""A region of 150 MW in twenty shards: what the rule for new entitlements makes of it, and where
-one scheduler ends."""
+"""A region of 150 MW in twenty shards: the result of the rule for new entitlements, and the limit
+of one scheduler.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from vm_lab.region.generator import make_racks
 
 MACHINES, SHARDS, REGION_MW = 455_000, 20, 150.0
 LARGEST = 60_000
-"""Machines of the largest entitlement of the paper."""
+"""Number of machines of the paper's largest entitlement."""
 POOLS = {"web": 30, "compute": 12, "cache": 6, "storage": 6, "inference": 3, "training": 3}
-"""Private pools, by what their services need: tens, as in the paper."""
+"""Number of private pools, by the needs of their services: tens, as in the paper."""
 
 
 def pools(seed: int) -> Iterator[tuple[int, float]]:
@@ -45,9 +46,9 @@ def pools(seed: int) -> Iterator[tuple[int, float]]:
 @pytest.mark.behaviour("SH11", "SH8")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_shard_exceeds_its_share_of_power_only_by_one_pool(seed: int) -> None:
-    """7.5 of 150 MW are the mean, and beside its largest pool no shard has much more.
+    """The mean is 7.5 of 150 MW; apart from its largest pool no shard has much more.
 
-    A shard is not chosen by power: one with a pool of GPUs may have 21 MW.
+    The rule does not consider power: a shard with a pool of GPUs may have 21 MW.
     """
     loads = [ShardLoad(shard=n) for n in range(SHARDS)]
     power, largest = [0.0] * SHARDS, [0.0] * SHARDS
@@ -65,7 +66,7 @@ def test_a_shard_exceeds_its_share_of_power_only_by_one_pool(seed: int) -> None:
 
 @pytest.mark.behaviour("SH17", "SH8")
 def test_the_end_of_a_shard_is_where_its_line_meets_one_core() -> None:
-    """Twice the events end it earlier, and a fixed part counts once."""
+    """Twice the events lower the limit, and a fixed part counts once."""
     points = [
         {"machines": n, "idle_percent": 5 + n / 1000, "rss_mb": 100 + n / 50, "event_ms": 0.9}
         | {"start_cpu_s": n / 500}

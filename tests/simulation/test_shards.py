@@ -1,4 +1,4 @@
-"""Three shards in the simulated region: their entitlements move, and no rule is broken by that."""
+"""Three shards in the simulated region: their entitlements move, which breaks no rule."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def found(rules: set[str]) -> int:
 @pytest.mark.behaviour("SH1", "SH3", "SH4", "SH15", "AV7")
 @pytest.mark.parametrize("seed", range(1, 13))
 def test_entitlements_move_between_shards_among_faults(seed: int) -> None:
-    """One owner at a time, no machine for two; a move ends or did not begin.
+    """There is one owner at a time, and no machine has two; a move ends or did not begin.
 
-    The process is killed before and after writes, stores do not say what became of one, and
-    releases, drains and transfers of jobs go on meanwhile.
+    The process is killed before and after writes, and stores leave the outcome of a write open.
+    Releases, drains and transfers of jobs continue meanwhile.
     """
     outcome = run_one(Job(scenario.load("shards"), seed))
     assert not outcome.violations, [str(violation) for violation in outcome.violations]
@@ -43,7 +43,7 @@ def test_entitlements_move_between_shards_among_faults(seed: int) -> None:
 @pytest.mark.behaviour("SH3")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_task_restarts_by_moves_of_its_entitlement(seed: int) -> None:
-    """Each task is told once to start, however often its owner changes."""
+    """Each task gets one start command, however often its owner changes."""
     chosen = of_seed(scenario.load("shards-quiet"), seed)
     region = SimulatedRegion(chosen, seed)
     region.run(list(draw(chosen, seed)))
@@ -60,7 +60,7 @@ def test_no_task_restarts_by_moves_of_its_entitlement(seed: int) -> None:
 def test_two_owners_of_an_entitlement_that_moved_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A shard that goes by what it owned before goes on beside the new owner."""
+    """A shard that uses its old ownership continues next to the new owner."""
 
     def owner(ownership: OwnershipMap, number: int) -> Callable[[str], bool]:
         previous = set[str]()
@@ -78,6 +78,6 @@ def test_two_owners_of_an_entitlement_that_moved_are_found(
 
 @pytest.mark.behaviour("SH3")
 def test_claims_that_an_old_owner_keeps_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new owner has to take the allocations over, or it places every task anew."""
+    """The new owner has to take over the allocations, or it places every task again."""
     monkeypatch.setattr(running_shards.handover, "adopt", lambda *_: None)
     assert found({"budget", "one-copy", "second-copy", "rest", "capacity"}) <= MOST

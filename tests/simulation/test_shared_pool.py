@@ -13,7 +13,7 @@ from tests.bench.shared_pool import Shard, figure_13, share
 
 @pytest.mark.behaviour("SH1", "SH14")
 def test_twenty_shards_share_one_pool_and_no_machine_has_two_owners() -> None:
-    """Each shard knows less than the brokers, and is refused what others took."""
+    """Each shard knows less than the brokers, and is refused the machines that others took."""
     found = share(machines=6000, shards=20, tasks=100)
     assert found["tasks_placed"] == 2000
     assert found["tasks_unplaced"] == 0
@@ -23,7 +23,7 @@ def test_twenty_shards_share_one_pool_and_no_machine_has_two_owners() -> None:
 
 @pytest.mark.behaviour("SH14")
 def test_brokers_that_compare_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what a shard was told alone, machines are assigned twice."""
+    """Machines are assigned twice if only the shards' own knowledge counts."""
 
     async def prepare(shard: Shard, transaction: str, takes: Mapping[str, Take]) -> None:
         shard.owners.held[transaction] = takes
@@ -36,7 +36,7 @@ def test_brokers_that_compare_nothing_are_found(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.behaviour("SH12", "WH5")
 def test_a_federation_splits_a_job_that_grows_and_shards_keep_it_whole() -> None:
-    """Figure 13 of the paper."""
+    """Compares with Figure 13 of the paper."""
     found = figure_13(machines=6000, shards=20)
     assert found["federation_clusters_of_b"] == 2
     assert found["federation_tasks_in_second_cluster"] > 0

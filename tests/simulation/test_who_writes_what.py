@@ -41,7 +41,7 @@ SHARED = {
     *("jobs", "tasks", "job-events", "allocations", "decisions", "entitlement-uses"),
     *("machines", "outcomes", "clock", "processes", "entitlement-releases"),
 }
-"""Of every shard, the core's included: each of its own entitlements, machines and elections."""
+"""Keys of every shard, the core's included: its own entitlements, machines and elections."""
 OF_THE_CORE = {"entitlements", "ownerships"}
 
 
@@ -50,20 +50,20 @@ class _Spec(msgspec.Struct):
 
 
 class _Intent(msgspec.Struct):
-    """What is read of a stored job."""
+    """The fields that are read from a stored job."""
 
     spec: _Spec
 
 
 class _Owned(msgspec.Struct):
-    """What is read of the owner of an entitlement."""
+    """The fields that are read from the owner of an entitlement."""
 
     entitlement: str
     shard: int = 0
 
 
 class Ledger:
-    """Every record that was written, by the role whose process wrote it."""
+    """Every written record, by the role whose process wrote it."""
 
     def __init__(self, region: SimulatedRegion) -> None:
         assert region.roles is not None
@@ -77,7 +77,7 @@ class Ledger:
         self._entitlement: dict[str, str] = {}
 
     def applied(self, sender: int, events: Sequence[pb.Event]) -> None:
-        """Note one transaction, then have the checkers hear of it."""
+        """Record one transaction, then pass it to the checkers."""
         for event in events:
             _, is_data, key = event.kv.key.partition(DATA)
             if sender and is_data:
@@ -101,7 +101,7 @@ class Ledger:
 
 
 def run(story: str, settle_minutes: float) -> tuple[Ledger, SimulatedRegion]:
-    """Return what was written in a region in which a story happens."""
+    """Return the writes in a region in which a story happens."""
     chosen = replace(
         scenario.load("roles-quiet"), minutes=3.0, settle_minutes=settle_minutes, faults=[]
     )
@@ -113,7 +113,7 @@ def run(story: str, settle_minutes: float) -> tuple[Ledger, SimulatedRegion]:
 
 @pytest.mark.behaviour("SH6", "SH16", "WH6")
 def test_each_role_writes_only_its_records_under_any_leader() -> None:
-    """Quotas and owners are the core's, a job is written by the one that owns it."""
+    """The core writes quotas and owners; the owner of its entitlement writes a job."""
     ledger, region = run(STORY, 5.0)
     assert not region.checker.violations, [str(v) for v in region.checker.violations]
     assert region.figures["moves"] >= 3
@@ -128,7 +128,7 @@ def test_each_role_writes_only_its_records_under_any_leader() -> None:
 def test_a_shard_that_writes_after_a_handover_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The ledger of writes would show it."""
+    """The ledger of writes shows it."""
 
     def owner(ownership: OwnershipMap, number: int) -> Callable[[str], bool]:
         previous = set[str]()

@@ -1,6 +1,6 @@
 """Five writers of intents of the same jobs while machines and processes fail.
 
-A fixed slice must hold, and finds earlier ways of composing that are put in the place of today's.
+A fixed slice must hold, and must find earlier ways of composing that replace the present one.
 `twine-lab region run writers --seeds 1..300` runs more.
 """
 
@@ -31,7 +31,7 @@ from vm_lab.region.story import draw
 
 SLICE = range(1, 21)
 MOST = 20
-"""Seeds within which each planted mistake is found."""
+"""Number of seeds within which each planted bug is found."""
 
 
 def broken_by(rule: str) -> int:
@@ -46,7 +46,7 @@ def broken_by(rule: str) -> int:
 
 @pytest.mark.behaviour("JC5", "JC6", "JC8", "JC9", "JC15")
 def test_the_share_is_exact_or_an_operation_is_under_way() -> None:
-    """Owner, autoscaler, conveyor, tester and operators at once."""
+    """The writers are owner, autoscaler, conveyor, tester and operators, all at once."""
     outcomes = [run_one(Job(scenario.load("writers"), seed)) for seed in SLICE]
     broken = [outcome for outcome in outcomes if not outcome.ok]
     assert not broken, "\n".join(as_story(outcome) for outcome in broken)
@@ -63,7 +63,7 @@ def test_the_checker_runs_during_operations_and_after() -> None:
 
 @pytest.mark.behaviour("JC5")
 def test_a_share_of_the_tasks_instead_of_the_size_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The article's figure 4: a smaller size then takes the push further."""
+    """The article's figure 4: a smaller size then extends the push to other tasks."""
 
     def of_the_tasks(
         wanted: JobWants, tasks: Sequence[TaskSeen], infrastructure: Infrastructure, now: float
@@ -100,7 +100,7 @@ def test_a_canary_that_counts_as_progress_of_the_push_is_found(
 
 @pytest.mark.behaviour("JC15")
 def test_a_stale_writer_that_wins_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write on top of what was replaced meanwhile."""
+    """The write is based on a value that was replaced meanwhile."""
     for module in (intents, job_change):
         monkeypatch.setattr(module, "check_writer", lambda *_: None)
     assert broken_by("last-write") <= MOST

@@ -1,4 +1,4 @@
-"""An agent over a machine in memory that takes every host profile: it runs tasks of jobs."""
+"""An agent over a machine in memory that accepts every host profile: it runs tasks of jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.machine.fake_systemd import Ended
 
 
 def sidekick(folder: Path, argv: list[str], _: Mapping[str, Property]) -> Ended:
-    """Report the profile that was asked for as verified."""
+    """Report the requested profile as verified."""
     numbers = dict(word.removeprefix("--").split("=") for word in argv if "=" in word)
     status = ProfileStatus(
         name=argv[2],

@@ -1,4 +1,4 @@
-"""An agent over a machine in memory, as a process of its own: what the tests attack."""
+"""An agent over a machine in memory, in a separate process: the target of the tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wire import log as logs
 async def main(
     folder: Path, listen: str, boots: int, programs: Mapping[str, Program] | None = None
 ) -> None:
-    """Serve until killed; the identity is in the folder already. `boots`: of the host before."""
+    """Serve until killed, with the identity in the folder; `boots`: number of earlier boots."""
     logs.configure("twine-agent", "info")
     config = AgentConfig(
         state_dir=str(folder / "state"),

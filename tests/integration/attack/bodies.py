@@ -1,4 +1,4 @@
-"""Bodies that the route tables allow: the least one, and those in which one field is large."""
+"""Request bodies that the route tables allow: the smallest one, and those with one large field."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ KNOWN: dict[str, Any] = {
     "token": "x",
     "device": "/dev/vda",
 }
-"""Field → a value that means something to the program that is asked."""
+"""Field → a value that the called program knows."""
 ALSO = ("set", "machines")
-"""Fields that may be left out, but then there is nothing to do."""
+"""Optional fields without which a request does nothing."""
 FILLERS = ("a", "a.b-", "/", "${port:a} ", "rack = r1 or ", "not (", "9")
 KEY, SIGNATURE = (base64.b64encode(bytes(size)).decode() for size in (32, 64))
 TEXTS = (
@@ -44,10 +44,10 @@ TEXTS = (
 
 
 class Maker:
-    """Makes bodies of one program; `known` is what it has."""
+    """Makes bodies for one program; `known` holds the objects of the program."""
 
     def __init__(self, known: dict[str, Any], numbers: Iterator[int]) -> None:
-        """Take what the program has, and generations, of which each is new to it."""
+        """Record the program's objects, and a source of generations, each newer than the last."""
         self._known = KNOWN | known
         self._numbers = numbers
 
@@ -83,7 +83,7 @@ class Maker:
         return None
 
     def places(self, info: inspect.Type, at: Place = ()) -> Iterator[tuple[Place, inspect.Type]]:
-        """Yield each field whose value can be large, and its type."""
+        """Yield each field that can have a large value, and its type."""
         match info:
             case inspect.Metadata(type=inner):
                 yield from self.places(inner, at)
@@ -97,7 +97,7 @@ class Maker:
                 yield at, info
 
     def large(self, info: inspect.Type, name: str, size: int) -> Iterator[Any]:
-        """Yield values of about so many parts, as far as the type allows that many."""
+        """Yield values of about this number of parts, as far as the type allows."""
         match info:
             case inspect.StrType(max_length=most):
                 length = min(size, most or size)
@@ -134,7 +134,7 @@ class Maker:
         return self.least(info, name)
 
     def bodies(self, kind: Any, size: int) -> Iterator[tuple[str, Any]]:
-        """Yield bodies with one large field each, and what that is."""
+        """Yield bodies with one large field each, and the name of that field."""
         info = inspect.type_info(kind)
         for at, field in self.places(info):
             for number, value in enumerate(self.large(field, at[-1], size)):
@@ -148,16 +148,16 @@ class Maker:
 
 
 LARGE = 8192
-"""Parts of the larger value, where its type allows so many."""
+"""Number of parts of the larger value, where its type allows them."""
 
 
 def _part(most: int | None, size: int) -> int:
-    """Return how many items: as many of those that are allowed as `size` is of the largest."""
+    """Return a number of items: the share of the allowed number that `size` is of the largest."""
     return max(1, min(most or LARGE, LARGE) * size // LARGE)
 
 
 def _of(info: inspect.Type, at: Place, name: str) -> inspect.Type:
-    """Return the type of a field on the way to a place."""
+    """Return the type of a field on the path to a place."""
     for part in at:
         found = _fields(info)[part]
         if part == name:
@@ -178,7 +178,7 @@ def _fields(info: inspect.Type) -> dict[str, inspect.Type]:
 
 
 def fits(info: inspect.StrType, text: str) -> bool:
-    """Return whether a text is one of this type."""
+    """Return whether a text is a valid value of this type."""
     if info.pattern is not None and re.search(info.pattern, text) is None:
         return False
     return (

@@ -1,4 +1,4 @@
-"""Both faces, once for all attacks: each has to leave them as they were."""
+"""Both programs, started once for all attacks: each attack has to leave them unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="session", autouse=True)
 def many_descriptors() -> None:
-    """An attacker has as many as it likes."""
+    """Allow an attacker any number of descriptors."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
 
@@ -25,7 +25,7 @@ def many_descriptors() -> None:
 def one_face(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Face]:
-    """A program that is attacked again and again."""
+    """Yield a program that all tests attack."""
     folder: Path = tmp_path_factory.mktemp(request.param.replace(" ", "-"))
     with running(request.param, folder) as face:
         yield face
@@ -33,8 +33,9 @@ def one_face(
 
 @pytest.fixture
 def face(one_face: Face) -> Iterator[Face]:
-    """Yield it, and see that descriptors and tasks of its loop are what they were before, and
-    memory within some megabytes (what an allocator keeps)."""
+    """Yield the program. Afterwards its descriptors and the tasks of its loop must be as before,
+    and its memory equal within some megabytes (which an allocator keeps).
+    """
     asyncio.run(one_face.ask())
     descriptors, memory, tasks = one_face.descriptors(), one_face.memory(), one_face.tasks()
     yield one_face

@@ -1,4 +1,4 @@
-"""One program with an HTTP face, as a process, and what an attacker and a user do to it."""
+"""One program with an HTTP API, as a process, and the actions of an attacker and of a user."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from wire.client import WireClient
 from wire.routes import Route
 
 DESCRIPTORS = 1024
-"""That a face may open here: as few as a program gets of whom nobody thought."""
+"""Limit of open descriptors: the default of a program without a setting."""
 START_S = 90
 USER, ATTACKER = "127.0.0.1", "127.0.0.2"
-"""Two addresses of the loopback: two hosts, as far as a listening socket can tell."""
+"""Two addresses of the loopback: a listening socket sees two hosts."""
 SETTLES_S = 90
 READY = Route("readyz", "GET", "/readyz")
 
@@ -67,14 +67,14 @@ class Face:
         asyncio.run(self.ask("local"))
 
     def end(self) -> None:
-        """Kill it: how it ends is not what is tested here."""
+        """Kill the program: its shutdown is not under test here."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     # -- as a user
 
     def context(self, role: str = "", name: str = "ann") -> ssl.SSLContext:
-        """Return the context of a client: of the role that may call, or without certificate."""
+        """Return a client's context: with the role that may call, or without a certificate."""
         if role == "anyone":
             return tls.pinned_context(self.authority.ca_pem, self.name)
         role = role or ("component" if self.kind == "agent" else "user")
@@ -108,18 +108,18 @@ class Face:
                 tls.install(context, self.authority.credential(CertificateSubject(kind, "eve"), ""))
         return self._attackers[role].wrap_socket(self.connect(address))
 
-    # -- what it costs
+    # -- costs
 
     def memory(self) -> int:
         """Return resident bytes."""
         return psutil.Process(self.process.pid).memory_info().rss
 
     def descriptors(self) -> int:
-        """Return how many are open."""
+        """Return the number of open descriptors."""
         return psutil.Process(self.process.pid).num_fds()
 
     def tasks(self) -> int:
-        """Return how many tasks its event loop has, the answer's own not counted."""
+        """Return the number of tasks of its event loop, without that of the answer."""
         text = asyncio.run(self._metrics())
         found = re.search(rb"^twine_loop_tasks (\d+)", text, re.MULTILINE)
         assert found is not None
@@ -131,7 +131,7 @@ class Face:
             return await a.read()
 
     def until(self, holds: Callable[[], object], why: str = "") -> object:
-        """Wait for a condition, for as long as a slow machine may take."""
+        """Wait for a condition, up to the time that a slow machine may take."""
         deadline = time.monotonic() + START_S
         while not (found := holds()):
             assert self.process.poll() is None, self.log.read_text()[-4000:]
@@ -142,7 +142,7 @@ class Face:
 
 @contextmanager
 def running(kind: str, folder: Path) -> Iterator[Face]:
-    """Run a face until left."""
+    """Run a program during the block."""
     (folder / "state").mkdir(parents=True)
     face = Face(kind, folder)
     try:

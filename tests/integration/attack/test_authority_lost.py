@@ -1,4 +1,4 @@
-"""The authority's key is lost: what goes on, what is refused, and the ways out."""
+"""The authority's key is lost: what continues, what is refused, and how to recover."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WEB = a_spec(image=digest_of(DATA))
 
 @pytest.fixture
 def control_plane(tmp_path: Path) -> Iterator[Face]:
-    """A control plane with hosts of its own."""
+    """A control plane with its own hosts."""
     with running("control plane", tmp_path / "plane") as face:
         yield face
 
@@ -44,7 +44,7 @@ async def _gives(client: AgentClient) -> None:
 
 
 def starts(face: Face) -> subprocess.CompletedProcess[str]:
-    """Start a control plane that ends by itself, as one does that cannot use what it finds."""
+    """Start a control plane that is expected to exit, because it cannot use its files."""
     argv = [sys.executable, "-m", "control_plane.daemon", "serve"]
     argv += ["--state", str(face.folder / "state"), "--listen", f"{USER}:0"]
     argv += ["--socket", str(face.socket)]
@@ -52,7 +52,7 @@ def starts(face: Face) -> subprocess.CompletedProcess[str]:
 
 
 def again(face: Face) -> None:
-    """Start the control plane at the port that it had."""
+    """Start the control plane again at its old port."""
     argv = [sys.executable, "-m", "control_plane.daemon", "serve"]
     argv += ["--state", str(face.folder / "state"), "--listen", f"{USER}:{face.port}"]
     argv += ["--socket", str(face.socket)]
@@ -70,7 +70,7 @@ def ends(face: Face) -> None:
 
 @pytest.mark.behaviour("F-88")
 def test_a_file_that_is_lost_under_a_control_plane_is_written_again(control_plane: Face) -> None:
-    """The key is in its memory; hosts renew, and a step that is taken back writes all."""
+    """The process still has the key in memory; hosts renew. `abandon` writes the file again."""
     face, port = control_plane, free_port(USER)
     folder = face.folder / "host"
     joined(face, "vm1", port, folder)
@@ -92,9 +92,9 @@ def test_a_file_that_is_lost_under_a_control_plane_is_written_again(control_plan
 
 @pytest.mark.behaviour("F-88")
 def test_a_lost_key_stops_no_task_and_hosts_join_again(control_plane: Face) -> None:
-    """Nobody makes another authority unasked; then the steps of docs/security.md.
+    """A new authority is made only on command; then the steps of docs/security.md are followed.
 
-    The task's process is the same throughout: its agent is started again only at the very end.
+    The task's process is the same throughout: its agent is restarted only at the very end.
     """
     face, port = control_plane, free_port(USER)
     folder = face.folder / "host"
@@ -119,12 +119,12 @@ def test_a_lost_key_stops_no_task_and_hosts_join_again(control_plane: Face) -> N
             assert "Traceback" not in refused.stderr
             assert (path.read_bytes() if damage is not None else None) == damage
 
-        path.write_bytes(kept)  # there was a backup
+        path.write_bytes(kept)  # with a backup
         again(face)
         face.until(lambda: answering(face, "vm1"), "vm1 is not heard with the backup")
         ends(face)
 
-        path.write_bytes(b"damaged")  # there was none
+        path.write_bytes(b"damaged")  # without a backup
         state = ["--state", str(face.folder / "state")]
         said = CliRunner().invoke(daemon, ["new-authority", "--yes", *state])
         assert said.exit_code == 0, said.output
@@ -133,7 +133,7 @@ def test_a_lost_key_stops_no_task_and_hosts_join_again(control_plane: Face) -> N
         assert path.with_name("authority.pem.lost").read_bytes() == b"damaged"
         again(face)
         assert path.read_bytes() != kept
-        for _ in range(20):  # two identities that do not believe each other
+        for _ in range(20):  # two identities that do not trust each other
             assert not answering(face, "vm1")
             time.sleep(0.1)
         held = tls.load(old)

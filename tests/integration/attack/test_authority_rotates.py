@@ -1,4 +1,4 @@
-"""The authority's root is exchanged while users and agents go on."""
+"""The authority's root is exchanged while users and agents continue."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.behaviour("BUG-AG5")
 
 @pytest.fixture(scope="module")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
-    """A control plane with hosts of its own."""
+    """A control plane with its own hosts."""
     with running("control plane", tmp_path_factory.mktemp("rotates")) as face:
         yield face
 
 
 def credential(face: Face, name: str, ttl: str = "8h") -> Path:
-    """Write a credential as people do."""
+    """Write a credential file as users do."""
     out = face.folder / f"{name}.json"
     given = ["--state", str(face.folder / "state"), "--url", f"https://{USER}:{face.port}"]
     made = CliRunner().invoke(
@@ -47,7 +47,7 @@ def credential(face: Face, name: str, ttl: str = "8h") -> Path:
 
 
 class Load:
-    """A user who asks again and again, on old connections and on new ones."""
+    """A user who sends requests constantly, on old connections and on new ones."""
 
     def __init__(self, file: Path) -> None:
         self.held, self.answers, self.failures = tls.load(file), 0, list[str]()
@@ -86,10 +86,10 @@ def shown(face: Face) -> AuthorityView:
 
 @pytest.mark.behaviour("BUG-AG5")
 def test_the_root_certificate_is_exchanged_under_load_without_errors(control_plane: Face) -> None:
-    """`ca_pem` of a renewal was ignored, so the authority could never change.
+    """Regression: `ca_pem` of a renewal was ignored, so the authority could never change.
 
-    Two agents, a user on kept and on new connections, each step as an operator takes it: not one
-    request fails, and no host joins again. Who would be locked out is told by name first.
+    Two agents and a user on kept and on new connections run while an operator takes each step. No
+    request fails, and no host joins again. The caller that would be locked out is named first.
     """
     face, ports = control_plane, {"vm1": free_port(USER), "vm2": free_port(USER)}
     credential(face, "old")
@@ -133,7 +133,7 @@ def test_the_root_certificate_is_exchanged_under_load_without_errors(control_pla
 
 @pytest.mark.behaviour("BUG-AG5")
 def test_a_credential_of_a_retired_root_is_refused(control_plane: Face) -> None:
-    """A root that is retired counts no more, in the process that runs neither."""
+    """A retired root is rejected at once, by the running process too."""
     face = control_plane
     held = credential(face, "gone")
     for step in (Step.PREPARE, Step.ACTIVATE, Step.RETIRE):
@@ -146,7 +146,7 @@ def test_a_credential_of_a_retired_root_is_refused(control_plane: Face) -> None:
 
 @pytest.mark.behaviour("BUG-AG5")
 def test_a_new_root_may_be_abandoned(control_plane: Face) -> None:
-    """As long as it has issued nothing; everything is audited."""
+    """A new root can be abandoned while it has issued nothing; everything is audited."""
     before = shown(control_plane).roots
     ctl(control_plane, "authority", "prepare")
     ctl(control_plane, "authority", "abandon")

@@ -31,12 +31,12 @@ pytestmark = pytest.mark.behaviour("F-87")
 
 ASK: Route = next(route for route in JOIN_ROUTES if route.name == "show_presence")
 STEP, REQUESTS = 300, 1000
-"""Requests of hosts in each step at least, and in all."""
+"""Least number of requests of hosts, in each step and in total."""
 HOSTS = ("vm3", "vm4", "vm5")
 
 
 class HostLoad:
-    """A host that renews without a pause and asks all the while, on kept and new connections."""
+    """A host that renews constantly and sends requests meanwhile, on kept and new connections."""
 
     def __init__(self, host: HostIdentity) -> None:
         self.host, self.url = host, ""
@@ -64,7 +64,7 @@ class HostLoad:
             await client.call(ASK, Presence())
             self.answers += 1
         except TwineError as e:
-            if "checked already" not in str(e):  # the other one asks for the same machine
+            if "checked already" not in str(e):  # the other connection is for the same machine
                 self.failures.append(str(e))
             await asyncio.sleep(0.01)
 
@@ -89,7 +89,7 @@ class HostLoad:
 
 
 async def refused(held: tls.Credential) -> str:
-    """Return why a host is not let in, or does not believe the control plane."""
+    """Return why a host is refused, or does not trust the control plane."""
     async with WireClient(held.url, tls.client_context(held, tls.CONTROL_PLANE)) as client:
         with pytest.raises(TwineError) as why:
             await client.call(ASK, Presence())
@@ -100,10 +100,10 @@ async def refused(held: tls.Credential) -> str:
 def test_no_request_fails_while_leaves_are_renewed_and_the_root_is_exchanged(
     tmp_path: Path,
 ) -> None:
-    """Three hosts that renew some times a second, two agents that are called, a user.
+    """Three hosts renew several times a second; two agents are called, and a user sends requests.
 
-    A thousand requests of hosts, some in each step. Both roots are trusted in between; what the
-    former one issued is refused after it was retired.
+    Hosts send a thousand requests, some in each step. Both roots are trusted in between. After the
+    old root is retired, its certificates are refused.
     """
     with running("control plane", tmp_path / "plane") as face, ExitStack() as stack:
         ports = {"vm1": free_port(USER), "vm2": free_port(USER)}
@@ -128,7 +128,7 @@ def test_no_request_fails_while_leaves_are_renewed_and_the_root_is_exchanged(
 
         some_hundred_more()
         old = face.folder / "vm3-of-the-former-root"
-        # It renews meanwhile, so what it is about to put in place comes and goes.
+        # The host renews meanwhile, so its staged files appear and disappear.
         shutil.copytree(face.folder / "vm3", old, ignore=shutil.ignore_patterns(".*"))
         first = shown(face).roots[0].ca_hash
         ctl(face, "authority", "prepare")

@@ -1,4 +1,4 @@
-"""Whatever is sent is answered as HTTP says, with a problem document."""
+"""Every input is answered according to HTTP, with a problem document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.behaviour("BUG-HT10", "BUG-HT4")
 def answered(
     face: Face, request: bytes, *, half_close: bool = False
 ) -> tuple[int, dict[str, str], bytes]:
-    """Return status, headers and body of what is said on the unix socket."""
+    """Return status, headers and body of the response to these bytes on the unix socket."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(60)
         sock.connect(str(face.socket))
@@ -36,7 +36,7 @@ CLOSE = b"Host: x\r\nConnection: close\r\n\r\n"
 
 @pytest.mark.behaviour("BUG-HT10")
 def test_an_unsupported_method_is_refused_with_the_supported_ones(face: Face) -> None:
-    """A 405 without `Allow`."""
+    """Regression: a 405 had no `Allow`."""
     status, headers, body = answered(face, b"DELETE /readyz HTTP/1.1\r\n" + CLOSE)
     assert (status, headers["Allow"]) == (405, "GET")
     assert json.loads(body)["code"] == "no_such_method"
@@ -57,7 +57,7 @@ def test_an_unsupported_method_is_refused_with_the_supported_ones(face: Face) ->
 def test_no_answer_discloses_versions_and_every_refusal_is_a_problem(
     face: Face, request_: bytes
 ) -> None:
-    """`Server:` told versions, and some errors were text."""
+    """Regression: `Server:` disclosed versions, and some errors were plain text."""
     status, headers, body = answered(face, request_)
     assert headers["Server"] == "Twine"
     assert status in (200, 400, 404)
@@ -68,14 +68,14 @@ def test_no_answer_discloses_versions_and_every_refusal_is_a_problem(
 
 @pytest.mark.behaviour("BUG-HT10")
 def test_a_half_closed_client_is_answered(face: Face) -> None:
-    """Who closed its sending side got nothing."""
+    """Regression: a client that closed its sending side got no answer."""
     request = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
     assert answered(face, request, half_close=True)[0] == 200
 
 
 @pytest.mark.behaviour("BUG-HT4")
 def test_an_incomplete_body_is_refused(face: Face) -> None:
-    """What came until then is not taken for the whole."""
+    """The part that arrived is not taken for the whole body."""
     path = b"/v1/profile" if face.kind == "agent" else b"/v1/groups/web"
     request = b"PUT " + path + b' HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"name":'
     status, _, body = answered(face, request, half_close=True)

@@ -1,4 +1,4 @@
-"""A disk of a host is copied, with its key and its records, and boots elsewhere."""
+"""The disk of a host is copied, with its key and its records, and boots on another host."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ WEB = a_spec(image=digest_of(DATA), offline_restart=True)
 
 @pytest.fixture
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
-    """A control plane with hosts of its own."""
+    """A control plane with its own hosts."""
     with running("control plane", tmp_path_factory.mktemp("cloned")) as face:
         yield face
 
 
 def on(folder: Path, ask: Callable[[AgentClient], Awaitable[T]]) -> T:
-    """Ask the agent of a host on its own socket."""
+    """Send a request to the agent of a host on the agent's socket."""
 
     async def call() -> T:
         async with AgentClient(f"unix:{folder / 'cp.sock'}") as client:
@@ -69,7 +69,7 @@ def waits(folder: Path, why: str) -> bool:
 
 
 def is_tried(folder: Path) -> bool:
-    """Return whether a host starts the task, or tries to: the copy's image is gone."""
+    """Return whether a host starts the task, or tries to: the clone's image is missing."""
     found = task(folder)
     return found is not None and found.state in (TaskState.BACKOFF, TaskState.RUNNING)
 
@@ -87,7 +87,7 @@ def serves(folder: Path) -> bool:
 
 
 def joined(face: Face, machine: str, port: int, folder: Path) -> None:
-    """Let a host join whose state is in a folder."""
+    """Let a host join with the state in a folder."""
     joins(face, machine, f"{USER}:{port}")
     there = folder / "state/identity"
     there.mkdir(parents=True, exist_ok=True)
@@ -96,24 +96,22 @@ def joined(face: Face, machine: str, port: int, folder: Path) -> None:
 
 
 def copied(face: Face, original: Path) -> Path:
-    """Copy the disk of a host; what is in its memory is not on it.
+    """Copy the disk of a host, without the content of its memory.
 
-    Subvolumes of the machine in memory are known to its process alone: a copy has no images.
+    Only the process of a machine in memory knows its subvolumes, so a clone has no images.
     """
     copy = face.folder / "copy"
-    passing = shutil.ignore_patterns(
-        ".*.new", ".new.*", ".*.json.*"
-    )  # what it is about to put in place
+    passing = shutil.ignore_patterns(".*.new", ".new.*", ".*.json.*")  # files that are staged
     shutil.copytree(original / "state", copy / "state", symlinks=True, ignore=passing)
     return copy
 
 
 @pytest.mark.behaviour("F-89")
 def test_a_cloned_host_starts_nothing_and_the_original_continues(control_plane: Face) -> None:
-    """Told by the marks of two processes that both answer; then the operator's ways out.
+    """The clone is detected by the marks of two answering processes; then an operator resolves it.
 
-    The copy has a task that starts again after a boot. The other host's runs on throughout, as the
-    same process, and its agent is restarted and asked again in between.
+    The clone has a task that starts again after a boot. The original's task runs throughout in the
+    same process; the original's agent is restarted and queried again in between.
     """
     face, original = control_plane, control_plane.folder / "original"
     port, other_port = free_port(USER), free_port(USER)
@@ -145,7 +143,8 @@ def test_a_cloned_host_starts_nothing_and_the_original_continues(control_plane: 
         assert (after.state, after.invocation_id) == (before.state, before.invocation_id)
         assert answering(face, "vm1"), "the control plane goes on with it"
 
-        with agent_in(copy, other_port, boots=2):  # again, with what it was told on its disk
+        # again, with the control plane's answer on its disk
+        with agent_in(copy, other_port, boots=2):
             face.until(lambda: waits(copy, "another host has the identity of vm1"), "not held")
         joined(face, "vm2", other_port, copy)
         with agent_in(copy, other_port, boots=3):
@@ -163,7 +162,7 @@ def test_a_cloned_host_starts_nothing_and_the_original_continues(control_plane: 
 def test_the_clone_becomes_the_machine_after_the_original_is_removed(
     control_plane: Face,
 ) -> None:
-    """By an operator's word, never by the other one's silence alone."""
+    """An operator has to remove the original; its silence alone never suffices."""
     face, original = control_plane, control_plane.folder / "original"
     port, other_port = free_port(USER), free_port(USER)
     joined(face, "vm1", port, original)

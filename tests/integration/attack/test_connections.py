@@ -1,4 +1,4 @@
-"""What connections alone can do to a face: nothing."""
+"""Connections alone cannot harm a program."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _handshake(face: Face) -> None:
     try:
         face.secured("anyone").close()
     except (ssl.SSLError, ConnectionError):
-        assert face.kind == "agent"  # it lets nobody in without a certificate
+        assert face.kind == "agent"  # it accepts no caller without a certificate
 
 
 @pytest.mark.behaviour("BUG-HT2")
@@ -50,7 +50,9 @@ def _handshake(face: Face) -> None:
 def test_closed_connections_leave_no_objects(
     face: Face, attack: Callable[[Face], None], times: int
 ) -> None:
-    """Each connection that closed before a TLS byte left 0.3 MB, 3,000 a gigabyte."""
+    """Regression: each connection that closed before a TLS byte leaked 0.3 MB; 3,000 leaked a
+    gigabyte.
+    """
     for _ in range(times):
         attack(face)
 
@@ -65,8 +67,9 @@ def _opened(face: Face, count: int, first: bytes) -> Iterator[socket.socket]:
 @pytest.mark.behaviour("BUG-HT4", "BUG-AG1")
 @pytest.mark.parametrize("first", [b"", b"\x16"])
 def test_idle_connections_do_not_keep_others_out(face: Face, first: bytes) -> None:
-    """A thousand idle connects stopped users and the operators' socket, and
-    the agent could not write its journal any more; 673 MB of log in three minutes."""
+    """Regression: a thousand idle connections blocked users and the operators' socket. The agent
+    could no longer write its journal, and the log grew to 673 MB in three minutes.
+    """
     written = face.log.stat().st_size
     with ExitStack() as stack:
         for sock in _opened(face, 2 * DESCRIPTORS, first):
@@ -81,8 +84,9 @@ def test_idle_connections_do_not_keep_others_out(face: Face, first: bytes) -> No
 
 @pytest.mark.behaviour("BUG-HT4")
 def test_one_address_keeps_no_other_out_and_not_even_itself(face: Face) -> None:
-    """Of 500 idle connections of one address most are closed; a user behind the same
-    address gets in."""
+    """Most of 500 idle connections from one address are closed; a user at the same address is
+    served.
+    """
     with ExitStack() as stack:
         for _ in range(500):
             stack.enter_context(face.connect("127.0.0.1"))
@@ -100,7 +104,7 @@ UNFINISHED = [
 
 @pytest.mark.behaviour("BUG-HT4")
 def test_an_incomplete_connection_is_closed(face: Face) -> None:
-    """Half a header, and silence after the handshake, stayed open for minutes."""
+    """Regression: half a header, and silence after the handshake, kept a connection for minutes."""
     with ExitStack() as stack:
         socks = []
         for first in UNFINISHED[1:]:

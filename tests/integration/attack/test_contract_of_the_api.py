@@ -18,9 +18,9 @@ from schemathesis.generation import GenerationMode
 from .face import Face
 
 WAITS = ("wait_s", "follow")
-"""Parameters that are honoured, which is right and slow."""
+"""Parameters for waiting: programs obey them, which would make the test slow."""
 EXAMPLES = 3
-"""Per operation and kind of data; more by hand."""
+"""Number of requests per operation and kind of data; more by hand."""
 
 
 async def _send(face: Face, requests: list[tuple[str, str, Any, dict[str, str]]]) -> list[Any]:
@@ -74,7 +74,7 @@ def _request(case: Any) -> tuple[str, str, Any, dict[str, str]]:
 
 
 def test_no_request_made_from_the_document_is_a_5xx(face: Face) -> None:
-    """P7: requests that the document allows, and those that it forbids."""
+    """Requests that the document allows, and requests that it forbids."""
     document = json.loads(_fetched(face, "/openapi.json"))
     schema = schemathesis.openapi.from_dict(document)
     wrong: list[Any] = []
@@ -97,7 +97,7 @@ def test_no_request_made_from_the_document_is_a_5xx(face: Face) -> None:
 
 
 def test_the_metrics_have_the_format_of_a_scraper(face: Face) -> None:
-    """promtool (Debian package prometheus) finds nothing to say about names, units and help."""
+    """promtool (Debian package prometheus) reports nothing about names, units and help."""
     metrics = _fetched(face, "/metrics")
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=metrics, capture_output=True, check=False

@@ -1,4 +1,4 @@
-"""Who does not take an answer, or does not send a body, is let go."""
+"""A client that does not read its answer, or does not send its body, is disconnected."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def served() -> AsyncIterator[tuple[ConnectionAdmission, int]]:
 
 
 async def empty(door: ConnectionAdmission) -> None:
-    """Wait until nobody is in any more."""
+    """Wait until no connection is left."""
     async with asyncio.timeout(60):
         while door.count() != (0, 0):
             await asyncio.sleep(0.05)
@@ -68,7 +68,7 @@ async def empty(door: ConnectionAdmission) -> None:
 
 @pytest.mark.behaviour("BUG-HT4")
 async def test_a_reader_that_reads_nothing_is_disconnected() -> None:
-    """The answer stays in memory for as long as nobody takes it."""
+    """The answer stays in memory until it is read."""
     async with served() as (door, port):
         with socket.create_connection(("127.0.0.1", port)) as sock:
             sock.sendall(b"GET /v1/images/x/stream HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -81,7 +81,7 @@ async def test_a_reader_that_reads_nothing_is_disconnected() -> None:
 @pytest.mark.behaviour("BUG-HT4")
 @pytest.mark.parametrize("sent", [b"", b"G", b"GET /readyz HTTP/1.1\r\nA: b"])
 async def test_an_idle_connection_is_closed(sent: bytes) -> None:
-    """Without TLS, too."""
+    """The same without TLS."""
     async with served() as (door, port):
         with socket.create_connection(("127.0.0.1", port)) as sock:
             sock.sendall(sent)
@@ -93,7 +93,7 @@ async def test_an_idle_connection_is_closed(sent: bytes) -> None:
 
 @pytest.mark.behaviour("BUG-HT4")
 async def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An announced body of a gigabyte stayed open for minutes."""
+    """Regression: an announced body of a gigabyte kept a connection for minutes."""
     monkeypatch.setattr(server, "BODY_PAUSE_S", 0.3)
     async with served() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -106,7 +106,7 @@ async def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.behaviour("BUG-HT7")
 def test_no_certificate_request_makes_an_error_of_ours() -> None:
-    """A request of version 1 was a 500; here 10,000 that were changed at random."""
+    """Regression: a request of version 1 was a 500. Here 10,000 requests are changed at random."""
     chance = random.Random(7)
     good = keys.signing_request(keys.new_key(), "vm1")
     assert public_key_of(good) is not None

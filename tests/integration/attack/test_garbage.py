@@ -1,4 +1,4 @@
-"""Old garbage of a control plane is found, in short passes."""
+"""Old garbage of a control plane is collected in short passes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def promote(count):
 
 
 def run(code: str) -> None:
-    """Run something in a process of its own: the collector is the whole process'."""
+    """Run a function in a separate process: the collector is shared by the whole process."""
     subprocess.run([sys.executable, "-c", COMMON + code], check=True, timeout=120)
 
 
 @pytest.mark.behaviour("BUG-HT21")
 def test_a_cycle_that_became_old_is_collected() -> None:
-    """180 KB of each exec session stayed for good."""
+    """Regression: 180 KB of each exec session was never released."""
     run("""
 with garbage.heap_that_stays():
     loaded = [[] for _ in range(100_000)]
@@ -45,7 +45,7 @@ assert gone() is None, gc.get_stats()
 
 
 def test_a_slow_full_collection_freezes_the_surviving_objects() -> None:
-    """Objects that came after the start are permanent once they are many."""
+    """Objects created after the start become permanent once they are many."""
     run("""
 garbage.MAX_PASS_S = 0.0
 with garbage.heap_that_stays():

@@ -1,7 +1,7 @@
-"""No handler does work that grows faster than what it is given, on any route of both programs.
+"""No handler's work grows faster than its input, on any route of both programs.
 
-Bodies are made from the types in the route tables: all of each is valid, one field is large, and
-the program has what they speak of. Decoding and refusing are in
+Bodies are made from the types in the route tables. Each is valid and has one large field, and the
+program has the objects that they name. Decoding and refusing are tested in
 tests/unit/front_doors/test_growth_of_work.py, parameters in test_long_parameters.py.
 """
 
@@ -35,7 +35,7 @@ from .test_long_parameters import SMALL_S, worked_s
 
 TIMES = 2
 LINEAR = 1.5
-"""Times what linear growth would be: quadratic is twice, sorting a tenth more."""
+"""Bound as a multiple of linear growth: quadratic growth is 2 times, sorting 1.1 times."""
 MACHINES = 10_000
 PARAMETERS = {
     "entitlement": "front",
@@ -50,10 +50,9 @@ CARRIED_OUT = {
     *("undrain_machines", "label_machines", "preview_plan", "request_entitlement", "create_token"),
     *("put_group", "put_entitlement"),
 }
-"""Routes that must not only refuse here; the others are given large bodies all the same.
+"""Routes that must accept their bodies here; the others get large bodies, too.
 
-Not `put_profile`: all that can be large in it is a text, which is refused unless its digest is in
-its name.
+Not `put_profile`: its only large field is a text, which is refused unless the name has its digest.
 """
 HEADER = "machine,datacenter,msb,row,rack,machine_type,cpus,memory\n"
 
@@ -81,7 +80,7 @@ def rows(count: int) -> bytes:
 def prepared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Face]:
-    """A program that has what the bodies speak of."""
+    """A program that has the objects that the bodies name."""
     with running(request.param, tmp_path_factory.mktemp("growth")) as face:
         asyncio.run(_prepare(face))
         yield face
@@ -106,7 +105,7 @@ async def _prepare(face: Face) -> None:
 
 
 def send_request(face: Face, method: str, at: str, body: bytes) -> tuple[int, bytes]:
-    """Return status and answer of a request on the local socket, where everything is allowed."""
+    """Return status and answer of a request on the local socket, which may call everything."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(SETTLES_S)
     sock.connect(str(face.socket))
@@ -126,7 +125,7 @@ def address(route: Route) -> str:
 
 
 def requests(face: Face, route: Route, size: int) -> dict[str, bytes]:
-    """Return the bodies of one size, by what is large in them."""
+    """Return the bodies of one size by their large field."""
     if route.name == "import_machines":
         return {"rows": rows(MACHINES * size // LARGE)}
     if route.stream_in:
@@ -136,7 +135,7 @@ def requests(face: Face, route: Route, size: int) -> dict[str, bytes]:
 
 
 def fresh(face: Face, route: Route, body: bytes) -> bytes:
-    """Return a body with what can be used only once: a token, a generation."""
+    """Return a body with new single-use values: a token, a generation."""
     if route.name == "join":
         wish = json.dumps({"machine": "m0"}).encode()
         status, body_text = send_request(face, "POST", "/v1/tokens", wish)
@@ -156,9 +155,10 @@ def work_s(face: Face, route: Route, body: bytes) -> tuple[float, int]:
 
 
 def growth(face: Face, route: Route, small: bytes, large: bytes) -> float:
-    """Return how many times more the larger body costs: what is already so is done once more.
+    """Return the cost of the larger body over that of the smaller one.
 
-    Others use this computer: of several looks the smallest counts, and a bad one is repeated.
+    Requests are repeated, also if their result exists already. Other programs share this computer,
+    so the smallest of several measurements counts, and a bad one is repeated.
     """
     for _ in range(4):
         small_s = min(work_s(face, route, small)[0] for _ in range(3))
@@ -170,7 +170,7 @@ def growth(face: Face, route: Route, small: bytes, large: bytes) -> float:
 
 @pytest.mark.behaviour("BUG-HT3")
 def test_the_work_of_a_handler_is_bounded_by_its_input(prepared: Face) -> None:
-    """Made from the route tables; what is valid is carried out, and costs its size."""
+    """The bodies are made from the route tables; a valid one costs its size."""
     face = prepared
     statuses: dict[str, set[int]] = {}
     for route in AGENT_ROUTES if face.kind == "agent" else ROUTES:

@@ -1,4 +1,4 @@
-"""An identity ends when it ends: by time, by an operator's word, at its own domain."""
+"""An identity ends at its time, by an operator's command, and at its own domain."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ VALUES = {"digest": "sha256:" + "0" * 64, "index": "0"}
 
 @pytest.fixture(scope="module")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
-    """A control plane where people come and go."""
+    """A control plane where users come and go."""
     with running("control plane", tmp_path_factory.mktemp("identity")) as face:
         yield face
 
 
 def connection(face: Face, held: Credential | None) -> HTTPConnection:
-    """Return an HTTP connection that shows this credential."""
+    """Return an HTTP connection that presents this credential."""
     context = tls.unverified_context()
     if held is not None:
         tls.install(context, held)
@@ -84,7 +84,9 @@ def request_status(http: HTTPConnection, method: str = "GET", path: str = "/v1/m
 
 @pytest.mark.behaviour("BUG-HT5")
 def test_a_session_is_not_resumed(face: Face) -> None:
-    """With a ticket an expired certificate went on, and renewed itself."""
+    """Regression: with a session ticket an expired certificate was still accepted, and renewed
+    itself.
+    """
     held = face.authority.credential(
         CertificateSubject("component" if face.kind == "agent" else "user", "ann"), ""
     )
@@ -101,9 +103,9 @@ def test_a_session_is_not_resumed(face: Face) -> None:
 
 @pytest.mark.behaviour("BUG-HT5")
 def test_a_kept_connection_ends_with_its_certificate(face: Face) -> None:
-    """It went on for as long as it was kept."""
+    """Regression: the connection was accepted for as long as it was kept."""
     role = "component" if face.kind == "agent" else "user"
-    for life_s in (4.0, 30.0, 300.0):  # a slow machine takes long to get there
+    for life_s in (4.0, 30.0, 300.0):  # a slow machine takes long to get here
         held = face.authority.credential(CertificateSubject(role, "ann"), "", life_s)
         try:
             http = connection(face, held)
@@ -130,7 +132,7 @@ async def _revoke(face: Face, user: str) -> None:
 def test_a_revoked_credential_is_refused_everywhere_and_a_new_one_is_accepted(
     control_plane: Face,
 ) -> None:
-    """Users' credentials could not be revoked."""
+    """Regression: users' credentials could not be revoked."""
     face = control_plane
     held = face.authority.credential(CertificateSubject("user", "zoe"), "")
     with closing(connection(face, held)) as kept:
@@ -156,7 +158,7 @@ def test_a_revoked_credential_is_refused_everywhere_and_a_new_one_is_accepted(
 
 @pytest.mark.behaviour("BUG-HT5")
 def test_a_stream_ends_when_its_reader_is_revoked(control_plane: Face) -> None:
-    """Also a connection on which nothing is asked any more."""
+    """A connection without further requests is ended, too."""
     face = control_plane
     held = face.authority.credential(CertificateSubject("user", "yan"), "")
     with closing(connection(face, held)) as kept:
@@ -166,7 +168,7 @@ def test_a_stream_ends_when_its_reader_is_revoked(control_plane: Face) -> None:
 
 
 def _identities(face: Face) -> dict[str, Credential | None]:
-    """Return who may do nothing, or next to nothing."""
+    """Return identities without rights, or with almost none."""
     authority = face.authority
     other = CertificateAuthority(authority.roots, "elsewhere")
     foreign_authority = open_authority(face.folder / "another.pem", "twine")
@@ -198,7 +200,7 @@ OPEN = {"anyone"}
 
 @pytest.mark.behaviour("F-78", "BUG-HT5", "BUG-HT10")
 def test_no_bad_identity_gets_through_any_route(face: Face) -> None:
-    """Every route of both programs, made from their tables."""
+    """The test covers every route of both programs, from their tables."""
     routes = AGENT_ROUTES if face.kind == "agent" else ROUTES
     time.sleep(0.01)
     passed = []
@@ -217,14 +219,14 @@ def test_no_bad_identity_gets_through_any_route(face: Face) -> None:
 
 
 def ctl(face: Face, *words: str) -> str:
-    """Return what `twinectl` prints."""
+    """Return the output of `twinectl`."""
     result = CliRunner().invoke(main, ["--endpoint", f"unix:{face.socket}", *words])
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def ends_without_signal(kept: HTTPConnection) -> bool:
-    """Wait until the other side closes a connection on which nothing is asked."""
+    """Wait until the server closes a connection that carries no requests."""
     try:
         return kept.sock.recv(1) == b""
     except ConnectionResetError:
@@ -233,7 +235,7 @@ def ends_without_signal(kept: HTTPConnection) -> bool:
 
 @pytest.mark.behaviour("BUG-HT5")
 def test_a_credential_is_listed_and_revoked_by_command(control_plane: Face, tmp_path: Path) -> None:
-    """`twinectl user list | revoke`."""
+    """The commands are `twinectl user list | revoke`."""
     face, out = control_plane, tmp_path / "ida.json"
     state = str(face.folder / "state")
     made = CliRunner().invoke(
@@ -256,7 +258,7 @@ def test_a_credential_is_listed_and_revoked_by_command(control_plane: Face, tmp_
 
 
 def joins(face: Face, machine: str, address: str = "127.0.0.1:1") -> HostIdentity:
-    """Let a host join as people do: a token by command, then with the pin."""
+    """Let a host join as operators do: with a token from a command, then with the pin."""
     token = json.loads(ctl(face, "token", "create", "--host", machine, "--output", "json"))
     host = HostIdentity(face.folder / machine)
     url = f"https://{USER}:{face.port}"
@@ -267,7 +269,7 @@ def joins(face: Face, machine: str, address: str = "127.0.0.1:1") -> HostIdentit
 
 @pytest.mark.behaviour("BUG-HT5", "BUG-UX110")
 def test_a_host_whose_identity_is_revoked_by_command_has_to_join_again(control_plane: Face) -> None:
-    """`twinectl machine revoke-identity`; its agent is told why it cannot renew."""
+    """`twinectl machine revoke-identity` makes it; the agent is told why it cannot renew."""
     face = control_plane
     host = joins(face, "vm9")
     asyncio.run(host.renew())
@@ -290,7 +292,7 @@ def test_a_host_whose_identity_is_revoked_by_command_has_to_join_again(control_p
 
 @pytest.mark.behaviour("BUG-HT5")
 def test_revoking_the_identity_of_an_unknown_machine_is_refused(control_plane: Face) -> None:
-    """A name that was mistyped is said."""
+    """The error reports a mistyped name."""
     words = ["--endpoint", f"unix:{control_plane.socket}", "machine", "revoke-identity", "nobody"]
     unknown_machine = CliRunner().invoke(main, words)
     assert unknown_machine.exit_code == 3, unknown_machine.output
@@ -298,7 +300,7 @@ def test_revoking_the_identity_of_an_unknown_machine_is_refused(control_plane: F
 
 @contextmanager
 def shown(held: Credential) -> Iterator[int]:
-    """Show a host's certificate to everybody who calls its agent's port; the port is yielded."""
+    """Present a host's certificate to every caller of its agent's port; yield the port."""
     context = tls.server_context(held, require_client=True)
     with socket.create_server((USER, 0)) as listener:
 
@@ -322,7 +324,7 @@ def shown(held: Credential) -> Iterator[int]:
 
 
 def endings(face: Face) -> float:
-    """Return what a scrape says of identities that end."""
+    """Return the lines of a scrape about identities that expire."""
     held = face.authority.credential(CertificateSubject("user", "ann"), "")
     with closing(connection(face, held)) as http:
         http.request("GET", "/metrics")
@@ -332,7 +334,7 @@ def endings(face: Face) -> float:
 
 @pytest.mark.behaviour("BUG-HT5")
 def test_a_host_that_does_not_renew_is_warned_of_a_week_ahead(control_plane: Face) -> None:
-    """In the list of machines, in the metrics, and in the log."""
+    """The warning is in the list of machines, in the metrics, and in the log."""
     face = control_plane
     life_s = 3 * 86_400.0
     held = face.authority.credential(

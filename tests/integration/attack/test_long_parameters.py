@@ -1,7 +1,7 @@
-"""No parameter of a path or a query costs more than its size, on any route of both programs.
+"""The cost of a path or query parameter is bounded by its size, on any route of both programs.
 
-Bodies are in tests/unit/front_doors/test_growth_of_work.py; the line of a request is bounded by
-the HTTP server, so this is about what happens below that bound.
+Bodies are tested in tests/unit/front_doors/test_growth_of_work.py. The HTTP server bounds the
+request line, so this test covers the sizes below that bound.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from wire.routes import Route
 from .face import SETTLES_S, Face
 
 SMALL, TIMES = 750, 8
-"""Characters of the smaller value; the larger one just fits the line of a request."""
+"""Characters of the smaller value; the larger one just fits the request line."""
 SMALL_S = 0.05
-"""Work below this is not looked at."""
+"""Less work than this is not judged."""
 LINEAR = 3.0
-"""Times what linear growth would be; quadratic is eight times."""
+"""Bound as a multiple of linear growth; quadratic growth is eight times."""
 VALUES = ("a", "a-", "9", "1.", "(", "!a", "a=b,", "a in (b),", "-/")
 PLAIN = {"digest": "sha256:" + "0" * 64, "index": "0"}
 PLAINLY = "!(),=-"
-"""Characters that need no escape, and so no room of the line."""
+"""Characters that need no escape, and so no extra space in the line."""
 
 
 def target(route: Route, parameter: str, value: str) -> str:
@@ -42,7 +42,7 @@ def target(route: Route, parameter: str, value: str) -> str:
 
 
 def request_status(face: Face, method: str, at: str) -> int:
-    """Return the status of a request on the local socket, where everything is allowed."""
+    """Return the status of a request on the local socket, which may call everything."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(SETTLES_S)
     sock.connect(str(face.socket))
@@ -54,12 +54,12 @@ def request_status(face: Face, method: str, at: str) -> int:
 
 
 def worked_s(face: Face) -> float:
-    """Return the computing time of the process so far."""
+    """Return the CPU time of the process so far."""
     return time.clock_gettime((~face.process.pid << 3) | 2)
 
 
 def work_s(face: Face, route: Route, parameter: str, unit: str, size: int) -> float:
-    """Return what the cheapest of some requests took; each is answered, and by no error of ours."""
+    """Return the CPU time of the cheapest of some requests; none may be answered with a 5xx."""
     found = []
     for _ in range(3):
         began = worked_s(face)
@@ -73,7 +73,7 @@ def work_s(face: Face, route: Route, parameter: str, unit: str, size: int) -> fl
 
 @pytest.mark.behaviour("BUG-HT3")
 def test_the_work_of_a_parameter_grows_with_its_size(face: Face) -> None:
-    """Made from the route tables, for each parameter of each route."""
+    """The requests are made from the route tables, for each parameter of each route."""
     for route in AGENT_ROUTES if face.kind == "agent" else ROUTES:
         for parameter in (*route.parameters, *route.query):
             for unit in VALUES:
@@ -90,6 +90,6 @@ def test_the_work_of_a_parameter_grows_with_its_size(face: Face) -> None:
 @pytest.mark.behaviour("BUG-HT3")
 @pytest.mark.parametrize("at", ["/v1/jobs/{}", "/v1/tasks/{}", "/v1/machines?where={}"])
 def test_a_line_without_end_is_refused(face: Face, at: str) -> None:
-    """The bound that the test above counts on."""
+    """The test above relies on this bound."""
     with suppress(ConnectionError):
         assert request_status(face, "GET", at.format("a" * 20_000)) in (400, 414)

@@ -1,4 +1,4 @@
-"""Waits for news: their places are free once their clients left, and they keep nobody out."""
+"""Long polls release their slots once their clients left, and they block no other caller."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from wire.server import Call, make_app
 from .test_one_identity_floods import PATIENT_S, client, come
 
 FEW = 3
-"""Anonymous connections of one address."""
+"""Number of anonymous connections from one address."""
 LIMITS = ConnectionLimits(
     unproved_per_address=FEW,
     first_byte_s=PATIENT_S,
@@ -43,7 +43,7 @@ ROUTES = (
 
 
 class News:
-    """Waits for news that never comes, and counts who waits."""
+    """Long polls that never get news, and a count of them."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -66,7 +66,7 @@ class News:
 
 @asynccontextmanager
 async def served(authority: CertificateAuthority, news: News) -> AsyncIterator[int]:
-    """Serve waits to anybody, over TLS."""
+    """Serve long polls to any client, over TLS."""
     own = authority.credential(CertificateSubject("component", "control-plane", ("127.0.0.1",)), "")
     handlers = {"wait": news.wait, "follow": news.follow}
     app = make_app("x", ROUTES, handlers, Access(owner_uid=0), version="0")
@@ -87,7 +87,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.behaviour("BUG-HT22")
 async def test_a_wait_ends_when_its_client_leaves(tmp_path: Path) -> None:
-    """A long poll whose client had left kept its place for up to a minute."""
+    """Regression: a long poll whose client had left kept its slot for up to a minute."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
     ann, news = client(authority, "ann"), News()
     async with served(authority, news) as port:
@@ -102,7 +102,7 @@ async def test_a_wait_ends_when_its_client_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("BUG-HT23")
 async def test_anonymous_long_polls_do_not_shut_out_a_certificate(tmp_path: Path) -> None:
-    """A task in its host's network cut its own host's agent off."""
+    """Regression: a task in its host's network cut off its own host's agent."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
     ann, anonymous, news = client(authority, "ann"), client(authority, ""), News()
     async with served(authority, news) as port, AsyncExitStack() as stack:

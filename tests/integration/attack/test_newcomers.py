@@ -1,4 +1,4 @@
-"""A flood keeps no newcomer out, and those who are known not waiting."""
+"""A flood blocks no new caller, and authenticated callers do not wait."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40)
 async def served(
     limits: ConnectionLimits, folder: Path | None = None
 ) -> AsyncIterator[tuple[ConnectionAdmission, int]]:
-    """Serve with a door of its own; with a folder over TLS."""
+    """Serve through a separate door; with a folder over TLS."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response()
@@ -52,7 +52,7 @@ async def served(
 
 
 def came(stack: ExitStack, port: int, address: str, sent: bytes = b"") -> socket.socket:
-    """Connect from an address of the loopback, and say something; nobody looks at it yet."""
+    """Connect from an address of the loopback and send bytes; the server does not read them yet."""
     sock = stack.enter_context(socket.socket())
     sock.bind((address, 0))
     sock.connect((USER, port))
@@ -68,7 +68,7 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 async def answered(sock: socket.socket) -> bool:
-    """Return whether a request on a connection was answered; it may have been closed."""
+    """Return whether a request on a connection was answered; the server may have closed it."""
     async with asyncio.timeout(SETTLES_S):
         try:
             answer = await asyncio.get_running_loop().sock_recv(sock, 15)
@@ -79,7 +79,9 @@ async def answered(sock: socket.socket) -> bool:
 
 @pytest.mark.behaviour("BUG-HT4")
 async def test_an_active_connection_does_not_count_as_silent() -> None:
-    """Who knocked before a burst was sent away with a request that nobody had read."""
+    """Regression: a client that connected before a burst was dropped while its request was still
+    unread.
+    """
     async with served(ConnectionLimits(pending=4)) as (_, port):
         with ExitStack() as stack:
             user = came(stack, port, USER, ASKED)
@@ -90,7 +92,7 @@ async def test_an_active_connection_does_not_count_as_silent() -> None:
 
 @pytest.mark.behaviour("BUG-HT4")
 async def test_wasteful_connections_are_dropped_before_a_slow_new_one() -> None:
-    """Under a flood from 200 addresses a newcomer had to speak within 10 ms."""
+    """Regression: under a flood from 200 addresses a new client had to send bytes within 10 ms."""
     async with served(ConnectionLimits(pending=8)) as (door, port):
         with ExitStack() as stack:
 
@@ -108,8 +110,9 @@ async def test_wasteful_connections_are_dropped_before_a_slow_new_one() -> None:
 
 @pytest.mark.behaviour("BUG-HT4")
 async def test_active_suspects_are_dropped_before_a_new_connection(tmp_path: Path) -> None:
-    """Under half handshakes every second newcomer was sent away: between its connection
-    and its first byte it was the only one who said nothing."""
+    """Regression: under half handshakes every second new client was dropped. Between its connection
+    and its first byte it was the only silent one.
+    """
     async with served(ConnectionLimits(pending=8, handshake_s=SETTLES_S), tmp_path) as (
         door,
         port,
@@ -131,7 +134,7 @@ async def test_active_suspects_are_dropped_before_a_new_connection(tmp_path: Pat
 async def test_half_a_handshake_of_a_disconnected_client_costs_no_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A quarter of a millisecond each, for connections that were over."""
+    """Regression: TLS took 0.25 ms for each connection that was already closed."""
     async with served(ConnectionLimits(), tmp_path) as (door, port):
         begun: list[object] = []
         monkeypatch.setattr(door._handshakes, "_begin", begun.append)
@@ -154,7 +157,7 @@ def _is_over(sock: socket.socket) -> bool:
 
 @pytest.mark.behaviour("BUG-HT2")
 async def test_a_short_visit_displaces_no_other_caller() -> None:
-    """The checks of a load balancer are no strangers at all."""
+    """The health checks of a load balancer do not count as unauthenticated callers."""
     async with served(ConnectionLimits(pending=1)) as (door, port):
         with ExitStack() as stack:
             user = came(stack, port, USER)
@@ -169,7 +172,7 @@ async def test_a_short_visit_displaces_no_other_caller() -> None:
 
 @pytest.mark.behaviour("BUG-HT4")
 async def test_handshakes_begin_a_few_at_a_time(tmp_path: Path) -> None:
-    """Those who are known have their turn between them: one costs a millisecond."""
+    """Authenticated callers are served in between: one handshake costs a millisecond."""
     async with served(ConnectionLimits(), tmp_path) as (door, port):
         with ExitStack() as stack:
             for number in range(60):
@@ -187,7 +190,7 @@ async def test_handshakes_begin_a_few_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("BUG-HT4")
 async def test_the_network_of_an_authenticated_caller_is_not_suspect(tmp_path: Path) -> None:
-    """One that failed once is not shut out because others of its house did."""
+    """A caller that failed once is not blocked because of other callers at its address."""
     async with served(ConnectionLimits(), tmp_path) as (door, port):
         authority = open_authority(tmp_path / "authority.pem", "twine")
         context = tls.unverified_context()
@@ -202,7 +205,7 @@ async def test_the_network_of_an_authenticated_caller_is_not_suspect(tmp_path: P
 
 @pytest.mark.behaviour("BUG-HT4")
 def test_suspicion_ends() -> None:
-    """An address is not shut out for what was done from it an hour ago."""
+    """An address is not blocked for attempts of an hour ago."""
     suspects = Suspects()
     suspects.add("a", 0.0)
     assert suspects.has("a", SUSPECT_S - 1)
@@ -217,7 +220,7 @@ def test_suspicion_ends() -> None:
 @pytest.mark.behaviour("BUG-HT2")
 @pytest.mark.parametrize("count", [10_000])
 def test_suspects_are_bounded(count: int) -> None:
-    """What is remembered of strangers is bounded like everything about them."""
+    """The memory about unauthenticated callers is bounded, as all their costs are."""
     suspects = Suspects()
     for number in range(count):
         suspects.add(str(number), float(number))

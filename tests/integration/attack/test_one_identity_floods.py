@@ -1,4 +1,4 @@
-"""One certificate may hold so many connections and no more; the others notice nothing."""
+"""One certificate may hold a bounded number of connections; others are not affected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.behaviour("BUG-HT4")
 
 BOUND, BEYOND = 4, 12
 PATIENT_S = 600.0
-"""No deadline shall end a connection here."""
+"""No deadline may end a connection here."""
 LIMITS = ConnectionLimits(
     per_peer=BOUND,
     first_byte_s=PATIENT_S,
@@ -42,7 +42,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @asynccontextmanager
 async def served(authority: CertificateAuthority) -> AsyncIterator[tuple[ConnectionAdmission, int]]:
-    """Serve nothing but health, over TLS."""
+    """Serve only health, over TLS."""
     own = authority.credential(CertificateSubject("component", "control-plane", ("127.0.0.1",)), "")
     app = make_app("x", [], {}, lambda _request, _route: Peer("somebody", "user"), version="0")
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
@@ -56,7 +56,7 @@ async def served(authority: CertificateAuthority) -> AsyncIterator[tuple[Connect
 
 
 async def is_answered(connection: Connection) -> bool:
-    """Ask something; False: the connection was ended without an answer."""
+    """Send a request; False: the connection ended without an answer."""
     reader, writer = connection
     try:
         writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -80,7 +80,7 @@ async def come(port: int, context: ssl.SSLContext) -> AsyncIterator[Connection]:
 
 
 def client(authority: CertificateAuthority, name: str) -> ssl.SSLContext:
-    """Return the context of a user; without a name: of a stranger."""
+    """Return the context of a user, or of an unauthenticated caller if there is no name."""
     context = tls.unverified_context()
     if name:
         tls.install(context, authority.credential(CertificateSubject("user", name), ""))
@@ -89,11 +89,11 @@ def client(authority: CertificateAuthority, name: str) -> ssl.SSLContext:
 
 @pytest.mark.behaviour("BUG-HT4")
 async def test_a_flood_of_one_identity_ends_at_its_bound(tmp_path: Path) -> None:
-    """Who has a certificate is no stranger, and still cannot take every connection."""
+    """A caller with a certificate is not suspect, and still cannot take every connection."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
     eve, ann, anonymous = (client(authority, name) for name in ("eve", "ann", ""))
     async with served(authority) as (door, port):
-        for _ in range(2):  # also after a flood is all as it was
+        for _ in range(2):  # everything works again after a flood, too
             async with AsyncExitStack() as stack:
                 flood = [
                     await stack.enter_async_context(come(port, eve)) for _ in range(BOUND + BEYOND)

@@ -1,4 +1,4 @@
-"""An agent whose identity was revoked is told nothing more, on no connection."""
+"""An agent whose identity was revoked gets no more requests, on any connection."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .test_identity import ctl, joins
 pytestmark = pytest.mark.behaviour("BUG-HT5")
 
 ESTABLISHED = "01"
-"""Of a connection, in /proc/net/tcp (Documentation/networking/proc_net_tcp.rst)."""
+"""State of a connection in /proc/net/tcp (Documentation/networking/proc_net_tcp.rst)."""
 
 
 @pytest.fixture(scope="module")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
-    """A control plane with a host of its own."""
+    """A control plane with its own host."""
     with running("control plane", tmp_path_factory.mktemp("revoked")) as face:
         yield face
 
 
 @contextmanager
 def agent(face: Face, machine: str, port: int) -> Iterator[None]:
-    """Run the agent of a host that has joined, until left."""
+    """Run the agent of a host that has joined during the block."""
     folder = face.folder / f"{machine}-runs"
     held = face.folder / machine / "identity.json"
     there = folder / "state/identity/identity.json"
@@ -47,7 +47,9 @@ def agent(face: Face, machine: str, port: int) -> Iterator[None]:
 def agent_in(
     folder: Path, port: int, boots: int = 0, program: str = "an_agent.py"
 ) -> Iterator[None]:
-    """Run the agent of a host whose state is in a folder, after so many boots, until left."""
+    """Run the agent of a host with the state in a folder, after this number of boots, during the
+    block.
+    """
     here = Path(__file__).parent
     with folder.with_suffix(".log").open("ab") as log:
         process = subprocess.Popen(
@@ -63,19 +65,19 @@ def agent_in(
 
 
 def answering(face: Face, machine: str) -> bool:
-    """Return whether the control plane hears a machine's agent."""
+    """Return whether a machine's agent answers the control plane."""
     return bool(json.loads(ctl(face, "machine", "show", machine, "--output", "json"))["ready"])
 
 
 def standing(port: int) -> int:
-    """Return how many connections to a port of the loopback stand."""
+    """Return the number of established connections to a port of the loopback."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(row[1].endswith(f":{port:04X}") and row[3] == ESTABLISHED for row in rows)
 
 
 @pytest.mark.behaviour("BUG-HT5")
 def test_a_revoked_agent_gets_no_more_requests(control_plane: Face) -> None:
-    """The control plane went on with a connection that stood, until the leaf ended."""
+    """Regression: the control plane used an open connection until the leaf certificate expired."""
     face, port = control_plane, free_port(USER)
     joins(face, "vm7", f"{USER}:{port}")
     with agent(face, "vm7", port):
@@ -91,7 +93,7 @@ def test_a_revoked_agent_gets_no_more_requests(control_plane: Face) -> None:
 
 @pytest.mark.behaviour("BUG-HT5")
 def test_an_agent_that_joined_again_gets_requests_again(control_plane: Face) -> None:
-    """A revocation is of certificates, not of the machine."""
+    """Certificates are revoked, not the machine."""
     face, port = control_plane, free_port(USER)
     joins(face, "vm6", f"{USER}:{port}")
     with agent(face, "vm6", port):
@@ -99,7 +101,8 @@ def test_an_agent_that_joined_again_gets_requests_again(control_plane: Face) -> 
         ctl(face, "machine", "revoke-identity", "vm6")
         revoked_at = time.time()
         face.until(lambda: not answering(face, "vm6"), "the agent is still believed")
-    face.until(lambda: int(time.time()) > int(revoked_at))  # a certificate counts in seconds
+    # validity of a certificate has a resolution of one second
+    face.until(lambda: int(time.time()) > int(revoked_at))
     joins(face, "vm6", f"{USER}:{port}")
     with agent(face, "vm6", port):
         face.until(lambda: answering(face, "vm6"), "the agent is not believed again")

@@ -1,7 +1,7 @@
-"""Sessions of every kind that stays leave no object behind, in a server and in its client.
+"""Long-lived sessions of every kind leave no object behind, in a server and in its client.
 
-Both programs are made of these parts: `make_app` behind a door, and `WireClient`. With
-`TWINE_SESSIONS=5000` (`make soak-sessions`) so many of each kind.
+Both programs consist of these parts: `make_app` behind a door, and `WireClient`.
+`TWINE_SESSIONS=5000` (`make soak-sessions`) runs this number of each kind.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CALL = Route("call", "GET", "/call", response=int, roles=ROLES, needs="x")
 
 
 class Echo:
-    """What answers: an echo, a log with an end, one without, a wait without news."""
+    """The server's routes: an echo, a log with an end, a log without one, a wait without news."""
 
     async def exec(self, _: Call) -> Talk:
         async def talk(other: Duplex) -> None:
@@ -69,7 +69,7 @@ class Echo:
 
 @pytest.fixture(autouse=True)
 def short_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client's timer of a closed session lasts until the next heartbeat would be due."""
+    """The timer of a closed session in a client lasts until its next heartbeat is due."""
     monkeypatch.setattr("wire.client.HEARTBEAT_S", 1.0)
 
 
@@ -94,7 +94,7 @@ async def served(folder: Path) -> AsyncIterator[tuple[ConnectionAdmission, str, 
 
 
 async def session(kind: str, client: WireClient) -> None:
-    """Have one session, which its client leaves in the middle or at its end."""
+    """Run one session that its client leaves in the middle or at its end."""
     if kind.startswith("exec"):
         async with client.converse(EXEC) as talk:
             await talk.send("hello")
@@ -118,7 +118,7 @@ async def session(kind: str, client: WireClient) -> None:
 async def have(
     kind: str, count: int, door: ConnectionAdmission, url: str, context: ssl.SSLContext
 ) -> None:
-    """Have so many sessions, each on connections of its own, and wait until they are gone."""
+    """Run this number of sessions, each on its own connections, and wait until they are gone."""
 
     async def one() -> None:
         async with WireClient(url, context, timeout_s=SETTLE_S) as client:
@@ -139,7 +139,7 @@ def reachable() -> int:
 @pytest.mark.behaviour("BUG-HT21")
 @pytest.mark.parametrize("kind", ["exec", "exec cut short", "logs", "wait", "call"])
 async def test_a_session_leaves_no_object_behind(tmp_path: Path, kind: str) -> None:
-    """Each exec session left 180 KB in the control plane for good."""
+    """Regression: each exec session left 180 KB in the control plane."""
     async with served(tmp_path) as (door, url, context):
         await have(kind, 2 * BATCH, door, url, context)
         before = reachable()
@@ -151,7 +151,7 @@ async def test_a_session_leaves_no_object_behind(tmp_path: Path, kind: str) -> N
 
 @pytest.mark.behaviour("BUG-HT21")
 async def test_a_websocket_that_was_closed_is_no_cycle(tmp_path: Path) -> None:
-    """An old generation that is not looked at for long does not hold sessions."""
+    """A rarely collected old generation must not hold closed sessions."""
     async with served(tmp_path) as (door, url, context):
         await have("exec", BATCH, door, url, context)
         gc.collect()

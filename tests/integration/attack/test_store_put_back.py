@@ -1,4 +1,4 @@
-"""A control plane whose store is put back from an old copy: nothing newer than it ends."""
+"""A control plane whose store is restored from an old copy: no newer task ends."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ DATA = a_tar(app="code")
 
 @pytest.fixture
 def control_plane(tmp_path: Path) -> Iterator[Face]:
-    """A control plane with hosts of its own."""
+    """A control plane with its own hosts."""
     with running("control plane", tmp_path / "plane") as face:
         yield face
 
 
 def call_api(face: Face, ask: Callable[[ControlPlaneClient], Awaitable[T]]) -> T:
-    """Ask the control plane on its own socket."""
+    """Send a request to the control plane on its local socket."""
 
     async def call() -> T:
         async with ControlPlaneClient(f"unix:{face.socket}") as client:
@@ -57,13 +57,13 @@ def call_api(face: Face, ask: Callable[[ControlPlaneClient], Awaitable[T]]) -> T
 
 
 def job(name: str, tasks: int = 1, **fields: object) -> JobSpec:
-    """Return a job of the entitlement that all of this has."""
+    """Return a job of the entitlement that has all machines."""
     wish = {"entitlement": "front", "image": digest_of(DATA), "command": ["/bin/server"]}
     return JobSpec(**{"name": name, "tasks": tasks, **wish, **fields})  # type: ignore[arg-type]
 
 
 def tasks_on(*folders: Path) -> dict[str, TaskStatus]:
-    """Return what runs on some hosts, by task."""
+    """Return the tasks on some hosts, with what they run."""
     found = {}
     for folder in folders:
         for status in on(folder, lambda client: client.list_tasks()).tasks:
@@ -78,7 +78,7 @@ def lives(*folders: Path) -> dict[str, str]:
 
 
 class Hosts:
-    """Hosts that run tasks, each with its agent as a process."""
+    """Hosts that run tasks, each with a process of its agent."""
 
     def __init__(self, face: Face, stack: ExitStack) -> None:
         self.face, self._stack = face, stack
@@ -86,7 +86,7 @@ class Hosts:
         self._ports: dict[str, int] = {}
 
     def add(self, name: str) -> Path:
-        """Let one more host join, and wait until it is heard."""
+        """Let one more host join, and wait until its agent has reported."""
         folder, port = self.face.folder / f"runs-{name}", free_port(USER)
         self._ports[name] = port
         joined(self.face, name, port, folder)
@@ -96,7 +96,7 @@ class Hosts:
         return folder
 
     def join_again(self, name: str) -> None:
-        """Let a host join that the control plane does not know any more; its agent runs on."""
+        """Let a host join that the control plane no longer knows; its agent keeps running."""
         joined(self.face, name, self._ports[name], self.face.folder / f"runs-{name}")
         self.face.until(lambda: answering(self.face, name), f"{name} is not heard again")
 
@@ -107,7 +107,7 @@ class Hosts:
 
 @pytest.fixture
 def hosts(control_plane: Face) -> Iterator[Hosts]:
-    """A host, and the means to run jobs there."""
+    """Yield one host, and the means to run jobs there."""
     with ExitStack() as stack:
         found = Hosts(control_plane, stack)
         found.add("vm1")
@@ -126,19 +126,19 @@ def apply(face: Face, spec: JobSpec) -> None:
 
 
 def update(face: Face, hosts: Hosts) -> None:
-    """Have job b run something else, and wait until it does."""
+    """Give job b another command, and wait until it runs."""
     old = lives(*hosts.folders)["b-0"]
     apply(face, job("b", environment={"NEW": "1"}))
     face.until(lambda: lives(*hosts.folders).get("b-0", old) != old, "b is not updated")
 
 
 def copied(face: Face, into: Path) -> None:
-    """Copy the store as any program does that copies files, with nobody at it."""
+    """Copy the files of the store while no process uses them."""
     shutil.copytree(face.folder / "state/store", into)
 
 
 def restored(face: Face, copy: Path) -> None:
-    """Put the files of the store back as they were."""
+    """Restore the files of the store."""
     shutil.rmtree(face.folder / "state/store")
     shutil.copytree(copy, face.folder / "state/store")
 
@@ -147,10 +147,10 @@ def restored(face: Face, copy: Path) -> None:
 def test_hosts_notice_a_store_restored_by_copying_an_old_file(
     control_plane: Face, hosts: Hosts
 ) -> None:
-    """It would have taken the tasks since for strays, and ended them within a minute.
+    """Regression: tasks newer than the copy would have been ended as unknown within a minute.
 
-    The copy was taken of a store at rest: the control plane that finds it begins the very term
-    that the last one had, so that its commands would not be older than theirs.
+    The store was at rest when it was copied. So the next control plane begins the same term as the
+    last one, and its commands would not be older than those of that one.
     """
     face = control_plane
     apply(face, job("a"))
@@ -170,7 +170,7 @@ def test_hosts_notice_a_store_restored_by_copying_an_old_file(
 
     newest = face.folder / "newest"
     copied(face, newest)
-    for _ in range(2):  # and again, as systemd or a person would try
+    for _ in range(2):  # a second start, as by systemd or a user
         restored(face, face.folder / "copy")
         refused = starts(face)
         assert refused.returncode == 78, refused.stderr
@@ -189,7 +189,7 @@ def test_hosts_notice_a_store_restored_by_copying_an_old_file(
 
 
 def manages(face: Face, *words: str) -> str:
-    """Run a command of the control plane's own program, and return what it says."""
+    """Run a command of the control plane's own program, and return its output."""
     result = CliRunner().invoke(daemon, [*words, "--state", str(face.folder / "state")])
     assert result.exit_code == 0, result.output
     return result.output
@@ -208,7 +208,7 @@ def running_as_stored(face: Face, name: str) -> bool:
 
 
 def whoami(file: Path) -> None:
-    """Ask the control plane who this credential is."""
+    """Ask the control plane for the identity of this credential."""
     held = tls.load(file)
 
     async def ask() -> None:
@@ -236,10 +236,11 @@ def shown(face: Face) -> dict[tuple[str, str], str]:
 def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
     control_plane: Face, hosts: Hosts
 ) -> None:
-    """A job of after the copy, one changed, one removed, a host that joined, one on it.
+    """The test adds, changes and removes a job after the copy; a host joins and gets a task.
 
-    Throughout, the processes of what was not removed are the same, but for what an owner applied
-    anew; a naive start of the copy is refused without any host, for the copy says that it is one.
+    The processes of all jobs that were not removed stay the same, except those that an owner
+    applies again. A simple start on the copy is refused without any host, because the copy is
+    marked as one.
     """
     face = control_plane
     for name in "ab":
@@ -285,7 +286,7 @@ def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
     }
     ready = call_api(face, lambda client: client.readyz())
     assert "twinectl restored release" in ready.detail
-    for _ in range(30):  # a control plane that commands starts a-0 again in the first of these
+    for _ in range(30):  # a control plane that acted would restart a-0 in the first round
         assert lives(*hosts.folders) == before
         time.sleep(0.1)
     with pytest.raises(Unauthenticated, match="was revoked"):
@@ -293,7 +294,7 @@ def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
     with pytest.raises(Forbidden, match="the join token is refused"):
         join_with(face, "vm3", token)
 
-    # what is known better is said before the store is obeyed
+    # owners correct the store before the control plane acts on it
     call_api(face, lambda client: client.stop_job("a"))
     ctl(face, "restored", "release", "--yes")
     face.until(lambda: "a" not in jobs(face), "a is not gone")
@@ -305,7 +306,7 @@ def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
     assert shown(face)[("vm2", "e-0")] == "unknown-job"
     assert lives(*hosts.folders) == before
 
-    # owners say again what they want: what is the same goes on, and the rest converges
+    # owners apply their files again: equal jobs continue, and the rest converges
     old = before["b-0"]
     apply(face, job("b", environment={"NEW": "2"}))
     face.until(lambda: lives(*hosts.folders).get("b-0", old) != old, "b does not converge")
@@ -313,7 +314,7 @@ def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
     face.until(lambda: running_as_stored(face, "c"), "c is not known again")
     assert lives(*hosts.folders)["c-0"] == before["c-0"]
 
-    # one that would start elsewhere waits until what is unknown is let go
+    # a task that would start elsewhere waits until the unknown objects are released
     vm1 = hosts.folders[0]
     apply(face, job("e"))
     wanted = "twinectl restored stop e-0 --machine vm2"
@@ -336,7 +337,7 @@ def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
 def test_a_host_with_a_restarted_agent_refuses_the_old_copy_too(
     control_plane: Face,
 ) -> None:
-    """What the host was told is on its disk; it forgets that only when it joins anew."""
+    """The host has the control plane's answer on its disk; only a new join removes it."""
     face, port = control_plane, free_port(USER)
     folder = face.folder / "host"
     joined(face, "vm1", port, folder)

@@ -40,7 +40,7 @@ command = { run = ["/bin/smoke"], timeout_s = 60 }
 
 @pytest.mark.behaviour("CV1", "FE11", "JC15")
 async def test_a_gate_command_runs_as_a_task_while_others_write(tmp_path: Path):
-    """A size and a hold are written meanwhile, and compose with the push."""
+    """Other writers change the size and set a hold meanwhile; both compose with the push."""
     async with fleet(4) as region:
         client = region.client
         await region.entitle()

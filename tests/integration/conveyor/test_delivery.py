@@ -1,6 +1,6 @@
-"""A pipeline against the production control plane and Debian's Prometheus.
+"""A pipeline with the production control plane and Debian's Prometheus.
 
-Agents on machines in memory run the tasks; an exporter gives each task the metrics of its image.
+Agents on machines in memory run the tasks; an exporter provides the metrics of each task's image.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.behaviour("CV1", "CV2", "CV5")
 
 PATIENCE_S = 60.0
 ROUND_S = 0.2
-"""The service looks ten times as often as in production: what a test waits for is real work."""
+"""The service polls ten times as often as in production; the test waits for real work."""
 FILE = """
 name = "web"
 jobs = ["web"]
@@ -101,7 +101,7 @@ async def pushed(client: ControlPlaneClient, version: int) -> str:
 async def exporter(
     client: ControlPlaneClient, port: int, bad: set[str], slow: set[str]
 ) -> AsyncIterator[None]:
-    """Serve metrics of each task of `web`: those of bad images have errors, slow ones latency."""
+    """Serve metrics of each task of `web`: bad images have errors, slow ones latency."""
 
     async def metrics(_: web.Request) -> web.Response:
         record = (await client.get_job("web")).record
@@ -151,7 +151,7 @@ async def prometheus(folder: Path, target: int) -> AsyncIterator[str]:
 
 
 async def _scraped(metrics: str) -> None:
-    """Return once Prometheus has the exporter's numbers: it begins some seconds after its start."""
+    """Return once Prometheus has the exporter's numbers, some seconds after its start."""
     async with ClientSession() as session:
 
         async def series() -> list[Any]:
@@ -232,7 +232,7 @@ async def test_cv1_cv2_cv5_good_goes_through_and_bad_is_stopped_at_the_canary(tm
                 await ctl(service, region.endpoint, "start", "web", "--image", two)
                 view = await _at_half(delivery)
                 assert view.jobs[0].size == 6
-            # the service is gone for a while; the job stays where it is, and its size changes
+            # the service is down for a while; the job keeps its state, and its size changes
             now = (await client.get_job("web")).record.spec
             await client.apply_job(replace(now, tasks=10))
             status = await until(lambda: client.get_job("web"), lambda s: _new(s, two) == 5)

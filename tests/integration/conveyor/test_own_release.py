@@ -1,7 +1,7 @@
 """A release of the agent by a pipeline, with the production control plane and agents.
 
-The agents are on machines in memory, and an installation is a command that a fleet's configuration
-names: it ends the agent of a host and starts it again with another version.
+The agents are on machines in memory, and an installation is a command from the fleet's
+configuration. It ends the agent of a host and starts it again with another version.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ every_s = 1
 
 @pytest.fixture
 def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Folder of an agent's state → the version that it says it has."""
+    """Folder of an agent's state → the version that the agent reports."""
     found: dict[str, str] = {}
     read = FactsReader.read
 
@@ -65,7 +65,9 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @asynccontextmanager
 async def installer(region: Fleet, versions: dict[str, str], port: int) -> AsyncIterator[list[str]]:
-    """Let a command put a release on a host: `POST /HOST/RELEASE`; yield what was put where."""
+    """Serve a command that installs a release on a host: `POST /HOST/RELEASE`; yield the
+    installations.
+    """
     hosts, put = {host.name: host for host in region.hosts}, list[str]()
 
     async def install(request: web.Request) -> web.Response:
@@ -101,7 +103,7 @@ def units_of(region: Fleet) -> dict[str, str]:
 
 
 async def _watch(region: Fleet, missing: list[str], tasks: int) -> None:
-    """Ask discovery again and again, as a client does, and note when a task is not listed."""
+    """Poll discovery as a client does, and record when a task is not listed."""
     while True:
         listed = (await region.client.endpoints("web")).endpoints
         if len(listed) != tasks:
@@ -112,7 +114,7 @@ async def _watch(region: Fleet, missing: list[str], tasks: int) -> None:
 async def test_cv3_av15_agents_are_released_host_by_host_and_a_broken_one_is_taken_back(
     tmp_path: Path, versions: dict[str, str]
 ) -> None:
-    """No task is started again, and none is missing from discovery at any moment."""
+    """No task restarts, and none is missing from discovery at any moment."""
     file, port, missing = tmp_path / "twine.toml", free_port(), list[str]()
     file.write_text(FILE)
     words = ["curl", "--fail", "--silent", "--show-error", "-X", "POST"]
@@ -167,7 +169,7 @@ async def test_cv3_av15_agents_are_released_host_by_host_and_a_broken_one_is_tak
 
 
 async def test_output_of_a_command_explains_why_a_package_does_not_start():
-    """dpkg repeats itself over four lines after the words of the maintainer script."""
+    """dpkg repeats its own error over four lines after the output of the maintainer script."""
     messages = [
         "Setting up twine-agent (0.3.0) ...",
         "twine-agent: the agent does not start; tasks run on. Why:",

@@ -1,4 +1,4 @@
-"""Two instances of the conveyor on one etcd: the one with the lease acts, and the other goes on."""
+"""Two instances of the conveyor on one etcd: one with the lease acts, the other takes over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def one() -> Iterator[Cluster]:
 
 
 def on(store: EtcdStore, world: World) -> World:
-    """Return a world with this store instead of its own."""
+    """Return a world with this store in place of its default one."""
     changed: Any = world
     changed.store = store
     return world
@@ -35,7 +35,7 @@ def on(store: EtcdStore, world: World) -> World:
 async def test_an_instance_without_lease_changes_no_job_and_the_next_one_continues(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """A run that one instance began is finished by the other, each stage once."""
+    """One instance begins a run and the other finishes it; each stage happens once."""
     ends_soon = EtcdSettings(endpoints=one.urls, prefix=f"/{tmp_path.name}", ttl_s=2, standby=True)
     first, second = EtcdStore(ends_soon), EtcdStore(ends_soon)
     async with asyncio.timeout(PATIENCE_S):
@@ -44,7 +44,7 @@ async def test_an_instance_without_lease_changes_no_job_and_the_next_one_continu
         plane.images["web"] = digest(2)
         while not plane.calls:
             await before.rounds(1)
-        first._leadership._renewing.cancel()  # a pause: nothing is renewed
+        first._leadership._renewing.cancel()  # a pause: no lease is renewed
         await second.__aenter__()
         assert first.failure()
         made = list(plane.calls)

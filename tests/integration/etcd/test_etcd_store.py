@@ -38,7 +38,7 @@ def three() -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def all_members_serve(three: Cluster) -> None:
-    """Whatever a failed test left dead."""
+    """Restart the members that a failed test left dead."""
     for member in three.members:
         member.start()
     three.wait()
@@ -50,7 +50,7 @@ def settings(three: Cluster, tmp_path: Path) -> EtcdSettings:
 
 
 def short(settings: EtcdSettings) -> EtcdSettings:
-    """A lease that ends soon; a member that dies may take it along."""
+    """Yield a store with a short lease, which may end when a member dies."""
     return msgspec.structs.replace(settings, ttl_s=2)
 
 
@@ -59,7 +59,7 @@ def standby(settings: EtcdSettings) -> EtcdSettings:
 
 
 async def written(store: EtcdStore, number: int) -> int:
-    """Write one key, and find out what became of a write that was not answered."""
+    """Write one key, and find out the outcome of an unanswered write."""
     slots = Slots(store, f"lane{number}")
     while True:
         try:
@@ -72,7 +72,7 @@ async def written(store: EtcdStore, number: int) -> int:
 async def test_no_acknowledged_write_is_lost_when_the_members_die_in_turn(
     three: Cluster, settings: EtcdSettings
 ) -> None:
-    """Each of three members is killed in turn while 20 writers go on."""
+    """Each of three members is killed in turn while 20 writers continue."""
     async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
         for turn, member in enumerate(three.members):
             numbers = range(turn * 20, turn * 20 + 20)
@@ -92,7 +92,7 @@ async def test_no_acknowledged_write_is_lost_when_the_members_die_in_turn(
 async def test_a_minority_refuses_writes_with_an_error_until_the_majority_returns(
     three: Cluster, settings: EtcdSettings
 ) -> None:
-    """Nothing is acknowledged by one of three; the leader stops before its lease ends."""
+    """One member of three acknowledges nothing; the leader stops before its lease ends."""
     async with asyncio.timeout(PATIENCE_S), EtcdStore(short(settings)) as store:
         revision = await store.txn({}, [Put("a", b"1")])
         for member in three.members[:2]:
@@ -117,11 +117,11 @@ async def test_a_minority_refuses_writes_with_an_error_until_the_majority_return
 async def test_a_paused_leader_is_replaced_and_its_writes_are_refused(
     settings: EtcdSettings,
 ) -> None:
-    """Also a write that it sends before it looks at its own clock."""
+    """A write that the leader sends before it reads its own clock is refused, too."""
     settings = short(settings)
     async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as first:
         revision = await first.txn({}, [Put("a", b"first")])
-        first._leadership._renewing.cancel()  # a pause: nothing is renewed
+        first._leadership._renewing.cancel()  # a pause: no lease is renewed
         async with EtcdStore(standby(settings)) as second:
             assert second.epoch() == first.epoch() + 1
             assert await second.txn({"a": revision}, [Put("a", b"second")]) > revision
@@ -137,7 +137,9 @@ async def test_a_paused_leader_is_replaced_and_its_writes_are_refused(
 async def test_a_process_that_was_paused_in_its_election_is_elected_again(
     settings: EtcdSettings,
 ) -> None:
-    """Its answer came after its lease, and it loaded the store and began to serve."""
+    """Regression: its answer came after its lease had ended, and it loaded the store and began to
+    serve.
+    """
     paused_s = [0.0]
 
     class PausedOnce(EtcdClient):
@@ -176,7 +178,7 @@ async def test_a_watch_continues_when_its_member_dies(
 
 
 async def test_watchers_behind_a_compaction_list_again(settings: EtcdSettings) -> None:
-    """History that etcd compacted is never passed over in silence."""
+    """Watchers notice every gap of compacted history."""
     async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
         old = await store.txn({}, [Put("a", b"0")])
         new = await store.txn({}, [Put("a", b"1")])
@@ -191,7 +193,7 @@ async def test_watchers_behind_a_compaction_list_again(settings: EtcdSettings) -
 
 
 async def test_a_list_of_many_keys_is_of_one_revision(settings: EtcdSettings) -> None:
-    """More keys than one call returns, while they change."""
+    """The list has more keys than one call returns, and they change meanwhile."""
     async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
         for n in range(0, 2500, 100):
             await store.txn({}, [Put(f"k/{n + i:04}", b"0") for i in range(100)])
@@ -240,7 +242,7 @@ def test_a_standby_takes_over_with_all_acknowledged_writes(three: Cluster, tmp_p
 async def test_a_standby_follows_the_store_and_reads_nothing_when_it_takes_over(
     settings: EtcdSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was changed and deleted while it stood by; compacted meanwhile, too."""
+    """Covers changes and deletions while it was a standby, also with a compaction."""
     ranges = list[bytes]()
     read = EtcdClient.read
 

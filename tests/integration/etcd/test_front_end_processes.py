@@ -1,4 +1,4 @@
-"""Front ends as processes beside a core and a shard: real processes on a real etcd."""
+"""Front ends as processes next to a core and a shard: real processes on a real etcd."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def user(region: RegionOfProcesses, where: str, name: str) -> ControlPlaneClient
 async def test_two_front_ends_behind_one_core_serve_users_and_outlive_it(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """The one is killed, then the core is; what each user may do is the same.
+    """One front end is killed, then the core; each user keeps the same rights.
 
-    What a front end has to remember is in its audit log, which the core keeps: none is lost.
+    The core keeps the audit log, which has everything that a front end needs to remember.
     """
     async with region_of_processes(tmp_path, one, 2) as region:
         await region.join(2)
@@ -83,7 +83,7 @@ async def test_two_front_ends_behind_one_core_serve_users_and_outlive_it(
 async def test_a_front_end_has_no_right_but_to_speak_for_users(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """Its credential alone reads nothing of the core, and a shard does not know it."""
+    """The front end's own credential reads nothing of the core, and no shard accepts it."""
     async with region_of_processes(tmp_path, one, 2) as region:
         region.front_end("front1")
         held = tls.load(tmp_path / "front1.credential")

@@ -1,7 +1,7 @@
-"""Histories of clients under faults of leaders and members are those of single registers.
+"""Histories of clients under faults of leaders and members are linearizable single registers.
 
-`make store-faults` runs this for longer. Jobs and entitlements are written through the front ends
-of two control planes; the assignment of machines by compare-and-set on the store, as brokers do.
+`make store-faults` runs this for longer. Clients write jobs and entitlements through the front ends
+of two control planes. They assign machines by compare-and-set on the store, as brokers do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from wire.errors import Conflict, NotFound, TwineError
 PATIENCE_S = 240
 ROUNDS = int(os.environ.get("TWINE_HISTORIES", "1"))
 PER_KEY = 60
-"""Operations on one key; then clients take the next one, so that each search stays small."""
+"""Number of operations on one key; then clients take the next one, so that each search stays small.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ async def push(client: ControlPlaneClient) -> str:
 
 
 class Clients:
-    """What several clients do with jobs and entitlements, at whichever control plane answers."""
+    """Operations of several clients on jobs and entitlements, at any control plane that answers."""
 
     def __init__(self, recorder: Recorder, image: str) -> None:
         self.recorder, self._image = recorder, image
@@ -69,10 +70,10 @@ class Clients:
         self.replicas: list[Replica] = []
 
     async def run(self, seed: int) -> None:
-        """Do one thing after the other until told to stop."""
+        """Do one operation after the other until stopped."""
         chance = random.Random(seed)
         while not self.stopping:
-            replica = self.replicas[seed % 2]  # one that is paused holds some clients up, not all
+            replica = self.replicas[seed % 2]  # a paused leader delays some clients, not all
             kind = chance.choice(("entitlement", "job"))
             key = f"{kind[0]}{self._done // PER_KEY}"
             async with ControlPlaneClient(f"unix:{replica.socket}") as client:
@@ -92,7 +93,7 @@ class Clients:
         except NotFound:
             pass
         except TwineError:
-            return  # it says nothing
+            return  # the answer does not state the outcome
         self._note(Did(key, "read", value, called, time.monotonic()))
 
     async def _write(self, client: ControlPlaneClient, kind: str, key: str) -> None:
@@ -133,7 +134,7 @@ async def until(holds: Callable[[], bool]) -> None:
 async def faults(
     three: Cluster, clients: Clients, start: Callable[[str], Replica], stack: ExitStack
 ) -> None:
-    """Pause, kill and cut what there is; between two faults clients are answered again."""
+    """Pause, kill and cut components; between two faults, wait until clients are answered again."""
     first, second = clients.replicas
 
     async def some_answers() -> None:
@@ -167,7 +168,7 @@ async def faults(
 async def test_jobs_and_entitlements_are_registers_while_leaders_pause_and_die(
     three: Cluster, tmp_path: Path
 ) -> None:
-    """Also what a paused leader answers once it wakes up, and writes without an answer."""
+    """Covers the answers of a leader that resumes after a pause, and writes without an answer."""
     with ExitStack() as stack:
 
         def start(name: str) -> Replica:
@@ -197,7 +198,7 @@ async def test_jobs_and_entitlements_are_registers_while_leaders_pause_and_die(
 
 
 def with_one_stale_read(history: list[Did]) -> list[Did]:
-    """Return the history in which one more client reads what was true at the beginning."""
+    """Return the history with one more client that reads the value of the beginning."""
     last = max(history, key=lambda did: did.called if did.answered < NEVER else 0)
     return [*history, Did(last.key, "read", -1, last.called + 10, last.called + 11)]
 
@@ -206,7 +207,7 @@ def with_one_stale_read(history: list[Did]) -> list[Did]:
 async def test_a_machine_is_assigned_by_one_leader_at_a_time(
     three: Cluster, tmp_path: Path
 ) -> None:
-    """Compare-and-set on machines by leaders of which one never learns that it was deposed."""
+    """Leaders assign machines by compare-and-set; one of them never learns that it was deposed."""
     settings = EtcdSettings(endpoints=three.urls, prefix=f"/{tmp_path.name}", ttl_s=2)
     recorder, made = Recorder(), 0
 
@@ -229,7 +230,7 @@ async def test_a_machine_is_assigned_by_one_leader_at_a_time(
             return  # nothing was changed
         except TwineError:
             if did is not None:
-                recorder.add(did)  # it may have been made
+                recorder.add(did)  # the change may have been made
             return
         recorder.add(dataclasses.replace(did, answered=time.monotonic()))
 

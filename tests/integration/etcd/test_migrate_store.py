@@ -1,4 +1,4 @@
-"""`migrate-store`: a store moves between SQLite and etcd, killed at any step, under a region."""
+"""`migrate-store` moves a region's store between SQLite and etcd, and is killed at any step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sqlite_of(config: Config) -> Config:
 
 
 async def fill(config: Config, records: int = 1234) -> None:
-    """Write records into the store of a configuration, some of them twice, some removed."""
+    """Write records into the store of a configuration; some are written twice, some removed."""
     async with main_store(config) as store:
         await put_all(store, ((f"k/{n:05}", b"%d" % n * 50) for n in range(records)))
         await store.txn({}, [Put("k/00007", b""), Delete("k/00008"), Put("z/ü", b"\0" * 200_000)])
@@ -89,7 +89,7 @@ async def moved(config: Config, *, to_etcd: bool) -> None:
     while True:
         try:
             return await migrate_store.move(config, to_etcd=to_etcd)
-        except Busy:  # the lease of one that was killed
+        except Busy:  # the lease of a killed process
             await asyncio.sleep(0.2)
 
 
@@ -97,7 +97,7 @@ async def moved(config: Config, *, to_etcd: bool) -> None:
 async def test_a_store_moves_to_etcd_and_back_with_all_records_and_rising_numbers(
     both: Config,
 ) -> None:
-    """What hosts and clients compare goes on, so the new store is no older one (ADR 0111)."""
+    """Numbers that hosts and clients compare keep rising, so no new store is older (ADR 0111)."""
     await fill(sqlite_of(both))
     for to_etcd in (True, False, True, False):
         source, target = (sqlite_of(both), both) if to_etcd else (both, sqlite_of(both))
@@ -126,7 +126,7 @@ async def test_a_store_moves_to_etcd_and_back_with_all_records_and_rising_number
 async def test_a_crash_after_any_step_leaves_at_most_one_store_and_the_command_continues(
     both: Config, to_etcd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every step that is on disk may be the last one; then the region goes on, and again."""
+    """The crash follows each durable step; then the region and the command continue."""
     await fill(sqlite_of(both), 300)
     if not to_etcd:
         await moved(both, to_etcd=True)
@@ -147,7 +147,7 @@ async def test_a_crash_after_any_step_leaves_at_most_one_store_and_the_command_c
     monkeypatch.setattr(click, "echo", report)
     while True:
         try:
-            async with stopped_store(source) as store:  # between two attempts the region went on
+            async with stopped_store(source) as store:  # the region continued between two attempts
                 await store.txn(
                     {}, [Put("k/00003", b"%d" % len(messages)), Put(f"n/{len(messages)}", b"")]
                 )
@@ -169,7 +169,7 @@ async def test_a_crash_after_any_step_leaves_at_most_one_store_and_the_command_c
 async def test_a_crash_between_any_two_files_or_notes_leaves_at_most_one_store(
     both: Config, to_etcd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every write of the command outside of the records, made or not made, is the last one."""
+    """The crash is before and after each write of the command outside of the records."""
     await fill(sqlite_of(both), 30)
     if not to_etcd:
         await moved(both, to_etcd=True)
@@ -222,7 +222,7 @@ async def test_a_crash_between_any_two_files_or_notes_leaves_at_most_one_store(
 
 
 def killed_after(config: Path, to: str, lines: int) -> int:
-    """Run the command, kill it once it has printed so many lines; return its exit code."""
+    """Run the command, kill it after this number of output lines; return its exit code."""
     argv = ("-m", "control_plane.daemon", "migrate-store", "--to", to, "--config", str(config))
     while True:
         with subprocess.Popen(
@@ -238,12 +238,12 @@ def killed_after(config: Path, to: str, lines: int) -> int:
             _, error = process.communicate()
         if b"another control plane leads" not in error:
             return process.returncode
-        time.sleep(0.3)  # the lease of the one that was killed
+        time.sleep(0.3)  # the lease of the killed process
 
 
 @pytest.mark.behaviour("AV1")
 async def test_the_command_is_killed_again_and_again_and_nothing_is_lost(both: Config) -> None:
-    """SIGKILL of the real process, after each line that it prints and in the copying."""
+    """SIGKILL hits the real process after each line of its output, and while it copies."""
     await fill(sqlite_of(both), 20_000)
     async with stopped_store(sqlite_of(both)) as store:
         before = await held(store)
@@ -268,7 +268,7 @@ async def test_a_store_in_use_is_not_moved_and_nothing_is_changed(both: Config) 
 
 
 class OtherRole(Leadership):
-    """Leads a role of its own on the same store."""
+    """Leads another role on the same store."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -279,7 +279,7 @@ class OtherRole(Leadership):
 async def test_no_leader_of_another_role_and_no_migration_have_one_store_together(
     both: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever comes second is refused, and a migration that has ended is in no one's way."""
+    """The second of them is refused; a completed migration blocks no leader."""
     await fill(both, 10)
 
     async with EtcdClient(both.etcd) as client:
@@ -341,7 +341,7 @@ async def plane(config: Config) -> AsyncIterator[ControlPlaneClient]:
 async def test_a_region_moves_to_etcd_and_back_and_no_task_restarts(
     both: Config, tmp_path: Path
 ) -> None:
-    """Agents take the new store's terms, and what runs is adopted."""
+    """Agents accept the new store's terms, and running tasks are adopted."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     with socket.create_server(("127.0.0.1", 0)) as unused:
@@ -385,7 +385,7 @@ async def test_a_region_moves_to_etcd_and_back_and_no_task_restarts(
 async def test_a_restored_cluster_is_installed_as_a_store_that_needs_approval(
     both: Config, tmp_path: Path
 ) -> None:
-    """What docs/scale.md says of a cluster restored from a snapshot."""
+    """Follows docs/scale.md for a cluster restored from a snapshot."""
     await fill(both, 10)
     await moved(both, to_etcd=False)
     sqlite = sqlite_of(both)
@@ -400,7 +400,7 @@ async def test_a_restored_cluster_is_installed_as_a_store_that_needs_approval(
 
 
 async def test_a_started_control_plane_does_not_open_half_a_store(both: Config) -> None:
-    """A standby that waits for the lease of a killed migration ends with the reason."""
+    """A standby that waits for the lease of a killed migration exits with the reason."""
     await fill(sqlite_of(both), 10)
     async with EtcdStore(both.etcd, migrating=True) as target:
         end = migrate_store.EtcdEnd(target, "/x")

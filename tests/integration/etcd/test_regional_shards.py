@@ -1,4 +1,4 @@
-"""A regional shard in a process of its own, whose region is a setting of the core."""
+"""A regional shard in a separate process; its region is a setting of the core."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ async def owned(region: RegionOfProcesses) -> list[tuple[str, list[str]]]:
 
 @pytest.mark.behaviour("SH13")
 async def test_the_scopes_of_processes_are_the_cores(one: Cluster, tmp_path: Path) -> None:
-    """Gifts, moves, changes of region, and a start of the core with another region."""
+    """Covers new entitlements, moves, changes of region, and a start of the core with another
+    region.
+    """
     async with region_of_processes(tmp_path, one, 2, regions={"1": "west"}) as region:
         await region.join(2, "west")
         await region.join(2, "east")

@@ -56,7 +56,7 @@ async def refused(region: RegionOfProcesses, job: str) -> TwineError:
 async def test_an_unavailable_shard_fails_only_its_own_jobs_and_restarts_no_task(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """One of two shard processes is killed and comes back."""
+    """One of two shard processes is killed and restarted."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         before, killed = region.started(), region.processes[1]
@@ -90,7 +90,7 @@ async def test_an_unavailable_shard_fails_only_its_own_jobs_and_restarts_no_task
 async def test_shards_finish_what_was_begun_while_the_only_api_server_is_gone(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """Nothing between a shard and its hosts goes through the core, or waits for it."""
+    """Requests between a shard and its hosts neither pass through the core nor wait for it."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         for job in ("j1", "j2"):
@@ -113,7 +113,9 @@ async def test_shards_finish_what_was_begun_while_the_only_api_server_is_gone(
 async def test_an_entitlement_moves_between_running_processes_and_no_task_restarts(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """There, to the core's shard, and back; clients ask all the time."""
+    """The entitlement moves to the other shard, to the core's, and back; clients send requests
+    constantly.
+    """
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         before, errors, ends = region.started(), list[TwineError](), asyncio.Event()
@@ -147,7 +149,7 @@ async def test_an_entitlement_moves_between_running_processes_and_no_task_restar
 async def test_a_move_from_a_shard_that_is_away_changes_nothing(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """A shard that does not let go keeps what it has, also if both end in the middle."""
+    """A shard that does not release an entitlement keeps it, even if both processes end."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         before, (core, first, _) = region.started(), region.processes
@@ -184,7 +186,7 @@ def replica(region: RegionOfProcesses) -> PlaneProcess:
 async def test_a_second_process_of_a_shard_takes_over_when_the_first_is_killed(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """The leader is killed; the one that stood by had cost no more than the leader."""
+    """The standby uses no more CPU than the leader before that."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         second, before = replica(region), region.started()
@@ -212,7 +214,7 @@ async def test_a_second_process_of_a_shard_takes_over_when_the_first_is_killed(
 
 @pytest.mark.behaviour("AV2")
 async def test_a_resumed_shard_leader_is_refused_and_ends(one: Cluster, tmp_path: Path) -> None:
-    """It no longer leads when it wakes up, and says so."""
+    """The process is no longer the leader when it resumes, and reports that."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         second, first = replica(region), region.processes[1]
@@ -231,12 +233,12 @@ async def test_a_resumed_shard_leader_is_refused_and_ends(one: Cluster, tmp_path
 
 @pytest.mark.behaviour("SH1")
 async def test_processes_that_do_not_go_together_do_not_start(one: Cluster, tmp_path: Path) -> None:
-    """All roles in one process beside shards in others would be two owners."""
+    """All roles in one process next to shards in others would be two owners."""
     async with region_of_processes(tmp_path, one, 2, ttl_s=60) as region:
         whole = region.made("whole", "all")
         core, shard = region.processes[:2]
         core.end(signal.SIGTERM)
-        shard.send(signal.SIGSTOP)  # its lease goes on for a minute
+        shard.send(signal.SIGSTOP)  # its lease lasts for another minute
         whole.start()
         assert whole.process is not None
         assert await asyncio.to_thread(whole.process.wait, 180) == Busy.exit_code
@@ -253,7 +255,7 @@ async def test_processes_that_do_not_go_together_do_not_start(one: Cluster, tmp_
 
 @pytest.mark.behaviour("F-79")
 async def test_only_the_core_may_call_the_process_of_a_shard(one: Cluster, tmp_path: Path) -> None:
-    """Every route of a shard by every kind of caller; users are judged by the core."""
+    """Every kind of caller calls every route of a shard; the core authorises users."""
     async with region_of_processes(tmp_path, one, 2) as region:
         authority = open_authority(tmp_path / "core" / "authority.pem", "twine")
         callers = [

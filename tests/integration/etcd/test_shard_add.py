@@ -1,4 +1,4 @@
-"""A shard more under load, and what `twinectl status` says: real processes on a real etcd."""
+"""A shard is added under load, and `twinectl status` shows it: real processes on a real etcd."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def twinectl(region: RegionOfProcesses, *words: str) -> tuple[int, str]:
 async def test_a_shard_is_added_under_load_without_a_failed_request(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """Requests all the time; the new shard gets the next entitlement."""
+    """Clients send requests constantly; the new shard gets the next entitlement."""
     async with region_of_processes(tmp_path, one, 2) as region:
         await region.join(4)
         image = await region.image()
@@ -92,7 +92,7 @@ async def test_a_shard_is_added_under_load_without_a_failed_request(
 async def test_status_and_metrics_tell_of_each_process_and_of_one_that_is_away(
     one: Cluster, tmp_path: Path
 ) -> None:
-    """Leader, term, since, lag, store, CPU, memory, machines, tasks of each role."""
+    """Leader, term, its start, lag, store, CPU, memory, machines and tasks of each role."""
     async with region_of_processes(tmp_path, one, 3) as region:
         await region.join(3)
         image = await region.image()

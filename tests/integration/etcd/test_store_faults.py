@@ -1,4 +1,4 @@
-"""What etcd, its disk, its network or a pause does to control planes: nothing false is told.
+"""Faults of etcd, its disk, its network, and pauses: control planes report nothing false.
 
 `make store-faults PAUSE=60` pauses leaders for longer than CI does.
 """
@@ -31,7 +31,7 @@ from wire.errors import Busy, TwineError
 
 PATIENCE_S = 120
 BEYOND_S = float(os.environ.get("TWINE_PAUSE_S", "1"))
-"""How long a paused leader stays paused after its successor serves."""
+"""Time for which a leader remains paused after its successor serves."""
 SLOW_S = 0.5
 
 
@@ -42,7 +42,7 @@ def three() -> Iterator[Cluster]:
 
 
 async def members(replica: Replica, group: str = "g") -> list[str]:
-    """Return who is in a group, as a control plane tells."""
+    """Return the members of a group, as a control plane reports them."""
     async with ControlPlaneClient(f"unix:{replica.socket}") as client:
         groups = (await client.list_groups()).groups
         return next(list(found.members) for found in groups if found.name == group)
@@ -71,7 +71,7 @@ def pair(stack: ExitStack, folder: Path, urls: list[str]) -> tuple[Replica, Repl
 async def test_a_resumed_leader_sends_no_old_state_and_steps_down(
     three: Cluster, tmp_path: Path
 ) -> None:
-    """Requests that waited in its socket meanwhile are answered by no stale record."""
+    """Requests that waited in its socket meanwhile are not answered from stale records."""
     with ExitStack() as stack:
         first, second = await asyncio.to_thread(pair, stack, tmp_path, three.urls)
         await put(first, "before")
@@ -92,7 +92,7 @@ async def test_a_resumed_leader_sends_no_old_state_and_steps_down(
 async def test_a_cluster_that_answers_after_half_a_second_keeps_its_leader(
     three: Cluster, tmp_path: Path
 ) -> None:
-    """Slow is not gone: the lease is renewed, all writes are made, no change is missed."""
+    """A slow cluster is available: the lease is renewed, and no write or change is lost."""
     relay = Relay(three.urls[0])
     relay.answers_after_s = SLOW_S
     async with relay.running() as url, asyncio.timeout(PATIENCE_S):
@@ -111,7 +111,7 @@ async def test_a_cluster_that_answers_after_half_a_second_keeps_its_leader(
 
 
 class Relay:
-    """A way to one member that can be slow, or lose what goes in one direction."""
+    """A relay to one member that can be slow, or drop one direction."""
 
     def __init__(self, url: str) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -158,7 +158,7 @@ class Relay:
 async def test_a_leader_that_is_cut_off_from_etcd_stops_before_another_leads(
     three: Cluster, tmp_path: Path, answers: bool, requests: bool
 ) -> None:
-    """One way or both: a write without an answer is made or not, and never made later."""
+    """One or both directions are cut: an unanswered write is made or not, and never made later."""
     relay, prefix = Relay(three.urls[0]), f"/{tmp_path.name}"
     async with asyncio.timeout(PATIENCE_S), relay.running() as url:
         settings = EtcdSettings(endpoints=[url], prefix=prefix, ttl_s=2)
@@ -182,7 +182,7 @@ async def test_a_leader_that_is_cut_off_from_etcd_stops_before_another_leads(
 
 
 def ask(url: str, what: str, **words: object) -> Any:
-    """Call a member's JSON gateway: there is no etcdctl on every host."""
+    """Call a member's JSON gateway: not every host has etcdctl."""
     request = urllib.request.Request(f"{url}/v3/maintenance/{what}", json.dumps(words).encode())
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.loads(answer.read())
@@ -197,7 +197,7 @@ async def use_up(store: EtcdStore) -> None:
 async def test_a_cluster_whose_quota_is_used_up_refuses_writes_until_there_is_room(
     tmp_path: Path,
 ) -> None:
-    """The leader stays, reads go on, the error says what to do, and doing it helps."""
+    """The leader stays, reads continue, the error names the remedy, and the remedy works."""
     with etcd_cluster(1, None, "--quota-backend-bytes", str(2 << 20)) as cluster:
         settings = EtcdSettings(endpoints=cluster.urls, standby=False)
         async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
@@ -206,7 +206,7 @@ async def test_a_cluster_whose_quota_is_used_up_refuses_writes_until_there_is_ro
             assert "etcdctl alarm disarm" in refused.value.hint
             assert store.revision() > 5
             assert await store.get("k") is not None
-            await asyncio.sleep(settings.ttl_s)  # the lease is renewed all the same
+            await asyncio.sleep(settings.ttl_s)  # the lease is still renewed
             assert store.failure() == ""
             await store.compact(store.revision())
             ask(cluster.urls[0], "defragment")
@@ -218,14 +218,14 @@ async def test_a_cluster_whose_quota_is_used_up_refuses_writes_until_there_is_ro
 @pytest.mark.behaviour("AV1")
 @pytest.mark.root
 async def test_the_cluster_works_without_a_member_with_a_full_disk(tmp_path: Path) -> None:
-    """etcd ends there; the other two take all writes, none that was acknowledged is lost."""
+    """etcd ends on that member. The other two take all writes, and none is lost."""
     disk = tmp_path / "disk"
     disk.mkdir()
     run("mount", "-t", "tmpfs", "-o", "size=700m", "none", str(disk))
     try:
         with etcd_cluster(3, disk) as cluster:
             folder = next(disk.iterdir())
-            small = folder / "m0"  # the first member gets a disk of its own
+            small = folder / "m0"  # the first member gets a separate disk
             cluster.members[0].kill()
             kept = tmp_path / "kept"
             shutil.copytree(small, kept)
@@ -244,7 +244,7 @@ async def test_the_cluster_works_without_a_member_with_a_full_disk(tmp_path: Pat
 
 
 async def fill_disk(cluster: Cluster, small: Path) -> None:
-    """Write while the first member's disk has no room, until that member has ended."""
+    """Write while the first member's disk is full, until that member has ended."""
     settings = EtcdSettings(endpoints=cluster.urls, prefix="/full", standby=False, ttl_s=30)
     async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
         slots, made = Slots(store, "lane"), {}

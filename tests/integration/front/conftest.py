@@ -1,6 +1,6 @@
 """A front end on real sockets of the loopback, with a control plane that answers from a dict.
 
-It runs in a thread of its own, so that tests and command line are ordinary clients of it.
+The front end runs in a separate thread, so that tests and the command line are ordinary clients.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ EVENT = JobEvent(
 
 
 class CannedShards:
-    """Two shards; a move is noted."""
+    """Two shards; records moves between them."""
 
     def __init__(self) -> None:
         self.moves: list[tuple[str, int, bool]] = []
@@ -174,7 +174,7 @@ class CannedShards:
 
 
 class CannedIntents:
-    """Remembers who wrote what, and answers alike."""
+    """Records the writer of each intent, and gives the same answers as the control plane."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -183,7 +183,7 @@ class CannedIntents:
         self.stale: set[str] = set()
         """Jobs whose writes are refused."""
         self.pushed: StoredIntent | None = None
-        """What is pushed; None: the push is not shown."""
+        """The pushed values; None: the push is not shown."""
 
     async def show(self, name: str) -> JobIntents:
         size = StoredIntent(writer="user:ann", version=3, value={"tasks": 4}, reason="evening")
@@ -222,7 +222,7 @@ class CannedIntents:
     async def size(
         self, name: str, wish: SizeWish, writer: str, also: Sequence[Operation] = ()
     ) -> JobIntents:
-        """Store what goes with the change, as the transaction of the job's record does."""
+        """Store the records of the change, as the transaction of the job's record does."""
         if name in self.stale:
             raise Conflict(f"the size of job {name} has another version")
         self.written.append(("size", name, wish, writer))
@@ -234,7 +234,7 @@ class CannedIntents:
 
 
 class CannedPlanner:
-    """Gives the answers that a test put in."""
+    """Returns the answers that a test has set."""
 
     def __init__(self) -> None:
         self.specs: list[JobSpec] = []
@@ -259,7 +259,7 @@ class _NoAgents:
 
 
 class CannedControlPlane(ControlPlane):
-    """Answers at once, as if every task started everywhere; `phase` can be overridden.
+    """Answers at once, as if every task started everywhere; a test can override `phase`.
 
     Broker and capacity portal are real, with bob as an approver.
     """
@@ -332,9 +332,9 @@ class CannedControlPlane(ControlPlane):
         self.logs_break = False
         self.is_ready = True
         self.before: dict[str, str] = {}
-        """Job → the entitlement that a rollback would bring it to."""
+        """Job → the entitlement to which a rollback would move it."""
         self.served: dict[str, Endpoints] = {}
-        """What `serve` put in."""
+        """Endpoints set by `serve`."""
         self._served = asyncio.Event()
 
     async def apply_job(
@@ -427,7 +427,7 @@ class CannedControlPlane(ControlPlane):
         return Endpoints(job=job, revision=1, endpoints=found)
 
     async def serve(self, *endpoints: Endpoint, job: str = "web") -> None:
-        """Have discovery list this from now on."""
+        """Set the endpoints that discovery lists from now on."""
         before = self.served.get(job)
         revision = before.revision + 1 if before else 1
         self.served[job] = Endpoints(job=job, revision=revision, endpoints=list(endpoints))
@@ -512,7 +512,7 @@ class CannedControlPlane(ControlPlane):
 
 @dataclass
 class Region:
-    """A running front end, and everything a test needs to call it as somebody."""
+    """A running front end, and everything that a test needs to call it with any identity."""
 
     folder: Path
     control_plane: CannedControlPlane
@@ -524,7 +524,7 @@ class Region:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
 
     def client(self, role: str = "local", name: str = "somebody") -> WireClient:
-        """Return a client that holds this role."""
+        """Return a client with this role."""
         if role == "local":
             return WireClient(f"unix:{self.socket}")
         if role == "anyone":
@@ -585,5 +585,5 @@ def region(tmp_path: Path) -> Iterator[Region]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Region]:
-    """A region for tests that do not change it in a way that others would notice."""
+    """A region for tests whose changes do not affect each other."""
     yield from start_region(tmp_path_factory.mktemp("region"))

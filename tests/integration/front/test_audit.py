@@ -1,4 +1,4 @@
-"""Every change that was acknowledged is in the audit log, and so is who was refused one."""
+"""The audit log has every acknowledged change, and every caller that was refused one."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_failed_change_is_recorded_with_its_reason(region: Region) -> None:
 @pytest.mark.behaviour("BUG-CP18")
 @pytest.mark.parametrize("who", ["vic", "anyone"])
 def test_a_refused_change_is_in_the_log(region: Region, who: str) -> None:
-    """Nobody could tell who had tried."""
+    """Regression: the log did not show the refused caller."""
     with pytest.raises((Forbidden, Unauthenticated)) as refusal:
         call(region, who, "put_group", GroupSpec(members=[who]), group="sre")
     (entry,) = entries(region)
@@ -188,7 +188,9 @@ def test_the_log_is_read_with_twinectl(region: Region) -> None:
 def test_tasks_without_a_sandbox_need_a_grant_and_are_logged(
     region: Region,
 ) -> None:
-    """Not even an operator has `raw`; who has it cannot use it unseen, and it is stopped."""
+    """Even an operator needs the grant for `raw`. Its use is always in the log, and the grant can
+    be revoked.
+    """
     owned = EntitlementSpec(machines=1, owners=["user:ann"])
     call(region, "local", "put_entitlement", owned, entitlement="web")
     plain = JobSpec(name="j", entitlement="web", tasks=1, image=DIGEST, command=["/bin/true"])
@@ -229,7 +231,7 @@ def test_tasks_without_a_sandbox_need_a_grant_and_are_logged(
 
 @pytest.mark.behaviour("FE8")
 def test_sizes_of_many_jobs_are_each_written_checked_and_in_the_log(region: Region) -> None:
-    """One of them that may not be written is refused by itself, one of another owner all."""
+    """A conflict refuses one job alone; a job of another owner refuses the whole request."""
     for name in ("web", "other"):
         owned = EntitlementSpec(machines=1, owners=[f"user:{name}"])
         call(region, "local", "put_entitlement", owned, entitlement=name)
@@ -261,7 +263,7 @@ def test_sizes_of_many_jobs_are_each_written_checked_and_in_the_log(region: Regi
 def test_admitted_hosts_are_logged_and_unauthenticated_callers_cannot_fill_the_log(
     region: Region,
 ) -> None:
-    """Who brought a machine into the region is known."""
+    """The log shows the user that brought a machine into the region."""
     token = call(region, "local", "create_token", TokenRequest(machine="vm7"))
 
     def join(text: str) -> Any:

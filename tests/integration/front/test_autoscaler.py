@@ -1,4 +1,4 @@
-"""`twine-autoscaler` as a process beside a real front end and a real Prometheus that scrapes."""
+"""`twine-autoscaler` as a process with a real front end and a real Prometheus that scrapes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ STATUS = JobStatus(
 
 
 class Exporter(ThreadingHTTPServer):
-    """Exports what a test sets; counts nothing by itself."""
+    """Exports the values that a test sets; counts nothing itself."""
 
     def __init__(self) -> None:
         self.text = "active_users 0\n"
@@ -86,7 +86,7 @@ class Exporter(ThreadingHTTPServer):
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                """Say nothing."""
+                """Print nothing."""
 
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -152,7 +152,7 @@ def measured(
 
 @pytest.mark.behaviour("AS2")
 def test_a_real_server_gives_a_load_with_its_time(exporter: Exporter, prometheus: str) -> None:
-    """A business figure from a real server."""
+    """The load is a business metric from a real server."""
     exporter.text = 'active_users{site="a"} 400\nactive_users{site="b"} 240\n'
     until(lambda: measured(prometheus, "sum(active_users)").load == 640.0)
     found = measured(prometheus, "sum(active_users)")
@@ -188,14 +188,14 @@ def test_a_counter_reset_gives_no_negative_load(exporter: Exporter, prometheus: 
 def test_an_invalid_load_gives_a_reason(
     exporter: Exporter, prometheus: str, text: str, query: str, why: str
 ) -> None:
-    """NaN, negative, infinite and missing values are reasons, not loads."""
+    """NaN, negative, infinite and missing values give a reason, not a load."""
     exporter.text = text
     until(lambda: why in measured(prometheus, query).missing)
     assert measured(prometheus, query).load is None
 
 
 class Odd(BaseHTTPRequestHandler):
-    """Answers as no Prometheus does."""
+    """A server with answers that no Prometheus gives."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -203,11 +203,11 @@ class Odd(BaseHTTPRequestHandler):
         self.server.let_go.wait(self.server.wait_s)  # type: ignore[attr-defined]
         self.send_response(self.server.status)  # type: ignore[attr-defined]
         self.end_headers()
-        with suppress(OSError):  # the reader went
+        with suppress(OSError):  # the reader left
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing."""
+        """Print nothing."""
 
 
 def values(*pairs: Any) -> bytes:
@@ -233,7 +233,7 @@ def values(*pairs: Any) -> bytes:
 def test_a_slow_or_wrong_server_gives_a_reason(
     status: int, body: bytes, wait_s: float, why: str
 ) -> None:
-    """Prometheus wrong, slow or away."""
+    """Prometheus answers wrongly or slowly, or is down."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
     server.status, server.body = status, body  # type: ignore[attr-defined]
     server.wait_s, server.let_go = wait_s, threading.Event()  # type: ignore[attr-defined]
@@ -254,7 +254,7 @@ def ctl(region: Region, answers: Path, *arguments: str) -> Result:
 
 
 def resizable(region: Region, spec: JobSpec) -> None:
-    """Put a job into a region whose sizes can be written."""
+    """Add a job whose size can be written to a region."""
     region.control_plane.jobs[spec.name] = spec
     intents = region.control_plane.intents
 
@@ -314,7 +314,7 @@ LATENCY = LatencyTarget(
 
 @pytest.mark.behaviour("AS1")
 def test_latency_is_measured_together_with_the_load(exporter: Exporter, prometheus: str) -> None:
-    """A quantile of a real histogram; without requests it is NaN, and that is a reason."""
+    """The latency is a real histogram's quantile; without requests it is NaN, which is a reason."""
     text = 'active_users 9\nanswers_bucket{{le="0.1"}} {0}\nanswers_bucket{{le="+Inf"}} {0}\n'
 
     def latency() -> LoadReading:
@@ -339,14 +339,14 @@ def test_latency_is_measured_together_with_the_load(exporter: Exporter, promethe
 def test_a_job_follows_the_load_that_its_latency_allows(
     region: Region, exporter: Exporter, prometheus: str, tmp_path: Path
 ) -> None:
-    """What was learnt before a restart sizes the job; twinectl says it, with its age."""
+    """A model from before a restart sizes the job; twinectl shows the model with its age."""
     limit, learnt, now = (
         replace(LATENCY, query="sum(latency_seconds)"),
         LearntLatency(),
         time.time(),
     )
     for minute in range(120):
-        load = 30.0 + 30.0 * (minute % 4)  # a queue that 150 a task keep busy
+        load = 30.0 + 30.0 * (minute % 4)  # a queue that keeps tasks busy at 150 each
         at = now - 600 - 60.0 * (120 - minute)
         learnt = with_latency(learnt, limit, at, load, 0.05 / (1 - load / 150))
     carries = carried(learnt, limit.limit_s)

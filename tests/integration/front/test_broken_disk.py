@@ -1,4 +1,4 @@
-"""The control plane on a disk that is full, or that takes nothing any more: a real, small one."""
+"""The control plane on a small real disk that is full, or that accepts no more writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MB, on a device that others can take the room from."""
+    """A file system of 16 MB, on a device whose space others can take."""
     device, folder = tmp_path / "device", tmp_path / "disk"
     device.mkdir()
     folder.mkdir()
@@ -51,7 +51,7 @@ def daemon(disk: Path) -> Iterator[Daemon]:
 
 
 class Client:
-    """What a program sees of the front end: status, headers, body."""
+    """A front end as a program sees it: status, headers, body."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._connector = aiohttp.UnixConnector(str(daemon.socket))
@@ -64,7 +64,7 @@ class Client:
         await self._session.close()
 
     async def put(self, name: str) -> aiohttp.ClientResponse:
-        """Ask for an entitlement that the portal stores as a request, machines or not."""
+        """Request an entitlement that the portal stores as a request, with or without machines."""
         body = {"spec": {"machines": 1}, "queue": True, "reason": "x" * 900}
         return await self._session.post(f"/v1/entitlements/{name}/requests", json=body)
 
@@ -78,7 +78,7 @@ class Client:
 
 
 def fill(folder: Path) -> Path:
-    """Leave no room at all."""
+    """Use all space of the disk."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
         for size in (1 << 16, 1 << 12, 1):
@@ -91,7 +91,7 @@ def fill(folder: Path) -> Path:
 
 
 async def refused(client: Client) -> str:
-    """Send requests until one is refused, as it must be; return the name that was."""
+    """Send requests until one is refused, as one must be; return the name in that request."""
     for number in range(1000):
         answer = await client.put(f"more-{number}")
         if answer.status == 503:
@@ -104,7 +104,9 @@ async def refused(client: Client) -> str:
 
 @pytest.mark.behaviour("F-46")
 def test_a_full_disk_refuses_writes_and_recovers_without_help(daemon: Daemon, disk: Path) -> None:
-    """503 and Retry-After, reads go on, the process lives, and then there is room again."""
+    """Writes get 503 and Retry-After, reads continue, and the process lives; then there is space
+    again.
+    """
 
     async def main() -> None:
         async with asyncio.timeout(START_S), Client(daemon) as client:
@@ -129,7 +131,7 @@ def test_a_full_disk_refuses_writes_and_recovers_without_help(daemon: Daemon, di
 
 @pytest.mark.behaviour("F-46")
 def test_a_full_disk_ends_no_process(daemon: Daemon, disk: Path) -> None:
-    """The kernel makes the file system read-only; what is known is still told."""
+    """The kernel makes the file system read-only; stored data can still be read."""
 
     async def main() -> None:
         async with asyncio.timeout(START_S), Client(daemon) as client:

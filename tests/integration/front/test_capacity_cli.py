@@ -134,7 +134,7 @@ overcommit = {cpu = 1.5}
 
 @pytest.mark.behaviour("BUG-UX102")
 def test_an_entitlement_is_changed_by_all_options_or_not_at_all(ctl: Ctl, machines: None) -> None:
-    """A wrong `--unset` and the first of two quotas of one type were dropped."""
+    """Regression: a wrong `--unset` and the first of two quotas of one type were dropped."""
     assert ctl("entitlement", "create", "front", "--machines", "2").exit_code == 0
     before = spec_of(ctl, "front")
     for options, words in (
@@ -151,7 +151,9 @@ def test_an_entitlement_is_changed_by_all_options_or_not_at_all(ctl: Ctl, machin
 
 @pytest.mark.behaviour("BUG-UX116")
 def test_an_owner_both_added_and_removed_is_refused(ctl: Ctl) -> None:
-    """`--add-owner X --remove-owner X` changed nothing, or removed X, and said done."""
+    """Regression: `--add-owner X --remove-owner X` changed nothing, or removed X, and reported
+    success.
+    """
     assert ctl("entitlement", "create", "front", "--machines", "2").exit_code == 0
     before = spec_of(ctl, "front")
     for option in ("--add-owner", "--owner"):

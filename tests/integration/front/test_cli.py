@@ -1,4 +1,4 @@
-"""`twinectl` against a front end: what it prints, and how it ends."""
+"""`twinectl` with a front end: its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_job_is_applied_shown_and_stopped(ctl: Ctl, jobfile: Path) -> None:
 
 @pytest.mark.behaviour("BUG-UX127")
 def test_a_pause_is_shown_while_nothing_waits_for_it(ctl: Ctl, jobfile: Path) -> None:
-    """`job pause`, `job status` and `job list` did not show that a job is paused."""
+    """Regression: `job pause`, `job status` and `job list` did not show that a job is paused."""
     an_entitlement(ctl)
     assert ctl("job", "apply", str(jobfile), "--wait").exit_code == 0
     line = "job web: stable, 2/2 healthy, 2 on version 1, updates are paused"
@@ -238,7 +238,7 @@ def test_waiting_ends_when_the_job_is_ready(ctl: Ctl, region: Region, jobfile: P
 def test_watching_shows_each_change_until_the_job_is_removed(
     ctl: Ctl, region: Region, jobfile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table of `--watch` had the image without its names."""
+    """Regression: the table of `--watch` had the image without its names."""
     an_entitlement(ctl)
     ctl("job", "apply", str(jobfile))
 
@@ -268,7 +268,9 @@ def test_watching_shows_each_change_until_the_job_is_removed(
 def test_logs_pass_through_a_pipe_and_come_as_json_lines(
     ctl: Ctl, region: Region, jobfile: Path, words: tuple[str, ...]
 ) -> None:
-    """`task logs` wrote the ends of lines as two characters, and cut letters between chunks."""
+    """Regression: `task logs` printed ends of lines as two characters, and cut characters between
+    chunks.
+    """
     an_entitlement(ctl)
     ctl("job", "apply", str(jobfile))
     region.control_plane.logs = [b"on", b"e\ntw\xc3", b"\xb6\x1b[31m\n", b"\xff end"]
@@ -281,7 +283,7 @@ def test_logs_pass_through_a_pipe_and_come_as_json_lines(
 def test_top_shows_a_task_or_the_tasks_of_a_job(
     ctl: Ctl, region: Region, jobfile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It took a job's name alone and said of a task that there is no such job."""
+    """Regression: it accepted only a job name, and reported for a task that no job has its name."""
 
     async def describe(job: str, index: int) -> TaskDescription:
         usage = TaskUsage(task_id=task_id(job, index), memory_bytes=(index + 1) << 20)
@@ -313,7 +315,7 @@ def test_top_shows_a_task_or_the_tasks_of_a_job(
     other = tmp_path / "web-1.toml"
     other.write_text(JOB.replace('"web"', '"web-1"'))
     ctl("job", "apply", str(other))
-    assert shown("web-1") == ["web-1"]  # as every verb of `task` takes it
+    assert shown("web-1") == ["web-1"]  # as every verb of `task` accepts it
     assert shown("web-1", "--job") == ["web-1-0"]
     idle = ctl("task", "top", "web-1-1")
     assert "task web-1-1 has no processes: it is running" in idle.stderr
@@ -477,7 +479,7 @@ def test_a_user_calls_over_tls_with_a_credential(region: Region, tmp_path: Path)
     assert (result.exit_code, json.loads(result.stdout)) == (0, {"jobs": []})
 
 
-# Exit codes: one row per way to end.
+# Exit codes: one row per kind of exit.
 
 EXITS: list[tuple[str, int, tuple[str, ...]]] = [
     ("done", 0, ("job", "list")),
@@ -558,7 +560,7 @@ def test_a_busy_answer_is_retried(region: Region) -> None:
 def test_an_image_is_called_by_its_name_and_applied_by_its_digest(
     ctl: Ctl, region: Region, tmp_path: Path
 ) -> None:
-    """The name is resolved at apply, shown beside the digest, and may move later."""
+    """`apply` resolves the name and shows it next to the digest; the name may move later."""
     (tmp_path / "root.tar").write_bytes(a_tar(b"an image with a name"))
     digest = ctl("image", "push", str(tmp_path / "root.tar"), "--name", "redis:7").stdout.strip()
     assert ctl("image", "list").stdout.splitlines()[1].split()[:2] == ["redis:7", digest]

@@ -104,7 +104,7 @@ def test_an_automatic_end_needs_a_time(ctl: Ctl) -> None:
 def test_an_end_option_cannot_be_combined_with_a_start_option(
     ctl: Ctl, region: Region, arguments: tuple[str, ...], named: str
 ) -> None:
-    """The other options were ignored, and the hold or the canary ended."""
+    """Regression: the other options were ignored, and the hold or the canary ended."""
     refused = ctl("job", *arguments)
     assert refused.exit_code != 0
     assert f"--end cannot be given with {named}" in refused.output
@@ -123,7 +123,7 @@ def test_an_end_option_cannot_be_combined_with_a_start_option(
 def test_a_canary_drops_no_option(
     ctl: Ctl, region: Region, options: tuple[str, ...], words: str
 ) -> None:
-    """`--tasks` next to `--share`, and the first of two equal keys, were dropped."""
+    """Regression: `--tasks` next to `--share`, and the first of two equal keys, were dropped."""
     refused = ctl("job", "canary", "web", *options, "--for", "1m")
     assert refused.exit_code == 64, refused.output
     assert words in refused.output
@@ -155,7 +155,7 @@ def test_a_job_file_cannot_set_a_dimension_of_an_intent(ctl: Ctl, tmp_path: Path
 @pytest.mark.behaviour("JC4", "FE9")
 @pytest.mark.parametrize("key", sorted(INSTEAD_OF_TASKS))
 def test_every_row_of_table_1_names_its_replacement(region: Region, key: str) -> None:
-    """Gradual rollout, canary, canary by hardware and shards, also to programs."""
+    """Rows: gradual rollout, canary, canary by hardware, shards. API clients get them, too."""
 
     async def put(dimension: str, fields: dict[str, object]) -> tuple[int, str]:
         connector = aiohttp.UnixConnector(str(region.socket))
@@ -174,7 +174,7 @@ def test_every_row_of_table_1_names_its_replacement(region: Region, key: str) ->
 
 @pytest.mark.behaviour("JC13")
 def test_a_job_is_adopted_as_it_is(ctl: Ctl, region: Region) -> None:
-    """Both intents are written with what they say now, on top of what was read."""
+    """Both intents are written with their present values, on the revision that was read."""
     found = ctl("job", "adopt", "web")
     assert found.exit_code == 0, found.output
     fields = {"reason": "adopted", "take_over": False}
@@ -191,7 +191,7 @@ def test_a_job_is_adopted_as_it_is(ctl: Ctl, region: Region) -> None:
 def test_adopting_does_not_continue_a_push(
     ctl: Ctl, region: Region, value: dict[str, object], part: dict[str, Any]
 ) -> None:
-    """A push that is on a part of the tasks stays on that part, whether share or number."""
+    """A push to a part of the tasks keeps that part, whether it is a share or a number."""
     region.control_plane.intents.pushed = StoredIntent(version=7, value={"version": 3, **value})
     found = ctl("job", "adopt", "web", "--take-over", "--reason", "mine")
     assert found.exit_code == 0, found.output

@@ -25,7 +25,7 @@ def ctl(region: Region, *arguments: str) -> Result:
 
 
 async def delete_groups(client: WireClient, number: int, results: list[str]) -> int:
-    """Return how many of so many groups were deleted before one was refused."""
+    """Return how many of this number of groups were deleted before one was refused."""
     for n in range(number):
         await client.call(ROUTE["put_group"], GroupSpec(members=["x"]), group=f"g{n}")
     for n in range(number):
@@ -39,7 +39,7 @@ async def delete_groups(client: WireClient, number: int, results: list[str]) -> 
 
 @pytest.mark.behaviour("AV5")
 def test_deleting_everything_needs_a_confirmation(region: Region) -> None:
-    """One person's deletions are limited, and an operator lifts that with a reason."""
+    """One user's deletions are limited, and an operator lifts that limit with a reason."""
 
     results = list[str]()
 
@@ -88,7 +88,7 @@ def limit_metrics(region: Region) -> tuple[bool, bool]:
 
 @pytest.mark.behaviour("AV5", "BUG-AU5")
 def test_changes_held_back_by_limits_are_in_the_metrics(region: Region) -> None:
-    """What waits is seen without asking for it."""
+    """The metrics show what waits without a request for it."""
 
     async def spree() -> int:
         async with region.client() as client:

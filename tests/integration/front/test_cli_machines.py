@@ -90,7 +90,7 @@ def test_labels_are_set_shown_queried_and_removed(ctl: Ctl, imported: Path) -> N
     assert names(ctl("machine", "list", "--where", "label.disk = nvme")) == ["m1"]
     assert names(ctl("machine", "list", "--where", "label.zone exists")) == ["m1", "m2"]
     assert "labels          disk=nvme zone=a" in ctl("machine", "show", "m1").stdout
-    # a list without labels leaves them; one that names some says which there are
+    # a list without labels leaves them; one with labels sets all of them
     again = ctl("machine", "import", str(imported), "--simulated")
     assert again.stdout == "0 machine(s) added, 0 updated, 3 unchanged\n"
     imported.write_text(
@@ -195,7 +195,7 @@ def test_a_subscriber_follows_a_broker_over_http(ctl: Ctl, region: Region) -> No
 @pytest.mark.behaviour("BUG-CP16", "BUG-CP23")
 @pytest.mark.usefixtures("imported")
 def test_machines_without_waiters_are_not_confirmed(ctl: Ctl, region: Region) -> None:
-    """An operator's word counts only where something is silent."""
+    """An operator's confirmation counts only where a component is silent."""
     assert json.loads(ctl("machine", "held-back", "-o", "json").stdout) == {"machines": []}
     for choice in (["m1"], ["--scope", "dc=prn1"]):
         refused = ctl("machine", "confirm-down", *choice, "--reason", "fire")
@@ -208,7 +208,7 @@ def test_machines_without_waiters_are_not_confirmed(ctl: Ctl, region: Region) ->
 @pytest.mark.behaviour("BUG-CP23")
 @pytest.mark.usefixtures("imported")
 def test_held_back_changes_are_shown_and_confirmed(ctl: Ctl, region: Region) -> None:
-    """The reason is shown, and the caller's name and word are passed on."""
+    """The reason is shown, and the caller's name and reason are passed on."""
     messages: list[str] = []
 
     class Checker:

@@ -1,4 +1,4 @@
-"""`twinectl maintenance` against a front end: previews, plans, and who may."""
+"""`twinectl maintenance` with a front end: previews, plans, and permissions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ok(result: Result) -> str:
 
 @pytest.mark.behaviour("HC4")
 def test_work_is_judged_announced_shown_and_called_off(ctl: Ctl) -> None:
-    """Scope, kind, start, deadline and duration; and what it would mean, before."""
+    """Covers scope, kind, start, deadline and duration, and a preview of the effects."""
     scope = ("--scope", "msb=msb1", "--wave-size", "2", "--within", "rack")
     plan = json.loads(ok(ctl("maintenance", "plan", "k1", *KERNEL, *scope, "-o", "json")))
     assert (plan["machines"], plan["waves"], plan["ends"]) == (4, [1, 1, 1, 1], "reboot")
@@ -69,7 +69,7 @@ def test_work_is_judged_announced_shown_and_called_off(ctl: Ctl) -> None:
 
 @pytest.mark.behaviour("HC4")
 def test_a_plan_over_the_limit_needs_an_override(ctl: Ctl, region: Region) -> None:
-    """And that this was said is in the audit log."""
+    """The audit log has the override."""
     whole = ("--scope", "datacenter=prn1")
     assert "WARNING: a wave takes 100% of the region's machines at once" in ok(
         ctl("maintenance", "plan", "all", *KERNEL, *whole)

@@ -1,4 +1,4 @@
-"""`twinectl job plan` and `job explain`: what they print, and that nothing is changed."""
+"""`twinectl job plan` and `job explain`: their output, and that they change nothing."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_plan_begins_with_what_changes_in_the_job(
 def test_a_plan_shows_that_the_size_of_another_writer_is_kept(
     ctl: Ctl, planner: CannedPlanner, jobfile: str
 ) -> None:
-    """It said that the size changes to that of the file, and that nothing moves."""
+    """Regression: the plan showed the size of the file, and that no task moves."""
     assert ctl("entitlement", "create", "front", "--machines", "3").exit_code == 0
     assert ctl("job", "apply", jobfile).exit_code == 0
     planner.planned = replace(PLAN, wanted=3)
@@ -192,7 +192,7 @@ def test_programs_read_both_as_json(ctl: Ctl, planner: CannedPlanner, jobfile: s
 def test_places_of_volumes_and_blocked_starts_are_reported(
     ctl: Ctl, planner: CannedPlanner
 ) -> None:
-    """Of very many tasks the first ones, and how many more there are."""
+    """The plan prints the first ones of very many tasks, and the number of the others."""
     kept = [f"task {n}: data on m{n}" for n in range(60)]
     planner.explained["db"] = JobExplanation(
         job="db",

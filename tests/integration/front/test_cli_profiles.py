@@ -73,7 +73,7 @@ def test_an_unusable_profile_is_refused_with_every_reason(ctl: Ctl, tmp_path: Pa
 
 
 async def _reports(region: Region, machine: str, profile: ProfileStatus) -> None:
-    """Let a machine join and report this profile."""
+    """Add a machine that reports this profile."""
     request = JoinRequest(
         token="", machine=machine, csr_pem="", address="a:1", location=Location(), facts=FACTS
     )

@@ -118,7 +118,7 @@ def test_history_is_empty_and_an_unknown_move_is_not_found(ctl: Ctl) -> None:
 def test_a_model_is_described_written_as_toml_and_solved_without_the_region(
     ctl: Ctl, tmp_path: Path
 ) -> None:
-    """`explain` without a move says what plans go by; `solve` tries a file out."""
+    """`explain` without a move shows the data that plans use; `solve` tries a file."""
     assert "0 objects in 0 containers." in ok(ctl("rebalance", "explain"))
     file = tmp_path / "model.toml"
     file.write_text(ok(ctl("rebalance", "explain", "-o", "toml")))
@@ -159,7 +159,7 @@ def test_a_solver_without_enough_memory_fails_only_its_own_request() -> None:
 def test_a_missing_solver_is_reported_with_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The control plane is not harmed by a solver that cannot run."""
+    """A solver that cannot run does not affect the control plane."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(Busy) as raised:
         asyncio.run(solver_process(64)(a_model(3, 12, 150), Effort(seconds=5.0)))

@@ -1,4 +1,4 @@
-"""`twinectl restored` against a front end: what people are shown, and what they may say."""
+"""`twinectl restored` with a front end: what users see, and which commands they may give."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ctl(region: Region, *arguments: str) -> Result:
 
 
 async def _put_back(region: Region) -> None:
-    """Be a control plane of which the store was put back, and that hears one of two hosts."""
+    """Act as a control plane whose store was restored, with reports from one of two hosts."""
     plane = region.control_plane
     note = Restored(at=2.0, copied_at=1.0, epoch=9)
     await plane.store.txn({}, [Put(RESTORED, encode(note))])
@@ -59,7 +59,7 @@ def test_a_store_that_was_never_restored_waits_for_no_approval(region: Region) -
 
 @pytest.mark.behaviour("F-88")
 def test_objects_unknown_to_a_restored_copy_are_shown_and_released(region: Region) -> None:
-    """The release is asked for, written down, and said once."""
+    """The release needs a confirmation, is recorded, and succeeds once."""
     region.run(_put_back(region))
     shown = ctl(region, "restored", "show").output
     assert "vm1      c-0   unknown-job  c    front        running" in shown

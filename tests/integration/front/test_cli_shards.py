@@ -1,4 +1,4 @@
-"""`twinectl shard`: what each shard has to do, and moves between them."""
+"""`twinectl shard`: the work of each shard, and moves between shards."""
 
 from __future__ import annotations
 

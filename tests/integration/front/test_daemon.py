@@ -1,4 +1,4 @@
-"""`twine-control-plane` as a process: how it starts, how it ends, what it says."""
+"""`twine-control-plane` as a process: its start, its end, its output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS = itertools.count()
 
 
 class Daemon:
-    """One process on a state folder of its own."""
+    """One process with a separate state folder."""
 
     def __init__(self, folder: Path, *more: str) -> None:
         self.state, self.socket = folder / "state", folder / "cp.sock"
@@ -44,17 +44,17 @@ class Daemon:
         )
 
     def wait_ready(self) -> str:
-        """Return what systemd is told."""
+        """Return the messages that systemd receives."""
         return self._notified.recv(4096).decode()
 
     def end(self) -> tuple[int, str]:
-        """Return exit code and what was said, after SIGTERM if it still runs."""
+        """Return exit code and output, after SIGTERM if the process still runs."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
     def wait(self) -> tuple[int, str]:
-        """Return exit code and what was said."""
+        """Return exit code and output."""
         output = self.process.communicate(timeout=START_S)[1]
         self._notified.close()
         return self.process.returncode, output
@@ -224,7 +224,7 @@ def test_a_data_center_keeps_its_machines_in_a_separate_store(tmp_path: Path) ->
     first.wait()
 
     async def stored(folder: Path) -> list[str]:
-        async with SqliteStore(folder) as store:  # both are closed, and let go of
+        async with SqliteStore(folder) as store:  # both are closed and released
             keys = [entry.key for entry in (await store.list_prefix("machines/")).entries]
         return [key.rpartition("/")[2] for key in keys]
 

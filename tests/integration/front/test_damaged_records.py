@@ -1,4 +1,4 @@
-"""No stored record keeps the control plane from starting."""
+"""No stored record prevents the control plane from starting."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def _seen(socket: Path) -> tuple[list[str], str, str]:
 @pytest.mark.behaviour("BUG-HT1")
 @pytest.mark.parametrize("field", ["memory_bytes", "cpus"])
 def test_facts_that_cannot_be_computed_with_do_not_stop_a_start(tmp_path: Path, field: str) -> None:
-    """One host's facts of 10^400 bricked the control plane for good."""
+    """Regression: one host's facts of 10^400 stopped every start of the control plane."""
     state = tmp_path / "state"
     state.mkdir()
     value = getattr(FACTS, field)
@@ -116,7 +116,7 @@ def test_facts_that_cannot_be_computed_with_do_not_stop_a_start(tmp_path: Path, 
 
 @pytest.mark.behaviour("BUG-HT1")
 def test_an_operator_sets_one_record_aside(tmp_path: Path) -> None:
-    """By its name, and it is kept until somebody drops it."""
+    """The operator names the record, and it is kept until an operator deletes it."""
     state = tmp_path / "state"
     state.mkdir()
     asyncio.run(_put(state, {"machines/dc1/vm2": _machine("vm2")}))

@@ -1,4 +1,4 @@
-"""Front ends as processes: what they may pass on to a core, by route and by who calls."""
+"""Front ends as processes: what they may forward to a core, by route and by caller."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def owned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Region]:
 
 
 class Speaking:
-    """A region whose clients are a front end that says for whom it calls."""
+    """A region whose clients are a front end that names its user."""
 
     def __init__(self, region: Region, claimed: str = "") -> None:
         self._region, self._claimed = region, claimed
@@ -57,7 +57,7 @@ class Speaking:
 @pytest.mark.behaviour("FE3", "F-79")
 @pytest.mark.parametrize("name", sorted(MAY_CALL))
 def test_a_front_end_has_exactly_the_access_of_its_user(owned: Region, name: str) -> None:
-    """Every route by every kind of user, said by a front end."""
+    """A front end calls every route for every kind of user."""
     rule = MAY_CALL[name]
     allowed = rule if isinstance(rule, set) else rule[0]
 
@@ -83,7 +83,7 @@ def test_a_front_end_has_exactly_the_access_of_its_user(owned: Region, name: str
     ],
 )
 def test_a_front_end_forwards_requests_of_users_only(owned: Region, claimed: str) -> None:
-    """And not without saying for whom."""
+    """A request without a user is refused, too."""
 
     async def main() -> None:
         for words in (claimed, ""):
@@ -101,7 +101,7 @@ def test_a_front_end_forwards_requests_of_users_only(owned: Region, claimed: str
 
 @pytest.mark.behaviour("F-79")
 def test_a_caller_header_from_other_callers_is_ignored(owned: Region) -> None:
-    """A user, a host and another component with a front end's header."""
+    """The callers are a user, a host and another component, each with a front end's header."""
 
     async def main() -> None:
         for role, name in (("user", "vic"), ("host", "vm1"), ("component", "shard-1")):
@@ -140,7 +140,7 @@ def user(region: Region, url: str, role: str, name: str) -> WireClient:
 
 
 async def asked(client: WireClient, name: str) -> Any:
-    """Return an answer; None while the front end calls a core that is away."""
+    """Return an answer; None while the front end's core is down."""
     try:
         return await client.call(ROUTE[name])
     except Busy:
@@ -149,7 +149,7 @@ async def asked(client: WireClient, name: str) -> Any:
 
 @pytest.mark.behaviour("FE2", "FE3")
 def test_users_of_a_front_end_get_the_core_answers_and_hosts_are_refused(owned: Region) -> None:
-    """Answers, errors, streams and waiting calls; the second core of two leads."""
+    """Covers answers, errors, streams and waiting calls; the second of two cores is the leader."""
 
     async def main() -> None:
         nowhere = "https://127.0.0.1:1"
@@ -188,7 +188,7 @@ def test_routes_for_hosts_only_are_not_relayed() -> None:
 
 @pytest.mark.behaviour("BUG-CP66")
 def test_a_front_end_passes_on_no_change_from_before_its_pause(owned: Region) -> None:
-    """It passed a change on that its caller had sent again, and changed since."""
+    """Regression: it forwarded a change that its caller had sent again, and changed since."""
 
     async def main() -> None:
         passed_s = 0.0

@@ -1,4 +1,4 @@
-"""Nothing that a client can send makes a 500, a hang or a crash (P7, F-76, F-77).
+"""No input of a client causes a 500, a hang or a crash (P7, F-76, F-77).
 
 The control plane behind the front end is the real one, on the in-memory store.
 """
@@ -146,7 +146,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
 
 @pytest.fixture(autouse=True)
 def no_error_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """A client's mistake is no error of ours, and leaves no traceback in our log."""
+    """A client's mistake is no error of the control plane, and leaves no traceback in its log."""
     yield
     assert [r for r in caplog.get_records("call") if r.levelno >= logging.ERROR] == []
 
@@ -176,7 +176,7 @@ def requests(draw: st.DrawFn) -> tuple[str, str, bytes]:
     path = route.path
     for name in route.parameters:
         path = path.replace(f"{{{name}}}", quote(draw(NAMES) or "-", safe=""))
-    # Waiting calls are honoured, which is right and slow.
+    # Parameters for waiting: the control plane obeys them, which would make the test slow.
     query = {n: draw(TEXTS) for n in route.query if n not in ("wait_s", "follow")}
     pairs = "&".join(f"{k}={quote(v, safe='')}" for k, v in query.items())
     return route.method, f"{path}?{pairs}" if pairs else path, draw(BODIES)
@@ -269,7 +269,7 @@ def test_metrics_count_by_route_and_status(real: Real) -> None:
 
 
 def _samples(real: Real) -> dict[tuple[str, ...], float]:
-    """Return what is scraped, by name and the values of its labels."""
+    """Return the scraped metrics by name and label values."""
     text = real.send("GET", "/metrics")[1].decode()
     return {
         (sample.name, *sample.labels.values()): sample.value
@@ -297,8 +297,9 @@ def _placeholders(path: str) -> list[str]:
 @pytest.mark.behaviour("BUG-HT3", "BUG-HT7")
 @pytest.mark.parametrize("path", ["/v1/machines:import", "/v1/join"])
 def test_a_compressed_body_is_refused_and_not_unpacked(shared: Any, path: str) -> None:
-    """58 KB of gzip at an import took 17 GB of memory; a plain body that says
-    it is gzip was a 500."""
+    """Regression: 58 KB of gzip at an import took 17 GB of memory. A plain body that declares gzip
+    was a 500.
+    """
 
     async def post(body: bytes) -> tuple[int, str]:
         async with shared.client() as client:
@@ -315,7 +316,7 @@ def test_a_compressed_body_is_refused_and_not_unpacked(shared: Any, path: str) -
 
 @pytest.mark.behaviour("BUG-HT27")
 def test_an_impossible_expectation_is_refused(real: Real) -> None:
-    """With a problem document, and a body is asked for where that is expected."""
+    """The refusal is a problem document; `Expect: 100-continue` still works."""
     head = b"PUT /v1/entitlements/front HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     body = json.dumps({"machines": 2}).encode()
     length = b"Content-Length: %d\r\n" % len(body)

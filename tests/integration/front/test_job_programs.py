@@ -1,4 +1,4 @@
-"""Programs create, change and delete jobs by the API, many at once, against a real process."""
+"""Programs create, change and delete many jobs at once through the API of a real process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wire.errors import NotFound
 pytestmark = pytest.mark.behaviour("FE8")
 
 JOBS, AT_ONCE = 30, 16
-"""As many as one caller may delete at once without an operator (`twinectl limit lift`)."""
+"""Number of jobs that one caller may delete at once without an operator (`twinectl limit lift`)."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def face(tmp_path: Path) -> Iterator[Face]:
 
 
 async def test_a_program_creates_sizes_pushes_and_deletes_many_jobs_at_once(face: Face) -> None:
-    """Each call is acknowledged, each intent is what was written last, and nothing is left."""
+    """Each call is acknowledged, each intent has its last written value, and nothing is left."""
     names, turn = [f"train-{n}" for n in range(JOBS)], asyncio.Semaphore(AT_ONCE)
     async with ControlPlaneClient(f"unix:{face.socket}") as client:
         await client.put_entitlement("front", EntitlementSpec(machines=1))

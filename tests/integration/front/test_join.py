@@ -1,4 +1,6 @@
-"""Joining over real TLS: what a host sends to whom, and who is let in (F-78 to F-80)."""
+"""Joining over real TLS: what a host sends to which server, and which hosts are admitted (F-78 to
+F-80).
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def invitation(region: Region, machine: str = "vm1") -> Invitation:
 
 
 async def renewed(region: Region, context: ssl.SSLContext) -> Certificate:
-    """Call what only a host may call."""
+    """Call a route that only a host may call."""
     async with WireClient(region.url, context, timeout_s=5) as client:
         return await client.call(ROUTE["renew"], RenewRequest(csr_pem="none"))  # type: ignore[no-any-return]
 
@@ -100,7 +102,7 @@ def test_the_control_plane_reaches_the_host_that_joined_and_no_other(
     with pytest.raises(ssl.SSLCertVerificationError, match="/host/vm1 answered"):
         asyncio.run(call("vm2"))
     with pytest.raises(ssl.SSLCertVerificationError, match="/host/vm1 answered"):
-        asyncio.run(call(""))  # whoever forgets to say whom it calls, calls nobody
+        asyncio.run(call(""))  # a caller that names no machine connects to none
     with pytest.raises(ssl.SSLCertVerificationError, match=r"doesn't match|not valid for"):
         asyncio.run(call("vm1", "127.0.0.2"))
 
@@ -147,7 +149,7 @@ def test_wrong_tokens_are_delayed(region: Region, tmp_path: Path) -> None:
 
 
 class Listener:
-    """A TLS server of somebody else's, that remembers every byte it was sent."""
+    """A TLS server of an attacker; it keeps every byte that it receives."""
 
     def __init__(self, authority: CertificateAuthority, answer_ca: str) -> None:
         self.received = b""
@@ -203,7 +205,7 @@ def test_nothing_secret_is_sent_to_an_authority_with_another_pin(
 def test_no_secret_is_sent_to_a_caller_with_only_the_right_authority(
     region: Region, tmp_path: Path
 ) -> None:
-    """A man in the middle passes the true certificate on, also with his own behind it."""
+    """A man in the middle forwards the true certificate, also with its own one behind it."""
     other = open_authority(tmp_path / "other.pem", "twine")
     good = invitation(region)
     with Listener(other, region.authority.ca_pem + other.ca_pem) as listener:
@@ -265,7 +267,7 @@ def test_a_host_renews_for_its_own_name_and_contexts_follow(region: Region, tmp_
 
 
 async def _serial(serving: ssl.SSLContext, region: Region) -> str:
-    """Return the serial number of what a context serves with now."""
+    """Return the serial number of the certificate that a context serves now."""
     server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0, ssl=serving)
     async with server:
         port = server.sockets[0].getsockname()[1]
@@ -317,7 +319,7 @@ def test_the_control_planes_own_renewal_is_served_at_once(region: Region) -> Non
     assert asyncio.run(seen()) != before
 
 
-# The six bad certificates of F-78: none at all is in test_roles.
+# The six bad certificates of F-78: the case without one is in test_roles.
 
 
 def _foreign() -> Credential:
@@ -340,7 +342,7 @@ def _at(region: Region, folder: Path, now: float) -> Credential:
 
 
 def _forged(region: Region, folder: Path) -> Credential:
-    """Same names, another key: what somebody makes who knows everything but the root key."""
+    """Return a forgery with the same names and another key, by an attacker without the root key."""
     return open_authority(folder / "forged.pem", "twine").credential(
         CertificateSubject("host", "vm1"), ""
     )

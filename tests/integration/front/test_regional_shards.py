@@ -1,7 +1,7 @@
 """Regional and global shards through the real front end, by `twinectl`.
 
-The control plane is the real one on the in-memory store. Its region is two: four machines in each
-have joined, and no agent answers.
+The control plane is the real one on the in-memory store. It has two regions: four machines have
+joined in each, and no agent answers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def join(control_plane: ControlPlane) -> None:
 def serve(
     folder: Path, store: MemoryStore, regions: dict[str, str], number: int = 4
 ) -> Iterator[Ctl]:
-    """Run a control plane of so many shards, and yield what runs `twinectl` on it."""
+    """Run a control plane with this number of shards; yield a runner of `twinectl`."""
     path, ready, stop = folder / "cp.sock", threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
 
@@ -187,7 +187,7 @@ def test_entitlements_are_given_shown_moved_and_drained_by_scope(ctl: Ctl, tmp_p
 
 @pytest.mark.behaviour("SH13")
 def test_a_shard_is_not_drained_if_no_other_may_own_its_entitlements(tmp_path: Path) -> None:
-    """And none of its entitlements has moved by then."""
+    """None of its entitlements has moved by then either."""
     regions = {"1": "west", "2": "east", "3": "east"}
     with serve(tmp_path, MemoryStore(), regions) as ctl:
         deploy(ctl, tmp_path, "ads")
@@ -201,7 +201,7 @@ def test_a_shard_is_not_drained_if_no_other_may_own_its_entitlements(tmp_path: P
 
 @pytest.mark.behaviour("BUG-UX98", "BUG-UX101")
 def test_the_only_shard_is_not_drained_and_a_job_is_created_once(tmp_path: Path) -> None:
-    """`job apply --new` is refused where the job exists."""
+    """`job apply --new` is refused if the job exists."""
     with serve(tmp_path, MemoryStore(), {}, number=1) as ctl:
         deploy(ctl, tmp_path, "ads")
         file = str(tmp_path / "ads.toml")

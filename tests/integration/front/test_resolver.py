@@ -1,4 +1,4 @@
-"""`twine-resolver` as a process beside a real front end, real HAProxy and nginx, real DNS."""
+"""`twine-resolver` as a process with a real front end, real HAProxy and nginx, real DNS."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ http {{ access_log off; include {folder}/twine.cfg; }}
 
 @pytest.fixture
 def region(shared: Region) -> Region:
-    """One front end for all tests: its end waits for those who wait for news."""
+    """All tests share one front end, because its shutdown waits for clients of long polls."""
     shared.control_plane.served.clear()
     return shared
 
 
 class Task(BaseHTTPRequestHandler):
-    """Answers with the name of the task; counts what it was asked."""
+    """Answers with the name of the task; counts its requests."""
 
     def do_GET(self) -> None:
         server = self.server
@@ -66,7 +66,7 @@ class Task(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing."""
+        """Print nothing."""
 
 
 class TaskServer(ThreadingHTTPServer):
@@ -134,7 +134,7 @@ def tasks() -> Iterator[list[TaskServer]]:
 
 
 class Traffic:
-    """Constant requests to one port, each on a connection of its own."""
+    """Constant requests to one port, each on a new connection."""
 
     def __init__(self, port: int) -> None:
         self.seen: list[tuple[int, str]] = []
@@ -159,8 +159,8 @@ class Traffic:
         self._thread.join()
 
     def next(self, count: int) -> list[str]:
-        """Return who answers the next requests."""
-        begin = len(self.seen) + 1  # the one that is under way may be of before
+        """Return the tasks that answer the next requests."""
+        begin = len(self.seen) + 1  # the present request may have begun before
         until(lambda: len(self.seen) >= begin + count)
         return [page for _, page in self.seen[begin : begin + count]]
 
@@ -246,7 +246,7 @@ def test_a_canary_gets_its_part_of_the_requests_of_a_real_proxy(
 
 
 def test_a_file_refused_by_the_check_is_never_installed(region: Region, tmp_path: Path):
-    """A file that a proxy could not read would take it down at its next start."""
+    """A file that a proxy cannot read would stop the proxy at its next start."""
     file, log = tmp_path / "twine.cfg", tmp_path / "reloaded"
     region.run(region.control_plane.serve())
     check = tmp_path / "check"
@@ -274,7 +274,7 @@ def test_a_file_refused_by_the_check_is_never_installed(region: Region, tmp_path
 
 @pytest.mark.behaviour("SD3")
 def test_dns_over_udp_and_tcp(region: Region, tasks: list[TaskServer]):
-    """A client that knows nothing but DNS finds a job's tasks and their ports."""
+    """A client that uses only DNS finds a job's tasks and their ports."""
     region.run(region.control_plane.serve(tasks[0].endpoint()))
     argv = resolver(region, "dns", "--listen", "127.0.0.1:0", "--zone", "twine.test")
     with running(*argv) as process:
@@ -299,7 +299,7 @@ def test_dns_over_udp_and_tcp(region: Region, tasks: list[TaskServer]):
 
         with socket.create_connection(("127.0.0.1", port)) as half:
             half.sendall(b"\x00\x30half a message")
-            assert ask("web.twine.test", "A", tcp=True).answer  # nobody waits for it
+            assert ask("web.twine.test", "A", tcp=True).answer  # no client waits for it
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_a_taken_port_is_reported(region: Region):
 
 
 def test_an_unreachable_front_end_is_reported(tmp_path: Path):
-    """Once means once: nothing is printed that was not known."""
+    """A single run prints no endpoints without an answer of the front end."""
     argv = [sys.executable, "-m", "resolver.cli", "--endpoint", f"unix:{tmp_path}/no.sock"]
     done = subprocess.run(
         [*argv, "proxy", "nginx", "web:http"], capture_output=True, text=True, check=False
@@ -343,7 +343,7 @@ def test_an_unreachable_front_end_is_reported(tmp_path: Path):
 
 
 def test_the_canned_front_end_waits_as_the_real_one_does(region: Region):
-    """The tests above stand on this."""
+    """The tests above rely on this."""
     canned = region.control_plane
     region.run(canned.serve())
     news = region.run(canned.watch_endpoints({"web": 1}, wait_s=0.01))

@@ -1,4 +1,4 @@
-"""Who may call what: every route, by every kind of caller, on what is theirs and what is not."""
+"""Permissions: every kind of caller calls every route, on its own objects and on others."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ CALLERS: dict[str, tuple[str, str]] = {
     "viewer": ("user", "vic"),
 }
 """Caller → role and name. `web` belongs to ann and group:web, `other` to otto."""
-# Written by hand, not read from the table: a new route fails here until somebody decides.
-# (on `web`, on `other`) where it matters whose it is; one set where it does not.
+# Written by hand, not read from the table: a new route fails here until its permissions are added.
+# (on `web`, on `other`) where the owner matters; one set where it does not.
 MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "get_authority": ALL,
     "join": ALL,
@@ -216,7 +216,7 @@ def spec_of(entitlement: str) -> JobSpec:
 
 
 def body_of(route: Route, entitlement: str) -> Any:
-    """Return a body with which a call gets as far as the guard."""
+    """Return a body with which a call reaches the permission check."""
     bodies: dict[Any, Any] = {
         JobSpec: spec_of(entitlement),
         EntitlementSpec: EntitlementSpec(machines=1, owners=["user:otto"]),
@@ -252,7 +252,7 @@ def body_of(route: Route, entitlement: str) -> Any:
 
 @pytest.fixture(scope="module")
 def owned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Region]:
-    """A region with an entitlement of ann's and the web people's, and one of otto's."""
+    """A region with an entitlement of ann and group:web, and one of otto."""
     for region in start_region(tmp_path_factory.mktemp("owned")):
         asyncio.run(_furnish(region))
         yield region
@@ -313,7 +313,7 @@ def test_a_route_without_a_rule_refuses_every_caller() -> None:
 @pytest.mark.behaviour("BUG-CP18", "F-78", "F-79")
 @pytest.mark.parametrize(("name", "place"), CELLS)
 def test_each_role_has_exactly_its_routes(owned: Region, name: str, place: str) -> None:
-    """Any user's credential deployed into any entitlement."""
+    """Regression: any user's credential could deploy into any entitlement."""
     route, rule = ROUTE[name], MAY_CALL[name]
     allowed = rule if isinstance(rule, set) else rule[place == "other"]
 
@@ -324,7 +324,7 @@ def test_each_role_has_exactly_its_routes(owned: Region, name: str, place: str) 
 
 
 async def _passes(region: Region, route: Route, who: str, place: str) -> bool:
-    """Return whether a call got past the guard; whether it then worked does not matter."""
+    """Return whether a call passed the permission check; its own result does not matter."""
     role, name = CALLERS[who]
     path = PATH | ELSEWHERE | {"job": f"job-of-{place}", "entitlement": place}
     given: dict[str, Any] = {k: path[k] for k in route.parameters}
@@ -341,7 +341,7 @@ async def _passes(region: Region, route: Route, who: str, place: str) -> bool:
             assert who == "anyone"
             return False
         except Forbidden as e:
-            # A join without a token, a renewal of an unknown host are refused by others.
+            # A join without a token and a renewal of an unknown host are refused elsewhere.
             return "may not call" not in str(e)
         except TwineError:
             return True
@@ -353,7 +353,7 @@ async def _passes(region: Region, route: Route, who: str, place: str) -> bool:
 
 @pytest.mark.behaviour("BUG-CP18")
 def test_a_job_moves_only_if_the_caller_owns_both_entitlements(owned: Region) -> None:
-    """Otto neither brings his job into `web` nor takes theirs."""
+    """Otto can neither move his job into `web` nor take one of theirs."""
 
     async def moved(name: str, into: str) -> None:
         job = spec_of(into)
@@ -370,7 +370,7 @@ def test_a_job_moves_only_if_the_caller_owns_both_entitlements(owned: Region) ->
 
 @pytest.mark.behaviour("SC11")
 def test_a_job_moves_only_between_entitlements_that_one_owns(owned: Region) -> None:
-    """For the way back, too, the rights of both are needed."""
+    """The rollback, too, needs the rights of both."""
 
     async def move(who: str, name: str, into: str) -> None:
         async with owned.client("user", who) as client:
@@ -432,7 +432,7 @@ def test_a_refusal_names_the_missing_role_and_how_to_get_it(owned: Region) -> No
 def test_a_requester_owns_an_entitlement_after_approval(
     region: Region,
 ) -> None:
-    """Nobody grants machines to themselves."""
+    """No user can grant machines to itself."""
 
     async def asked() -> Any:
         async with region.client("user", "vic") as client:

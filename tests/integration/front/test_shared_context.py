@@ -1,4 +1,4 @@
-"""One TLS context for all agents: each connection is for one of them, and for nobody else."""
+"""One TLS context for all agents: each connection accepts exactly one machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {l
 def test_calls_to_many_machines_share_a_context_and_verify_each_machine(
     tmp_path: Path,
 ) -> None:
-    """A context per machine took 2 s per 1,000 of them at each renewal."""
+    """A context per machine took 2 s per 1,000 machines at each renewal."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
     identity = OwnIdentity(authority, ["127.0.0.1"])
     context = identity.agents_context()
@@ -72,7 +72,7 @@ def test_calls_to_many_machines_share_a_context_and_verify_each_machine(
 def test_a_renewal_installs_one_certificate_however_many_machines_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop stood still meanwhile."""
+    """Regression: the event loop was blocked meanwhile."""
     identity = OwnIdentity(open_authority(tmp_path / "authority.pem", "twine"), ["127.0.0.1"])
     held = [identity.server_context(), identity.agents_context()]
     installed: list[ssl.SSLContext] = []

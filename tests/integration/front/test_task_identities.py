@@ -1,4 +1,4 @@
-"""Tasks prove to each other who they are, over real TLS, with what the control plane issued."""
+"""Tasks prove their identities to each other over TLS, with the control plane's certificates."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def joined(region: Region, folder: Path, machine: str) -> HostIdentity:
 
 
 def deploy(region: Region, job: str, machine: str, *, identity: bool = True) -> None:
-    """Let the control plane know that task 0 of a job is on a machine."""
+    """Record in the control plane that task 0 of a job is on a machine."""
     spec = JobSpec(
         name=job,
         entitlement="shop",
@@ -65,7 +65,7 @@ def spec_of(job: str) -> api.TaskSpec:
 
 
 class Task:
-    """One side: the files of a task, and what a program makes of them."""
+    """One peer: the files of a task, and a program's TLS contexts from them."""
 
     def __init__(self, folder: Path, host: HostIdentity, name: str) -> None:
         self.name, self.lanes = name, Lanes()
@@ -87,14 +87,14 @@ class Task:
 
 
 def identity_of(writer: asyncio.StreamWriter) -> str:
-    """Return who is at the other end, as a program would: the one URI in the certificate."""
+    """Return the identity of the peer as a program reads it: the one URI in the certificate."""
     names = writer.get_extra_info("ssl_object").getpeercert()["subjectAltName"]
     assert len(names) == 1
     return str(names[0][1])
 
 
 async def talk(server: Task, client: ssl.SSLContext) -> tuple[str, str]:
-    """Return whom the client met and whom the server met."""
+    """Return the identity that the client saw, and the one that the server saw."""
     met = asyncio.get_running_loop().create_future()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -115,7 +115,7 @@ async def talk(server: Task, client: ssl.SSLContext) -> tuple[str, str]:
 
 @pytest.mark.behaviour("AG10")
 def test_two_tasks_verify_each_others_identities(region: Region, tmp_path: Path) -> None:
-    """Mutual TLS with nothing but the files that each task finds."""
+    """Mutual TLS uses only the files that each task finds."""
     for job, machine in PLACES.items():
         deploy(region, job, machine)
 
@@ -160,7 +160,7 @@ def test_a_host_gets_only_the_identities_of_its_tasks(region: Region, tmp_path: 
 
 
 async def nobody_to_close(_: str) -> None:
-    """Stand for the connections to agents, which this control plane has none of."""
+    """Replaces the connections to agents, which this control plane does not have."""
 
 
 def test_a_host_with_a_revoked_identity_gets_no_task_identities(
@@ -186,7 +186,7 @@ def test_a_host_with_a_revoked_identity_gets_no_task_identities(
 
 @pytest.mark.behaviour("F-79")
 def test_a_task_has_no_rights_at_the_front_doors(region: Region, tmp_path: Path) -> None:
-    """Its certificate is of the same authority, and names no user, host or component."""
+    """A task's certificate is of the same authority, and names no user, host or component."""
     deploy(region, "web", "vm1")
 
     async def scenario() -> None:

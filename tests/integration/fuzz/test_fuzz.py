@@ -1,8 +1,8 @@
-"""Bytes that nobody meant, at each place where bytes of others are read: no crash, no hang.
+"""Malformed bytes at each place that reads foreign bytes: no crash, no hang.
 
-Each place may refuse, in the one way it has for it; anything else is a crash. An example that
-takes longer than `HANG_S` is a hang: a signal ends it. In CI a fixed slice; `make fuzz` draws new
-ones, TWINE_FUZZ says how many for each place.
+Each place may refuse, in the one way that it has for it; anything else is a crash. An example that
+takes longer than `HANG_S` is a hang: a signal ends it. CI runs a fixed slice; `make fuzz` draws new
+examples. TWINE_FUZZ sets the number of examples for each place.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from wire.routes import decode_json
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.filterwarnings("ignore:Generating overly large repr"),  # of an example that fails
+    pytest.mark.filterwarnings("ignore:Generating overly large repr"),  # of a failing example
 ]
 
 EXAMPLES = int(os.environ.get("TWINE_FUZZ", "150"))
@@ -87,7 +87,7 @@ class Hung(AssertionError):
 
 @contextmanager
 def in_time() -> Iterator[None]:
-    """End what hangs."""
+    """End an example that hangs."""
 
     def over(_: int, __: FrameType | None) -> None:
         raise Hung(f"not over after {HANG_S:g} s")
@@ -102,7 +102,7 @@ def in_time() -> Iterator[None]:
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Return every container in a document with every key of it."""
+    """Return every container in a document with each of its keys."""
     found: list[tuple[Any, Any]] = []
     keys = list(value) if isinstance(value, dict) else range(len(value))
     for key in keys:
@@ -114,7 +114,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 @st.composite
 def documents(draw: Callable[..., Any], good: dict[str, Any]) -> Any:
-    """Return a good document in which some places hold something else, or something else."""
+    """Return a valid document with other content in some places."""
     if draw(st.integers(0, 9)) == 0:
         return draw(PLAIN)
     found = json.loads(json.dumps(good))
@@ -134,7 +134,7 @@ def documents(draw: Callable[..., Any], good: dict[str, Any]) -> Any:
 
 @st.composite
 def changed(draw: Callable[..., Any], good: bytes) -> bytes:
-    """Return good bytes that were flipped, cut, filled or lengthened."""
+    """Return valid bytes that were flipped, cut, filled or lengthened."""
     data = bytearray(good)
     for _ in range(draw(st.integers(1, 6))):
         at = draw(st.integers(0, max(0, len(data) - 1)))
@@ -162,7 +162,7 @@ def changed(draw: Callable[..., Any], good: bytes) -> bytes:
 @example(JOB | {"command": "\ud800"})
 @example(JOB | {"command": ["\ud800"]})
 def test_fuzz_of_a_job_specification(document: Any) -> None:
-    """It is a job, or there is a list of what keeps it from being one."""
+    """The result is a job, or a list of errors."""
     with in_time():
         errors = job_errors(document)
         if errors:
@@ -183,7 +183,7 @@ def test_fuzz_of_a_job_specification(document: Any) -> None:
 @example(b'{"tasks": 1e999, "tasks": NaN}')
 @example('{"name": "x"}'.encode("utf-16"))
 def test_fuzz_of_bytes_in_place_of_a_specification(data: bytes) -> None:
-    """Of a job at the front end, of a task at an agent."""
+    """The bytes stand for a job at the front end, and for a task at an agent."""
     with in_time():
         for kind, relations in ((JobSpec, job_relations), (api.TaskSpec, None)):
             try:
@@ -194,7 +194,7 @@ def test_fuzz_of_bytes_in_place_of_a_specification(data: bytes) -> None:
 
 @st.composite
 def headers(draw: Callable[..., Any]) -> bytes:
-    """Return an archive whose headers were written by somebody odd, checksums right."""
+    """Return an archive with odd headers and correct checksums."""
     out = io.BytesIO()
     names = st.text(max_size=40) | st.sampled_from(
         ["a", "a/b", "../x", "/etc/passwd", "dev/null", ".wh.a", ".wh..wh..opq", "a/" * 200, ""]
@@ -217,7 +217,7 @@ def headers(draw: Callable[..., Any]) -> bytes:
             try:
                 tar.addfile(info, io.BytesIO(data))
             except (ValueError, UnicodeError, OverflowError):
-                continue  # no archive can say that
+                continue  # no archive can contain that
     return out.getvalue()
 
 
@@ -241,7 +241,7 @@ ARCHIVE = _archive()
 
 
 def _applied(data: bytes, plain: bytes, how: str) -> None:
-    """Apply a layer as the sandboxed program does; it ends with 0 or 1, and says why."""
+    """Apply a layer as the sandboxed program does; it ends with 0 or 1, and reports the reason."""
     with tempfile.TemporaryDirectory(prefix="twine-fuzz-") as folder:
         top = Path(folder)
         (top / "blob").write_bytes(data)
@@ -258,7 +258,7 @@ def _applied(data: bytes, plain: bytes, how: str) -> None:
 @fuzzed
 @given(st.one_of(headers(), changed(ARCHIVE)))
 def test_fuzz_of_the_headers_of_an_archive(data: bytes) -> None:
-    """P10: nothing beside the tree is touched, whatever the headers say."""
+    """Nothing outside the tree is touched, whatever the headers contain."""
     _applied(data, data, "tar")
 
 
@@ -267,7 +267,7 @@ def test_fuzz_of_the_headers_of_an_archive(data: bytes) -> None:
 @given(changed(gzip.compress(ARCHIVE, mtime=0)))
 @example(gzip.compress(b"", mtime=0) * 1000)
 def test_fuzz_of_a_compressed_stream(data: bytes) -> None:
-    """Bits flipped, ends cut off, bytes that follow."""
+    """Bits are flipped, ends are cut off, bytes are appended."""
     _applied(data, ARCHIVE, "gzip")
 
 
@@ -299,7 +299,7 @@ CONFIG = {
 @fuzzed
 @given(documents(MANIFEST), documents(CONFIG), st.text(max_size=80))
 def test_fuzz_of_image_descriptions(manifest: Any, config: Any, reference: str) -> None:
-    """Manifest, configuration and reference of an OCI image."""
+    """Covers manifest, configuration and reference of an OCI image."""
     good = read_manifest(json.dumps(MANIFEST).encode())
     data = json.dumps(manifest).encode()
     with in_time():
@@ -351,7 +351,9 @@ _HEADS = st.builds(
     )
 )
 def test_fuzz_of_a_record_of_the_journal(data: bytes) -> None:
-    """Read whole, told as unreadable, or of a newer release; others are read."""
+    """A record is read whole, reported as unreadable, or reported as of a newer release; others are
+    read.
+    """
     with tempfile.TemporaryDirectory() as folder, in_time():
         journal = Journal(Path(folder))
         journal.save(a_record(task_id="other"), durable=False)
@@ -397,7 +399,7 @@ REPLIES = [
     )
 )
 def test_fuzz_of_a_controllers_reply(replies: list[bytes]) -> None:
-    """An answer that is understood, or one of our errors."""
+    """The result is an answer, or one of our errors."""
     asyncio.run(_asked(replies))
 
 

@@ -1,4 +1,4 @@
-"""Programs that a demo starts in the lab's network end with it."""
+"""Programs that a demo starts in the lab's network end with the demo."""
 
 import os
 import signal
@@ -66,7 +66,7 @@ def test_programs_of_a_demo_end_with_it_however_it_ends(
 
 
 def printed_numbers(demo: subprocess.Popen[bytes], count: int) -> list[int]:
-    """Return the numbers that it prints beside its commands."""
+    """Return the numbers that the demo prints next to its commands."""
     found: list[int] = []
     assert demo.stdout is not None
     while len(found) < count:

@@ -1,4 +1,4 @@
-"""The simulated fleet, small: real agents over TLS; `twine-lab fleet` runs hundreds."""
+"""The simulated fleet with few agents: real ones over TLS; `twine-lab fleet` runs hundreds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vm_lab.cli import main
 
 @pytest.mark.behaviour("HC10", "SC1")
 def test_real_agents_join_are_given_tasks_updated_and_a_third_of_them_lost() -> None:
-    """What ran on hosts that are gone runs on the others."""
+    """The tasks of lost hosts run on the others."""
     result = CliRunner().invoke(main, ["fleet", "--agents", "4", "--tasks", "6", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -33,7 +33,7 @@ def test_commands_that_import_the_control_plane_are_listed_and_found(name: str) 
 
 @pytest.mark.behaviour("BUG-UX100")
 def test_make_dev_prints_an_endpoint_that_answers_and_ends_on_ctrl_c() -> None:
-    """The laptop loop: production control plane and agents, no VM."""
+    """`make dev` runs the production control plane and agents, without a VM."""
     argv = (sys.executable, "-c", "from vm_lab.cli import main; main()", "dev", "--agents", "3")
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, bufsize=1) as dev:
         try:
@@ -44,7 +44,7 @@ def test_make_dev_prints_an_endpoint_that_answers_and_ends_on_ctrl_c() -> None:
             assert found.exit_code == 0
             assert "1/1 healthy" in found.output
             words = ("--endpoint", endpoint, "task", "exec", "web-0", "--", "ls")
-            session = CliRunner().invoke(twinectl, words)  # BUG-UX100: it stayed for ever
+            session = CliRunner().invoke(twinectl, words)  # BUG-UX100: it stayed forever
             assert session.exit_code == 1
             assert "a machine in memory runs no program" in session.stderr
             dev.send_signal(signal.SIGINT)
@@ -69,7 +69,7 @@ main(["build-long"])
 
 @pytest.mark.behaviour("BUG-UX111")
 def test_a_command_that_is_terminated_removes_its_files() -> None:
-    """SIGTERM left the temporary folder of `twine-lab image` behind."""
+    """Regression: SIGTERM left the temporary folder of `twine-lab image` behind."""
     argv = (sys.executable, "-c", _BUILD)
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, bufsize=1) as build:
         try:

@@ -1,4 +1,4 @@
-"""What dpkg tells of an agent that does not start; the programs of the host are stand-ins."""
+"""The output of dpkg for an agent that does not start; stand-ins replace the host's programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRAMS = {
 def test_the_operator_reads_only_the_output_of_the_failed_start(
     tmp_path: Path,
 ) -> None:
-    """Its predecessor's last line stood before the reason."""
+    """Regression: the last line of the previous run was printed before the reason."""
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)

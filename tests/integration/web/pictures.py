@@ -16,7 +16,7 @@ from tests.integration.web.test_console import PATIENCE_S, chromium, console, ct
 
 AGENTS = 40
 READINGS = 8
-"""Of the usage of a task, five seconds apart, before its picture is taken."""
+"""Number of samples of a task's usage, five seconds apart, before its picture is taken."""
 PICTURES = {
     "region": "/ui/?colour=state",
     "job": "/ui/jobs/web?window=all",
@@ -25,7 +25,7 @@ PICTURES = {
 
 
 def history(endpoint: str) -> None:
-    """Have something to look at: an update, a drained machine, a hold, a restarted task."""
+    """Create events for the pictures: an update, a drained machine, a hold, a restarted task."""
     ctl(endpoint, "job", "scale", "web", "--tasks", "12", "--reason", "the night")
     settled(endpoint)
     status = json.loads(ctl(endpoint, "job", "status", "web", "-o", "json"))
@@ -45,7 +45,7 @@ def history(endpoint: str) -> None:
 
 
 def settled(endpoint: str) -> None:
-    """Return once no task of the job has anything under way."""
+    """Return once no task of the job has a running operation."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         time.sleep(1.0)
@@ -66,7 +66,7 @@ def main(folder: Path) -> None:
         base = browser.current_url.split("/ui/")[0]
         for name, path in PICTURES.items():
             browser.get(base + path)
-            time.sleep(5.0 * READINGS if name == "task" else 1.0)  # charts need what they show
+            time.sleep(5.0 * READINGS if name == "task" else 1.0)  # charts need data
             browser.save_screenshot(str(folder / f"web-{name}.png"))
 
 

@@ -1,4 +1,4 @@
-"""The console in Debian's Chromium, over a control plane with agents in memory."""
+"""The console in Debian's Chromium, with a control plane and agents in memory."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ const done = arguments[0], parse = (text) => new DOMParser().parseFromString(tex
 fetch(location.href).then((answer) => answer.text())
   .then((text) => done(parse(text).querySelectorAll(".gantt rect").length));
 """
-"""Bars of the page as it is served, without what the script makes of it."""
+"""Number of bars in the served page, before its script changes them."""
 FILLED = {"job": "web", "index": "0", "machine": "h0000"}
 
 
 @contextmanager
 def matching_output(argv: list[str], pattern: str) -> Iterator[str]:
-    """Run a program and yield what its output says; it ends with SIGINT."""
+    """Run a program and yield the matches in its output; it ends with SIGINT."""
     # A shell starts background jobs with SIGINT ignored, and programs inherit that.
     restore = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     call = f"{restore}; from {argv[0]} import main; main()"
@@ -88,7 +88,7 @@ def console(endpoint: str) -> Iterator[str]:
 
 
 class Visitor:
-    """A client with the cookie of a console that is open."""
+    """A client with the cookie of an open console."""
 
     def __init__(self, link: str) -> None:
         # Browsers send Secure cookies to a loopback address over HTTP, too.
@@ -152,7 +152,7 @@ def opened(browser: webdriver.Chrome, path: str) -> None:
 
 @pytest.fixture(scope="module")
 def viewer(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
-    """A user with a credential, who is a viewer."""
+    """Yield a user with a credential, who is a viewer."""
     credential = tmp_path_factory.mktemp("ann") / "ann.cred"
     url = json.loads(ctl(endpoint, "token", "create", "--host", "unused"))["url"]
     state = Path(endpoint.removeprefix("unix:")).parent / "cp"
@@ -220,7 +220,7 @@ def test_a_form_of_another_site_changes_nothing(visitor: Visitor, endpoint: str)
 
 @pytest.mark.behaviour("BUG-UX129")
 def test_an_unknown_format_of_a_page_is_refused(visitor: Visitor) -> None:
-    """`?format=xml` was answered with the page."""
+    """Regression: `?format=xml` was answered with the page."""
     status, text, _ = visitor.get("/ui/jobs?format=xml")
     assert status == 400
     assert "parameter format is json, not &#39;xml&#39;" in text
@@ -249,7 +249,7 @@ def test_lists_are_sorted_and_coloured_by_choice(visitor: Visitor) -> None:
 
 
 def test_names_that_are_html_are_shown_as_text(visitor: Visitor, endpoint: str) -> None:
-    """Texts that a user can set: the reason of a drain."""
+    """The text is one that a user can set: the reason of a drain."""
     hostile = "<img src=x onerror=alert(1)>\u202e" + "x" * 100
     ctl(endpoint, "machine", "drain", "h0007", "--reason", hostile)
     for path in ("/ui/", "/ui/machines/h0007"):
@@ -287,7 +287,7 @@ def test_each_intent_of_a_job_is_shown_with_its_writer(visitor: Visitor, endpoin
 
 
 def test_a_log_is_shown_and_followed(browser: webdriver.Chrome, endpoint: str) -> None:
-    """The page has the last lines; the browser follows the stream, which says only new ones."""
+    """The page has the last lines; the browser follows the stream, which sends only new ones."""
     browser.get(browser.current_url.split("/ui/")[0] + "/ui/jobs/web/tasks/0")
     browser.find_element(By.LINK_TEXT, "Live output").click()
     assert "runs no program" in browser.find_element(By.ID, "log").text
@@ -318,7 +318,7 @@ def test_a_session_is_listed_and_ended_and_its_console_ends(endpoint: str) -> No
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_accessible(browser: webdriver.Chrome, scheme: str) -> None:
-    """No violation of WCAG 2.2 A and AA that axe finds; a picture of each page is kept."""
+    """axe finds no violation of WCAG 2.2 A and AA; a picture of each page is kept."""
     SHOTS.mkdir(parents=True, exist_ok=True)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
@@ -361,7 +361,7 @@ def test_a_page_in_chromium_follows_changes_and_forms_reach_the_audit_log(
     chart = wait.until(lambda b: b.find_element(By.CSS_SELECTOR, ".gantt-rows"))
     drawn = chart.find_element(By.TAG_NAME, "canvas").get_attribute("data-bars")
     assert 0 < int(drawn) <= len(events), "bars of one pixel are drawn once"
-    chart.send_keys("+")  # zoom by keyboard: the link says what is shown
+    chart.send_keys("+")  # zoom by keyboard: the link has the shown range
     wait.until(lambda b: "begin=" in b.current_url)
     browser.get(browser.current_url)
     chart = wait.until(lambda b: b.find_element(By.CSS_SELECTOR, ".gantt-rows, .gantt .empty"))
@@ -385,7 +385,7 @@ def test_a_page_in_chromium_follows_changes_and_forms_reach_the_audit_log(
 
 @pytest.mark.behaviour("FE1")
 def test_a_stale_page_shows_its_age_and_its_last_content(endpoint: str) -> None:
-    """Without an answer for five seconds there is a banner. On paper there are no buttons."""
+    """After five seconds without an answer there is a banner. Printed pages have no buttons."""
     with ExitStack() as stack:
         serving = stack.enter_context(ExitStack())
         browser = stack.enter_context(chromium(serving.enter_context(console(endpoint))))
@@ -409,7 +409,7 @@ def test_a_stale_page_shows_its_age_and_its_last_content(endpoint: str) -> None:
 
 
 def patient(browser: webdriver.Chrome) -> WebDriverWait:
-    """Return what waits also while a page replaces its elements because something changed."""
+    """Return a wait that tolerates a page replacing its elements after a change."""
     return WebDriverWait(browser, PATIENCE_S, ignored_exceptions=[StaleElementReferenceException])
 
 
@@ -440,7 +440,7 @@ def text_of(browser: webdriver.Chrome) -> str:
 def test_forms_in_chromium_reach_the_audit_log_with_their_reason(
     browser: webdriver.Chrome, endpoint: str, tmp_path: Path
 ) -> None:
-    """A request is approved, a machine drained and confirmed down, a job rolled back."""
+    """A request is approved, a machine is drained and confirmed down, a job is rolled back."""
     wait = patient(browser)
     ctl(endpoint, "entitlement", "request", "front", "--machines", "7", "--reason", "calm")
     submit(browser, "/ui/entitlements", "Approve", reason="it is calm")
@@ -463,13 +463,15 @@ def test_forms_in_chromium_reach_the_audit_log_with_their_reason(
     submit(browser, "/ui/jobs/web", "Roll back")
     wait.until(lambda _: "rollback_job" in ctl(endpoint, "audit"))
 
-    ctl(endpoint, "machine", "revoke-identity", "h0005")  # its agent is refused: it falls silent
+    # the agent of the machine is refused and becomes silent
+    ctl(endpoint, "machine", "revoke-identity", "h0005")
 
     def confirmed(b: webdriver.Chrome) -> bool:
         opened(b, "/ui/machines/h0005")
         if b.find_element(By.CSS_SELECTOR, ".facts .badge").text == "down":
             return True
-        send(b, "Confirm down", reason="it is off")  # refused until it was silent for long enough
+        # refused until the agent was silent for long enough
+        send(b, "Confirm down", reason="it is off")
         return False
 
     wait.until(confirmed)
@@ -488,7 +490,9 @@ def test_forms_in_chromium_reach_the_audit_log_with_their_reason(
 def test_a_viewer_sees_no_forms_and_its_form_requests_are_refused(
     viewer: Visitor, endpoint: str
 ) -> None:
-    """By the rule of each form's route; nothing is changed, and the audit log says so."""
+    """Each form follows the permissions of its route. Nothing is changed, and the audit log shows
+    that.
+    """
     for page in PAGES:
         status, text, _ = viewer.get(page.path.format(**FILLED))
         assert status == (403 if page.path.endswith(("/audit", "/logs")) else 200), page.path

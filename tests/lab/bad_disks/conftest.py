@@ -14,7 +14,7 @@ WAIT_S = 900.0
 
 
 class TheAgent:
-    """What the command line says of the agent and its tasks."""
+    """The agent and its tasks, through the command line."""
 
     def start(self) -> None:
         shell("systemctl reset-failed twine-agent.service; systemctl start twine-agent.service")
@@ -28,7 +28,7 @@ class TheAgent:
         return int(shell("systemctl show -p MainPID --value twine-agent.service"))
 
     def health(self) -> dict[str, Any]:
-        """Return what it answers within half a minute, or fail."""
+        """Return the agent's health, or fail if there is no answer within 30 seconds."""
         ask = "curl --fail --silent --max-time 30 --unix-socket /run/twine/agent.sock"
         found: dict[str, Any] = json.loads(shell(f"{ask} http://agent/healthz"))
         return found
@@ -57,7 +57,7 @@ def disk() -> Iterator[BadDisk]:
 
 @pytest.fixture
 def agent(disk: BadDisk) -> TheAgent:
-    """The agent with one task, `old`, on the disk of the test."""
+    """Yield the agent with one task, `old`, on the disk of the test."""
     found = TheAgent()
     found.start()
     found.run("old")

@@ -1,6 +1,7 @@
-"""A disk that stands still, fails or keeps a log of its writes, with the agent's state on it.
+"""A disk that hangs, fails or logs its writes, with the agent's state on it.
 
-Runs inside a booted guest as root: a file, a loop device, a device-mapper target, a btrfs.
+Runs as root in a booted guest. It consists of a file, a loop device, a device-mapper target and a
+btrfs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ FOLDER = Path("/var/lib/bad-disks")
 STATE = Path("/var/lib/twine")
 SECTOR = 512
 SIZE = 3 << 30
-"""Of the disk, in bytes: above what the agent keeps free."""
+"""Size of the disk in bytes: more than the agent keeps free."""
 LOG = 2 << 30
 
 
@@ -31,7 +32,7 @@ def shell(command: str, timeout_s: float = 900.0) -> str:
 
 
 def loop_of(name: str, size: int) -> str:
-    """Return a loop device over an empty file of so many bytes."""
+    """Return a loop device over an empty file of this number of bytes."""
     path = FOLDER / name
     path.unlink(missing_ok=True)
     path.touch()
@@ -40,7 +41,7 @@ def loop_of(name: str, size: int) -> str:
 
 
 class BadDisk:
-    """A btrfs at the agent's state folder, whose device does what a test tells it."""
+    """A btrfs at the agent's state folder; the test chooses how its device behaves."""
 
     def __init__(self, *, logged: bool = False) -> None:
         self.sectors = SIZE // SECTOR
@@ -64,7 +65,7 @@ class BadDisk:
         shell(f"mount -o noatime,nodiscard /dev/mapper/bad {STATE}")
 
     def behaves(self, table: str) -> None:
-        """Let the device do this from now on: `linear`, `error`, `flakey`, …"""
+        """Set the behaviour of the device: `linear`, `error`, `flakey`, …"""
         shell("dmsetup suspend --noflush --nolockfs bad")
         shell(f"dmsetup load bad --table '0 {self.sectors} {table}'")
         shell("dmsetup resume bad")
@@ -73,18 +74,18 @@ class BadDisk:
         self.behaves(f"linear {self.loops[0]} 0")
 
     def stands_still(self) -> None:
-        """Have everything that is read or written wait, until `goes_on`."""
+        """Block all reads and writes until `goes_on` is called."""
         shell("dmsetup suspend --noflush --nolockfs bad")
 
     def goes_on(self) -> None:
         shell("dmsetup resume bad")
 
     def mark(self, word: str) -> None:
-        """Write a word into the log of writes, after all that is on the disk now."""
+        """Add a mark to the log of writes, after everything that is on the disk now."""
         shell(f"dmsetup message bad 0 mark {word}")
 
     def away(self) -> None:
-        """End tasks and agent, and take the disk away; its files stay."""
+        """Stop the tasks and the agent, and detach the disk; its files remain."""
         shell("systemctl stop twine-agent.service 'twine-task-*.service'")
         shell(f"umount {STATE} && dmsetup remove --retry bad")
 
@@ -98,6 +99,6 @@ class BadDisk:
             self.away()
         for loop in self.loops:
             shell(f"losetup --detach {loop}")
-        shell("rm -rf /run/twine/records")  # of tasks of another disk
+        shell("rm -rf /run/twine/records")  # tasks of another disk
         if kind is None:
             shell(f"rm -r {FOLDER}")

@@ -17,9 +17,9 @@ from agent.runtime.journal import Journal
 IMAGE = "--image /root/image.tar --memory 16MiB"
 SLEEPS = "/bin/busybox sleep 1000000"
 END = "dm-log-writes-end"
-"""The last mark, by device-mapper itself."""
+"""The last mark, which device-mapper writes itself."""
 WATCHDOG_S = 30.0
-"""Of the agent's unit: it must not be ended for a disk that stands still for longer."""
+"""Watchdog timeout of the agent's unit: a disk that hangs for longer must not end the agent."""
 
 
 def begun(command: str) -> subprocess.Popen[bytes]:
@@ -30,7 +30,7 @@ def begun(command: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.behaviour("F-41")
 def test_health_is_answered_while_the_disk_hangs(agent: TheAgent, disk: BadDisk) -> None:
-    """Who answers waits for no write; an order is acknowledged once it is on the disk."""
+    """Requests that need no write are answered. An order is acknowledged once it is on the disk."""
     pid, before = agent.pid(), agent.tasks()["old"]
     disk.stands_still()
     try:
@@ -62,7 +62,7 @@ def test_a_disk_that_takes_half_a_second_for_each_write_delays_starts_alone(
 
 @pytest.mark.behaviour("F-35")
 def test_failed_reads_are_reported_and_end_with_the_fault(agent: TheAgent, disk: BadDisk) -> None:
-    """A start from an image that cannot be read fails in words; all else goes on."""
+    """A start from an unreadable image fails with a text; everything else continues."""
     pid, before = agent.pid(), agent.tasks()["old"]["invocation_id"]
     image = agent.tasks()["old"]["image"]
     disk.behaves(f"flakey {disk.loops[0]} 0 0 3600 1 error_reads")
@@ -92,7 +92,9 @@ def test_failed_reads_are_reported_and_end_with_the_fault(agent: TheAgent, disk:
 def test_a_read_only_file_system_is_reported_and_tasks_keep_running(
     agent: TheAgent, disk: BadDisk
 ) -> None:
-    """After writes that failed; nothing is promised on it, nothing runs in circles."""
+    """The file system becomes read-only after failed writes. The agent promises nothing on it and
+    does not retry in a loop.
+    """
     pid, before = agent.pid(), agent.tasks()["old"]
     disk.behaves(f"flakey {disk.loops[0]} 0 0 3600 1 error_writes")
     subprocess.run(["sh", "-c", f"touch {STATE}/x; sync -f {STATE}"], check=False)
@@ -120,13 +122,13 @@ def test_a_read_only_file_system_is_reported_and_tasks_keep_running(
 
 
 class Promised:
-    """What was acknowledged at a moment: for each task what it must be, or may be."""
+    """Acknowledged orders at a moment: the required or permitted state of each task."""
 
     def __init__(self) -> None:
         self.known: dict[str, set[Wanted | None]] = {}
 
     def hears(self, word: str) -> None:
-        """Take in a mark: `ask-run-NAME`, `done-run-NAME`, `ask-stop-NAME`, `done-stop-NAME`."""
+        """Record a mark: `ask-run-NAME`, `done-run-NAME`, `ask-stop-NAME`, `done-stop-NAME`."""
         when, what, name = word.split("-")
         after = Wanted.RUN if what == "run" else None
         if when == "ask":
@@ -145,7 +147,7 @@ class Promised:
 
 
 def recovered(disk: Path) -> tuple[dict[str, TaskRecord], dict[str, str]]:
-    """Return the records on a disk after its power went, and what cannot be read."""
+    """Return the records on a disk after a power cut, and the records that cannot be read."""
     copy, folder = FOLDER / "copy", FOLDER / "mnt"
     folder.mkdir(exist_ok=True)
     shell(f"cp --reflink=always {disk} {copy} && mount -o loop {copy} {folder}")
@@ -160,7 +162,7 @@ def recovered(disk: Path) -> tuple[dict[str, TaskRecord], dict[str, str]]:
 
 @pytest.mark.behaviour("F-36")
 def test_acknowledged_writes_survive_a_power_cut_at_any_time() -> None:
-    """P9: each flush of the disk is a moment at which it may; no record is ever torn."""
+    """A power cut is tried at each flush of the disk; no record is ever torn."""
     orders = [("run", "a"), ("run", "b"), ("stop", "a"), ("run", "c"), ("stop", "b"), ("run", "a")]
     with BadDisk(logged=True) as disk:
         agent = TheAgent()
@@ -181,7 +183,7 @@ def test_acknowledged_writes_survive_a_power_cut_at_any_time() -> None:
         with replayed.open("r+b", buffering=0) as file:
             for entry in entries(Path(disk.loops[1])):
                 if entry.word == END:
-                    break  # what follows is written by who reads
+                    break  # the reader writes what follows
                 if entry.word:
                     promised.hears(entry.word)
                     marks += 1
@@ -203,7 +205,7 @@ def test_acknowledged_writes_survive_a_power_cut_at_any_time() -> None:
 
 @pytest.mark.behaviour("F-04")
 def test_a_hanging_agent_is_replaced_and_tasks_continue(agent: TheAgent) -> None:
-    """The service manager's watchdog ends it, and starts another."""
+    """The service manager's watchdog ends the hanging agent and starts another one."""
     pid, before = agent.pid(), agent.tasks()["old"]["invocation_id"]
     shell(f"kill -STOP {pid}")
     agent.until("there is another agent", lambda: agent.pid() not in (0, pid))

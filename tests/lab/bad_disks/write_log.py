@@ -1,6 +1,6 @@
-"""The log of dm-log-writes: every write in its order, with flushes and marks.
+"""Reads the log of dm-log-writes: every write in its order, with flushes and marks.
 
-A superblock, and for each entry a sector of its own with a header, then what was written
+The log has a superblock. Each entry has one sector with a header, followed by the written data
 (Linux, drivers/md/dm-log-writes.c; numbers are little-endian, sizes in sectors).
 """
 
@@ -15,18 +15,18 @@ from pathlib import Path
 
 MAGIC = 0x6A736677736872
 SUPER = struct.Struct("<QQQI")
-"""Magic, version, entries, bytes of a sector."""
+"""Fields: magic, version, number of entries, bytes of a sector."""
 HEADER = struct.Struct("<QQQQ")
-"""Sector, sectors, flags, bytes of a mark."""
+"""Fields: sector, number of sectors, flags, bytes of a mark."""
 
 
 class Flag(IntFlag):
-    """What an entry is."""
+    """Type of an entry."""
 
     FLUSH = 1
-    """Everything before it is on the disk for good when it is done."""
+    """All earlier writes are durable once this entry completes."""
     FUA = 2
-    """It is itself when it is done."""
+    """This write itself is durable once it completes."""
     DISCARD = 4
     MARK = 8
     METADATA = 16
@@ -34,7 +34,7 @@ class Flag(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry: bytes at a place, or a word."""
+    """One entry: bytes at a position, or a mark."""
 
     flags: Flag
     at: int
@@ -50,7 +50,7 @@ class Entry:
 
 
 def entries(device: Path) -> Iterator[Entry]:
-    """Yield what a log holds, oldest first."""
+    """Yield the entries of a log, oldest first."""
     fd = os.open(device, os.O_RDONLY)
     try:
         magic, version, count, sector = SUPER.unpack(os.pread(fd, SUPER.size, 0))

@@ -1,8 +1,8 @@
-"""All profiles that TuneD ships, converted: each does here what TuneD itself does, or says why not.
+"""Converts every profile that TuneD ships: each has TuneD's effect, or the difference is reported.
 
-Runs inside a guest that has TuneD. For each profile: ours is applied, looked at and rolled back,
-then TuneD's own is. What ours changed has TuneD's value. What TuneD changed and ours did not is
-behind a line that `import-tuned` said it leaves out, or that sidekick refused with a reason.
+Runs in a guest that has TuneD. For each profile, ours is applied, inspected and rolled back; then
+TuneD's is. Each setting that ours changed has TuneD's value. For each setting that only TuneD
+changed, `import-tuned` reported the line as left out, or sidekick refused it with a reason.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ FOLDERS = ("/usr/lib/tuned/profiles", "/usr/lib/tuned")
 OF_TUNED = re.compile(
     r"unit tuned\.service|/(etc|run)/(tuned|systemd)/.*|/boot/.*|ethtool|module .*"
 )
-"""What TuneD's daemon is and keeps, and boot entries that it writes before a boot."""
+"""State of TuneD's daemon itself, and boot entries that TuneD writes before a boot."""
 OTHERWISE = {("postgresql", "sysctl vm.dirty_ratio")}
-"""The profile says `dirty_bytes`, its parent `dirty_ratio`, two names of one limit. TuneD writes
-both, the parent's last, so what the profile says is lost. Ours has the profile's (BUG-SK21)."""
+"""The profile sets `dirty_bytes` and its parent sets `dirty_ratio`, two names of one limit. TuneD
+writes both, the parent's last, so the profile's value is lost. Ours keeps it (BUG-SK21).
+"""
 
 
 def run(*argv: str) -> tuple[int, str]:
@@ -34,7 +35,7 @@ def run(*argv: str) -> tuple[int, str]:
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
-    """Return what is otherwise, as words without differences in blanks."""
+    """Return the settings that differ, as text, without differences in blanks."""
     names = before.keys() | after.keys()
     return {
         name: " ".join(after.get(name, "(gone)").split())
@@ -44,9 +45,9 @@ def changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
 
 
 def imported() -> dict[str, Any]:
-    """Convert all profiles; return what became of each, by TuneD's name."""
+    """Convert all profiles; return the outcome of each by TuneD's name."""
     folder = next(f for f in map(Path, FOLDERS) if list(f.glob("*/tuned.conf")))
-    shutil.rmtree(INTO, ignore_errors=True)  # of a run before, in a guest that was kept
+    shutil.rmtree(INTO, ignore_errors=True)  # left by an earlier run, in a guest that was kept
     code, output = run("sidekick", "import-tuned", str(folder), "--into", str(INTO), "-o", "json")
     assert code in (0, 2), output
     found = {one["name"]: one for one in json.loads(output)}
@@ -56,7 +57,7 @@ def imported() -> dict[str, Any]:
 
 
 def ancestors(name: str, found: dict[str, Any]) -> list[str]:
-    """Return a profile and all that it stands on."""
+    """Return a profile and all profiles that it includes."""
     text = found[name]["text"]
     parent = re.search(r'^extends = "([^"]+)"', text, re.MULTILINE)
     by_name = {one["name"]: tuned for tuned, one in found.items()}
@@ -66,7 +67,7 @@ def ancestors(name: str, found: dict[str, Any]) -> list[str]:
 
 @pytest.mark.behaviour("BUG-SK20", "BUG-SK22")
 def test_every_tuned_profile_has_the_same_effect_or_reports_the_difference() -> None:
-    """39 profiles of TuneD 2.25 (Debian 13)."""
+    """TuneD 2.25 (Debian 13) has 39 profiles."""
     run("systemctl", "stop", "sidekick-verify.timer")
     run("systemctl", "start", "tuned")
     found, wrong, rows = imported(), [], []

@@ -1,4 +1,4 @@
-"""Each test finds the guest as nobody has touched it, and has to leave it so."""
+"""Each test starts with an untouched guest, and has to leave the guest unchanged."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from the_host import OURS, STATE, TheHost, differences, everything
 
 @pytest.fixture(scope="session")
 def untouched() -> dict[str, str]:
-    """The guest before the first profile, with what an agent that ran once leaves behind it."""
+    """Return the guest's state before the first profile, with the leftovers of one agent run."""
     subprocess.run(["systemctl", "start", "workload.slice"], check=True)
     for verb in ("start", "stop"):
         subprocess.run(["systemctl", verb, "twine-agent.service"], check=True)
-    # Stay, with their sysctls, as after any mount and after the agent's first rule of a firewall.
+    # They stay loaded with their sysctls, as after any mount and after the agent's first firewall
+    # rule.
     subprocess.run(["modprobe", "-a", "loop", "xfs", "nf_conntrack"], check=True)
     return everything()
 
 
 @pytest.fixture
 def host(untouched: dict[str, str]) -> Iterator[TheHost]:
-    """The guest without a profile; afterwards every setting must be as it was."""
+    """Yield the guest without a profile; afterwards every setting must have its old value."""
     shutil.rmtree(STATE, ignore_errors=True)
     shutil.rmtree(OURS, ignore_errors=True)
     OURS.mkdir()
     found = TheHost()
     yield found
-    # Of a test that failed half-way: what the agent started would go on after the release.
+    # A failed test may leave runs of the agent behind, which would continue after the release.
     subprocess.run(["systemctl", "stop", "twine-agent", "twine-sidekick"], check=False)
     found.release()
     assert differences(untouched, everything()) == []

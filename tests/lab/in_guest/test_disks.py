@@ -20,7 +20,7 @@ SWAPPINESS = Path("/proc/sys/vm/swappiness")
 
 @pytest.fixture
 def file() -> Iterator[Path]:
-    """A file of 400 MiB that nothing was written to."""
+    """Yield a sparse file of 400 MiB."""
     with FILE.open("wb") as made:
         made.truncate(400 << 20)
     yield FILE
@@ -29,7 +29,7 @@ def file() -> Iterator[Path]:
 
 
 def digest(file: Path) -> str:
-    """Return what a file holds, in brief: two of its kind are more than the guest's memory."""
+    """Return a digest of a file: two such files together exceed the guest's memory."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -61,7 +61,8 @@ def test_scratch_is_made_mounted_kept_over_a_switch_and_taken_back(
         (PLACE / "data").write_text("x")
         assert host.apply(f"{kind}-2").state is ProfileState.VERIFIED
         assert (PLACE / "data").read_text() == "x", "both want the same: nothing was touched"
-        subprocess.run(["umount", str(PLACE)], check=True)  # as a boot does, and it forgets sysctls
+        # as at a boot, and the remount resets sysctls
+        subprocess.run(["umount", str(PLACE)], check=True)
         SWAPPINESS.write_text(swappiness)
         host.as_after_a_boot()
         assert host.resume().state is ProfileState.VERIFIED

@@ -1,4 +1,4 @@
-"""The faults F-64 to F-75 of host profiles, each on the real kernel and the real systemd."""
+"""The faults F-64 to F-75 of host profiles, each on a real kernel and a real systemd."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAIT_S = 600.0
 
 
 def sidekick(*words: str) -> int:
-    """Return what the command exits with."""
+    """Return the exit code of the command."""
     folders = [f"--profiles={folder}" for folder in (OURS, *PROFILES)]
     return main([*folders, *words])
 
@@ -169,7 +169,7 @@ def test_a_foreign_change_is_found_and_repaired_only_on_request(
     SWAPPINESS.write_text("33")
     assert sidekick("verify") == 2
     assert reported()["sysctl.vm.swappiness"] == ApplyOutcome.DRIFTED
-    shell("systemctl start sidekick-verify.service")  # what the timer starts
+    shell("systemctl start sidekick-verify.service")  # the command that the timer starts
     assert SWAPPINESS.read_text().strip() == "33", "nobody asked for a repair"
     CONFIG.parent.mkdir(exist_ok=True)
     CONFIG.write_text("repair_drift = true\n")
@@ -203,7 +203,7 @@ def test_f73_there_and_back_leaves_no_trace(host: TheHost, untouched: dict[str, 
 
 @pytest.mark.behaviour("F-74", "HP12")
 def test_f74_the_end_of_an_agent_undoes_no_profile(host: TheHost) -> None:
-    """The agent drives it (`PUT /v1/profile`), is killed, and then stopped."""
+    """The agent applies the profile (`PUT /v1/profile`), is killed, and is then stopped."""
     shell("systemctl start twine-agent.service")
     try:
         status = asyncio.run(_profile_by_the_agent("cache"))
@@ -224,7 +224,7 @@ def test_f74_the_end_of_an_agent_undoes_no_profile(host: TheHost) -> None:
 
 
 async def _profile_by_the_agent(name: str):  # type: ignore[no-untyped-def]
-    """Ask, and look until it is done; an agent that is too busy to answer is asked again."""
+    """Request a profile and poll until it is applied; a busy agent is asked again."""
     began = time.monotonic()
     async with AgentClient("unix:/run/twine/agent.sock") as client:
         asked = status = None

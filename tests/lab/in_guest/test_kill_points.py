@@ -1,4 +1,4 @@
-"""SIGKILL between any two steps of a run on the real kernel: seen, then finished or undone."""
+"""SIGKILL between any two steps of a run on a real kernel: detected, then finished or undone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sidekick.report import ProfileState
 from sidekick.status import status
 
 FEW = 6
-"""Points that CI takes of each run, spread over it; the long suite takes every one."""
+"""Number of kill points that CI tests in each run, evenly spaced; the long suite tests all."""
 
 ONE = "[sysctl]\n'vm.swappiness'=10\n'vm.dirty_bytes'=8388608\n'net.core.somaxconn'=6144\n"
 OTHER = (
@@ -37,7 +37,7 @@ counts = pytest.mark.parametrize("count", [some, every])
 
 @pytest.fixture
 def on_one(host: TheHost) -> TheHost:
-    """The guest with the profile `one`; `other` and `fails` are there to switch to."""
+    """Yield the guest with the profile `one` applied; the switches go to `other` and `fails`."""
     profile("one", ONE)
     profile("other", OTHER)
     profile("fails", FAILS)
@@ -46,14 +46,14 @@ def on_one(host: TheHost) -> TheHost:
 
 
 def chosen(points: int, count: int) -> list[int]:
-    """Return so many of the points 1 … `points`, spread over them; 0 stands for all."""
+    """Return this number of the points 1 … `points`, evenly spaced; 0 means all."""
     if not count or count >= points:
         return list(range(1, points + 1))
     return sorted({1 + number * (points - 1) // (count - 1) for number in range(count)})
 
 
 def values() -> dict[str, str | None]:
-    """Return what the three profiles change; the fixture compares the whole guest at the end."""
+    """Return the values that the three profiles change; the fixture compares the guest later."""
     fs = KernelFs()
     return {path: fs.find(path) for path in CHANGED}
 
@@ -64,7 +64,7 @@ def values() -> dict[str, str | None]:
 def test_f65_a_switch_that_is_killed_is_seen_and_then_finished_or_undone(
     on_one: TheHost, to: str, count: int
 ) -> None:
-    """`other` is applied; `fails` is taken back half-way: the kills hit apply and undo."""
+    """`other` is applied; `fails` is rolled back half-way. So the kills hit apply and undo."""
     host = on_one
     as_one = values()
     host.apply("other")
@@ -120,8 +120,8 @@ def test_f65_a_release_that_is_killed_is_finished_by_the_next_run(
 def test_f65_a_boots_resume_that_is_killed_is_finished_by_the_next_one(
     on_one: TheHost, count: int
 ) -> None:
-    """As after a boot: the kernel's own values, the record of the boot before. Real boots are in
-    `test_0_boot_loader.py`.
+    """The state is that after a boot: the kernel's defaults, and the record of the boot before.
+    Real boots are in `test_0_boot_loader.py`.
     """
     host = on_one
     as_one = values()

@@ -15,13 +15,13 @@ from sidekick.status import verify
 
 SHIPPED = Library(PROFILES, SETTINGS).names()
 STAGED = {"batch"}
-"""Needs a boot, which `test_0_boot_loader.py` does; here it is staged and taken back."""
+"""Needs a boot, which `test_0_boot_loader.py` does; here it is only staged and rolled back."""
 UNABLE = {"turbo"}
-"""Requires what no guest has, and is refused as a whole."""
+"""Requires hardware that no guest has, so sidekick refuses it as a whole."""
 
 
 def applied(host: TheHost, name: str) -> None:
-    """Apply a profile and look at it anew."""
+    """Apply a profile and read the host's state again."""
     report = host.apply(name)
     if name in UNABLE:
         assert (report.state, report.rolled_back) == (ProfileState.DEGRADED, True), report
@@ -51,7 +51,7 @@ def test_every_profile_in_a_row_and_none_at_the_end(
 def test_every_profile_to_every_other_and_released(
     host: TheHost, untouched: dict[str, str]
 ) -> None:
-    """What is in force after any switch is what the profile brings when it is the first one."""
+    """After any switch, the settings in force are those that the profile sets as the first one."""
     alone = {}
     for name in SHIPPED:
         applied(host, name)
@@ -71,7 +71,7 @@ VERIFY = "sidekick-verify.service"
 
 
 def looked() -> str:
-    """Return which look was the last, once it is over."""
+    """Return which check was the last one, after it has ended."""
     while said(f"systemctl is-active {VERIFY}").strip() in ("active", "activating"):
         time.sleep(0.2)
     return said(f"systemctl show -P InvocationID {VERIFY}").strip()
@@ -85,7 +85,7 @@ def looked() -> str:
 def test_udev_has_sidekick_look_when_hardware_comes_or_goes(
     host: TheHost, action: str, device: str
 ) -> None:
-    """Within a moment, not with the timer's next turn."""
+    """Sidekick checks within a moment, not only when the timer fires next."""
     said("systemctl stop sidekick-verify.timer")
     try:
         assert host.apply("web").state is ProfileState.VERIFIED

@@ -1,8 +1,8 @@
-"""Random profiles on the real kernel: whatever was applied, rollback leaves the host as it was.
+"""Random profiles on the real kernel: a rollback always restores the host.
 
-A round draws two profiles of one to twelve settings out of everything that this guest can set,
-applies one, then the other, then rolls back. A profile that is refused must leave no trace either.
-`TWINE_ROUNDS` and `TWINE_SEED` choose others.
+A round draws two profiles of one to twelve settings from everything that this guest can set. It
+applies the first, then the second, then rolls back. A profile that is refused must leave no trace
+either. `TWINE_ROUNDS` and `TWINE_SEED` choose others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HARMFUL = re.compile(
     r"|net\.(core\.(bpf.*|.*default)|ipv4\.(ping_group_range|tcp_(wmem|rmem)|.*fib.*|fwmark.*))"
     r"|user\..*|abi\..*|debug\..*|dev\.(cdrom|scsi|tty|hpet|mac_hid|raid).*|sunrpc\..*"
 )
-"""What ends the guest, its network or the test itself at values nobody would choose."""
+"""Settings that, with random values, would end the guest, its network or the test itself."""
 BOOLEAN = ("0", "1")
 BLOCK = {
     "scheduler": ("none", "mq-deadline"),
@@ -48,7 +48,7 @@ MODULES = ("br_netfilter", "bfq", "tcp_bbr", "dummy")
 
 
 class Drawn:
-    """What this guest can set, and profiles drawn of it."""
+    """The settings that this guest supports, and the profiles drawn from them."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -67,7 +67,7 @@ class Drawn:
                 yield name, value
 
     def value(self, now: str) -> str:
-        """Return another value that a person might write."""
+        """Return another plausible value."""
         parts = now.split()
         at = self.random.randrange(len(parts))
         number = int(parts[at])

@@ -1,7 +1,7 @@
-"""This very guest, through sidekick's own engine: looked at as a whole, killed at any step.
+"""The guest as sidekick's engine sees it: compared as a whole, killed at any step.
 
-Runs inside a booted guest as root. A run is forked off, so that SIGKILL ends it where it stands,
-as the kernel or an operator would; what it left behind is on the real kernel and the real disk.
+Runs as root in a booted guest. A run is forked, so that SIGKILL ends it at its current step, as the
+kernel or an operator would. What it left behind is on the real kernel and the real disk.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ OURS = Path("/run/profiles-of-the-test")
 KILLED = -signal.SIGKILL
 MLOCK_ONFAULT = 1
 PUNCH_HOLE = 3
-"""With the size kept (include/uapi/linux/falloc.h)."""
+"""Keeps the file's size (include/uapi/linux/falloc.h)."""
 
 MOVES = re.compile(
     r"fs\.(dentry-state|file-nr|inode-nr|inode-state)$|kernel\.(ns_last_pid|pty\.nr|tainted)$"
     r"|kernel\.random\.|fs\.quota|net\.netfilter\.nf_conntrack_count$"
     r"|vm\.(drop_caches|compact_memory|stat_refresh)$"
 )
-"""Sysctls that count something, or that only act; an emulated guest that waited for its host long
-enough to complain of a soft lockup is tainted."""
+"""Sysctls that are counters, or that only trigger an action. The kernel of an emulated guest is
+tainted if the guest waited for its host long enough to report a soft lockup.
+"""
 COUNTS = re.compile(r"^/sys/block/loop|/stats/|/khugepaged/(pages_collapsed|full_scans)$")
 FILES = (
     "/sys/kernel/mm/transparent_hugepage/**/*",
@@ -80,19 +81,19 @@ OTHERS = {
     "module": re.compile(r"(x|ip|ip6|nf|eb)_?tables|nf(t|netlink)?(_.*)?|veth|bridge|stp|llc|tun"),
     "unit": services.REFUSED,
 }
-"""What is listed there and is not sidekick's to change. The agent's firewall and networks of tasks
-bring their modules, and nothing that a profile sets does; a profile cannot name the services of
-Twine itself, of systemd and of who is logged in, and all of these start when they are asked for
-and end when they are idle."""
+"""Listed items that sidekick does not change. The agent's firewall and task networks load their
+kernel modules; no profile setting does. A profile cannot name the services of Twine itself, of
+systemd and of user sessions. All of these start on demand and end when they are idle.
+"""
 
 
 def said(command: str) -> str:
-    """Return what a command line prints; one that fails prints what it has."""
+    """Return the output of a command line; also of one that fails."""
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False).stdout
 
 
 def everything() -> dict[str, str]:
-    """Return all that a profile could have changed: sysctls, mounts, boot entries, devices."""
+    """Return everything that a profile could change: sysctls, mounts, boot entries, devices."""
     found = {}
     for line in said("sysctl -a 2>/dev/null").splitlines():
         name, _, value = line.partition(" = ")
@@ -118,7 +119,7 @@ def everything() -> dict[str, str]:
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Return in words what is not as it was."""
+    """Return the differences as text."""
     names = sorted(before.keys() | after.keys())
     return [
         f"{name}: {before.get(name, '(not there)')!r} -> {after.get(name, '(gone)')!r}"
@@ -128,7 +129,7 @@ def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 
 class Points:
-    """Counts the places where a run touches the outside, and kills the process at one of them.
+    """Counts the points where a run changes the host, and kills the process at one of them.
 
     The count is in memory that is shared with forked processes.
     """
@@ -152,7 +153,7 @@ class Points:
 
 
 class CountedFs(KernelFs, frozen=True):
-    """The kernel's files; before and after each write is a point."""
+    """The kernel's files; there is a point before and after each write."""
 
     points: Points = msgspec.field(default_factory=Points)
 
@@ -163,7 +164,7 @@ class CountedFs(KernelFs, frozen=True):
 
 
 class CountedDisk(Disk):
-    """The disk; before and after each change of it is a point."""
+    """The disk; there is a point before and after each change of it."""
 
     def __init__(self, points: Points) -> None:
         self._points = points
@@ -185,7 +186,7 @@ class CountedDisk(Disk):
 
 
 class CountedProcesses(HostProcesses):
-    """Programs; before and after each is a point."""
+    """Programs; there is a point before and after each call."""
 
     def __init__(self, points: Points) -> None:
         self._points = points
@@ -198,7 +199,7 @@ class CountedProcesses(HostProcesses):
 
 
 class TheHost:
-    """This guest."""
+    """This guest, through sidekick's engine."""
 
     def __init__(self) -> None:
         self.points = Points()
@@ -218,7 +219,7 @@ class TheHost:
         )
 
     def target(self, name: str) -> Target:
-        """Return what a profile asks of this guest: one of the test's, or a shipped one."""
+        """Return the settings of a profile for this guest: one of the test's, or a shipped one."""
         host = self.host()
         library = Library([OURS, *PROFILES], SETTINGS)
         return target_of(library.load(name, read_facts(host.fs)), host)
@@ -238,11 +239,13 @@ class TheHost:
         return resume(self.host(), self.state)
 
     def as_after_a_boot(self) -> None:
-        """Let the state be of an earlier boot; what that set must have been given back before."""
+        """Turn the state into that of an earlier boot; settings of a boot must have been restored
+        before.
+        """
         self.state.save(_replace(self.state.load(), boot_id="an-earlier-boot"))
 
     def forked(self, act: Callable[[], object], kill_at: int = 0) -> int:
-        """Run in a process of its own, killed at that point; return how it ended."""
+        """Run in a forked process that is killed at this point; return how the process ended."""
         self.points.restart(kill_at)
         pid = os.fork()
         if pid == 0:
@@ -258,13 +261,13 @@ class TheHost:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def points_of(self, act: Callable[[], object]) -> int:
-        """Return at how many points a run that nobody kills could be killed."""
+        """Return the number of kill points of a run that is not killed."""
         assert self.forked(act) == 0
         return self.points.passed
 
 
 def profile(name: str, text: str) -> str:
-    """Write a profile of the test, and return its name."""
+    """Write a profile for the test, and return its name."""
     OURS.mkdir(exist_ok=True)
     (OURS / f"{name}.toml").write_text(f"description = 'of a test'\n{text}")
     return name
@@ -272,9 +275,9 @@ def profile(name: str, text: str) -> str:
 
 @contextlib.contextmanager
 def memory_in_pieces(share: float) -> Iterator[None]:
-    """Hold that share of memory such that what is free is nowhere two pages together.
+    """Hold this share of memory so that no two free pages are adjacent.
 
-    The pages are locked and may not be moved: compaction finds nothing either.
+    The pages are locked and unmovable, so compaction finds nothing either.
     """
     movable = Path("/proc/sys/vm/compact_unevictable_allowed")
     before = movable.read_text()
@@ -297,5 +300,5 @@ def memory_in_pieces(share: float) -> Iterator[None]:
         yield
     finally:
         movable.write_text(before)
-        os.truncate(file, 0)  # gives the pages back, mapped and locked as they are
+        os.truncate(file, 0)  # returns the pages, whether mapped or locked
         os.close(file)
