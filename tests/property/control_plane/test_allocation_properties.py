@@ -268,7 +268,7 @@ def placed(made: Plan) -> tuple[object, ...]:
     regions(most=20),
     st.lists(st.tuples(st.one_of(PLAIN, PLAIN, REQUESTS), ALLOWANCES, st.booleans()), max_size=8),
 )
-def test_what_is_placed_at_sight_is_what_a_whole_search_finds(index, turns):
+def test_the_fast_placement_equals_that_of_a_full_search(index, turns):
     """Most new jobs take the fast path. It chooses the same machines as a whole search."""
     for request, allowance, first in turns:
         found = {}
@@ -331,7 +331,7 @@ def most_by_hand(index: RegionIndex, demand: Demand, pool: str, *, grows: bool) 
 
 @pytest.mark.behaviour("AL17")
 @given(regions(), st.lists(st.tuples(REQUESTS, DEMANDS, st.booleans()), min_size=1, max_size=6))
-def test_no_machine_that_fits_is_hidden_by_what_was_found_earlier(index, turns):
+def test_earlier_results_hide_no_machine_that_fits(index, turns):
     """Despite any results of earlier searches, as many tasks are placed as fit by hand."""
     for request, demand, grows in turns:
         allowance = Allowance(machines=None if grows else 0)

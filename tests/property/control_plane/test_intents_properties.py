@@ -134,7 +134,7 @@ def test_as_few_tasks_as_possible_change(tasks, where, size, share, canary):
 
 
 @given(crowds, machines, sizes, shares, st.none() | canaries)
-def test_composing_again_what_was_carried_out_changes_nothing(tasks, where, size, share, canary):
+def test_composing_again_after_completion_changes_nothing(tasks, where, size, share, canary):
     if canary is not None:
         canary = replace(canary, machine_type="")
     spec = compose(want(size, share, canary), tasks, where, NOW)

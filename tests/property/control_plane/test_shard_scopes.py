@@ -112,7 +112,7 @@ class Life:
 )
 @example({"1": "west"}, [[PINNED], [UNPINNED, MOVED]], [0, 5, 0])  # it moves before it is unpinned
 @example({"1": "west"}, [[PINNED], [MOVED, UNPINNED]], [0, 5, 0])  # it is unpinned before it moves
-def test_no_entitlement_gets_into_a_shard_whose_scope_excludes_it(
+def test_no_entitlement_enters_a_shard_with_a_scope_that_excludes_it(
     regions: dict[str, str], batches: list[list[tuple[object, ...]]], turns: list[int]
 ) -> None:
     """Grants, changes of region, transfers and moves run at the same time; each may fail."""

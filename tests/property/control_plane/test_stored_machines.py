@@ -85,9 +85,7 @@ def test_a_record_with_all_fields_as_earlier_builds_wrote_it_reads_the_same(
 
 
 @given(RECORDS, st.sampled_from(MachineRecord.__struct_fields__))
-def test_what_is_stored_says_its_schema_and_nothing_that_goes_without_saying(
-    record: MachineRecord, name: str
-) -> None:
+def test_stored_records_have_their_schema_and_no_defaults(record: MachineRecord, name: str) -> None:
     stored = msgspec.json.decode(encode(record))
     assert stored["schema"] == 1
     default = {f.name: f.default for f in msgspec.structs.fields(MachineRecord)}[name]

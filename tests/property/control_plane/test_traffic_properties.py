@@ -30,7 +30,7 @@ def reach(canaries: int, others: int) -> tuple[float, float]:
 @example(0.05, 2, 8)
 @example(0.01, 1, 1)
 @example(0.1, 2, 10_000)
-def test_the_part_of_the_requests_is_what_was_wanted_within_rounding(
+def test_the_share_of_requests_is_the_wanted_share_within_rounding(
     traffic: float, canaries: int, others: int
 ) -> None:
     weights = weights_of(traffic, canaries, others)

@@ -182,7 +182,7 @@ async def test_a_shard_leaves_machines_to_what_waits_with_a_higher_priority_in_a
         assert "more" in first.waiting.take_due()
 
 
-async def test_a_shard_that_ends_is_counted_by_the_others_as_one_that_never_was():
+async def test_other_shards_count_an_ended_shard_as_absent():
     needs_db = EntitlementSpec(machines=2, machine_types=["db"])
     async with shards(2, 12, front1=needs_db) as (first, second):
         await second.close()

@@ -121,7 +121,7 @@ async def test_tasks_leave_a_machine_that_is_closed_for_tasks():
 
 
 @pytest.mark.behaviour("AL12")
-async def test_what_was_placed_is_there_after_a_restart(tmp_path):
+async def test_placements_survive_a_restart(tmp_path):
     async with SqliteStore(tmp_path / "store") as store:
         records = ((prefix_of("dc1") + m.machine, encode(m)) for m in machines())
         await put_all(store, records)

@@ -18,7 +18,7 @@ from control_plane.store.records import ENTITLEMENTS, encode
 
 
 @pytest.mark.behaviour("AL13", "AL14", "SC9")
-async def test_what_is_asked_after_an_event_is_known_but_for_the_jobs_that_it_hit():
+async def test_answers_after_an_event_are_cached_except_for_affected_jobs():
     """Every job asks after every event, as a region's schedulers do. A machine fails, one returns,
     a job grows, one ends.
     """

@@ -149,7 +149,7 @@ def test_of_an_even_job_the_last_tasks_go():
     assert spread.fullest_first(index.claims["web"], OVER_MSBS, 2) == [2, 1]
 
 
-def test_what_is_left_is_as_even_as_can_be():
+def test_the_remaining_tasks_are_as_even_as_possible():
     rng = random.Random(20)
     for _ in range(50):
         index = a_region(msbs=4, machines=3)

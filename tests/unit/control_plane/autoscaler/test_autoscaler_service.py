@@ -197,7 +197,7 @@ def test_two_instances_at_once_keep_the_speed_limit() -> None:
     course(body, lambda at: 10.0 if at < HOUR_S else 100.0, tasks=10)
 
 
-def test_what_was_learnt_survives_a_restart() -> None:
+def test_the_learnt_state_survives_a_restart() -> None:
     async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
         await lasts(autoscaler, DAY_S)
         before = autoscaler.view("web")

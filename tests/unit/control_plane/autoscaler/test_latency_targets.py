@@ -226,7 +226,7 @@ def test_nothing_is_learnt_while_tasks_are_replaced() -> None:
     assert sizing.advance(by_latency(), slow).tasks == 20
 
 
-def test_what_is_kept_of_a_job_is_bounded_and_any_clock_is_borne() -> None:
+def test_the_history_of_a_job_is_bounded_at_any_clock() -> None:
     chance, state = random.Random(3), LearntLatency()
     for _ in range(3000):
         at = NOON + chance.choice([60.0, -1e6, 0.0, 1e7, 3600.0]) * chance.random()
@@ -242,7 +242,7 @@ def test_what_is_kept_of_a_job_is_bounded_and_any_clock_is_borne() -> None:
     assert len(with_latency(state, other, NOON, 5.0, 0.1).bins) == 1
 
 
-async def test_what_was_learnt_is_stored() -> None:
+async def test_the_learnt_state_is_stored() -> None:
     sizing, _ = course(0.5, 10, by_latency())
     learnt = carried(sizing.state.latency, 0.1)
     assert learnt is not None

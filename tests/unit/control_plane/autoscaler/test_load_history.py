@@ -91,7 +91,7 @@ def test_a_gap_of_years_leaves_nothing_of_before() -> None:
 
 
 @pytest.mark.parametrize("load", [math.nan, math.inf, -math.inf, -1.0])
-def test_what_is_no_load_changes_nothing(load: float) -> None:
+def test_an_invalid_load_changes_nothing(load: float) -> None:
     history = filled(1)
     before = history.to_bytes()
     assert history.add(START + 10 * DAY_S, load) is None
@@ -114,7 +114,7 @@ def test_its_points_are_half_hours_and_then_slots() -> None:
 
 
 @pytest.mark.behaviour("BUG-CP68")
-def test_a_clock_that_was_set_back_drops_what_was_stored_for_later() -> None:
+def test_a_clock_that_was_set_back_drops_later_history() -> None:
     """Formerly new points were dropped until the later time came, for days or years."""
     history, now = filled(10), START + 10 * DAY_S
     for late in (2 * DAY_S, 400 * DAY_S):

@@ -155,7 +155,7 @@ def test_nothing_is_taken_while_tasks_are_not_healthy() -> None:
 
 
 @pytest.mark.behaviour("AS1")
-def test_what_was_added_is_taken_back_while_it_starts() -> None:
+def test_added_tasks_are_removed_while_they_start() -> None:
     """A burst has ended. Serving tasks stay, and at least as many tasks as before the burst."""
     policy, sizing = a_policy(**FREE), JobSizing()
     sizing.advance(policy, seen(10.0, 10))
@@ -231,7 +231,7 @@ def test_a_clock_that_steps_takes_no_task_and_adds_few(step_s: float, whose: str
 
 
 @pytest.mark.behaviour("AS1", "AS2")
-def test_gaps_in_what_is_measured_take_no_task() -> None:
+def test_gaps_in_measurements_remove_no_task() -> None:
     """With half of the points missing, the size still follows the load and never falls."""
     policy, sizing = a_policy(**FREE), JobSizing()
     sizes = []

@@ -92,7 +92,7 @@ async def test_a_size_of_a_person_stays_until_the_file_is_applied_again(w: World
 
 
 @scenario()
-async def test_a_size_on_top_of_what_was_not_seen_is_refused(w: World):
+async def test_a_size_over_an_unseen_change_is_refused(w: World):
     await w.deployed(a_job(3, autoscale=APPLY))
     stale = size_wish(NewSize(await w.cp.get_job("web"), 5, "late"))
     await resize(w, 4)

@@ -96,7 +96,7 @@ def test_a_missing_task_costs_more_where_the_policy_asks_for_more() -> None:
     assert penalty(0.5) < penalty(0.8) < penalty(0.95) < penalty(0.999)
 
 
-def test_a_cost_is_what_was_missing_while_tasks_started_and_what_was_idle() -> None:
+def test_the_cost_counts_missing_and_idle_tasks() -> None:
     """Ten tasks; the load doubles for two minutes and new tasks need five. So 2 x 10 tasks are
     missing."""
     state = WaysState()
@@ -120,7 +120,7 @@ def test_a_step_of_a_clock_adds_five_minutes_at_most(step_s: float) -> None:
     assert after.load_of(0) == 5.0
 
 
-def test_what_is_kept_of_a_job_is_bounded() -> None:
+def test_the_history_of_a_job_is_bounded() -> None:
     """The largest state: loads that fall each minute, and tasks that take hours to start."""
     state = WaysState()
     for minute in range(300):

@@ -95,7 +95,7 @@ def test_durations_are_short(seconds: float | None, text: str) -> None:
         ("empty=", {"empty": ""}),
     ],
 )
-def test_a_setting_on_the_command_line_has_the_type_it_looks_like(
+def test_a_setting_on_the_command_line_has_the_type_of_its_text(
     setting: str, value: dict[str, Any]
 ) -> None:
     document: dict[str, Any] = {}

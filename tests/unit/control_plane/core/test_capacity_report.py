@@ -101,7 +101,7 @@ def test_the_free_pool_is_shown_by_type_and_data_center():
 
 
 @pytest.mark.behaviour("AL22")
-def test_power_held_may_exceed_what_is_provisioned_and_is_seen_per_msb():
+def test_held_power_may_exceed_the_provisioned_power_and_is_shown_per_msb():
     other = Location(datacenter="dc1", msb="msb2")
     report = capacity_report(
         [machine("m1", "e"), machine("m2"), machine("m3", "e", SMALL, location=other)],

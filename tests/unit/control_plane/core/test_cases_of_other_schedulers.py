@@ -61,7 +61,7 @@ def test_a_requirement_means_what_theirs_does(theirs, ours, suits):
         ("kube: what the node does not have", Demand(gpus=1), False),
     ],
 )
-def test_fit_counts_what_is_claimed_and_not_what_is_used(theirs, task, fits):
+def test_fit_counts_claims_and_not_usage(theirs, task, fits):
     index = a_region(msbs=1, machines=1)
     allocate(index, a_request(2, "there", demand=Demand(GIB, cpus=1)))
     (machine,) = index.machines.values()

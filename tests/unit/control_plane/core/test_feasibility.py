@@ -146,7 +146,7 @@ def test_rru_are_the_same_everywhere_and_cores_are_not():
     assert a_capacity().rru_of(Demand(cpus=1).cpu_on(a_capacity())) == 1.0
 
 
-def test_what_is_taken_and_given_back_leaves_nothing_behind():
+def test_taking_and_returning_leaves_nothing_behind():
     machine = a_machine(rru=24.1, cpus=36.0)
     room = PlannedRoom(machine)
     demands = [Demand(cpus=0.1), Demand(cpus=1 / 3), Demand(rru=0.7), Demand(cpus=2.3)]

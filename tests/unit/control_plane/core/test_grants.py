@@ -220,7 +220,7 @@ def test_a_pool_of_types_and_a_data_center_allows_no_others():
 
 
 @pytest.mark.behaviour("SH13")
-def test_a_pool_of_a_region_and_a_data_center_allows_what_is_in_both():
+def test_a_pool_of_a_region_and_a_data_center_allows_machines_in_both():
     quota = pool_quota("x", {"x": spec(machines=9, region="west", datacenter="dc1")})
     assert quota.allows("a", "dc1", "west")
     assert not quota.allows("a", "dc2", "west")
@@ -228,7 +228,7 @@ def test_a_pool_of_a_region_and_a_data_center_allows_what_is_in_both():
 
 
 @pytest.mark.behaviour("SH13")
-def test_what_is_promised_in_one_region_is_short_there_and_not_elsewhere():
+def test_machines_promised_in_one_region_are_short_only_there():
     """A global quota uses what regional quotas leave, in the same data center or in others."""
     west = MachineClass("skylake", "dc1", MICRO, "west")
     supply = {west: 4, MachineClass("skylake", "dc1", MICRO, "east"): 6}

@@ -239,7 +239,7 @@ def test_a_task_that_is_refused_for_long_goes_elsewhere():
     assert (gone.phase, gone.avoid, gone.reason) == (TaskPhase.PENDING, "m1", "no space")
 
 
-def test_one_that_must_have_no_second_copy_goes_once_its_machine_takes_it_no_more():
+def test_a_task_that_must_not_run_twice_moves_after_its_machine_refuses_it():
     """A start without an answer for a minute may still arrive at the agent that refused it."""
     disconnect = Disconnect(policy=DisconnectPolicy.STOP)
     record = a_record(a_task(phase=TaskPhase.STARTING), disconnect=disconnect)
@@ -276,7 +276,7 @@ def test_no_more_than_the_budget_is_replaced_at_once_even_if_all_are_broken():
 
 
 @pytest.mark.behaviour("BUG-CP17")
-def test_what_is_down_for_any_reason_counts_before_broken_tasks_are_replaced():
+def test_all_down_tasks_count_before_broken_ones_are_replaced():
     """Two of four tasks are lost or restarting, so the budget of two is used up."""
     tasks = [
         a_task(0, phase=TaskPhase.LOST, placement=Placement(machine="m9")),
@@ -341,7 +341,7 @@ def test_a_smaller_job_gives_up_nothing_that_serves_for_what_does_not():
 
 
 @pytest.mark.behaviour("BUG-CP24")
-def test_a_smaller_job_gives_up_first_what_is_known_not_to_serve():
+def test_a_smaller_job_stops_tasks_that_do_not_serve_first():
     """A task on a silent machine may still serve; an unhealthy task does not."""
     tasks = [a_task(0), a_task(1, placement=Placement(machine="m2")), a_task(2)]
     sick = a_status(0, health=Health.UNHEALTHY)

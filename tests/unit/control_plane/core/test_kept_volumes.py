@@ -104,7 +104,7 @@ def test_a_task_that_just_moved_is_not_announced_to_leave() -> None:
     assert notes(arrived)[1] == "task 0: data on m2"
 
 
-def test_what_was_left_behind_is_named() -> None:
+def test_leftover_objects_are_named() -> None:
     left = replace(a_job(machine="m2", data=DATA), leaving={"m1": ["db-0"]})
     assert notes(left)[1:] == ["task 0: data on m2", "m1 has volumes of db-0 from before the move"]
 

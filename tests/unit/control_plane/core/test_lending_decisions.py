@@ -83,7 +83,7 @@ def test_a_promise_that_is_shorter_than_the_notice_makes_no_loan() -> None:
     assert [(loan.machine, loan.donor) for loan in loans] == [("m001", "web")]
 
 
-def test_a_pool_borrows_nothing_of_its_own_nor_of_another_kind_or_place() -> None:
+def test_a_pool_borrows_only_machines_of_others_of_its_kind_and_place() -> None:
     machines = [idle(0, "batch"), idle(1, machine_type="gpu"), idle(2, datacenter="dc2")]
     offers = {"": Offer(300, 0, 0), "batch": Offer(300, 0, 0)}
     wants = taker(types=frozenset({"web"}), datacenter="dc1")
@@ -114,7 +114,7 @@ def test_borrowers_get_machines_by_their_shares_those_that_they_have_included() 
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=4),
     st.integers(0, 10),
 )
-def test_no_machine_is_lent_twice_and_what_is_kept_stays(
+def test_no_machine_is_lent_twice_and_kept_machines_stay(
     stock: list[tuple[str, int]], wishes: list[tuple[int, int]], keep: int
 ) -> None:
     machines = [idle(n, donor, msb=f"msb{msb}") for n, (donor, msb) in enumerate(stock)]
@@ -178,7 +178,7 @@ def test_a_promise_is_two_five_or_fifteen_minutes(promise: str, seconds: float) 
     assert Promise(promise).seconds == seconds
 
 
-def test_what_was_used_at_this_time_yesterday_and_a_week_ago_is_expected_again() -> None:
+def test_usage_of_yesterday_and_a_week_ago_is_expected_again() -> None:
     history = UseHistory(pool="web")
     for number in range(8 * DAY):
         at = NOW + number * SLOT_S

@@ -37,7 +37,7 @@ def buckets(index: RegionIndex, pool: str = "e1") -> list[list[str]]:
 
 @pytest.mark.behaviour("BUG-AL21")
 @pytest.mark.parametrize(("field", "value", "_demand"), OTHERS)
-def test_machines_that_differ_in_what_is_compared_share_no_bucket(field, value, _demand):
+def test_machines_that_differ_in_a_compared_property_share_no_bucket(field, value, _demand):
     index = RegionIndex()
     add(index, "first", **OFFER)
     add(index, "alike", **OFFER)

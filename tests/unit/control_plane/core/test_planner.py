@@ -465,7 +465,7 @@ def test_a_limit_per_bin_counts_the_tasks_that_are_there_already():
 
 
 @pytest.mark.behaviour("AL17")
-def test_machines_without_room_do_not_hide_one_that_fits():
+def test_machines_without_room_do_not_hide_a_machine_that_fits():
     """One search skips 256 such machines and then searches the rest completely."""
     index = RegionIndex()
     add(index, [f"cpu{i}" for i in range(400)], cpus=0.5, rru=0.5)
@@ -476,7 +476,7 @@ def test_machines_without_room_do_not_hide_one_that_fits():
 
 
 @pytest.mark.behaviour("AL17")
-def test_a_long_search_lets_others_run():
+def test_a_long_search_yields_to_other_work():
     index = RegionIndex()
     for msb in range(10):
         add(index, [f"m{msb}-{i}" for i in range(500)], f"msb{msb}", memory_bytes=GIB)
@@ -496,7 +496,7 @@ def test_a_large_job_is_compared_with_what_it_has_in_steps():
     assert len(list(planning(index, a_request(400, "other"), NONE))) == 0
 
 
-def test_what_is_hopeless_for_one_allocation_is_not_for_another():
+def test_a_machine_hopeless_for_one_allocation_may_fit_another():
     """A plan's own claims are not recorded as a machine's lack of room."""
     index = a_region(msbs=1, machines=1)
     assert plan(index, a_request(5), NONE).unplaced == (4,)
@@ -566,7 +566,7 @@ def test_a_refusal_judges_no_machine_twice_for_requests_that_are_alike(monkeypat
 
 
 @pytest.mark.behaviour("CP6")
-def test_what_was_refused_for_the_moment_is_not_remembered():
+def test_temporary_refusals_are_not_cached():
     index = RegionIndex()
     add(index, "f1 f2", pool=FREE)
     kept = Allowance(refuses=lambda machine: "kept for others")

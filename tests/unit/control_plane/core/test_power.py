@@ -186,7 +186,7 @@ def test_released_power_does_not_wake_other_jobs():
     assert index.gains("e2") == gains
 
 
-def test_what_is_known_of_a_machine_changes_what_it_counts():
+def test_facts_of_a_machine_change_its_counts():
     index = a_region(dc1_msb1=2000, dc1_msb2=2000, each=1)
     allocate(index, a_request(2))
     assert used(index) == {MSB1: 400, MSB2: 400}
@@ -218,7 +218,7 @@ def test_a_machine_of_unknown_draw_is_not_counted():
 
 @pytest.mark.behaviour("AL22")
 @pytest.mark.parametrize("seed", range(20))
-def test_no_budget_is_exceeded_and_none_counts_what_is_not_in_use(seed):
+def test_no_budget_is_exceeded_and_unused_power_does_not_count(seed):
     rng = random.Random(seed)
     pools = ("e1", "e2")
     levels = ["dc1", MSB1, MSB2, RACK]

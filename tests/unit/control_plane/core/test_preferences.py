@@ -90,7 +90,7 @@ def test_even_holds_on_every_level(level):
     assert inside[-1] - inside[0] <= 1
 
 
-def test_even_over_racks_counts_what_is_there_already():
+def test_even_over_racks_counts_tasks_that_are_placed_already():
     index = RegionIndex()
     add(index, "a1 a2", rack="a")
     add(index, "b1", rack="b")

@@ -267,7 +267,7 @@ def test_tasks_with_gpus_go_where_fewest_are_left():
 
 
 @pytest.mark.behaviour("AL8")
-def test_spread_comes_before_what_is_scarce():
+def test_spread_comes_before_saving_scarce_machines():
     index = RegionIndex()
     add(index, "c1 c2 c3 c4", "msb1", machine_type="cpu")
     add(index, "g1 g2", "msb2", machine_type="gpu", gpus=8)

@@ -179,7 +179,7 @@ PORTED = Demand(GIB, cpus=0.1, ports=("http", "admin"))
 
 @pytest.mark.behaviour("AL12")
 @pytest.mark.parametrize("cpus", [0.1, 1 / 3, 2.7])
-def test_a_rollback_leaves_exactly_what_was_before(cpus):
+def test_a_rollback_restores_exactly_the_state_before(cpus):
     index = a_region(msbs=3, machines=1)
     add(index, "f1 f2", "msb4", pool=FREE)
     allocate(index, a_request(6, demand=Demand(GIB, cpus=cpus, ports=("http",))))

@@ -214,12 +214,12 @@ def test_every_error_is_reported_with_its_place_and_a_hint(text, reasons):
         "not " * 499,
     ],
 )
-def test_what_is_endless_is_refused_and_costs_nothing(text):
+def test_endless_input_is_refused_at_no_cost(text):
     _, errors = parsed(text)
     assert errors
 
 
-def test_what_is_not_known_of_a_group_of_machines_excludes_none():
+def test_unknown_properties_of_a_group_exclude_no_machine():
     known = frozenset({"msb", "gpus"})
 
     def may(text: str) -> bool:

@@ -75,7 +75,7 @@ def test_a_task_unknown_to_a_restored_copy_is_no_stray_until_released() -> None:
 
 @pytest.mark.behaviour("F-88")
 @pytest.mark.parametrize("phase", [TaskPhase.STARTING, TaskPhase.RUNNING])
-def test_what_was_changed_since_the_copy_stays_as_it_is(phase: TaskPhase) -> None:
+def test_changes_since_the_copy_stay(phase: TaskPhase) -> None:
     """Without this rule all tasks of the job would have restarted at once, at the old version."""
     record, status = a_job("b", a_task(phase=phase)), a_status("b-0", generation=9)
     for restored, expected in ((0, TaskPhase.STARTING), (RESTORED, TaskPhase.RUNNING)):

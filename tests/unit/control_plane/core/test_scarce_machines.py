@@ -43,7 +43,7 @@ def kinds_of(index: RegionIndex, job: str = "web") -> Counter[str]:
 @POOLS
 @pytest.mark.parametrize("rare", RARE)
 @pytest.mark.parametrize("first", ["rare", "common"])
-def test_what_is_rare_is_left_to_tasks_that_need_it(rare, pool, first):
+def test_rare_machines_are_left_to_tasks_that_need_them(rare, pool, first):
     """Disk was kept for no task. Network and memory were kept only in the free pool."""
     index = a_mix(rare, pool, first)
     made = allocate(index, a_request(96, demand=SMALL), Allowance())
@@ -55,7 +55,7 @@ def test_what_is_rare_is_left_to_tasks_that_need_it(rare, pool, first):
 
 @POOLS
 @pytest.mark.parametrize("rare", RARE)
-def test_what_is_rare_is_used_by_other_tasks_if_nothing_else_is_left(rare, pool):
+def test_rare_machines_are_used_by_other_tasks_as_a_last_resort(rare, pool):
     index = a_mix(rare, pool)
     made = allocate(index, a_request(100, demand=SMALL), Allowance())
     assert not made.unplaced
@@ -65,7 +65,7 @@ def test_what_is_rare_is_used_by_other_tasks_if_nothing_else_is_left(rare, pool)
 
 @pytest.mark.behaviour("BUG-AL24")
 @pytest.mark.parametrize("rare", RARE)
-def test_a_free_machine_comes_before_a_rare_one_that_is_held(rare):
+def test_a_free_machine_is_used_before_a_rare_held_one(rare):
     """Tasks without GPUs filled the held machines with GPUs before a free one."""
     index, common = RegionIndex(), {"network_mbps": 1_000, "disk_bytes": 100 * GIB}
     add(index, [f"c{n}" for n in range(24)], machine_type="common", pool=FREE, **common)
@@ -78,7 +78,7 @@ def test_a_free_machine_comes_before_a_rare_one_that_is_held(rare):
     assert kinds_of(index, "late") == {"rare": 2}
 
 
-def test_what_is_known_of_few_machines_is_not_rare():
+def test_a_property_reported_by_few_machines_is_not_rare():
     """The other machines of a new region have not joined, so their disks are unknown."""
     index = RegionIndex()
     add(index, [f"listed{n}" for n in range(9)], blocked="has not joined", memory_bytes=0)

@@ -83,7 +83,7 @@ def test_the_bound_holds_behind_a_preference_that_matters_more():
 
 
 @pytest.mark.behaviour("AL7")
-def test_a_bin_whose_machines_take_no_tasks_does_not_count():
+def test_a_bin_of_closed_machines_does_not_count():
     """An MSB that is down blocks no task; one that is full does."""
     index = uneven(9, 9)
     add(index, ["m3"], "msb3", blocked="it is down", **a_room(9))
@@ -123,7 +123,7 @@ EXCLUDED = {
 @pytest.mark.parametrize("pool", ["e1", FREE])
 @pytest.mark.parametrize("kind", EXCLUDED)
 @pytest.mark.parametrize("property_", [MSB, Property.RACK])
-def test_a_bin_whose_machines_cannot_run_the_tasks_holds_up_no_other(kind, pool, property_):
+def test_a_bin_without_suitable_machines_blocks_no_other_bin(kind, pool, property_):
     """One task of six had a machine; without the bound all six had one."""
     fields, demand = EXCLUDED[kind]
     apt = {"labels": (("gold", "yes"),), "capabilities": frozenset({"nested"})}

@@ -234,7 +234,7 @@ def refusal(*preferences: dict[str, object]) -> str:
         ({"property": "msb", "weights": {"a": 1001}}, "weights"),
     ],
 )
-def test_a_preference_that_means_nothing_is_refused_with_what_is_meant(preference, said):
+def test_a_preference_without_effect_is_refused_with_a_hint(preference, said):
     assert said in refusal(preference)
 
 

@@ -38,7 +38,7 @@ def test_failures_are_forgotten_one_by_one():
 
 
 @pytest.mark.behaviour("F-52")
-def test_what_is_recalled_from_a_record_is_what_was_counted():
+def test_a_record_restores_the_counted_values():
     """This holds for failures hours apart, although some are forgotten meanwhile. No failure counts
     from the future."""
     counted, moments = NO_FAILURES, [0.0, 60.0, 90.0, 4000.0, 9000.0, 9100.0]

@@ -72,7 +72,7 @@ def test_what_the_configuration_gives_only_the_configuration_takes() -> None:
 @pytest.mark.parametrize(
     "who", ["", "ann", "user:", "user:Ann", "role:x", "user:ann\n", "group:a b"]
 )
-def test_what_is_no_user_and_no_group_becomes_no_operator(who: str) -> None:
+def test_only_a_user_or_group_becomes_operator(who: str) -> None:
     async def work(store: MemoryStore) -> None:
         people = await opened(store)
         with pytest.raises(InvalidInput, match="expected user:NAME or group:NAME"):

@@ -211,7 +211,7 @@ def test_a_token_costs_the_same_however_many_are_stored(
     assert read == [TOKENS]
 
 
-def test_the_certificate_is_what_the_authority_says_not_what_was_asked_for(service: Setup) -> None:
+def test_the_authority_decides_the_contents_of_a_certificate(service: Setup) -> None:
     async def scenario() -> x509.Certificate:
         async with service.store:
             return await service.join(await service.token(), csr=a_request(name="root"))
@@ -245,7 +245,7 @@ def test_old_tokens_are_forgotten(service: Setup) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "twn1", "twn1.aaaaaaaa", "twn2." + "a" * 41, "x" * 9999])
-def test_what_is_no_token_is_refused_like_a_wrong_one(service: Setup, token: str) -> None:
+def test_a_malformed_token_is_refused_like_a_wrong_one(service: Setup, token: str) -> None:
     async def scenario() -> None:
         async with service.store:
             with pytest.raises(Forbidden, match="did not issue it"):

@@ -33,7 +33,7 @@ def a_credential(name: str, issuer: str, *trusts: str) -> IssuedCredential:
 
 @pytest.mark.behaviour("BUG-AG5")
 @given(st.lists(st.sampled_from(Step), max_size=12))
-def test_whatever_operators_do_there_is_one_root_that_issues_and_at_most_one_beside_it(
+def test_operators_always_leave_one_issuing_root_and_at_most_one_other(
     steps: list[Step],
 ) -> None:
     """The stored text reads back as the same roots, and the former root has no key."""

@@ -44,7 +44,7 @@ def test_an_owner_owns_everything_that_a_call_is_about(about: dict[str, list[str
         (Needs.OPERATOR, "ann is not an operator", "twinectl role grant user:ann operator"),
     ],
 )
-def test_a_refusal_says_what_is_missing_and_how_to_get_it(
+def test_a_refusal_names_the_missing_right_and_how_to_get_it(
     needs: Needs, words: str, way: str
 ) -> None:
     found = refusal(needs, ANN, {"db": ["user:bob"]})

@@ -211,9 +211,7 @@ def test_a_wave_without_a_deadline_waits_as_long_as_announced():
         ({"deadline_s": 60.0, "duration_s": 60.0}, [[0, 1, 2]]),
     ],
 )
-def test_waves_whose_machines_come_back_one_after_another_need_room_for_one_at_a_time(
-    wish, together
-):
+def test_waves_with_returning_machines_need_room_for_one_machine_at_a_time(wish, together):
     assert leaving_together(a_wish(**wish), 3) == together
 
 

@@ -49,7 +49,7 @@ def test_a_restart_of_a_task_or_of_its_host_gives_no_rate() -> None:
     assert loads.tasks == {}
 
 
-def test_what_was_not_read_for_long_is_not_known() -> None:
+def test_a_value_that_was_not_read_for_long_is_unknown() -> None:
     loads = Loads(smooth_s=60.0)
     loads.read("m1", TYPE, read(0.0, 0.0), now=0.0)
     loads.read("m1", TYPE, read(10.0, 1.0), now=10.0)

@@ -222,7 +222,7 @@ def two_full() -> PlacementModel:
     )
 
 
-def test_those_that_leave_may_go_to_where_the_one_that_comes_was() -> None:
+def test_displaced_tasks_may_take_the_place_of_the_moved_one() -> None:
     state = PlacementState(two_full())
 
     assert try_chain(state.views, 0, 1, view(np.array([0, 0])), 0.0) == -0.5

@@ -157,7 +157,7 @@ def test_only_the_latest_boots_are_remembered():
     run(main())
 
 
-def test_a_date_that_could_not_be_stored_is_stored_later_and_so_is_one_that_was_believed():
+def test_a_date_that_could_not_be_stored_is_stored_later():
     class Sick(MemoryStore):
         sick = True
 

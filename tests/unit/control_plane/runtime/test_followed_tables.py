@@ -96,7 +96,7 @@ async def test_a_record_that_was_deleted_here_does_not_come_back_by_its_own_echo
 
 
 @pytest.mark.behaviour("AL2")
-async def test_a_process_whose_history_is_gone_lists_everything_again() -> None:
+async def test_a_process_lists_everything_again_after_a_compaction() -> None:
     """The history was compacted while the process did not follow. It finds deletions, too."""
     async with MemoryStore() as store:
         here, there = owners(store, "here"), owners(store, "there")
@@ -188,7 +188,7 @@ class Counted(MemoryStore):
 
 @pytest.mark.behaviour("SH10")
 @pytest.mark.parametrize("seed", range(8))
-async def test_a_follower_takes_parts_of_a_job_from_the_watch_and_has_what_is_stored(
+async def test_a_follower_assembles_a_job_from_watched_parts(
     seed: int,
 ) -> None:
     """Following a job of another process costs no call to the store."""

@@ -30,7 +30,7 @@ async def test_waiters_get_a_name_in_order() -> None:
     assert len(locks) == 0
 
 
-async def test_one_that_is_cancelled_as_it_is_handed_a_name_hands_it_on() -> None:
+async def test_a_waiter_cancelled_while_it_gets_a_name_passes_it_on() -> None:
     locks = Locks()
     await locks.take("a")
     first, second = (asyncio.create_task(locks.take("a")) for _ in range(2))

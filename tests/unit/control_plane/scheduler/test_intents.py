@@ -73,7 +73,7 @@ async def test_half_of_the_job_stays_half_at_every_size(w: World):
 
 @pytest.mark.behaviour("JC7", "CV2")
 @scenario()
-async def test_a_count_of_tasks_runs_what_is_pushed_at_every_size(w: World):
+async def test_a_push_to_a_number_of_tasks_holds_at_every_size(w: World):
     """The first stage of a push is a number of tasks; the next stage keeps them."""
     await w.deployed(a_job(6, update=FAST))
     push = PushWish(spec=a_job(1, command=OTHER, update=FAST), tasks=2)
@@ -468,7 +468,7 @@ async def test_what_cannot_be_meant_is_refused(w: World):
 
 
 @scenario()
-async def test_bounds_are_shown_with_what_was_asked_for(w: World):
+async def test_bounds_are_shown_with_the_requested_size(w: World):
     await w.deployed(a_job(4, update=FAST))
     wish = SizeWish(tasks=1, minimum=2, maximum=6)
     shown = await w.cp.intents.size("web", wish, SCALER)
@@ -523,7 +523,7 @@ async def test_a_job_that_is_adopted_restarts_no_task_and_has_one_writer_from_th
 
 @pytest.mark.behaviour("FE8")
 @scenario()
-async def test_jobs_are_listed_in_brief_and_change_with_what_is_stored_and_seen(w: World):
+async def test_job_briefs_follow_stored_and_observed_changes(w: World):
     """An autoscaler of thousands of jobs reads in full only the jobs that changed."""
     await w.deployed(a_job(4, update=FAST))
     (first,) = (await w.cp.intents.briefs()).jobs

@@ -52,7 +52,7 @@ def view(w: World, name: LimitName) -> LimitView:
 
 
 @pytest.mark.behaviour("AV5")
-def test_a_limit_lets_a_burst_pass_then_its_rate_and_everything_while_it_is_lifted():
+def test_a_limit_allows_a_burst_then_its_rate_and_everything_while_lifted():
     """The limit also reports what it holds back, and the user who lifted it."""
     limit = Limit(LimitName.STOPS, per_s=2.0, burst=3)
     assert [limit.take(100.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
@@ -152,7 +152,7 @@ async def capped(w: World, machines: list[str], deadline_s: float | None = None)
 
 @pytest.mark.behaviour("SC16", "AV5")
 @limited(capped_moves_burst=1, capped_moves_per_s=0.02, repair_after_s=9999)
-async def test_tasks_leave_machines_whose_power_is_capped_no_faster_than_the_limit(w: World):
+async def test_tasks_leave_power_capped_machines_within_the_limit(w: World):
     """Target machines need power too. The deadline takes precedence."""
     most = UpdatePolicy(max_unavailable=6, drain_s=1)
     await w.deployed(a_job(6, limits=SMALL, update=most), quota=6)

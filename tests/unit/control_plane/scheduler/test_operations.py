@@ -94,7 +94,7 @@ async def test_a_failure_and_a_drain_tell_from_where_to_where(w: World):
 
 @pytest.mark.behaviour("BUG-UX2")
 @scenario()
-async def test_restarts_of_a_crash_loop_are_in_the_log_and_the_story(w: World):
+async def test_restarts_of_a_crash_loop_are_in_the_log_and_the_task_story(w: World):
     """The log has few events, even if the task crashes often; each event has its exit code."""
     await w.deployed(a_job(1))
     (start,) = await told(w)

@@ -170,7 +170,7 @@ async def test_an_immediate_restart_needs_no_approval_but_a_reason(w: World):
 
 
 @scenario()
-async def test_what_is_being_done_to_a_task_comes_before_its_restart(w: World):
+async def test_an_operation_on_a_task_comes_before_its_restart(w: World):
     await w.deployed(a_job(3))
     await w.cp.move_task("web", 1, "", "a noisy neighbour")
     with pytest.raises(Conflict, match="move because of owner comes first"):

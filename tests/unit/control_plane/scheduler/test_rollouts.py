@@ -513,7 +513,7 @@ async def test_an_update_that_cannot_reach_its_failure_limit_continues(w: World)
 
 
 @scenario()
-async def test_a_version_after_one_that_failed_as_a_canary_gets_its_canaries(w: World):
+async def test_the_version_after_a_failed_canary_gets_canaries(w: World):
     """Tasks that an earlier update started are no canaries of the next version."""
     update = policy(max_unavailable=2, canary=Canary(tasks=2, hold_s=5))
     await w.deployed(a_job(4, update=update))

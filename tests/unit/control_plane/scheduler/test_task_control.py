@@ -672,7 +672,7 @@ def test_after_a_start_tasks_on_silent_machines_are_not_reported_as_down(answers
 
 @pytest.mark.behaviour("BUG-TC2")
 @scenario()
-async def test_what_was_acknowledged_of_a_task_that_was_down_says_nothing_once_it_is_up(w: World):
+async def test_an_acknowledgement_for_a_down_task_is_void_once_it_is_up(w: World):
     """An acknowledgement because "it is down anyway" stopped tasks that served again."""
 
     def down_anyway(request: TaskControlRequest) -> list[str | Ack]:

@@ -42,7 +42,7 @@ def test_an_address_to_listen_on_has_host_and_port(listen: str) -> None:
         config.Config(listen=listen).listen_on()
 
 
-def test_the_certificate_names_what_is_advertised_first() -> None:
+def test_the_certificate_names_the_first_advertised_name() -> None:
     names = config.Config(listen="[::]:7440", advertise=["cp.example", "10.77.0.1"]).reachable_at()
     assert names[:2] == ["cp.example", "10.77.0.1"]
     assert {"localhost", "127.0.0.1"} < set(names)

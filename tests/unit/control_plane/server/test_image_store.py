@@ -204,7 +204,7 @@ def test_signatures_stay_with_an_image_and_a_key_has_one(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
-def test_what_is_no_signature_of_the_image_is_not_kept(tmp_path: Path) -> None:
+def test_an_invalid_image_signature_is_not_stored(tmp_path: Path) -> None:
     key = signatures.new_key()
     good, elsewhere = a_signature(key), a_signature(key, digest="sha256:" + "0" * 64)
 

@@ -272,7 +272,7 @@ async def test_a_write_with_unknown_outcome_is_looked_up(small: Region):
 
 
 @pytest.mark.behaviour("F-47")
-async def test_a_job_whose_write_was_not_made_can_be_allocated_again(small: Region):
+async def test_a_job_with_a_failed_write_can_be_allocated_again(small: Region):
     """Ensuring that the write is never made costs a revision of the job's record.
 
     The allocator did not record that revision, and the job got no machines until the next restart.
@@ -354,7 +354,7 @@ async def test_an_allocation_answers_although_a_broker_never_does(small: Region)
         site.hangs = False
 
 
-async def test_holds_whose_release_failed_are_released_later(small: Region):
+async def test_holds_with_a_failed_release_are_released_later(small: Region):
     async with small.process() as p:
         p.store.fails = [Busy("no")]
         site = p.brokers.at("dc1").table.store

@@ -128,7 +128,7 @@ async def test_the_store_of_another_control_plane_is_not_taken(s: Stores) -> Non
     assert "/c holds something else" in (await s.refused(dc1="c"))["dc1"]
 
 
-async def test_what_is_gone_for_good_can_be_forgotten(s: Stores) -> None:
+async def test_lost_machines_can_be_removed(s: Stores) -> None:
     await s.start(dc1="a")
     note = await forget(s.main, "dc1")
     assert (note.datacenter, note.folder) == ("dc1", "/a")

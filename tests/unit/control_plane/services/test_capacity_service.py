@@ -65,7 +65,7 @@ async def test_a_smaller_quota_counts_at_once_and_machines_go_back_as_they_empty
 
 @pytest.mark.behaviour("BUG-UX8")
 @scenario()
-async def test_a_quota_below_what_is_held_is_granted_with_a_warning(w: World):
+async def test_a_quota_below_the_held_machines_is_granted_with_a_warning(w: World):
     """A dry run warns too. A sufficient quota causes no warning."""
     await joined(w)
     await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))

@@ -64,7 +64,7 @@ async def test_a_deletion_fails_if_another_process_wrote_a_job_meanwhile():
 
 
 @pytest.mark.behaviour("BUG-CP8")
-async def test_no_job_is_applied_to_what_is_being_deleted():
+async def test_no_job_is_applied_to_an_entitlement_being_deleted():
     """The later of the two requests is refused."""
     async with MemoryStore() as store:
         portal = Portal(store, Runtime())

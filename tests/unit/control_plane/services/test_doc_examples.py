@@ -63,13 +63,13 @@ def test_the_first_job_file_of_a_page_can_be_applied(page: str, tmp_path: Path) 
 
 
 @pytest.mark.behaviour("BUG-UX4")
-def test_the_first_task_file_is_one_that_the_agent_takes() -> None:
+def test_the_task_file_example_is_valid_for_the_agent() -> None:
     """Checks docs/task-lifecycle.md."""
     document = plain(tomllib.loads(first_block("task-lifecycle")), TaskSpec)
     assert checked(document).command == ["/bin/serve"]
 
 
 @pytest.mark.behaviour("BUG-UX4")
-def test_the_first_profile_is_one_that_an_owner_may_propose() -> None:
+def test_the_profile_example_is_valid_for_an_owner() -> None:
     """Checks docs/profiles.md."""
     assert check_text(first_block("profiles"), "web", ["sysctl.net.*"]) == []

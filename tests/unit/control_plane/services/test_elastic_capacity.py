@@ -133,7 +133,7 @@ async def test_a_recommendation_lends_nothing(world: World) -> None:
 
 
 @scenario(elastic=replace(APPLY, keep_free=2))
-async def test_what_is_kept_free_is_not_lent(world: World) -> None:
+async def test_machines_kept_free_are_not_lent(world: World) -> None:
     await world.set_up(quota=3)
     await borrower(world)
     await world.cp.apply_job(best_effort())

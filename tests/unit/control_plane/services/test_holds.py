@@ -56,7 +56,7 @@ async def four_machines(store: MemoryStore) -> Brokers:
     return brokers
 
 
-async def test_what_is_prepared_is_assigned_by_the_commit_once() -> None:
+async def test_prepared_machines_are_assigned_once_by_the_commit() -> None:
     async with MemoryStore() as store:
         brokers = await four_machines(store)
         await brokers.prepare("t1", TAKES)

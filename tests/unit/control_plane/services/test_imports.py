@@ -207,7 +207,7 @@ async def test_a_decision_with_a_lost_answer_is_read_back(engines) -> None:
 
 
 @pytest.mark.behaviour("BUG-CP23")
-async def test_a_list_whose_stores_fail_after_the_decision_is_finished_later(engines) -> None:
+async def test_a_list_with_failing_stores_after_the_decision_is_finished_later(engines) -> None:
     """The answer reports it; other data centers do not wait."""
     fails = True
 

@@ -219,7 +219,7 @@ async def test_limits_of_preferences_and_gangs_are_reasons(w: World):
 
 
 @on(region_of("dc1/msb1", "dc1/msb2", "dc2/msb3"))
-async def test_a_place_that_the_entitlement_gave_back_counts_for_what_is_uneven(w: World):
+async def test_a_returned_place_counts_as_uneven(w: World):
     """A machine that was down for long is free when it is back; its job is still uneven."""
     await entitle(w, "front", 3)
     await w.cp.apply_job(job("a", 6, limits=Limits(memory_max_bytes=100 * MIB)))

@@ -91,7 +91,7 @@ async def test_only_brokers_of_a_transaction_learn_of_its_end(
     assert told == ["commit dc0", "abort dc1"]
 
 
-async def test_after_a_restart_what_is_held_says_whom_to_tell() -> None:
+async def test_after_a_restart_holds_name_their_brokers() -> None:
     async with MemoryStore() as store:
         await (await four_machines(store)).prepare("t1", {n: TAKES[n] for n in ("m1", "m3")})
         again = await loaded(store)

@@ -60,7 +60,7 @@ def test_all_keys_that_conflict_in_a_file_are_reported_at_once() -> None:
 
 
 @pytest.mark.parametrize("command", [{}, {"command": ["/bin/x"]}])
-def test_containers_inside_of_what_is_no_machine_are_one_mistake(command: dict[str, Any]) -> None:
+def test_nested_without_own_init_is_one_error(command: dict[str, Any]) -> None:
     assert job_errors(FILE | {"relaxations": ["nested", "own-init"]}) == []
     (error,) = job_errors(FILE | {"relaxations": ["nested"]} | command)
     assert error.field == "relaxations"

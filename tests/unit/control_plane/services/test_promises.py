@@ -99,7 +99,7 @@ async def test_the_sums_of_many_pools_do_not_block_the_loop(monkeypatch):
 
 
 @pytest.mark.behaviour("BUG-CP6")
-async def test_what_is_taken_between_two_sums_is_subtracted(monkeypatch):
+async def test_takes_between_two_sums_are_subtracted(monkeypatch):
     """In a region of many pools, the limits were up to five seconds old."""
     monkeypatch.setattr(promises, "MANY", 2)
     index = a_region()

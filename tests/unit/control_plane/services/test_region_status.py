@@ -32,7 +32,7 @@ def test_a_region_without_troubles_has_none() -> None:
     assert problems_of([CORE], SHARDS, {"up": 4, "down": 0}, [limit("")], 0) == []
 
 
-def test_a_shard_that_is_away_is_named_first_and_one_that_was_drained_is_not() -> None:
+def test_an_unavailable_shard_is_named_first_and_a_drained_one_is_not() -> None:
     known = RoleProcess(role="shard-1", epoch=7, life="x", host="h1", since=3.0)
     away = [away_status(1, "no answer", known, SHARDS[1]), away_status(2, "gone", None, SHARDS[2])]
     assert (away[0].host, away[0].term, away[0].since) == ("h1", 7, 3.0)

@@ -230,7 +230,7 @@ def test_a_start_with_regions_that_contradict_the_map_is_refused() -> None:
 
 
 @pytest.mark.behaviour("SH13")
-def test_machines_of_a_region_are_promised_to_what_is_pinned_to_it() -> None:
+def test_machines_of_a_region_are_promised_to_entitlements_pinned_to_it() -> None:
     """A global entitlement leaves these machines, and a pin to an unknown region is refused."""
 
     async def main() -> None:

@@ -75,7 +75,7 @@ async def test_a_shard_without_a_core_that_fits_does_not_start() -> None:
 
 
 @pytest.mark.behaviour("SH2")
-async def test_shards_are_those_whose_processes_have_led() -> None:
+async def test_shards_are_known_once_their_processes_have_led() -> None:
     """A new shard is known once its election is followed. Numbers may have gaps."""
     async with MemoryStore() as store:
         await elected(store, CORE, 1)

@@ -42,7 +42,7 @@ SCOPES = {load.shard: load.region for load in SHARDS}
         ("west", None, False),
     ],
 )
-def test_a_regional_shard_owns_what_is_pinned_to_its_region_and_a_global_one_anything(
+def test_a_regional_shard_owns_entitlements_of_its_region_and_a_global_shard_any(
     scope: str, region: str | None, may: bool
 ) -> None:
     assert may_own(scope, region) is may

@@ -31,7 +31,7 @@ async def test_a_production_store_creates_it_and_counts_its_creators(tmp_path) -
 
 
 @given(st.integers(0, 300), st.integers(0, 2 * VALUE_MAX))
-def test_what_is_within_the_bounds_is_never_refused(rows: int, size: int) -> None:
+def test_a_change_within_the_bounds_is_never_refused(rows: int, size: int) -> None:
     operations = [Put(f"k{n}", b"x" * size if n == 0 else b"") for n in range(rows)]
     over = rows > ROWS_MAX or (rows > 0 and size > VALUE_MAX)
     counted = Bounds(strict=False)
