@@ -154,7 +154,7 @@ def test_deleting_takes_nested_and_read_only_ones_along(volume: Volume) -> None:
     assert volume.btrfs.find(image) is None
 
 
-def test_deleting_what_is_not_there_is_no_error(volume: Volume) -> None:
+def test_deleting_a_missing_object_is_no_error(volume: Volume) -> None:
     volume.btrfs.delete(volume.folder / "missing")
     volume.btrfs.delete(volume.folder / "missing" / "too")
 
@@ -241,7 +241,7 @@ def test_a_limit_is_read_back_and_can_be_changed_and_lifted(volume: Volume) -> N
 
 
 @pytest.mark.behaviour("AG9")
-def test_a_limit_holds_for_the_volume_and_what_is_made_inside_of_it(volume: Volume) -> None:
+def test_a_limit_holds_for_the_volume_and_subvolumes_inside(volume: Volume) -> None:
     """A full volume can be deleted, with all that is nested; its snapshot stays."""
     btrfs, path, kept = volume.btrfs, volume.folder / "full", volume.folder / "full@kept"
     btrfs.create(path)

@@ -154,7 +154,7 @@ async def test_the_wait_for_a_hanging_disk_is_bounded(
 
 
 @pytest.mark.behaviour("F-43")
-async def test_a_writer_that_was_paused_for_long_does_not_take_its_disk_for_slow(
+async def test_a_long_pause_of_a_writer_is_no_slow_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After SIGCONT the timers of the loop come before the answer of the thread."""
@@ -196,7 +196,7 @@ def tell(owner: subprocess.Popen[str], line: str) -> None:
 
 
 @pytest.mark.behaviour("F-43")
-def test_a_paused_owner_keeps_the_store_and_one_that_lost_it_writes_nothing(tmp_path: Path) -> None:
+def test_a_paused_owner_keeps_the_store_and_a_former_owner_writes_nothing(tmp_path: Path) -> None:
     """Stopped, it still holds the lock; and should somebody remove that, its late writes
     are refused, because the store was opened since."""
     with subprocess.Popen(

@@ -351,7 +351,7 @@ def test_a_listener_receives_start_exit_and_disappearance(
         wait_for_word()
 
 
-def test_a_listener_that_was_ended_receives_nothing(host: Host, unit: str) -> None:
+def test_an_ended_listener_receives_nothing(host: Host, unit: str) -> None:
     quiet: queue.Queue[str] = queue.Queue()
     loud: queue.Queue[str] = queue.Queue()
     end_quiet = host.systemd.listen(quiet.put)

@@ -111,7 +111,7 @@ async def test_pages_and_histories_that_are_cut_hide_nothing(
 
 
 @pytest.mark.behaviour("BUG-CP14")
-async def test_a_write_that_was_given_up_is_found_before_the_next(store: Store) -> None:
+async def test_an_abandoned_write_is_found_before_the_next(store: Store) -> None:
     """Cancelled on its way to the writer, it was looked for, not seen, and came."""
     async with store:
         table = owner(store)

@@ -59,7 +59,7 @@ def values_in_log(guest: OneGuest, runs: int) -> dict[str, str]:
 
 @pytest.mark.behaviour("AG9")
 @pytest.mark.long
-def test_volumes_hold_their_limits_and_what_is_in_them(guest: OneGuest) -> None:
+def test_volumes_keep_their_limits_and_contents(guest: OneGuest) -> None:
     """The kernel ends a write at the limit. The data survives a restart and an update."""
     run = (
         "twine-agent run keep --image /root/image.tar --file /root/task.toml"

@@ -200,7 +200,7 @@ def test_promises_that_are_judged_before_machines_are_held_only_are_found(
 
 
 @pytest.mark.behaviour("AV2")
-def test_a_write_of_a_leader_that_was_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_of_a_replaced_leader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the comparison with the leader's key, a late write of an old leader is made."""
     request = EtcdStore._request
 

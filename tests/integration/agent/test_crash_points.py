@@ -155,7 +155,7 @@ async def _at_rest(client: AgentClient) -> None:
 
 @pytest.mark.behaviour("F-01", "F-42")
 @pytest.mark.parametrize("point", POINTS)
-def test_a_step_that_was_cut_off_is_redone_or_undone_and_never_done_twice(
+def test_an_interrupted_step_is_redone_or_undone_and_never_done_twice(
     host: FakeHost, point: str
 ) -> None:
     """At every point; afterwards all is accounted for, and the same request works."""

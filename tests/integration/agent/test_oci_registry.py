@@ -104,7 +104,7 @@ def written(host: FakeHost) -> int:
 
 @pytest.mark.behaviour("AG3", "BUG-AG31")
 @pytest.mark.parametrize("how", ["gzip", "zstd", "tar"])
-async def test_an_image_from_a_registry_is_the_tree_that_was_pushed(
+async def test_an_image_from_a_registry_equals_the_pushed_tree(
     host: FakeHost, registry: str, tmp_path: Path, how: str
 ) -> None:
     """Fetched by skopeo, verified, layer by layer on btrfs, run as a task."""

@@ -114,7 +114,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.behaviour("BUG-AG34")
-def test_a_log_is_byte_for_byte_what_was_written(host: Host) -> None:
+def test_a_log_equals_the_written_bytes(host: Host) -> None:
     """journald's streams drop empty lines, blanks and CR at the end, and break at NUL."""
     host.turned()
     with host.pipe.open("wb", buffering=0) as out:

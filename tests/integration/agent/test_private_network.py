@@ -55,7 +55,7 @@ def test_a_private_task_reaches_neither_agent_nor_metadata(found: dict[str, Any]
     assert (walls["metadata"], walls["metadata from the host"]) == ("silence", "open")
 
 
-def test_the_kernel_has_the_rate_that_was_asked_for(found: dict[str, Any]) -> None:
+def test_the_kernel_has_the_requested_rate(found: dict[str, Any]) -> None:
     assert "tbf" in found["walls"]["rate"]
     assert "rate 8Mbit" in found["walls"]["rate"]
 

@@ -23,7 +23,7 @@ print(json.dumps([sorted(sys.modules), _SSL_CONTEXT_VERIFIED.cert_store_stats()[
 RARE = {"click", "rich", "tarfile", "cryptography", "pyroute2", "sqlite3", "agent.cli.root"}
 
 
-def test_a_running_agent_loads_what_it_needs_all_the_time() -> None:
+def test_a_running_agent_loads_permanently_needed_modules() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True
     )

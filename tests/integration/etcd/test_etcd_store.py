@@ -134,7 +134,7 @@ async def test_a_paused_leader_is_replaced_and_its_writes_are_refused(
 
 
 @pytest.mark.behaviour("BUG-CP58")
-async def test_a_process_that_was_paused_in_its_election_is_elected_again(
+async def test_a_process_paused_in_its_election_is_elected_again(
     settings: EtcdSettings,
 ) -> None:
     """Regression: its answer came after its lease had ended, and it loaded the store and began to

@@ -87,7 +87,7 @@ async def test_an_unavailable_shard_fails_only_its_own_jobs_and_restarts_no_task
 
 
 @pytest.mark.behaviour("SH7", "AV7")
-async def test_shards_finish_what_was_begun_while_the_only_api_server_is_gone(
+async def test_shards_finish_begun_work_while_the_only_core_is_down(
     one: Cluster, tmp_path: Path
 ) -> None:
     """Requests between a shard and its hosts neither pass through the core nor wait for it."""

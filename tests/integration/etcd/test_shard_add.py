@@ -89,7 +89,7 @@ async def test_a_shard_is_added_under_load_without_a_failed_request(
 
 
 @pytest.mark.behaviour("SH10", "AV7", "HC2")
-async def test_status_and_metrics_tell_of_each_process_and_of_one_that_is_away(
+async def test_status_and_metrics_show_each_process_and_unavailable_ones(
     one: Cluster, tmp_path: Path
 ) -> None:
     """Leader, term, its start, lag, store, CPU, memory, machines and tasks of each role."""

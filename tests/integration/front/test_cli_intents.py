@@ -37,7 +37,7 @@ def ctl(region: Region) -> Ctl:
 
 
 @pytest.mark.behaviour("JC8")
-def test_each_dimension_is_shown_with_its_writer_and_what_it_waits_for(ctl: Ctl) -> None:
+def test_each_dimension_is_shown_with_its_writer_and_wait(ctl: Ctl) -> None:
     found = ctl("job", "intents", "web")
     assert found.exit_code == 0, found.output
     for text in ("size", "user:ann", "4 tasks", "the job is held", "evening"):

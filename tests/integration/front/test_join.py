@@ -286,7 +286,7 @@ def _serial_of(pem: str) -> str:
     return f"{x509.load_pem_x509_certificate(pem.encode()).serial_number:X}".zfill(2)
 
 
-def test_a_machine_that_was_removed_cannot_renew(region: Region, tmp_path: Path) -> None:
+def test_a_removed_machine_cannot_renew(region: Region, tmp_path: Path) -> None:
     host = HostIdentity(tmp_path)
     asyncio.run(host.join(invitation(region), candidate()))
     planned = region.control_plane.inventory.outages.plan_unavailability

@@ -91,7 +91,7 @@ def test_interfaces_of_the_kernel_are_set_and_given_back(tmp_path: Path) -> None
     assert done.stdout == "ok\n", done.stderr
 
 
-def test_a_run_starts_with_what_it_needs_and_nothing_else(tmp_path: Path) -> None:
+def test_a_run_imports_only_needed_modules(tmp_path: Path) -> None:
     """Agents wait for it, and the timer starts it on every host: what is not imported is free."""
     (tmp_path / "p.toml").write_text(
         "description='p'\n[sysctl]\n'vm.swappiness'=10\n[thp]\nenabled='madvise'\n"

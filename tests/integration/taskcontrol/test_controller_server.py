@@ -152,7 +152,7 @@ def example() -> str:
 
 
 @pytest.mark.behaviour("TC17")
-def test_the_example_of_the_guide_is_short_and_does_what_it_says():
+def test_the_example_of_the_guide_is_short_and_works():
     """The page shows a whole controller; it is run here as it stands there."""
     assert len(example().splitlines()) < 60
     namespace: dict[str, object] = {"__name__": "cache_controller"}

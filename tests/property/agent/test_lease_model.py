@@ -319,7 +319,7 @@ def test_requests_that_arrive_prolong_nothing_while_no_answer_does(lease: Lease)
     lease.a_task_that_counts_as_ended_has_ended()
 
 
-def test_a_start_that_was_delayed_too_long_is_dropped(lease: Lease) -> None:
+def test_a_start_delayed_too_long_is_dropped(lease: Lease) -> None:
     w = lease.w
     w.unit = None
     lease.the_host_works(starts=False)

@@ -77,7 +77,7 @@ def quotas_fit(quotas, supply) -> bool:
 
 @pytest.mark.behaviour("CP1", "MO6")
 @given(SUPPLY, st.lists(counted(), max_size=6))
-def test_what_hall_forbids_is_refused_and_nothing_else(supply, wanted):
+def test_only_requests_that_violate_halls_theorem_are_refused(supply, wanted):
     specs = {f"e{i}": spec for i, spec in enumerate(wanted)}
     assert (not unkept(specs, supply)) == can_all_be_served(specs, supply)
 

@@ -120,7 +120,7 @@ def test_and_or_and_not_are_those_of_sets(term):
 
 
 @given(SMALL, st.sets(st.sampled_from(["msb", "gpus", "label.a"])).map(frozenset))
-def test_what_some_properties_exclude_no_machine_meets(term, known):
+def test_excluded_properties_are_met_by_no_machine(term, known):
     for m in MACHINES:
         if holds(term, m):
             assert may_hold(term, m, known)

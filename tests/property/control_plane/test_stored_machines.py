@@ -96,7 +96,7 @@ def test_stored_records_have_their_schema_and_no_defaults(record: MachineRecord,
 
 
 @given(RECORDS, st.sampled_from(["schema", "location", "machine_type", "state", "hardware"]))
-def test_what_a_reader_refuses_is_what_decode_refuses(record: MachineRecord, name: str) -> None:
+def test_the_reader_refuses_the_same_input_as_decode(record: MachineRecord, name: str) -> None:
     stored = msgspec.json.decode(encode(record))
     newer = {**stored, "schema": SCHEMAS[MachineRecord] + 1, name: 2}
     for changed in (newer, {**stored, name: [1]}):

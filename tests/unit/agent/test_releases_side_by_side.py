@@ -26,7 +26,7 @@ FIRST_RELEASE = {
 PLAIN = api.TaskSpec(generation=7, image="sha256:" + "0" * 64, command=["/bin/true"])
 
 
-def test_a_task_that_asks_for_nothing_new_is_understood_by_agents_of_before():
+def test_earlier_agents_accept_a_task_without_new_fields():
     """Control planes are upgraded first: what they do not use, they do not say."""
     sent = msgspec.json.decode(msgspec.json.encode(PLAIN))
     assert set(sent) <= FIRST_RELEASE

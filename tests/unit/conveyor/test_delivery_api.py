@@ -327,7 +327,7 @@ def test_all_errors_of_a_configuration_are_reported(tmp_path: Path):
     assert load(None) == ConveyorConfig()
 
 
-async def test_what_is_not_there_is_not_found():
+async def test_missing_objects_are_not_found():
     world = await World().begin()
     for work in (
         world.service.view("missing"),

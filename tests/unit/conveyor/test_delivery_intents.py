@@ -223,7 +223,7 @@ def test_the_push_its_writer_and_a_hold_are_read_from_the_intents():
 
 
 @pytest.mark.behaviour("CV1")
-def test_a_registry_tag_names_the_newest_image_that_was_fetched_from_it():
+def test_a_registry_tag_names_the_newest_fetched_image():
     """`trigger.image` is a signed name or a reference of a registry."""
 
     def an_image(number: int, reference: str) -> ImageInfo:

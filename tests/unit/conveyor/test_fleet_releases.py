@@ -271,7 +271,7 @@ async def test_a_process_that_lost_its_store_touches_no_host_and_ends(monkeypatc
     assert world.hosts.installs == []
 
 
-async def test_what_a_fleet_cannot_have_is_refused_at_once():
+async def test_invalid_settings_of_a_fleet_are_refused_at_once():
     gates = {"health": {"command": {"run": "x"}}}
     with pytest.raises(InvalidInput) as refused:
         a_release(jobs=["web"], trigger={"image": "x:y"}, gates=gates)

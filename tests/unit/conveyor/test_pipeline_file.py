@@ -94,7 +94,7 @@ def test_no_document_makes_the_check_fail_itself(document: object):
     assert isinstance(pipeline_relations(document), list)
 
 
-def test_a_file_that_was_read_is_valid_as_it_crosses_the_wire():
+def test_a_file_read_from_disk_is_valid_on_the_wire():
     spec = a_pipeline()
     plain = msgspec.json.decode(msgspec.json.encode(spec))
     assert pipeline_relations(plain) == []

@@ -97,7 +97,7 @@ def test_a_task_with_requests_disabled_is_in_the_file_without_requests() -> None
         *("Web:http", "web:http=:80;evil", "web:http=\n:80", "w" * 200 + ":http", "web:http=a b:8"),
     ],
 )
-def test_what_names_no_port_is_refused(text: str):
+def test_an_address_without_a_port_is_refused(text: str):
     with pytest.raises(InvalidInput):
         proxies.service(text)
 

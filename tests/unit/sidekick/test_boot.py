@@ -134,7 +134,7 @@ def test_a_reboot_that_did_not_help_is_not_repeated(fake: FakeHost) -> None:
 
 
 @pytest.mark.behaviour("F-69")
-def test_a_failed_boot_is_detected_also_if_it_had_to_replace_an_argument(fake: FakeHost) -> None:
+def test_a_failed_boot_with_a_replaced_argument_is_detected(fake: FakeHost) -> None:
     # F-69: seen on a guest; the host's own line has neither the old argument nor the new one
     fake.apply(batch(fake))
     fake.boot(LINE)

@@ -92,7 +92,7 @@ def reference(folder: Path, target: Callable[[FakeHost], Target] = web) -> FakeH
     return fake
 
 
-def test_status_counts_what_was_written(tmp_path: Path) -> None:
+def test_status_counts_writes(tmp_path: Path) -> None:
     details = set()
     for point in range(1, points_of(tmp_path / "count", cache)):
         fake = crashed(tmp_path / str(point), point, cache)
@@ -144,7 +144,7 @@ def test_a_boot_finishes_what_the_power_cut_interrupted(tmp_path: Path) -> None:
         assert fake.live() == (as_cache if begun else as_web)
 
 
-def test_a_boot_does_not_finish_what_was_being_undone(tmp_path: Path) -> None:
+def test_a_boot_does_not_complete_an_interrupted_rollback(tmp_path: Path) -> None:
     for point in range(1, points_of(tmp_path / "count", bad)):
         fake = crashed(tmp_path / str(point), point, bad)
         unfinished = fake.state.unfinished()

@@ -148,7 +148,7 @@ def test_any_sequence_of_profiles_is_undone_on_a_kernel_with_dependent_values(
 
 
 @pytest.mark.behaviour("BUG-SK25")
-def test_a_value_that_was_empty_is_empty_again(host: FakeHost) -> None:
+def test_an_empty_value_is_restored_as_empty(host: FakeHost) -> None:
     host.put(path(RESERVED), "")
     assert host.apply(a_target(host, sysctl={RESERVED: "8080"})).state is ProfileState.VERIFIED
     assert host.apply(Target()).state is ProfileState.NONE

@@ -109,7 +109,7 @@ def test_an_invalid_expression_is_refused(text: str, why: str) -> None:
         ("9000000000000000000 * 1000000000.5", "a number is beyond 64 bits"),
     ],
 )
-def test_what_has_no_value_says_why(text: str, why: str) -> None:
+def test_a_missing_value_has_a_reason(text: str, why: str) -> None:
     with pytest.raises(ExpressionError) as caught:
         parse(text).evaluate(FACTS)
     assert why in str(caught.value)

@@ -108,7 +108,7 @@ def test_bug_sk34_a_disk_that_goes_away_is_no_drift(bench: Bench) -> None:
 
 
 @pytest.mark.behaviour("BUG-SK35")
-def test_bug_sk35_a_processor_that_goes_offline_changes_what_is_wanted(bench: Bench) -> None:
+def test_a_processor_that_goes_offline_changes_the_wanted_values(bench: Bench) -> None:
 
     before = bench.fake.fs.read("/proc/sys/net/core/netdev_max_backlog")
     bench.fake.fs.path(f"{CPUS}/online").write_text("0-1\n")

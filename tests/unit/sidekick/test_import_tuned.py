@@ -291,7 +291,7 @@ def test_a_condition_is_converted_or_its_instance_is_left_out(tmp_path: Path) ->
 
 
 @pytest.mark.behaviour("BUG-SK20")
-def test_what_a_parent_says_is_not_silently_kept(tmp_path: Path) -> None:
+def test_values_of_a_parent_are_not_kept_silently(tmp_path: Path) -> None:
     """`enabled=0` and `replace=1` are conditions of what is inherited."""
     text = "[main]\ninclude=base\n[vm]\nenabled=0\n[sysctl]\nreplace=1\nvm.swappiness=1\n"
     (tmp_path / "tuned.conf").write_text(text)

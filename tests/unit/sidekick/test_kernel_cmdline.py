@@ -61,7 +61,7 @@ def test_an_argument_of_the_host_itself_does_not_become_sidekicks() -> None:
     assert taken(f"{HOST} {THP}", groups(THP)) == ()
 
 
-def test_an_argument_that_stands_twice_is_taken_out_twice() -> None:
+def test_a_repeated_argument_is_removed_each_time() -> None:
     owned = OwnedGroup(group="transparent_hugepage", arguments=(THP,))
     assert without(f"{THP} ro {THP}", (owned,)) == "ro"
 
@@ -111,7 +111,7 @@ def test_a_hostile_argument_is_refused(argument: str) -> None:
 
 
 @pytest.mark.behaviour("BUG-SK4")
-def test_what_voids_every_limit_is_refused_by_name() -> None:
+def test_privileges_that_void_every_limit_are_refused_by_name() -> None:
     check = KernelSetting().check
     (error,) = check(a_profile(cmdline=("cgroup_disable=memory",)))
     assert "would void every limit of tasks: memory must stay" in error.reason

@@ -55,7 +55,7 @@ def test_bug_sk36_it_stays_reported_until_the_boot_and_no_longer(stuck: FakeHost
 
 
 @pytest.mark.behaviour("BUG-SK36")
-def test_bug_sk36_the_next_profile_is_applied_and_says_what_is_left(stuck: FakeHost) -> None:
+def test_the_next_profile_is_applied_and_reports_leftovers(stuck: FakeHost) -> None:
 
     report = stuck.apply(a_target(stuck, sysctl={OTHER: 9}))
     assert report.state is ProfileState.PENDING_REBOOT

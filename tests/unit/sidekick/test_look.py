@@ -107,7 +107,7 @@ def test_drift_is_left_to_the_full_look(fake: RecordedHost) -> None:
 @pytest.mark.parametrize(
     "words", [("apply-profile", "cache"), ("rollback",), ("verify",), ("try", "web", "--for=60s")]
 )
-def test_any_other_run_ends_what_was_kept(fake: RecordedHost, words: tuple[str, ...]) -> None:
+def test_any_other_run_ends_the_kept_state(fake: RecordedHost, words: tuple[str, ...]) -> None:
 
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
@@ -117,7 +117,7 @@ def test_any_other_run_ends_what_was_kept(fake: RecordedHost, words: tuple[str, 
 
 
 @pytest.mark.behaviour("HP15")
-def test_another_boot_ends_what_was_kept(fake: RecordedHost) -> None:
+def test_another_boot_ends_the_kept_state(fake: RecordedHost) -> None:
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
     fake.fs.write("/proc/sys/kernel/random/boot_id", "another")
@@ -151,7 +151,7 @@ def test_a_value_that_changes_on_its_own_is_no_drift(fake: RecordedHost) -> None
 
 
 @pytest.mark.parametrize("torn", [0, 3, 40, -1])
-def test_what_was_kept_in_part_is_not_believed(fake: RecordedHost, torn: int) -> None:
+def test_partly_stored_state_is_not_used(fake: RecordedHost, torn: int) -> None:
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
     path = fake.state.folder / look.KEPT

@@ -92,7 +92,7 @@ def test_bug_sk21_what_no_parent_sets_cannot_be_unset(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("BUG-SK21")
-def test_bug_sk21_an_owner_unsets_only_what_it_may_set(tmp_path: Path) -> None:
+def test_an_owner_unsets_only_keys_that_it_may_set(tmp_path: Path) -> None:
     base = BASE.replace("[sysctl]", "[allow]\nteam=['sysctl.*']\n[sysctl]", 1)
     child = "description='c'\nowner='team'\nextends='base'\nunset=['thp', 'sysctl.kernel.panic']\n"
     with pytest.raises(ConfigError) as caught:

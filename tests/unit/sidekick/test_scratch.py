@@ -141,7 +141,7 @@ def test_a_boot_loses_the_mount_and_nothing_else(fake: RecordedHost) -> None:
     ],
     ids=["xfs", "btrfs", "ext4", "partitions", "at the end", "raw"],
 )
-def test_what_holds_anybodys_data_is_left_alone(fake: RecordedHost, at: int, data: bytes) -> None:
+def test_objects_with_user_data_are_not_touched(fake: RecordedHost, at: int, data: bytes) -> None:
     with fake.fs.path(DEVICE).open("r+b") as file:
         file.seek(at)
         file.write(data)

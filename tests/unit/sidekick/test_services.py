@@ -194,7 +194,7 @@ def test_a_stop_that_does_not_end_is_an_error(fake: FakeHost) -> None:
         SETTING.write(host, "services.a.service", "stopped")
 
 
-def test_a_service_that_was_restarting_is_restored_without_a_settle_time(fake: FakeHost) -> None:
+def test_a_restarting_service_is_restored_without_a_settle_time(fake: FakeHost) -> None:
     """It crashed before the profile, and may crash after it."""
     host, manager = a_host(fake, a_unit(active="activating", sub="auto-restart"))
     original = SETTING.observe(host, ["services.a.service"])

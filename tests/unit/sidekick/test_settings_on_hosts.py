@@ -366,7 +366,7 @@ def test_a_controller_that_systemd_enables_again_is_not_off(fake: RecordedHost) 
         ("[power]\ngovernor=[]\n", "power.governor"),
     ],
 )
-def test_what_is_not_a_profiles_is_refused_by_name(
+def test_keys_foreign_to_profiles_are_refused_by_name(
     fake: RecordedHost, tmp_path: Path, section: str, field: str
 ) -> None:
     profile = a_profile(tmp_path, section, read_facts(fake.fs))

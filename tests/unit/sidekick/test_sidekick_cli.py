@@ -233,7 +233,7 @@ def test_a_broken_profile_does_not_hide_the_others(run: Run) -> None:
     assert "broken: " in dict(zip(sorted(FILES), lines, strict=True))["broken"][3]
 
 
-def test_a_plan_names_what_needs_a_boot_and_what_is_missing(run: Run) -> None:
+def test_a_plan_names_settings_that_need_a_boot_and_missing_ones(run: Run) -> None:
     assert "needs a kexec" in run("plan", "boot")[1]
     assert "sysctl.vm.nothing\t-\t1\tnot possible" in run("plan", "lacking")[1]
 

@@ -96,7 +96,7 @@ def test_profile_web_never_needs_a_reboot(fake: FakeHost) -> None:
     )
 
 
-def test_an_original_is_what_was_there_before_the_first_profile(fake: FakeHost) -> None:
+def test_an_original_is_the_value_before_the_first_profile(fake: FakeHost) -> None:
     apply(fake, a_target(fake, sysctl={"vm.swappiness": 60}))  # as it was already
     fake.fs.write("/proc/sys/vm/swappiness", "33")  # drift
     apply(fake, a_target(fake, sysctl={"vm.swappiness": 5}))

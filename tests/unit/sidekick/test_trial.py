@@ -209,7 +209,7 @@ def test_a_daemon_that_ends_takes_nothing_back(on_web: FakeHost) -> None:
     assert not on_web.state.is_locked()
 
 
-def test_a_trial_that_was_cut_off_cannot_be_confirmed(on_web: FakeHost) -> None:
+def test_an_interrupted_trial_cannot_be_confirmed(on_web: FakeHost) -> None:
     """What is on the host then may be half of the profile."""
     begin(on_web)
     on_web.state.begin(

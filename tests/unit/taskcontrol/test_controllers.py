@@ -53,9 +53,7 @@ def test_a_task_that_is_down_is_moved_at_once():
 
 @pytest.mark.behaviour("TC12", "F-55")
 @pytest.mark.parametrize(("indexes", "expected"), [([(1, 3), (5, 7)], ["t2"]), ([], ["t1", "t2"])])
-def test_a_task_that_was_given_up_has_lost_its_replicas_until_the_map_says_otherwise(
-    indexes, expected
-):
+def test_an_abandoned_task_counts_as_without_replicas_until_the_map_changes(indexes, expected):
     """Task 4 did not serve and no longer belongs to the job, so C has one replica less.
 
     A request that does not list the job's tasks (from an older control plane) is answered as
@@ -175,7 +173,7 @@ def test_an_invalid_window_is_refused_with_an_example(text):
     assert "mon-fri 09:00-17:30" in caught.value.hint
 
 
-def test_in_a_window_only_what_is_down_already_is_thought_about():
+def test_in_a_window_only_down_machines_are_considered():
     never = Never.of(["00:00-24:00"])
     left = never.left(a_request(3, *updates(0, 1), down=[1]))
     assert [o.task for o in left.request] == [1]

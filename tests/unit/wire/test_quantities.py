@@ -66,7 +66,7 @@ def test_a_duration_has_a_unit(text: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "10", "10 m", "-1s", "1w", "1e3s", "1m1h", "1s1s", "s"])
-def test_other_durations_are_refused_with_what_is_accepted(text: str) -> None:
+def test_invalid_durations_are_refused_with_the_accepted_form(text: str) -> None:
     with pytest.raises(InvalidInput) as refusal:
         seconds(text)
     assert str(refusal.value) == f"{text!r} is not a duration; write 90s, 10m, 1h30m, 8h or 30d"
@@ -159,7 +159,7 @@ def test_a_long_text_is_refused_without_work(read: object, text: str) -> None:
         ("cpu_max_cores", "a number of CPUs"),
     ],
 )
-def test_the_name_of_a_field_says_what_it_holds(field: str, name: str) -> None:
+def test_the_name_of_a_field_gives_its_unit(field: str, name: str) -> None:
     found = quantity_of(field)
     assert found is not None
     assert found.name == name
@@ -186,7 +186,7 @@ def test_a_refused_value_is_shown_shortly(value: object, text: str) -> None:
 
 
 @given(st.floats(min_value=0, max_value=1e18, exclude_max=True))
-def test_a_size_that_was_written_with_a_point_is_written_back_as_it_was(count: float) -> None:
+def test_a_size_written_with_a_point_keeps_its_form(count: float) -> None:
     """Formerly a request with `1.7e13` where bytes are expected made the server fail."""
     text = size_text(count)
     if count.is_integer():

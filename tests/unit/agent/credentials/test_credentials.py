@@ -127,7 +127,7 @@ async def test_the_next_agent_holds_what_the_last_one_did(
     assert mode is False
 
 
-def test_a_write_that_was_broken_off_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_file, "kept_descriptors", lambda _: [])
     file = MemoryFile("test")
     assert file.read() == b""

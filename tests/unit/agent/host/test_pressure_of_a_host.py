@@ -52,7 +52,7 @@ async def test_starts_get_places_in_the_order_of_their_requests() -> None:
     assert starts.under_way == 0
 
 
-async def test_a_place_that_was_given_and_not_taken_is_given_on() -> None:
+async def test_an_unused_place_is_passed_on() -> None:
     starts = Starts(1)
 
     async def start() -> None:

@@ -60,7 +60,7 @@ def test_a_damaged_identity_is_reported_and_kept(tmp_path: Path, data: bytes) ->
     assert file.read_bytes() == data
 
 
-def test_a_certificate_that_does_not_work_never_replaces_one_that_does(tmp_path: Path) -> None:
+def test_an_invalid_certificate_never_replaces_a_valid_one(tmp_path: Path) -> None:
     host = HostIdentity(tmp_path)
     tls.save(a_credential(), tmp_path / "identity.json")
     with pytest.raises((ProtocolError, ConfigError)):

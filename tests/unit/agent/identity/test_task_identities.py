@@ -160,7 +160,7 @@ async def test_on_a_host_that_joined_nothing_such_a_task_is_not_started(host: Fa
     assert host.units() == []
 
 
-async def test_the_next_agent_and_the_next_start_use_what_is_there(
+async def test_the_next_agent_and_the_next_start_reuse_existing_objects(
     host: FakeHost, certifier: Certifier
 ) -> None:
     async with host.agent() as client:

@@ -130,7 +130,7 @@ def test_a_lease_that_ran_out_unseen_stays_lapsed_after_new_contact() -> None:
     assert _gone(found.task, now).task.state is S.STOPPED
 
 
-def test_a_task_that_had_ended_for_good_before_keeps_its_own_end() -> None:
+def test_a_finished_task_keeps_its_end() -> None:
     end = Exit(result="exit-code", code=3, at=10.0)
     over = _task(S.STOPPED, last_exit=end)
     assert _gone(over, _at(100.0)).task == over
@@ -181,7 +181,7 @@ def test_a_name_that_is_not_ours_proves_nothing(name: str) -> None:
     assert answered_at(name, "b", 100.0) is None
 
 
-def test_an_answer_that_was_not_given_yet_proves_nothing() -> None:
+def test_a_missing_answer_proves_nothing() -> None:
     assert answered_at("b:100001", "b", 100.0) is None
 
 

@@ -135,7 +135,7 @@ def test_tar_sees_the_paths_of_its_sandbox(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["device", "outside", "missing", "noise"])
-def test_tar_fails_on_what_it_cannot_or_must_not_unpack(tmp_path: Path, kind: str) -> None:
+def test_tar_fails_on_impossible_and_forbidden_entries(tmp_path: Path, kind: str) -> None:
     machine = a_machine(tmp_path)
     archive = tmp_path / "a.tar"
     if kind == "noise":

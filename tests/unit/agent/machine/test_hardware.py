@@ -124,7 +124,7 @@ def test_a_kernel_without_topology_has_a_core_for_each_cpu(tmp_path: Path) -> No
 
 
 @pytest.mark.behaviour("F-84")
-def test_a_unit_that_sees_only_processes_reads_what_it_was_given(tmp_path: Path) -> None:
+def test_a_unit_with_processes_only_in_proc_reads_its_files(tmp_path: Path) -> None:
     """The agent's `ProcSubset=pid`; the files that it reads are bound elsewhere."""
     whole = read_hardware(a_host(tmp_path / "whole"))
     fs = a_host(tmp_path / "apart")

@@ -65,7 +65,7 @@ def test_files_come_with_mode_time_and_content_however_they_are_packed(
     assert (tree / "etc" / "hostname").read_text() == "below"
 
 
-def test_a_whiteout_takes_away_what_is_below_and_nothing_else(tree: Path) -> None:
+def test_a_whiteout_removes_only_entries_of_lower_layers(tree: Path) -> None:
     put(tree, layer(entry("etc/.wh.old"), entry("etc/.wh.never-was"), entry("etc/new")))
 
     assert sorted(p.name for p in (tree / "etc").iterdir()) == ["hostname", "new"]
@@ -236,7 +236,7 @@ def test_blocks_of_zeros_become_holes_and_the_content_is_the_same(tree: Path, ki
 
 
 @pytest.mark.behaviour("AG3")
-def test_a_file_that_was_packed_with_holes_has_them_again(tree: Path) -> None:
+def test_a_sparse_file_stays_sparse(tree: Path) -> None:
     """Without a look at each byte of a hole."""
     size = 1 << 32
     pieces = [(1 << 20, WORDS), (1 << 31, b"x" * 700), (size, b"")]

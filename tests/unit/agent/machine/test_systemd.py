@@ -175,7 +175,7 @@ def test_a_start_that_got_through_before_the_loss_is_not_repeated(connect: Conne
     assert "StartTransientUnit" not in good.calls
 
 
-def test_a_start_that_was_lost_is_repeated(connect: Connect) -> None:
+def test_a_lost_start_is_repeated(connect: Connect) -> None:
     lost, good = Bus({"StartTransientUnit": LOST}), Bus({"ListUnitsByPatterns": []})
     systemd = connect(lost, good)
 
@@ -269,7 +269,7 @@ def test_the_signal_that_ended_a_unit_is_named(
 
 
 @pytest.mark.parametrize(("up_usec", "result"), [(0, "start-timeout"), (1, "timeout")])
-def test_a_unit_that_was_never_up_ran_into_the_limit_of_its_start(
+def test_a_unit_that_never_started_exceeded_its_start_limit(
     connect: Connect, up_usec: int, result: str
 ) -> None:
     ended = {"ListUnitsByPatterns": [OVER], "Get MainPID": 0, "Get Result": b"timeout"}

@@ -119,7 +119,7 @@ def test_no_text_can_begin_another_line_of_the_units_file(name: str, text: str) 
         encode({name: text if SIGNATURES[name] == "s" else [text]})
 
 
-def test_what_systemd_escapes_may_have_lines() -> None:
+def test_properties_that_systemd_escapes_may_have_newlines() -> None:
     assert on_the_wire("Environment", ["A=1\n2"]) == [b"Environment", b"A=1\n2"]
     assert b"a\nb" in on_the_wire("ExecStart", [["/bin/echo", "a\nb"]])
 

@@ -93,7 +93,7 @@ async def test_a_task_whose_port_gate_cannot_be_made_does_not_start(tmp_path: Pa
         await running(client, "web")
 
 
-async def test_a_task_with_a_network_of_its_own_binds_what_it_likes(tmp_path: Path) -> None:
+async def test_a_task_with_a_private_network_binds_any_port(tmp_path: Path) -> None:
     host = FakeHost(tmp_path)
     host.give_image()
     async with host.agent() as client:

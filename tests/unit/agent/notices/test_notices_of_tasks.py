@@ -77,7 +77,7 @@ class HookServer:
 
 
 @pytest.mark.behaviour("EL9")
-async def test_a_task_finds_what_is_planned_in_a_file_that_it_cannot_write(host: FakeHost) -> None:
+async def test_a_task_reads_planned_events_in_a_read_only_file(host: FakeHost) -> None:
     """The folder is mounted read only, and the file is replaced, never written in place."""
     async with host.agent() as client:
         await client.put_task("web", wishing(capacity_of=["batch"]))

@@ -86,7 +86,7 @@ def test_the_kernels_files_are_named_by_size() -> None:
     assert file_of(16 << 30) == "hugetlb.16GB.max"
 
 
-def test_a_task_gets_what_it_asked_for_and_none_of_other_sizes() -> None:
+def test_a_task_gets_its_huge_pages_and_none_of_other_sizes() -> None:
     found = bounds(with_pages(3), [SMALL, LARGE])
     assert found == {
         "hugetlb.2MB.rsvd.max": str(3 * SMALL),

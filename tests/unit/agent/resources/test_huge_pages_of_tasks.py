@@ -113,7 +113,7 @@ async def test_pages_of_a_task_that_is_over_are_there_for_others(host: FakeHost)
         assert (limit(host, OWN), limit(host, PLAIN)) == (str(5 * PAGE), "0")
 
 
-async def test_pages_of_a_restart_that_was_asked_for_are_taken_at_once(host: FakeHost) -> None:
+async def test_pages_of_a_requested_restart_are_taken_at_once(host: FakeHost) -> None:
     once = RestartPolicy(when=RestartWhen.NEVER)
     async with host.agent() as client:
         await client.put_task("db", pages(5, restart=once))

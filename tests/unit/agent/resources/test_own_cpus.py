@@ -43,9 +43,7 @@ def test_whole_cores_of_one_node_are_chosen_and_cpu_0_goes_last() -> None:
     assert chosen(TWO_NODES, range(1, 8), 2) == (0, 8)
 
 
-def test_the_node_with_least_beyond_what_is_needed_is_taken_and_several_only_if_none_has_it() -> (
-    None
-):
+def test_the_tightest_numa_node_is_taken_and_several_only_if_none_fits() -> None:
     assert chosen(TWO_NODES, (7,), 2) == (6, 14)  # node 1 has less, and enough
     across = chosen(TWO_NODES, (), 10)
     assert len(across) == 10
@@ -59,7 +57,7 @@ def test_a_core_is_never_cut_in_two_and_one_with_other_work_is_none() -> None:
     assert chosen(served, (1,), 1) == ()
 
 
-def test_a_task_that_grows_or_shrinks_keeps_cores_that_it_had() -> None:
+def test_a_resized_task_keeps_its_cores() -> None:
     assert chosen(TWO_NODES, (), 6, had=(1, 9, 2, 10)) == (1, 2, 3, 9, 10, 11)
     assert set(chosen(TWO_NODES, (), 2, had=(1, 9, 2, 10))) < {1, 9, 2, 10}
     assert chosen(TWO_NODES, (), 4, had=(1, 9, 2, 10)) == (1, 2, 9, 10)

@@ -76,7 +76,7 @@ async def test_a_resize_that_does_not_fit_or_of_a_missing_task_is_refused(tmp_pa
 
 
 @pytest.mark.behaviour("AG9")
-async def test_an_agent_that_was_just_started_resizes_a_task_with_a_limited_volume(
+async def test_a_just_started_agent_resizes_a_task_with_a_limited_volume(
     tmp_path: Path,
 ) -> None:
     """The size of the disk is looked up, not remembered from the task's start."""

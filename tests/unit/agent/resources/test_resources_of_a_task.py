@@ -120,7 +120,7 @@ def test_a_unit_of_an_earlier_agent_is_left_alone() -> None:
     assert decide(task, seen(a_unit(task)), LeaseMoment(wall=1.0, boot_s=1.0)).action is Action.REST
 
 
-def test_a_resize_changes_what_it_names_and_has_a_generation() -> None:
+def test_a_resize_changes_only_named_fields_and_has_a_generation() -> None:
     spec = a_spec(generation=7, resources=Resources(io_weight=5))
     found = resized(spec, Resize(memory_max_bytes=32 * MIB, memory_low_bytes=MIB))
 

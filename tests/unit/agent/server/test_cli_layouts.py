@@ -99,7 +99,7 @@ def test_an_archive_that_is_no_layout_or_leads_out_of_it_is_refused_by_name(tmp_
 
 
 @pytest.mark.behaviour("BUG-AG37")
-async def test_a_refusal_names_what_was_asked_for(
+async def test_a_refusal_names_the_request(
     layout: Layout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`reading /tmp/tmpk3x.tar` and a digest that nobody had given."""

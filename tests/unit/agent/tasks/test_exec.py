@@ -139,7 +139,7 @@ async def test_a_command_that_systemd_could_not_execute_is_explained(host: FakeH
 
 
 @pytest.mark.behaviour("AG8")
-async def test_a_state_that_was_read_while_the_start_began_is_no_end(
+async def test_a_state_read_during_a_start_is_no_end(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Properties are read one by one, so a dead unit may have the invocation of its start."""
@@ -414,7 +414,7 @@ async def test_input_that_ends_before_the_command_opens_it_does_not_block(
 
 
 @pytest.mark.behaviour("BUG-AG50")
-async def test_a_terminal_has_the_size_that_was_asked_for(host: FakeHost) -> None:
+async def test_a_terminal_has_the_requested_size(host: FakeHost) -> None:
     """systemd refuses a unit that sets a variable twice."""
 
     def size(argv: list[str], properties: Mapping[str, Property]) -> Ended:

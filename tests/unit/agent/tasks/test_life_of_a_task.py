@@ -105,7 +105,7 @@ async def test_a_task_that_is_removed_during_a_step_leaves_no_step(host: FakeHos
     assert host.fake.systemd.started == [step_unit("web")]
 
 
-async def test_a_step_that_was_under_way_when_the_agent_died_is_waited_for(host: FakeHost) -> None:
+async def test_the_agent_waits_for_a_step_that_ran_when_it_died(host: FakeHost) -> None:
     migrate = given(host, "migrate", None)
     async with host.agent() as client:
         await client.put_task("web", a_spec(life=Life(init=[MIGRATE])))

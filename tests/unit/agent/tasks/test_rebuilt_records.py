@@ -72,7 +72,7 @@ async def test_a_copy_of_something_else_than_what_runs_is_not_believed(host: Fak
     assert host.invocation("web") == before
 
 
-async def test_a_task_that_was_removed_does_not_come_back_from_its_copy(host: FakeHost) -> None:
+async def test_a_removed_task_is_not_restored_from_its_copy(host: FakeHost) -> None:
     """P9: of a record that is not there only what runs is proof."""
     async with host.agent() as client:
         await client.put_task("web", a_spec())

@@ -38,7 +38,7 @@ def test_no_request_is_stale_for_an_unknown_task() -> None:
     assert stale(1, 0, None) is None
 
 
-def test_a_refusal_says_what_is_in_force() -> None:
+def test_a_refusal_shows_the_state_in_force() -> None:
     by_epoch, by_generation = stale(9, 1, RECORD), stale(4, 2, RECORD)
 
     assert by_epoch is not None

@@ -282,7 +282,7 @@ def test_after_a_reboot_a_task_that_may_starts_again_and_its_loss_is_counted() -
     assert decision.task.health is Health.UNKNOWN
 
 
-def test_a_task_that_had_ended_for_good_stays_so_over_a_reboot() -> None:
+def test_a_finished_task_stays_finished_over_a_reboot() -> None:
     task = a_record(spec=a_spec(offline_restart=True), state=S.STOPPED, reason="done", boot_id=BOOT)
     decision = decide(task, seen(boot_id="boot-2"), AT)
 
@@ -295,7 +295,7 @@ def test_a_request_of_the_owner_after_a_reboot_starts_the_task() -> None:
     assert decide(task, seen(boot_id="boot-2"), AT).action is A.START
 
 
-def test_a_unit_that_was_replaced_before_it_was_seen_to_run_is_no_external_stop() -> None:
+def test_a_unit_replaced_before_it_ran_is_no_external_stop() -> None:
     task = a_record(state=S.STARTING, invocation_id="i0", ended_invocation="i0", boot_id=BOOT)
     replaced = decide(task, seen(a_unit(key="old", invocation_id="i1")), AT).task
     after = decide(replaced, seen(), AT)
@@ -314,7 +314,7 @@ def test_a_task_wanted_back_while_it_stops_starts_at_once() -> None:
     assert (starts.task.restarts, starts.task.last_exit) == (0, None)
 
 
-def test_a_restart_that_was_asked_for_wins_over_a_policy_of_never() -> None:
+def test_a_requested_restart_overrides_policy_never() -> None:
     spec = a_spec(restart=RestartPolicy(when=RestartWhen.NEVER))
     task = a_record(
         spec=spec, state=S.RUNNING, invocation_id="i1", restart_asked=True, boot_id=BOOT
@@ -364,7 +364,7 @@ def test_a_task_without_a_probe_is_healthy_while_it_runs_and_one_with_waits_for_
 
 
 @pytest.mark.behaviour("AG5")
-def test_the_health_that_was_found_survives_a_restart_of_the_agent() -> None:
+def test_known_health_survives_a_restart_of_the_agent() -> None:
     task = a_record(
         spec=a_spec(probe=Probe(port=80)),
         state=S.RUNNING,
@@ -414,7 +414,7 @@ def test_the_time_of_a_gate_begins_once_the_old_version_is_gone() -> None:
     assert rebooted.task.previous is None
 
 
-def test_a_gate_is_judged_by_what_is_seen_and_not_by_what_was_written_last() -> None:
+def test_a_gate_is_judged_by_observed_state() -> None:
     """An agent that ended before it wrote that the new version runs made the next one go back."""
     old = a_spec(generation=4, command=["/bin/old"])
     gated = a_record(previous=old, gate_boot_s=UP - 1, state=S.STARTING, boot_id=BOOT)

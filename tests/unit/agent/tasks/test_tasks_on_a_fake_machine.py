@@ -350,7 +350,7 @@ async def test_a_task_killed_for_lack_of_memory_reports_it(host: FakeHost) -> No
 
 
 @pytest.mark.behaviour("F-12")
-async def test_a_probe_that_was_killed_with_its_task_does_not_keep_it_from_starting(
+async def test_a_killed_probe_does_not_block_the_next_start(
     host: FakeHost,
 ) -> None:
     """It stays as a failed unit after the task's, which systemd then keeps loaded."""
@@ -371,7 +371,7 @@ async def test_a_probe_that_was_killed_with_its_task_does_not_keep_it_from_start
 
 
 @pytest.mark.behaviour("F-12")
-async def test_a_probe_that_was_killed_with_a_task_that_is_deleted_then_goes_with_it(
+async def test_a_killed_probe_of_a_deleted_task_is_removed_with_it(
     host: FakeHost,
 ) -> None:
     """Else both units stayed loaded for as long as the host ran."""
@@ -651,7 +651,7 @@ async def test_a_second_agent_on_the_same_host_gives_way(host: FakeHost) -> None
 
 
 @pytest.mark.behaviour("F-33")
-async def test_a_full_disk_refuses_the_request_and_keeps_what_was_in_force(
+async def test_a_full_disk_refuses_the_request_and_keeps_the_state_in_force(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with host.agent() as client:

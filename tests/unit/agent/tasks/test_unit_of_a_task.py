@@ -172,7 +172,7 @@ def test_hostile_entitlements_are_no_entitlements(hostile: str) -> None:
         {"command": ["x" * 131_073]},
     ],
 )
-def test_what_could_not_be_passed_on_is_refused_at_the_door(wrong: dict[str, Any]) -> None:
+def test_unforwardable_requests_are_refused_by_the_front_end(wrong: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(msgspec.to_builtins(a_spec()) | wrong, TaskSpec)
 

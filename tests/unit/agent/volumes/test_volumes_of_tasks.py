@@ -69,7 +69,7 @@ async def test_a_scratch_volume_that_is_no_longer_asked_for_goes(host: FakeHost)
 
 
 @pytest.mark.behaviour("AG9")
-async def test_snapshots_are_read_only_and_what_is_in_use_is_not_removed(host: FakeHost) -> None:
+async def test_snapshots_are_read_only_and_used_ones_are_not_removed(host: FakeHost) -> None:
     """On demand, listed with who has what."""
     async with host.agent() as client:
         await client.put_task("web", with_volumes())

@@ -310,7 +310,7 @@ def test_a_stop_that_became_a_start_while_it_waited_stops_nothing():
 
 
 @pytest.mark.behaviour("BUG-CP23")
-def test_what_waits_for_a_machine_that_is_gone_goes_with_it():
+def test_work_waiting_for_a_removed_machine_is_dropped():
     """Formerly pauses, queues and connections of removed machines stayed forever."""
 
     async def main() -> None:

@@ -106,7 +106,7 @@ async def test_a_shard_knows_only_its_own_entitlements():
 
 
 @pytest.mark.behaviour("AL10", "AL19", "RB5")
-async def test_what_one_shard_gives_back_another_one_may_take():
+async def test_another_shard_may_take_returned_machines():
     async with shards(2, quota=12) as (first, second):
         await first.place(a_job(12, "a", entitlement="front0", **WHOLE))
         assert len(hosts(first)) == 12
@@ -190,7 +190,7 @@ async def test_other_shards_count_an_ended_shard_as_absent():
         assert not one.unplaced
 
 
-async def test_what_waits_in_a_pool_is_tried_again_once_the_pool_came_to_this_shard():
+async def test_waiting_jobs_of_a_pool_are_retried_after_it_moved_to_this_shard():
     """The pool's quota counts here from now on. More tasks may fit although no machine
     gained room.
     """

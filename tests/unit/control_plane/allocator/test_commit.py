@@ -162,7 +162,7 @@ async def test_machines_taken_ahead_of_tasks_count_against_the_quota():
         assert await allocator.take("nowhere", "front") is False
 
 
-async def test_a_neighbour_that_was_placed_meanwhile_is_seen_at_the_commit():
+async def test_a_neighbour_placed_meanwhile_is_seen_at_the_commit():
     """A plan whose answer is overdue continues without waiting for its turn."""
     async with region(machines(4), {"front": EntitlementSpec(machines=4)}) as allocator:
         first = await allocator.place(a_job(1, "a", apart_from=[Neighbour(job="b")]))

@@ -82,7 +82,7 @@ async def test_a_plan_of_a_program_changes_nothing():
 
 
 @pytest.mark.behaviour("CP3", "CP6", "CP7")
-async def test_what_a_program_asks_for_keeps_to_quotas_promises_and_priorities():
+async def test_requests_of_a_program_keep_quotas_promises_and_priorities():
     granted = {
         "front": EntitlementSpec(machines=1, priority=900),
         "back": EntitlementSpec(machines=6, priority=100),

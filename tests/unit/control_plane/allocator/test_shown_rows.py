@@ -109,7 +109,7 @@ async def test_budgets_of_power_hold_after_a_restart_and_free_up_with_their_job(
 
 
 @pytest.mark.behaviour("AL24")
-async def test_the_allocator_counts_what_it_did_and_its_computing_time():
+async def test_the_allocator_counts_its_work_and_computing_time():
     async with allocator_of(machines(), {"front": EntitlementSpec(machines=6)}) as allocator:
         counts = allocator.allocations.counts
         assert (counts.misses, counts.cpu_s) == (0, 0.0)

@@ -84,7 +84,7 @@ def test_a_gap_is_missing_and_not_zero_nor_old() -> None:
     assert history.mean(history.slot) == pytest.approx(1.0, rel=1e-3)
 
 
-def test_a_gap_of_years_leaves_nothing_of_before() -> None:
+def test_a_gap_of_years_clears_the_history() -> None:
     history = filled(3)
     history.add(START + 2000 * DAY_S, 1.0)
     assert [load for _, load in history.points()] == [pytest.approx(1.0, rel=1e-3)]
@@ -98,7 +98,7 @@ def test_an_invalid_load_changes_nothing(load: float) -> None:
     assert history.to_bytes() == before
 
 
-def test_points_of_before_are_dropped() -> None:
+def test_earlier_points_are_dropped() -> None:
     history = filled(1)
     before = history.to_bytes()
     assert history.add(START, 1e6) is None

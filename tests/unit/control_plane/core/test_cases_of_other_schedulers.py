@@ -97,7 +97,7 @@ def test_fit_counts_claims_and_not_usage(theirs, task, fits):
         ),
     ],
 )
-def test_what_a_machine_has_decides_whether_a_task_fits(theirs, task, machine, fits):
+def test_the_resources_of_a_machine_decide_whether_a_task_fits(theirs, task, machine, fits):
     (there,) = add(RegionIndex(), "m1", **machine)
     assert (not judge(task, there, there)) is fits, theirs
 

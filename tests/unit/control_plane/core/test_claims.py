@@ -18,7 +18,7 @@ def the_claims(*claims: Claim) -> Claims:
     return made
 
 
-def test_a_change_is_not_made_by_looking_at_what_it_leads_to():
+def test_a_preview_changes_nothing():
     claims = the_claims(Claim(0, M0, SMALL), Claim(1, M1, LARGE, {"http": 1}))
     before = list(claims)
     change = Change("web", "e2", [Claim(0, M2, GPU), Claim(3, M0, SMALL)], before)

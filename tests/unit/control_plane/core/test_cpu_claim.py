@@ -35,7 +35,7 @@ def test_a_job_that_says_nothing_of_cpu_claims_the_default():
         ({"resources": Resources(exclusive_cpus=3), "limits": Limits(cpu_max_cores=1)}, 3.0, 0.0),
     ],
 )
-def test_what_a_job_says_counts(changes, cpus, rru):
+def test_the_setting_of_a_job_has_precedence(changes, cpus, rru):
     spec = replace(PLAIN, **changes)
     assert claiming(spec, None, 0.25) == spec
     demand = demand_of(spec)

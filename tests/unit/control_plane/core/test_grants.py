@@ -165,7 +165,7 @@ def test_entitlements_that_lost_machines_are_named_and_others_may_grow():
         (True, {"machines": 3}, {"machines": 2, "materialization": "big"}),
     ],
 )
-def test_what_takes_nothing_from_others_is_not_growth(more, before, after):
+def test_a_change_that_takes_nothing_from_others_is_no_growth(more, before, after):
     assert asks_for_more(spec(**before), spec(**after)) is more
     assert asks_for_more(None, spec(**after))
 

@@ -158,7 +158,7 @@ def test_a_task_on_its_way_out_is_remembered_where_its_machine_died():
         assert (seen.tasks[0].phase, seen.tasks[0].version) == (TaskPhase.PENDING, 2)
 
 
-def test_what_left_is_deleted_on_the_machine_that_came_back():
+def test_moved_tasks_are_deleted_on_the_returned_machine():
     record = replace(a_record(), leaving={"m1": ["web-0", "web-1"]}, generation=9)
     view = m1(a_status(0, generation=3))
     seen = observe(record, view, at(1.0))
@@ -169,7 +169,7 @@ def test_what_left_is_deleted_on_the_machine_that_came_back():
 
 
 @pytest.mark.behaviour("F-49")
-def test_a_start_that_was_not_sent_waits_for_the_old_copy_on_a_machine_that_is_up_again():
+def test_an_unsent_start_waits_for_the_old_copy_on_a_returned_machine():
     """The transfer of the image to m2 took long. Meanwhile m1 is back, with the task."""
     task = a_task(phase=TaskPhase.STARTING, generation=7, placement=Placement(machine="m2"))
     record = replace(a_record(task), leaving={"m1": ["web-0"]})

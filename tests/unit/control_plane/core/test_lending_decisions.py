@@ -71,7 +71,7 @@ def test_machines_that_are_not_expected_to_be_needed_are_lent_from_the_fullest_m
     assert Counter(m.msb for m in machines if m.machine in left) == {"msb0": 2, "msb1": 2}
 
 
-def test_a_machine_that_was_idle_for_less_than_its_owner_says_is_not_lent() -> None:
+def test_a_machine_idle_for_less_than_its_owners_limit_is_not_lent() -> None:
     machines = [idle(0, idle_s=299), idle(1, idle_s=301)]
     assert [m.machine for m in matched(machines, {"": Offer(300, 300, 0)}, [taker()])] == ["m001"]
 

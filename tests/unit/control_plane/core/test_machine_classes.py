@@ -165,7 +165,7 @@ def _finish(steps):
 
 
 @pytest.mark.behaviour("BUG-AL31")
-def test_capacities_and_places_are_forgotten_with_the_machines_that_had_them(monkeypatch):
+def test_capacities_and_places_are_dropped_with_their_machines(monkeypatch):
     """All capacities and places ever seen stayed in memory."""
     monkeypatch.setattr(capacity, "_SWEEP", 10)
     kinds, kept = capacity.Kinds(), []

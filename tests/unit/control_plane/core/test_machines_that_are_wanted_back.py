@@ -103,7 +103,7 @@ def test_the_nearest_deadline_has_the_budget(first: int):
 
 
 @pytest.mark.behaviour("BUG-AU4")
-def test_of_what_has_no_deadline_that_which_waits_already_goes_first():
+def test_without_deadlines_the_longest_wait_goes_first():
     """A task that was chosen stays chosen."""
     waits = a_record(an_operation(2, OperationState.PROPOSED, Cause.MAINTENANCE))
     assert decided({f"m{n}": leaving(n) for n in range(TASKS)}, waits).chosen == (2,)

@@ -268,7 +268,7 @@ def test_all_or_nothing_takes_no_machine_in_vain():
     assert len(plan(index, a_request(8, gang=True), Allowance()).change.takes) == 2
 
 
-def test_a_gang_that_grows_in_vain_keeps_what_it_has():
+def test_a_gang_without_room_to_grow_keeps_its_tasks():
     index = a_region(msbs=2, machines=1)
     allocate(index, a_request(6))
     allocate(index, a_request(9, gang=True))
@@ -350,7 +350,7 @@ def test_an_entitlement_takes_one_machine_per_msb_first():
         (Allowance(), 4, "the free pool is empty"),
     ],
 )
-def test_what_may_be_taken_is_never_exceeded(allowance, taken, reason):
+def test_the_allowed_number_of_takes_is_never_exceeded(allowance, taken, reason):
     index = RegionIndex()
     add(index, "f1", pool=FREE)
     add(index, "f2", pool=FREE, msb="msb2")
@@ -488,7 +488,7 @@ def test_a_long_search_yields_to_other_work():
 
 
 @pytest.mark.behaviour("AL17")
-def test_a_large_job_is_compared_with_what_it_has_in_steps():
+def test_a_large_job_is_compared_with_its_tasks_in_steps():
     index = a_region(msbs=2, machines=200)
     allocate(index, a_request(1500))
     assert len(list(planning(index, a_request(1500), NONE))) == 7

@@ -111,7 +111,7 @@ def test_every_level_has_budgets_and_all_of_them_hold(place):
 
 @pytest.mark.parametrize("pool", ["e1", FREE])
 @pytest.mark.parametrize("fit", list(Fit))
-def test_one_plan_counts_what_it_uses_itself(pool, fit):
+def test_a_plan_counts_its_own_use(pool, fit):
     index = a_region(pool=pool, dc1_msb1=800, dc1_msb2=400)
     preferences = (Preference(property=Property.MACHINE),) if fit is Fit.EVEN else ()
     made = plan(index, a_request(40, fit=fit, preferences=preferences), Allowance())
@@ -198,7 +198,7 @@ def test_facts_of_a_machine_change_its_counts():
     assert used(index) == {MSB1: 0, MSB2: 400}
 
 
-def test_what_runs_already_is_counted_and_never_refused():
+def test_running_tasks_are_counted_and_never_refused():
     """A budget may be set below the power in use; no task is stopped for it."""
     index = a_region(dc1_msb1=400)
     machines = [index.machines[f"msb1-{i}"] for i in range(3)]

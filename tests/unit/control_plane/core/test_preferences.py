@@ -134,7 +134,7 @@ def test_prefer_follows_the_order_of_its_values():
     assert sum(placed(index, 12, preference).values()) == 12
 
 
-def test_avoid_uses_what_it_names_only_for_want_of_others():
+def test_avoid_uses_its_bins_only_as_a_last_resort():
     index = a_region(msbs=3, machines=1)
     preference = by(Property.MSB, AVOID, "msb1", "msb3")
     assert placed(index, 4, preference) == {"dc1-msb2-0": 4}

@@ -175,7 +175,7 @@ def test_one_task_jobs_are_packed_if_they_ask_for_it(fit):
     check(index)
 
 
-def test_the_tightest_machine_is_the_one_with_least_left_in_what_it_has_least_of():
+def test_the_tightest_machine_has_the_least_of_its_scarcest_resource():
     index = RegionIndex()
     add(index, "a b c d e")
     loaded(index, a=3, b=9, c=10, d=1)  # of 16: b and c each have room for one more task

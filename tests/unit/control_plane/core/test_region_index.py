@@ -340,7 +340,7 @@ def test_restored_claims_count_whether_or_not_they_would_fit():
 
 
 @pytest.mark.behaviour("AL13")
-def test_what_happens_to_a_machine_makes_results_on_it_invalid():
+def test_a_change_of_a_machine_invalidates_its_results():
     for happen in (
         lambda i: i.block("dc1-msb1-0", "is down"),
         lambda i: i.put("dc1-msb1-0", a_capacity(), a_place(), "e2", ""),
@@ -359,7 +359,7 @@ def test_what_happens_to_a_machine_makes_results_on_it_invalid():
 
 
 @pytest.mark.behaviour("AL13")
-def test_what_does_not_change_makes_nothing_invalid():
+def test_unchanged_state_invalidates_nothing():
     index = a_region(msbs=1, machines=1)
     allocate(index, a_request(2))
     before, gain = state(index), index.gain

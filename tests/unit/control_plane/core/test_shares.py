@@ -190,7 +190,7 @@ def test_in_a_region_without_such_machines_nothing_is_known():
     ),
     st.integers(1, 4),
 )
-def test_what_has_room_on_the_machines_of_the_quota_is_never_refused(tasks, quota):
+def test_tasks_with_room_within_the_quota_are_never_refused(tasks, quota):
     """Every task that has room on the machines of the quota is accepted as a separate job."""
     rooms = [PlannedRoom.whole(SMALL) for _ in range(quota)]
     placed: list[JobSpec] = []

@@ -158,7 +158,7 @@ def test_shares_are_as_near_to_the_weights_as_whole_tasks_can_be():
         assert max(lasts) <= min(heights.values())
 
 
-def test_an_uneven_spread_that_was_asked_for_is_not_repaired_and_shrinks_as_it_grew():
+def test_a_requested_uneven_spread_is_not_repaired_and_shrinks_as_it_grew():
     index = labelled(a=2, b=2)
     wish = (Preference(property=ZONE, weights={"a": 3}),)
     assert by_zone(index, 8, *wish) == {"a": 6, "b": 2}
@@ -170,7 +170,7 @@ def test_an_uneven_spread_that_was_asked_for_is_not_repaired_and_shrinks_as_it_g
     assert left == {"a": 3, "b": 1}
 
 
-def test_what_fled_from_a_heavy_bin_goes_back_there():
+def test_tasks_that_left_a_heavy_bin_return_to_it():
     index = labelled(a=2, b=2)
     for name in ("a0", "a1"):
         index.block(name, "is down")
@@ -244,7 +244,7 @@ def test_all_errors_of_preferences_are_reported_at_once():
     assert "preferences[1].max_skew" in told
 
 
-def test_a_task_takes_what_it_claims_whatever_the_weights():
+def test_a_task_takes_its_claim_at_any_weights():
     index = labelled(a=1, b=1, each=1)
     made = allocate(index, a_request(3, preferences=(Preference(property=ZONE, weights={"a": 9}),)))
     assert len(made.unplaced) == 1

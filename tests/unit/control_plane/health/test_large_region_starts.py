@@ -25,7 +25,7 @@ class Crowded(SteppedRuntime):
 
 
 @pytest.mark.behaviour("BUG-CP3")
-def test_a_machine_that_was_not_asked_yet_is_not_silent():
+def test_a_machine_without_a_probe_so_far_is_not_silent():
     """Silence counts from the first request, not from the start of the process."""
 
     async def main() -> None:

@@ -93,7 +93,7 @@ def test_a_part_is_forgotten_with_its_machines():
 
 
 @pytest.mark.parametrize(("lost", "cut"), [((10, 0), False), ((10, 4), False), ((10, 5), True)])
-def test_what_one_part_lost_is_no_cut_of_the_whole_while_the_rest_answers(lost, cut):
+def test_a_lost_part_is_no_cut_of_the_region_while_the_rest_answers(lost, cut):
     _, racks = region(dc1_b1=(10, lost[0]), dc1_b2=(10, lost[1]))
     datacenter = racks["dc1_b1"].path[2]
     assert datacenter.level is Level.DATACENTER

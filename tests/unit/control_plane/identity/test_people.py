@@ -58,7 +58,7 @@ def test_a_user_that_leaves_the_group_is_no_operator() -> None:
     on_a_store(work)
 
 
-def test_what_the_configuration_gives_only_the_configuration_takes() -> None:
+def test_only_the_configuration_revokes_rights_that_it_gives() -> None:
     async def work(store: MemoryStore) -> None:
         people = await opened(store, "user:root")
         with pytest.raises(Conflict, match="an operator by the configuration"):

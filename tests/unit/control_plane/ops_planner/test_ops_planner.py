@@ -381,7 +381,7 @@ async def test_a_job_without_tasks_on_a_machine_is_not_concerned_by_its_maintena
 
 
 @planned()
-async def test_what_cannot_be_meant_is_refused_and_changes_nothing(w: World):
+async def test_contradictory_input_is_refused_and_changes_nothing(w: World):
     await w.set_up(3)
     maintenance = w.cp.maintenance
     for changes, words in (
@@ -459,7 +459,7 @@ async def test_a_plan_is_not_shown_for_a_name_that_it_could_not_have(w: World):
 
 @pytest.mark.behaviour("BUG-UX106")
 @planned()
-async def test_a_cancelled_plan_still_shows_the_work_that_was_done(w: World):
+async def test_a_cancelled_plan_still_shows_its_completed_work(w: World):
     """Formerly the plan showed 0 done, and its name was refused with "cancel it"."""
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
     wish = a_wish(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)

@@ -72,7 +72,7 @@ def test_without_a_wish_for_waves_all_machines_go_at_once():
 
 
 @pytest.mark.behaviour("HC13")
-def test_what_matters_least_leaves_first_when_power_is_short():
+def test_the_lowest_priority_leaves_first_when_power_is_short():
     """The first wave has the machines whose tasks have the lowest priority."""
     machines = [
         PlannedWave(f"m{priority}-{n}", ("dc1", "msb1", "row1", f"r{n}"), priority)
@@ -136,7 +136,7 @@ def test_a_wave_whose_machines_do_not_return_stops_those_that_follow():
     assert advance(plan, left, hosts, 1600.0).finish
 
 
-def test_a_machine_that_was_removed_holds_up_nothing():
+def test_a_removed_machine_blocks_nothing():
     assert advance(a_plan(), a_wave("gone"), {}, NOW).finish
 
 
@@ -221,7 +221,7 @@ def test_five_machines_of_another_plan_are_named_and_the_others_counted(count, e
     assert f"m0, m1, m2, m3, {ending});" in told
 
 
-def test_a_wave_that_was_called_off_before_it_began_has_no_start():
+def test_a_wave_cancelled_before_its_begin_has_no_start():
     waves = [
         a_wave("m1", state=WaveState.WAITING, start=0.0),
         a_wave("m2", state=WaveState.CANCELLED, start=0.0),

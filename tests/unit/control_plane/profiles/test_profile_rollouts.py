@@ -77,7 +77,7 @@ async def test_a_profile_that_is_live_changes_machine_by_machine_under_running_t
 
 @pytest.mark.behaviour("HP12")
 @scenario()
-async def test_what_needs_a_boot_waits_until_tasks_have_left_within_the_budget(w: World):
+async def test_a_boot_waits_until_tasks_have_left_within_the_budget(w: World):
     """Each machine is drained, booted, verified and given back. One budget covers all causes."""
     await spread(w)
     for machine in w.region.machines.values():
@@ -101,7 +101,7 @@ async def test_what_needs_a_boot_waits_until_tasks_have_left_within_the_budget(w
 
 @pytest.mark.behaviour("BUG-CP53")
 @scenario()
-async def test_what_needs_a_boot_stops_a_task_in_its_place_where_there_is_no_other(w: World):
+async def test_a_boot_without_spare_machines_stops_a_task_in_its_place(w: World):
     """In a full entitlement one task at a time stops, and starts again on the same machine."""
     await w.deployed(a_job(3, update=UpdatePolicy(drain_s=0), limits=LARGE))
     where = w.region.where()
@@ -304,7 +304,7 @@ async def test_an_owner_goes_back_by_hand_and_may_propose_another(w: World):
 
 
 @scenario()
-async def test_what_an_owner_may_not_set_is_refused_with_all_reasons(w: World):
+async def test_forbidden_keys_of_an_owner_are_refused_with_all_reasons(w: World):
     await w.set_up()
     text = TEXT.replace('extends = "web"', 'extends = "base"') + (
         '"kernel.panic" = 1\n[kernel]\ncmdline = ["quiet"]\n'
@@ -367,7 +367,7 @@ async def test_a_machine_whose_profile_waits_for_a_boot_is_emptied_for_it(w: Wor
 
 
 @pytest.mark.behaviour("HP9")
-def test_what_owners_may_change_is_what_the_profiles_say():
+def test_owners_may_change_only_the_keys_of_the_profiles():
     """The control plane refuses early what sidekick would refuse on the host."""
     folder = Path(__file__).parents[4] / "profiles"
     for name, keys in PortalSettings().profile_keys.items():

@@ -200,7 +200,7 @@ def test_the_same_seed_and_steps_give_the_same_answer() -> None:
     assert steps(model, 5_000) == steps(model, 5_000)
 
 
-def test_an_object_that_moves_still_holds_what_it_had_where_it_was() -> None:
+def test_a_moving_object_still_uses_transient_resources_at_its_source() -> None:
     rules = [FitsIn(dimension="disk", twice_while_moving=True)]
     model = PlacementModel(
         objects=[

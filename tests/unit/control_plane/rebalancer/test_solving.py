@@ -139,7 +139,7 @@ def test_machines_that_take_no_tasks_get_none() -> None:
     assert {s.to_machine for s in answer.steps} == {"m2"}
 
 
-def test_what_a_requirement_excludes_gets_none() -> None:
+def test_excluded_machines_get_no_task() -> None:
     answer = solved(a_region([[3.0, 3.0, 3.0], [], []], admissions=[bytes([1, 0, 1])]))
 
     assert {s.to_machine for s in answer.steps} == {"m2"}

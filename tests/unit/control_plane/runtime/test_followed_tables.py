@@ -81,7 +81,7 @@ async def test_each_process_hears_what_the_other_wrote_and_its_own_once() -> Non
         ]
 
 
-async def test_a_record_that_was_deleted_here_does_not_come_back_by_its_own_echo() -> None:
+async def test_the_echo_of_a_deleted_record_does_not_restore_it() -> None:
     async with MemoryStore() as store:
         here, heard = owners(store, "here"), list[object]()
         here.listen(lambda name, _, after: heard.append((name, after)))

@@ -48,7 +48,7 @@ def stop(seconds: float) -> None:
 
 @pytest.mark.behaviour("BUG-CP3")
 @pytest.mark.parametrize(("stopped_s", "told"), [(299.0, 1), (3.0, 1), (1.0, 0)])
-def test_a_process_that_was_stopped_notices(stopped_s, told):
+def test_a_stopped_process_detects_its_pause(stopped_s, told):
     """A process knows its own pauses, so it can distinguish them from the silence of others."""
     pauses = run(watched(Clocks(), lambda _: stop(stopped_s)))
     assert len(pauses) == told

@@ -92,7 +92,7 @@ async def test_a_push_to_a_number_of_tasks_holds_at_every_size(w: World):
 
 @pytest.mark.behaviour("CV1")
 @scenario()
-async def test_a_push_of_the_image_of_before_restarts_no_task_that_runs_it(w: World):
+async def test_a_push_of_the_former_image_restarts_no_task_that_runs_it(w: World):
     """A stage is rolled back by a push on top of the one that its writer knows."""
     await w.deployed(a_job(6, update=FAST))
     image = w.cp._jobs.get("web").spec.image
@@ -363,7 +363,7 @@ async def test_under_a_hold_nothing_begins_and_failures_are_repaired(w: World):
 
 @pytest.mark.behaviour("BUG-UX122")
 @scenario()
-async def test_under_a_hold_only_what_it_postpones_waits(w: World):
+async def test_under_a_hold_only_postponed_dimensions_wait(w: World):
     """A push and a size in force were shown as waiting for a hold. A waiting size was not shown."""
     await w.deployed(a_job(4, update=FAST))
     held = await w.cp.intents.hold("web", HoldWish(lasts_s=3600), OPERATOR)
@@ -454,7 +454,7 @@ async def test_the_canaries_of_a_push_count_within_its_share(w: World):
 
 
 @scenario()
-async def test_what_cannot_be_meant_is_refused(w: World):
+async def test_contradictory_input_is_refused(w: World):
     await w.deployed(a_job(4, update=FAST))
     with pytest.raises(Conflict, match="no earlier version"):
         await w.cp.intents.push("web", PushWish(share=0.5), DEPLOYER)

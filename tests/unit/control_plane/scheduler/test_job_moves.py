@@ -169,7 +169,7 @@ async def is_version(w: World, version: int) -> bool:
 
 @pytest.mark.behaviour("SC11")
 @scenario()
-async def test_what_fails_or_leaves_while_a_job_moves_starts_in_the_new_entitlement(w: World):
+async def test_tasks_lost_during_a_transfer_start_in_the_new_entitlement(w: World):
     """Covers a canary that holds for an hour, and an update that is halted."""
     update = policy(canary=Canary(tasks=1, hold_s=3600), on_failure=OnFailure.PAUSE)
     await deployed(w, a_job(6, update=update))

@@ -139,7 +139,7 @@ async def test_a_revision_never_goes_back_even_where_chunks_go() -> None:
         assert again.revision("web") == revision
 
 
-async def test_another_writer_is_noticed_and_what_it_wrote_is_read() -> None:
+async def test_another_writer_is_detected_and_its_writes_are_read() -> None:
     async with Watched() as store:
         mine, other = JobTable(store), JobTable(store)
         record = a_record(3)

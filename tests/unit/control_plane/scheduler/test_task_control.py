@@ -284,7 +284,7 @@ async def test_no_controller_can_block_a_maintenance_beyond_its_deadline(w: Worl
 
 @pytest.mark.behaviour("F-55", "TC10")
 @scenario()
-async def test_a_controller_that_was_away_for_long_hears_of_a_deadline_in_time(w: World):
+async def test_a_controller_that_was_away_learns_of_a_deadline_in_time(w: World):
     """The deadline was half a minute away when it was announced, and the next try a minute."""
     controller = await deployed(w, 3, nothing)
     leaving = (await w.cp.get_job("web")).record.tasks[0].placement.machine

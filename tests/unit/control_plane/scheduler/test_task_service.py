@@ -86,7 +86,7 @@ async def test_a_command_inside_a_task_is_carried_through_the_control_plane(
     assert msgspec.json.decode(near.got[-1], type=ExecEnd) == ExecEnd(code=4)
 
 
-async def test_what_the_agent_refuses_is_refused_before_anything_is_opened(host: FakeHost) -> None:
+async def test_the_agent_refuses_before_anything_is_opened(host: FakeHost) -> None:
     async with host.agent() as client:
         service = service_of(client)
         with pytest.raises(NotFound, match="no task web-0"):

@@ -132,7 +132,7 @@ def test_a_folder_name_with_a_nul_byte_is_refused_before_any_request(tmp_path: P
         stores(tmp_path, 'dc1 = "/a\\u0000b"')
 
 
-def test_a_process_with_a_role_needs_what_it_shares_with_the_others(tmp_path: Path) -> None:
+def test_a_process_with_a_role_needs_the_shared_settings(tmp_path: Path) -> None:
     file = tmp_path / "cp.toml"
     file.write_text('role = "shard"\nlisten = "127.0.0.1:0"\n')
     with pytest.raises(ConfigError) as refusal:

@@ -47,7 +47,7 @@ def files(folder: Path) -> set[str]:
     return {p.suffix or p.name for p in folder.rglob("*") if p.is_file()}
 
 
-def test_what_went_in_comes_out(tmp_path: Path) -> None:
+def test_encoded_values_are_decoded_unchanged(tmp_path: Path) -> None:
     async def round_trip() -> bytes:
         store = a_store(tmp_path)
         info = await store.put(DIGEST, ImageFormat.BTRFS, chunks(DATA))
@@ -169,7 +169,7 @@ def test_an_image_can_be_removed_unless_a_job_runs_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("BUG-CP23")
-def test_what_a_removal_left_half_done_is_gone_after_a_restart(tmp_path: Path) -> None:
+def test_an_interrupted_removal_is_completed_after_a_restart(tmp_path: Path) -> None:
     """A removal deletes the stream first, so half of an image does not count as an image."""
 
     async def story() -> None:

@@ -100,7 +100,7 @@ def test_other_parts_of_gpus_are_refused(gpus: object) -> None:
     assert error.field == "gpus"
 
 
-def test_jobs_of_before_are_read_as_they_were() -> None:
+def test_stored_jobs_of_earlier_releases_are_read_unchanged() -> None:
     old = GOOD | {"requires": [{"property": "rack", "values": ["r1", "r2"]}]}
     new = GOOD | {"requires": ["rack in (r2, r1)"]}
     assert job_errors(old) == job_errors(new) == []
@@ -206,7 +206,7 @@ def test_types_by_the_thousand_are_compared_once() -> None:
     assert len(error.reason) < 1000
 
 
-def test_what_needs_a_private_network_is_named_without_one() -> None:
+def test_settings_that_need_a_private_network_are_named_without_one() -> None:
     command = {"command": ["/bin/server"]}
     document = command | {"network": {"egress_mbps": 5, "allow_from": ["db"]}}
 

@@ -58,7 +58,7 @@ async def test_a_job_takes_machines_of_all_brokers_and_a_restart_finds_the_same(
 
 
 @pytest.mark.behaviour("AL4")
-async def test_what_a_request_frees_it_can_use_itself(region: Region):
+async def test_a_request_can_use_the_room_that_it_frees(region: Region):
     async with region.process() as p:
         await p.allocate(a_request(2, demand=WHOLE), quota=2)
         swap = a_request([2, 3], demand=WHOLE)
@@ -519,7 +519,7 @@ async def test_the_same_request_is_answered_from_the_cache_until_something_chang
 
 
 @pytest.mark.behaviour("AL13")
-async def test_what_failed_is_not_answered_from_the_cache(small: Region):
+async def test_failures_are_not_cached(small: Region):
     async with small.process() as p:
         request = Request("web", "front", (Group(TASK, (0,), running=False),))
         await p.allocate(request)
@@ -534,7 +534,7 @@ async def test_what_failed_is_not_answered_from_the_cache(small: Region):
 
 
 @pytest.mark.behaviour("AL13", "AL3")
-async def test_what_had_no_room_is_tried_again_when_there_is_some(small: Region):
+async def test_tasks_without_room_are_retried_once_there_is_room(small: Region):
     async with small.process() as p:
         counts, request = p.allocations.counts, a_request(5, demand=WHOLE)
         await p.allocate(request, quota=3)

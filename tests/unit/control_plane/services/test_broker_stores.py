@@ -88,7 +88,7 @@ async def test_those_that_an_earlier_release_stored_count_as_well(s: Stores) -> 
         await s.start(dc1="a")
 
 
-async def test_a_line_that_was_taken_out_is_missed(s: Stores) -> None:
+async def test_a_removed_line_is_detected(s: Stores) -> None:
     await s.start(dc1="a", dc2="b")
     assert await s.refused() == {
         "dc1": "is missing: the machines of dc1 are in a separate store, last at /a",

@@ -270,7 +270,7 @@ async def test_two_processes_on_one_store_never_assign_one_machine_twice() -> No
         assert not set(one) & set(two)
 
 
-async def test_a_cancelled_writer_leaves_no_doubt_about_what_it_wrote(tmp_path: Path) -> None:
+async def test_the_outcome_of_a_cancelled_write_is_known(tmp_path: Path) -> None:
     async with SqliteStore(tmp_path) as store:
         broker = Broker(store, Runtime(lambda: 1.0), "dc1")
         await broker.load()

@@ -283,7 +283,7 @@ async def test_tasks_of_a_dead_machine_run_elsewhere_and_twice_nowhere(
 
 @pytest.mark.behaviour("SC3")
 @scenario()
-async def test_a_machine_that_was_cut_off_is_cleaned_before_it_gets_work(w: World):
+async def test_a_reconnected_machine_is_cleaned_before_it_gets_work(w: World):
     """Its tasks kept running. When it is back, tasks that moved away must be removed first."""
     await w.deployed()
     machine = w.region.machines["m1"]
@@ -596,7 +596,7 @@ async def test_a_machine_that_keeps_refusing_tasks_is_given_up_for_another(w: Wo
 
 
 @scenario()
-async def test_an_image_that_was_removed_from_a_machine_is_fetched_again(w: World):
+async def test_a_removed_image_is_fetched_again(w: World):
     await w.deployed(a_job(3))
     for machine in w.region.machines.values():
         machine.images.clear()

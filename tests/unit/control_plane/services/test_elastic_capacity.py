@@ -94,7 +94,7 @@ async def test_free_machines_are_lent_and_come_back_when_an_owner_needs_them(
 
 @pytest.mark.behaviour("EL4")
 @scenario(elastic=APPLY, give_back_after_s=100_000)
-async def test_an_entitlement_lends_what_it_keeps_idle_and_has_it_back_first(world: World) -> None:
+async def test_an_entitlement_lends_idle_machines_and_gets_them_back_first(world: World) -> None:
     """The loan names donor and borrower, and the donor's own machine returns to it."""
     elastic = Elastic(promise=Promise.QUICK, lend_after_s=60)
     await world.set_up(quota=3, elastic=elastic)

@@ -346,7 +346,7 @@ async def test_a_place_that_the_region_does_not_have_is_refused(w: World):
 
 @pytest.mark.behaviour("WH1")
 @on(region_of("dc1/msb1", "dc1/msb2"))
-async def test_what_one_data_center_has_left_serves_a_job_started_anywhere(w: World):
+async def test_room_of_one_data_center_serves_a_job_started_anywhere(w: World):
     w.region.add("m3", "dc2", "msb3")
     await w.cp.joined(w.region.machines["m3"].join())
     await entitle(w, "front", 2)
@@ -622,7 +622,7 @@ class Stubborn(MemoryStore):
 
 
 @pytest.mark.behaviour("AL12", "BUG-AL35")
-def test_a_move_that_was_not_written_down_is_undone_when_the_machine_is_back():
+def test_an_unstored_move_is_undone_when_the_machine_returns():
     """The claim was restored in memory only, and a restart read the old one."""
 
     async def main() -> None:

@@ -175,7 +175,7 @@ async def test_a_start_that_ends_while_it_finishes_a_list_is_followed_by_another
 
 
 @pytest.mark.behaviour("BUG-CP23")
-async def test_what_fails_before_the_decision_changes_nothing(engines) -> None:
+async def test_a_failure_before_the_decision_changes_nothing(engines) -> None:
     """Writes before the failure stayed."""
 
     def refuses_decisions(operations: Sequence[Operation]) -> Fate:

@@ -104,7 +104,7 @@ async def test_after_its_deadline_a_loan_ends_by_force() -> None:
         assert again.lent() == []
 
 
-async def test_what_cannot_be_lent_is_refused_with_the_reason() -> None:
+async def test_a_machine_that_cannot_be_lent_is_refused_with_the_reason() -> None:
     async with MemoryStore() as store:
         brokers, outages, loans = await four(store)
         await assign(brokers, "m0", "online")

@@ -46,14 +46,14 @@ def test_a_command_that_crossed_a_process_does_the_same(command: MachineCommand)
     assert carried_out(record, again, 5.0) == carried_out(record, command, 5.0)
 
 
-def test_a_failure_that_was_long_on_its_way_is_not_recorded() -> None:
+def test_a_late_failure_report_is_not_recorded() -> None:
     record = a_machine("m1")
     late = MarkDown(reason="silent", until=10.0)
     assert carried_out(record, late, 10.0).state is MachineState.DOWN
     assert carried_out(record, late, 10.1) is record
 
 
-async def test_what_changed_since_it_was_read_is_left_as_it_is() -> None:
+async def test_a_value_changed_since_it_was_read_is_kept() -> None:
     async with MemoryStore() as store:
         brokers = await loaded(store)
         await brokers.add({name: a_machine(name) for name in ("m1", "m2")})

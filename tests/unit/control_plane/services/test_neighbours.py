@@ -152,7 +152,7 @@ async def test_job_files_say_it_and_restart_nothing(w: World):
 
 @pytest.mark.behaviour("FE4")
 @on(region_of("dc1/msb1", "dc1/msb2"))
-async def test_what_cannot_be_meant_is_refused_all_at_once(w: World):
+async def test_all_contradictions_are_refused_at_once(w: World):
     await entitle(w, "front", 1)
     await entitle(w, "back", 1)
     await w.cp.apply_job(job("far", 1, "back", limits=SMALL))

@@ -77,7 +77,7 @@ def test_any_other_job_needs_a_command(command: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "why"), [("raw", "host-admin"), ("proc", "every job may have")])
-def test_an_entitlement_allows_only_what_has_to_be_allowed(name: str, why: str) -> None:
+def test_an_entitlement_allows_only_rights_that_need_permission(name: str, why: str) -> None:
     assert entitlement_relations({"machines": 1, "relaxations": ["own-init", "nested"]}) == []
     (error,) = entitlement_relations({"machines": 1, "relaxations": [name, "own-init"]})
     assert error.field == "relaxations"

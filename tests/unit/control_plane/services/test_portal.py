@@ -181,7 +181,7 @@ async def test_a_host_profile_that_no_machine_has_is_refused(p: Portal):
 
 @pytest.mark.behaviour("MO11", "MO16")
 @scenario()
-async def test_what_jobs_stand_on_is_not_changed_under_them(p: Portal):
+async def test_the_base_of_running_jobs_is_not_changed(p: Portal):
     await p.put("front", EntitlementSpec(machines=2), jobs=[])
     await p.put("pool", EntitlementSpec(machines=2, host_profile="web"), jobs=[])
     moved = EntitlementSpec(machines=2, host_profile="web", materialization="pool")
@@ -297,7 +297,7 @@ async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p:
 
 @pytest.mark.behaviour("BUG-HT26")
 @scenario(owners_raise=["priority"], approvers=["bob"])
-async def test_what_owners_may_raise_is_set_by_the_operators(p: Portal):
+async def test_operators_decide_what_owners_may_raise(p: Portal):
     """Under another rule, approvers still raise everything at once."""
     asked = await p.request("front", wish(machines=2), ANN, NOTHING)
     assert asked.why_pending == "approval is required for more capacity"
@@ -353,7 +353,7 @@ async def test_a_request_for_machines_that_are_still_to_be_bought_waits(p: Porta
 
 
 @scenario(**MANUAL)
-async def test_a_request_that_was_overtaken_is_not_approved(p: Portal):
+async def test_an_overtaken_request_is_not_approved(p: Portal):
     first = await p.request("front", wish(machines=5), ANN, NOTHING)
     second = await p.request("front", wish(machines=2), ANN, NOTHING)
     await p.approve(second.request_id, BOB, "", NOTHING)

@@ -175,7 +175,7 @@ def kept_without(keeper: PromiseKeeper, index: RegionIndex, pool: str, names: st
 
 
 @pytest.mark.behaviour("CP7", "SH14")
-async def test_what_two_processes_took_in_one_moment_is_judged_by_the_later_one():
+async def test_simultaneous_takes_are_judged_by_the_later_process():
     """Each process saw one rare machine to spare. This process took `m2`; the other took `m3`."""
     index = a_region()
     add(index, "m4", pool=FREE, machine_type="plain")
@@ -191,7 +191,7 @@ async def test_what_two_processes_took_in_one_moment_is_judged_by_the_later_one(
 
 
 @pytest.mark.behaviour("CP7")
-async def test_a_promise_that_was_broken_before_refuses_no_machine_that_it_is_not_about():
+async def test_a_broken_promise_refuses_no_unrelated_machine():
     """The promise lacks a rare machine. Taking a plain machine does not affect it."""
     index = a_region()
     quotas = {"any": Quota(machines=1), "only": Quota(per_type={"rare": 3})}
@@ -204,7 +204,7 @@ async def test_a_promise_that_was_broken_before_refuses_no_machine_that_it_is_no
 
 
 @pytest.mark.behaviour("CP7")
-async def test_where_all_quotas_are_of_one_kind_all_that_was_taken_stays():
+async def test_with_quotas_of_one_kind_all_takes_stay():
     """In that case nothing is counted."""
     index = a_region()
     keeper = a_keeper(index, {"a": ANY, "b": Quota(machines=9)})

@@ -45,7 +45,7 @@ def test_an_unavailable_shard_is_named_first_and_a_drained_one_is_not() -> None:
     ]
 
 
-def test_what_a_process_holds_back_and_a_slow_store_and_a_late_follower_are_named() -> None:
+def test_held_back_work_a_slow_store_and_a_late_follower_are_named() -> None:
     slow = ProcessStatus(role="shard-1", detail="a store was put back", write_p50_s=0.7, lag=5000)
     told = problems_of([CORE, slow], [ShardLoad(shard=1, moving=["e1"])], {}, [], 0)
     assert told == [

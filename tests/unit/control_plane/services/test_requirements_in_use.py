@@ -44,7 +44,7 @@ async def test_a_job_waits_for_a_label_and_stays_when_it_goes(w: World):
 
 
 @on(region_of("dc1/msb1", "dc1/msb2", "dc1/msb3"))
-async def test_what_an_entitlement_requires_holds_for_all_its_jobs(w: World):
+async def test_requirements_of_an_entitlement_hold_for_all_its_jobs(w: World):
     await w.cp.inventory.label(Relabel(machines=["m3"], set={"team": "ads"}))
     await entitle(w, "front", 2, requires=["label.team = ads"])
     await w.cp.apply_job(job("a", 2, limits=SMALL))
@@ -75,7 +75,7 @@ async def test_a_job_is_kept_off_machines_with_a_reason_and_restarts_nothing(w: 
 
 @pytest.mark.behaviour("FE4")
 @on(region_of("dc1/msb1", "dc1/msb2"))
-async def test_what_no_machine_of_the_region_can_meet_is_refused(w: World):
+async def test_requirements_that_no_machine_meets_are_refused(w: World):
     await entitle(w, "front", 2)
     with pytest.raises(
         InvalidInput, match="2 machines: requirement not met: gpus >= 1 and rack = r1"

@@ -55,7 +55,7 @@ async def test_jobs_that_fit_a_share_alone_are_not_let_in_together(w: World):
 
 @pytest.mark.behaviour("MO16")
 @on(FIVE)
-async def test_what_a_job_gives_up_another_of_its_reservation_may_have(w: World):
+async def test_another_job_of_the_reservation_may_use_released_machines(w: World):
     await reserve(w, one=2)
     await deployed(w, job("a", 2, "one"))
     await w.cp.apply_job(job("a", 1, "one"))

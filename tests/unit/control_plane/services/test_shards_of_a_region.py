@@ -169,7 +169,7 @@ def test_a_process_that_ends_in_a_move_leaves_one_owner(
     run(main())
 
 
-def test_what_does_not_end_keeps_an_entitlement_where_it_is() -> None:
+def test_unfinished_work_keeps_an_entitlement_in_its_shard() -> None:
     async def main() -> None:
         async with three() as w:
             source = w.cp.shards.all[1]

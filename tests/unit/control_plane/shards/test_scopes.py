@@ -119,7 +119,7 @@ def test_a_map_that_contradicts_the_settings_is_named_with_an_example() -> None:
 
 
 @pytest.mark.behaviour("SH13")
-def test_what_no_other_shard_may_own_is_found_before_a_shard_is_drained() -> None:
+def test_entitlements_without_another_possible_shard_are_found_before_a_drain() -> None:
     full = ShardLoad(shard=0, entitlements=["ads", "pay", "web"], pinned={"pay": "west"})
     assert stuck(full, SHARDS[1:4]) == ["ads", "web"]
     assert stuck(full, SHARDS[1:]) == []

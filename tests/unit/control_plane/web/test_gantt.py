@@ -31,7 +31,7 @@ def test_a_bar_is_where_its_operation_was_in_the_window() -> None:
     assert bar.title == "update because of release: done"
 
 
-def test_a_running_operation_reaches_the_end_of_the_window_and_names_what_it_waits_for() -> None:
+def test_a_running_operation_reaches_the_end_of_the_window_with_its_reason() -> None:
     operation = Operation(
         id="1",
         task=0,
@@ -53,7 +53,7 @@ def test_operations_of_the_job_as_a_whole_come_first_and_rows_are_by_task() -> N
     assert [row.task for row in rows] == [None, 0, 2]
 
 
-def test_what_ended_before_the_window_is_not_shown() -> None:
+def test_operations_that_ended_before_the_window_are_not_shown() -> None:
     assert chart([event(0, 10, 20), event(1, 300, 301)], [], (100, 200)).rows == []
 
 

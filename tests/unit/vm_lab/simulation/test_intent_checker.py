@@ -94,7 +94,7 @@ def world() -> World:
 
 
 @pytest.mark.behaviour("BUG-SI1")
-def test_a_machine_that_was_just_removed_breaks_no_rule(world: World) -> None:
+def test_a_just_removed_machine_breaks_no_rule(world: World) -> None:
     """Formerly the task counted as failed from the removal of its old copy on."""
     world.region.machines["m01"].power_off()
     world.wait(1)
