@@ -60,7 +60,7 @@ def test_a_change_is_described_with_old_value_new_value_and_reason() -> None:
 
 
 class Journal:
-    """A separate journald; tests read the received messages on demand."""
+    """A fake journald; tests read the received messages on demand."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
