@@ -1,1 +1,1 @@
-"""The same test bodies on the fake machine and on real ones."""
+"""The same test bodies run on the fake machine and on real machines."""

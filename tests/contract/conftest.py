@@ -1,9 +1,9 @@
-"""Which machines the contract tests run on: always the fake, real ones by TWINE_REAL.
+"""The contract tests always run on the fake machine, and on real ones selected by TWINE_REAL.
 
-TWINE_REAL lists interfaces, for instance `TWINE_REAL=btrfs,systemd`. The real variant of a
-listed interface runs, and a capability that is missing then fails; the real variant of one
-that is not listed does not exist, so nothing is ever skipped. Only the standard library,
-pytest and `agent.machine` are needed, so that the tests also run inside a bare guest.
+TWINE_REAL lists interfaces, for instance `TWINE_REAL=btrfs,systemd`. The real variant of a listed
+interface runs, and fails if a capability is missing. An interface that is not listed has no real
+variant, so no test is ever skipped. Only the standard library, pytest and `agent.machine` are
+needed, so that the tests also run inside a bare guest.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ MARKS = {"btrfs": pytest.mark.root, "systemd": pytest.mark.guest, "etcd": ()}
 
 
 def variants(interface: str) -> list[object]:
-    """Return what a fixture for an interface is parametrised with."""
+    """Return the parameters of a fixture for an interface."""
     real = [pytest.param("real", marks=MARKS[interface])] if interface in REAL else []
     return ["fake", *real]
 
 
 def pytest_report_header() -> str:
-    """Say on what the tests run."""
+    """Report the machines on which the tests run."""
     return f"contract tests: fake, and real {', '.join(sorted(REAL)) or 'nothing'}"
 
 
 @dataclass(frozen=True)
 class Volume:
-    """A file system for subvolumes, and a fresh folder on it."""
+    """A file system for subvolumes, and a new folder on it."""
 
     btrfs: Btrfs
     folder: Path
@@ -79,11 +79,11 @@ def _run(*argv: str) -> None:
 
 @pytest.fixture(params=variants("btrfs"))
 def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Volume]:
-    """Yield a fake file system, and a real one where it was asked for."""
+    """Yield a fake file system, and also a real one if TWINE_REAL lists it."""
     if request.param == "fake":
         yield Volume(FakeMachine(tmp_path).btrfs, tmp_path)
         return
-    from agent.machine.btrfs import HostBtrfs  # the fake one must run without btrfsutil
+    from agent.machine.btrfs import HostBtrfs  # the fake must run without btrfsutil
 
     top: Path = request.getfixturevalue("real_btrfs_folder") / f"contract-{tmp_path.name}"
     yield from _real_volume(HostBtrfs(), top)
@@ -108,7 +108,7 @@ class Host:
     cgroups: Cgroups
 
     def fake_clock(self, boot_s: int) -> None:
-        """Let the fake's shell know the time."""
+        """Give the fake's shell the time."""
         assert isinstance(self.systemd, FakeSystemd)
 
         def shell(argv: list[str], _: Mapping[str, object]) -> Ended | None:
@@ -117,7 +117,7 @@ class Host:
         self.systemd.programs["sh"] = shell
 
     def until(self, unit: str, reached: Callable[[UnitState | None], bool]) -> UnitState | None:
-        """Return the state of a unit once it is as wanted; fail after 30 s."""
+        """Return the state of a unit when it matches the condition; fail after 30 s."""
         deadline = time.monotonic() + 30
         while not reached(state := self.systemd.find(unit)):
             if not self.real or time.monotonic() > deadline:
@@ -126,7 +126,7 @@ class Host:
         return state
 
     def whole(self, unit: str) -> UnitState:
-        """Return all that is known of a unit that runs."""
+        """Return all properties of a running unit."""
         self.running(unit)
         (found,) = self.systemd.units(unit)
         return found
@@ -138,14 +138,14 @@ class Host:
         return state
 
     def running(self, unit: str) -> UnitState:
-        """Return the state of a unit that runs."""
+        """Return the state of a running unit."""
         state = self.until(unit, lambda s: s is not None and s.sub == "running")
         assert state
         return state
 
 
 def _shell(argv: list[str], properties: Mapping[str, object]) -> Ended | None:
-    """Play the few scripts of the tests in the fake."""
+    """Emulate the few scripts of the tests in the fake."""
     del properties
     script = argv[-1]
     if script.startswith("exit "):
@@ -159,7 +159,7 @@ def _shell(argv: list[str], properties: Mapping[str, object]) -> Ended | None:
 
 @pytest.fixture(scope="session")
 def real_root(real_btrfs_folder: Path) -> Iterator[Path]:
-    """Yield a snapshot of an image with no more than /bin/sleep in it."""
+    """Yield a snapshot of an image that contains only /bin/sleep."""
     from agent.machine.btrfs import HostBtrfs
 
     btrfs = HostBtrfs()
@@ -181,7 +181,7 @@ def real_root(real_btrfs_folder: Path) -> Iterator[Path]:
 
 @pytest.fixture(params=variants("systemd"))
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
-    """Yield a fake service manager, and the host's own where it was asked for."""
+    """Yield a fake service manager, and also the host's own if TWINE_REAL lists it."""
     if request.param == "fake":
         fake = FakeMachine(tmp_path)
         fake.systemd.programs["sh"] = _shell

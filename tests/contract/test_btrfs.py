@@ -1,4 +1,4 @@
-"""What Twine relies on in the file system, on a fake one and on btrfs itself."""
+"""The file system behaviour that Twine relies on, on a fake and on real btrfs."""
 
 from __future__ import annotations
 
@@ -218,13 +218,13 @@ def test_a_path_lies_in_the_nearest_subvolume_above_it(volume: Volume) -> None:
 def test_the_own_size_of_a_subvolume_is_a_number_or_unknown(volume: Volume) -> None:
     found = volume.btrfs.own_bytes(an_image(volume))
 
-    assert found is None or found >= 0  # what is not written out yet is not counted yet
+    assert found is None or found >= 0  # data that is not written to disk yet is not counted yet
     assert volume.real or found
 
 
 @pytest.mark.behaviour("AG9")
 def test_a_limit_is_read_back_and_can_be_changed_and_lifted(volume: Volume) -> None:
-    """Quotas once on stay as they are; nobody counts before."""
+    """Enabled quotas stay enabled; without quotas no usage is counted."""
     btrfs, path = volume.btrfs, volume.folder / "limited"
     btrfs.create(path)
     first = btrfs.enable_quota(volume.folder)
@@ -242,7 +242,7 @@ def test_a_limit_is_read_back_and_can_be_changed_and_lifted(volume: Volume) -> N
 
 @pytest.mark.behaviour("AG9")
 def test_a_limit_holds_for_the_volume_and_subvolumes_inside(volume: Volume) -> None:
-    """A full volume can be deleted, with all that is nested; its snapshot stays."""
+    """A full volume and everything nested in it can be deleted; its snapshot stays."""
     btrfs, path, kept = volume.btrfs, volume.folder / "full", volume.folder / "full@kept"
     btrfs.create(path)
     btrfs.enable_quota(volume.folder)

@@ -1,4 +1,4 @@
-"""The same questions to the machine this runs on and to a fake one."""
+"""The same hardware queries on this machine and on a fake one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from wire.cpus import Core
 
 
 def real_cores() -> tuple[Core, ...]:
-    """Return the cores of the machine that this runs on."""
+    """Return the cores of this machine."""
     return read_cores(KernelFs())
 
 
 @pytest.fixture(params=["fake", "real"])
 def cores(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Core, ...]:
-    """Likewise, its cores."""
+    """Return the cores of the fake or the real machine."""
     return FakeMachine(tmp_path).machine.cores() if request.param == "fake" else real_cores()
 
 
@@ -36,7 +36,7 @@ def test_each_cpu_that_is_online_belongs_to_one_core(cores: tuple[Core, ...]) ->
 
 @pytest.fixture(params=["fake", "real"])
 def hardware(request: pytest.FixtureRequest, tmp_path: Path) -> HostHardware:
-    """Any Linux machine will do for the real one: reading needs no rights."""
+    """The real variant works on any Linux machine, because reading needs no privileges."""
     if request.param == "fake":
         return FakeMachine(tmp_path).machine.hardware()
     return read_hardware(KernelFs())

@@ -1,4 +1,4 @@
-"""Who may command a machine of an entitlement: the agent and the modelled machine agree."""
+"""The agent and the modelled machine agree on which owner may command a machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wire.errors import Conflict
 pytestmark = pytest.mark.behaviour("SH3")
 
 Ask = Callable[[str, int, bool], bool]
-"""Returns whether a request of a term is taken: (entitlement, number, does it change anything)."""
+"""Returns whether a request is accepted: (entitlement, term number, whether it is a change)."""
 
 
 def real(folder: Path) -> Ask:
@@ -68,7 +68,7 @@ def test_a_command_of_an_earlier_owner_is_refused(ask: Ask) -> None:
 
 
 def test_a_poll_of_a_new_owner_is_enough(ask: Ask) -> None:
-    """A machine on which the new owner has nothing to do refuses the earlier one, too."""
+    """A machine refuses the earlier owner even if the new owner has sent it only a poll."""
     assert ask("web", 6, True)
     assert ask("web", 7, False)
     assert not ask("web", 6, True)
@@ -81,7 +81,7 @@ def test_an_earlier_owner_may_read(ask: Ask) -> None:
 
 
 def test_a_machine_that_passes_on_keeps_both_fences(ask: Ask) -> None:
-    """Terms of different entitlements are not compared, and neither is forgotten."""
+    """Terms of different entitlements are not compared, and the machine remembers both."""
     assert ask("web", 9, True)
     assert ask("ads", 2, True), "it belongs to ads now, whose term is lower"
     assert not ask("web", 8, True)

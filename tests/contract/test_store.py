@@ -1,4 +1,4 @@
-"""One body for every engine of the store: what the control plane may rely on."""
+"""The guarantees of the store to the control plane; each engine runs the same tests."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 ENGINES = ["memory", "sqlite", *(["etcd", "etcd_moved"] if "etcd" in REAL else [])]
-"""`etcd_moved` came from another engine, whose revisions were far above those of etcd."""
+"""`etcd_moved` was migrated from another engine, whose revisions were far above those of etcd."""
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def members():
 
 @pytest.fixture(params=ENGINES)
 def another(request, tmp_path) -> Callable[[], Store]:
-    """Return what makes stores on the same data; only one of them may be open at a time."""
+    """Return a factory of stores on the same data; only one of them may be open at a time."""
     if request.param == "memory":
         one = MemoryStore(history=50)
         return lambda: one
@@ -60,7 +60,7 @@ def store(another) -> Store:
 
 
 def on(store: Store, body: Callable[[Store], Awaitable[T]]) -> T:
-    """Open the store, run the body, close it; a second call is a restart."""
+    """Open the store, run the body, close the store; a second call is a restart."""
 
     async def opened() -> T:
         async with asyncio.timeout(20), store:
@@ -70,7 +70,7 @@ def on(store: Store, body: Callable[[Store], Awaitable[T]]) -> T:
 
 
 def in_pieces(operations: list, size: int = 5) -> list[list]:
-    """Return transactions that every engine takes: etcd takes 1.5 MiB in one."""
+    """Return transactions that every engine accepts: etcd accepts at most 1.5 MiB in one."""
     return [operations[n : n + size] for n in range(0, len(operations), size)]
 
 
@@ -163,7 +163,7 @@ def test_pages_in_order_hold_what_one_list_holds(store):
 
 
 def test_pages_then_a_watch_from_the_first_page_miss_nothing(store):
-    """The recipe of the protocol, with writes between the pages."""
+    """The procedure of the protocol, with writes between the pages."""
 
     async def body(s: Store):
         await s.txn({}, [Put(f"k/{n:02}", b"0") for n in range(20)])
@@ -226,7 +226,7 @@ def test_history_drops_its_oldest_entries(store):
         start = (await s.list_prefix("")).revision
         for i in range(60):
             last = await s.txn({}, [Put("a", str(i).encode())])
-        await take(s.watch("", last - 1), 1)  # the history has come this far
+        await take(s.watch("", last - 1), 1)  # the history has reached this revision
         with pytest.raises(Compacted):
             await anext(s.watch("", start))
 
@@ -260,7 +260,7 @@ def test_a_restart_keeps_everything_and_raises_the_epoch(store):
     epoch, revision = on(store, first)
     again, newest = on(store, second)
     assert again == epoch + 1
-    assert newest >= revision  # etcd counts the change of leader, too
+    assert newest >= revision  # etcd also counts the change of leader
 
 
 def test_a_second_owner_is_refused_with_exit_code_75(store, another):
@@ -269,7 +269,7 @@ def test_a_second_owner_is_refused_with_exit_code_75(store, another):
         with pytest.raises(Busy, match="another") as refused:
             await other.__aenter__()
         assert refused.value.exit_code == 75
-        assert s.epoch() == term  # the refused one did not start a term
+        assert s.epoch() == term  # the refused candidate did not start a term
 
     on(store, body)
 
@@ -347,7 +347,7 @@ def test_any_bytes_come_back_as_they_were_also_very_many(store):
 
 @pytest.mark.parametrize("another", ["memory", "sqlite"], indirect=True)
 def test_transactions_that_share_a_sync_come_one_after_the_other(store):
-    """In the order of the calls; etcd, over the network, has an order of its own."""
+    """Transactions keep the order of the calls; etcd, over the network, has its own order."""
 
     async def body(s: Store):
         first = await s.txn({}, [Put("a", b"0")])
@@ -381,7 +381,10 @@ def test_very_many_keys_are_written_in_bulk(store):
 
 
 def test_a_loop_that_computes_does_not_starve_the_writer(tmp_path):
-    """It has 2 ms of work at every turn; at Python's own switch interval nothing is written."""
+    """The loop has 2 ms of work per iteration.
+
+    At Python's own switch interval the writer writes nothing.
+    """
 
     async def body(s: Store):
         async def compute() -> None:

@@ -1,4 +1,4 @@
-"""Invariant 5: no acknowledged write is lost by killing the process, at any moment."""
+"""Invariant 5: killing the process at any moment loses no acknowledged write."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from control_plane.store.statements import read_log
 LANES = 64
 ROUNDS = 6
 KEPT = 5
-"""Older keys that a lane leaves; it deletes one with each transaction."""
+"""Number of older keys that a lane leaves; each transaction deletes one."""
 
 _WRITER = f"""
 import asyncio, sys
@@ -46,7 +46,7 @@ asyncio.run(main())
 
 
 def test_no_acknowledged_write_is_lost_by_a_kill(tmp_path):
-    """SIGKILL in the middle of group commits of 64 writers, again and again on one store."""
+    """SIGKILL hits group commits of 64 writers, repeatedly, on one store."""
     chance = random.Random(20)
     newest = 0
     for life in range(1, ROUNDS + 1):
@@ -71,7 +71,7 @@ def test_no_acknowledged_write_is_lost_by_a_kill(tmp_path):
 
 
 def _killed_writer(folder: Path, after: int) -> list[bytes]:
-    """Run the writer until so many transactions are acknowledged, kill it, return its words."""
+    """Kill the writer after this number of acknowledged transactions; return its output."""
     writer = subprocess.Popen(
         [sys.executable, "-c", _WRITER, str(folder)],
         stdout=subprocess.PIPE,
@@ -87,7 +87,7 @@ def _killed_writer(folder: Path, after: int) -> list[bytes]:
 
 
 def _on_disk(folder: Path) -> tuple[int, dict[str, Entry], list[KeyChange]]:
-    """Return (newest revision, state, log) as they were left, without opening the store."""
+    """Return (newest revision, state, log) as on the disk, without opening the store."""
     db = sqlite3.connect(folder / "twine.db")
     rows = db.execute("SELECT key, value, revision FROM state")
     state = {row[0]: Entry(*row) for row in rows}
@@ -98,7 +98,7 @@ def _on_disk(folder: Path) -> tuple[int, dict[str, Entry], list[KeyChange]]:
 
 
 def _log_leads_to(state: dict[str, Entry], log: list[KeyChange], newest: int) -> None:
-    """Revisions have no gap; the last change of each key is what the state says of it."""
+    """Check that revisions have no gap and that the last change of each key matches the state."""
     revisions = sorted({change.revision for change in log})
     assert revisions == list(range(revisions[0], newest + 1))
     last = {change.key: change for change in log}
@@ -110,12 +110,12 @@ def _log_leads_to(state: dict[str, Entry], log: list[KeyChange], newest: int) ->
 
 
 def _is_whole(state: dict[str, Entry], lane: int, life: int, n: int, revision: int) -> None:
-    """The last acknowledged transaction of a lane is there, or the one after; none by half."""
+    """Check that a lane ends with its last acknowledged transaction or the next, complete."""
     done = {int(k.split("/")[3]) for k in state if k.startswith(f"done/{life}/{lane}/")}
     found = max(done, default=-1)
     assert found in (n, n + 1)
     if found < 0:
-        return  # this life wrote nothing in this lane
+        return  # this run wrote nothing in this lane
     assert done == set(range(max(0, found - KEPT + 1), found + 1))
     parts = [state[f"now/{lane}/{part}"] for part in range(3)]
     whole = [*parts, state[f"done/{life}/{lane}/{found}"]]

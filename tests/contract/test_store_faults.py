@@ -1,4 +1,4 @@
-"""What a store does when its disk, its writer or its process does not: nobody guesses."""
+"""Failures of a store's disk, writer or process: the store reports which outcomes are unknown."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def broken_connection(store: SqliteStore, fail: object) -> None:
-    """Let the writer's next statements go through `fail(sql)`, which may raise."""
+    """Pass the writer's next statements through `fail(sql)`, which may raise."""
     inner = store._writer._connection
 
     class Connection:
@@ -37,7 +37,7 @@ def broken_connection(store: SqliteStore, fail: object) -> None:
 
 
 class Once:
-    """Raises an error at the next statement that begins with a word."""
+    """Raises an error at the next statement that begins with a given word."""
 
     def __init__(self, word: str, error: BaseException) -> None:
         self.word, self.error, self.done = word, error, False
@@ -56,7 +56,7 @@ def disk_error(code: int, text: str) -> sqlite3.OperationalError:
 
 @pytest.mark.behaviour("BUG-CP13")
 async def test_a_dead_writer_fails_every_write_with_its_reason(tmp_path: Path) -> None:
-    """It hung all writers for ever, and nobody noticed."""
+    """A dead writer blocked all writers forever without an error."""
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         await store.txn({}, [Put("a", b"1")])
         assert store.failure() == ""
@@ -70,7 +70,7 @@ async def test_a_dead_writer_fails_every_write_with_its_reason(tmp_path: Path) -
         with pytest.raises(Busy, match="its writer has ended"):
             await failed
         assert "its writer has ended" in store.failure()
-        assert (await store.get("a")).value == b"1"  # reads go on until the process has ended
+        assert (await store.get("a")).value == b"1"  # reads continue until the process has ended
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         assert (await store.get("a")).value == b"1"
         assert store.failure() == ""
@@ -80,7 +80,7 @@ async def test_a_dead_writer_fails_every_write_with_its_reason(tmp_path: Path) -
 async def test_a_write_that_waits_behind_a_failed_one_is_known_not_to_be_made(
     tmp_path: Path,
 ) -> None:
-    """Only what the thread had begun is in doubt."""
+    """Only the outcome of writes that the thread had begun is unknown."""
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         broken_connection(store, Once("COMMIT", SystemExit()))
         first = asyncio.ensure_future(store.txn({}, [Put("a", b"")]))
@@ -95,7 +95,7 @@ async def test_a_write_that_waits_behind_a_failed_one_is_known_not_to_be_made(
 
 @pytest.mark.behaviour("F-47")
 async def test_a_disk_that_fails_while_it_syncs_leaves_the_outcome_unknown(tmp_path: Path) -> None:
-    """The log may hold it after a crash; asking for the outcome ends that."""
+    """The log may hold the write after a crash; querying the outcome resolves this."""
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         slots = Slots(store, "test")
         broken_connection(
@@ -112,7 +112,7 @@ async def test_a_disk_that_fails_while_it_syncs_leaves_the_outcome_unknown(tmp_p
 
 @pytest.mark.behaviour("F-46")
 async def test_a_full_disk_refuses_writes_and_takes_them_again(tmp_path: Path) -> None:
-    """The writer lives, reads go on, and it is known that nothing was changed."""
+    """The writer survives, reads continue, and the store reports that nothing was changed."""
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         await store.txn({}, [Put("a", b"1")])
         full = disk_error(sqlite3.SQLITE_FULL, "database or disk is full")
@@ -130,7 +130,10 @@ async def test_a_full_disk_refuses_writes_and_takes_them_again(tmp_path: Path) -
 async def test_the_wait_for_a_hanging_disk_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slow is not lost. Who waits too long is told so, later ones at once."""
+    """A slow write is not lost.
+
+    A caller that waits too long gets an error, later callers at once.
+    """
     usual = writer.SLOW_S
     monkeypatch.setattr(writer, "SLOW_S", 0.2)
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
@@ -143,10 +146,10 @@ async def test_the_wait_for_a_hanging_disk_is_bounded(
             assert await store.get("a") is None
             other.execute("COMMIT")
         monkeypatch.setattr(writer, "SLOW_S", usual)
-        while await store.get("a") is None:  # it was late, and was made
+        while await store.get("a") is None:  # the write was late, but it was made
             await asyncio.sleep(0.01)
         revision = 0
-        while not revision:  # the file says so before the writer does
+        while not revision:  # the file has the write before the writer reports it
             with suppress(Busy):
                 revision = await store.txn({}, [Put("b", b"1")])
             await asyncio.sleep(0.01)
@@ -157,7 +160,7 @@ async def test_the_wait_for_a_hanging_disk_is_bounded(
 async def test_a_long_pause_of_a_writer_is_no_slow_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After SIGCONT the timers of the loop come before the answer of the thread."""
+    """After SIGCONT the loop runs its timers before it receives the thread's answer."""
     monkeypatch.setattr(writer, "SLOW_S", 0.2)
     async with asyncio.timeout(20), SqliteStore(tmp_path) as store:
         with closing(sqlite3.connect(tmp_path / "twine.db", isolation_level=None)) as other:
@@ -197,8 +200,11 @@ def tell(owner: subprocess.Popen[str], line: str) -> None:
 
 @pytest.mark.behaviour("F-43")
 def test_a_paused_owner_keeps_the_store_and_a_former_owner_writes_nothing(tmp_path: Path) -> None:
-    """Stopped, it still holds the lock; and should somebody remove that, its late writes
-    are refused, because the store was opened since."""
+    """A paused owner still holds the lock.
+
+    If a user removes the lock, the store refuses the owner's late writes, because it was opened
+    since.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", _OWNER, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -238,8 +244,11 @@ def test_a_paused_owner_keeps_the_store_and_a_former_owner_writes_nothing(tmp_pa
 
 @pytest.mark.behaviour("F-45")
 def test_one_of_two_hundred_concurrent_candidates_owns_the_store(tmp_path: Path) -> None:
-    """Whenever the owner is gone, all at once; the others are told at once, and nothing of
-    theirs is written. Each owner has an epoch above all before it."""
+    """All candidates try at the same time whenever the owner has ended.
+
+    The others get an error at once and write nothing. Each owner has an epoch above all earlier
+    ones.
+    """
     count, rounds = 200, 3
     wake, ended = threading.Barrier(count), threading.Barrier(count)
     owned, refused = list[tuple[int, int]](), list[str]()
@@ -249,7 +258,7 @@ def test_one_of_two_hundred_concurrent_candidates_owns_the_store(tmp_path: Path)
             async with SqliteStore(tmp_path) as store:
                 await store.txn({}, [Put(f"owner-{store.epoch()}", b"%d" % number)])
                 owned.append((store.epoch(), number))
-                await asyncio.to_thread(ended.wait)  # all others have had their answer
+                await asyncio.to_thread(ended.wait)  # all others have received their answer
         except Busy as e:
             refused.append(str(e))
             ended.wait()
@@ -303,7 +312,7 @@ async def reads(folder: Path) -> tuple[int, list[tuple[str, int]], int]:
 async def test_an_interrupted_migration_leaves_the_old_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped after any number of steps, the next start finds all, and a copy is kept."""
+    """A migration is stopped after each step. The next start finds all data, and a copy is kept."""
     folder, connect, interrupted = tmp_path / "store", sqlite3.connect, 0
     folder.mkdir()
     of_the_first_release(folder / "twine.db")

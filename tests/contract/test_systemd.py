@@ -1,4 +1,4 @@
-"""What Twine relies on in the service manager, on a fake one and on systemd itself."""
+"""The service manager behaviour that Twine relies on, on a fake and on real systemd."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ HARDENING: dict[str, object] = {
     "OOMPolicy": "kill",
     "TemporaryFileSystem": [in_memory("/dev/shm", 64 << 20)],
 }
-"""What every task gets by default, from the shipped table (BUG-AU8)."""
+"""Defaults of every task, from the shipped table."""
 
 _numbers = itertools.count()
 
 
 @pytest.fixture
 def unit() -> str:
-    """Return a name that no test had before."""
+    """Return a name that no earlier test used."""
     return f"twine-contract-{time.monotonic_ns()}-{next(_numbers)}.service"
 
 
 @pytest.fixture
 def signals(host: Host) -> Iterator[queue.Queue[str]]:
-    """Yield the names that a listener is called with."""
+    """Yield the names with which a listener is called."""
     names: queue.Queue[str] = queue.Queue()
     end = host.systemd.listen(names.put)
     yield names
@@ -50,7 +50,7 @@ def signals(host: Host) -> Iterator[queue.Queue[str]]:
 
 
 def a_service(*argv: str, **changes: object) -> dict[str, object]:
-    """Return the properties of a service as the agent starts them."""
+    """Return the properties with which the agent starts a service."""
     return {
         "ExecStart": [list(argv) or SLEEP],
         "Type": "exec",
@@ -220,7 +220,7 @@ def test_a_unit_that_ignores_a_stop_is_killed_with_its_processes(host: Host, uni
 
 @pytest.mark.behaviour("AG4")
 def test_a_slow_start_is_distinguished_from_a_long_run(host: Host, unit: str) -> None:
-    """systemd says `timeout` of both, and only one of them ever ran."""
+    """systemd reports `timeout` for both, but only one of the two units ever ran."""
     if not host.real:
         host.systemd.never_up.add(unit)  # type: ignore[attr-defined]
     slow = a_service(ExecStartPre=[["/bin/sleep", "1000"]], TimeoutStartUSec=1_000_000)
@@ -267,9 +267,9 @@ def test_a_value_that_is_refused_is_named(host: Host, unit: str) -> None:
         host.systemd.start_transient(unit, a_service(RootDirectory="not/absolute"))
     with pytest.raises(SystemdError, match=unit):
         host.systemd.start_transient(unit, {"Type": "exec"})
-    with pytest.raises(SystemdError, match=unit):  # BUG-AG48
+    with pytest.raises(SystemdError, match=unit):
         host.systemd.start_transient(unit, a_service(ExecSearchPath=["/usr//bin"]))
-    with pytest.raises(SystemdError, match=unit):  # BUG-AG50
+    with pytest.raises(SystemdError, match=unit):
         host.systemd.start_transient(unit, a_service(Environment=["A=1", "A=2"]))
 
     assert host.systemd.find(unit) is None
@@ -308,8 +308,8 @@ def test_a_slice_starts_with_properties_set_before(host: Host, unit: str) -> Non
         folder = Path("/sys/fs/cgroup") / name
         assert (folder / "cpu.weight").read_text() == "50\n"
         assert (folder / "cpuset.cpus").read_text() == "0\n"
-        # While something below needs the controller an empty list changes nothing, as where tasks
-        # are bound; else the file goes with the controller.
+        # An empty list changes nothing while a cgroup below needs the controller, as where tasks
+        # are bound. Otherwise the file disappears together with the controller.
         host.systemd.set_properties(unit, {"AllowedCPUs": (0,)})
         host.systemd.set_properties(name, {"AllowedCPUs": ()})
         assert (folder / "cpuset.cpus").read_text() == "0\n"
@@ -371,7 +371,7 @@ def test_an_ended_listener_receives_nothing(host: Host, unit: str) -> None:
 def test_units_and_listeners_survive_an_upheaval(
     host: Host, unit: str, signals: queue.Queue[str], upheaval: str
 ) -> None:
-    """Signals may be lost meanwhile, which the listener is told by an empty name. F-19 F-20"""
+    """Signals may be lost in the meantime; the listener is notified by an empty name."""
     host.systemd.start_transient(unit, a_service())
     before = host.running(unit)
 
@@ -450,7 +450,7 @@ def test_a_missing_slice_is_made_with_its_first_unit(host: Host, unit: str) -> N
 
 @pytest.mark.behaviour("BUG-AU8")
 def test_a_hardened_task_starts_from_its_own_root(host: Host, unit: str) -> None:
-    """What is tried is what is shipped."""
+    """The test uses the shipped properties."""
     assert all(HARDENING[name] is value for name, value in TASK_HARDENING.items())
     root = {"RootDirectory": str(host.root), "MemoryMax": 64 << 20, "TasksMax": 64}
 
@@ -467,7 +467,7 @@ def test_a_hardened_task_starts_from_its_own_root(host: Host, unit: str) -> None
 
 
 def test_a_start_that_comes_too_late_leaves_nothing(host: Host, unit: str) -> None:
-    """The condition runs outside of the task's root, where there is a shell and a clock."""
+    """The condition runs outside of the task's root, where a shell and a clock are available."""
     root = {**HARDENING, "RootDirectory": str(host.root), "MemoryMax": 64 << 20}
     seconds = int(time.clock_gettime(time.CLOCK_BOOTTIME))
     if not host.real:
@@ -483,7 +483,7 @@ def test_a_start_that_comes_too_late_leaves_nothing(host: Host, unit: str) -> No
 
 
 def test_an_argument_arrives_as_it_is(host: Host, unit: str, tmp_path: Path) -> None:
-    """Neither variables nor specifiers are replaced, nor are quotes or spaces special."""
+    """Variables and specifiers are not replaced; quotes and spaces have no special meaning."""
     word = "a  b\"c'%i $HOME ${HOME} $$ \\x"
     expected = tmp_path / "expected"
     expected.write_text(word)

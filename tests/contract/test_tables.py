@@ -1,4 +1,4 @@
-"""The owner's table: what it shows is what the store has, whatever becomes of a write."""
+"""The owner's table shows the content of the store, whatever the outcome of a write."""
 
 import asyncio
 import random
@@ -33,7 +33,7 @@ def owner(store: Store) -> Table[EntitlementRecord]:
 
 
 class Told:
-    """What a listener was told, and that it makes sense: what was is what was told before."""
+    """Records the changes that a listener receives, and checks that each follows the one before."""
 
     def __init__(self, table: Readable[EntitlementRecord]) -> None:
         self.known: dict[str, EntitlementRecord] = {}
@@ -90,7 +90,7 @@ async def test_a_reloaded_table_has_the_records_that_were_written(store: Store) 
 async def test_pages_and_histories_that_are_cut_hide_nothing(
     store: Store, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages of two and a store that forgets its history: the next owner reads the same."""
+    """Pages of two records and a store that drops its history: the next owner reads the same."""
     monkeypatch.setattr(readable, "PAGE", 2)
     chance = random.Random(seed)
     async with store:
@@ -112,7 +112,10 @@ async def test_pages_and_histories_that_are_cut_hide_nothing(
 
 @pytest.mark.behaviour("BUG-CP14")
 async def test_an_abandoned_write_is_found_before_the_next(store: Store) -> None:
-    """Cancelled on its way to the writer, it was looked for, not seen, and came."""
+    """A cancelled write was pending in the writer.
+
+    The lookup did not find it, and it arrived later.
+    """
     async with store:
         table = owner(store)
         await table.load()
@@ -135,7 +138,7 @@ async def test_an_abandoned_write_is_found_before_the_next(store: Store) -> None
     "fate", [UNHEARD, Fate(late=1), Fate(late=3), Fate(made=False, heard=False)]
 )
 async def test_an_unknown_outcome_is_found_out_before_anything_else(fate: Fate) -> None:
-    """The caller is told what is true, or that nobody knows yet."""
+    """The caller gets the true outcome, or the answer that the outcome is unknown."""
     async with FaultyStore(MemoryStore()) as store:
         table = owner(store)
         await table.load()
@@ -145,7 +148,7 @@ async def test_an_unknown_outcome_is_found_out_before_anything_else(fate: Fate) 
             try:
                 await put(table, name, record(name, number))
                 made = True
-            except Busy:  # whose hint says that nothing was changed
+            except Busy:  # the hint of this error says that nothing was changed
                 made = False
             for _ in range(5):
                 await store.get("")
@@ -157,7 +160,7 @@ async def test_an_unknown_outcome_is_found_out_before_anything_else(fate: Fate) 
 
 @pytest.mark.behaviour("F-47")
 async def test_a_record_of_unknown_state_is_not_written_and_others_are() -> None:
-    """Reading goes on with what is known; the next writer asks first."""
+    """Reads continue with the known state; the next writer queries the store first."""
     async with FaultyStore(MemoryStore()) as store:
         table = owner(store)
         await table.load()

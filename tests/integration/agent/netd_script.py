@@ -1,6 +1,6 @@
-"""Makes private networks for real, in a network and mount namespace of its own; prints findings.
+"""Makes real private networks in its own network and mount namespaces; prints findings.
 
-Run by test_private_network.py as a process, because a process cannot come back from there.
+test_private_network.py runs it as a process, because a process cannot return from these namespaces.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wire.errors import HostError
 
 SITE = Site(prefix6="fd74:7769::/32", host4="10.77.0.11", prefix4="100.64.0.0/10", agent_port=7443)
 TIMEOUT_S = 1.0
-"""For what is dropped: nothing comes. What is let through is waited for much longer."""
+"""How long to wait for a packet that must be dropped; accepted packets get a longer wait."""
 
 
 def a_spec(**network: Any) -> TaskSpec:
@@ -36,7 +36,7 @@ def a_spec(**network: Any) -> TaskSpec:
 
 
 def within(task: str, do: Callable[[], Any]) -> Any:
-    """Return what a function finds inside of a task's network."""
+    """Return the result of a function that runs inside a task's network."""
     found: list[Any] = []
 
     def run() -> None:
@@ -72,7 +72,7 @@ async def made(specs: dict[str, TaskSpec]) -> list[TaskNet]:
 
 
 def _first_free_port() -> str:
-    """Return the first port that needs no right, in the network of the thread that asks."""
+    """Return the first port that needs no privilege, in the network of the calling thread."""
     return Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text().strip()
 
 
@@ -126,7 +126,7 @@ def _stray() -> None:
 
 
 async def strays() -> dict[str, Any]:
-    """What is there of no task goes by name, and nothing else does."""
+    """Objects without a task are removed by name, and nothing else is."""
     _stray()
     await answer(Ask(site=SITE, remove=["stray"], unlink=["tw0123456789a"]))
     try:
@@ -166,7 +166,7 @@ def main(scratch: str, count: int) -> None:
     ):
         subprocess.run(["ip", *words.split()], check=True)
     found = asyncio.run(walls())
-    # This process's /sys still shows the links that it came from.
+    # This process's /sys still shows the links of the original namespace.
     subprocess.run(["mount", "-t", "sysfs", "sysfs", "/sys"], check=True)
     own = HostNetwork().address()
     print(json.dumps({"own": own, "walls": found, **asyncio.run(_rest(count))}))

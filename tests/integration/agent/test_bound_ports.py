@@ -1,4 +1,4 @@
-"""Programs for ports on this kernel: what a process of a cgroup that is held may bind."""
+"""Programs for ports on this kernel limit which ports a process of a gated cgroup may bind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OK, EPERM = [0], [1]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder for programs, in a file system for them."""
+    """A folder for programs, in its own bpf file system."""
     there = tmp_path / "bpf"
     there.mkdir()
     subprocess.run(["mount", "-t", "bpf", "bpf", str(there)], check=True)
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def cgroup(tmp_path: Path) -> Iterator[Path]:
-    """An empty cgroup of its own."""
+    """A new empty cgroup."""
     top = tmp_path / "cgroup"
     top.mkdir()
     subprocess.run(["mount", "-t", "cgroup2", "none", str(top)], check=True)
@@ -62,7 +62,7 @@ def cgroup(tmp_path: Path) -> Iterator[Path]:
 
 
 def bound(cgroup: Path, *ports: int) -> dict[str, list[int]]:
-    """Return what a process in a cgroup is told for each port, in all families and kinds."""
+    """Return the result of binding each port from a cgroup, in all families and kinds."""
     argv = [sys.executable, "-I", "-c", TRY, str(cgroup), *map(str, ports)]
     done = subprocess.run(argv, check=True, capture_output=True)
     found: dict[str, list[int]] = json.loads(done.stdout)
@@ -71,7 +71,7 @@ def bound(cgroup: Path, *ports: int) -> dict[str, list[int]]:
 
 @pytest.mark.behaviour("BUG-AG10")
 def test_a_gated_task_binds_its_ports_and_ephemeral_ones(folder: Path, cgroup: Path) -> None:
-    """IPv4 and IPv6, TCP and UDP alike."""
+    """The gate treats IPv4 and IPv6, TCP and UDP alike."""
     keep([[], [28080, 28081]], alone=True, folder=folder)
     assert bound(cgroup, 29999) == {"29999": OK}, "nobody is held yet"
 
@@ -111,7 +111,7 @@ def test_again_is_no_error_and_attaches_nothing_twice(folder: Path, cgroup: Path
 
 
 def test_a_half_made_gate_is_made_whole(folder: Path, cgroup: Path) -> None:
-    """Whoever made it died between two of its programs."""
+    """The process that made the gate died between two of its programs."""
     keep([[28080]], alone=True, folder=folder)
     (folder / "28080" / "bind6-held").unlink()
     assert gates(folder) == set()

@@ -1,7 +1,7 @@
 """The agent dies at each named point, on a real btrfs; the next one redoes or undoes the step.
 
-It dies in a process of its own, by `os._exit`: nothing is cleaned up. The service manager in
-memory outlives it, as PID 1 does: what it holds is handed over at that moment.
+The agent dies in a separate process, by `os._exit`, so nothing is cleaned up. The service manager
+in memory survives the agent, as PID 1 does: its state at that moment is passed on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Story = Callable[[FakeHost, AgentClient], Awaitable[None]]
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[FakeHost]:
-    """Yield a host on btrfs whose images go as soon as nobody uses them."""
+    """Yield a host on btrfs that removes images as soon as they are unused."""
     with mounted(tmp_path) as host:
         registry = Registry()
         host.fake.systemd.programs["skopeo"] = registry.skopeo
@@ -119,7 +119,7 @@ STORIES: dict[str, Story] = {
 
 
 def dies(host: FakeHost, scenario: Story, point: str) -> int:
-    """Tell a story to an agent that dies at a point; return how its process ended."""
+    """Run a scenario with an agent that dies at a point; return the exit code of its process."""
     systemd, left = host.fake.systemd, host.folder / "left"
     child = os.fork()
     if child == 0:
@@ -147,7 +147,7 @@ async def _tell(host: FakeHost, scenario: Story) -> None:
 
 
 async def _at_rest(client: AgentClient) -> None:
-    """Return once fsck finds nothing wrong: what is being done is done."""
+    """Return when fsck finds no problem: all pending work is done."""
     async with asyncio.timeout(120):
         while any(a.wrong for a in (await client.get_accounts()).accounts):
             pass
@@ -158,7 +158,10 @@ async def _at_rest(client: AgentClient) -> None:
 def test_an_interrupted_step_is_redone_or_undone_and_never_done_twice(
     host: FakeHost, point: str
 ) -> None:
-    """At every point; afterwards all is accounted for, and the same request works."""
+    """This holds at every point.
+
+    Afterwards all objects have an owner, and the same request works.
+    """
     scenario = STORIES[point.partition(".")[0]]
 
     assert dies(host, scenario, point) == KILLED, f"{point} was not reached"
@@ -169,7 +172,7 @@ def test_an_interrupted_step_is_redone_or_undone_and_never_done_twice(
             await _at_rest(client)
             assert os.listdir(host.state / "staging") == []
             tasks = {t.task_id for t in (await client.list_tasks()).tasks}
-            if scenario is stop and "web" in tasks:  # it was asked to go, and goes
+            if scenario is stop and "web" in tasks:  # the task was asked to stop, and it stops
                 with suppress(NotFound):
                     await gone(client, "web")
             if scenario is not stop:
@@ -177,7 +180,7 @@ def test_an_interrupted_step_is_redone_or_undone_and_never_done_twice(
             await _at_rest(client)
             units = host.units()
             assert units == ([unit("web")] if scenario is start else [])
-            most = 2 if scenario is keep else 1  # it was told again
+            most = 2 if scenario is keep else 1  # the request was repeated
             assert host.fake.systemd.started.count(unit("web")) <= most
             assert (await client.list_volumes()).volumes == [] or scenario is keep
             images = {i.digest for i in (await client.list_images()).images}

@@ -23,7 +23,7 @@ DIGEST = digest_of(DATA)
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[FakeHost]:
-    """Yield a machine in memory whose state folder is on a small btrfs of its own."""
+    """Yield a machine in memory whose state folder is on a separate small btrfs."""
     with mounted(tmp_path, size=256 << 20) as host:
         really(host, "tar", "find")
         yield host
@@ -38,7 +38,7 @@ def _fill(folder: Path) -> None:
 
 @pytest.mark.behaviour("F-33")
 async def test_on_a_full_disk_tasks_run_on_and_can_still_be_stopped(host: FakeHost) -> None:
-    """Nothing new is taken in, what runs is kept, what is to go goes."""
+    """The agent accepts no new task, keeps running tasks and removes deleted ones."""
     async with host.agent(machine(host)) as client:
         await client.put_image(DIGEST, ImageFormat.TAR, chunks_of(DATA))
         for name in ("stays", "goes"):
@@ -67,7 +67,7 @@ async def test_on_a_full_disk_tasks_run_on_and_can_still_be_stopped(host: FakeHo
         for file in ballast.iterdir():
             file.unlink()
         ballast.rmdir()
-    os.sync()  # only now is it room again
+    os.sync()  # only now is there room again
     async with host.serving(machine(host)) as (services, client):
         services.accounts.second_look_s = 0.1
         assert [a for a in (await client.get_accounts()).accounts if a.wrong] == []
@@ -78,7 +78,7 @@ async def test_on_a_full_disk_tasks_run_on_and_can_still_be_stopped(host: FakeHo
 
 @pytest.mark.behaviour("F-39")
 def test_room_of_deleted_tasks_is_not_promised_before_cleanup(host: FakeHost) -> None:
-    """The kernel cleans a subvolume some time after it is gone; until then it is in use."""
+    """The kernel frees a deleted subvolume after some time; until then the space is in use."""
     run_program("mount", "-o", "remount,commit=300", str(host.state))
     btrfs, big, size = HostBtrfs(), host.state / "big", 64 << 20
     btrfs.create(big)
@@ -89,6 +89,7 @@ def test_room_of_deleted_tasks_is_not_promised_before_cleanup(host: FakeHost) ->
     btrfs.delete(big)
     assert not big.exists()
     assert btrfs.free_bytes(host.state)[1] < before + size // 2
-    for what in ("filesystem", "subvolume", "filesystem"):  # told, cleaned, and told again
+    # commit the deletion, wait for the cleaning, commit again
+    for what in ("filesystem", "subvolume", "filesystem"):
         run_program("btrfs", what, "sync", str(host.state))
     assert btrfs.free_bytes(host.state)[1] > before + size // 2

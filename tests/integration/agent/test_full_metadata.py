@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.root, pytest.mark.behaviour("F-34")]
 DATA = a_tar(app="code")
 DIGEST = digest_of(DATA)
 INLINE_BYTES = 2000
-"""A file of this size lies in the tree itself (btrfs(5), max_inline: 2048)."""
+"""A file of this size is stored in the tree itself (btrfs(5), max_inline: 2048)."""
 STEP_BYTES = 1 << 20
 
 
@@ -31,7 +31,7 @@ def host(tmp_path: Path) -> Iterator[FakeHost]:
 
 
 def _fill(folder: Path) -> int:
-    """Give all of the disk to data, then fill the trees with files that lie in them."""
+    """Allocate all of the disk to data, then fill the trees with inline files."""
     folder.mkdir()
     number = 0
     try:
@@ -54,7 +54,7 @@ def _fill(folder: Path) -> int:
 
 
 def _remove_some(folder: Path) -> int:
-    """Remove 500 files and have the kernel give their room back; return how many went."""
+    """Remove 500 files and make the kernel free their space; return the number of removed files."""
     some = sorted(folder.glob("inline*"))[:500]
     for file in some:
         file.unlink()
@@ -66,9 +66,9 @@ def _remove_some(folder: Path) -> int:
 async def test_a_write_on_full_trees_is_refused_and_later_carried_out(
     host: FakeHost,
 ) -> None:
-    """No record finds room, so nothing is promised; what runs, runs on, and fsck is clean.
+    """No record fits, so the agent accepts nothing. Tasks keep running, and fsck is clean.
 
-    Once part of what fills the trees was removed the same orders are carried out.
+    After some of the files are removed, the agent carries out the same requests.
     """
     async with host.agent(machine(host)) as client:
         await client.put_image(DIGEST, ImageFormat.TAR, chunks_of(DATA))

@@ -1,4 +1,4 @@
-"""The agent's port while there is no agent."""
+"""The agent's port stays reserved while no agent runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.behaviour("BUG-AG10")
 
 
 class Keeper:
-    """Plays systemd's store of descriptors."""
+    """Emulates systemd's store of file descriptors."""
 
     def __init__(self, path: Path) -> None:
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -27,7 +27,7 @@ class Keeper:
         self.messages: list[str] = []
 
     def take(self) -> None:
-        """Read what was said, and keep what came with it."""
+        """Read the message, and keep the descriptors that came with it."""
         while True:
             try:
                 data, fds, _, _ = socket.recv_fds(self._door, 4096, 4)
@@ -59,7 +59,7 @@ def _free_port() -> int:
 @pytest.mark.behaviour("BUG-AG10")
 @pytest.mark.parametrize("option", [0, socket.SO_REUSEADDR])
 def test_a_port_stays_reserved_while_the_agent_is_down(keeper: Keeper, option: int) -> None:
-    """A socket with SO_REUSEADDR, as most servers make, took it."""
+    """A socket with SO_REUSEADDR, which most servers set, took the port."""
     address = ("127.0.0.1", _free_port())
     listener = listen(address, 5)
     keeper.take()

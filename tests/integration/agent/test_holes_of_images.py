@@ -1,4 +1,4 @@
-"""Zeros in an image are holes on a real btrfs; the room on the disk bounds what is unpacked."""
+"""Zeros in an image become holes on a real btrfs; free disk space limits the unpacking."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.root
 
 DISK = 512 << 20
 SIZE = 3 << 30
-"""Of a file that is larger than the disk."""
+"""Size of a file that is larger than the disk."""
 PIECES = {4096: b"a" * 4096, 1 << 30: b"b" * 700, SIZE - 5000: b"c" * 5000}
 
 
@@ -43,7 +43,7 @@ def sparse_file(path: Path) -> None:
 
 
 def packed(tmp_path: Path, *how: str) -> bytes:
-    """Return an archive of a sparse file and another one, by GNU tar."""
+    """Return an archive of a sparse file and a plain one, made by GNU tar."""
     (tmp_path / "top").mkdir()
     sparse_file(tmp_path / "top" / "disk")
     (tmp_path / "top" / "next").write_text("1")
@@ -53,8 +53,8 @@ def packed(tmp_path: Path, *how: str) -> bytes:
 
 
 def is_as_packed(tree: Path) -> None:
-    """Both files are what they were, and the zeros take no room."""
-    HostBtrfs().sync(tree)  # until then the kernel does not say what a file takes
+    """Check that both files have their original content, and that the zeros use no space."""
+    HostBtrfs().sync(tree)  # before the sync the kernel does not report the space that a file uses
     for at, data in PIECES.items():
         with (tree / "disk").open("rb") as file:
             file.seek(at - 1)
@@ -98,7 +98,7 @@ async def test_a_plain_tar_keeps_the_holes_that_it_was_packed_with(
 
 
 def zeros_packed(size: int) -> tuple[bytes, str]:
-    """Return a layer of one file of so many zeros, packed, and the digest of what is in it."""
+    """Return a compressed layer of one file with this many zeros, and its uncompressed digest."""
     head = layer(entry("zeros", data=b""))[:512]
     head = bytearray(head)
     head[124:136] = b"%011o\0" % size
@@ -116,7 +116,7 @@ def zeros_packed(size: int) -> tuple[bytes, str]:
 def test_zeros_beyond_the_disk_take_no_room_and_other_data_does(
     host: FakeHost, tmp_path: Path
 ) -> None:
-    """What bounds an unpacking is the room that it takes, not the length of its files."""
+    """Unpacking is limited by the space that is used, not by the length of the files."""
     blob, inside = zeros_packed(2 * DISK)
     (tmp_path / "blob").write_bytes(blob)
     tree = host.state / "tree"

@@ -1,4 +1,4 @@
-"""The script that limits huge pages, on folders that play cgroups (docs/resources.md)."""
+"""The script that limits huge pages, on folders that emulate cgroups (docs/resources.md)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""An agent whose service manager answers nothing; that waiting for it lets others go on is seen in
-`unit/agent/machine/test_bus.py`.
+"""The agent works while its service manager does not answer.
+
+`unit/agent/machine/test_bus.py` shows that other threads run while one waits for the bus.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from agent.machine.fake_systemd import FakeSystemd
 
 
 class Hung:
-    """A service manager that can stop answering; who asks waits, in a lane of the agent."""
+    """A service manager that can stop answering; callers wait in a lane of the agent."""
 
     def __init__(self, systemd: FakeSystemd) -> None:
         self._systemd, self.answers = systemd, threading.Event()
@@ -53,7 +54,7 @@ async def a_server(answer: list[str]) -> AsyncIterator[int]:
 async def test_a_service_manager_that_hangs_costs_starts_and_nothing_else(
     tmp_path: Path, monkeypatch
 ) -> None:
-    """Health, states, logs, probes and the watchdog go on; starts wait and come."""
+    """Health, states, logs, probes and the watchdog keep working; starts wait and succeed later."""
     notified: list[str] = []
     monkeypatch.setattr(daemon, "notify", lambda *words: notified.extend(words))
     monkeypatch.setattr(daemon, "watchdog_s", lambda: 0.03)
@@ -75,7 +76,7 @@ async def test_a_service_manager_that_hangs_costs_starts_and_nothing_else(
             await client.put_task("late", a_spec())
             answer[0] = "500"
             await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
-            answer[0] = "200"  # the task's own loop waits for its unit by now
+            answer[0] = "200"  # the task's own loop already waits for its unit
             await until(client, "web", lambda s: s.health is Health.HEALTHY)
             assert [line async for line in client.task_logs("web")] == [b"said\n"]
             assert [t.task_id for t in (await client.list_tasks()).tasks] == ["late", "web"]

@@ -1,7 +1,7 @@
-"""The power fails at each step of a pull: what is complete afterwards is whole, on a real btrfs.
+"""The power fails at each step of a pull; afterwards every complete image is intact.
 
-What the file system was given to write by that moment is all there is: a copy of its disk is
-mounted in its place.
+The test runs on a real btrfs. It copies the disk at that moment and mounts the copy in its place.
+The copy holds only the data that the file system was made to write.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLACE = "registry.example/team/web:1"
 WAYS = [p for p in POINTS if p.startswith("pull.")]
 WAYS += ["image.synced", "image.moved", "image.declared"]
 BASE, APP = "b" * 300_000, "a" * 200_000
-"""More than btrfs keeps in its tree, which is written with each commit."""
+"""More bytes than btrfs keeps in its tree, which is written with each commit."""
 
 
 def with_a_registry(host: FakeHost, folder: Path) -> FakeHost:
@@ -49,7 +49,7 @@ def after_the_cut(disk: Path, folder: Path) -> Iterator[FakeHost]:
 
 
 def trees(host: FakeHost, kind: str) -> dict[str, dict[str, str]]:
-    """Return what is in all subvolumes that are said to be complete."""
+    """Return the content of all subvolumes that are marked complete."""
     found = {p.stem: p.with_suffix("") for p in (host.state / kind).glob("*.json")}
     return {
         name: {file.name: file.read_text() for file in tree.iterdir()}
@@ -62,7 +62,7 @@ def trees(host: FakeHost, kind: str) -> dict[str, dict[str, str]]:
 async def test_an_image_that_is_complete_after_a_power_cut_is_whole(
     tmp_path: Path, point: str
 ) -> None:
-    """Nothing is half there, and what a caller was told of stays."""
+    """No image is incomplete, and an image that was reported to a caller stays."""
     before, after, cut = tmp_path / "before", tmp_path / "after", tmp_path / "cut"
     before.mkdir()
     after.mkdir()
@@ -72,7 +72,7 @@ async def test_an_image_that_is_complete_after_a_power_cut_is_whole(
             shutil.copyfile(before / "image", cut)
 
     with mounted(before) as host:
-        # Nothing but what the agent does itself may commit.
+        # Only the agent's own calls may commit.
         run("mount", "-o", "remount,commit=300", str(host.state))
         with_a_registry(host, tmp_path)
         async with host.agent(machine(host)) as client:

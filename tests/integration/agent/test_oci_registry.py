@@ -1,4 +1,4 @@
-"""OCI images from a real registry, by the real skopeo, onto a real btrfs."""
+"""The real skopeo pulls OCI images from a real registry onto a real btrfs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONFIG = {"Cmd": ["/bin/server"]}
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the address of a registry of its own on the loopback."""
+    """Yield the address of a new registry on the loopback."""
     top = tmp_path_factory.mktemp("registry")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -65,7 +65,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[FakeHost]:
-    """Yield a host that trusts the registry, whose units run skopeo, tar and find for real."""
+    """Yield a host that trusts the registry, whose units run real skopeo, tar and find."""
     with mounted(tmp_path) as host:
         host.config = changed(host.config, registry_tls_verify=False)
         really(host, "skopeo", "tar", "find", "btrfs")
@@ -90,8 +90,9 @@ def push(layout: Layout, registry: str, name: str) -> str:
 
 
 def written(host: FakeHost) -> int:
-    """Return the bytes that the file system holds, once all is on disk."""
-    run("btrfs", "subvolume", "sync", str(host.state))  # what was deleted is gone by then
+    """Return the bytes that the file system holds, after all data is on disk."""
+    # by now the kernel has freed the deleted data
+    run("btrfs", "subvolume", "sync", str(host.state))
     HostBtrfs().sync(host.state)
     reported = subprocess.run(
         ["btrfs", "filesystem", "usage", "--raw", str(host.state)],
@@ -107,7 +108,7 @@ def written(host: FakeHost) -> int:
 async def test_an_image_from_a_registry_equals_the_pushed_tree(
     host: FakeHost, registry: str, tmp_path: Path, how: str
 ) -> None:
-    """Fetched by skopeo, verified, layer by layer on btrfs, run as a task."""
+    """The agent pulls it with skopeo, verifies it, unpacks each layer on btrfs and runs a task."""
     old, new = tmp_path / "old", tmp_path / "new"
     for tree, text in ((old, "old"), (new, "new")):
         (tree / "etc").mkdir(parents=True)
@@ -149,7 +150,7 @@ async def test_an_image_from_a_registry_equals_the_pushed_tree(
 async def test_a_second_image_on_a_base_costs_its_own_layer(
     host: FakeHost, registry: str, tmp_path: Path
 ) -> None:
-    """What the file system holds grows by the second image's own layer, not by its base."""
+    """The file system grows by the second image's own layer, not by its base."""
     own = [layer(entry(f"app{n}", data=os.urandom(2 << 20))) for n in (1, 2)]
     references = []
     for n in (0, 1):
@@ -244,7 +245,7 @@ def test_a_zstd_layer_that_is_cut_short_is_refused(tmp_path: Path) -> None:
 
 
 def send(source: Path, target: Path, parent: Path | None = None) -> bytes:
-    """Return a stream of a closed subvolume, full or on top of another."""
+    """Return a stream of a read-only subvolume, full or relative to another."""
     on_top = ["-p", str(parent)] if parent else []
     run("btrfs", "send", "-q", *on_top, "-f", str(target), str(source))
     return target.read_bytes()
@@ -254,7 +255,10 @@ def send(source: Path, target: Path, parent: Path | None = None) -> bytes:
 async def test_an_incremental_stream_needs_its_parent_and_costs_its_difference(
     host: FakeHost, tmp_path: Path
 ) -> None:
-    """Full, then on top of it; refused without its parent. BUG-AG12: set-uid is dropped."""
+    """A full stream is received, then an incremental one; without its parent it is refused.
+
+    The agent drops set-uid.
+    """
     sender = tmp_path / "sender"
     with (tmp_path / "other").open("wb") as file:
         file.truncate(256 << 20)

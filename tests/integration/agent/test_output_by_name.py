@@ -1,4 +1,4 @@
-"""What tasks write into their pipes, and what the journal of their entitlement gets of it."""
+"""The output that tasks write into their pipes reaches the journal of their entitlement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXACT = b"\n\na  \r\n<3>x\n\x00\xff z\n\t\n" + b"y" * (LINE_BYTES + 5) + b"\nlas
 
 
 class Journal:
-    """The socket of a journal, and the entries that came."""
+    """The socket of a journal, and the entries that it received."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,7 +66,7 @@ def _parsed(data: bytes) -> Iterator[dict[str, bytes]]:
 
 
 class Host:
-    """A folder of pipes with one task's, its journal, and a copier that is turned by hand."""
+    """A folder of pipes with one task's, its journal, and a copier that tests run step by step."""
 
     def __init__(self, top: Path) -> None:
         self.folder = top / "output"
@@ -83,9 +83,9 @@ class Host:
         return OutputCopier(self.folder, self.template, self.units)
 
     def turned(self) -> list[bytes]:
-        """Return the messages that came until none does any more.
+        """Run the copier until no more messages arrive; return the messages.
 
-        A datagram socket holds few datagrams (net.unix.max_dgram_qlen): the rest waits.
+        A datagram socket holds few datagrams (net.unix.max_dgram_qlen), so the rest waits.
         """
         found: list[bytes] = []
         quiet = 0
@@ -153,7 +153,7 @@ def test_entries_name_unit_and_run_of_the_task(host: Host) -> None:
 
 @pytest.mark.behaviour("BUG-AG34")
 def test_a_killed_copier_loses_no_output_and_ends_no_task(host: Host) -> None:
-    """systemd holds a reading end; the next copier goes on with it."""
+    """systemd holds a reading end of the pipe; the next copier continues with it."""
     host.turned()
     (pipe,) = host.copier._pipes.values()
     kept = os.dup(pipe.fd)  # what systemd does (FDSTORE=1)
@@ -184,7 +184,7 @@ def test_a_removed_pipe_is_read_to_its_end_and_closed(host: Host) -> None:
 
 @pytest.mark.behaviour("BUG-AG42")
 def test_lines_above_the_rate_are_counted_and_reported(host: Host, clock: list[float]) -> None:
-    """The log says how many lines are missing, and so do the facts of the machine."""
+    """The log and the facts of the machine report how many lines are missing."""
     host.turned()
     found: list[bytes] = []
     with host.pipe.open("wb", buffering=0) as out:
@@ -204,7 +204,7 @@ def test_lines_above_the_rate_are_counted_and_reported(host: Host, clock: list[f
 def test_a_blocked_journal_delays_a_task_by_ten_seconds_at_most(
     host: Host, clock: list[float]
 ) -> None:
-    """No task is blocked for ever because logging ended; what is lost is counted."""
+    """A task is never blocked forever because logging ended; lost lines are counted."""
     host.turned()
     host.journal.socket.close()
     with host.pipe.open("wb", buffering=0) as out:
@@ -219,7 +219,7 @@ def test_a_blocked_journal_delays_a_task_by_ten_seconds_at_most(
             clock[0] += 1.0
         assert totals(host.folder) == [0, 3]
         os.set_blocking(out.fileno(), False)
-        for _ in range(20):  # more than a pipe holds: it is read, and lost
+        for _ in range(20):  # more than a pipe holds: the copier reads it, and it is lost
             assert out.write(b"d" * 65535 + b"\n") == 65536
             host.copier.turn()
         host.journal.listen()
@@ -263,7 +263,7 @@ def test_the_message_about_lost_lines_is_marked_as_journalds(
 
 @pytest.mark.behaviour("BUG-AG34")
 def test_a_copier_ends_at_once_on_request(tmp_path: Path) -> None:
-    """While it is started again tasks wait; its next look would be in ten seconds."""
+    """Tasks wait while the copier restarts; its next check would be in ten seconds."""
     program = (
         "import agent.runtime.output_copier as o, pathlib, sys;"
         f"o.FOLDER = pathlib.Path({str(tmp_path / 'output')!r}); o.SCAN_S = 1e6; o.main()"
@@ -271,7 +271,7 @@ def test_a_copier_ends_at_once_on_request(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", program]) as found:
         while not (tmp_path / "output" / ".wake").exists():
             assert found.poll() is None
-        for _ in range(60):  # it may be told before it listens
+        for _ in range(60):  # the request may come before the copier listens
             os.kill(found.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 found.wait(1.0)

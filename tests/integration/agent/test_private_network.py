@@ -1,4 +1,4 @@
-"""Private networks and the firewall on a real kernel, in namespaces that go with the test."""
+"""Private networks and the firewall on a real kernel, in namespaces that end with the test."""
 
 from __future__ import annotations
 
@@ -84,5 +84,8 @@ def test_only_links_and_files_without_a_task_are_removed_by_name(
 
 
 def test_a_host_without_a_default_route_knows_its_own_address(found: dict[str, Any]) -> None:
-    """Such as one of the lab; asked without netlink, which the agent's sandbox has closed."""
+    """For instance a host of the lab.
+
+    The query avoids netlink, which the agent's sandbox blocks.
+    """
     assert found["own"] == "10.77.0.11"

@@ -1,4 +1,4 @@
-"""Programs of the host, and ours in a pipe, with real ones."""
+"""The agent runs real programs of the host, and our programs run in a real pipe."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ def test_a_program_that_fails_says_so_after_its_last_line() -> None:
 
 
 def test_a_program_that_writes_much_about_its_failure_ends() -> None:
-    """More than a pipe holds; the last line is what is told."""
+    """The output exceeds what a pipe holds; the error contains the last line."""
     lines = HostProcesses().lines(["sh", "-c", "seq 100000 >&2; exit 1"])
 
     with pytest.raises(ProgramError, match=r": 100000$"):
@@ -50,7 +50,7 @@ def test_a_program_that_is_ended_by_its_reader_has_not_failed() -> None:
 
 @pytest.mark.parametrize("program", ["agent.cli:main", "control_plane.cli:main"])
 def test_a_disconnected_reader_is_no_failure(program: str) -> None:
-    """`twine-agent logs web | head` ended with 1."""
+    """`twine-agent logs web | head` ended with exit code 1."""
     module, _, name = program.partition(":")
     there, here = os.pipe()
     os.close(there)

@@ -28,7 +28,7 @@ def _run(*argv: str) -> None:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[FakeHost]:
-    """Yield a machine in memory whose state folder is on a btrfs of its own."""
+    """Yield a machine in memory whose state folder is on a separate btrfs."""
     host = FakeHost(tmp_path)
     host.state.mkdir()
     image = tmp_path / "image"
@@ -47,7 +47,7 @@ def _machine(host: FakeHost) -> HostAccess:
 
 
 def _leave_things_behind(host: FakeHost) -> None:
-    """Leave what a start tidies up: every kind of leftover that an agent can die with."""
+    """Create every kind of leftover that a dying agent can leave and a start removes."""
     staging, journal = host.state / "staging", host.state / "journal"
     (staging / "x.stream").write_bytes(b"half")
     HostBtrfs().create(staging / "x")
@@ -60,7 +60,7 @@ def _leave_things_behind(host: FakeHost) -> None:
 async def test_an_agent_on_a_read_only_disk_starts_says_so_and_loses_nothing(
     host: FakeHost,
 ) -> None:
-    """It crashed in a loop, and with it went the health of all tasks. F-37"""
+    """The agent crashed in a loop, and the health of all tasks was lost."""
     async with host.agent(_machine(host)) as client:
         await client.put_image(DIGEST, ImageFormat.TAR, chunks_of(DATA))
         await client.put_task("web", a_spec(image=DIGEST))

@@ -1,7 +1,7 @@
-"""Thousands of starts and stops with faults in between: nothing is left of them (F-27).
+"""Thousands of starts and stops with faults in between leave nothing behind.
 
-The services are the real ones and so is the btrfs; service manager and networks are in memory. In
-CI 1,000 cycles; `make soak` sets TWINE_SOAK for more.
+The services and the btrfs are real; service manager and networks are in memory. CI runs 1,000
+cycles; `make soak` sets TWINE_SOAK for more.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ CYCLES = int(os.environ.get("TWINE_SOAK", "1000"))
 SEED = int(os.environ.get("TWINE_SOAK_SEED", "1"))
 TASKS = 16
 AGENT_CYCLES = 125
-"""So many starts and stops and the agent itself is restarted."""
+"""Number of starts and stops after which the agent itself is restarted."""
 FAULT_SHARE = 0.03
-"""Of the calls that change the host."""
+"""Share of failing calls among those that change the host."""
 CHANGES = {"start_transient", "stop", "reset_failed", "set_properties"}
 CHANGES |= {"snapshot", "delete", "create", "set_read_only"}
 RSS_SHARE = 1.10
 WARM_SHARE = 0.3
-"""After so much of the run the memory is what it stays at: the event log is full, say."""
+"""Share of the run after which memory is stable: the event log is full, for example."""
 
 
 class Faults:
-    """Fails calls that change the host: before they do it, or after it."""
+    """Fails calls that change the host, before or after their effect."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -88,7 +88,7 @@ class _Faulty:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a host holds; `resident` in KiB is compared apart."""
+    """The objects on a host; `resident` in KiB is compared separately."""
 
     descriptors: int
     threads: int
@@ -121,7 +121,7 @@ def _now(host: FakeHost) -> Left:
 
 
 class Soak:
-    """Goes through the cycles."""
+    """Runs the cycles."""
 
     def __init__(self, host: FakeHost, chance: random.Random) -> None:
         self._host = host
@@ -132,7 +132,7 @@ class Soak:
         self.faults = Faults(chance)
 
     async def run(self, cycles: int, images: list[str]) -> None:
-        """Start and stop so many tasks; the agent is restarted now and then."""
+        """Start and stop this number of tasks; the agent is restarted from time to time."""
         until = self.done + cycles
         while self.done < until:
             stop_at = min(until, self.done + AGENT_CYCLES)
@@ -142,8 +142,8 @@ class Soak:
             ):
                 for number in range(TASKS):
                     group.create_task(self._cycles(client, f"t{number}", images, stop_at))
-            # aiohttp keeps its last thousand handlers, and each a whole agent that has ended;
-            # a process has one agent where nobody tests
+            # aiohttp keeps its last thousand handlers, and each of them keeps a whole agent that
+            # has ended. Outside of tests a process has one agent.
             web_app._cached_build_middleware.cache_clear()
 
     async def _cycles(
@@ -153,7 +153,7 @@ class Soak:
             self.done += 1
             await self._insist(lambda: self._put(client, name, images))
             await self._until(client, name, TaskState.RUNNING)
-            if self._chance.random() < 0.2:  # it ends by itself, and is started again
+            if self._chance.random() < 0.2:  # the task exits without a request, and is restarted
                 self._host.fake.systemd.exit(f"twine-task-{name}.service", 1)
                 await self._until(client, name, TaskState.RUNNING)
             if self._chance.random() < 0.02:
@@ -167,7 +167,7 @@ class Soak:
         await client.put_task(name, spec)
 
     async def _insist(self, ask: Callable[[], Any]) -> None:
-        """Ask until it is acknowledged, as a control plane does."""
+        """Repeat the request until it is acknowledged, as a control plane does."""
         while True:
             try:
                 await ask()
@@ -192,7 +192,7 @@ class Soak:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHost]:
-    """Yield a host on btrfs that tries again soon."""
+    """Yield a host on btrfs with short retry intervals."""
     monkeypatch.setattr(supervisor, "RETRY_S", 0.01)
     monkeypatch.setattr(supervisor, "CONFLICT_S", 0.01)
     with mounted(tmp_path) as host:
@@ -201,7 +201,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHost]:
 
 
 def _torn(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let records fail to be written, too: the disk is full for a moment."""
+    """Make writes of records fail as well: the disk is full for a moment."""
     save = Journal._replace
 
     def sometimes(journal: Journal, *args: Any) -> None:
@@ -212,7 +212,7 @@ def _torn(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def nothing_kept() -> Iterator[None]:
-    """Have pytest keep no log: with 10,000 cycles its records were half of all memory."""
+    """Disable pytest's log capture: with 10,000 cycles its records were half of all memory."""
     capturing = [h for h in logging.root.handlers if isinstance(h, LogCaptureHandler)]
     levels = [handler.level for handler in capturing]
     for handler in capturing:
@@ -227,7 +227,7 @@ def nothing_kept() -> Iterator[None]:
 def test_f27_a_thousand_starts_and_stops_with_faults_leave_nothing(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """P9: descriptors, units, subvolumes, mounts as before; memory within a tenth."""
+    """Descriptors, units, subvolumes and mounts are as before (P9); memory is within a tenth."""
     soak = Soak(host, random.Random(SEED))
     tars = [a_tar(app=str(n)) for n in range(3)]
     images = [digest_of(tar) for tar in tars]

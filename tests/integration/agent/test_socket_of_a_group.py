@@ -1,4 +1,4 @@
-"""Who may connect to a socket whose access list names a group."""
+"""A socket whose access list names a group accepts only members of the group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUP, OTHER = 64_001, 64_002
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    """Yield a socket in a folder that all may enter."""
+    """Yield a socket in a folder that all users may enter."""
     for folder in (tmp_path, *tmp_path.parents[:3]):
         if folder != Path("/tmp"):
             folder.chmod(0o755)
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
 
 
 def connects(path: Path, uid: int, gid: int, groups: list[int]) -> bool:
-    """Return whether a user gets through, as a process of theirs."""
+    """Return whether a process of a user can connect."""
     child = os.fork()
     if child == 0:
         try:
@@ -47,7 +47,7 @@ def connects(path: Path, uid: int, gid: int, groups: list[int]) -> bool:
 
 @pytest.mark.behaviour("F-79")
 def test_only_members_of_the_group_get_through(path: Path) -> None:
-    """By their group or by one of their further groups; the owner is still root."""
+    """The primary group or a supplementary group counts; the owner is still root."""
     assert not connects(path, 64_000, GROUP, [])
     let_group(path, GROUP)
     assert connects(path, 64_000, GROUP, [])

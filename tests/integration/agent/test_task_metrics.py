@@ -1,4 +1,4 @@
-"""What a scrape of an agent with tasks looks like to Prometheus."""
+"""Prometheus accepts a scrape of an agent with tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.usage import TaskUsage, Usages
 
 @pytest.mark.behaviour("AG10")
 def test_promtool_accepts_the_metrics_of_tasks() -> None:
-    """Names, units and help of every metric are as Prometheus asks for."""
+    """Names, units and help of every metric follow the rules of Prometheus."""
     end = Exit(result="oom-kill", signal="SIGKILL", at=5.0)
     status = TaskStatus(
         task_id="web",

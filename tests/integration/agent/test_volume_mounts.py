@@ -1,4 +1,4 @@
-"""What is run before the start of a task with volumes or an image's user, by the real shell."""
+"""The real shell runs the commands before the start of a task with volumes or an image's user."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHELL = shutil.which("sh") or ""
 def mounted(
     tmp_path: Path, spec: TaskSpec, user: ImageUser | None = None
 ) -> tuple[int, str, list[str]]:
-    """Run what is run before the start with commands that only note what they are asked for."""
+    """Run the commands before the start with programs that only record their arguments."""
     (tmp_path / "bin").mkdir()
     for name in ("mount", "chown"):
         tool = tmp_path / "bin" / name
@@ -67,7 +67,7 @@ def mounted(
 def test_volumes_are_mounted_into_the_root_for_the_number_that_the_user_has(
     tmp_path: Path,
 ) -> None:
-    """Whatever the image has at their places."""
+    """The mounts work whatever the image contains at their paths."""
     (tmp_path / "root/cache").mkdir(parents=True)
     code, err, commands = mounted(tmp_path, a_spec(volumes={"data": DATA, "cache": CACHE}))
     assert (code, err) == (0, "")
@@ -83,7 +83,7 @@ def test_volumes_are_mounted_into_the_root_for_the_number_that_the_user_has(
 @pytest.mark.behaviour("AG9", "F-84")
 @pytest.mark.parametrize("link", ["data", "var"])
 def test_an_image_with_a_link_where_a_volume_is_to_be_is_refused(tmp_path: Path, link: str) -> None:
-    """It would be mounted wherever on the host the image says."""
+    """Otherwise the image would choose the path on the host where the volume is mounted."""
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / link).symlink_to("/etc")
     spec = a_spec(volumes={"data": msgspec.structs.replace(DATA, path=f"/{link}/lib/x")})
@@ -96,7 +96,7 @@ def test_an_image_with_a_link_where_a_volume_is_to_be_is_refused(tmp_path: Path,
 
 
 def an_image(tmp_path: Path, spec: TaskSpec) -> Path:
-    """Make an image and a root of it, with lists of users; return the root."""
+    """Make an image with user lists and a root of it; return the root."""
     image = tmp_path / "images" / spec.image.removeprefix("sha256:")
     for top in (image, tmp_path / "root"):
         for name, text in (("usr/etc/passwd", "root:x:0:0\n"), ("etc/group", "root:x:0:\n")):
@@ -107,13 +107,14 @@ def an_image(tmp_path: Path, spec: TaskSpec) -> Path:
 
 @pytest.mark.behaviour("AG3")
 def test_a_root_is_shown_to_its_images_user_before_volumes_are_put_into_it(tmp_path: Path) -> None:
-    """Every start writes the lists anew from those of the image."""
+    """Every start writes the lists again from those of the image."""
     spec = a_spec(volumes={"data": DATA})
     root = an_image(tmp_path, spec)
     outside = tmp_path / "outside"
     outside.write_text("nobody's business")
     (root / "etc/group").unlink()
-    (root / "etc/group").hardlink_to(outside)  # what is there is replaced, never written into
+    # an existing file is replaced, never written in place
+    (root / "etc/group").hardlink_to(outside)
     (root / "usr/etc/passwd").write_text("of an earlier start")
     code, err, commands = mounted(tmp_path, spec, APP)
     assert (code, err) == (0, "")
@@ -133,7 +134,7 @@ def test_a_root_is_shown_to_its_images_user_before_volumes_are_put_into_it(tmp_p
 
 @pytest.mark.behaviour("AG3")
 def test_a_user_without_a_name_has_the_lists_as_they_are(tmp_path: Path) -> None:
-    """Of the group of root, too, which is then shown as the task's own."""
+    """This includes a user of root's group, which is then mapped to the task's own."""
     root = an_image(tmp_path, a_spec())
     code, err, commands = mounted(tmp_path, a_spec(), ImageUser(uid=1000, gid=0))
     assert (code, err) == (0, "")
@@ -147,7 +148,7 @@ def test_a_user_without_a_name_has_the_lists_as_they_are(tmp_path: Path) -> None
 @pytest.mark.behaviour("AG8", "F-84")
 @pytest.mark.parametrize("link", ["usr/etc/passwd", "etc"])
 def test_a_list_is_not_written_through_a_link(tmp_path: Path, link: str) -> None:
-    """It would be a file of the host's."""
+    """The link's target would be a file of the host."""
     root = an_image(tmp_path, a_spec())
     host = tmp_path / "host"
     host.mkdir()
@@ -184,7 +185,7 @@ def test_every_user_of_a_root_that_belongs_to_the_task_is_mapped_to_it(tmp_path:
 
 @pytest.mark.behaviour("BUG-AG31")
 def test_an_image_of_one_program_gets_the_folders_that_its_unit_needs(tmp_path: Path) -> None:
-    """An image without /dev and /proc never started; other runtimes make them."""
+    """An image without /dev and /proc never started; other runtimes make these folders."""
     root = tmp_path / "root"
     (root / "usr/sbin").mkdir(parents=True)
     (root / "var").symlink_to(tmp_path / "host")

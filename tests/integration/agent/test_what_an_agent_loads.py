@@ -1,4 +1,4 @@
-"""What the running agent has in memory for months: no command line, nobody's authorities."""
+"""The long-running agent loads neither the command line nor the system's CA certificates."""
 
 from __future__ import annotations
 

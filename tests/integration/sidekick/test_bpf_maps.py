@@ -1,4 +1,4 @@
-"""Values of pinned maps on this kernel: read, set, refused."""
+"""Values of pinned maps on this kernel can be read and set, and bad calls are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HASH = 1
 
 
 def make(folder: Path, name: str, kind: int, size: int) -> None:
-    """Pin a map of four values of that size."""
+    """Pin a map of four values of the given size."""
     fd, _ = bpf.call(bpf.BpfCommand.MAP_CREATE, struct.pack("=5I", kind, 4, size, 4, 0))
     bpf.pin(fd, str(folder / name))
     os.close(fd)
@@ -27,7 +27,7 @@ def make(folder: Path, name: str, kind: int, size: int) -> None:
 
 @pytest.fixture
 def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file system for maps, with some in it."""
+    """A bpf file system with some pinned maps."""
     subprocess.run(["mount", "-t", "bpf", "bpf", str(tmp_path)], check=True)
     try:
         for size in (1, 4, 8, 16):

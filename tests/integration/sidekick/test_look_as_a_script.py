@@ -1,4 +1,4 @@
-"""The timer's look as its unit runs it: by a bare interpreter that has nothing of ours."""
+"""The timer's look runs as in its unit: in a bare interpreter without our packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALONE = (sys.executable, "-I", "-S")
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """A folder in which it is kept that a file had a value."""
+    """A state folder whose record has the value of one file."""
     value, folder = tmp_path / "value", tmp_path / "state"
     folder.mkdir()
     value.write_text("7\n")
@@ -66,7 +66,7 @@ def test_an_interface_that_is_not_there_answers_nothing(state: Path) -> None:
 
 @pytest.mark.root
 def test_an_interface_is_asked_as_the_full_look_asks_it(state: Path) -> None:
-    """`lo` in the kernel: scatter-gather cannot be switched off there."""
+    """The kernel does not allow scatter-gather to be switched off for `lo`."""
     part = look.record(look.ANSWER, b"lo 24 1", (1).to_bytes(4, sys.byteorder))
     kept = state / look.KEPT
     kept.write_bytes(kept.read_bytes().replace(b"r 0 ", part + b"r 0 "))
@@ -74,7 +74,7 @@ def test_an_interface_is_asked_as_the_full_look_asks_it(state: Path) -> None:
 
 
 def test_startup_searches_no_module_on_the_disk() -> None:
-    """What is imported is in every interpreter: that is what makes a look cheap."""
+    """The look imports only modules that every interpreter has loaded, which makes it cheap."""
     script = (
         "import sys; before = {*sys.modules}; sys.path.insert(0, sys.argv[1]); import look;"
         "print(*sorted({*sys.modules} - before))"

@@ -1,4 +1,4 @@
-"""Mount options on the kernel's own mounts, in a mount namespace of the test's own."""
+"""Mount options on the kernel's own mounts, in a separate mount namespace."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ print("ok")
 
 @pytest.mark.behaviour("BUG-SK39")
 def test_a_state_disk_that_is_really_full_leaves_a_way_back(tmp_path: Path) -> None:
-    """Rollback on a file system without a free block."""
+    """Rollback works on a file system without a free block."""
     prepare = "mkdir fs state; mount -t tmpfs t fs; mount -t tmpfs -o size=2M s state"
     script = """
 import os

@@ -1,4 +1,4 @@
-"""A scratch file system in a file, on this kernel: made, shared out, made anew, taken away."""
+"""A scratch file system in a file, on this kernel: made, shared, made again, removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command as a process of its own, and network interfaces of a namespace of its own."""
+"""The command runs as a separate process, on network interfaces of a separate namespace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEAR = {
     *("asyncio", "click", "ctypes", "dataclasses", "importlib.metadata", "inspect", "json"),
     *("logging", "shutil", "socket", "subprocess", "typing_extensions"),
 }
-"""Modules that take milliseconds to import, and that few runs have a use for."""
+"""Modules that take milliseconds to import, and that few runs use."""
 FOR_PEOPLE = {
     f"sidekick.{name}"
     for name in ("click_commands", "explain", "lint", "manual", "profile_commands", "tuned")
@@ -34,7 +34,7 @@ end = os._exit
 os._exit = lambda code: (print(*sys.modules, file=sys.stderr, flush=True), end(code))
 main()
 """
-"""Runs the command; at its end it tells what was imported."""
+"""Runs the command; at its end it prints the imported modules."""
 
 IN_A_NAMESPACE = """
 import sys
@@ -71,7 +71,7 @@ print("ok")
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_plan_ends_well_as_a_process(tmp_path: Path, name: str) -> None:
-    """What a library frees wrongly is seen only when a process ends (msgspec 0.22)."""
+    """A wrong free in a library shows only when a process ends (msgspec 0.22)."""
     script = "import sys; from sidekick.cli import main; sys.exit(main())"  # frees what it holds
     argv = [sys.executable, "-c", script, f"--state={tmp_path}", "plan", name]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -92,7 +92,7 @@ def test_interfaces_of_the_kernel_are_set_and_given_back(tmp_path: Path) -> None
 
 
 def test_a_run_imports_only_needed_modules(tmp_path: Path) -> None:
-    """Agents wait for it, and the timer starts it on every host: what is not imported is free."""
+    """Agents wait for the run, and the timer starts it on every host, so each import costs time."""
     (tmp_path / "p.toml").write_text(
         "description='p'\n[sysctl]\n'vm.swappiness'=10\n[thp]\nenabled='madvise'\n"
     )

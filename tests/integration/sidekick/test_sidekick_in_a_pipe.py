@@ -1,4 +1,4 @@
-"""`sidekick list | head -1`: a reader that goes away is no failure, and nothing is said of it."""
+"""`sidekick list | head -1` succeeds without a message when the reader closes the pipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 def test_a_reader_of_only_the_first_lines_gets_no_error(
     words: list[str], buffered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Text that is kept until the end fails there, text that is not at its first line."""
+    """Buffered output fails at the end, unbuffered output at its first line."""
     monkeypatch.setenv("PYTHONUNBUFFERED", "" if buffered else "1")
     command = [sys.executable, "-m", "sidekick", *words]
     reader, writer = os.pipe()

@@ -1,4 +1,4 @@
-"""Calls of controllers over real sockets: those that are hostile, slow, huge, or somebody else."""
+"""Controllers are called over real sockets: hostile, slow, huge and impersonating servers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def a_caller(
 async def answering(
     authority: CertificateAuthority, handle: Stream, subject: CertificateSubject | None = None
 ) -> AsyncIterator[ControllerRef]:
-    """Serve raw bytes over TLS as the controller `db`, or as somebody else."""
+    """Serve raw bytes over TLS as the controller `db`, or under another name."""
     subject = subject or CertificateSubject("controller", "db", ("127.0.0.1", "localhost"))
     context = tls.server_context(authority.credential(subject, ""), require_client=True)
     async with await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context) as served:
@@ -55,7 +55,7 @@ async def answering(
 
 
 def saying(answer: bytes, *, again: bytes = b"", times: int = 0) -> Stream:
-    """Return a server that reads a request and says this, whatever it was."""
+    """Return a server that reads a request and sends this answer, whatever the request was."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -98,7 +98,7 @@ def http(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
     ],
 )
 def test_an_invalid_answer_is_an_error_only(answer: bytes, authority: CertificateAuthority):
-    """Garbage, nonsense, redirects, endless nesting."""
+    """The answers are garbage, nonsense, redirects or endlessly nested."""
 
     async def main() -> None:
         async with answering(authority, saying(answer)) as ref:
@@ -110,7 +110,7 @@ def test_an_invalid_answer_is_an_error_only(answer: bytes, authority: Certificat
 
 @pytest.mark.behaviour("F-55")
 def test_an_answer_without_end_is_cut_off(authority: CertificateAuthority):
-    """Of a reply of a gigabyte no more is read than an answer could be long."""
+    """Of a reply of a gigabyte, at most the maximum length of an answer is read."""
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n" + b" " * (3 << 20)
 
     async def main() -> None:
@@ -118,7 +118,7 @@ def test_an_answer_without_end_is_cut_off(authority: CertificateAuthority):
             try:
                 await reader.readuntil(b"\r\n\r\n")
                 writer.write(answer)
-                await reader.read()  # until the caller has had enough
+                await reader.read()  # until the caller closes the connection
             except (ConnectionError, ssl.SSLError):
                 pass
             finally:
@@ -171,7 +171,7 @@ def test_a_controller_that_hangs_delays_a_caller_by_its_timeout_only(
 def test_no_other_server_gets_a_byte_of_a_request(
     subject: CertificateSubject, authority: CertificateAuthority
 ):
-    """What listens at an inner address sees a handshake that breaks off."""
+    """A server at an internal address sees only a handshake that is aborted."""
     got: list[bytes] = []
 
     async def main() -> None:
@@ -196,7 +196,7 @@ def test_no_other_server_gets_a_byte_of_a_request(
     "host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "127.1"]
 )
 def test_no_way_of_writing_an_inner_address_leads_there(host: str, authority: CertificateAuthority):
-    """Names, numbers and mapped addresses are judged by where they lead."""
+    """Names, numbers and mapped addresses are judged by the address that they resolve to."""
     connected = asyncio.Event()
 
     async def main() -> None:
@@ -218,7 +218,7 @@ def test_no_way_of_writing_an_inner_address_leads_there(host: str, authority: Ce
 def test_a_name_that_leads_elsewhere_the_second_time_is_judged_again(
     authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ):
-    """Rebinding: the connection goes to the very addresses that were judged."""
+    """DNS rebinding: the connection uses exactly the addresses that were judged."""
     answers = ["203.0.113.9", "127.0.0.1"]
     asked: list[str] = []
 
@@ -254,7 +254,7 @@ def test_a_name_that_leads_elsewhere_the_second_time_is_judged_again(
 
 @pytest.mark.behaviour("TC1")
 def test_the_ready_server_answers_the_real_caller(authority: CertificateAuthority, tmp_path: Path):
-    """By name, as jobs mostly write it."""
+    """The server is called by its name, as in most jobs."""
     subject = CertificateSubject("controller", "db", ("localhost",))
     tls.save(authority.credential(subject, ""), tmp_path / "c.json")
 

@@ -1,4 +1,4 @@
-"""Controllers on real sockets with mutual TLS: who may ask them, and what they answer."""
+"""Controllers on real sockets with mutual TLS: which callers they accept, and their answers."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_another_controller_at_the_address_is_not_believed(
 
 @pytest.mark.behaviour("TC2")
 def test_the_request_and_response_have_the_papers_field_names():
-    """Figure 8; OpenAPI says the same."""
+    """Figure 8 of the paper and OpenAPI have the same names."""
     sent = msgspec.json.decode(msgspec.json.encode(a_request(down=(2,))))
     names = {"jobHandle", "request", "allUnhealthyTasks", "sequenceNumber", "tasks", "at"}
     assert sent.keys() == names
@@ -153,7 +153,7 @@ def example() -> str:
 
 @pytest.mark.behaviour("TC17")
 def test_the_example_of_the_guide_is_short_and_works():
-    """The page shows a whole controller; it is run here as it stands there."""
+    """The page shows a whole controller; the test runs exactly this code."""
     assert len(example().splitlines()) < 60
     namespace: dict[str, object] = {"__name__": "cache_controller"}
     exec(compile(example(), "docs/taskcontrol.md", "exec"), namespace)
@@ -176,7 +176,7 @@ def test_the_example_of_the_guide_is_short_and_works():
         return len(response.ack)
 
     assert asked(night) == 4
-    assert asked(night, 38, 39) == 4  # the two that are down, and two more
+    assert asked(night, 38, 39) == 4  # the two tasks that are down, and two more
     assert asked(noon) == 1
     done = CompletedOperation(id="c-0.0", task=0, kind="update", cause="release", outcome="done")
     assert asked(noon, completed=[done]) == 0

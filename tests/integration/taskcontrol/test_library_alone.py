@@ -1,4 +1,4 @@
-"""What an application's owner imports stands alone, and tells others the whole call."""
+"""The library for application owners needs no other package, and it documents the whole call."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ print(json.dumps(sorted(sys.modules)))
 
 
 def run(*words: str, path: Path = ROOT) -> str:
-    """Run a Python that finds our packages in `path` alone, and Twine's own ones nowhere else."""
+    """Run a Python that finds our packages only in `path`."""
     done = subprocess.run(
         [sys.executable, *words],
         cwd=path,
@@ -35,7 +35,7 @@ def run(*words: str, path: Path = ROOT) -> str:
 
 @pytest.mark.behaviour("TC17")
 def test_a_controller_needs_nothing_of_the_control_plane() -> None:
-    """In a process of its own, by its list of modules."""
+    """The test runs a separate process and checks its list of modules."""
     loaded = json.loads(run("-c", LOADED))
     ours = {module for module in loaded if module.split(".")[0] in OURS}
     others = {module for module in ours if not module.startswith(("taskcontrol", "wire"))}
@@ -46,7 +46,7 @@ def test_a_controller_needs_nothing_of_the_control_plane() -> None:
 @pytest.mark.behaviour("TC17")
 @pytest.mark.parametrize("kind", ["api", "quorum", "shards", "stateless", "windows"])
 def test_a_rule_alone_needs_no_server(kind: str) -> None:
-    """Decisions are plain functions of a request; who has a server of their own uses it."""
+    """Decisions are plain functions of a request, so an owner can use another server."""
     code = f"import sys, json, taskcontrol.{kind}; print(json.dumps(sorted(sys.modules)))"
     loaded = set(json.loads(run("-c", code)))
     assert {module for module in loaded if module.split(".")[0] in OURS - {"taskcontrol"}} <= {
@@ -58,7 +58,7 @@ def test_a_rule_alone_needs_no_server(kind: str) -> None:
 
 @pytest.mark.behaviour("TC1", "TC2", "TC3", "TC21")
 def test_the_document_of_the_call_is_all_that_another_language_needs() -> None:
-    """One call, with every field said and every name resolved."""
+    """The document has one call, with every field described and every name resolved."""
     document = json.loads(run("-m", "taskcontrol.cli", "openapi"))
     assert document["openapi"].startswith("3.")
     (call,) = (row["post"] for path, row in document["paths"].items() if path == "/v1/process")

@@ -1,4 +1,4 @@
-"""What controllers ask the application, over real sockets: members that lead, lie or hang."""
+"""Controllers query application members over real sockets: members that lead, lie or hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Answer = Callable[[web.Request], Awaitable[web.Response]]
 
 
 def asked(answers: list[object], ask) -> object:
-    """Return what `ask(urls)` finds where each address answers every request with one value."""
+    """Return the result of `ask(urls)` where each address answers every request with one value."""
 
     async def main() -> object:
         runners, urls = [], []

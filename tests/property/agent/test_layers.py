@@ -1,4 +1,4 @@
-"""A layer made from the difference of two trees makes the second out of the first."""
+"""The layer made from the difference of two trees turns the first tree into the second."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _build(top: Path, tree: dict[str, object], files: list[Path]) -> None:
 def test_a_difference_applied_to_where_it_came_from_gives_where_it_leads(
     before: dict[str, object], after: dict[str, object], how: str
 ) -> None:
-    """Files, folders, links of both kinds, pipes, modes, owners, times and attributes."""
+    """Covers files, folders, both kinds of links, pipes, modes, owners, times and attributes."""
     with tempfile.TemporaryDirectory() as base:
         old, new = Path(base) / "old", Path(base) / "new"
         _build(old, before, [])

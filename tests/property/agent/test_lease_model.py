@@ -1,8 +1,9 @@
-"""A task that asks for it never outlives its contact, whatever fails, and in whatever order.
+"""A task with a lease never outlives its contact, whatever fails, in whatever order.
 
-A control plane, a network that delays, repeats and loses in each direction on its own, an agent
-that stands still or dies between any two steps, a fence that is killed, and systemd: all around
-the product's own `Contact`, `decide` and fence, on one clock that only the rules move.
+The model has a control plane, systemd, and a network that delays, repeats and loses messages in
+each direction independently. The agent stops or dies between any two steps, and the fence is
+killed. `Contact`, `decide` and the fence are the product's own code, on one clock that only the
+rules move.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ WHICH = st.integers(0, 1000)
 
 
 class Request(NamedTuple):
-    """Something on its way to the agent."""
+    """A request in transfer to the agent."""
 
     answered: str
     put: TaskSpec | None
@@ -48,17 +49,17 @@ class Request(NamedTuple):
 
 @dataclass
 class Unit:
-    """What systemd runs."""
+    """A unit that systemd runs."""
 
     number: int
     ends_at: float | None = None
-    """When systemd kills it, once it was asked to stop it."""
+    """When systemd kills the unit after a stop request."""
     ended: bool = False
 
 
 @dataclass
 class ControlPlane:
-    """What it knows of the host; `gone` once it counts on the task's end."""
+    """The control plane's knowledge of the host; `gone` once it assumes that the task has ended."""
 
     heard_at: float
     name: str = ""
@@ -76,7 +77,7 @@ class World:
     to_agent: list[Request] = field(default_factory=list)
     to_control_plane: list[str] = field(default_factory=list)
     late_starts: list[float] = field(default_factory=list)
-    """Starts that were sent to systemd and not carried out: not after this time."""
+    """Starts that were sent to systemd and not carried out; none is carried out after this time."""
 
     def __post_init__(self) -> None:
         self.control_plane = ControlPlane(heard_at=self.clock)
@@ -169,7 +170,7 @@ class World:
                 self.memory = replace(self.memory, limits=SPEC.limits)
 
     def start(self, not_after: float) -> None:
-        """Let systemd carry out a start, with the condition that came with it."""
+        """Make systemd carry out a start, with the condition that came with it."""
         if self.unit is None and int(self.clock) < int(not_after):
             self.starts += 1
             self.unit = Unit(self.starts)
@@ -287,7 +288,7 @@ class Lease(RuleBasedStateMachine):
 
 
 def _a_world() -> Lease:
-    """Return a world in which the task runs, and its control plane hears the host."""
+    """Return a world in which the task runs, and its control plane receives the host's messages."""
     lease = Lease()
     lease.world()
     for put in (False, True):
@@ -313,7 +314,7 @@ def _ended_and_given_up(lease: Lease) -> None:
 
 @pytest.mark.behaviour("F-50")
 def test_requests_that_arrive_prolong_nothing_while_no_answer_does(lease: Lease) -> None:
-    """The network lets through one way only."""
+    """The network transmits in one direction only."""
     lease.requests_arrive_and_answers_do_not(7.0)
     assert lease.w.control_plane.gone
     lease.a_task_that_counts_as_ended_has_ended()
@@ -334,7 +335,7 @@ def test_a_start_delayed_too_long_is_dropped(lease: Lease) -> None:
 
 @pytest.mark.behaviour("F-48", "F-49")
 def test_a_command_that_arrives_too_late_starts_nothing(lease: Lease) -> None:
-    """It was sent before the machine was cut off."""
+    """The command was sent before the machine was cut off."""
     lease.the_control_plane_asks(put=True)
     late = lease.w.to_agent.pop()
     _ended_and_given_up(lease)

@@ -1,4 +1,4 @@
-"""A task's life against a small model of a host, with the agent killed at any step."""
+"""A task's life is compared with a small model of a host; the agent is killed at any step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUICK = RestartPolicy(backoff_s=0.001, backoff_max_s=0.001)
 
 @dataclass
 class Unit:
-    """A unit as systemd would have it."""
+    """A unit in the state that systemd would report."""
 
     invocation: str
     key: str
@@ -51,7 +51,7 @@ class Model:
     clock: int = 0
     starts: int = 0
     asked: int = 0
-    """When the owner last asked for something that stops what runs."""
+    """When the owner last requested a change that stops the running unit."""
     generations: itertools.count[int] = field(default_factory=lambda: itertools.count(2))
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Whatever a profile's author writes, an expression ends, within its bounds."""
+"""Every expression that a profile can contain ends within its bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain line means to sidekick's own reader what it means to click."""
+"""sidekick's own reader and click interpret a plain command line alike."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINES = st.tuples(
 
 
 def by_click(line: list[str]) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
-    """Return what click makes of a line, None where it helps or complains."""
+    """Return click's interpretation of a line, None if it prints help or an error."""
     made = group(PROGRAM, [], lambda **_: None)
     try:
         with made.make_context("sidekick", list(line)) as outer:
@@ -62,6 +62,6 @@ def test_the_grammar_reads_a_line_as_click_does(line: list[str]) -> None:
 def test_lines_that_are_waited_for_are_read_here(
     before: list[str], after: list[tuple[str, ...]]
 ) -> None:
-    """Whatever click takes of these, it is not asked."""
+    """sidekick reads exactly those of these lines that click accepts, and does not call click."""
     line = [*before, "apply-profile", *(word for words in after for word in words)]
     assert (PROGRAM.read(line) is None) is (by_click(line) is None)

@@ -1,4 +1,4 @@
-"""Whatever shipped profiles come, crash and go on a recorded host, it ends as it began."""
+"""A recorded host ends in its first state after any order of applies, crashes and releases."""
 
 from __future__ import annotations
 

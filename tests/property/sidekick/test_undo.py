@@ -1,4 +1,4 @@
-"""Whatever is applied can be undone, to the last bit."""
+"""Every applied change can be undone exactly."""
 
 from __future__ import annotations
 

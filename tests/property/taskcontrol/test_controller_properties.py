@@ -1,7 +1,7 @@
-"""Ready controllers in long runs of failures and releases: each keeps its promise and ends.
+"""Shipped controllers keep their guarantees in long runs of failures and releases, which end.
 
-The model is a scheduler without a budget: whatever is acknowledged is begun, takes a while and
-comes back, and machines fail whenever they like.
+The model is a scheduler without a budget: it begins every acknowledged task, which comes back after
+some time. Machines fail at any time.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ STEPS = st.lists(
 
 
 class Job:
-    """Tasks that are to be updated, of which some are away: by failure, or by what was acked."""
+    """Tasks to be updated; some are away because of a failure or an acknowledgement."""
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
@@ -43,7 +43,7 @@ class Job:
         return a_request(self.tasks, *pending, down=sorted(self.down), at=at)
 
     def begin(self, response) -> list[int]:
-        """Begin what is acknowledged; return those tasks that served until now."""
+        """Begin the acknowledged tasks; return those that served until now."""
         begun = [int(ack[1:]) for ack in acked(response)]
         assert len(begun) == len(set(begun))
         assert set(begun) <= self.outdated - set(self.going)
@@ -86,7 +86,7 @@ def test_an_ensemble_never_loses_its_majority_to_an_operation(tasks, leader, ste
         return Quorum().answer(request, leading)
 
     for what, number in steps:
-        if what == "change":  # an election: it may be another, or nobody for a moment
+        if what == "change":  # an election: the leader may be another task, or absent for a moment
             leading = None if number % 3 == 0 else number % tasks
         job.happens(what, number)
         before = job.down

@@ -1,4 +1,4 @@
-"""A machine in memory for an agent, whose pauses after failures are short."""
+"""Fixtures of the agent's tests: a machine in memory, whose pauses after failures are short."""
 
 from __future__ import annotations
 

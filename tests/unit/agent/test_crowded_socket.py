@@ -1,7 +1,7 @@
-"""Two hundred connections of one user to the local socket: who stays, who goes, who gets in.
+"""One user opens two hundred connections to the local socket; a limit decides which ones stay.
 
-One user has at most 192 places there and 128 requests that stay (docs/security.md): the difference
-is the reserve in which the same user's commands still get through.
+A user has at most 192 connections there and 128 waiting requests (docs/security.md). The difference
+is the reserve in which commands of the same user still get through.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from wire.limits import LOCAL
 
 MANY = 200
 WAITS_OF_ONE = 128
-"""What `wire.server` lets one caller have."""
+"""The limit of `wire.server` for one caller."""
 Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
 async def crowd(host: FakeHost, asked: str) -> AsyncIterator[list[Line]]:
-    """Open that many connections, each of which asks for this, or for nothing."""
+    """Open `MANY` connections; each requests the given path, or nothing if it is empty."""
     lines: list[Line] = []
     try:
         for _ in range(MANY):
@@ -40,7 +40,7 @@ async def crowd(host: FakeHost, asked: str) -> AsyncIterator[list[Line]]:
 
 
 async def answered(line: Line) -> bool:
-    """Return whether a connection is served when it asks now."""
+    """Return whether a connection is served when it sends a request now."""
     reader, writer = line
     try:
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -62,7 +62,7 @@ async def test_too_many_idle_connections_close_the_oldest_and_serve_the_newest(
 
 
 async def latest(client: AgentClient) -> int:
-    """Return the number of the last event, once those who waited before are gone."""
+    """Return the number of the last event, after the earlier waiting requests have ended."""
     while True:
         with suppress(TwineError):
             return (await client.get_events(0)).latest
@@ -74,7 +74,7 @@ async def test_a_user_at_its_limit_of_waits_can_still_send_commands(
 ) -> None:
     refused_count, quiet = MANY - WAITS_OF_ONE, False
     async with host.agent() as client, asyncio.timeout(120):
-        while not quiet:  # an event of the host's own would answer those who wait
+        while not quiet:  # an event of the host itself would answer the waiting requests
             after = await latest(client)
             async with crowd(host, f"/v1/events?wait_s=60&after={after}") as lines:
                 waiting = [asyncio.ensure_future(reader.read(12)) for reader, _ in lines]

@@ -1,4 +1,4 @@
-"""A control plane and agents of different releases: what goes over the wire between them."""
+"""A control plane and agents of different releases understand each other's messages."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ FIRST_RELEASE = {
     "offline_restart",
     "disconnect",
 }
-"""What an agent of release 0.1.0 knows of a task; it refuses everything else by name."""
+"""The fields of a task that an agent of release 0.1.0 knows; it refuses all others by name."""
 PLAIN = api.TaskSpec(generation=7, image="sha256:" + "0" * 64, command=["/bin/true"])
 
 
 def test_earlier_agents_accept_a_task_without_new_fields():
-    """Control planes are upgraded first: what they do not use, they do not say."""
+    """Control planes are upgraded first and do not send fields that they do not use."""
     sent = msgspec.json.decode(msgspec.json.encode(PLAIN))
     assert set(sent) <= FIRST_RELEASE
     assert set(sent) == {"generation", "image", "command"}
 
 
 def test_an_omitted_field_keeps_its_earlier_meaning():
-    """A default is part of the contract: each side fills in its own."""
+    """A default is part of the contract: each side fills in its own default."""
     assert decode_json(msgspec.json.encode(PLAIN), api.TaskSpec, "task") == PLAIN
     assert PLAIN.limits == api.Limits()
     assert (PLAIN.epoch, PLAIN.entitlement, PLAIN.job) == (0, "local", "")
@@ -44,7 +44,7 @@ def test_an_omitted_field_keeps_its_earlier_meaning():
 
 
 def test_an_answer_may_have_unknown_fields():
-    """Agents are upgraded later, one by one: what a newer one says besides is passed over."""
+    """Agents are upgraded later, one by one; unknown fields of a newer agent are ignored."""
     reported = {
         "task_id": "web-0",
         "generation": 1,

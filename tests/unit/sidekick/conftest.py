@@ -1,4 +1,4 @@
-"""Fixtures of sidekick's tests: a host in a folder, and no program ever started."""
+"""Fixtures of sidekick's tests: a host in a folder, which never starts a real program."""
 
 from __future__ import annotations
 

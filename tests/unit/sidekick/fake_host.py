@@ -1,8 +1,8 @@
 """A host for the tests: files that behave like the kernel's, programs, disk and clock.
 
-Where the real kernel is unkind, so is this one: it writes only to files that exist, refuses
-what is out of range, separates with tabs, keeps only one of two twins, and gives as many
-huge pages as it has memory for. `boot` loses everything that was set at run time.
+It copies the restrictions of the real kernel. It writes only to files that exist, refuses values
+out of range, separates with tabs and keeps only one of two conflicting values. It gives only as
+many huge pages as it has memory for. `boot` loses everything that was set at run time.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ TWINS |= {b: a for a, b in TWINS.items()}
 
 
 class Crash(BaseException):
-    """The process is gone, as by SIGKILL: nothing catches this."""
+    """The process has ended, as by SIGKILL: no code catches this."""
 
 
 @dataclass
 class Points:
-    """Counts the places where a crash can strike, and strikes at one of them."""
+    """Counts the points where a crash can occur, and crashes at one of them."""
 
     at: int | None = None
     passed: int = 0
@@ -112,18 +112,18 @@ class Points:
 
 
 class FakeKernel(KernelFs, frozen=True):
-    """The kernel's files, with the kernel's manners."""
+    """The kernel's files, with the kernel's behaviour."""
 
     free_pages: dict[str, int] = msgspec.field(default_factory=dict)
-    """Huge pages that a node can give; any number where it says nothing."""
+    """Huge pages that a node can give; a node without an entry gives any number."""
     free_large: dict[str, int] = msgspec.field(default_factory=dict)
     """The same for pages of 1 GiB."""
     rounds: dict[str, Callable[[str], str]] = msgspec.field(default_factory=dict)
-    """What the kernel makes of a value, by path."""
+    """The value that the kernel stores for a written value, by path."""
     refuses: set[str] = msgspec.field(default_factory=set)
     """Paths that cannot be written."""
     compacted: list[int] = msgspec.field(default_factory=list)
-    """How many pages each compaction brings, in order."""
+    """The number of pages that each compaction frees, in order."""
     points: Points = msgspec.field(default_factory=Points)
     writes: list[str] = msgspec.field(default_factory=list)
     """Every path that was written, in order."""
@@ -161,7 +161,7 @@ class FakeKernel(KernelFs, frozen=True):
 
 @dataclass
 class FakeDisk(Disk):
-    """The real disk, with a place to crash before and after each operation."""
+    """The real disk, with a crash point before and after each operation."""
 
     points: Points
 
@@ -188,7 +188,7 @@ class FakeDisk(Disk):
 
 @dataclass
 class FakeProcesses:
-    """Programs that leave a trace, with a place to crash before and after each."""
+    """Programs that are recorded, with a crash point before and after each."""
 
     fs: FakeKernel
     points: Points
@@ -212,7 +212,7 @@ class FakeProcesses:
         return Completed(0, "", "")
 
     def grubenv(self, entry: str) -> None:
-        """Note which entry GRUB boots next, once."""
+        """Record the entry that GRUB boots next, once."""
         text = f"# GRUB Environment Block\nnext_entry={entry}\n###########"
         self.fs.path(GRUBENV).write_text(text if entry else "# GRUB Environment Block\n######")
 
@@ -228,7 +228,7 @@ class FakeProcesses:
         raise AssertionError("sidekick reads no program's lines")
 
     def commands(self) -> list[str]:
-        """Return the programs that ran, with their verb where they have one."""
+        """Return the programs that ran, with their subcommand if they have one."""
         return [" ".join(a for a in argv[:2] if not a.startswith("/")) for argv in self.ran]
 
 
@@ -280,11 +280,11 @@ class FakeHost:
                 self.put(f"/sys/devices/system/node/{node}/{pool}", str(count))
 
     def power_cycle(self) -> None:
-        """Start as the boot loader says: a one-shot entry first, then its default."""
+        """Start as the boot loader decides: a one-shot entry first, then its default."""
         self.boot(self.next_line())
 
     def next_line(self) -> str:
-        """Return the line that the boot loader boots next, and use its one-shot entry up."""
+        """Return the line that the boot loader boots next, and consume its one-shot entry."""
         if self.fs.exists("/boot/grub/grub.cfg"):
             custom = self.fs.find(CUSTOM) or ""
             once = "next_entry=twine" in (self.fs.find(GRUBENV) or "")
@@ -316,7 +316,7 @@ class FakeHost:
         return self
 
     def with_systemd_boot(self) -> FakeHost:
-        """Install systemd-boot as Debian does, and let this boot have come through it."""
+        """Install systemd-boot as Debian does, and mark this boot as started by it."""
         self.put("/usr/bin/bootctl", "")
         self.put(f"{VARIABLES}/x", "")
         self.processes.variable("LoaderInfo", "systemd-boot 252.22")
@@ -325,7 +325,7 @@ class FakeHost:
         return self
 
     def put(self, path: str, text: str) -> None:
-        """Make a file, the kernel's or another, as it is before sidekick comes."""
+        """Make a file, of the kernel or another one, in its state before sidekick runs."""
         target = self.fs.path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text + "\n")
@@ -335,7 +335,7 @@ class FakeHost:
         self.fs.path(path).unlink()
 
     def host(self, root: Path | None = None) -> Host:
-        """Return the host as sidekick sees it, hardware read anew."""
+        """Return the host as sidekick sees it; the hardware is read again."""
         return Host(
             fs=self.fs,
             processes=self.processes,
@@ -371,7 +371,7 @@ class FakeHost:
         return {p: self.fs.path(p).read_text() for p in paths if not p.endswith(actions)}
 
     def everything(self) -> dict[str, str | None]:
-        """Return what a profile can change, what the boot loader holds included."""
+        """Return everything that a profile can change, including the boot loader's files."""
         files = ["/etc/twine/boot-line", CUSTOM, GRUBENV]
         files += [f"/boot/efi/loader/entries/{n}" for n in ("debian.conf", "twine.conf")]
         variables = {v: self.efi(v) for v in ("LoaderEntryDefault", "LoaderEntryOneShot")}
@@ -382,12 +382,12 @@ class FakeHost:
         return ApplyRun(self.host(), self.state, target, **how).carry_out()  # type: ignore[arg-type]
 
     def resume(self) -> Report:
-        """Do what is done at every boot."""
+        """Run the step that sidekick runs at every boot."""
         return resume(self.host(), self.state)
 
 
 def a_profile(name: str = "web", **parts: object) -> Profile:
-    """Return a profile with these sysctls (underscores separate), hugepages and cmdline."""
+    """Return a profile with these sysctls, hugepages and cmdline."""
     sysctl = {
         key: value if isinstance(value, SysctlValue) else SysctlValue(value=value)  # type: ignore[arg-type]
         for key, value in parts.pop("sysctl", {}).items()  # type: ignore[attr-defined]
@@ -400,11 +400,11 @@ def a_profile(name: str = "web", **parts: object) -> Profile:
 
 
 def a_target(fake: FakeHost, name: str = "web", generation: int = 1, **parts: object) -> Target:
-    """Return what a profile asks of a host."""
+    """Return the target that a profile sets for a host."""
     return target_of(a_profile(name, **parts), fake.host(), generation)
 
 
 def shipped(fake: FakeHost, name: str) -> Target:
-    """Return what one of the profiles of the repository asks of a host."""
+    """Return the target that a profile of the repository sets for a host."""
     host = fake.host()
     return target_of(Library([PROFILES], SETTINGS).load(name, read_facts(host.fs)), host)

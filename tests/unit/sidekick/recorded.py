@@ -1,4 +1,4 @@
-"""Hosts of `tests/data/hosts` as trees of files, with a kernel and programs that behave."""
+"""Hosts of `tests/data/hosts` as trees of files, with a simulated kernel and programs."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ CPUS = "/sys/devices/system/cpu"
 ACTIONS = {"drop_caches", "compact_memory"}
 ATIMES = {"noatime", "relatime", "strictatime"}
 DEFAULT_QDISC = "/proc/sys/net/core/default_qdisc"
-"""The kernel holds the module of the one that is named there."""
+"""The kernel keeps the module of the named qdisc in use."""
 QUEUE_DEPTHS = {"none": "1023", "mq-deadline": "64", "kyber": "256", "bfq": "64"}
 
 
 class TreeKernel(FakeKernel, frozen=True):
-    """What the kernel does with writes to the files that settings change."""
+    """The kernel's reaction to writes to the files that settings change."""
 
     def write(self, path: str, value: str) -> None:
         now = self.find(path) or ""
@@ -66,7 +66,7 @@ class TreeKernel(FakeKernel, frozen=True):
             self._refuse(path, value, errno.EBUSY)
         preference = f"{folder}energy_performance_preference"
         if f"{name}={value}" == "scaling_governor=performance" and self.exists(preference):
-            super().write(preference, value)  # it stays so, as with amd_pstate
+            super().write(preference, value)  # it keeps this value, as with amd_pstate
         if name == "no_turbo" and " ida" not in self.read("/proc/cpuinfo"):
             self._refuse(path, value, errno.EPERM)
         if path == f"{CPUS}/smt/control":
@@ -80,8 +80,10 @@ class TreeKernel(FakeKernel, frozen=True):
         super().write(path, value)
 
     def _as_a_driver(self, value: str) -> str:
-        """Without checksums nothing is gathered, without gathering nothing is segmented; neither
-        comes back by itself.
+        """Apply the dependencies of a network driver.
+
+        Scatter-gather needs checksums, and segmentation needs scatter-gather. Neither is switched
+        on again automatically.
         """
         new = dict(line.split(" ", 1) for line in value.strip().splitlines())
         leaders = {
@@ -111,7 +113,7 @@ class TreeKernel(FakeKernel, frozen=True):
 
 @dataclass
 class TreeProcesses:
-    """systemctl and modprobe as far as settings use them."""
+    """systemctl and modprobe, as far as settings use them."""
 
     fs: TreeKernel
     ran: list[list[str]] = field(default_factory=list)
@@ -172,7 +174,7 @@ class TreeServices(Recorded):
 
 
 class TreeMounts:
-    """Mounts of a tree, whose kernel does as it is asked."""
+    """Mounts of a tree, with the kernel's reaction to requests."""
 
     def __init__(self, fs: TreeKernel) -> None:
         self._fs = fs
@@ -243,13 +245,13 @@ class RecordedHost:
         self.time_s += seconds
 
     def target(self, profile: str, generation: int = 1) -> Target:
-        """Return what one of the repository's profiles asks of this host."""
+        """Return the target that a profile of the repository sets for this host."""
         host = self.host()
         found = Library([PROFILES], SETTINGS).load(profile, read_facts(self.fs))
         return target_of(found, host, generation)
 
     def everything(self) -> dict[str, bytes]:
-        """Return every file but sidekick's own, and those that only act or remember."""
+        """Return every file except sidekick's own and the files that only trigger an action."""
         found = {}
         for folder, _, names in os.walk(self.root):
             for name in names:
@@ -267,7 +269,7 @@ def put(fs: FakeKernel, path: str, text: str) -> None:
 
 
 def described(name: str) -> dict[str, Any]:
-    """Return the files, sysctls and registers of a host, those of its parent below them."""
+    """Return the files, sysctls and registers of a host; it overrides those of its parent."""
     raw = tomllib.loads((DATA / f"{name}.toml").read_text())
     about: dict[str, Any] = {"files": {}, "sysctl": {}, "msr": {}}
     if "extends" in raw:

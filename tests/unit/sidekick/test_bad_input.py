@@ -1,4 +1,4 @@
-"""Users without rights, and profiles that are too much for a parser: one error, no traceback."""
+"""Users without privileges and oversized profiles get one error, without a traceback."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(
 def test_a_profile_that_exceeds_the_limits_is_one_error_with_its_place(
     fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """A traceback, and `list` and `lint` of all profiles ended."""
+    """The result was a traceback, and `list` and `lint` of all profiles ended."""
     text, where = TOO_MUCH[name]
     (profiles / "bad.toml").write_text(text)
     code, _, err = run(fake, profiles, capsys, "plan", "bad")
@@ -111,7 +111,7 @@ def test_an_error_is_json_where_json_is_asked_for(
     kind: str,
     how: list[str],
 ) -> None:
-    """Nothing came out on exits 3, 5 and 78."""
+    """Exit codes 3, 5 and 78 printed no output."""
     (profiles / "wrong.toml").write_text("description='x'\nnosuch=1\n")
     found, out, err = run(fake, profiles, capsys, *line, *how)
     assert found == code
@@ -125,7 +125,7 @@ def test_an_error_is_json_where_json_is_asked_for(
 
 @pytest.fixture
 def as_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refuse every file of sidekick's state, as mode 0700 does; root would be let in."""
+    """Refuse every file of sidekick's state, as mode 0700 does; root would have access."""
     closed = str(tmp_path / "var/lib/twine/sidekick")
 
     def refusing(function):  # type: ignore[no-untyped-def]
@@ -161,7 +161,7 @@ def as_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_user_without_rights_gets_an_answer_or_one_error(
     fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str], line: list[str], code: int
 ) -> None:
-    """Tracebacks for users who may not read the state of root."""
+    """Users who may not read root's state got tracebacks."""
     found, out, err = run(fake, profiles, capsys, *line, "-o", "json")
     assert found == code
     assert json.loads(out) is not None
@@ -172,7 +172,7 @@ def test_a_user_without_rights_gets_an_answer_or_one_error(
 def test_profiles_that_a_user_may_not_see_are_left_out(
     fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str], as_a_user: None
 ) -> None:
-    """Those of the agent lie in root's folder."""
+    """Profiles from the agent are in root's folder."""
     closed = fake.state.folder / "profiles"
     options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={closed}"]
     code = main([*options, "list"], make_host=lambda root: fake.host(root))

@@ -1,4 +1,4 @@
-"""What only a boot brings, and what every boot undoes."""
+"""Changes that only a boot applies, and changes that every boot undoes."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_reboot_that_did_not_help_is_not_repeated(fake: FakeHost) -> None:
 
 @pytest.mark.behaviour("F-69")
 def test_a_failed_boot_with_a_replaced_argument_is_detected(fake: FakeHost) -> None:
-    # F-69: seen on a guest; the host's own line has neither the old argument nor the new one
+    # seen on a guest; the host's own line has neither the old argument nor the new one
     fake.apply(batch(fake))
     fake.boot(LINE)
     fake.resume()
@@ -210,7 +210,7 @@ def test_every_boot_brings_the_profile_back(fake: FakeHost) -> None:
 def test_originals_end_with_the_boot_they_belong_to(fake: FakeHost) -> None:
     fake.fs.write("/proc/sys/vm/swappiness", "33")
     apply(fake, a_target(fake, sysctl={"vm.swappiness": 1, "kernel.panic": 5}))
-    fake.boot()  # and the 33 somebody had set is gone too
+    fake.boot()  # the 33 that an operator had set is lost too
     resume(fake)
     apply(fake, a_target(fake, sysctl={"kernel.panic": 5}))
     assert fake.sysctl("vm.swappiness") == "60"
@@ -306,7 +306,7 @@ def test_a_loop_of_requests_is_no_loop_of_reboots(fake: FakeHost) -> None:
 
 @pytest.mark.behaviour("BUG-SK43")
 def test_reboots_are_counted_at_any_clock(fake: FakeHost) -> None:
-    """Without a battery each boot's clock starts earlier than the last one ended."""
+    """Without a battery each boot's clock starts earlier than the last boot ended."""
     times = iter(range(1_700_000_000, 0, -10_000_000))
 
     def apply_at(generation: int) -> None:
@@ -325,7 +325,7 @@ def test_reboots_are_counted_at_any_clock(fake: FakeHost) -> None:
 
 @pytest.mark.behaviour("BUG-SK43")
 def test_a_reboot_that_did_not_happen_is_not_counted(fake: FakeHost) -> None:
-    """A boot is counted by its id."""
+    """Boots are distinguished by their id."""
     for generation in (1, 2, 3, 4, 5):
         fake.apply(batch(fake, generation), may_reboot=True)
     assert len(fake.state.load().reboots) == 1
@@ -343,12 +343,12 @@ def test_reboots_that_an_earlier_release_noted_still_count(fake: FakeHost) -> No
 def test_the_record_distinguishes_the_hosts_own_panic_from_the_guards(
     fake: FakeHost, own: str
 ) -> None:
-    """Any 30 was taken for the guard's and became 0, also after rollback."""
+    """Any value of 30 was treated as the guard's and became 0, also after rollback."""
     fake.put("/proc/sys/kernel/panic", own)
     fake.apply(batch(fake))
     for line in (LINE, LINE, ROOT):
         fake.boot(line)
-        # what sysctl.d(5) sets at every boot, over what the line says
+        # the value that sysctl.d(5) sets at every boot, which overrides the line
         fake.put("/proc/sys/kernel/panic", own if own != "0" else "30" if "panic" in line else "0")
         fake.resume() if line != ROOT else fake.apply(Target())
         assert fake.sysctl("kernel.panic") == own
@@ -358,7 +358,7 @@ def test_the_record_distinguishes_the_hosts_own_panic_from_the_guards(
 @pytest.mark.behaviour("BUG-SK44")
 @pytest.mark.parametrize("name", ["kernel.panic", "kernel/panic"])
 def test_a_profiles_value_of_panic_is_not_mistaken_for_the_hosts(fake: FakeHost, name: str) -> None:
-    """The host's own value is the original of the setting, not what is in force."""
+    """The host's own value is the original of the setting, not the current value."""
     wanted = a_target(fake, "p", sysctl={name: 30}, cmdline=(THP,))
     fake.apply(a_target(fake, "p", sysctl={name: 30}))
     fake.apply(wanted)
@@ -371,7 +371,7 @@ def test_a_profiles_value_of_panic_is_not_mistaken_for_the_hosts(fake: FakeHost,
 
 @pytest.mark.behaviour("BUG-SK42")
 def test_kexec_never_gets_a_boot_loaders_source_text(fake: FakeHost) -> None:
-    """GRUB's variables arrived literally, and `$kernelopts` left no root."""
+    """GRUB's variables were passed literally, and `$kernelopts` left no root."""
     fake.with_grub()
     menu = fake.fs.read("/boot/grub/grub.cfg")
     fake.put("/boot/grub/grub.cfg", menu.replace(ROOT, "root=/dev/vda1 $tuned_params $kernelopts"))
@@ -388,7 +388,7 @@ def test_kexec_never_gets_a_boot_loaders_source_text(fake: FakeHost) -> None:
 
 @pytest.mark.behaviour("BUG-SK42")
 def test_kexec_is_not_used_if_only_the_loader_knows_an_argument(fake: FakeHost) -> None:
-    """What was displaced is a variable; the way back is a boot through the loader."""
+    """The replaced argument is a variable, so only a boot through the loader restores it."""
     fake.with_grub()
     menu = fake.fs.read("/boot/grub/grub.cfg")
     fake.put("/boot/grub/grub.cfg", menu.replace(ROOT, f"{ROOT} transparent_hugepage=$thp"))

@@ -1,4 +1,4 @@
-"""A crash at every step: visible in between, then finished or undone by the next run."""
+"""A crash at every step is visible, and the next run finishes or undoes the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that bound, change or bring each other: applied and given back in full."""
+"""Values that limit, change or cause each other are applied and restored completely."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BoundingKernel(FakeKernel, frozen=True):
     """A kernel that checks a write against the other values in force, as Linux does."""
 
     after: dict[str, Callable[[str], None]] = msgspec.field(default_factory=dict)
-    """What else a write changes, by path."""
+    """Other effects of a write, by path."""
 
     def write(self, path: str, value: str) -> None:
         if not value:
@@ -140,7 +140,7 @@ def test_any_sequence_of_profiles_is_undone_on_a_kernel_with_dependent_values(
     for sysctl in profiles:
         before = values(fake)
         report = fake.apply(a_target(fake, sysctl=sysctl))
-        # From a percentage that bars changes of the rate no order leads to another rate.
+        # If a percentage bars changes of the rate, no order of writes leads to another rate.
         is_barred = before[PERCENT] in ("0", "100") and sysctl.get(PERCENT) in (0, 100)
         assert report.state is ProfileState.VERIFIED or (is_barred and values(fake) == before)
     assert fake.apply(Target()).state is ProfileState.NONE
@@ -207,7 +207,7 @@ def test_a_module_that_does_not_bring_the_sysctl_is_unloaded(
 
 
 def with_huge_pages(fake: FakeHost) -> None:
-    """Let the kernel size its reserve whenever transparent huge pages are switched."""
+    """Make the kernel resize its reserve whenever transparent huge pages are switched."""
     fake.put(f"{FOLDER}/enabled", "always [madvise] never")
     shown = {"always": "[always] madvise never", "madvise": "always [madvise] never"}
     fake.fs.rounds[f"{FOLDER}/enabled"] = lambda value: shown[value]

@@ -1,4 +1,4 @@
-"""What a new kind of setting has to touch: its module, and one line of the registry."""
+"""A new kind of setting needs only its own module and one line of the registry."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Thing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ThingSetting(Setting):
-    """A kind that the engine never heard of: a file, a service to restart, an argument."""
+    """A kind that the engine does not know: a file, a service to restart, an argument."""
 
     kind = "thing"
     section: ClassVar[type] = Thing
@@ -92,7 +92,7 @@ class ThingSetting(Setting):
 
 @pytest.fixture
 def thing(fake: FakeHost, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
-    """A host that has the thing, below a sidekick that has the kind."""
+    """A host that has the thing, and a sidekick that has its kind of setting."""
     monkeypatch.setattr(settings, "SETTINGS", {**SETTINGS, "thing": ThingSetting()})
     fake.put(KNOB, "slow")
     return fake

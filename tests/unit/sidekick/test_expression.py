@@ -1,4 +1,4 @@
-"""Expressions of facts: their values, and everything that they cannot be."""
+"""Expressions of facts: their values, and all invalid expressions."""
 
 from __future__ import annotations
 

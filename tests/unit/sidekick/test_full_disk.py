@@ -1,4 +1,4 @@
-"""A state disk that fills up at any write, and reports that are torn: there is a way back."""
+"""On a disk that fills up at any write, or with torn reports, rollback remains possible."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ RESERVE = 1 << 20
 
 @dataclass
 class FullDisk(FakeDisk):
-    """A disk that is full from some write on; what is removed of the reserve is free again."""
+    """A disk that is full from a given write on; removing the reserve frees its space."""
 
     full_at: int | None = None
-    """The write from which on it is full."""
+    """The number of the first write on the full disk."""
     is_taken: bool = False
-    """Whether another program takes what becomes free."""
+    """Whether another program uses the freed space."""
     writes: int = 0
     free: int = 0
 
@@ -70,7 +70,7 @@ def on(folder: Path) -> tuple[FakeHost, FullDisk]:
 
 
 def switch(fake: FakeHost, target: Target) -> None:
-    """Switch, whatever comes of it: an error is one that a person is told."""
+    """Switch, and ignore an error that a user would get."""
     with contextlib.suppress(HostError):
         fake.apply(target)
 
@@ -131,7 +131,7 @@ def test_a_full_disk_after_the_first_write_does_not_stop_a_run(
 
 @pytest.mark.behaviour("BUG-SK40")
 def test_a_torn_report_blocks_nothing_and_is_made_again(fake: FakeHost) -> None:
-    """A torn status.json stopped status, apply and rollback."""
+    """A torn status.json blocked status, apply and rollback."""
     untouched = fake.everything()
     status = fake.state.folder / "status.json"
     fake.apply(web(fake))
@@ -153,7 +153,7 @@ def test_a_torn_report_blocks_nothing_and_is_made_again(fake: FakeHost) -> None:
 
 @pytest.mark.behaviour("BUG-SK40")
 def test_a_lost_report_is_made_again_from_the_host(fake: FakeHost) -> None:
-    """It is read, not assumed to be as it was."""
+    """sidekick reads the host and does not assume the earlier state."""
     fake.apply(a_target(fake, sysctl={"vm.swappiness": 10}))
     (fake.state.folder / "status.json").write_text("")
     fake.fs.write("/proc/sys/vm/swappiness", "20")
@@ -164,7 +164,7 @@ def test_a_lost_report_is_made_again_from_the_host(fake: FakeHost) -> None:
 def test_a_failed_write_leaves_no_partial_data_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of a copy, or half of a line, would keep the disk full."""
+    """Half of a copy or half of a line would keep the disk full."""
     disk, path = Disk(), tmp_path / "file"
     disk.append(path, "one")
 

@@ -1,6 +1,6 @@
-"""What is printed for recorded hosts, word for word: a change of it is seen in review.
+"""The exact output for recorded hosts, so that a review shows each change.
 
-`TWINE_GOLDEN=write pytest tests/unit/sidekick/test_golden.py` writes the files anew.
+`TWINE_GOLDEN=write pytest tests/unit/sidekick/test_golden.py` writes the files again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHIPPED = sorted(path.stem for path in PROFILES.glob("*.toml"))
 
 
 def output_of(fake: RecordedHost, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Return what a command prints, without how long it took."""
+    """Return the output of a command, without its duration."""
     options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={PROFILES}"]
     code = main([*options, *argv], make_host=lambda root: fake.host(root))
     out, err = capsys.readouterr()

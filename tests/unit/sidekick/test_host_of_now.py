@@ -1,4 +1,4 @@
-"""A profile is judged for the host of now: disks and processors come and go after `apply`."""
+"""A profile is checked against the current host: disks and CPUs may change after `apply`."""
 
 from __future__ import annotations
 

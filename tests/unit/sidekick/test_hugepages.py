@@ -1,4 +1,4 @@
-"""Huge pages: what the kernel gives is read, not believed."""
+"""Huge pages: sidekick reads how many the kernel gave and does not assume the number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TuneD's profiles become ours, line by line, and no line is lost in silence."""
+"""TuneD's profiles are converted line by line, and every lost line is reported."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_line_that_a_profile_may_not_have_is_reported_with_its_number(
 def test_every_line_is_converted_or_reported(
     folder: Path, fake: FakeHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Comparing what comes out with a count of what went in, section by section."""
+    """The test compares the output with a count of the input, section by section."""
     _, out = run(fake, capsys, str(folder), "-o", "json")
     for converted in json.loads(out):
         name = {"the-child": "the_child"}.get(converted["name"], converted["name"])
@@ -243,7 +243,7 @@ vm.swappiness=1
 
 @pytest.mark.behaviour("BUG-SK20")
 def test_a_condition_is_converted_or_its_instance_is_left_out(tmp_path: Path) -> None:
-    """TuneD's own throughput-performance became `thp = never` on every x86 host."""
+    """TuneD's own throughput-performance was converted to `thp = never` on every x86 host."""
     (tmp_path / "tuned.conf").write_text(CONDITIONAL)
     (found,) = convert(tmp_path, lambda table, key: "")
     raw = tomllib.loads(found.text)
@@ -292,7 +292,7 @@ def test_a_condition_is_converted_or_its_instance_is_left_out(tmp_path: Path) ->
 
 @pytest.mark.behaviour("BUG-SK20")
 def test_values_of_a_parent_are_not_kept_silently(tmp_path: Path) -> None:
-    """`enabled=0` and `replace=1` are conditions of what is inherited."""
+    """`enabled=0` and `replace=1` restrict the inherited values."""
     text = "[main]\ninclude=base\n[vm]\nenabled=0\n[sysctl]\nreplace=1\nvm.swappiness=1\n"
     (tmp_path / "tuned.conf").write_text(text)
     (found,) = convert(tmp_path, lambda table, key: "")
@@ -312,7 +312,7 @@ def test_a_folder_of_current_tuned_is_known(tmp_path: Path) -> None:
 
 
 def test_a_number_that_toml_does_not_have_is_kept_as_text(tmp_path: Path) -> None:
-    """TuneD's sap-netweaver became a profile that could not be read: TOML has 63 bits."""
+    """TuneD's sap-netweaver became an unreadable profile: TOML has 63 bits."""
     (tmp_path / "own").mkdir()
     most = "18446744073692774399"
     (tmp_path / "own" / "tuned.conf").write_text(

@@ -1,4 +1,4 @@
-"""Originals that the kernel does not take back: the rest is restored, and the next boot ends it."""
+"""Originals that the kernel refuses: the rest is restored, and the next boot restores these."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_bug_sk36_it_stays_reported_until_the_boot_and_no_longer(stuck: FakeHost
     report = resume(stuck.host(), stuck.state)
     assert report.state is ProfileState.NONE
     assert verify(stuck.host(), stuck.state).state is ProfileState.NONE
-    stuck.put(PATH, "6000")  # by the operator, in the boot after: no longer of any profile
+    # written by the operator, in the boot after: no longer a value of any profile
+    stuck.put(PATH, "6000")
     assert verify(stuck.host(), stuck.state).state is ProfileState.NONE
 
 

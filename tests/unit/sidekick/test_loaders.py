@@ -1,4 +1,4 @@
-"""Boot loaders: an entry of ours beside the host's own, tried once, and a crash at every step."""
+"""sidekick adds its own boot entry, tries it once, and survives a crash at every step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_host_is_known_by_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("BUG-SK48")
 def test_the_newest_entry_counts_where_the_running_kernel_has_none(fake: FakeHost) -> None:
-    """As text 6.9 comes after 6.10."""
+    """As text 6.9 sorts after 6.10."""
     fake.with_systemd_boot()
     fake.drop("/boot/efi/loader/entries/debian.conf")
     for version in ("6.9.12-1", "6.10.3-2", "6.10.3-10", "6.2.0-rc1"):
@@ -173,7 +173,7 @@ def test_a_crash_at_any_point_of_staging_loses_nothing(tmp_path: Path, make: Mak
 def test_a_crash_at_any_point_of_a_reboot_or_of_its_rollback_loses_nothing(
     tmp_path: Path, make: Make
 ) -> None:
-    """The whole life of a line: staged, armed, booted, made the default, released, booted off."""
+    """Covers the life of a line: staged, armed, booted, made the default, released, removed."""
 
     def boot(fake: FakeHost) -> None:
         kexec = next((a for a in fake.processes.ran if a[0] == "kexec"), None)
@@ -234,7 +234,7 @@ def test_a_release_takes_an_armed_entry_back(fake: FakeHost) -> None:
 def test_other_text_in_custom_cfg_stays_unchanged_to_the_byte(
     fake: FakeHost, theirs: bytes | None
 ) -> None:
-    """The last newline, the encoding, the mode, and whether there was a file."""
+    """This covers the last newline, the encoding, the mode, and whether the file existed."""
     fake.with_grub()
     path = fake.fs.path(CUSTOM)
     if theirs is not None:
@@ -251,7 +251,7 @@ def test_other_text_in_custom_cfg_stays_unchanged_to_the_byte(
 
 @pytest.mark.behaviour("BUG-SK41")
 def test_text_added_after_our_block_stays_in_its_place(fake: FakeHost) -> None:
-    """Our block is replaced where it is, and taken out of there."""
+    """Our block is replaced at its place, and removed from there."""
     fake.with_grub()
     path = fake.fs.path(CUSTOM)
     path.write_bytes(b"set a=1")
@@ -267,7 +267,7 @@ def test_text_added_after_our_block_stays_in_its_place(fake: FakeHost) -> None:
 @pytest.mark.behaviour("BUG-SK41")
 @pytest.mark.parametrize("content", [b"set a=1\n", None])
 def test_a_link_to_custom_cfg_stays_one(fake: FakeHost, content: bytes | None) -> None:
-    """The file that it leads to was left behind, and a copy took the link's place."""
+    """The link's target kept the old content, and a copy replaced the link."""
     fake.with_grub()
     link, real = fake.fs.path(CUSTOM), fake.fs.path("/boot/real.cfg")
     link.symlink_to("../real.cfg")

@@ -1,4 +1,4 @@
-"""The timer's look at a host that is as it was: what the last verify read is read again."""
+"""The timer's look at an unchanged host reads again what the last verify read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sidekick.report import ApplyOutcome, Report
 from sidekick.setting import Host
 
 SHIPPED = sorted(path.stem for path in PROFILES.glob("*.toml") if path.stem != "batch")
-"""All that can be verified without a boot."""
+"""All profiles that can be verified without a boot."""
 SWAPPINESS = "/proc/sys/vm/swappiness"
 
 
@@ -71,11 +71,11 @@ def _plain(report: Report) -> dict[str, object]:
 def test_all_that_a_profile_sets_is_seen_when_it_changes(
     fake: RecordedHost,
 ) -> None:
-    """Whatever a full verify calls drift, a look does not pass."""
+    """A look detects every change that a full verify reports as drift."""
     assert sidekick(fake, "apply-profile", "memcache") == 0
     assert sidekick(fake, "verify", "--timer") == 0
     kept = (fake.state.folder / look.KEPT).read_bytes()
-    moving = b"/proc/meminfo"  # has a test of its own
+    moving = b"/proc/meminfo"  # another test covers it
     texts = [p for kind, p, _ in look.records(kept) if kind == look.TEXT]
     files = [p for p in texts if not p.endswith(moving)]
     assert len(files) > 20
@@ -137,7 +137,7 @@ def test_while_another_sidekick_works_nothing_is_renewed(fake: RecordedHost) -> 
 
 @pytest.mark.behaviour("F-72")
 def test_a_value_that_changes_on_its_own_is_no_drift(fake: RecordedHost) -> None:
-    """Seen on a guest: free memory is another at each look, so each was a full one."""
+    """Seen on a guest: free memory differed at each look, so each look was a full verify."""
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
     memory = Path(fake.fs.path("/proc/meminfo"))
@@ -174,7 +174,7 @@ def test_every_shipped_profile_allows_the_short_check_on_some_host(tmp_path: Pat
 
 
 def test_a_network_interface_is_asked_as_the_agent_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`look` is a script that imports nothing of ours: its number of the call is its own."""
+    """`look` is a script that imports none of our code, so it has its own number of the call."""
     calls = list[tuple[int, bytes]]()
     monkeypatch.setattr(fcntl, "ioctl", lambda _, number, request: calls.append((number, request)))
     assert look.again(look.ANSWER, b"eth0 16 4") == bytes(16)

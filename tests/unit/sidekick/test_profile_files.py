@@ -1,4 +1,4 @@
-"""Profiles: found, rendered, inherited, decoded, with all their errors."""
+"""Profiles are found, rendered, inherited and decoded, with all their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every shipped profile on every recorded host: applied, switched, released without a trace."""
+"""Every shipped profile on every recorded host: applied, switched, released without residue."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_profile_is_applied_again_and_released(tmp_path: Path, name: str) 
 
 
 def every_pair(names: list[str]) -> list[str]:
-    """Return a walk in which each name comes once right after each other one."""
+    """Return a walk in which each name directly follows each other name once."""
     first, *rest = names
     if not rest:
         return names

@@ -1,4 +1,4 @@
-"""A scratch file system: made where nothing is or where ours was, never over anybody's data."""
+"""A scratch file system is made on empty space or over our own, never over other data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MADE = {"mkfs.xfs": (0, b"XFSB", 108), "mkfs.btrfs": (0x10040, b"_BHRfS_M", 0x10
 
 
 class Disks:
-    """mkfs, mount, umount and dd, as far as they are used here, on files below a root."""
+    """mkfs, mount, umount and dd, as far as sidekick uses them, on files below a root."""
 
     def __init__(self, fake: RecordedHost) -> None:
         self.fake = fake
@@ -199,7 +199,7 @@ def test_a_path_that_climbs_is_refused(fake: RecordedHost) -> None:
 
 
 def test_a_file_is_recognized_by_any_of_its_loop_devices(fake: RecordedHost) -> None:
-    """Seen on a guest: the loop of an earlier mount was still going away when the next was made."""
+    """Seen on a guest: the loop device of an earlier mount still existed when the next was made."""
     apply(fake, target(fake))
     mounts = fake.fs.read("/proc/self/mounts").replace(DEVICE, "/dev/loop1")
     put(fake.fs, "/proc/self/mounts", mounts)
@@ -210,7 +210,7 @@ def test_a_file_is_recognized_by_any_of_its_loop_devices(fake: RecordedHost) -> 
 
 @pytest.mark.behaviour("HP2")
 def test_a_remaining_loop_device_is_waited_for_and_then_reported(fake: RecordedHost) -> None:
-    """It would be mounted again, with what it remembers of the file system before."""
+    """The device would be mounted again, with cached data of the earlier file system."""
     apply(fake, target(fake))
     run = fake.processes.run
 

@@ -1,4 +1,4 @@
-"""Services as systemd has them: aliases, templates, slices, oneshots, and those that crash."""
+"""Services as systemd has them: aliases, templates, slices, oneshots, and crashing services."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SETTING = ServicesSetting()
 
 @dataclass
 class Manager:
-    """systemd with a few services; each start and stop takes one look to be done."""
+    """systemd with a few services; each start and stop takes one look to finish."""
 
     units: dict[str, ServiceUnit]
     aliases: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     then: dict[str, list[ServiceUnit]] = field(default_factory=dict)
-    """What a service becomes by itself after it was started, look by look."""
+    """The later states of a service after its start, one for each look."""
     following: list[ServiceUnit] = field(default_factory=list)
     starts: int = 0
 
@@ -97,7 +97,7 @@ def a_change(before: str, after: str, name: str = "a.service") -> SettingChange:
 def test_a_state_has_the_name_that_systemd_uses(
     fake: FakeHost, active: str, sub: str, state: str
 ) -> None:
-    """An active oneshot runs, whatever its cgroup holds, in whichever slice it is."""
+    """An active oneshot counts as running, with any cgroup content, in any slice."""
     unit = a_unit(active=active, sub=sub, kind="oneshot", control_group="/other.slice/a.service")
     host, _ = a_host(fake, unit)
     assert SETTING.read(host, "services.a.service") == state == state_of(unit)
@@ -105,7 +105,7 @@ def test_a_state_has_the_name_that_systemd_uses(
 
 @pytest.mark.behaviour("BUG-SK31")
 def test_a_service_without_a_file_in_the_three_folders_exists(fake: FakeHost) -> None:
-    """A generated unit, or one below /usr/local, is known to systemd alone."""
+    """Only systemd knows a generated unit, or one below /usr/local."""
     host, manager = a_host(fake, a_unit("made@1.service"))
     assert SETTING.check(wants(stopped=["made@1.service"])) == []
     (wanted,) = SETTING.wanted(wants(stopped=["made@1.service"]), host)
@@ -160,7 +160,7 @@ def test_a_template_is_not_a_service() -> None:
 def test_a_service_that_crashes_at_once_is_not_applied(
     fake: FakeHost, then: list[ServiceUnit], reason: str
 ) -> None:
-    """It must still run after a settle time, by one and the same start."""
+    """The service must still run after a settle time, from the same start."""
     host, manager = a_host(fake, a_unit(active="inactive"), then={"a.service": then})
     made = SETTING.apply(host, a_change("stopped", "running"))
     assert made.outcome is ApplyOutcome.FAILED
@@ -195,7 +195,7 @@ def test_a_stop_that_does_not_end_is_an_error(fake: FakeHost) -> None:
 
 
 def test_a_restarting_service_is_restored_without_a_settle_time(fake: FakeHost) -> None:
-    """It crashed before the profile, and may crash after it."""
+    """The service crashed before the profile was applied, and may crash after it."""
     host, manager = a_host(fake, a_unit(active="activating", sub="auto-restart"))
     original = SETTING.observe(host, ["services.a.service"])
     SETTING.apply(host, a_change("restarting", "stopped"))
@@ -229,7 +229,7 @@ def tree(fake: FakeHost) -> Callable[[str, str], Recorded]:
 def test_a_recorded_tree_has_all_folders_and_slices(
     fake: FakeHost, tree: Callable[[str, str], Recorded]
 ) -> None:
-    """/usr/local, generators, templates and other slices count there, too."""
+    """/usr/local, generators, templates and other slices count in the tree as well."""
     found = tree("/usr/local/lib/systemd/system/a.service", "/b.slice/b-c.slice/a.service").load(
         "a.service"
     )

@@ -1,4 +1,4 @@
-"""Every kind of setting on every kind of host: planned, applied, verified, undone to the bit."""
+"""Every kind of setting on every kind of host: planned, applied, verified, undone exactly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNABLE = {
     "amd": {"prefetch"},
     "vm": GUEST | {"modules", "controllers"},
 }
-"""What the hosts can do nothing about."""
+"""The sections that a host does not support."""
 SECTIONS = {
     "affinity": "[affinity]\nnic_irq_threads=12\nbusy_loop_threads=1\n",
     "block": "[block]\nflash={scheduler='mq-deadline', nr_requests=128, read_ahead_kb=16}\n"
@@ -82,7 +82,7 @@ on_every_host = pytest.mark.parametrize("fake", ["amd", "intel", "vm"], indirect
 
 
 def test_every_kind_has_an_example_here() -> None:
-    others = {"sysctl", "hugepages", "kernel", "scratch"}  # have tests of their own
+    others = {"sysctl", "hugepages", "kernel", "scratch"}  # other tests cover these
     assert set(SETTINGS) - others == SECTIONS.keys()
 
 
@@ -114,8 +114,9 @@ def test_an_applied_profile_is_read_back_and_undone_exactly(fake: RecordedHost, 
 
 @pytest.mark.behaviour("BUG-SK45")
 def test_an_energy_preference_is_restored_after_its_governor(fake: RecordedHost) -> None:
-    """With the governor `performance` the kernel refuses every other preference, and it
-    does not restore the earlier one itself.
+    """With the governor `performance` the kernel refuses every other preference.
+
+    The kernel does not restore the earlier preference itself.
     """
     policies = {f"/sys/devices/system/cpu/cpufreq/policy{number}" for number in range(36)}
     for text in (SECTIONS["power"], "[power]\ngovernor='performance'\n"):
@@ -218,7 +219,7 @@ def test_the_memcache_shape_of_the_paper(fake: RecordedHost) -> None:
 
 @pytest.mark.behaviour("BUG-SK29")
 def test_interrupts_that_come_later_stay_off_the_processors_of_tasks(fake: RecordedHost) -> None:
-    """A driver that is reset asks for new interrupts, which get the kernel's default."""
+    """A driver that is reset requests new interrupts, which get the kernel's default."""
     mask = fake.fs.path("/proc/irq/default_smp_affinity")
     mask.write_text("f,ffffffff\n")
     setting, wanted = wanted_of(fake, "affinity")
@@ -380,7 +381,7 @@ def test_a_name_belongs_to_its_kind() -> None:
 
 @pytest.mark.parametrize("fake", ["vm"], indirect=True)
 def test_a_guests_card_that_cannot_delay_interrupts_is_unsupported(fake: RecordedHost) -> None:
-    """Seen on a guest: the structure shows the words, and the kernel refuses another number."""
+    """Seen on a guest: the structure has the fields, but the kernel refuses another number."""
     setting, wanted = wanted_of(fake, "nic", "[nic]\nrx_usecs=16\nrx_frames=1\ntx_usecs=0\n")
     found = {w.setting: setting.read(fake.host(), w.setting) for w in wanted}
     assert found == {

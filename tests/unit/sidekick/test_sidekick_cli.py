@@ -1,4 +1,4 @@
-"""The command line: what is printed, and what each end exits with."""
+"""The command line: its output, and the exit code of each result."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_history_lists_every_run_and_the_time_of_each_setting(fake: FakeHost, ru
 
 @pytest.mark.behaviour("BUG-SK47")
 def test_a_damaged_history_fails_no_run_and_loses_no_later_one(fake: FakeHost, run: Run) -> None:
-    """A power cut may leave bytes that are not text, and a line without its end."""
+    """A power cut may leave bytes that are not text, and a line without a newline."""
     run("apply-profile", "web")
     with (fake.state.folder / "history.jsonl").open("ab") as file:
         file.write(b"\xff\xfe\x00torn")
@@ -405,7 +405,7 @@ def test_the_manual_page_has_every_command_and_option(run: Run) -> None:
 def test_profiles_from_the_agent_are_found_after_those_of_the_package(
     fake: FakeHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By every command, so at each boot too; none stands in for one of the package."""
+    """This holds for every command, so at each boot too. None replaces a profile of the package."""
     folder = fake.state.folder / DELIVERED
     folder.mkdir(parents=True)
     (folder / "web-0123.toml").write_text("description='Longer queues'\nextends='web'\n")

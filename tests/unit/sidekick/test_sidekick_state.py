@@ -1,4 +1,4 @@
-"""The state folder: torn journals, foreign schemas, the lock."""
+"""The state folder: torn journals, unknown schemas, the lock."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_record_that_is_no_record_says_what_to_do(state: StateFolder) -> None:
 def test_bytes_inside_a_text_that_are_no_text_are_a_damaged_file(
     state: StateFolder, name: str, data: bytes
 ) -> None:
-    """The decoder raises another error for them, and every command got a traceback."""
+    """The decoder raises another error for such bytes, and every command printed a traceback."""
     state.save(Record())
     (state.folder / name).write_bytes(data)
     assert state.unfinished() is None

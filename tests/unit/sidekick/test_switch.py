@@ -1,4 +1,4 @@
-"""Runs: from one profile to another, back, and what they report."""
+"""Runs switch from one profile to another and back, and report the result."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_profile_web_never_needs_a_reboot(fake: FakeHost) -> None:
 
 
 def test_an_original_is_the_value_before_the_first_profile(fake: FakeHost) -> None:
-    apply(fake, a_target(fake, sysctl={"vm.swappiness": 60}))  # as it was already
+    apply(fake, a_target(fake, sysctl={"vm.swappiness": 60}))  # the value that it already had
     fake.fs.write("/proc/sys/vm/swappiness", "33")  # drift
     apply(fake, a_target(fake, sysctl={"vm.swappiness": 5}))
     apply(fake, Target())
@@ -123,7 +123,8 @@ def test_writes_are_undone_in_reverse_order(fake: FakeHost) -> None:
     apply(fake, a_target(fake, "bad", sysctl=bad))
     names = [path.rpartition("/")[2] for path in fake.fs.writes]
     tried = ["somaxconn", "panic", "swappiness", "swappiness"]
-    assert names == [*tried, "panic", "somaxconn", "swappiness"]  # then first, refused again
+    # after the undo the refused value is written first, and refused again
+    assert names == [*tried, "panic", "somaxconn", "swappiness"]
 
 
 def test_a_failed_switch_stays_visible_until_the_next_good_one(fake: FakeHost) -> None:

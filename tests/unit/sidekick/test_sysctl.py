@@ -1,4 +1,4 @@
-"""One sysctl: named, written, read back, given back."""
+"""One sysctl is named, written, read again and restored."""
 
 from __future__ import annotations
 

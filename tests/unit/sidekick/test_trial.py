@@ -1,4 +1,4 @@
-"""A profile on trial, and drift: what nobody confirms or wanted goes by itself."""
+"""A profile on trial, and drift: unconfirmed or unwanted changes are reverted automatically."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def begin(fake: FakeHost, for_s: float = 60.0) -> Report:
 
 
 def the_timer(fake: FakeHost) -> Report:
-    """Do what the timer does at its end."""
+    """Run the timer's command at the end of the trial."""
     fake.time_s += 61.0
     return trial.revert(fake.host(), fake.state, due_only=True)
 
@@ -68,7 +68,7 @@ def test_a_trial_without_confirmation_is_reverted(on_web: FakeHost) -> None:
 
 @pytest.mark.behaviour("BUG-SK46")
 def test_a_trial_may_last_for_weeks(on_web: FakeHost) -> None:
-    """systemd accepts no exponents, and a timer that is early reverts nothing."""
+    """systemd accepts no exponents, and a timer that fires early reverts nothing."""
     report = begin(on_web, 30 * 86_400.25)
     assert report.state is ProfileState.VERIFIED
     assert "on trial for 30d" in report.detail
@@ -202,7 +202,7 @@ def test_a_check_of_a_host_without_drift_writes_nothing_to_it(on_web: FakeHost) 
 
 @pytest.mark.behaviour("F-74")
 def test_a_daemon_that_ends_takes_nothing_back(on_web: FakeHost) -> None:
-    """There is no daemon: after the run nothing of sidekick is left that could end."""
+    """sidekick has no daemon: after the run no process is left that could end."""
     before = on_web.live()
     verify(on_web.host(), on_web.state)
     assert on_web.live() == before
@@ -210,7 +210,7 @@ def test_a_daemon_that_ends_takes_nothing_back(on_web: FakeHost) -> None:
 
 
 def test_an_interrupted_trial_cannot_be_confirmed(on_web: FakeHost) -> None:
-    """What is on the host then may be half of the profile."""
+    """The host may then have only half of the profile."""
     begin(on_web)
     on_web.state.begin(
         Began(command="apply", target=cache(on_web), changes=(), boot_id="b", at=0.0)

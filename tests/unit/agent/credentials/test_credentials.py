@@ -1,4 +1,4 @@
-"""Credentials: held in memory, handed to systemd for the right unit, and shown to nobody."""
+"""Credentials are held in memory, passed to systemd for the right unit, and never displayed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VALUE = b"correct horse\n\0battery"
 
 
 def _asked(host: FakeHost, unit: str, name: str) -> bytes:
-    """Ask as systemd does: from an address that says for which unit and credential."""
+    """Send systemd's request, from a socket address that names the unit and the credential."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         s.bind(b"\0%s/unit/%s/%s" % (secrets.token_hex(8).encode(), unit.encode(), name.encode()))
         s.connect(str(Path(host.config.run_dir) / "credentials.sock"))
@@ -44,7 +44,7 @@ async def _given(host: FakeHost, unit: str, name: str) -> bytes:
 async def test_a_task_gets_its_credential_through_systemd_alone(
     host: FakeHost, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The value is in no status, event, log, unit or file; its units alone are answered."""
+    """The value is in no status, event, log, unit or file; only the task's units get it."""
     caplog.set_level(logging.DEBUG)
     host.fake.processes.answers[("systemctl", "show")] = [b"LoadState=loaded\n"]
     async with host.agent() as client:
@@ -112,7 +112,7 @@ async def test_a_credential_is_taken_away_and_refused_in_one_line(host: FakeHost
 async def test_the_next_agent_holds_what_the_last_one_did(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """systemd keeps the memory between two agents; no file system ever has it."""
+    """systemd keeps the memory between two agents; the values are never in a file system."""
     kept: list[int] = []
     monkeypatch.setattr(memory_file, "keep_descriptor", lambda _, fd: kept.append(os.dup(fd)))
     monkeypatch.setattr(memory_file, "kept_descriptors", lambda _: [os.dup(fd) for fd in kept])
@@ -163,7 +163,7 @@ def test_the_requesting_unit_follows_from_the_address(
 
 @pytest.mark.behaviour("JC14")
 def test_a_configuration_is_in_the_unit_next_to_its_credentials() -> None:
-    """systemd makes a file of each text; another text is another process."""
+    """systemd makes a file of each text; another text needs another process."""
     spec = a_spec(credentials={"db": "key"}, configuration={"app.toml": "größe = 1\n"})
     assert credential_properties(spec, "/run/s") == {
         "LoadCredential": ["db:/run/s"],

@@ -20,7 +20,7 @@ PLACE = "registry.example/web:"
 
 @asynccontextmanager
 async def serving(host: FakeHost) -> AsyncIterator[AgentClient]:
-    """Run an agent whose second look comes at once."""
+    """Run an agent that makes its second check at once."""
     async with host.serving() as (services, client):
         services.accounts.second_look_s = 0.0
         yield client
@@ -31,7 +31,7 @@ async def wrong(client: AgentClient) -> list[tuple[str, str]]:
 
 
 async def at_rest(client: AgentClient) -> dict[tuple[str, str], Account]:
-    """Return all accounts once nothing is wrong: a record may just be being written."""
+    """Return all accounts when nothing is wrong: a record may still be in the middle of a write."""
     async with asyncio.timeout(60):
         while True:
             found = {(a.kind, a.name): a for a in (await client.get_accounts()).accounts}
@@ -54,7 +54,7 @@ async def test_a_removed_task_leaves_no_unknown_object(host: FakeHost) -> None: 
 
 @pytest.mark.behaviour("F-42")
 async def test_objects_without_an_owner_are_found_and_removed(host: FakeHost) -> None:
-    """P9 F-42: strays of every kind, and what a repair leaves for a person."""
+    """Covers unknown objects of every kind, and what a repair leaves for an operator (P9)."""
     host.fake.network.unowned = ["lost", "tw0123456789a"]
     async with serving(host) as client:
         systemd, btrfs, state = host.fake.systemd, host.fake.btrfs, host.state
@@ -87,14 +87,14 @@ async def test_a_running_task_whose_root_is_missing_is_reported(host: FakeHost) 
         await running(client, "web")
         await at_rest(client)
         host.fake.btrfs.delete(host.state / "tasks" / "web")
-        async with asyncio.timeout(60):  # its record may still be being written
+        async with asyncio.timeout(60):  # the agent may still be writing its record
             while await wrong(client) != [("record", "web: its root")]:
                 pass
 
 
 @pytest.mark.behaviour("F-40", "F-42")
 async def test_images_go_by_age_and_their_layers_with_the_last_of_them(host: FakeHost) -> None:
-    """What is used stays, by whatever name; F-42."""
+    """Images in use stay, under any name."""
     registry = Registry()
     host.fake.systemd.programs["skopeo"] = registry.skopeo
     base = files(base="b")

@@ -1,4 +1,4 @@
-"""What is found on a host against what is recorded."""
+"""The objects on a host are compared with the agent's records."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_mount_in_the_root_of_a_task_belongs_to_the_task_and_is_an_error_after
 
 
 def test_a_port_gate_belongs_to_all_tasks_with_its_ports_and_is_removed_with_the_last() -> None:
-    """It is no mistake that one is left: it goes with the next request for others."""
+    """A remaining gate is no error: the next request for other gates removes it."""
     both = replace(WELL, tasks={"web": RUNNING, "also": RUNNING}, ports=("80-8080", "9"))
     shared, left = [a for a in judge(both) if a.kind == "ports"]
 
@@ -109,7 +109,7 @@ STRAYS = {
 
 @pytest.mark.parametrize("kind", STRAYS)
 def test_every_unowned_and_every_missing_object_is_found_and_nothing_else(kind: str) -> None:
-    """P9: what belongs to nobody, and what is missing."""
+    """Covers objects without an owner, and missing objects (P9)."""
     found = replace(WELL, **STRAYS[kind])
     assert len(wrong(found)) == 1
     assert all(a.why for a in judge(found))
@@ -139,7 +139,7 @@ def test_a_task_whose_record_cannot_be_read_keeps_its_objects_and_is_reported() 
 
 @pytest.mark.behaviour("F-06")
 def test_mounts_in_a_root_are_of_its_task_whether_or_not_its_record_can_be_read() -> None:
-    """A root that is shown to its image's user, and volumes in it."""
+    """Covers a root that is mapped for its image's user, and volumes in it."""
     at = ("/tasks/state/tasks/web", "/tasks/state/tasks/web/srv/tasks/x")
     for here in (replace(WELL, mounts=at), replace(WELL, tasks={}, unreadable=("web",), mounts=at)):
         root, volume = [a for a in judge(here) if a.kind == "mount"]

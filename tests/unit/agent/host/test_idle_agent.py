@@ -1,4 +1,4 @@
-"""An agent with nothing to do sleeps: each wake-up of it costs all hosts (docs/adr/0114)."""
+"""An agent without work sleeps: each of its wake-ups costs all hosts (docs/adr/0114)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL_S = 30.0
 
 
 class Selector(selectors.SelectSelector):
-    """Sleeps no longer than threads need to answer; the clock shows what it was to sleep."""
+    """Sleeps only as long as threads need to answer; the clock advances by the requested time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Selector(selectors.SelectSelector):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Counts how often it went to sleep although nobody else was at work."""
+    """Counts the sleeps in which no thread had work."""
 
     def __init__(self) -> None:
         self.virtual = Selector()
@@ -49,7 +49,7 @@ class Loop(asyncio.SelectorEventLoop):
 def test_an_idle_agent_sleeps_most_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With tasks that run, and a control plane that waits for news of it."""
+    """The agent has running tasks, and a control plane that waits for its events."""
     hops: list[str] = []
     run = Lanes.run
 
@@ -65,8 +65,8 @@ def test_an_idle_agent_sleeps_most_of_the_time(
         assert isinstance(loop, Loop)
         sleeps, lanes = runner.run(_a_quiet_minute(host, loop, hops))
 
-    # A dozen rounds of five seconds, two glances at all units, and two polls with their sweeps:
-    # what the client and this test wake for is in it.
+    # A dozen rounds of five seconds, two checks of all units, and two polls with their sweeps. The
+    # figure includes the wake-ups of the client and of this test.
     assert sleeps <= 30
     assert lanes == ["systemd"] * 2
 
@@ -84,7 +84,7 @@ async def _a_quiet_minute(host: FakeHost, loop: Loop, hops: list[str]) -> tuple[
                 after = (await client.get_events(after, wait_s=POLL_S)).latest
 
         polling = asyncio.ensure_future(poll())
-        await asyncio.sleep(45)  # what the starts left to do is done
+        await asyncio.sleep(45)  # the work that the starts left is done
         before = loop.virtual.sleeps
         hops.clear()
         await asyncio.sleep(60)

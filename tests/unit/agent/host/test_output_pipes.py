@@ -1,4 +1,4 @@
-"""Whose output goes through a pipe, and when the pipe is there."""
+"""Which tasks write their output into a pipe, and when the pipe exists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agent.runtime.offload import Lanes
 
 @pytest.fixture
 def woken(host: FakeHost) -> Iterator[socket.socket]:
-    """What twine-output.service listens on."""
+    """The socket on which twine-output.service listens."""
     folder = Path(host.config.run_dir) / "output"
     folder.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as found:
@@ -40,7 +40,7 @@ def test_every_output_is_a_pipe_unless_the_socket_is_requested() -> None:
 async def test_a_task_has_a_pipe_from_its_start_to_its_end(
     host: FakeHost, woken: socket.socket
 ) -> None:
-    """The service is woken, and no other user gets at the pipes of others."""
+    """The service is woken, and no other user can access the pipes of others."""
     pipe = Path(host.config.run_dir) / "output" / "local" / "web"
     async with host.agent() as client:
         await client.put_task("web", a_spec())
@@ -58,7 +58,7 @@ async def test_a_task_has_a_pipe_from_its_start_to_its_end(
 
 @pytest.mark.behaviour("BUG-AG34")
 async def test_without_the_service_a_task_starts_with_the_socket(host: FakeHost) -> None:
-    """No start waits for a reader that does not come."""
+    """A start does not wait for a reader that never comes."""
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
@@ -76,7 +76,7 @@ async def test_facts_count_the_lines_that_are_in_no_log(
 
 
 async def test_a_pipe_that_is_there_is_kept(tmp_path: Path) -> None:
-    """A start that is tried again goes on with the pipe that the service has open."""
+    """A repeated start uses the pipe that the service has already opened."""
     folder = tmp_path / "output"
     folder.mkdir()
     (folder / ".wake").touch()
@@ -92,7 +92,7 @@ async def test_a_pipe_that_is_there_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("BUG-AG34")
 def test_logs_are_read_from_the_entries_of_the_service_too() -> None:
-    """Only entries of the service itself count; no task can write as it."""
+    """Only entries of the service itself count; no task can write entries in its name."""
     run = LoggedRun("twine-task-web.service", "twine-a", "4" * 32)
     words = journal_command(run)
     at = words.index("_SYSTEMD_UNIT=twine-output.service")

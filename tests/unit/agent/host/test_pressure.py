@@ -1,4 +1,4 @@
-"""Which task goes when memory is short, and how many start at once."""
+"""Which task is evicted when memory is short, and how many tasks start at once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_one_good_measurement_ends_a_shortage() -> None:
 
 @pytest.mark.behaviour("F-14")
 def test_the_task_with_most_beyond_its_promise_in_the_slice_with_most_is_evicted() -> None:
-    """And not the largest of all."""
+    """The largest task of all is not chosen."""
     loads = [
         Load("large", "front", 300 * MIB),
         Load("a", "back", 200 * MIB),
@@ -116,7 +116,10 @@ def test_an_eviction_is_an_end_by_the_restart_policy() -> None:
 
 @pytest.mark.behaviour("F-14")
 def test_a_task_that_waits_at_its_own_limit_is_no_shortage_of_the_host() -> None:
-    """Also right after the kernel's killer made room in it; one who waits besides is."""
+    """Also right after the OOM killer freed memory in the task.
+
+    Another waiting task is a shortage.
+    """
     full = Load("full", "shop", 99, limit_bytes=100, waits=0.8)
     room = Load("room", "shop", 50, limit_bytes=100, waits=0.5)
     still = Load("still", "shop", 50, limit_bytes=100, waits=0.01)

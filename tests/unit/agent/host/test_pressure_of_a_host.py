@@ -1,4 +1,4 @@
-"""A host that is short: starts wait for a place, the right task goes and its owner is told."""
+"""On a host that is short, starts wait for a slot, and the right task is evicted and reported."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_an_unused_place_is_passed_on() -> None:
         second = asyncio.ensure_future(start())
         await asyncio.sleep(0)
         assert starts.under_way == 1
-    assert starts.under_way == 1  # given to the second, which has not run yet
+    assert starts.under_way == 1  # assigned to the second task, which has not run yet
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
@@ -75,7 +75,7 @@ async def test_an_unused_place_is_passed_on() -> None:
 async def test_the_task_with_most_memory_is_evicted_and_the_event_has_the_reason(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is restarted with a pause; what is within its promise is left alone."""
+    """The task is restarted after a pause; a task within its promise is not evicted."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
     monkeypatch.setattr(pressure, "CALM_S", 0.01)
     slow = RestartPolicy(backoff_s=3600.0, backoff_max_s=3600.0)
@@ -107,7 +107,7 @@ async def test_the_task_with_most_memory_is_evicted_and_the_event_has_the_reason
 async def test_a_task_that_waits_at_its_own_limit_does_not_have_to_go(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else runs, so the slice waits whenever it does; the host has room."""
+    """Only this task runs, so its slice waits whenever it does; the host has free memory."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
     monkeypatch.setattr(pressure, "CALM_S", 0.01)
     spec = a_spec(limits=Limits(memory_max_bytes=100 * MIB))
@@ -140,7 +140,7 @@ KILLED = "Killed /workload.slice/workload-local.slice/{} due to memory used bein
 
 @pytest.mark.behaviour("F-14")
 async def test_a_task_that_systemd_oomd_killed_says_so(host: FakeHost) -> None:
-    """Not that it had more than its limit, which systemd's own word means otherwise."""
+    """The reason is not "more than its limit", which systemd's own result means otherwise."""
     reported = KILLED.format(unit("web"))
     host.fake.processes.answers[("journalctl",)] = [reported.encode()]
     async with host.agent() as client:
@@ -158,7 +158,7 @@ async def test_a_task_that_systemd_oomd_killed_says_so(host: FakeHost) -> None:
 async def test_no_task_is_evicted_after_systemd_oomd_has_just_freed_memory(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of three went for one shortage; later it is as ever."""
+    """Two of three tasks were evicted for one shortage; later evictions work as usual."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
     monkeypatch.setattr(pressure, "CALM_S", 0.01)
     monkeypatch.setattr(core_pressure, "PAUSE_S", 0.05)
@@ -182,7 +182,7 @@ async def test_no_task_is_evicted_after_systemd_oomd_has_just_freed_memory(
 async def test_a_host_under_pressure_starts_one_task_at_a_time(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that were asked for at once start all the same."""
+    """All requested tasks still start, one after the other."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
     monkeypatch.setattr(pressure, "CALM_S", 0.01)
     host.fake.cgroups.waits["/hostcritical.slice", "cpu"] = 0.9
@@ -202,7 +202,7 @@ async def test_a_host_under_pressure_starts_one_task_at_a_time(
 async def test_a_start_keeps_its_place_until_its_unit_is_up(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """systemd has much to do before a command runs; a hundred at once were seen."""
+    """systemd has much work before a command runs; a hundred starts at once were observed."""
     made: list[Starts] = []
 
     class OnePlace(Starts):
@@ -222,12 +222,13 @@ async def test_a_start_keeps_its_place_until_its_unit_is_up(
         await client.put_task("b", a_spec())
         [starts] = made
         await until(client, "b", lambda _: len(starts._waiting) == 1)
-        for _ in range(20):  # what wakes the loop of the first gives its place to nobody
+        # an event that wakes the loop of the first task does not release its slot
+        for _ in range(20):
             host.fake.systemd.lose_bus()
             await client.get_task("a")
         assert unit("b") not in systemd.started
         systemd.let_up(unit("a"))
         await running(client, "a")
         await until(client, "b", lambda _: unit("b") in systemd.started)
-        await client.delete_task("b")  # whoever wants it away does not wait for its start
+        await client.delete_task("b")  # a deletion does not wait for the start of the task
         await gone(client, "b")

@@ -206,10 +206,10 @@ async def test_the_log_of_a_task_is_read_from_the_journal(host: FakeHost) -> Non
         "_SYSTEMD_UNIT=twine-task-web.service",
         "_SYSTEMD_UNIT=twine-step-web.service",
         "_SYSTEMD_UNIT=twine-in-web.pre-stop.service",
-        "+",  # BUG-AG34: what came through its pipe
+        "+",  # lines that came through the task's pipe
         "_SYSTEMD_UNIT=twine-output.service",
         "OBJECT_SYSTEMD_UNIT=twine-task-web.service",
-        "+",  # BUG-AG42: what journald says of lines that it dropped
+        "+",  # journald's message about dropped lines
         "_TRANSPORT=driver",
         "MESSAGE_ID=a596d6fe7bfa4994828e72309e95d61e",
         "OBJECT_SYSTEMD_UNIT=twine-task-web.service",
@@ -218,7 +218,7 @@ async def test_the_log_of_a_task_is_read_from_the_journal(host: FakeHost) -> Non
 
 def test_following_starts_with_all_lines_unless_a_tail_is_requested() -> None:
     assert {"--lines=all", "--follow"} <= set(journal_command(LoggedRun("u"), follow=True))
-    assert "--merge" in journal_command(LoggedRun("u"), follow=True)  # else it wants /proc/sys
+    assert "--merge" in journal_command(LoggedRun("u"), follow=True)  # otherwise it needs /proc/sys
     assert "--merge" not in journal_command(LoggedRun("u"))
     assert "--lines=3" in journal_command(LoggedRun("u"), follow=True, tail=3)
 
@@ -231,7 +231,7 @@ async def test_without_journalctl_the_reader_gets_the_reason(host: FakeHost) -> 
 
 
 class Endless:
-    """The output of `journalctl --follow`: it ends when it is closed, not before."""
+    """The output of `journalctl --follow`: it ends only when it is closed."""
 
     def __init__(self) -> None:
         self.closed = threading.Event()
@@ -295,7 +295,7 @@ async def test_a_reader_that_disconnects_during_the_start_ends_the_program() -> 
 
 
 async def test_a_journal_that_cannot_be_read_is_no_empty_log(host: FakeHost) -> None:
-    """journalctl's exit code was not looked at, so its failure was a log without a line."""
+    """journalctl's exit code was ignored, so its failure looked like a log without lines."""
     failure = Completed(1, "", "Failed to open journal: Input/output error")
     async with host.agent() as client:
         await client.put_task("web", a_spec())
@@ -321,7 +321,7 @@ async def test_a_slow_reader_gets_everything_in_order() -> None:
 
 
 def _sidekick(host: FakeHost, state: ProfileState = ProfileState.VERIFIED) -> list[list[str]]:
-    """Let sidekick report this; return its calls."""
+    """Make sidekick report this; return the calls of sidekick."""
     calls: list[list[str]] = []
 
     def program(argv: list[str], _: object) -> Ended:
@@ -356,7 +356,7 @@ async def _profile(client: AgentClient, state: ProfileState, generation: int) ->
 
 @pytest.mark.behaviour("HP13")
 async def test_a_profile_that_is_delivered_is_kept_under_its_digest(host: FakeHost) -> None:
-    """sidekick finds it by its name, at each boot as well; no name means another text."""
+    """sidekick finds the profile by its name, also at each boot; a name never gets another text."""
     calls = _sidekick(host)
     name = version_name("web", "what it says")
     async with host.agent() as client:
@@ -405,7 +405,7 @@ async def test_an_older_profile_is_a_conflict_also_before_the_newer_one_is_appli
 
 @pytest.mark.behaviour("BUG-HT25")
 async def test_a_profile_of_a_term_that_never_was_is_replaced_on_the_host(host: FakeHost) -> None:
-    """A report with epoch 2^53 lets no control plane apply one; an operator can."""
+    """A report with epoch 2^53 blocks every control plane from applying one; an operator can."""
     calls = _sidekick(host)
     (host.folder / "sidekick").mkdir()
     report = {"name": "web", "generation": 3, "epoch": COUNT_MAX, "state": "verified"}
@@ -414,8 +414,8 @@ async def test_a_profile_of_a_term_that_never_was_is_replaced_on_the_host(host: 
         services.contact.record_contact("", 5)
         wanted = ProfileSpec(name="base", generation=4, epoch=5)
         with pytest.raises(Conflict, match=f"of {COUNT_MAX}"):
-            services.profile.ask(wanted)  # as the control plane's word is taken
-        await client.put_profile(wanted)  # by the host's own socket
+            services.profile.ask(wanted)  # accepted like a request of the control plane
+        await client.put_profile(wanted)  # through the host's own socket
         await _profile(client, ProfileState.VERIFIED, 4)
         assert not services.profile.ask(wanted)
         assert services.profile.ask(ProfileSpec(name="web", generation=5, epoch=5))
@@ -435,7 +435,7 @@ async def test_a_sidekick_that_ends_without_a_report_leaves_the_profile_degraded
 
 @pytest.mark.behaviour("HP15")
 async def test_a_profile_verified_in_an_earlier_boot_is_reported_as_drifted(host: FakeHost) -> None:
-    # HP15: after a reboot nothing starts on the word of a report from before it
+    # after a reboot a report from before it starts no task
     (host.folder / "sidekick").mkdir()
     report = {"name": "web", "generation": 3, "state": "verified", "boot_id": "another boot"}
     (host.folder / "sidekick" / "status.json").write_text(json.dumps(report))
@@ -448,7 +448,7 @@ async def test_a_profile_verified_in_an_earlier_boot_is_reported_as_drifted(host
 
 @pytest.mark.behaviour("HP15", "BUG-SK3")
 async def test_an_old_report_counts_as_drift(host: FakeHost) -> None:
-    # HP15 BUG-SK3: by the time since the boot, so a step of the clock makes nothing old
+    # the age is the time since the boot, so a clock step makes no report old
     (host.folder / "sidekick").mkdir()
     path = host.folder / "sidekick" / "status.json"
     now = [5000.0]
@@ -495,7 +495,7 @@ async def test_drift_that_the_timer_found_is_an_event(
 async def test_a_profile_that_is_installed_is_reported(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control plane reads the facts again at an event of this kind."""
+    """The control plane reads the facts again after an event of this kind."""
     monkeypatch.setattr(host_profile, "WATCH_S", 0.01)
     folder = host.folder / "profiles"
     folder.mkdir()

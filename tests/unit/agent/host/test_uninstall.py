@@ -1,4 +1,4 @@
-"""What `install` put on a host, `uninstall` takes away: nothing of ours is left."""
+"""`uninstall` removes everything that `install` put on a host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def files(folder: Path) -> list[str]:
 
 @pytest.fixture
 def root(host: FakeHost) -> Path:
-    """Yield the root of a host with programs, before Twine."""
+    """Yield the root of a host with programs, before Twine is installed."""
     for name in ("systemctl", "nft", "groupdel", SIDEKICK):
         host.fake.processes.answers[(name,)] = Completed(0, "", "")
     found = host.folder / "root"

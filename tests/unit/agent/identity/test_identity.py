@@ -36,7 +36,7 @@ def a_credential(**fields: object) -> Credential:
 def test_a_certificate_is_renewed_while_a_third_of_its_life_is_left(
     issued_at: float, life_s: float, share: float
 ) -> None:
-    """And each day, so that the rest of a long life is left for a long outage."""
+    """It is also renewed each day, so that a long validity remains for a long outage."""
     due = renewal_time(issued_at, issued_at + life_s, share)
     within = min(life_s, DAY_S)
     assert issued_at + 0.49 * within <= due <= issued_at + 0.67 * within
@@ -84,7 +84,7 @@ def test_a_failed_renewal_is_tried_again_until_it_works(
     caplog: pytest.LogCaptureFixture,
     error: TwineError,
 ) -> None:
-    """A host whose identity was revoked says so, and goes on once it has joined again."""
+    """A host whose identity was revoked reports this, and continues after it has joined again."""
     now = 0.0
     attempts: list[float] = []
     real_sleep = asyncio.sleep

@@ -1,4 +1,4 @@
-"""A host asks whether it is the only one with its identity, and heeds the answer."""
+"""A host asks the control plane whether it has a clone, and obeys the answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AGAIN, SECOND, ALONE = (
 
 
 class ControlPlane:
-    """Says what a test wants; nothing while there is nothing to say."""
+    """Gives the answers of a test; blocks when none is left."""
 
     def __init__(self, folder: Path, *answers: PresenceAnswer | TwineError) -> None:
         self.answers, self.shown = list(answers), list[Presence]()
@@ -70,7 +70,7 @@ def a_host(plane: ControlPlane) -> CloneCheck:
 async def test_the_mark_is_the_same_within_a_check_and_new_for_each_check(
     tmp_path: Path,
 ) -> None:
-    """The mark is kept within a round, and never used in another one."""
+    """The mark is kept within a round, and never used in another round."""
     plane = ControlPlane(tmp_path, AGAIN, ALONE, AGAIN, AGAIN, AGAIN)
     host = a_host(plane)
     assert (await host.ask()).verdict is Verdict.ALONE
@@ -85,7 +85,7 @@ async def test_the_mark_is_the_same_within_a_check_and_new_for_each_check(
 async def test_starts_wait_for_the_first_verdict_for_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host without a control plane starts what it may start by itself."""
+    """A host without a control plane starts the tasks that it may start without one."""
     monkeypatch.setattr(uniqueness, "FIRST_S", 0.01)
     host = a_host(ControlPlane(tmp_path))
     woken = asyncio.Event()
@@ -99,7 +99,7 @@ async def test_starts_wait_for_the_first_verdict_for_a_bounded_time(
 
 @pytest.mark.behaviour("F-89")
 async def test_a_host_that_has_not_joined_waits_for_no_verdict(tmp_path: Path) -> None:
-    """It has no identity that another one could have."""
+    """It has no identity that another host could share."""
     plane = ControlPlane(tmp_path)
     plane.joined = False
     assert a_host(plane).bars() == ""
@@ -109,7 +109,7 @@ async def test_a_host_that_has_not_joined_waits_for_no_verdict(tmp_path: Path) -
 async def test_the_verdict_survives_a_restart_and_can_be_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On disk, for a boot without a control plane; a word of it ends that."""
+    """The verdict is on disk, for a boot without a control plane; a new answer withdraws it."""
     monkeypatch.setattr(uniqueness, "SECOND_EVERY_S", 0.001)
     plane = ControlPlane(tmp_path, SECOND)
     host = a_host(plane)
@@ -132,7 +132,7 @@ async def test_the_verdict_survives_a_restart_and_can_be_withdrawn(
 
 @pytest.mark.behaviour("F-89")
 async def test_a_full_disk_hinders_no_verdict(tmp_path: Path) -> None:
-    """It counts for as long as this agent runs."""
+    """The verdict applies as long as this agent runs."""
     plane = ControlPlane(tmp_path, SECOND)
     (tmp_path / "second-host").mkdir()
     with pytest.raises(TwineError):
@@ -147,7 +147,7 @@ async def test_a_full_disk_hinders_no_verdict(tmp_path: Path) -> None:
 async def test_a_second_host_takes_no_task_and_keeps_what_runs(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can be sure which of the two is meant, so nothing is ended."""
+    """The agent cannot know which of the two hosts is meant, so it ends no task."""
     plane = ControlPlane(host.state / "identity")
     async with host.agent() as client:
         await client.put_task("web", a_spec())
@@ -177,7 +177,7 @@ async def test_a_second_host_takes_no_task_and_keeps_what_runs(
 async def test_a_verdict_that_cannot_be_stored_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The verdict counts all the same."""
+    """The verdict still applies."""
 
     def fails(_self: HostIdentity, _why: str) -> None:
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""A task has a key of its own while it is to run, and nobody else has it."""
+"""A task has its own key while it should run, and no other component has the key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUICK = RestartPolicy(backoff_s=0.05, backoff_max_s=0.05)
 
 
 class Certifier:
-    """A control plane that can be away, or refuse."""
+    """A control plane that can be unavailable or refuse."""
 
     def __init__(self, authority: CertificateAuthority) -> None:
         self.authority, self.bundle = authority, authority.ca_pem
@@ -68,7 +68,7 @@ def record(task_id: str, spec: TaskSpec) -> TaskRecord:
 
 
 class Setup:
-    """Identities in a folder, with a clock that tests turn; they begin at the real time."""
+    """Identities in a folder, with a clock that tests set; it starts at the real time."""
 
     def __init__(self, folder: Path, certifier: Certifier) -> None:
         self.now, self.events, self.lanes = time.time(), HostEvents("boot"), Lanes()
@@ -79,7 +79,7 @@ class Setup:
         )
 
     async def messages(self) -> list[str]:
-        """Return what was told in events so far."""
+        """Return the messages of all events until now."""
         return [e.message for e in (await self.events.after(self._begun, 0)).events]
 
     async def look(self) -> None:
@@ -89,7 +89,7 @@ class Setup:
         await self.service.look(wanted)
 
     def leaf(self, task: str = "web-0") -> x509.Certificate:
-        """Return the certificate that a task finds, once it is seen that its key is beside it."""
+        """Return the certificate that a task finds; check that the key next to it matches."""
         text = (self.folder / task / "identity.pem").read_bytes()
         key, found = serialization.load_pem_private_key(text, None), x509.load_pem_x509_certificate
         leaf = found(text[text.index(b"-----BEGIN CERT") :])
@@ -106,7 +106,7 @@ def service(tmp_path: Path, certifier: Certifier) -> Setup:
 async def test_a_task_has_its_identity_and_no_other_unit_has_it(
     host: FakeHost, certifier: Certifier, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The key is in memory of the host, and in no unit, status, event, log or record."""
+    """The key is only in the host's memory; no unit, status, event, log or record contains it."""
     caplog.set_level(logging.DEBUG)
     host.fake.processes.answers[("systemctl", "show")] = [b"LoadState=loaded\n"]
     folder = Path(host.config.run_dir) / "identities"
@@ -221,7 +221,7 @@ async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_end
     service.now += TASK_LIFE_S * 0.3
     for _ in range(3):
         await service.look()
-        await service.service.ensure(record("web-0", WEB))  # it may be started again, too
+        await service.service.ensure(record("web-0", WEB))  # it may also be started again
     assert service.leaf() == first
     assert await service.messages() == []
 

@@ -1,4 +1,4 @@
-"""Images in and out, through the agent's own API."""
+"""Images are added and removed through the agent's own API."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_an_image_is_streamed_in_verified_and_read_only(host: FakeHost) ->
 async def test_a_task_can_use_an_image_whose_archive_has_no_entry_for_its_top(
     host: FakeHost,
 ) -> None:
-    """With the agent's umask it was its owner's alone, and no task ever started from it."""
+    """With the agent's umask only its owner could enter the folder, and no task started from it."""
     before = os.umask(0o077)
     try:
         async with host.agent() as client:
@@ -72,9 +72,7 @@ async def test_a_task_can_use_an_image_whose_archive_has_no_entry_for_its_top(
 
 
 @pytest.mark.behaviour("F-29", "F-30")
-@pytest.mark.parametrize(
-    "sent", [DATA[:-1], DATA + b"x", b"", bytes([DATA[0] ^ 1]) + DATA[1:]]
-)  # F-29, F-30
+@pytest.mark.parametrize("sent", [DATA[:-1], DATA + b"x", b"", bytes([DATA[0] ^ 1]) + DATA[1:]])
 async def test_a_stream_with_another_digest_is_refused_whole(host: FakeHost, sent: bytes) -> None:
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match="has digest"):
@@ -137,7 +135,7 @@ async def test_an_unused_image_can_be_deleted(host: FakeHost) -> None:
 
 @pytest.mark.behaviour("F-40")
 async def test_a_delete_never_takes_the_image_of_a_task_that_is_just_put(host: FakeHost) -> None:
-    async with host.agent() as client:  # F-40
+    async with host.agent() as client:
         for n in range(10):
             digest = host.give_image(f"sha256:{n:064x}")
             put, deleted = await asyncio.gather(
@@ -165,10 +163,10 @@ async def test_an_image_is_refused_before_the_disk_is_full(host: FakeHost) -> No
 
 @pytest.mark.behaviour("BUG-AG9", "F-33")
 async def test_an_unpacking_that_fills_the_disk_is_stopped(host: FakeHost) -> None:
-    """10 MB of zeros filled the host; then nothing could even be stopped. F-33"""
+    """10 MB of zeros filled the host; then it could not even record a stop."""
 
     def a_bomb(_argv: list[str], _properties: Mapping[str, Property]) -> None:
-        host.fake.btrfs.available_bytes = 90 << 20  # and it would go on
+        host.fake.btrfs.available_bytes = 90 << 20  # and it would continue
 
     host.fake.systemd.programs["tar"] = a_bomb
     async with host.agent() as client:
@@ -179,7 +177,7 @@ async def test_an_unpacking_that_fills_the_disk_is_stopped(host: FakeHost) -> No
 
 @pytest.mark.behaviour("BUG-AG6", "F-29", "BUG-AG15")
 async def test_a_stalled_stream_does_not_block_the_image(host: FakeHost) -> None:
-    """Its digest was blocked until the agent was restarted. F-29"""
+    """Its digest was blocked until the agent was restarted."""
 
     async def stalls() -> AsyncIterator[bytes]:
         yield DATA[:5000]
@@ -195,7 +193,7 @@ async def test_a_stalled_stream_does_not_block_the_image(host: FakeHost) -> None
         gc.collect()
         locks = len(services.images._locks)
 
-    assert locks == 0  # BUG-AG15: they lived until a restart
+    assert locks == 0  # they stayed until a restart
 
 
 async def test_an_image_is_synced_to_disk_before_and_after_it_is_complete(
@@ -214,7 +212,7 @@ async def test_an_image_is_synced_to_disk_before_and_after_it_is_complete(
     async with host.agent() as client:
         await client.put_image(DIGEST, TAR, chunks_of(DATA))
 
-    # The stream is gone by then: it need not be written at all.
+    # The stream is deleted by then, so it need not be written at all.
     assert synced == [("files", False, False), ("names", False, True)]
 
 

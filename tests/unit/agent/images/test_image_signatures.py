@@ -1,4 +1,4 @@
-"""A signature says one thing: this key, this image, this name. Nothing else passes for it."""
+"""A signature covers exactly one key, image and name; nothing else passes verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who an image wants to be run as, by its own lists, and what a unit is told of it."""
+"""The user that an image requests is resolved by its own lists and passed to the unit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ APP = ImageUser(
 def test_a_user_is_resolved_by_the_lists_of_the_image(
     user: str, numbers: tuple[int, int], names: tuple[str, str]
 ) -> None:
-    """By name or number, with a group or without; the first line counts."""
+    """The user is a name or a number, with or without a group; the first matching line counts."""
     found = resolve(user, USERS, GROUPS)
     assert found
     assert ((found.uid, found.gid), (found.name, found.group)) == (numbers, names)

@@ -1,4 +1,4 @@
-"""OCI images through the agent's own API: shared layers, refusals, how they are run."""
+"""OCI images through the agent's own API: shared layers, refusals, run options."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def an_image(
 
 
 def stored(host: FakeHost, kind: str) -> set[str]:
-    """Return the names of what is complete and of what is there, which must be the same."""
+    """Return the names of complete images and layers; check that no other ones are on the disk."""
     folder = host.state / kind
     described = {p.stem for p in folder.glob("*.json")}
     assert described == set(host.fake.btrfs.children(folder))
@@ -97,7 +97,7 @@ def nothing_staged(host: FakeHost) -> bool:
 async def test_an_image_comes_from_a_registry_with_its_layers_read_only(
     host: FakeHost, registry: Registry
 ) -> None:
-    """Every layer is a subvolume, the image one of them and a task's root another."""
+    """Every layer is a subvolume; the image is one of them, and a task's root is another one."""
     digest = an_image(host, registry)
     async with host.agent() as client:
         info = await client.fetch_oci_image(PLACE)
@@ -121,7 +121,7 @@ async def test_an_image_comes_from_a_registry_with_its_layers_read_only(
 async def test_a_second_image_on_the_same_base_fetches_and_applies_its_own_layer_only(
     host: FakeHost, registry: Registry
 ) -> None:
-    """Images share layers; what is here is neither fetched nor unpacked again."""
+    """Images share layers; a present layer is neither fetched nor unpacked again."""
     an_image(host, registry)
     an_image(host, registry, BASE, OTHER, place="registry.example:5000/team/web:4")
     async with host.agent() as client:
@@ -143,7 +143,7 @@ async def test_a_second_image_on_the_same_base_fetches_and_applies_its_own_layer
 async def test_an_image_that_has_the_same_layer_twice_is_taken_in(
     host: FakeHost, registry: Registry
 ) -> None:
-    """The same packed layer on different ones below is two layers."""
+    """The same packed layer on different lower layers is two layers."""
     an_image(host, registry, BASE, APP, OTHER, APP)
     async with host.agent() as client:
         info = await client.fetch_oci_image(PLACE)
@@ -156,7 +156,7 @@ async def test_an_image_that_has_the_same_layer_twice_is_taken_in(
 async def test_pulls_of_one_image_at_once_share_one_download(
     host: FakeHost, registry: Registry
 ) -> None:
-    """Of five who ask at once, one fetches; asking again by digest fetches nothing."""
+    """One of five concurrent callers fetches; another pull by digest fetches nothing."""
     digest = an_image(host, registry)
     async with host.agent() as client:
         infos = await asyncio.gather(*(client.fetch_oci_image(PLACE) for _ in range(5)))
@@ -171,7 +171,7 @@ async def test_pulls_of_one_image_at_once_share_one_download(
 async def test_layers_are_snapshots_of_one_tree_and_their_blobs_are_gone_by_then(
     host: FakeHost, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each snapshot is a transaction; a blob that is gone before it is flushed is not written."""
+    """Each snapshot is a transaction; a blob that is deleted before the flush is never written."""
     an_image(host, registry)
     an_image(host, registry, BASE, OTHER, place="registry.example:5000/team/web:4")
     snapshots, blobs = list[tuple[str, bool]](), list[int]()
@@ -194,7 +194,7 @@ async def test_layers_are_snapshots_of_one_tree_and_their_blobs_are_gone_by_then
     async with host.agent() as client:
         await client.fetch_oci_image(PLACE)
         assert snapshots == [("layers", True), ("layers", True)]
-        assert blobs == [2, 1]  # its configuration, and what is not applied yet
+        assert blobs == [2, 1]  # its configuration, and the layers that are not applied yet
         snapshots.clear()
         await client.fetch_oci_image("registry.example:5000/team/web:4")
         assert snapshots == [("staging", False), ("layers", True)]
@@ -204,7 +204,7 @@ async def test_layers_are_snapshots_of_one_tree_and_their_blobs_are_gone_by_then
 async def test_pulls_at_once_of_images_on_one_base_each_get_their_own(
     host: FakeHost, registry: Registry
 ) -> None:
-    """Who waited for a layer that somebody else applied goes on from there."""
+    """A pull that waited for a layer of another pull continues from that layer."""
     stacks = [(BASE, APP), (BASE, OTHER), (BASE, APP, OTHER), (BASE,), (OTHER, APP)]
     for number, layers in enumerate(stacks):
         an_image(host, registry, *layers, place=f"registry.example/web:{number}")
@@ -306,7 +306,7 @@ async def test_an_archive_is_an_image_under_the_digest_of_the_archive(host: Fake
 async def test_a_task_runs_as_its_image_says_unless_it_says_otherwise(
     host: FakeHost, registry: Registry
 ) -> None:
-    """Entry point, command, variables, working directory and stop signal."""
+    """The image gives entry point, command, variables, working directory and stop signal."""
     digest = an_image(host, registry, BASE, LISTS, config=CONFIG)
     async with host.agent() as client:
         await client.fetch_oci_image(PLACE)
@@ -320,13 +320,13 @@ async def test_a_task_runs_as_its_image_says_unless_it_says_otherwise(
 
     assert own["ExecStart"] == [["/srv/app/serve", "--port", "80"]]
     assert (own["WorkingDirectory"], own["KillSignal"]) == ("/srv/app", 3)
-    assert own["KillMode"] == "mixed"  # as a registry's runtime: only the main process is signalled
+    assert own["KillMode"] == "mixed"  # as in other runtimes: only the main process gets the signal
     assert own["ExecSearchPath"] == ["/opt/bin", "/bin"]
     assert {"MODE=image", "HOME=/srv", "TWINE_TASK=own"} <= set(_words(own["Environment"]))
     assert other["ExecStart"] == [["/bin/x", "-v"]]
     assert "MODE=task" in _words(other["Environment"])
     assert "MODE=image" not in _words(other["Environment"])
-    assert own["DynamicUser"] is True  # whatever user the image names
+    assert own["DynamicUser"] is True  # whichever user the image names
     assert status.state is TaskState.RUNNING
     config = next(i.config for i in images if i.digest == digest)
     assert config is not None
@@ -341,7 +341,7 @@ async def test_a_task_runs_as_its_image_says_unless_it_says_otherwise(
 async def test_an_image_that_leaves_folder_and_path_open_runs_as_elsewhere(
     host: FakeHost, registry: Registry
 ) -> None:
-    """Engines make a working directory that no layer has, and look for programs in /bin."""
+    """Engines create a working directory that no layer has, and search programs in /bin."""
     config = {"Cmd": ["serve"], "WorkingDir": "/srv/made/here"}
     digest = an_image(host, registry, BASE, config=config)
     async with host.agent() as client:
@@ -373,8 +373,9 @@ async def test_an_image_with_a_file_as_working_directory_is_refused(
 async def test_an_image_whose_working_directory_is_not_printable_is_refused(
     host: FakeHost, registry: Registry, folder: str
 ) -> None:
-    """No file can have a NUL in its name, and the agent answered with an
-    internal error. A newline ended the line in the unit's file.
+    """No file name can contain a NUL, and the agent answered with an internal error.
+
+    A newline ended the line in the unit's file.
     """
     an_image(host, registry, BASE, config={"Cmd": ["serve"], "WorkingDir": folder})
     async with host.agent() as client:
@@ -387,7 +388,7 @@ async def test_an_image_whose_working_directory_is_not_printable_is_refused(
 async def test_a_fetch_on_a_disk_that_takes_no_writes_is_reported(
     host: FakeHost, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was reported about a fetch in the background."""
+    """A failed fetch in the background was not reported."""
     an_image(host, registry)
     mkdir = Path.mkdir
 
@@ -420,7 +421,7 @@ async def test_a_fetch_on_a_disk_that_takes_no_writes_is_reported(
 def test_the_folders_of_a_path_are_those_that_systemd_accepts(
     path: str, folders: list[str]
 ) -> None:
-    """A task with another folder in its PATH never started."""
+    """A task with any other folder in its PATH never started."""
     assert folders_of(path) == folders
 
 
@@ -443,7 +444,7 @@ async def test_an_image_of_root_starts_without_a_command_before_it_if_nothing_is
 async def test_a_machine_of_such_an_image_is_root_as_its_init_is(
     host: FakeHost, registry: Registry
 ) -> None:
-    """A task with an init of its own has all users of its image."""
+    """A task with its own init has all users of its image."""
     digest = an_image(host, registry, BASE, LISTS, config=CONFIG)
     async with host.agent() as client:
         await client.fetch_oci_image(PLACE)
@@ -483,7 +484,7 @@ async def test_a_machine_of_such_an_image_is_root_as_its_init_is(
 async def test_an_image_with_an_unknown_user_is_refused(
     host: FakeHost, registry: Registry, lists: bytes, why: str
 ) -> None:
-    """Nothing outside of the image is asked who that is."""
+    """The agent does not look for the user outside of the image."""
     digest = an_image(host, registry, BASE, lists, config=CONFIG)
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match=why):
@@ -557,7 +558,7 @@ def _broken(host: FakeHost, registry: Registry) -> None:
 async def test_an_image_that_is_damaged_in_transfer_is_refused_and_leaves_nothing(
     host: FakeHost, registry: Registry, harm: Any, why: str
 ) -> None:
-    """Refused with words, nothing stays but whole layers."""
+    """The error has a message, and only whole layers stay."""
     digest = an_image(host, registry)
     harm(host, registry)
     async with host.agent() as client:
@@ -593,7 +594,7 @@ async def test_a_reference_that_names_no_place_is_refused(host: FakeHost, refere
 async def test_a_pull_of_a_killed_agent_is_removed_and_its_layers_are_used(
     host: FakeHost, registry: Registry
 ) -> None:
-    """Leftovers of a pull are removed at the next start, whole layers stay."""
+    """The next start removes leftovers of a pull and keeps whole layers."""
     an_image(host, registry)
     async with host.agent() as client:
         info = await client.fetch_oci_image(PLACE)
@@ -613,7 +614,7 @@ async def test_a_pull_of_a_killed_agent_is_removed_and_its_layers_are_used(
 async def test_the_credentials_and_the_option_to_trust_come_from_the_configuration(
     tmp_path: Path,
 ) -> None:
-    """No option of a request turns verification off or names a file."""
+    """No option of a request disables verification or names a file."""
     host = FakeHost(tmp_path)
     asked: list[list[str]] = []
     seen: list[Property] = []

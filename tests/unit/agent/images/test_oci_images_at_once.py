@@ -1,4 +1,4 @@
-"""Pulls that meet others on their way: of images on one base, and what is collected meanwhile."""
+"""Pulls run at the same time as other pulls on their base and as garbage collection."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FIRST, SECOND = "registry.example/team/web:1", "registry.example/team/web:2"
 
 @dataclass
 class Held(Registry):
-    """A registry that holds back what is fetched of some images until it is let go."""
+    """A registry that delays the fetch of some images until `release`."""
 
     holds: set[str] = field(default_factory=set)
-    """`docker://…` as skopeo is told."""
+    """`docker://…`, as in skopeo's arguments."""
     waiting: dict[str, tuple[list[str], Any]] = field(default_factory=dict)
 
     def skopeo(self, argv: list[str], properties: Any) -> Ended | None:
-        """Do what skopeo does, later if it is held back."""
+        """Run skopeo, or delay it if its image is held."""
         name = next(word for word in argv if word.startswith("docker://"))
         if "copy" in argv and name in self.holds:
             self.waiting[name] = argv, properties
@@ -36,7 +36,7 @@ class Held(Registry):
         return super().skopeo(argv, properties)
 
     def release(self, host: FakeHost, *, code: int = 0) -> None:
-        """Let all that waits end, with what it came for unless it fails."""
+        """End all waiting fetches, successfully unless `code` is an error."""
         waiting, self.waiting = self.waiting, {}
         self.holds.clear()
         for argv, properties in waiting.values():
@@ -68,13 +68,13 @@ def layers_here(host: FakeHost) -> set[str]:
 
 
 async def begun(registry: Held) -> None:
-    """Return once somebody fetches what is held back."""
+    """Return when a fetch of a held image has begun."""
     while not registry.waiting:
         await asyncio.sleep(0.01)
 
 
 async def gone(client: AgentClient, digest: str) -> None:
-    """Remove an image, and all that nothing stands on."""
+    """Remove an image and everything that no other image uses."""
     await client.delete_image(digest)
     await client.collect_garbage()
 
@@ -82,7 +82,7 @@ async def gone(client: AgentClient, digest: str) -> None:
 async def test_the_base_of_an_image_that_is_being_fetched_is_not_collected(
     host: FakeHost, registry: Held
 ) -> None:
-    """Nobody fetches what is here; so nobody may take it away meanwhile."""
+    """A pull does not fetch a layer that is present, so the layer must stay until the pull ends."""
     first = push(host, registry, FIRST, BASE, APP)
     push(host, registry, SECOND, BASE, OTHER, held=True)
     async with host.agent() as client, asyncio.timeout(20):
@@ -162,7 +162,7 @@ async def test_the_next_pull_downloads_the_base_if_the_first_fails(
 async def test_a_stalled_fetch_is_given_up_and_does_not_block_its_base(
     host: FakeHost, registry: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """skopeo waits for ever for a registry that says no more."""
+    """skopeo waits forever for a registry that stops sending."""
     monkeypatch.setattr("agent.images.sandbox.FETCH_IDLE_S", 0.2)
     push(host, registry, FIRST, BASE, APP, held=True)
     push(host, registry, SECOND, BASE, OTHER)
@@ -179,7 +179,7 @@ async def test_a_stalled_fetch_is_given_up_and_does_not_block_its_base(
 async def test_a_fetch_that_gets_something_is_waited_for(
     host: FakeHost, registry: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow registry is none that stalls: it is waited for while its bytes come."""
+    """A slow registry is not stalled: the fetch continues while bytes arrive."""
     monkeypatch.setattr("agent.images.sandbox.FETCH_IDLE_S", 0.4)
     digest = push(host, registry, FIRST, BASE, APP, held=True)
     async with host.agent() as client, asyncio.timeout(20):
@@ -187,7 +187,7 @@ async def test_a_fetch_that_gets_something_is_waited_for(
         await begun(registry)
         ((argv, _),) = registry.waiting.values()
         coming = Path(argv[-1].removeprefix("oci:")) / "oci-put-blob"
-        for size in range(1, 21):  # four times as long as nothing may come
+        for size in range(1, 21):  # four times the longest allowed time without bytes
             coming.write_bytes(b"x" * size)
             await asyncio.sleep(0.08)
         coming.unlink()
@@ -197,7 +197,7 @@ async def test_a_fetch_that_gets_something_is_waited_for(
 
 @pytest.mark.behaviour("BUG-AG38")
 async def test_a_pull_is_listed_and_can_be_cancelled(host: FakeHost, registry: Held) -> None:
-    """An intake whose client had left went on, was not listed and could not be ended."""
+    """An import whose client had disconnected continued, was not listed and could not be ended."""
     push(host, registry, FIRST, BASE, held=True)
     push(host, registry, SECOND, APP)
     async with host.agent() as client:

@@ -31,7 +31,7 @@ def of(name: str) -> str:
 
 
 def index(*variants: str, architecture: str = "amd64") -> bytes:
-    """Return an index with an image for each variant, "" for the plain one."""
+    """Return an index with an image for each variant; "" is the image without a variant."""
     listed = [
         {
             "mediaType": MANIFEST,
@@ -46,7 +46,7 @@ def index(*variants: str, architecture: str = "amd64") -> bytes:
 
 @pytest.mark.behaviour("BUG-AG41")
 def test_an_image_for_a_larger_processor_is_refused() -> None:
-    """An index with amd64/v3 alone was accepted on a processor without it."""
+    """An index with amd64/v3 alone was accepted on a processor without v3."""
     with pytest.raises(Unprocessable, match="not for linux/amd64/v1, only for linux/amd64/v3"):
         choose(index("v3"), SMALL)
     with pytest.raises(Unprocessable, match="only for linux/arm64/v9"):
@@ -61,7 +61,7 @@ def test_the_plain_variant_is_chosen_first_and_then_the_highest_that_runs() -> N
 
 @pytest.mark.behaviour("BUG-AG41")
 def test_the_variant_of_an_image_without_an_index_counts_too() -> None:
-    """So does that of its configuration, which registries serve without an index."""
+    """The configuration's variant counts too; registries serve such images without an index."""
     config = {"os": "linux", "architecture": "amd64", "variant": "v2"}
     config["rootfs"] = {"type": "layers", "diff_ids": [of("layer")]}  # type: ignore[assignment]
     data = json.dumps(config).encode()
@@ -76,7 +76,7 @@ def test_the_variant_of_an_image_without_an_index_counts_too() -> None:
 
 @pytest.mark.behaviour("BUG-AG36")
 def test_the_error_for_several_images_without_platform_lists_their_tags() -> None:
-    """The message did not say how one of them is named."""
+    """The message did not explain how to name one of them."""
     listed = [
         {"mediaType": MANIFEST, "digest": of(t), "size": 1, "annotations": {TAG: t}} for t in "ba"
     ]

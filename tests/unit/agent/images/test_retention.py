@@ -1,4 +1,4 @@
-"""Which images and layers may go."""
+"""Which images and layers may be removed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ IMAGES = st.builds(
     st.integers(0, 4 << 30),
 )
 def test_objects_in_use_are_never_removed(images: list[ImageUse], free: int, wanted: int) -> None:
-    """No image of a task, no layer of an image that stays, nothing that just came."""
+    """An image of a task, a layer of a remaining image, and a new object stay."""
     fates = decide_images(images, RetentionLimits(free, wanted, 7 * DAY_S), NOW)
     layers = decide_layers([LayerUse(c) for c in "xyz"], images, fates)
     for image in images:

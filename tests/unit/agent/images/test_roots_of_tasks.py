@@ -1,4 +1,4 @@
-"""Roots of tasks: what is written down beside a snapshot."""
+"""Roots of tasks, and the files that are written next to a snapshot."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def roots_of(host: FakeHost) -> TaskRoots:
 
 @pytest.mark.behaviour("BUG-AG31")
 def test_a_writable_root_is_new_with_each_start_and_bounded(host: FakeHost) -> None:
-    """What a run wrote is gone with the next, and may not fill the host's disk."""
+    """The next start discards the data of a run, and a run may not fill the host's disk."""
     roots, spec = roots_of(host), a_spec(root=RootMode.WRITABLE, root_max_bytes=1 << 20)
     roots.prepare("web", IMAGE)
     roots.renew("web", spec)

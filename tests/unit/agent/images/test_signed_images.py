@@ -1,4 +1,4 @@
-"""A host looks at the signature itself, before it fetches an image and before it takes a task."""
+"""A host verifies the signature before it fetches an image and before it accepts a task."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ async def test_nothing_is_fetched_of_an_image_that_no_key_of_the_policy_signed(
                 await client.pull_image(ImagePull(digest=digest, path=path, trust=bad))
         with pytest.raises(Unprocessable, match="joined no control plane"):
             await client.pull_image(ImagePull(digest=digest, path=path, trust=trust(KEY, digest)))
-        with pytest.raises(Unprocessable, match="image pulls are off"):  # though it is here
+        # although the image is present
+        with pytest.raises(Unprocessable, match="image pulls are off"):
             await client.pull_image(ImagePull(digest=IMAGE, path="/x", trust=trust(OTHER)))
 
 

@@ -1,4 +1,4 @@
-"""A root that its task may write to: for whom, which folders, and what stays closed."""
+"""Which tasks may write to their root, to which folders, and which folders stay read only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=8)
 
 @pytest.mark.behaviour("BUG-AG31")
 def test_only_an_oci_image_has_a_writable_root_by_default() -> None:
-    """What people already have writes below /var, /run and /etc."""
+    """Existing images of users write below /var, /run and /etc."""
     asked, refused = a_spec(root=RootMode.WRITABLE), a_spec(root=RootMode.READ_ONLY)
     assert is_writable(a_spec(), OCI, can_bound=True)
     assert not is_writable(a_spec(), None, can_bound=True)
@@ -52,7 +52,7 @@ def test_its_folders_are_opened_and_shared_volumes_and_sys_stay_closed() -> None
 
 
 def test_run_is_in_memory_and_the_same_for_commands_inside() -> None:
-    """A mount of the root, not of the unit: `exec` found an empty /run, without any socket."""
+    """The mount is in the root, not in the unit: `exec` found an empty /run, without any socket."""
     spec = a_spec()
     found = mount_properties("db", spec, "/s", "/r", owner_of_root("", ""), ["pg"])
     [command] = found["ExecStartPre"]  # type: ignore[misc]

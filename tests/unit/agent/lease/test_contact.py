@@ -1,4 +1,4 @@
-"""A bound task on a machine in memory: what agent, fence and control plane make of silence."""
+"""A bound task on a machine in memory: how agent, fence and control plane react to silence."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _folder(host: FakeHost) -> Path:
 
 
 def _fence(host: FakeHost, uptime: Uptime) -> list[str]:
-    """Let the fence look once; return the units that it killed."""
+    """Run one check of the fence; return the units that it killed."""
     killed: list[str] = []
 
     def kill(name: str) -> bool:
@@ -63,13 +63,13 @@ def _fence(host: FakeHost, uptime: Uptime) -> list[str]:
 
 
 def _wake(host: FakeHost) -> None:
-    """Let all tasks be looked at, as their timers would if the clock were real."""
+    """Make the agent check all tasks, as their timers would if the clock were real."""
     host.fake.systemd.lose_bus()
 
 
 @contextmanager
 def _as(monkeypatch: pytest.MonkeyPatch, role: str) -> Iterator[None]:
-    """Let whoever calls the socket be the control plane, or somebody on the host."""
+    """Make the callers of the socket the control plane, or a user of the host."""
     with monkeypatch.context() as patch:
         if role == "component":
             patch.setattr(callers, "local_user", lambda _: None)
@@ -85,7 +85,7 @@ def component(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 async def _start(host: FakeHost, uptime: Uptime, client: AgentClient, **fields: Any) -> None:
-    """Start a bound task as a control plane does: ask for events, then put."""
+    """Start a bound task as a control plane does: poll for events, then put the task."""
     _fence(host, uptime)
     await client.get_events(0)
     await client.put_task("web", a_spec(disconnect=STOP, **fields))
@@ -154,7 +154,7 @@ async def test_a_request_from_the_host_itself_is_no_contact_with_the_control_pla
 @pytest.mark.behaviour("SH3")
 @pytest.mark.usefixtures("component")
 async def test_an_earlier_owner_of_an_entitlement_starts_and_stops_nothing(host: FakeHost) -> None:
-    """Not even a task of which the host has never heard, nor an image."""
+    """This includes a task or an image that is unknown to the host."""
     socket = f"unix:{host.config.socket}"
     async with host.agent(), AgentClient(socket) as new, AgentClient(socket) as old:
         new.headers, old.headers = lambda: {OWNER_HEADER: "web/7"}, lambda: {OWNER_HEADER: "web/6"}
@@ -173,7 +173,7 @@ async def test_an_earlier_owner_of_an_entitlement_starts_and_stops_nothing(host:
 async def test_requests_of_an_older_term_do_not_count_as_contact(
     host: FakeHost, uptime: Uptime
 ) -> None:
-    """A leader that was stopped and continued prolongs nothing."""
+    """A leader that was stopped and continued does not prolong the lease."""
     socket = f"unix:{host.config.socket}"
     async with host.agent(), AgentClient(socket) as new, AgentClient(socket) as old:
         new.epoch = lambda: 7

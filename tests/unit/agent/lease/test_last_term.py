@@ -1,4 +1,4 @@
-"""A host refuses a control plane whose store is older than what it was told."""
+"""A host refuses a control plane whose store is older than the state that the host knows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_term_is_read_as_it_was_written_and_nothing_else_is_one() -> None:
 
 @pytest.mark.behaviour("F-88")
 def test_lives_of_one_store_follow_each_other_and_an_older_one_does_not() -> None:
-    """Also one that begins the very term (epoch) of the life that it replaces."""
+    """A life may also begin with the same term (epoch) as the life that it replaces."""
     lives = [Term(ONE, 0, 5), Term(TWO, 5, 5), Term(ONE[::-1], 5, 9)]
     for before, after in pairwise(lives):
         assert not is_older(after, before)
@@ -46,9 +46,9 @@ def test_lives_of_one_store_follow_each_other_and_an_older_one_does_not() -> Non
 
 @pytest.mark.behaviour("F-88")
 def test_an_older_store_is_refused_and_known_state_stays(tmp_path: Path) -> None:
-    """What refuses it is not forgotten by being asked again."""
+    """A second request of the older store is refused as well."""
     last = FencingTerm(tmp_path / "t")
-    last.check(None, commands=True)  # of an earlier release
+    last.check(None, commands=True)  # from an earlier release
     last.check(term_text(ONE, 0, 9), commands=True)
     for _ in range(2):
         with pytest.raises(OlderStore, match=r"at revision 9 .* began with revision 8"):
@@ -67,7 +67,7 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.behaviour("F-88")
 async def test_a_commands_result_outlives_the_agent(tmp_path: Path) -> None:
-    """An agent that was killed, or a host that was rebooted, knows it as well."""
+    """The result also survives a killed agent and a reboot of the host."""
     path, last = tmp_path / "t", FencingTerm(tmp_path / "t")
     failing = True
 
@@ -89,20 +89,20 @@ async def test_a_commands_result_outlives_the_agent(tmp_path: Path) -> None:
     after = FencingTerm(path)
     with pytest.raises(OlderStore):
         after.check(term_text(TWO, 7, 7), commands=False)
-    path.unlink()  # it joined anew
+    path.unlink()  # it joined again
     after.check(term_text(TWO, 0, 0), commands=False)
 
 
 @pytest.mark.behaviour("SH3")
 async def test_the_owners_of_a_host_outlive_the_agent(tmp_path: Path) -> None:
-    """An earlier owner is refused after a reboot; a host that joins anew forgets both."""
+    """An earlier owner is refused after a reboot; a host that joins again forgets both owners."""
     path, owners = tmp_path / "o", FencingOwners(tmp_path / "o")
 
     async def write(where: Path, data: bytes) -> None:
         where.write_bytes(data)
 
     watch = asyncio.create_task(owners.watch(write))
-    owners.check(None, commands=True)  # of an earlier release
+    owners.check(None, commands=True)  # from an earlier release
     owners.check("ads/3", commands=True)
     owners.check("web/7", commands=True)
     await _until(lambda: path.exists() and "web/7" in path.read_text())
@@ -115,5 +115,5 @@ async def test_the_owners_of_a_host_outlive_the_agent(tmp_path: Path) -> None:
             after.check(earlier, commands=True)
     with pytest.raises(InvalidInput, match="is not an owner"):
         after.check("nonsense", commands=False)
-    path.unlink()  # it joined anew
+    path.unlink()  # it joined again
     after.check("web/1", commands=True)

@@ -1,4 +1,4 @@
-"""How long a task may run unheard: numbers, files, and what is decided from them."""
+"""How long a task may run without contact: numbers, files and decisions."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_begun_stop_is_finished_even_after_new_contact() -> None:
 
 
 def test_a_lease_that_ran_out_unseen_stays_lapsed_after_new_contact() -> None:
-    """An agent that stood still finds the unit killed and a fresh word at the same moment."""
+    """An agent that was suspended finds the unit killed and a new contact at the same moment."""
     task = _task()
     now = LeaseMoment(wall=60.0, boot_s=2000.0, contact_s=1999.9, lapsed=True)
     found = decide(task, seen(an_ended_unit(task, exit_signal="SIGKILL", exit_code=None)), now)

@@ -1,4 +1,4 @@
-"""Where paths of a tree lead that nobody trusts."""
+"""Where the paths of an untrusted tree lead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agent.machine.beneath import ensure_folder, find_place, read_file
 def test_links_of_a_tree_lead_inside_of_it(
     tmp_path: Path, links: dict[str, str], place: str
 ) -> None:
-    """As if the tree were the root of all."""
+    """Links are resolved as if the tree were the root file system."""
     (tmp_path / place).parent.mkdir(parents=True)
     (tmp_path / place).write_text("its own")
     for name, target in links.items():
@@ -67,7 +67,7 @@ def test_a_folder_is_made_where_the_links_of_the_tree_lead(tmp_path: Path) -> No
 def test_no_folder_is_made_through_a_file_or_a_link_to_nothing(
     tmp_path: Path, target: str | None
 ) -> None:
-    """Nor is anything made outside of the tree."""
+    """Nothing is made outside of the tree."""
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "x").symlink_to(target) if target else (tree / "x").write_text("")

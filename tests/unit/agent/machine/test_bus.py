@@ -1,4 +1,4 @@
-"""The bus by libsystemd: who waits for it holds up nobody, and what is said is what is heard."""
+"""The bus client of libsystemd: a waiting thread blocks no other, and values arrive unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = (255, -1, 9, -5, 7, -9, 2**64 - 1, 1.5)
 
 @pytest.fixture
 def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """Yield a system bus that takes connections and says nothing."""
+    """Yield a system bus that accepts connections and never answers."""
     path = tmp_path / "bus"
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={path}")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -33,7 +33,7 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.s
 
 @pytest.mark.behaviour("BUG-AG2")
 def test_other_threads_run_while_one_waits_for_an_answer(silent: socket.socket) -> None:
-    """pystemd keeps the interpreter's lock, and the whole agent stood still."""
+    """pystemd keeps the interpreter's lock while it waits, so the whole agent stopped."""
     failed = list[DBusBaseError]()
     bus = open_bus()
     near, _ = silent.accept()
@@ -47,7 +47,7 @@ def test_other_threads_run_while_one_waits_for_an_answer(silent: socket.socket) 
     asking = threading.Thread(target=ask)
     with near:
         asking.start()
-        assert near.recv(64)  # it is there, and waits
+        assert near.recv(64)  # the connection exists, and waits
         asking.join(0.05)
         assert asking.is_alive()
     asking.join(60)
@@ -75,7 +75,7 @@ def test_a_bus_without_messages_returns_none(silent: socket.socket) -> None:
 
 
 def again(bus: Bus, args: list[tuple[int, object]]) -> object:
-    """Return what the other side reads of a message with these values."""
+    """Return the values that the other side reads from a message with these values."""
     held, message = _library().held, Message()
     held.sd_bus_message_new_method_call(bus._bus, ctypes.byref(message.pointer), *NAMES)
     _append(held, message.pointer, args)

@@ -1,4 +1,4 @@
-"""What a cgroup uses, from files as a kernel of Debian 13 writes them."""
+"""The resource usage of a cgroup, read from files as a kernel of Debian 13 writes them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_disks_are_those_that_the_kernel_has(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("AG8")
 def test_a_link_to_a_disk_is_that_of_the_device_with_the_greatest_priority(tmp_path: Path) -> None:
-    """As udev has them in its database, which is all that the agent sees of them."""
+    """udev's database has the priorities; the agent sees no other data of the links."""
     devices = {
         "sda": ("8:0", "S:disk/by-id/wwn-1\nS:disk/by-path/pci-0000:00:02.0\nE:ID=x\nV:1\n"),
         "dm-0": ("253:0", "S:disk/by-id/wwn-1\nL:50\nS:mapper/data\nG:systemd\n"),

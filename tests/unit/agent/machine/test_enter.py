@@ -1,4 +1,4 @@
-"""Which process is the init of a machine, and what it may have (the rest: tests/lab)."""
+"""Which process is the init of a machine, and its privileges (more tests in tests/lab)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATUS = "Name:\tsystemd\nUmask:\t0000\nNSpid:\t{}\nCapBnd:\t00000000fdecabff\nS
 def test_the_init_of_a_machine_is_the_first_of_the_first_namespace(
     numbers: str, is_one: bool
 ) -> None:
-    """One further down is that of a container inside."""
+    """An init in a nested namespace belongs to a container inside of the machine."""
     assert enter.is_leader(STATUS.format(numbers)) is is_one
 
 

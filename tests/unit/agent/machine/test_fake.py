@@ -1,4 +1,4 @@
-"""What the fake machine adds to the contract: scripting, unpacking, reboots."""
+"""Features of the fake machine beyond the contract: scripting, unpacking, reboots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNIT = "t.service"
 
 
 def a_machine(root: Path) -> FakeMachine:
-    """Return a machine whose clock ticks with each look."""
+    """Return a machine whose clock advances with each read."""
     return FakeMachine(root, clock=itertools.count(100).__next__)
 
 

@@ -97,8 +97,11 @@ def test_memory_taken_as_huge_pages_of_any_size_is_known(tmp_path: Path) -> None
 
 
 def test_cores_are_read_with_what_of_them_is_not_for_tasks(tmp_path: Path) -> None:
-    """CPUs 0-3 are two cores of node 0, CPUs 4-7 two of node 1, each core of two CPUs; 1 serves
-    interrupts and is not in the slice of all tasks, 6 was isolated at boot, 7 is offline."""
+    """Each core has two CPUs: CPUs 0-3 are two cores of node 0, CPUs 4-7 two of node 1.
+
+    CPU 1 serves interrupts and is not in the slice of all tasks. CPU 6 was isolated at boot. CPU 7
+    is offline.
+    """
     cpu, node = "sys/devices/system/cpu", "sys/devices/system/node"
     pairs = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3", 4: "4-5", 5: "4-5", 6: "6"}
     files = {f"{cpu}/cpu{n}/topology/thread_siblings_list": f"{p}\n" for n, p in pairs.items()}
@@ -125,7 +128,7 @@ def test_a_kernel_without_topology_has_a_core_for_each_cpu(tmp_path: Path) -> No
 
 @pytest.mark.behaviour("F-84")
 def test_a_unit_with_processes_only_in_proc_reads_its_files(tmp_path: Path) -> None:
-    """The agent's `ProcSubset=pid`; the files that it reads are bound elsewhere."""
+    """The agent has `ProcSubset=pid`; the files that it reads are bound at another path."""
     whole = read_hardware(a_host(tmp_path / "whole"))
     fs = a_host(tmp_path / "apart")
     (tmp_path / "apart/run/twine-kernel").mkdir(parents=True)
@@ -138,7 +141,7 @@ def test_a_unit_with_processes_only_in_proc_reads_its_files(tmp_path: Path) -> N
 
 @pytest.mark.behaviour("F-84")
 def test_the_unit_is_given_every_file_of_proc_that_is_read() -> None:
-    """One that is forgotten would end the agent at its start."""
+    """A missing file would end the agent at its start."""
     root = Path(__file__).parents[4] / "agent"
     code = (root / "machine/hardware.py").read_text()
     read = set(re.findall(r'_proc\(fs, "(/proc/\S+)"\)', code))

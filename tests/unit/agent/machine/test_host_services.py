@@ -1,4 +1,4 @@
-"""What is asked of systemd about one service, and what of the answers is used."""
+"""The requests to systemd about one service, and the used parts of the answers."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class Reply:
     """A message with a body."""
 
     def __init__(self, body: object) -> None:
-        """Take what the call answers."""
+        """Store the body of the answer."""
         self.body = body
 
 
 class Bus:
-    """A connection that answers as scripted, and keeps what it was asked."""
+    """A connection with scripted answers that records the requests."""
 
     def __init__(self, **answers: object) -> None:
-        """Take answers by method or property."""
+        """Store the answers by method or property."""
         self.answers = {**ANSWERS, **answers}
         self.calls: list[tuple[str, ...]] = []
 
     def call_method(
         self, destination: bytes, path: bytes, interface: bytes, method: bytes, args: object
     ) -> Reply:
-        """Answer."""
+        """Return the scripted answer."""
         words = tuple(value.decode() for _, value in args)  # type: ignore[attr-defined]
         self.calls.append((method.decode(), *words))
         answer = self.answers.get(words[-1] if method == b"Get" else method.decode())

@@ -1,4 +1,4 @@
-"""One layer applied to a tree: what it changes, and what it must never reach."""
+"""One layer is applied to a tree: which paths it changes, and which it must never reach."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wire.errors import TwineError, Unprocessable
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Return a tree that has something of layers below, beside a file that is none of theirs."""
+    """Return a tree with content of lower layers, next to a file outside of all layers."""
     (tmp_path / "outside").write_text("host")
     tree = tmp_path / "tree"
     (tree / "etc" / "old").mkdir(parents=True)
@@ -47,7 +47,7 @@ def put(tree: Path, data: bytes, how: str = "tar", digest: str = "", diff_id: st
 
 
 def untouched(tree: Path) -> None:
-    """Nothing beside the tree was changed."""
+    """Check that nothing outside of the tree was changed."""
     assert (tree.parent / "outside").read_text() == "host"
     assert {p.name for p in tree.parent.iterdir()} == {"outside", "tree", "blob"}
 
@@ -143,9 +143,9 @@ def test_device_nodes_are_left_out_below_dev_and_refused_elsewhere(tree: Path) -
 
 @pytest.mark.behaviour("AG3")
 def test_an_empty_layer_changes_nothing(tree: Path) -> None:
-    """Some builders write no end of an archive where there is nothing in it; engines take it.
+    """Some builders omit the end-of-archive marker of an empty archive; engines accept this.
 
-    One of which only the beginning is there is another thing.
+    An archive that is cut off is another case.
     """
     before = sorted(tree.rglob("*"))
     for how in ("tar", "gzip"):
@@ -198,7 +198,7 @@ CONTENTS = {
 def sparse(
     size: int, pieces: list[tuple[int, bytes]], words: str = ""
 ) -> tuple[tarfile.TarInfo, bytes]:
-    """Return a sparse file as GNU tar packs one (PAX format 1.0), or with this for its map."""
+    """Return a sparse file as GNU tar packs it (PAX format 1.0), or with the given map."""
     numbers = [len(pieces), *(n for at, data in pieces for n in (at, len(data)))]
     start = (words or "".join(f"{n}\n" for n in numbers)).encode()
     packed = start + bytes(-len(start) % 512) + b"".join(data for _, data in pieces)
@@ -213,7 +213,7 @@ def sparse(
 
 @contextmanager
 def no_file_above(size: int) -> Iterator[None]:
-    """Let the kernel refuse files above a size: what is wrong must not fill the disk."""
+    """Make the kernel refuse files above a size, so that a bug cannot fill the disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -237,7 +237,7 @@ def test_blocks_of_zeros_become_holes_and_the_content_is_the_same(tree: Path, ki
 
 @pytest.mark.behaviour("AG3")
 def test_a_sparse_file_stays_sparse(tree: Path) -> None:
-    """Without a look at each byte of a hole."""
+    """The unpacker does not read each byte of a hole."""
     size = 1 << 32
     pieces = [(1 << 20, WORDS), (1 << 31, b"x" * 700), (size, b"")]
     put(tree, layer(sparse(size, pieces), entry("next", data=b"1")), "gzip")
@@ -296,7 +296,7 @@ HOSTILE = {
 @pytest.mark.behaviour("F-31", "F-32")
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_archive_is_refused_and_reaches_nothing(tree: Path, kind: str) -> None:
-    """Nothing outside of the tree is read, written or removed."""
+    """No path outside of the tree is read, written or removed."""
     with pytest.raises((TwineError, OSError)):
         put(tree, layer(*HOSTILE[kind]))
     untouched(tree)
@@ -367,7 +367,7 @@ def test_the_program_says_in_one_line_why_not(
 
 @pytest.mark.behaviour("BUG-AG38")
 def test_one_process_applies_each_layer_on_request(tree: Path) -> None:
-    """A process was started for each layer, which takes longer than a small one."""
+    """One process was started for each layer, which takes longer than unpacking a small layer."""
     words, asked, output = [], io.BytesIO(b"go on\n"), io.BytesIO()
     for name in ("one", "two", "three"):
         data = files(**{name: name})

@@ -1,4 +1,4 @@
-"""What the kernel's files say of ours."""
+"""Cgroups, namespaces, links and mounts of Twine, as read from the kernel's files."""
 
 from __future__ import annotations
 

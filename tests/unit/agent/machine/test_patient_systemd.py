@@ -1,4 +1,4 @@
-"""A bus that cannot be had, or stands still, holds up nobody who only wants to listen."""
+"""A bus that is absent or does not answer does not block a component that only listens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AWAY = DBusBaseError(-errno.ECONNREFUSED, None, "Connection refused")
 
 @pytest.mark.behaviour("F-20")
 def test_a_listener_is_called_once_the_bus_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that starts meanwhile answers, and looks at everything afterwards."""
+    """An agent that starts meanwhile answers, and checks everything afterwards."""
     monkeypatch.setattr(patient_systemd, "RETRY_S", 0.01)
     tries, signals, may_go = list[int](), queue.Queue[str](), threading.Event()
 
@@ -28,7 +28,7 @@ def test_a_listener_is_called_once_the_bus_is_available(monkeypatch: pytest.Monk
         raise AWAY
 
     systemd = PatientSystemd(opener)
-    end = systemd.listen(signals.put)  # returns, although the bus stands still
+    end = systemd.listen(signals.put)  # returns, although the bus does not answer
     may_go.set()
     while len(tries) < 3:
         threading.Event().wait(0.01)

@@ -1,4 +1,4 @@
-"""What happens to calls and listeners when the bus is lost, which no real one does on demand."""
+"""Calls and listeners when the bus is lost, which a real bus does not do on demand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reply:
     """A message with a body or none."""
 
     def __init__(self, body: object = None) -> None:
-        """Take what the call answers."""
+        """Store the body of the answer."""
         self.body = body
 
 
@@ -34,11 +34,11 @@ class Signal:
     """A message as `process` returns it."""
 
     def __init__(self, member: bytes = b"", path: bytes = b"", body: object = None) -> None:
-        """Take what it tells; without a member it is none."""
+        """Store the content of the signal; without a member it is no signal."""
         self.member, self.path, self.body = member, path, body
 
     def is_signal(self, interface: bytes, member: bytes) -> bool:
-        """Tell whether it is this signal."""
+        """Return whether it is this signal."""
         known = PROPERTIES if member == b"PropertiesChanged" else MANAGER
         return member == self.member and interface == known
 
@@ -47,18 +47,18 @@ class Signal:
         return self.member
 
     def get_path(self) -> bytes:
-        """Return the object it is about."""
+        """Return the path of the object that it is about."""
         return self.path
 
     def process_reply(self, with_headers: bool) -> None:
-        """Do nothing: the body is there already."""
+        """Do nothing: the body is already present."""
 
 
 class Bus:
     """A connection whose answers are scripted by method; an error is raised."""
 
     def __init__(self, answers: dict[str, object]) -> None:
-        """Take answers: a value, an error, or a function without arguments."""
+        """Store the answers: a value, an error, or a function without arguments."""
         self.answers = answers
         self.calls: list[str] = []
         self.signals: queue.Queue[Signal | DBusBaseError] = queue.Queue()
@@ -68,7 +68,7 @@ class Bus:
     def call_method(
         self, destination: bytes, path: bytes, interface: bytes, method: bytes, args: list[object]
     ) -> Reply:
-        """Answer as scripted."""
+        """Return the scripted answer."""
         name = method.decode()
         if name == "Get":
             name = f"Get {args[-1][1].decode()}"  # type: ignore[index]
@@ -79,12 +79,12 @@ class Bus:
         return Reply(answer() if callable(answer) else answer)
 
     def tell(self, signal: Signal | DBusBaseError) -> None:
-        """Let a signal arrive."""
+        """Deliver a signal."""
         self.signals.put(signal)
         os.write(self.write, b"x")
 
     def process(self) -> Signal | None:
-        """Return the next signal, None where there is none."""
+        """Return the next signal, None if there is none."""
         if self.signals.empty():
             return None
         os.read(self.read, 1)
@@ -94,11 +94,11 @@ class Bus:
         return found
 
     def get_fd(self) -> int:
-        """Return what becomes readable with each signal."""
+        """Return the descriptor that becomes readable with each signal."""
         return self.read
 
     def close(self) -> None:
-        """End it; twice would crash the real one."""
+        """Close the connection; a second close would crash the real one."""
         assert self.open
         self.open = False
         os.close(self.read)
@@ -110,7 +110,7 @@ Connect = Callable[..., HostSystemd]
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
-    """Yield what makes a service manager that opens these connections in turn."""
+    """Yield a function that makes a service manager which opens these connections in turn."""
     made: list[HostSystemd] = []
     opened: list[Bus] = []
 
@@ -134,7 +134,7 @@ def connect() -> Iterator[Connect]:
 
 
 def a_unit(**changes: object) -> dict[str, object]:
-    """Return answers about one unit that runs."""
+    """Return answers about one running unit."""
     return {
         "ListUnitsByPatterns": [ROW],
         "Get InvocationID": [0xAB] * 16,
@@ -195,7 +195,7 @@ def test_an_older_unit_is_not_taken_for_the_lost_start(connect: Connect) -> None
 
 
 def test_a_start_while_its_journal_ends_is_tried_again(connect: Connect) -> None:
-    """The last task of a namespace takes its journal along; the next one waits for that."""
+    """The last task of a namespace ends its journal as well; the next task waits for that."""
     name = b"org.freedesktop.systemd1.TransactionIsDestructive"
     says = b"Transaction for t.service/start is destructive"
     systemd = connect(Bus({"StartTransientUnit": DBusBaseError(-errno.EDEADLK, name, says)}))

@@ -1,4 +1,4 @@
-"""Plain Python values become D-Bus tokens; what does not fit is refused with its name."""
+"""Python values become D-Bus tokens; an invalid value is refused with its property's name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wire.errors import InvalidInput
 
 
 def on_the_wire(name: str, value: object) -> list[object]:
-    """Return the values of a property's tokens, without the containers around them."""
+    """Return the values of a property's tokens, without the tokens of containers."""
     tokens = encode({name: value})
     assert tokens[0] == (ord("a"), b"(sv)")
     assert tokens[-1] == CLOSE
@@ -112,8 +112,10 @@ def test_a_value_of_the_wrong_type_is_refused_with_name_and_value(name: str, val
 @pytest.mark.parametrize("text", ["/srv\nExecStopPost=+/bin/sh", "/srv\r", "/\x1b[0m", "/a\x7f"])
 @pytest.mark.parametrize("name", ["WorkingDirectory", "ExecSearchPath", "BindPaths", "DeviceAllow"])
 def test_no_text_can_begin_another_line_of_the_units_file(name: str, text: str) -> None:
-    """systemd reads the file of a unit again at a `daemon-reload`. A property after a
-    newline, such as a command that runs as root on the host, was then in force.
+    """systemd reads the file of a unit again at a `daemon-reload`.
+
+    A property after a newline was then in force, for instance a command that runs as root on the
+    host.
     """
     with pytest.raises(InvalidInput, match="a control character is not allowed"):
         encode({name: text if SIGNATURES[name] == "s" else [text]})

@@ -1,4 +1,4 @@
-"""The files of names in a task's root, written before each start."""
+"""The name resolution files in a task's root, which are written before each start."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NAMES = ("hosts", "resolv.conf", "hostname")
 
 
 def image_of(host: FakeHost) -> Path:
-    """Return the folder of the machine's one image."""
+    """Return the folder of the machine's only image."""
     return host.state / "images" / IMAGE.removeprefix("sha256:")
 
 
 @pytest.mark.behaviour("BUG-AG31")
 async def test_each_start_overwrites_files_of_the_image(host: FakeHost) -> None:
-    """An image kept the resolver of its build machine; others had none."""
+    """An image kept the resolver of its build machine; other images had none."""
     host.fake.texts["/etc/resolv.conf"] = "nameserver 10.0.0.2\n"
     etc = image_of(host) / "etc"
     etc.mkdir()

@@ -1,4 +1,4 @@
-"""Programs for ports are there before a task's unit starts, and what runs is held to them."""
+"""Programs for ports exist before a task's unit starts, and running tasks are gated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def seen(what: Callable[[], bool]) -> None:
 async def test_the_program_is_there_before_the_unit_and_the_task_is_held_once_it_runs(
     tmp_path: Path,
 ) -> None:
-    """systemd goes on without a program that is not there, and lets go at a reload."""
+    """systemd continues if a program is missing, and detaches the program at a reload."""
     host = FakeHost(tmp_path)
     host.give_image()
     network = host.fake.network
@@ -64,7 +64,7 @@ async def test_the_program_is_there_before_the_unit_and_the_task_is_held_once_it
 
 @pytest.mark.behaviour("F-02")
 async def test_running_tasks_are_held_again_when_the_agent_starts(tmp_path: Path) -> None:
-    """It may have died before it said so, and an earlier agent held nobody."""
+    """An agent may die before it sends the request, and an earlier release gated no task."""
     host = FakeHost(tmp_path)
     host.give_image()
     async with host.agent() as client:
@@ -80,7 +80,7 @@ async def test_running_tasks_are_held_again_when_the_agent_starts(tmp_path: Path
 
 
 async def test_a_task_whose_port_gate_cannot_be_made_does_not_start(tmp_path: Path) -> None:
-    """It would bind whatever it wants, and nothing would say so."""
+    """Otherwise the task could bind any port, without an error."""
     host = FakeHost(tmp_path)
     host.give_image()
     host.fake.network.broken = "cannot store the port programs"
@@ -105,7 +105,7 @@ async def test_a_task_with_a_private_network_binds_any_port(tmp_path: Path) -> N
 
 
 class Lying(FakeNetwork):
-    """Says that it made programs, and made none."""
+    """Reports that it made programs, and makes none."""
 
     def has_gate(self, name: str) -> bool:
         return False
@@ -130,7 +130,7 @@ async def test_programs_of_removed_tasks_are_removed_by_the_next_request() -> No
 
 
 async def test_while_a_record_cannot_be_read_no_port_gate_is_removed() -> None:
-    """Its task may run, and systemd asks for its program again at a reload."""
+    """Its task may run, and systemd opens its program again at a reload."""
     network, lanes = FakeNetwork(), Lanes()
     await PortGates(network, lanes).ensure("web", WEB)
     later = PortGates(network, lanes)
@@ -143,7 +143,7 @@ async def test_while_a_record_cannot_be_read_no_port_gate_is_removed() -> None:
 
 @pytest.mark.parametrize("cgroup", ["/system.slice/ssh.service", "/workload.slice/../x", "x"])
 def test_only_cgroups_of_tasks_are_touched(cgroup: str) -> None:
-    """Whoever may ask is still not believed."""
+    """The path is checked although only authorized callers can send it."""
     with pytest.raises(HostError, match="is not the cgroup of a task"):
         set_gates(Gates(wanted=[], alone=False, hold={cgroup: [80]}))
 

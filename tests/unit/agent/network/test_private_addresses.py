@@ -1,4 +1,4 @@
-"""Where a task is, and who may reach it, follows from names alone."""
+"""Names alone determine the addresses of a task, and the callers that may reach it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_only_allowed_tasks_reach_a_private_task() -> None:
 
 @pytest.mark.behaviour("BUG-NT1")
 def test_packets_to_another_host_are_filtered_there() -> None:
-    """The tunnel's name begins as those of tasks do; all that left for it was dropped."""
+    """The tunnel's name has the same prefix as the links of tasks; all its packets were dropped."""
     rules = _rules("between-tasks", ("web-0", PRIVATE))
     verdicts = [
         r.verdict

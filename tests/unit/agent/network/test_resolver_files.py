@@ -1,4 +1,4 @@
-"""How the programs of a task find names: the three files that each runtime makes."""
+"""Programs of a task resolve names by the three files that each runtime makes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PRIVATE = ["fd74:7769::1", "100.64.0.1"]
 def files(
     host: HostNames = HOST, region: Resolver = NOTHING, **network: Any
 ) -> dict[str, list[str]]:
-    """Return the words of each line of a task's files, comments aside."""
+    """Return the words of each line of a task's files, without comments."""
     spec = a_spec(network=Network(**network))
     addresses = PRIVATE if spec.network.mode is NetworkMode.PRIVATE else []
     found = files_of("web-0", spec, addresses, host, region)
@@ -64,7 +64,7 @@ def test_a_task_of_the_hosts_network_finds_names_as_its_host_does() -> None:
 
 @pytest.mark.behaviour("BUG-AG31")
 def test_a_task_of_its_own_network_knows_its_addresses_and_servers_it_reaches() -> None:
-    """A server on the loopback, or link-local, is not reached from a namespace."""
+    """A server on a loopback or link-local address is not reachable from a namespace."""
     found = files(STUB, mode=NetworkMode.PRIVATE)
     assert found["etc/resolv.conf"] == ["nameserver 10.0.0.9", "options edns0 trust-ad"]
     assert found["etc/hosts"][2:] == ["fd74:7769::1 web-0 m1", "100.64.0.1 web-0 m1"]
@@ -73,7 +73,7 @@ def test_a_task_of_its_own_network_knows_its_addresses_and_servers_it_reaches() 
 
 @pytest.mark.behaviour("BUG-AG31")
 def test_a_tasks_own_keys_come_before_the_regions_and_those_before_the_hosts() -> None:
-    """With the region's resolver in the agent's configuration `web` is found."""
+    """`web` resolves if the agent's configuration names the region's resolver."""
     assert files(region=REGION)["etc/resolv.conf"] == [
         "nameserver 10.0.0.53",
         "search twine.internal",

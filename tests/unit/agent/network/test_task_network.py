@@ -1,4 +1,4 @@
-"""What a task's network makes of its unit."""
+"""The properties that a task's network sets in its unit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agent.tasks.core.unit_properties import unit_properties
 
 @pytest.mark.behaviour("BUG-AG10")
 def test_a_task_in_the_hosts_network_binds_its_own_ports_and_no_other() -> None:
-    """It could bind a neighbour's port, or the agent's while that restarts."""
+    """The task could bind a neighbour's port, or the agent's while the agent restarts."""
     spec = a_spec(network=Network(ports={"http": 8080, "admin": 81}), probe=Probe(port=9000))
 
     found = unit_properties("web", spec, "/r")
@@ -36,7 +36,7 @@ def test_a_task_in_the_hosts_network_binds_its_own_ports_and_no_other() -> None:
 
 @given(st.sets(st.integers(1, 65535), max_size=67))
 def test_the_name_of_a_gate_has_its_ports_or_their_hash(ports: set[int]) -> None:
-    """No two sets share a name, and every name is one that a folder can have."""
+    """Two sets never share a name, and every name is a valid folder name."""
     name = gate_of(ports)
 
     assert 0 < len(name) <= 64
@@ -48,7 +48,7 @@ def test_the_name_of_a_gate_has_its_ports_or_their_hash(ports: set[int]) -> None
 
 @pytest.mark.behaviour("BUG-AG10")
 def test_abstract_sockets_of_the_host_are_closed_unless_requested() -> None:
-    """In the host's network they can only be closed with their whole family."""
+    """In the host's network the sandbox can close them only with the whole address family."""
     closed = unit_properties("web", a_spec(), "/r")
     opened = unit_properties("web", a_spec(network=Network(unix_sockets=True)), "/r")
 

@@ -1,4 +1,4 @@
-"""Tasks are told ahead of time, in a file and by their hook, across restarts of the agent."""
+"""Tasks get notices in advance, in a file and by their hook, across restarts of the agent."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def file_of(host: FakeHost, task: str) -> Any:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Return once something holds; a test that waits in vain fails."""
+    """Return when a condition holds; fail after a timeout."""
     async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.01)
 
 
 class HookServer:
-    """What a task serves at the port of its hook."""
+    """A server of a task, on the port of its hook."""
 
     def __init__(self) -> None:
         self.bodies: list[Any] = []
@@ -119,7 +119,7 @@ async def test_notices_outlive_the_agent_and_go_with_the_task(host: FakeHost) ->
 async def test_a_hook_is_called_once_and_again_only_for_new_notices(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new agent does not repeat what was taken; what was refused is said again."""
+    """A new agent does not repeat an accepted notice; it repeats a refused one."""
     monkeypatch.setattr(module, "CHECK_S", 0.02)
     monkeypatch.setattr(module, "pause_s", lambda _: 0.02)
     hook = HookServer()
@@ -152,7 +152,8 @@ async def test_a_task_that_starts_while_something_is_planned_gets_a_notice(
         await client.put_notices(TOLD)
         await client.put_task("web", wishing(port=port, path="/notice"))
         await until(lambda: hook.bodies)
-        await client.put_task("deaf", wishing(port=1))  # nobody listens there: nothing is held up
+        # no process listens there: nothing is blocked
+        await client.put_task("deaf", wishing(port=1))
         await running(client, "deaf")
     assert hook.bodies[0]["notices"][0]["id"] == REVOKED.id
 
@@ -177,7 +178,7 @@ async def test_a_damaged_file_of_an_earlier_agent_is_no_obstacle(host: FakeHost)
 
 
 def test_the_unit_depends_only_on_whether_notices_are_requested() -> None:
-    """Another hook, or another capacity to be told of, restarts nothing."""
+    """Another hook, or another capacity to report, restarts nothing."""
     plain, asked = key_of(a_spec()), key_of(wishing())
     assert plain != asked
     assert key_of(wishing(port=80, capacity_of=["batch"])) == asked
@@ -188,7 +189,7 @@ def test_pauses_between_calls_of_a_hook_are_bounded() -> None:
 
 
 async def test_a_call_that_is_given_up_ends(host: FakeHost) -> None:
-    """Nothing of a hook that never answers is left when the agent ends."""
+    """A call to a hook that never answers does not outlive the agent."""
 
     async def never(request: web.Request) -> web.Response:
         await asyncio.sleep(3600)

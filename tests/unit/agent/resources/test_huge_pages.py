@@ -1,4 +1,4 @@
-"""Huge pages of a task: what can be had, and what the kernel is told (docs/resources.md)."""
+"""Huge pages of a task: availability, and the values for the kernel (docs/resources.md)."""
 
 from __future__ import annotations
 

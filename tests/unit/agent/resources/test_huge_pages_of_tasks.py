@@ -50,7 +50,7 @@ async def test_a_task_is_limited_before_it_starts_and_others_have_none(host: Fak
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
-        assert limit(host, PLAIN) == ""  # nothing is bound while nobody asks
+        assert limit(host, PLAIN) == ""  # nothing is bound while no task requests huge pages
         assert "ExecStartPre" not in host.fake.systemd.properties(unit("web"))
 
         await client.put_task("db", pages(3))
@@ -88,7 +88,7 @@ async def test_pages_are_counted_and_refused_with_the_numbers(host: FakeHost) ->
 
 @pytest.mark.behaviour("AG8")
 async def test_pages_of_a_task_that_is_over_are_there_for_others(host: FakeHost) -> None:
-    """Its processes are gone; they were kept for it until somebody removed it."""
+    """The processes are gone; the pages were kept for the task until its removal."""
     once = RestartPolicy(when=RestartWhen.NEVER)
     async with host.agent() as client:
         await client.put_task("web", a_spec())
@@ -97,7 +97,7 @@ async def test_pages_of_a_task_that_is_over_are_there_for_others(host: FakeHost)
         await running(client, "db")
         assert limit(host, PLAIN) == "0"
         host.fake.systemd.exit(unit("db"))
-        await until(lambda: limit(host, PLAIN) == "max")  # nobody has pages of its own
+        await until(lambda: limit(host, PLAIN) == "max")  # no task has its own pages
 
         await client.put_task("db2", pages(8))
         await running(client, "db2")
@@ -138,7 +138,7 @@ async def test_a_resize_changes_the_limit_and_restarts_nothing(host: FakeHost) -
         host.fake.cgroups.pages_used[OWN] = 6 * PAGE
         await client.resize_task("db", Resize(hugepages_2mib=2))
         await until(lambda: host.fake.systemd.started.count("twine-pages.service") > 3)
-        assert limit(host, OWN) == str(7 * PAGE)  # it uses more, and that is not hidden
+        assert limit(host, OWN) == str(7 * PAGE)  # the task uses more, and the report shows it
         assert services.tasks.record("db").resources != services.tasks.record("db").spec.resources
         host.fake.cgroups.pages_used.clear()
         await until(lambda: limit(host, OWN) == str(2 * PAGE))

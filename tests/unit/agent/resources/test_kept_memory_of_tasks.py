@@ -1,4 +1,4 @@
-"""Slices keep what their tasks were promised of memory, on a machine in memory (ADR 0117)."""
+"""Slices protect the memory that their tasks were promised, on a machine in memory (ADR 0117)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def promised(minimum: int, low: int = 0, entitlement: str = "local") -> TaskSpec
 
 
 def kept(host: FakeHost, name: str) -> tuple[object, object]:
-    """Return what a slice keeps: whatever happens, and while others have something to give."""
+    """Return `MemoryMin` and `MemoryLow` of a slice."""
     found = host.fake.systemd.properties(name)
     return found.get("MemoryMin"), found.get("MemoryLow")
 
 
 @pytest.mark.behaviour("AG8")
 async def test_slices_keep_the_sum_of_what_their_tasks_were_promised(host: FakeHost) -> None:
-    """From before the start of a task until it is gone; nothing is set while nobody asks."""
+    """It is set before the start of a task until its removal; without promises nothing is set."""
     async with host.agent() as client:
         await client.put_task("plain", a_spec())
         await running(client, "plain")
@@ -58,7 +58,7 @@ async def test_slices_keep_the_sum_of_what_their_tasks_were_promised(host: FakeH
 async def test_a_new_agent_returns_what_an_earlier_one_kept(
     host: FakeHost,
 ) -> None:
-    """What is in force is read, not remembered."""
+    """The agent reads the values that are in force and does not rely on records."""
     async with host.agent() as client:
         for name in ("a", "b"):
             await client.put_task(name, promised(8))
@@ -74,7 +74,7 @@ async def test_a_new_agent_returns_what_an_earlier_one_kept(
 
 
 async def test_a_task_does_not_start_before_its_slice_keeps_its_memory(host: FakeHost) -> None:
-    """A kernel that does not say so is asked again, and the task says why it waits."""
+    """The agent asks a kernel that does not confirm again, and the task reports why it waits."""
     reported = {"memory.min": "4096", "memory.low": "0"}
     host.fake.cgroups.files["/workload.slice"] = reported
     async with host.agent() as client:
@@ -89,7 +89,7 @@ async def test_a_task_does_not_start_before_its_slice_keeps_its_memory(host: Fak
 
 @pytest.mark.behaviour("AG8")
 async def test_memory_kept_for_a_task_that_is_over_is_there_for_others(host: FakeHost) -> None:
-    """It has no process that could use it; its restart asks for it anew."""
+    """The task has no process that could use the memory; its restart reserves it again."""
     most = host.fake.hardware.memory_bytes // MIB // 4 * 3
     once = RestartPolicy(when=RestartWhen.NEVER)
     large = replace(promised(most), limits=Limits(memory_max_bytes=most * MIB), restart=once)

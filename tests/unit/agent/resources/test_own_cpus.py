@@ -1,4 +1,4 @@
-"""Which CPUs become a task's own, and why some cannot be had (docs/resources.md)."""
+"""Which CPUs become exclusive to a task, and why some are unavailable (docs/resources.md)."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ def own(count: int) -> Resources:
 
 def test_whole_cores_of_one_node_are_chosen_and_cpu_0_goes_last() -> None:
     assert chosen(TWO_NODES, (), 4) == (2, 3, 10, 11)
-    assert chosen(TWO_NODES, (1, 2, 3), 6) == (5, 6, 7, 13, 14, 15)  # not what is left of node 0
+    # not the remaining CPUs of node 0
+    assert chosen(TWO_NODES, (1, 2, 3), 6) == (5, 6, 7, 13, 14, 15)
     assert chosen(TWO_NODES, range(1, 8), 2) == (0, 8)
 
 
 def test_the_tightest_numa_node_is_taken_and_several_only_if_none_fits() -> None:
-    assert chosen(TWO_NODES, (7,), 2) == (6, 14)  # node 1 has less, and enough
+    assert chosen(TWO_NODES, (7,), 2) == (6, 14)  # node 1 has fewer free CPUs, and enough
     across = chosen(TWO_NODES, (), 10)
     assert len(across) == 10
     assert {4, 5, 6, 7} <= set(across)
@@ -161,7 +162,7 @@ def test_a_task_with_its_own_cpus_is_in_a_sibling_slice() -> None:
 
     assert slice_for(one) == r"workload-web\x2da.slice"
     assert slice_for(other) == r"workload-web\x2da_own.slice"
-    assert slice_for(other).count("-") == 1  # another one would be a level of its own
+    assert slice_for(other).count("-") == 1  # a second dash would be another level of slices
     assert unit_properties("web", other, "/r")["Slice"] == slice_for(other)
     assert slice_for(other) in cgroup_of("web", other)
     assert is_shared_slice(slice_for(one))
@@ -180,7 +181,7 @@ def test_own_cpus_are_reported_once_the_kernel_confirms_them() -> None:
     task = a_record(spec=spec, own_cpus=[2, 3], state=TaskState.STARTING)
     begun = decide(task, seen(), NOW)
     assert begun.action is Action.START
-    assert begun.task.resources is None  # nothing is believed yet
+    assert begun.task.resources is None  # no value is assumed yet
 
     unit = a_unit(begun.task)
     up = decide(begun.task, seen(unit), NOW)

@@ -1,4 +1,4 @@
-"""Tasks with CPUs of their own, on a machine in memory (docs/resources.md)."""
+"""Tasks with exclusive CPUs, on a machine in memory (docs/resources.md)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def until(seen: Callable[[], bool]) -> None:
 
 
 async def cpus_of(client: AgentClient, task_id: str, count: int) -> list[int]:
-    """Return the CPUs that a task says are its own, once it says so many."""
+    """Return the exclusive CPUs that a task reports, when their number is `count`."""
     async with asyncio.timeout(60):
         while len(found := (await client.get_task(task_id)).cpus) != count:
             await asyncio.sleep(0.01)
@@ -58,7 +58,7 @@ async def test_other_tasks_use_exclusive_cpus_only_after_their_task_ended(host: 
         latest = (await client.get_events(after=0)).latest
         await client.put_task("web", a_spec())
         await running(client, "web")
-        assert allowed(host, SHARED) is None  # nothing is bound while nobody asks
+        assert allowed(host, SHARED) is None  # nothing is bound while no task requests CPUs
 
         await client.put_task("db", own(2))
         assert await cpus_of(client, "db", 2) == [2, 3]
@@ -143,7 +143,7 @@ async def test_a_bound_that_an_agent_left_behind_is_lifted_by_the_next(host: Fak
         await running(client, "web")
         await client.put_task("db", own(2))
         await cpus_of(client, "db", 2)
-    host.fake.systemd.stop(unit("db"))  # and the agent dies before it gives them back
+    host.fake.systemd.stop(unit("db"))  # and the agent dies before it returns them
     journal = Path(host.config.state_dir) / "journal"
     for record in journal.glob("db*"):
         record.unlink()

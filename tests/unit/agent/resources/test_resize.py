@@ -1,4 +1,4 @@
-"""A running task is made larger and smaller, on a machine in memory."""
+"""A running task is enlarged and shrunk, on a machine in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 async def _until(seen: Callable[[], bool]) -> None:
-    """Return once something is seen that no event tells of."""
+    """Return when a condition holds that no event reports."""
     async with asyncio.timeout(60):
         while not seen():
             await asyncio.sleep(0.01)
@@ -79,7 +79,7 @@ async def test_a_resize_that_does_not_fit_or_of_a_missing_task_is_refused(tmp_pa
 async def test_a_just_started_agent_resizes_a_task_with_a_limited_volume(
     tmp_path: Path,
 ) -> None:
-    """The size of the disk is looked up, not remembered from the task's start."""
+    """The agent reads the size of the disk and does not rely on a value from the task's start."""
     host = FakeHost(tmp_path)
     host.give_image()
     spec = a_spec(volumes={"data": Volume(path="/data", max_bytes=MIB)})
@@ -94,7 +94,7 @@ async def test_a_just_started_agent_resizes_a_task_with_a_limited_volume(
 
 @pytest.mark.behaviour("AG8")
 async def test_a_task_on_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """It would run without its limit."""
+    """The task would run without its limit."""
     host = FakeHost(tmp_path)
     host.give_image()
     async with host.agent() as client:
@@ -111,7 +111,7 @@ async def test_a_task_on_a_device_that_is_not_there_is_refused(tmp_path: Path) -
 
 @pytest.mark.behaviour("AG8")
 async def test_a_device_is_named_by_a_link_in_the_specification_alone(tmp_path: Path) -> None:
-    """Its limit holds for the real device, however it is named and when it is named anew."""
+    """The limit holds for the real device under each of its names, also when the name changes."""
     host = FakeHost(tmp_path)
     host.give_image()
     host.fake.cgroups.devices = {"vda": "vda", "disk/by-path/pci-0000:00:02.0": "vda"}
@@ -147,7 +147,7 @@ async def test_a_device_is_named_by_a_link_in_the_specification_alone(tmp_path: 
 
 @pytest.mark.behaviour("BUG-HT25")
 async def test_a_generation_leaves_room_for_those_that_follow(tmp_path: Path) -> None:
-    """2^53 through the socket, then a resize: all answers broke their own schema."""
+    """After 2^53 through the socket and a resize, all answers broke their own schema."""
     host = FakeHost(tmp_path)
     host.give_image()
     most = COUNT_MAX // 2
@@ -167,7 +167,7 @@ async def test_a_generation_leaves_room_for_those_that_follow(tmp_path: Path) ->
 
 @pytest.mark.behaviour("BUG-HT25")
 async def test_a_term_that_no_control_plane_has_spoken_in_cannot_be_given(tmp_path: Path) -> None:
-    """With epoch 2^53 through the socket a task could never be commanded again."""
+    """With epoch 2^53 through the socket no control plane could command the task again."""
     host = FakeHost(tmp_path)
     host.give_image()
     async with host.serving() as (services, client):
@@ -196,7 +196,7 @@ async def test_a_term_that_no_control_plane_has_spoken_in_cannot_be_given(tmp_pa
 async def test_a_task_of_an_unknown_term_is_removed_and_sent_again(
     tmp_path: Path,
 ) -> None:
-    """`twine-agent stop` repairs it, and the control plane goes on."""
+    """`twine-agent stop` repairs the task, and the control plane continues."""
     host = FakeHost(tmp_path)
     host.give_image()
     wrong = a_spec(generation=COUNT_MAX // 2, epoch=COUNT_MAX)

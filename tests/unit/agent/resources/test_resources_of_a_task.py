@@ -1,4 +1,4 @@
-"""What a task may use: as properties, as the kernel has it, and whether it can be had."""
+"""The resources of a task: as properties, as kernel values, and whether they are available."""
 
 from __future__ import annotations
 
@@ -185,14 +185,17 @@ def test_missing_resources_are_refused_with_the_numbers(resources: Resources, wh
     ],
 )
 def test_a_device_or_node_that_is_not_there_is_refused(resources: Resources, why: str) -> None:
-    """systemd would start the task without the limit that was asked for."""
+    """systemd would start the task without the requested limit."""
     found = absent(a_spec(resources=resources), 1, DISKS)
     assert why in found if why else found == ""
 
 
 @pytest.mark.behaviour("AG8")
 def test_systemd_gets_the_kernels_name_of_each_device() -> None:
-    """It writes limits by name one after the other; a lifted one hid that of another name."""
+    """systemd writes limits by name one after the other.
+
+    A removed limit hid another name's limit.
+    """
 
     def reads(*devices: str, rate: int = 1) -> Resources:
         return Resources(io=[IoLimit(device=d, read_bytes_per_s=rate) for d in devices])
@@ -233,7 +236,7 @@ def test_limits_of_a_device_are_given_once_and_are_not_empty(
 
 
 def test_no_more_devices_than_a_specification_may_have_come_by_resizes() -> None:
-    """Its record could not be read again."""
+    """The record could not be read again."""
 
     def some(start: int, count: int) -> list[IoLimit]:
         names = range(start, start + count)

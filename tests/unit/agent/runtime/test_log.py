@@ -1,4 +1,4 @@
-"""What a person reads in the journal and on a terminal."""
+"""Log lines for users, in the journal and on a terminal."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_line_says_what_its_fields_know(
 
 @pytest.mark.behaviour("BUG-AG16")
 def test_a_change_is_described_with_old_value_new_value_and_reason() -> None:
-    """The text was "a task changed", whatever had happened."""
+    """The text was "a task changed" for every change."""
     first = status_of(a_record(state=TaskState.STARTING))
     runs = replace(first, state=TaskState.RUNNING)
     well = replace(runs, health=Health.HEALTHY)
@@ -60,7 +60,7 @@ def test_a_change_is_described_with_old_value_new_value_and_reason() -> None:
 
 
 class Journal:
-    """A journald of its own; what was sent to it is read on demand."""
+    """A fake journald; tests read the received messages on demand."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -69,7 +69,7 @@ class Journal:
         self.lines: list[str] = []
 
     def read(self) -> list[str]:
-        """Return the lines of all that has arrived so far."""
+        """Return the lines of all messages that have arrived."""
         while True:
             try:
                 self.lines += self._socket.recv(1 << 16).decode().splitlines()
@@ -82,7 +82,7 @@ class Journal:
 
 @pytest.fixture
 def journal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Journal]:
-    """Let this process log to a journald as under systemd."""
+    """Make this process log to a journald as under systemd."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     found = Journal(tmp_path / "journal.sock")
@@ -98,7 +98,7 @@ def journal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Journal
 
 @pytest.mark.behaviour("BUG-AG16")
 async def test_journald_gets_the_sentence_and_the_fields(host: FakeHost, journal: Journal) -> None:
-    """Who read `journalctl -u twine-agent` learned nothing."""
+    """`journalctl -u twine-agent` showed nothing useful."""
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
@@ -115,7 +115,7 @@ async def test_journald_gets_the_sentence_and_the_fields(host: FakeHost, journal
 
 
 def test_a_journald_that_hangs_costs_lines_and_no_time(journal: Journal) -> None:
-    """Its socket takes a handful of datagrams; the next one would block the event loop."""
+    """journald's socket takes few datagrams; the next one would block the event loop."""
     log = logging.getLogger("agent.test")
     for number in range(5000):
         log.info("line %d", number)

@@ -1,4 +1,4 @@
-"""What changed without a signal of systemd's is seen at the next glance, by one call for all."""
+"""The next periodic check, one call for all units, finds changes without a systemd signal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agent.runtime.offload import Lanes
 
 @pytest.fixture
 def calls(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count what systemd is asked; it is looked at often, and never says by itself what changed."""
+    """Count the calls to systemd; checks are frequent, and no signal reports a change."""
     counted = Counter[str]()
     systemd: Any = host.fake.systemd
     monkeypatch.setattr(units_module, "READ_S", 0.02)
@@ -41,7 +41,7 @@ def calls(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 async def test_a_task_that_ends_without_a_signal_is_seen_and_started_again(
     host: FakeHost, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal of the bus that was lost costs a moment, not the task."""
+    """A lost bus signal delays the detection, but does not lose the task."""
     async with host.serving() as (_, client):
         for name in ("one", "two", "three"):
             await client.put_task(name, a_spec())
@@ -77,7 +77,7 @@ async def test_running_tasks_are_read_together(host: FakeHost, calls: Counter[st
             await client.put_task(name, a_spec())
             await running(client, name)
         seen = calls["glance"]
-        while calls["glance"] < seen + 2:  # the looks that the last start caused are over
+        while calls["glance"] < seen + 2:  # the checks that the last start caused have ended
             await asyncio.sleep(0.01)
         found, seen = calls["find"], calls["glance"]
         while calls["glance"] < seen + 5:
@@ -88,10 +88,10 @@ async def test_running_tasks_are_read_together(host: FakeHost, calls: Counter[st
 async def test_a_start_asks_once_how_its_unit_is(
     host: FakeHost, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the start saw is what the task's loop goes on with: a look is five calls on the bus."""
+    """The task's loop reuses the state that the start read: a read is five calls on the bus."""
     monkeypatch.setattr(units_module, "READ_S", 1000.0)
     async with host.serving() as (_, client):
-        while not calls["find"]:  # an agent that begins looks whether a profile is being applied
+        while not calls["find"]:  # an agent that begins checks whether a profile is being applied
             await asyncio.sleep(0.01)
         before = calls["find"]
         for name in ("one", "two", "three"):
@@ -110,7 +110,7 @@ async def test_an_end_right_after_the_look_of_a_start_is_seen(
         state = look(asked)
         if asked == name and state is not None and state.active == "active" and not ended:
             ended.append(asked)
-            systemd.exit(name, 7)  # after what is returned was read, before anybody acts on it
+            systemd.exit(name, 7)  # after the result was read, before the agent acts on it
         return state
 
     monkeypatch.setattr(systemd, "find", find)

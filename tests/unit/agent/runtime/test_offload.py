@@ -1,4 +1,4 @@
-"""Lanes: calls off the event loop, in their order, each to its end."""
+"""Lanes run calls outside of the event loop, in order, each to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that earlier releases wrote, read by this one."""
+"""This release reads records that earlier releases wrote."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def release(request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.behaviour("F-05")
 def test_every_record_of_an_earlier_release_is_read_whole(release: Path, tmp_path: Path) -> None:
-    """Nothing is lost, and no unit is taken for one of another specification."""
+    """No field is lost, and no unit is matched with another specification."""
     shutil.copytree(release, tmp_path / "journal")
     found = Journal(tmp_path / "journal").replay()
 

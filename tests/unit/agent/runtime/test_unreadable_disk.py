@@ -1,4 +1,4 @@
-"""A disk that answers nothing but an error: what cannot be seen is neither damaged nor gone."""
+"""On a disk that returns only errors, an unreadable object counts as neither damaged nor gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wire.errors import HostError
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
-    """Have the listing of folders, and the reading of files in them, fail as a bad disk does."""
+    """Make the listing of folders and the reading of files in them fail as on a bad disk."""
     listdir, read_bytes = os.listdir, Path.read_bytes
 
     def fails(path: object) -> None:
@@ -38,7 +38,7 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
 async def test_an_agent_starts_on_a_disk_that_cannot_be_read_and_knows_its_tasks(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended with an error, again and again; a task that runs is known by its copy."""
+    """The agent exited with an error, repeatedly; a running task is known by its record's copy."""
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=7))
         before = await running(client, "web")
@@ -59,7 +59,7 @@ async def test_an_agent_starts_on_a_disk_that_cannot_be_read_and_knows_its_tasks
 async def test_an_image_whose_description_cannot_be_read_is_not_removed(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was taken for damaged; the disk may answer again."""
+    """The image was treated as damaged; the disk may recover."""
     images = host.state / "images"
     with monkeypatch.context() as bad:
         read_bytes = Path.read_bytes
@@ -80,7 +80,7 @@ async def test_an_image_whose_description_cannot_be_read_is_not_removed(
 def test_an_agent_that_cannot_see_its_records_does_not_take_them_for_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1: without copies, after a boot, it would remove what belongs to its tasks."""
+    """Without copies, after a boot, the agent would remove the objects of its tasks (P1)."""
     journal = Journal(tmp_path / "journal", None, tmp_path / "copies")
     unreadable(monkeypatch, tmp_path / "journal")
     with pytest.raises(HostError, match="cannot list the records"):
@@ -92,7 +92,7 @@ def test_an_agent_that_cannot_see_its_records_does_not_take_them_for_none(
 def test_a_record_takes_its_place_only_once_its_content_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
 ) -> None:
-    """Else a flush of another record keeps the new name, and a power cut the old size."""
+    """Otherwise a flush of another record keeps the new name, and a power cut the old size."""
     flushed, fsync, replace = set[int](), os.fsync, os.replace
 
     def noted(fd: int) -> None:

@@ -1,4 +1,4 @@
-"""An agent that serves in a thread of its own, and the program that calls it."""
+"""An agent that serves in a separate thread, and the program that calls it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[FakeHost]:
-    """Run an agent in a thread of its own, as the command line tool runs its own loop."""
+    """Run an agent in a separate thread, because the command line tool runs its own loop."""
     host = FakeHost(tmp_path / "host")
     host.give_image()
     host.fake.processes.answers[("journalctl",)] = [b"one\n", b"t\x1bwo\n"]
@@ -44,7 +44,7 @@ def host(tmp_path: Path) -> Iterator[FakeHost]:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Return a way to call the program: exit code, standard output, standard error."""
+    """Return a function that calls the program: exit code, standard output, standard error."""
     monkeypatch.delenv("TWINE_AGENT", raising=False)
 
     def call(*argv: str, host: FakeHost | None = None) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""The edge of the agent: who may call, and that every refusal is a problem document."""
+"""The agent's API: which callers it accepts, and that every refusal is a problem document."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_metrics_count_tasks_by_state_and_images(host: FakeHost) -> None:
 
 @pytest.mark.behaviour("AG10")
 async def test_metrics_of_each_task_and_of_the_host_are_read_at_the_scrape(host: FakeHost) -> None:
-    """Usage, pressure, restarts, OOM kills, probes."""
+    """Covers usage, pressure, restarts, OOM kills and probes."""
     async with host.agent() as client, _session(host) as session:
         probe = api.Probe(kind=api.ProbeKind.EXEC, command=["true"], interval_s=0.1)
         await client.put_task("web", a_spec(job="shop", probe=probe))
@@ -350,7 +350,7 @@ async def test_usage_is_reported_for_tasks_with_processes(host: FakeHost) -> Non
 async def test_traffic_of_private_networks_and_processor_power_are_reported(
     host: FakeHost,
 ) -> None:
-    """What plans go by; a host without RAPL says nothing of its power."""
+    """Plans use these values; a host without RAPL reports no power."""
     link, zone = f"/sys/class/net/{veth_of('web')}/statistics", "/sys/class/powercap/intel-rapl:"
     private = Network(mode=NetworkMode.PRIVATE)
     async with host.agent() as client:
@@ -388,7 +388,7 @@ async def test_machine_facts_are_reported_while_systemd_hangs(
 
 @pytest.mark.behaviour("F-83")
 def test_a_task_without_a_sandbox_is_for_root_and_for_the_control_plane() -> None:
-    """Members of the socket's group would be root by it."""
+    """Otherwise members of the socket's group would get root privileges."""
     image = "sha256:" + "0" * 64
     raw = api.TaskSpec(image=image, relaxations=[api.Relaxation.RAW])
     machine = api.TaskSpec(image=image, relaxations=[api.Relaxation.OWN_INIT])

@@ -1,4 +1,4 @@
-"""`twine-agent` against an agent on a machine in memory: what it prints and how it ends."""
+"""`twine-agent` against an agent on a machine in memory: its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_logs_go_into_a_file_byte_for_byte_and_cannot_steer_a_terminal(
     terminals: tuple[int, ...],
     printed: bytes,
 ) -> None:
-    """What was no UTF-8 was lost, and colours, too, where only stderr was a terminal."""
+    """Bytes that are not UTF-8 were lost, and colours too if only stderr was a terminal."""
     host.fake.processes.answers["journalctl",] = [LOGGED]
     assert run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)[0] == 0
     taken = io.BytesIO()
@@ -72,7 +72,7 @@ def test_logs_go_into_a_file_byte_for_byte_and_cannot_steer_a_terminal(
 def test_a_stop_of_a_task_that_is_wanted_again_ends(
     host: FakeHost, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A control plane puts a task again as soon as it hears that it leaves."""
+    """A control plane puts a task again as soon as the agent reports that it is leaving."""
     run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)
     stop = host.fake.systemd.stop
 
@@ -124,7 +124,7 @@ def test_run_ends_as_the_task_did(
 
 @pytest.mark.behaviour("BUG-AG11")
 def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run) -> None:
-    """It ended with 0 and the word "unhealthy"."""
+    """The command ended with 0 and the word "unhealthy"."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]

@@ -1,4 +1,4 @@
-"""`twine-agent logs --previous | show --unit | config show --origin`: where things come from."""
+"""`twine-agent logs --previous | show --unit | config show --origin` show where data come from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _called(host: FakeHost, program: str) -> tuple[str, ...]:
 
 @pytest.mark.behaviour("AG10")
 def test_the_words_of_the_run_before_are_found(host: FakeHost, run: Run) -> None:
-    """After a restart `--previous` shows the run that ended, not the one that is on."""
+    """After a restart `--previous` shows the run that ended, not the current one."""
     run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)
     first = host.fake.systemd.find(unit("web"))
     none_yet = run("logs", "web", "--previous", host=host)
@@ -72,7 +72,7 @@ def test_a_run_that_ended_cannot_be_followed(host: FakeHost, run: Run) -> None:
 
 @pytest.mark.behaviour("AG8")
 def test_logs_are_kept_apart_by_entitlement(host: FakeHost, run: Run) -> None:
-    """A task writes into its entitlement's journal; one that is gone is looked for in all."""
+    """A task writes into its entitlement's journal; a deleted task is searched in all journals."""
     run("run", "web", f"--image={IMAGE}", "--entitlement=shop", "--", "/bin/server", host=host)
     properties = host.fake.systemd.properties(unit("web"))
     run("logs", "web", host=host)

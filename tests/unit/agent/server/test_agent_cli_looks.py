@@ -1,4 +1,4 @@
-"""`twine-agent show | top | restart | events | image rm | profile`: what a person looks at."""
+"""`twine-agent show | top | restart | events | image rm | profile`: output for users."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _event(name: str, message: str) -> Event:
 
 
 def test_people_are_warned_once_and_programs_each_time(capsys: pytest.CaptureFixture[str]) -> None:
-    """A status may change in what its sentence does not say."""
+    """A status may change in a field that its sentence does not contain."""
     last_states: dict[str, str] = {}
     words = ["running", "running", "stopping", "running"]
     for word in words:
@@ -188,7 +188,7 @@ def test_every_command_is_in_its_document() -> None:
 def test_limits_of_devices_are_changed_by_the_names_that_they_have_in_a_file(
     host: FakeHost, run: Run
 ) -> None:
-    """Those of a device that is named, all of them; others stay."""
+    """A new limit replaces all limits of the named device; other devices keep theirs."""
     host.fake.cgroups.devices = {"vda": "vda", "vdb": "vdb", "disk/by-path/pci-0:1": "vdb"}
     _start(host, run)
 

@@ -1,4 +1,4 @@
-"""`twine-agent run | stop | restart` while they wait: for a gate, or for an agent that restarts."""
+"""`twine-agent run | stop | restart` wait for a gate, or for an agent that restarts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Run = Callable[..., tuple[int, str, str]]
 def test_a_first_version_without_a_probe_has_to_run_for_the_time_of_its_gate(
     host: FakeHost, run: Run, program: str, code: int, words: str
 ) -> None:
-    """It was told to be healthy, with 0, before it ended."""
-    host.fake.systemd.programs["/bin/bad"] = ends_with(4)  # and is started again and again
+    """The command reported healthy, with 0, before the task ended."""
+    host.fake.systemd.programs["/bin/bad"] = ends_with(4)  # and is started repeatedly
     ended, out, _ = run(
         *("run", "web", f"--image={IMAGE}", "--health-gate=0.2s", "--", program), host=host
     )
@@ -50,7 +50,7 @@ def test_a_version_that_fails_after_its_gate_is_reported_with_the_restored_one(
 
 
 async def test_a_waiter_continues_with_the_next_agent(tmp_path: Path) -> None:
-    """The command ended with 69 as soon as the agent went away."""
+    """The command ended with 69 as soon as the agent stopped."""
     host = FakeHost(tmp_path / "host")
     host.give_image()
     host.fake.systemd.never_up.add(unit("web"))
@@ -86,7 +86,7 @@ async def test_an_absent_agent_is_reported(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_logs_of_a_time_are_asked_for_by_how_long_ago(host: FakeHost, run: Run) -> None:
-    """It took seconds since 1970, which nobody has at hand."""
+    """The option took seconds since 1970, which users do not know."""
     run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)
     code = run("logs", "web", "--since=10m", host=host)[0]
     wrong = run("logs", "web", "--since=yesterday", host=host)

@@ -1,4 +1,4 @@
-"""One image of a layout with several is named by its tag; messages name what was asked for."""
+"""A tag selects one image of a layout with several; messages show the name that was given."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def in_archive(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.behaviour("BUG-AG36")
 def test_a_tag_names_one_image_of_a_folder_and_brings_its_blobs_alone(layout: Layout) -> None:
-    """A layout with two images was refused, and there was no oci-layout:FOLDER:TAG."""
+    """A layout with two images was refused, and oci-layout:FOLDER:TAG did not exist."""
     with archived("oci-layout", f"{layout.path}:2.0") as archive:
         found = in_archive(archive)
         first = archive.read_bytes()
@@ -82,7 +82,7 @@ def test_a_path_that_is_there_is_no_tag(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("BUG-AG37")
 def test_an_archive_that_is_no_layout_or_leads_out_of_it_is_refused_by_name(tmp_path: Path) -> None:
-    """Names of temporary files."""
+    """The messages contained names of temporary files."""
     evil = tmp_path / "evil.tar"
     with tarfile.open(evil, "w") as tar:
         entry = tarfile.TarInfo("../out")
@@ -102,7 +102,7 @@ def test_an_archive_that_is_no_layout_or_leads_out_of_it_is_refused_by_name(tmp_
 async def test_a_refusal_names_the_request(
     layout: Layout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`reading /tmp/tmpk3x.tar` and a digest that nobody had given."""
+    """The messages showed `reading /tmp/tmpk3x.tar` and a digest that the user had not given."""
 
     async def refuse(
         _client: AgentClient, digest: str, _format: api.ImageFormat, _data: AsyncIterator[bytes]

@@ -1,4 +1,4 @@
-"""`twine-agent serve` as systemd calls it: without the command line, and with its messages."""
+"""`twine-agent serve` as systemd calls it: without the command line, with sd_notify messages."""
 
 from __future__ import annotations
 

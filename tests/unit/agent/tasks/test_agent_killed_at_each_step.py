@@ -1,4 +1,4 @@
-"""The agent is killed before or after each of its steps; the next one must find its way."""
+"""The agent is killed before or after each of its steps; the next agent must recover."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ STEPS |= {"snapshot", "delete", "create", "set_read_only"}
 
 
 class Killed(Exception):
-    """The agent is dead: nothing it does has any effect any more."""
+    """The agent is dead: its calls have no effect any more."""
 
 
 class Killer:
-    """Lets an agent live for a number of steps, then lets it do nothing more."""
+    """Runs an agent for a number of steps, then blocks all its later steps."""
 
     def __init__(self, steps: int, *, before: bool) -> None:
         self.left = steps
@@ -69,7 +69,7 @@ class Killer:
 
 
 class Mortal:
-    """An interface of the machine that counts the calls that change something."""
+    """An interface of the machine that counts the calls that change the machine."""
 
     def __init__(self, killer: Killer, real: Any) -> None:
         self._killer = killer
@@ -86,7 +86,7 @@ Story = Callable[[AgentClient], Awaitable[None]]
 
 
 async def _tell(host: FakeHost, scenario: Story, steps: int, before: bool) -> bool:
-    """Run the story on an agent that is killed after `steps`; return whether it was."""
+    """Run the scenario on an agent that is killed after `steps`; return whether it was killed."""
     killer = Killer(steps, before=before)
     save = Journal.save
 
@@ -110,7 +110,7 @@ async def _tell(host: FakeHost, scenario: Story, steps: int, before: bool) -> bo
 async def _at_every_step(
     tmp_path: Path, scenario: Story, check: Callable[[FakeHost, AgentClient], Awaitable[None]]
 ) -> int:
-    """Tell the story again and again, killed one step later each time; return the steps."""
+    """Repeat the scenario, killed one step later each time; return the number of steps."""
     for before in (True, False):
         for steps in range(100):
             host = FakeHost(tmp_path / f"{'b' if before else 'a'}{steps}")

@@ -30,7 +30,7 @@ from wire.flow import WINDOW_BYTES, Inflow, Outflow
 
 
 async def _end(duplex: Duplex) -> tuple[bytes, bytes, ExecEnd]:
-    """Return output, errors and the last word of a session."""
+    """Return output, errors and the final message of a session."""
     written = {1: b"", 2: b""}
     async for frame in duplex.frames():
         if isinstance(frame, str):
@@ -70,7 +70,7 @@ async def test_output_errors_and_exit_code_come_back_and_nothing_stays(host: Fak
 
 @pytest.mark.behaviour("BUG-AG32")
 async def test_a_command_that_took_too_much_memory_ends_alone_and_says_so(host: FakeHost) -> None:
-    """It was in the task's cgroup, and the kernel ended the task for it."""
+    """The command was in the task's cgroup, and the OOM killer ended the task because of it."""
     host.fake.systemd.programs["/bin/eat"] = lambda _argv, _properties: Ended(
         code=None, signal="SIGKILL", result="oom-kill"
     )
@@ -87,7 +87,7 @@ async def test_a_command_that_took_too_much_memory_ends_alone_and_says_so(host: 
 
 @pytest.mark.behaviour("BUG-AG32")
 async def test_a_probe_that_took_too_much_memory_says_so(host: FakeHost) -> None:
-    """The reason blamed the task."""
+    """The reason named the task as the cause."""
     host.fake.systemd.programs["/bin/eat"] = lambda _argv, _properties: Ended(
         code=None, signal="SIGKILL", result="oom-kill"
     )
@@ -103,7 +103,7 @@ async def test_a_probe_that_took_too_much_memory_says_so(host: FakeHost) -> None
 async def test_a_command_whose_start_is_still_queued_has_not_ended(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy systemd has the unit loaded, dead, with an earlier job before it."""
+    """On a busy systemd the unit is loaded and dead, with an earlier job before its start."""
     find, queued = host.fake.systemd.find, iter(range(2))
 
     def slowly(name: str) -> UnitState | None:
@@ -142,7 +142,7 @@ async def test_a_command_that_systemd_could_not_execute_is_explained(host: FakeH
 async def test_a_state_read_during_a_start_is_no_end(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Properties are read one by one, so a dead unit may have the invocation of its start."""
+    """Properties are read one by one, so a dead unit may have the invocation of its next start."""
     find, torn = host.fake.systemd.find, iter(range(2))
 
     def one_by_one(name: str) -> UnitState | None:
@@ -165,7 +165,7 @@ async def test_a_state_read_during_a_start_is_no_end(
 async def test_a_command_that_ended_with_its_task_says_so(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had said that a unit was not started, and ended as if the host had failed."""
+    """The message said that a unit was not started, and the exit code blamed the host."""
     find = host.fake.systemd.find
     gone = lambda name: None if name.startswith("twine-in-") else find(name)  # noqa: E731
     async with host.agent() as client:
@@ -182,20 +182,20 @@ async def test_a_command_that_ended_with_its_task_says_so(
 
 
 class _Endless:
-    """A command that writes without end, and hears nothing."""
+    """A command that writes without end and ignores its input."""
 
     async def frames(self) -> AsyncIterator[Frame]:
         while True:
             yield b"\1y\n"
 
     async def send(self, frame: Frame) -> None:
-        """Take a word."""
+        """Receive a frame and ignore it."""
 
 
 async def test_a_client_that_stops_reading_ends_the_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As `exec … | head` does; it is no fault of the agent's."""
+    """For example `exec … | head`; the agent has no fault in this."""
     reader, writer = os.pipe()
     os.close(reader)
     write = os.write
@@ -207,7 +207,7 @@ async def test_a_client_that_stops_reading_ends_the_session(
 
 
 class _Talkative:
-    """A command that writes more than a pipe holds, and hears what is said of it."""
+    """A command that writes more than a pipe holds, and records the acknowledgements it gets."""
 
     def __init__(self) -> None:
         self.received, self.counted = threading.Event(), list[int]()
@@ -215,7 +215,7 @@ class _Talkative:
     async def frames(self) -> AsyncIterator[Frame]:
         for _ in range(4):
             yield b"\1" + bytes(60_000)
-        await asyncio.to_thread(lambda: None)  # as long as that the others have their turn
+        await asyncio.to_thread(lambda: None)  # until the other tasks had their turn
         self.received.set()
         yield msgspec.json.encode(ExecEnd(code=0)).decode()
 
@@ -227,7 +227,7 @@ class _Talkative:
 
 @pytest.mark.behaviour("AG8")
 async def test_a_slow_reader_still_gets_the_agents_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its pings are not answered, and `exec … | less` breaks off after half a minute."""
+    """Otherwise its pings are not answered, and `exec … | less` breaks off after 30 seconds."""
     command, write = _Talkative(), os.write
     reader, writer = os.pipe()
     read: dict[str, object] = {}
@@ -261,7 +261,7 @@ async def test_a_full_disk_of_the_client_is_explained(monkeypatch: pytest.Monkey
 async def test_a_signal_overtakes_input_that_the_command_does_not_read(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As do the end of the connection and pings, where the pipe to the command is full."""
+    """Pings and the end of the connection also pass a full pipe to the command."""
     start, readers = host.fake.systemd.start_transient, list[int]()
 
     def opens_its_input(unit: str, properties: Mapping[str, Property]) -> None:
@@ -329,7 +329,7 @@ async def test_the_last_output_of_a_command_arrives_even_at_a_slow_client(
 
 
 async def test_a_client_without_flow_control_gets_everything_within_bounds() -> None:
-    """An older program on either side knows nothing of windows."""
+    """An older program on either side does not know flow-control windows."""
     outflow, inflow = Outflow(), Inflow()
     async with asyncio.timeout(10):
         await outflow.room(10 * WINDOW_BYTES)
@@ -347,7 +347,7 @@ async def test_a_client_without_flow_control_gets_everything_within_bounds() -> 
 @pytest.mark.behaviour("BUG-AG51")
 @pytest.mark.parametrize("frame", [b"", None])
 async def test_frames_without_data_are_bounded(frame: bytes | None) -> None:
-    """They were held without limit while a command did not read its input."""
+    """The agent held them without limit while a command did not read its input."""
     inflow = Inflow()
     await inflow.put(bytes(2 * WINDOW_BYTES - 1))
     await inflow.put(frame)
@@ -363,7 +363,7 @@ async def test_frames_without_data_are_bounded(frame: bytes | None) -> None:
 async def test_pipes_that_cannot_all_be_opened_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    """Those that were open stayed so, and the client got no reason."""
+    """Pipes that were already open stayed open, and the client got no reason."""
     before, real = set(os.listdir("/proc/self/fd")), os.open
 
     def opened(path: Path, flags: int, *args: Any) -> int:
@@ -405,7 +405,8 @@ async def test_input_that_ends_before_the_command_opens_it_does_not_block(
     assert streams.paths is not None
     await streams.end_input()
     reader = os.open(streams.paths[0], os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(BlockingIOError):  # it would be b"" if nobody could write any more
+    # the result would be b"" if no process could write any more
+    with pytest.raises(BlockingIOError):
         os.read(reader, 1)
     streams.opened()
     assert os.read(reader, 1) == b""

@@ -1,4 +1,4 @@
-"""What a task's unit says against faults of the task itself, and what no job file can ask for."""
+"""How a task's unit contains faults of the task itself, and what no job file can request."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ UNIT = unit_properties("web", a_spec(limits=Limits(tasks_max=9)), "/r")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("TasksMax", 9),  # F-11: a fork bomb ends at its own bound
-        ("OOMPolicy", "kill"),  # F-13: a child that is killed for memory ends the task as that
-        ("LogRateLimitBurst", 10_000),  # F-25: a flood of lines is cut off for each unit
-        ("NotifyAccess", "none"),  # F-28: what a task notifies reaches nobody
+        ("TasksMax", 9),  # a fork bomb ends at its own limit
+        ("OOMPolicy", "kill"),  # a child that is killed for memory ends the task with this result
+        ("LogRateLimitBurst", 10_000),  # a flood of lines is cut off for each unit
+        ("NotifyAccess", "none"),  # notifications of a task reach no component
     ],
 )
 def test_a_unit_bounds_what_its_task_can_do_to_others(name: str, value: object) -> None:
@@ -33,7 +33,7 @@ def test_a_unit_bounds_what_its_task_can_do_to_others(name: str, value: object) 
 
 @pytest.mark.behaviour("F-22")
 def test_no_task_has_a_watchdog_of_systemd() -> None:
-    """A unit that somebody freezes would be killed by it."""
+    """systemd would kill a unit that an operator freezes."""
     assert not {name for name in UNIT if name.startswith("Watchdog")}
 
 
@@ -51,7 +51,7 @@ def test_no_task_has_a_watchdog_of_systemd() -> None:
     ],
 )
 def test_no_specification_asks_for_more_of_its_host(asked: dict[str, Any]) -> None:
-    """There is no word for it, at the front end and at the agent alike."""
+    """No field exists for it, neither at the front end nor at the agent."""
     job = {"name": "web", "entitlement": "e", "tasks": 1, "image": IMAGE, "command": ["/x"]}
     assert job_errors(job) == []
     assert job_errors(job | asked) != []

@@ -33,13 +33,13 @@ WARM = Step(name="warm", command=["/bin/warm"], timeout_s=7)
 
 
 def asks(name: str, **fields: Any) -> Probe:
-    """Return a probe by a command that is asked often."""
+    """Return a probe by a command with a short interval."""
     quick = {"interval_s": 0.005, "failures": 2, "start_period_s": 0, **fields}
     return Probe(kind=ProbeKind.EXEC, command=[f"/bin/{name}"], **quick)
 
 
 class Program:
-    """A program of the machine in memory: ends with `code`, and remembers its units."""
+    """A program of the machine in memory: exits with `code`, and records its units."""
 
     def __init__(self, code: int | None = 0) -> None:
         self.code = code
@@ -149,7 +149,7 @@ async def test_the_pre_stop_hook_runs_inside_the_task_before_its_end(host: FakeH
 async def test_the_pre_stop_hook_runs_once_however_late_the_stop_begins(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """systemd that is busy shows a unit as active after its stop was queued."""
+    """A busy systemd reports a unit as active after its stop was queued."""
     drain, systemd = given(host, "drain", 0), host.fake.systemd
     queued, begin = [], systemd.stop
 
@@ -231,7 +231,8 @@ async def test_nothing_else_is_asked_before_the_startup_probe_succeeded(host: Fa
         alive.code = up.code = 0
         await until(client, "web", lambda s: s.health is Health.HEALTHY)
     asked = len(up.seen)
-    async with host.agent() as client:  # it is past its startup probe, also for a new agent
+    # the task has passed its startup probe, also for a new agent
+    async with host.agent() as client:
         assert (await client.get_task("web")).health is Health.HEALTHY
         seen = len(alive.seen)
         async with asyncio.timeout(10):
@@ -335,7 +336,7 @@ async def test_a_new_version_that_is_healthy_stays_and_the_old_image_is_free(
 async def test_a_new_version_without_requests_runs_through_its_whole_gate(
     host: FakeHost,
 ) -> None:
-    """It was healthy as soon as it ran, so the gate was passed at once."""
+    """The task was healthy as soon as it ran, so the gate was passed at once."""
     host.give_image(OTHER_IMAGE)
     async with host.agent() as client:
         await _healthy(host, client)
@@ -394,7 +395,7 @@ async def test_a_command_inside_is_never_more_than_its_task(host: FakeHost) -> N
 
 @pytest.mark.behaviour("AG4")
 async def test_a_start_that_its_host_was_too_slow_for_says_so(host: FakeHost) -> None:
-    """It never ran, so the reason is not that it ran for too long."""
+    """The task never ran, so the reason is not that it ran for too long."""
     host.fake.systemd.never_up.add(unit("web"))
     restart = RestartPolicy(backoff_s=0.05, backoff_max_s=0.05)
     async with host.agent() as client:
@@ -413,7 +414,10 @@ async def test_a_start_that_its_host_was_too_slow_for_says_so(host: FakeHost) ->
 
 @pytest.mark.behaviour("AG4", "AG10")
 async def test_tasks_end_in_order_before_their_host_goes_down(host: FakeHost) -> None:
-    """With their hooks; none starts again before the boot, and then by itself."""
+    """Their hooks run.
+
+    No task starts again before the boot; after the boot all start without a request.
+    """
     hook = given(host, "hook", 0)
     life = Life(pre_stop=Hook(command=["/bin/hook"]))
     async with host.agent() as client:

@@ -1,4 +1,4 @@
-"""What systemd-oomd did, in the words that the journal of a Debian 13 guest had."""
+"""Kills by systemd-oomd, with the messages from the journal of a Debian 13 guest."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_journal_is_read_only_after_an_end_for_lack_of_memory() -> None:
     ],
 )
 def test_the_killer_of_a_task_is_its_result_and_its_reason(journal_text: str, why: str) -> None:
-    """And its restart policy says what follows."""
+    """Its restart policy decides what follows."""
     unit = with_oomd_end(ENDED, UNIT, journal_text)
     assert (unit.result, unit.exit_signal) == (OOMD_KILL, "SIGKILL")
     record = a_record(state=TaskState.RUNNING, invocation_id=unit.invocation_id)
@@ -70,7 +70,7 @@ def test_kills_outside_the_slice_of_tasks_do_not_count() -> None:
 
 @pytest.mark.behaviour("AG8")
 def test_a_task_with_a_promise_goes_last_and_one_within_it_never() -> None:
-    """systemd-oomd knows nothing of promises but this; what is lifted is lifted there, too."""
+    """Only this property passes a promise to systemd-oomd; it ends together with the promise."""
 
     def preference(**promise: int) -> object:
         spec = a_spec(limits=Limits(memory_max_bytes=8 << 20), resources=Resources(**promise))

@@ -1,4 +1,4 @@
-"""What becomes of a task's unit when it has an init of its own (docs/adr/0106)."""
+"""The unit of a task that has its own init (docs/adr/0106)."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def words(unit: dict[str, object]) -> list[str]:
 
 @pytest.mark.behaviour("F-84")
 def test_a_machine_may_not_use_io_uring() -> None:
-    """A family of sockets that its filter refuses would come through one."""
+    """An address family that the filter refuses could be opened through a ring."""
     assert "~io_uring_setup" in a_machine()["SystemCallFilter"]  # type: ignore[operator]
 
 
 @pytest.mark.behaviour("AG8")
 def test_the_machine_is_in_the_tasks_own_unit_with_all_that_bounds_a_task() -> None:
-    """Slice, limits, network, journal and times are those of any task."""
+    """Slice, limits, network, journal and timeouts are those of any task."""
     plain = unit_properties("web", spec := a_spec(network=PRIVATE), "/r")
     found = a_machine()
     same = ("Slice", "NetworkNamespacePath", "LogNamespace", "OOMPolicy", "TimeoutStopUSec")
@@ -66,7 +66,7 @@ def test_the_machine_is_in_the_tasks_own_unit_with_all_that_bounds_a_task() -> N
 
 @pytest.mark.behaviour("F-83")
 def test_the_output_of_a_task_is_never_taken_for_output_of_a_host_program() -> None:
-    """Its variables would be the loader's, of root on the host."""
+    """Otherwise the loader of a root process on the host would read the task's variables."""
     evil = {"LD_PRELOAD": "/var/lib/twine/tasks/web/evil.so", "SYSTEMD_NSPAWN_UNIFIED": "0"}
     found = a_machine(environment=evil)
     assert found["Environment"] == ["SYSTEMD_NSPAWN_LOCK=0"]
@@ -89,7 +89,7 @@ def test_the_output_of_a_task_is_never_taken_for_output_of_a_host_program() -> N
 
 @pytest.mark.behaviour("AG8")
 def test_a_command_inside_has_the_sandbox_of_the_machine_and_leaves_nothing() -> None:
-    """Its own cgroup below the task's, which is killed with it."""
+    """The command has its own cgroup below the task's, which is killed with it."""
     group = cgroup_of("web", a_spec())
     whole = a_machine(
         credentials={"db": "password"},
@@ -124,7 +124,7 @@ def test_a_step_is_the_only_program_of_such_a_machine() -> None:
 
 @pytest.mark.behaviour("AG9", "AG10")
 def test_volumes_credentials_and_identity_are_handed_to_the_machine() -> None:
-    """On disk its users follow the owner of volumes, whatever they are in the kernel."""
+    """On disk the machine's users match the owner of volumes, whatever their kernel ids are."""
     volumes = {
         "data": {"path": "/data", "kind": "persistent"},
         "ref": {"path": "/ref", "kind": "shared", "source": "other.data"},
@@ -146,7 +146,8 @@ def test_volumes_credentials_and_identity_are_handed_to_the_machine() -> None:
     } < set(words(found))
     staged = found["ExecStartPre"][0]  # type: ignore[index]
     assert [str(OWNER), str(IDS), str(own_init.ID_COUNT)] == staged[7:10]
-    assert staged[12] == str(a_spec().limits.memory_max_bytes // 2)  # its writable memory
+    # the memory that it can write to
+    assert staged[12] == str(a_spec().limits.memory_max_bytes // 2)
     assert staged[-4:] == [
         *("data", "/var/lib/twine/volumes/local/web.data"),
         *("ref", "/var/lib/twine/volumes/local/other.data"),
@@ -158,7 +159,7 @@ def test_volumes_credentials_and_identity_are_handed_to_the_machine() -> None:
 
 @pytest.mark.behaviour("BUG-AG30")
 def test_the_shared_memory_of_a_machine_is_bounded_by_its_memory() -> None:
-    """systemd-nspawn's own /dev/shm is as large as half of the host's memory."""
+    """systemd-nspawn's own /dev/shm has the size of half of the host's memory."""
     found = [word for word in words(a_machine()) if ":mode=1777" in word]
     half = a_spec().limits.memory_max_bytes // 2
     more = f"mode=1777,nosuid,nodev,size={half},nr_inodes={half // 4096}"
@@ -170,7 +171,7 @@ def test_the_shared_memory_of_a_machine_is_bounded_by_its_memory() -> None:
 
 @pytest.mark.behaviour("F-83")
 def test_no_property_of_the_plain_sandbox_is_left_by_chance() -> None:
-    """What is not kept on purpose is not there, and a plain task has all of it."""
+    """Every property is either kept on purpose or absent, and a plain task has all of them."""
     assert {*TASK_HARDENING} & {*a_machine()} == {*TASK_HARDENING} & ({*own_init.SANDBOX})
     plain = unit_properties("web", a_spec(), "/r")
     assert {*TASK_HARDENING} <= {*plain}
@@ -195,9 +196,9 @@ def test_where_all_ranges_are_taken_one_is_shared() -> None:
 
 @pytest.mark.behaviour("AG8", "F-83")
 def test_nested_containers_get_their_files_only_on_request() -> None:
-    """One folder more that the host mounts, and takes away; no right and no filter.
+    """The host mounts and later removes one additional folder; no privilege or filter changes.
 
-    And what dies at a limit of its own in there does not end the machine.
+    A container that dies at its own limit does not end the machine.
     """
     data = {"data": {"path": "/data", "kind": "persistent"}}
     plain = a_machine(volumes=data)

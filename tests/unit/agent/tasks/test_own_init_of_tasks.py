@@ -1,4 +1,4 @@
-"""Tasks with an init of their own on the machine in memory: taken, refused, kept apart."""
+"""Tasks with their own init on the machine in memory: accepted, refused, isolated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def a_machine(**fields: Any) -> TaskSpec:
 
 
 def users(host: FakeHost, task_id: str) -> int:
-    """Return the first user of a machine, as systemd-nspawn is told."""
+    """Return the first user id of a machine, from the arguments of systemd-nspawn."""
     commands: Any = host.fake.systemd.properties(unit(task_id))["ExecStart"]
     (word,) = [w for w in commands[0] if w.startswith("--private-users=")]
     first, count = word.partition("=")[2].split(":")
@@ -42,7 +42,7 @@ def users(host: FakeHost, task_id: str) -> int:
 async def test_machines_have_users_of_their_own_which_a_restart_of_the_agent_keeps(
     host: FakeHost, image: str
 ) -> None:
-    """Also for one whose first choice is another's."""
+    """This includes a machine whose first choice is in use by another."""
     async with host.agent() as client:
         for name in ("a", "b", "c"):
             await client.put_task(name, a_machine(image=image))
@@ -63,7 +63,7 @@ async def test_machines_have_users_of_their_own_which_a_restart_of_the_agent_kee
 async def test_mounts_of_a_machine_are_removed_from_outside_before_its_root(
     host: FakeHost, image: str
 ) -> None:
-    """Its own unit does so within its memory, and is killed there where that is full."""
+    """The machine's own unit unmounts within its memory limit; it is killed if that is full."""
     started: list[tuple[str, Any, bool]] = []
     start, root = host.fake.systemd.start_transient, host.state / "tasks" / "web"
 
@@ -109,7 +109,7 @@ async def test_a_task_that_cannot_be_a_machine_is_refused_with_every_reason(
 
 @pytest.mark.behaviour("AG4")
 async def test_containers_inside_are_a_machines_alone(host: FakeHost, image: str) -> None:
-    """Refused by name elsewhere; and what is mounted for them is looked for in no other."""
+    """Other tasks are refused by name, and only nested machines get mounts for containers."""
     both = [Relaxation.OWN_INIT, Relaxation.NESTED]
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match="relaxations: nested requires own-init"):
@@ -124,7 +124,7 @@ async def test_containers_inside_are_a_machines_alone(host: FakeHost, image: str
 
 @pytest.mark.behaviour("F-84")
 async def test_an_init_that_is_a_link_out_of_the_image_is_none(host: FakeHost) -> None:
-    """The host's own would be found there."""
+    """The link would lead to the host's own init."""
     host.give_image(OTHER_IMAGE)
     root = host.state / "images" / OTHER_IMAGE.removeprefix("sha256:")
     (root / "usr").mkdir()
@@ -137,7 +137,7 @@ async def test_an_init_that_is_a_link_out_of_the_image_is_none(host: FakeHost) -
 
 @pytest.mark.behaviour("AG4")
 async def test_an_operator_switches_it_off_for_a_host(host: FakeHost, image: str) -> None:
-    """The capability goes, so no control plane sends one, and what is asked for is refused."""
+    """The host loses the capability, so no control plane sends one. The agent refuses requests."""
     host.config = replace(host.config, own_init=False)
     async with host.agent() as client:
         assert not {"own-init", "nested"} & {*(await client.get_machine()).capabilities}
@@ -147,7 +147,7 @@ async def test_an_operator_switches_it_off_for_a_host(host: FakeHost, image: str
 
 @pytest.mark.behaviour("AG4")
 async def test_a_host_without_nspawn_says_so_and_takes_none(host: FakeHost, image: str) -> None:
-    """It is no reason to refuse other tasks."""
+    """Other tasks are still accepted."""
     async with host.agent() as client:
         assert {"own-init", "nested"} < {*(await client.get_machine()).capabilities}
         host.fake.lacking.add(NSPAWN)

@@ -1,4 +1,4 @@
-"""A record that cannot be read, or is not there, is rebuilt from its copy and from what runs."""
+"""An unreadable or missing record is rebuilt from its copy and from the running unit."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def copy_file(host: FakeHost, task_id: str = "web") -> Path:
 async def test_a_task_whose_record_is_torn_or_gone_stays_known_whole_and_is_managed(
     host: FakeHost, content: bytes | None
 ) -> None:
-    """P9: generation, probe and policy are as they were; nothing is restarted or removed."""
+    """Generation, probe and policy are unchanged; nothing is restarted or removed (P9)."""
     spec = a_spec(generation=7, epoch=3, stop_timeout_s=4.0)
     async with host.serving() as (services, client):
-        services.contact.record_contact("", 3)  # a control plane has spoken in this term
+        services.contact.record_contact("", 3)  # a control plane has sent a request in this term
         await client.put_task("web", spec)
         await running(client, "web")
     before = host.invocation("web")
@@ -51,14 +51,17 @@ async def test_a_task_whose_record_is_torn_or_gone_stays_known_whole_and_is_mana
         assert [a.name for a in accounts if a.wrong] == []
         kept = [a for a in accounts if a.kind == "record" and "unreadable" in a.name]
         assert ["has a record again" in a.why for a in kept] == [True] * (content is not None)
-        await client.put_task("web", spec)  # the same again is no change
+        await client.put_task("web", spec)  # the same request again is no change
         assert (await client.get_task("web")).invocation_id == before
     assert Journal(host.state / "journal").replay().tasks["web"].spec == spec
 
 
 @pytest.mark.behaviour("F-06")
 async def test_a_copy_of_something_else_than_what_runs_is_not_believed(host: FakeHost) -> None:
-    """The unit says what it was started from; the task runs on untouched, and says so."""
+    """The unit names the specification that it was started from.
+
+    The task keeps running and reports this.
+    """
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=7))
         await running(client, "web")
@@ -73,7 +76,7 @@ async def test_a_copy_of_something_else_than_what_runs_is_not_believed(host: Fak
 
 
 async def test_a_removed_task_is_not_restored_from_its_copy(host: FakeHost) -> None:
-    """P9: of a record that is not there only what runs is proof."""
+    """If the record is missing, only a running unit proves that the task exists (P9)."""
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
@@ -81,7 +84,8 @@ async def test_a_removed_task_is_not_restored_from_its_copy(host: FakeHost) -> N
         await client.delete_task("web")
         await gone(client, "web")
     record_file(host).unlink()
-    copy_file(host).write_bytes(copy)  # as an agent of before leaves it, which has no copies
+    # as an agent without copies, of an earlier release, leaves it
+    copy_file(host).write_bytes(copy)
 
     async with host.agent() as client:
         assert (await client.list_tasks()).tasks == []
@@ -89,7 +93,7 @@ async def test_a_removed_task_is_not_restored_from_its_copy(host: FakeHost) -> N
 
 @pytest.mark.behaviour("F-05")
 def test_records_of_an_agent_without_copies_get_one_and_removed_ones_say_so(tmp_path: Path) -> None:
-    """An upgrade protects what there is."""
+    """An upgrade protects existing records."""
     folder, copies = tmp_path / "journal", tmp_path / "copies"
     Journal(folder).save(a_record())
     Journal(folder).save(Tombstone(task_id="old", generation=1, epoch=0, at=9e9))
@@ -102,11 +106,11 @@ def test_records_of_an_agent_without_copies_get_one_and_removed_ones_say_so(tmp_
 
 @pytest.mark.behaviour("F-06")
 def test_a_copy_that_cannot_be_written_is_removed(tmp_path: Path) -> None:
-    """An old copy would bring back what an owner has changed since."""
+    """An old copy would restore values that an owner has changed since."""
     folder, copies = tmp_path / "journal", tmp_path / "copies"
     journal = Journal(folder, None, copies)
     journal.save(a_record())
-    (copies / ".web.new").mkdir()  # writing there fails, as on a full disk
+    (copies / ".web.new").mkdir()  # writing the copy fails, as on a full disk
     journal.save(a_record(spec=a_spec(generation=2)))
 
     assert list(copies.glob("*.json")) == []
@@ -134,7 +138,7 @@ async def test_a_value_that_cannot_be_written_is_in_force(
 @pytest.mark.behaviour("F-06")
 @given(data=st.data())
 def test_a_restored_copy_shows_each_record_as_it_was(data: st.DataObject) -> None:
-    """For any bytes; those that still are the record need no copy."""
+    """This holds for any bytes; copies that equal the record are not needed."""
     record = a_record(spec=a_spec(generation=data.draw(st.integers(1, 99))))
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal", None, Path(folder) / "copies")
@@ -175,7 +179,7 @@ def test_a_rebuilt_record_never_contradicts_the_running_unit(
 async def test_an_agent_whose_journal_is_another_than_its_boots_does_not_begin_as_new(
     host: FakeHost,
 ) -> None:
-    """Without its file system the state folder is empty, and tasks run or are wanted."""
+    """Without its file system the state folder is empty, although tasks run or are requested."""
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
@@ -200,7 +204,7 @@ async def test_an_agent_whose_journal_is_another_than_its_boots_does_not_begin_a
 
 @pytest.mark.behaviour("BUG-AG43")
 def test_a_new_boot_takes_the_journal_that_there_is(tmp_path: Path) -> None:
-    """What was known of an earlier boot's journal is gone with /run."""
+    """/run is lost at a boot, and with it the identity of the earlier journal."""
     Journal(tmp_path / "journal", None, tmp_path / "run-1").replay()
     name = (tmp_path / "journal" / ".name").read_text()
     Journal(tmp_path / "journal", None, tmp_path / "run-2").replay()

@@ -1,4 +1,4 @@
-"""What becomes of a task's unit when its owner asks for more than the sandbox lets."""
+"""The unit of a task whose owner asks for more than the sandbox allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent.tasks.core.unit_properties import NO_PRIORITY, TASK_HARDENING, unit_p
 
 NETWORKS = (Network(), Network(unix_sockets=True), Network(mode=NetworkMode.PRIVATE))
 WHOLE = (Relaxation.RAW, Relaxation.OWN_INIT, Relaxation.NESTED)
-"""What is another unit altogether; of the last two see test_own_init_of_a_task."""
+"""Relaxations that need a different unit; for the last two see test_own_init_of_a_task."""
 SETS = st.sets(st.sampled_from(Relaxation))
 
 
@@ -46,7 +46,7 @@ def test_each_relaxation_changes_its_own_property_and_nothing_else() -> None:
 
 
 def test_a_task_lists_the_interfaces_of_a_network_that_is_its_own() -> None:
-    """In the host's network they are everybody's, so there it is a relaxation."""
+    """In the host's network the interfaces are shared by all, so listing them is a relaxation."""
     families = [properties(network=n)["RestrictAddressFamilies"] for n in NETWORKS]
     assert ["AF_NETLINK" in words for words in families] == [False, False, True]  # type: ignore[operator]
     asked = properties(Relaxation.NETLINK, network=NETWORKS[2])["RestrictAddressFamilies"]
@@ -55,7 +55,7 @@ def test_a_task_lists_the_interfaces_of_a_network_that_is_its_own() -> None:
 
 @pytest.mark.behaviour("F-83")
 def test_raw_is_root_without_a_sandbox_and_still_this_tasks_ports_network_and_limits() -> None:
-    """What is no sandbox stays: memory, slice, ports, namespace."""
+    """Memory, slice, ports and namespace stay, because they are not part of the sandbox."""
     before = properties()
     found = properties(Relaxation.RAW)
 
@@ -73,7 +73,7 @@ def test_raw_is_root_without_a_sandbox_and_still_this_tasks_ports_network_and_li
 def test_only_raw_removes_the_protection_of_the_host(
     relaxations: set[Relaxation], network: Network
 ) -> None:
-    """No mixture of the small ones gives capabilities, devices, mounts or another user."""
+    """No combination of the small ones gives capabilities, devices, mounts or another user."""
     small = relaxations - {Relaxation.RAW}
     found, before = properties(*small, network=network), properties(network=network)
     changed = {"ProcSubset", "ReadOnlyPaths", "RestrictAddressFamilies", "SystemCallFilter"}
@@ -90,14 +90,15 @@ def test_only_raw_removes_the_protection_of_the_host(
 
 @given(relaxations=SETS)
 def test_a_relaxation_never_costs_less_than_none(relaxations: set[Relaxation]) -> None:
-    alike = relaxations & {Relaxation.PROC}  # it has a property more than none has
+    # it sets one property more than a task without relaxations
+    alike = relaxations & {Relaxation.PROC}
     assert 0 < exposure_of(alike) <= exposure_of(relaxations) <= 10
     if Relaxation.RAW in relaxations:
         assert exposure_of(relaxations) > 9
 
 
 def test_the_price_of_a_mixture_is_found_at_its_place() -> None:
-    """The place in the table is a sum; a wrong one would show another mixture's price."""
+    """The index in the table is a sum; a wrong sum would give another combination's exposure."""
     weights = {Relaxation.PROC: 1, Relaxation.NETLINK: 2}
     weights |= {Relaxation.SCHEDULING: 4, Relaxation.DEBUG: 8}
     sets = [s for n in range(5) for s in itertools.combinations(weights, n)]
@@ -110,7 +111,7 @@ def test_the_price_of_a_mixture_is_found_at_its_place() -> None:
 @pytest.mark.behaviour("F-05")
 @pytest.mark.parametrize("name", Relaxation)
 def test_another_sandbox_is_another_process_and_none_changes_no_key(name: Relaxation) -> None:
-    """A task that asks for nothing keeps the key that an earlier agent gave it."""
+    """A task without relaxations keeps the key that an earlier agent gave it."""
     assert key_of(a_spec(relaxations=[name])) != key_of(a_spec())
     assert key_of(a_spec(relaxations=[name, name])) == key_of(a_spec(relaxations=[name]))
     assert properties() == unit_properties("web", a_spec(relaxations=[]), "/r")

@@ -1,4 +1,4 @@
-"""Whether a request about a task is taken."""
+"""The checks that accept or refuse a request about a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of the task's life: every state against everything that can be seen."""
+"""The table of the task's life: every state with every possible observation."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ NOW, UP = 100.0, 7000.0
 AT = LeaseMoment(wall=NOW, boot_s=UP)
 S, A = TaskState, Action
 TABLE: list[tuple[str, str, S, A]] = [
-    # state          what is seen      new state      action
+    # state          observed          new state      action
     ("accepted", "nothing", S.PREPARING, A.PREPARE),
     ("accepted", "root", S.STARTING, A.START),
-    ("accepted", "running", S.RUNNING, A.LIMIT),  # its limits are not known
+    ("accepted", "running", S.RUNNING, A.LIMIT),  # its limits are unknown
     ("accepted", "activating", S.STARTING, A.REST),
     ("accepted", "ended", S.BACKOFF, A.STOP),
     ("accepted", "another", S.STOPPING, A.STOP),
     ("preparing", "nothing", S.PREPARING, A.PREPARE),
     ("preparing", "root", S.STARTING, A.START),
-    ("preparing", "running", S.RUNNING, A.LIMIT),  # its limits are not known
+    ("preparing", "running", S.RUNNING, A.LIMIT),  # its limits are unknown
     ("starting", "nothing", S.PREPARING, A.PREPARE),
     ("starting", "root", S.STARTING, A.START),
     ("starting", "activating", S.STARTING, A.REST),
-    ("starting", "running", S.RUNNING, A.LIMIT),  # its limits are not known
+    ("starting", "running", S.RUNNING, A.LIMIT),  # its limits are unknown
     ("starting", "ended", S.BACKOFF, A.STOP),
     ("running", "running", S.RUNNING, A.REST),
     ("running", "reloading", S.RUNNING, A.REST),
@@ -191,7 +191,7 @@ def test_tasks_that_ended_together_start_at_different_times() -> None:
 @pytest.mark.behaviour("BUG-AG14")
 @pytest.mark.parametrize("step_s", [-7200.0, 7200.0])
 def test_a_stepped_clock_makes_no_pause_longer_or_shorter(step_s: float) -> None:
-    """One hour back was a pause of 3,600 s."""
+    """After a step of one hour back the pause was 3,600 s."""
     policy = RestartPolicy(backoff_s=4.0)
     task = a_record(spec=a_spec(restart=policy), state=S.RUNNING, boot_id=BOOT)
     pausing = decide(task, seen(an_ended_unit(task)), AT).task
@@ -258,7 +258,7 @@ def test_on_a_host_that_goes_down_all_ends_and_nothing_starts(
 
 @pytest.mark.behaviour("AG4")
 def test_a_task_that_ended_with_its_host_is_not_lost_and_starts_again() -> None:
-    """After the boot, or where the host stayed after all."""
+    """It starts again after the boot, or on the running host if the shutdown was cancelled."""
     for alone, boot, action in ((True, "boot-2", A.START), (False, BOOT, A.START)):
         task = replace(_task("running"), spec=a_spec(offline_restart=alone))
         ending = decide(task, seen(_seen_unit("running")), AT, leaving=True).task
@@ -334,7 +334,10 @@ def test_how_a_task_ended_is_kept_although_its_owner_changed_it_meanwhile() -> N
 
 
 def test_a_unit_whose_stop_was_begun_is_not_taken_back_and_its_end_is_not_counted() -> None:
-    """Its hook had run: it was said to run again, then to be stopped by somebody else."""
+    """Its hook had run.
+
+    The agent reported the unit as running, then as stopped by another program.
+    """
     task = a_record(state=S.STOPPING, invocation_id="i1", ended_invocation="i1", boot_id=BOOT)
     wanted_again = decide(task, seen(a_unit()), AT)
     going = decide(wanted_again.task, seen(a_unit(active="deactivating")), AT)
@@ -387,7 +390,7 @@ def test_a_start_that_failed_is_tried_again_only_where_it_may_succeed() -> None:
 
 @pytest.mark.behaviour("F-89")
 def test_a_barred_host_starts_and_ends_no_task() -> None:
-    """The second host with an identity; what runs there runs on."""
+    """The host has a clone; its running tasks keep running."""
     task = a_record(state=TaskState.ACCEPTED)
     for there in (seen(), seen(root=True)):
         decision = decide(task, there, AT, barred="it is the second one")
@@ -401,7 +404,7 @@ def test_a_barred_host_starts_and_ends_no_task() -> None:
 
 
 def test_the_time_of_a_gate_begins_once_the_old_version_is_gone() -> None:
-    """A long hook of the old one used it all up, and the new one was never started."""
+    """A long hook of the old version used up the whole time, and the new version never started."""
     old = a_spec(generation=4, command=["/bin/old"])
     new = a_spec(generation=5, life=Life(health_gate_s=15))
     gated = a_record(spec=new, previous=old, state=S.STOPPING, boot_id=BOOT)
@@ -415,7 +418,7 @@ def test_the_time_of_a_gate_begins_once_the_old_version_is_gone() -> None:
 
 
 def test_a_gate_is_judged_by_observed_state() -> None:
-    """An agent that ended before it wrote that the new version runs made the next one go back."""
+    """An agent ended before it recorded that the new version runs; the next one rolled back."""
     old = a_spec(generation=4, command=["/bin/old"])
     gated = a_record(previous=old, gate_boot_s=UP - 1, state=S.STARTING, boot_id=BOOT)
     runs = decide(gated, seen(a_unit(gated)), AT)

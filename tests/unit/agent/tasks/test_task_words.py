@@ -1,4 +1,4 @@
-"""Health verdicts, and how an end is put into words."""
+"""Health verdicts, and the text that describes an exit."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_bad_answers_of_a_task_that_starts_do_not_speak_against_it() -> None:
         streak = after_answer(streak, False, PROBE, starting=True)
     assert streak == Streak()
 
-    # What it does after the period counts from then on, …
+    # Failures after the period count from then on, …
     late = [after_answer(streak, False, PROBE)]
     late += [after_answer(late[-1], False, PROBE)]
     late += [after_answer(late[-1], False, PROBE)]
     assert [s.health for s in late] == [Health.UNKNOWN, Health.UNKNOWN, Health.UNHEALTHY]
-    # … and once it was healthy the period is over.
+    # … and the first healthy answer ends the period.
     was_healthy = Streak(Health.HEALTHY)
     for _ in range(PROBE.failures):
         was_healthy = after_answer(was_healthy, False, PROBE, starting=True)
@@ -85,7 +85,7 @@ def test_an_end_is_described_in_text(end: Exit, words: str) -> None:
 
 
 def test_a_run_over_its_limit_is_distinguished_from_a_late_stop() -> None:
-    """systemd says "timeout" of both."""
+    """systemd reports "timeout" for both."""
     end = Exit(result="timeout", signal="SIGKILL", at=0)
 
     assert describe(end, ran_s=91, max_run_s=90) == (
@@ -110,5 +110,5 @@ def test_a_failed_step_before_the_command_is_reported_as_never_started(code: int
 
 
 def test_a_working_directory_that_is_missing_is_thought_of() -> None:
-    """systemd has one code for a folder that is not there and for one that is closed."""
+    """systemd has one code for both a missing and an inaccessible folder."""
     assert "does the image have it" in describe(Exit(result="exit-code", code=200, at=0))

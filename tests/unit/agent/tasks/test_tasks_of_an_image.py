@@ -1,4 +1,4 @@
-"""Which tasks run from an image: other threads ask, too, while tasks come and go."""
+"""The tasks that use an image; other threads query them while tasks are created and removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Loop(TaskLoop):
 
 
 class _Crowded(TaskQueries):
-    """Tasks that come between any two steps of a thread that looks at them."""
+    """Tasks that are created between any two steps of a thread that reads them."""
 
     def create(self) -> None:
         number = len(self._loops)

@@ -78,7 +78,7 @@ async def test_the_same_specification_again_changes_nothing(host: FakeHost) -> N
 
 @pytest.mark.behaviour("BUG-AG13")
 async def test_the_same_generation_with_another_content_is_a_conflict(host: FakeHost) -> None:
-    """It was answered with success and ignored."""
+    """The request was answered with success and ignored."""
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=2))
         first = await running(client, "web")
@@ -94,7 +94,7 @@ async def test_the_same_generation_with_another_content_is_a_conflict(host: Fake
 
 async def test_an_older_generation_or_epoch_is_a_conflict(host: FakeHost) -> None:
     async with host.serving() as (services, client):
-        services.contact.record_contact("", 2)  # a control plane has spoken in this term
+        services.contact.record_contact("", 2)  # a control plane has sent a request in this term
         await client.put_task("web", a_spec(generation=5, epoch=2))
         for stale in (a_spec(generation=4, epoch=2), a_spec(generation=9, epoch=1)):
             with pytest.raises(Conflict, match="older"):
@@ -153,7 +153,7 @@ async def test_a_late_put_of_a_removed_generation_does_not_bring_it_back(
 async def test_tombstones_are_forgotten_after_a_day_while_the_agent_runs(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host of short tasks kept one record of each until its agent restarted."""
+    """A host with short tasks kept one record of each until its agent restarted."""
     later_s, clock = 0.0, time.time
     monkeypatch.setattr(time, "time", lambda: clock() + later_s)
     async with host.agent() as client, asyncio.timeout(60):
@@ -281,7 +281,7 @@ async def test_a_task_that_cannot_run_here_is_refused_and_changes_nothing(
 
 @pytest.mark.behaviour("BUG-AG4")
 async def test_memory_taken_as_huge_pages_is_promised_to_no_task(host: FakeHost) -> None:
-    # BUG-AG4: what a profile takes while the agent runs counts from then on
+    # memory that a profile takes while the agent runs counts from then on
     large = a_spec(limits=Limits(memory_max_bytes=1 << 30))
     async with host.agent() as client:
         host.fake.hardware = replace(host.fake.hardware, hugepages_bytes=1 << 30)
@@ -293,7 +293,7 @@ async def test_memory_taken_as_huge_pages_is_promised_to_no_task(host: FakeHost)
 
 
 async def test_memory_of_a_task_that_is_over_is_there_for_others(host: FakeHost) -> None:
-    """It was kept for the ended one until somebody removed it."""
+    """The memory was kept for the ended task until its removal."""
     host.fake.systemd.programs["/bin/once"] = ends_with(0)
     large = a_spec(limits=Limits(memory_max_bytes=1 << 30))
     once = replace(large, command=["/bin/once"], restart=RestartPolicy(when=RestartWhen.NEVER))
@@ -353,7 +353,7 @@ async def test_a_task_killed_for_lack_of_memory_reports_it(host: FakeHost) -> No
 async def test_a_killed_probe_does_not_block_the_next_start(
     host: FakeHost,
 ) -> None:
-    """It stays as a failed unit after the task's, which systemd then keeps loaded."""
+    """It stays as a failed unit after the task's unit, which systemd then keeps loaded."""
     systemd = host.fake.systemd
     systemd.programs["killed"] = ends_with(1)
     probe = {"ExecStart": [["killed"]], "CollectMode": "inactive"}
@@ -374,7 +374,7 @@ async def test_a_killed_probe_does_not_block_the_next_start(
 async def test_a_killed_probe_of_a_deleted_task_is_removed_with_it(
     host: FakeHost,
 ) -> None:
-    """Else both units stayed loaded for as long as the host ran."""
+    """Otherwise both units stay loaded for as long as the host runs."""
     systemd = host.fake.systemd
     systemd.programs["killed"] = ends_with(1)
     probe = {"ExecStart": [["killed"]], "CollectMode": "inactive"}
@@ -395,7 +395,7 @@ async def test_a_killed_probe_of_a_deleted_task_is_removed_with_it(
 async def test_a_probe_that_an_earlier_task_of_the_name_left_does_not_keep_it_from_starting(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody remembers that one, and systemd says only that the name is taken."""
+    """The agent has no record of that task, and systemd reports only that the name is in use."""
     systemd = host.fake.systemd
     systemd.programs["killed"] = ends_with(1)
     start = systemd.start_transient
@@ -426,7 +426,7 @@ async def test_a_missing_command_is_explained(host: FakeHost) -> None:
 
 @pytest.mark.behaviour("F-16")
 async def test_a_crash_loop_waits_longer_each_time_and_shows_until_when(host: FakeHost) -> None:
-    host.fake.systemd.programs["/bin/server"] = ends_with(1)  # F-16
+    host.fake.systemd.programs["/bin/server"] = ends_with(1)
     slow = RestartPolicy(backoff_s=100.0)
     async with host.agent() as client:
         await client.put_task("web", a_spec(restart=slow))
@@ -468,7 +468,7 @@ async def test_six_restarts_of_the_agent_restart_no_task(host: FakeHost) -> None
 
 @pytest.mark.behaviour("AG5", "F-03")
 async def test_how_a_task_ended_while_the_agent_was_down_is_reported(host: FakeHost) -> None:
-    async with host.agent() as client:  # AG5 F-03
+    async with host.agent() as client:
         for name in ("code", "oom", "fine"):
             await client.put_task(name, a_spec(restart=NEVER))
             await running(client, name)
@@ -587,7 +587,7 @@ async def test_a_task_with_an_unreadable_record_can_be_removed(host: FakeHost) -
 
 @pytest.mark.behaviour("F-07")
 async def test_records_of_a_newer_agent_stop_this_one_and_nothing_else(host: FakeHost) -> None:
-    async with host.agent() as client:  # F-07
+    async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")
     body = b"{}"
@@ -605,7 +605,7 @@ async def test_records_of_a_newer_agent_stop_this_one_and_nothing_else(host: Fak
 
 @pytest.mark.behaviour("F-38", "BUG-AG15")
 async def test_on_another_file_system_the_agent_says_so_and_does_not_begin(host: FakeHost) -> None:
-    """It said READY, and every image was refused with a 503."""
+    """The agent sent READY, and every image was refused with a 503."""
     host.fake.btrfs.root = host.folder / "elsewhere"
     with pytest.raises(ConfigError, match="is not on a btrfs file system") as refused:
         async with host.agent():
@@ -616,7 +616,7 @@ async def test_on_another_file_system_the_agent_says_so_and_does_not_begin(host:
 
 @pytest.mark.behaviour("F-07", "F-38", "BUG-AG15")
 def test_systemd_does_not_restart_a_unit_that_a_restart_cannot_fix() -> None:
-    """It was restarted every second for ever."""
+    """systemd restarted the unit every second forever."""
     unit = (Path(agent_package.__file__).parent / "units" / "twine-agent.service").read_text()
     assert f"\nRestartPreventExitStatus={ConfigError.exit_code}\n" in unit
 
@@ -625,7 +625,7 @@ def test_systemd_does_not_restart_a_unit_that_a_restart_cannot_fix() -> None:
 async def test_only_starts_that_fail_in_a_row_make_systemd_wait_longer(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that does not start takes the processor from the dpkg that would replace it."""
+    """An agent that cannot start takes processor time from the dpkg that would replace it."""
     text = (Path(agent_package.__file__).parent / "units" / "twine-agent.service").read_text()
     assert "\nRestartSec=1\nRestartSteps=5\nRestartMaxDelaySec=30\n" in text
     loop, asked = asyncio.get_running_loop(), asyncio.Queue[str]()
@@ -806,7 +806,7 @@ async def test_a_reader_from_before_an_agent_restart_learns_of_lost_events(
 
 @pytest.mark.behaviour("BUG-AG7")
 async def test_processes_that_survive_sigkill_are_reported_and_waited_for(host: FakeHost) -> None:
-    """It was taken for gone: its root was removed, a second copy could start."""
+    """The task was treated as gone: its root was removed, and a second copy could start."""
     systemd = host.fake.systemd
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=1))
@@ -827,7 +827,7 @@ async def test_processes_that_survive_sigkill_are_reported_and_waited_for(host: 
 
 @pytest.mark.behaviour("BUG-AG7")
 async def test_a_new_start_waits_for_the_last_process_of_the_old_one(host: FakeHost) -> None:
-    """The start was tried every 0.2 s for ever, and nobody was told why."""
+    """The start was retried every 0.2 s forever, without an error to the user."""
     systemd = host.fake.systemd
     async with host.agent() as client:
         await client.put_task("web", a_spec(generation=1))

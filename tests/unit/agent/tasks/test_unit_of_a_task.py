@@ -1,4 +1,4 @@
-"""What systemd is asked for: a task's unit, and the sandbox that unpacks an image."""
+"""The properties of a task's unit, and the sandbox that unpacks an image."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_properties_are_those_that_were_reviewed() -> None:
 
 @pytest.mark.behaviour("F-84")
 def test_the_filter_of_a_sandbox_cannot_be_bypassed() -> None:
-    """Through a ring (io_uring) a task reached an abstract socket of its host."""
+    """Through a ring (io_uring) a task connected to an abstract socket of its host."""
     for properties in (
         unit_properties("web", a_spec(), "/r"),
         unit_properties("web", a_spec(relaxations=list(Relaxation)[:4]), "/r"),
@@ -98,7 +98,8 @@ def test_downloads_are_not_flushed_and_unpacked_images_may_be() -> None:
     allowed, more = layer["SystemCallFilter"], fetch["SystemCallFilter"]
 
     assert isinstance(allowed, tuple)
-    assert more == (*allowed, "~@sync:0")  # 0: as if it had been done (systemd.exec(5))
+    # 0: the call returns success without an effect (systemd.exec(5))
+    assert more == (*allowed, "~@sync:0")
 
 
 @given(st.integers(0, 1 << 44), st.integers(128 << 20, 1 << 30))
@@ -107,7 +108,8 @@ def test_unpacking_never_uses_the_reserve_between_two_checks(free: int, reserve:
 
     assert 0.1 <= pause <= 1.0
     left = free - pause * FILL_BYTES_PER_S
-    assert left >= min(free, reserve) - 0.1 * FILL_BYTES_PER_S - 1  # of what it finds of it
+    # relative to the part of the reserve that was free
+    assert left >= min(free, reserve) - 0.1 * FILL_BYTES_PER_S - 1
 
 
 def test_systemd_takes_every_property() -> None:
@@ -134,7 +136,7 @@ def test_argv_and_environment_are_passed_on_letter_by_letter(argv: list[str], va
 @pytest.mark.behaviour("BUG-UX9")
 @pytest.mark.parametrize("own", ["", "de_DE.UTF-8"])
 def test_a_task_has_a_locale_that_every_image_has_unless_it_says_another(own: str) -> None:
-    """The host's C.UTF-8 is not in a small image, and redis-server gave up over it."""
+    """Small images lack the host's locale C.UTF-8, and redis-server exited because of this."""
     spec = a_spec(environment={"LANG": own} if own else {})
     environment = unit_properties("web", spec, "/r")["Environment"]
     assert [e for e in environment if e.startswith("LANG=")] == [f"LANG={own or 'C'}"]
@@ -220,7 +222,7 @@ def test_the_unpacker_can_write_nowhere_but_into_its_target() -> None:  # P10
 
 @pytest.mark.behaviour("BUG-AG12")
 def test_the_unpacker_cannot_lift_its_sandbox() -> None:
-    """With CAP_SYS_ADMIN and every system call, it could mount what it liked."""
+    """With CAP_SYS_ADMIN and every system call, the unpacker could mount any file system."""
     for properties in (
         *(unpack_properties("/s/i.stream", "/s/i", f, "/s") for f in ImageFormat),
         drop_setuid_properties("/s/i"),
@@ -255,7 +257,7 @@ def test_an_object_without_a_task_is_left_over_unless_it_is_excluded() -> None: 
 
 @pytest.mark.behaviour("BUG-AG18")
 def test_the_root_of_a_task_is_read_only_and_the_docs_say_so() -> None:
-    """The docs told of a root that a task may write, and no task ever could."""
+    """The docs described a root that a task may write to, and no task could write to it."""
     properties = unit_properties("web", a_spec(), "/r")
     page = (Path(__file__).parents[4] / "docs" / "task-lifecycle.md").read_text()
 
@@ -283,7 +285,7 @@ def test_an_error_of_a_program_is_reported_without_decoration(line: str, expecte
 
 @pytest.mark.behaviour("BUG-AG17")
 def test_errors_of_a_fetch_are_not_mixed_with_its_answer() -> None:
-    """A refused image was told as `exit-code`."""
+    """The error of a refused image was only `exit-code`."""
     unit = fetch_properties(["inspect", "docker://r/x:1"], "/s/oci-1", ["/id"], "/s/o")
     assert (unit["StandardOutput"], unit["StandardError"]) == ("file", "journal")
 
@@ -300,7 +302,7 @@ def test_a_task_has_shared_memory_of_its_own_within_its_memory() -> None:
 
 @pytest.mark.behaviour("BUG-AG35")
 def test_new_files_of_a_task_are_readable_by_others_unless_it_says_otherwise() -> None:
-    """Other runtimes have 0022; keys of units that run stay as they were."""
+    """Other runtimes use 0022; the keys of running units stay unchanged."""
     plain = a_spec()
     same, strict = replace(plain, umask="022"), replace(plain, umask="0077")
     assert unit_properties("web", plain, "/r")["UMask"] == 0o022
@@ -328,14 +330,14 @@ def test_limits_of_processes_are_those_of_the_specification(
 
 
 def test_a_session_of_pam_may_be_opened_by_default() -> None:
-    """pam_limits raises the hard limit of cores and sets its own priority; there are no cores."""
+    """pam_limits raises the hard limit of cores and sets its own priority; core dumps stay off."""
     unit = unit_properties("web", a_spec(), "/r")
     assert list(unit).index("LimitCORE") < list(unit).index("LimitCORESoft")
     assert (unit["LimitCORE"], unit["LimitCORESoft"]) == (UNLIMITED, 0)
     encode({name: unit[name] for name in ("LimitCORE", "LimitCORESoft")})
     calls = unit["SystemCallFilter"]
     assert isinstance(calls, tuple)
-    assert calls.index(NO_PRIORITY) > calls.index("~@resources")  # the later one counts
+    assert calls.index(NO_PRIORITY) > calls.index("~@resources")  # the later value counts
     chosen = unit_properties("web", a_spec(relaxations=[Relaxation.SCHEDULING]), "/r")
     assert not {NO_PRIORITY, "~@resources"} & {*_as_json(chosen["SystemCallFilter"])}
     machine = a_spec(relaxations=[Relaxation.OWN_INIT], ulimits=Ulimits(nofile=4096))
@@ -355,7 +357,7 @@ def test_an_owner_says_what_ends_above_the_memory_limit() -> None:
 
 @pytest.mark.behaviour("BUG-AG40")
 def test_a_killed_journald_restarts_and_keeps_its_streams() -> None:
-    """Debian's unit of a namespace has Restart=no; its end by itself is no failure."""
+    """Debian's unit of a namespace has Restart=no; a regular exit is a success."""
     places = {target: name for _, name, target in targets()}
     name = places["etc/systemd/system/systemd-journald@.service.d/twine.conf"]
     lines = (files("agent") / "units" / name).read_text().splitlines()

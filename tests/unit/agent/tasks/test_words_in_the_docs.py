@@ -1,4 +1,4 @@
-"""docs/task-lifecycle.md and the code say the same of states, reasons and exit codes."""
+"""docs/task-lifecycle.md and the code agree on states, reasons and exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.tasks.exec import _end_of
 DOCS = Path(__file__).parents[4] / "docs"
 PAGE = (DOCS / "task-lifecycle.md").read_text()
 UNUSED = {223, 234}
-"""Numbers between 200 and 243 that systemd gives no meaning for services (systemd.exec(5))."""
+"""Numbers between 200 and 243 without a systemd meaning for services (systemd.exec(5))."""
 
 
 def test_every_state_is_explained() -> None:

@@ -1,4 +1,4 @@
-"""Where a task's volumes are, who owns them, and what cannot be had."""
+"""The paths of a task's volumes, their owners, and which volumes are unavailable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_other_names_belong_to_no_task(name: str) -> None:
 
 @pytest.mark.behaviour("AG9")
 def test_volumes_are_mounted_before_the_start_and_unmounted_after_the_end() -> None:
-    """Those of others are read only; the dynamic user stays what it is."""
+    """Volumes of others are read only; the dynamic user stays unchanged."""
     spec = a_spec(volumes={"data": DATA, "tmp": TMP, "cache": CACHE, "theirs": THEIRS})
     found = mount_properties("web", spec, "/state", "/root")
 
@@ -103,7 +103,7 @@ def test_missing_resources_are_named(volumes: dict[str, Volume], field: str) -> 
 
 @pytest.mark.behaviour("AG9")
 def test_limits_of_all_tasks_together_fit_on_the_disk() -> None:
-    """With the numbers; what this task had before does not count twice."""
+    """The error contains the numbers; the task's earlier limit does not count twice."""
     spec, other = a_spec(volumes={"data": DATA}), a_spec(volumes={"tmp": DATA})
     assert too_large("web", spec, {"db": other}, 128 * MIB) == ""
     assert too_large("web", spec, {"web": spec, "db": other}, 128 * MIB) == ""
@@ -120,6 +120,6 @@ def test_a_scratch_volume_is_removed_once_it_is_not_named() -> None:
 
 @pytest.mark.behaviour("AG9")
 def test_a_volume_of_another_task_is_not_opened_for_writing() -> None:
-    """Under ProtectSystem=strict what is not named is read only."""
+    """Under ProtectSystem=strict every path that is not listed is read only."""
     found = mount_properties("web", a_spec(volumes={"t": THEIRS}), "/s", "/root")
     assert "ReadWritePaths" not in found

@@ -27,7 +27,7 @@ def with_volumes(generation: int = 1, **fields: Any) -> Any:
 async def test_a_persistent_volume_outlives_its_task_and_is_used_again(
     host: FakeHost,
 ) -> None:
-    """And scratch is gone with it."""
+    """A scratch volume is removed together with the task."""
     async with host.agent() as client:
         await client.put_task("web", with_volumes())
         await running(client, "web")
@@ -70,7 +70,7 @@ async def test_a_scratch_volume_that_is_no_longer_asked_for_goes(host: FakeHost)
 
 @pytest.mark.behaviour("AG9")
 async def test_snapshots_are_read_only_and_used_ones_are_not_removed(host: FakeHost) -> None:
-    """On demand, listed with who has what."""
+    """Snapshots are made on demand; the list names the tasks of each volume."""
     async with host.agent() as client:
         await client.put_task("web", with_volumes())
         await running(client, "web")
@@ -101,7 +101,7 @@ async def test_snapshots_are_read_only_and_used_ones_are_not_removed(host: FakeH
 
 @pytest.mark.behaviour("AG9")
 async def test_a_shared_volume_waits_for_its_owner_and_is_read_only(host: FakeHost) -> None:
-    """The reason names what is missing."""
+    """The reason names the missing volume."""
     shared = Volume(kind=VolumeKind.SHARED, path="/theirs", source="db.data")
     async with host.agent() as client:
         await client.put_task("web", a_spec(volumes={"theirs": shared}))
@@ -121,7 +121,7 @@ async def test_a_shared_volume_waits_for_its_owner_and_is_read_only(host: FakeHo
 
 @pytest.mark.behaviour("AG9")
 async def test_an_unknown_limit_is_refused_by_name(host: FakeHost) -> None:
-    """Nothing of the task is taken; without the limit it runs."""
+    """The whole task is refused; without the limit it runs."""
     host.fake.btrfs.can_count = QuotaMode.OFF
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match=r"volumes\.data\.max_bytes needs quotas"):
@@ -147,7 +147,7 @@ async def test_a_request_that_does_not_fit_is_refused_with_the_numbers(host: Fak
 async def test_a_volume_counts_until_its_task_is_removed_also_once_that_has_ended(
     host: FakeHost,
 ) -> None:
-    """What is in it is on the disk, and the task that is started again finds it."""
+    """The data are on the disk, and the task finds them when it is started again."""
     disk_bytes, _ = host.fake.btrfs.free_bytes(host.state)
     most = {"tmp": Volume(path="/work", max_bytes=disk_bytes * 3 // 4)}
     once = RestartPolicy(when=RestartWhen.NEVER)
@@ -174,7 +174,7 @@ async def _accounts(client: AgentClient) -> dict[tuple[str, str], Account]:
 
 @pytest.mark.behaviour("F-42")
 async def test_every_volume_is_accounted_for(host: FakeHost) -> None:
-    """P9 F-42: what stays says for whom, what is nobody's is found, a missing one is told."""
+    """Volumes name their task; those without an owner and missing ones are reported (P9)."""
     async with host.serving() as (services, client):
         services.accounts.second_look_s = 0.0
         await client.put_task("web", with_volumes())
@@ -191,7 +191,7 @@ async def test_every_volume_is_accounted_for(host: FakeHost) -> None:
             ("file", "volumes/local/file"),
         }
         found = await _accounts(client)
-        async with asyncio.timeout(60):  # its record may still be being written
+        async with asyncio.timeout(60):  # the agent may still be writing its record
             while {name for name, a in found.items() if a.wrong} != odd:
                 found = await _accounts(client)
 
