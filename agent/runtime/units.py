@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agent.machine import Systemd, UnitState
 from agent.runtime.offload import Lanes
+from agent.runtime.poll_timers import pause
 from wire.errors import Conflict, SystemdError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Units:
         `pattern` is a glob of units. One call reads the states of all units.
         """
         while True:
-            await asyncio.sleep(READ_S)
+            await pause(READ_S)
             try:
                 seen = await self._lanes.run(_LANE, self._systemd.glance, pattern)
             except SystemdError as e:
