@@ -107,7 +107,7 @@ class HostParts:
         self.cpus = ExclusiveCpus(self.units, cgroups, lanes, machine.cores, self.run / "own-cpus")
         with_pages = "hugetlb" in hardware.cgroup_controllers
         self.pages = HugePages(self.units, cgroups, lanes, machine.hugepages, controller=with_pages)
-        self.memory = MemoryProtection(self.units, cgroups, lanes)
+        self.memory = MemoryProtection(self.units, cgroups, lanes, hardware.page_bytes)
         self.notices = TaskNotices(self.run / "notices", lanes)
         self.volumes = Volumes(machine.btrfs, self.state)
         self.volume_service = VolumeService(self.volumes, lambda: self.tasks.specs(), lanes)
@@ -149,7 +149,14 @@ class HostParts:
             self.cpus,
             self.pages,
             self.memory,
-            TaskLimits(self.units, self.machine.cgroups, self.lanes, self.cpus, self.pages),
+            TaskLimits(
+                self.units,
+                self.machine.cgroups,
+                self.lanes,
+                self.cpus,
+                self.pages,
+                self.hardware.page_bytes,
+            ),
             FreshRoot(self.roots, self.lanes),
             self.volume_service,
             self.networks,

@@ -10,6 +10,9 @@ from msgspec import Meta
 
 from agent.api.ranges import END, Name, Port, Written
 
+EGRESS_MBPS_MAX = 34_359
+"""The kernel's token bucket is set in bytes per second, with 32 bits (tc-tbf(8))."""
+
 
 class NetworkMode(StrEnum):
     """Which network a task uses."""
@@ -78,6 +81,8 @@ def contradiction(reach: Reach) -> str:
             ipaddress.ip_address(address)
         except ValueError:
             return f"network.dns: {address!r} is not an IP address"
+    if reach.egress_mbps is not None and reach.egress_mbps > EGRESS_MBPS_MAX:
+        return f"network.egress_mbps {reach.egress_mbps:g} is above {EGRESS_MBPS_MAX}, the maximum"
     if reach.mode is NetworkMode.PRIVATE:
         return ""
     asked = {"egress_mbps": reach.egress_mbps, "allow_from": reach.allow_from}

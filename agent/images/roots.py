@@ -41,6 +41,8 @@ class TaskRoots:
         """Tasks whose root was never started from."""
         self._can_bound: bool | None = None
         self._tops: dict[str, list[str]] = {}
+        self._written: dict[str, tuple[int, int]] = {}
+        """Image → the version of its description for which configuration and tops are cached."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, task_id: str) -> Path:
@@ -69,8 +71,9 @@ class TaskRoots:
     def config(self, digest: str) -> OciConfig | None:
         """Return the configuration of an OCI image, None if it has none.
 
-        Cached: the content of a digest never changes.
+        Cached until the description changes: a stream can be imported again in another format.
         """
+        self._forget_replaced(digest)
         if digest not in self._configs:
             try:
                 data = self._image(digest).with_suffix(".json").read_bytes()
@@ -79,6 +82,23 @@ class TaskRoots:
                 return None
             self._configs[digest] = found
         return self._configs[digest]
+
+    def _forget_replaced(self, digest: str) -> None:
+        """Drop what is cached of an image that was removed or imported again."""
+        try:
+            found = self._image(digest).with_suffix(".json").stat()
+        except FileNotFoundError:
+            version = None
+        except OSError:
+            return
+        else:
+            version = found.st_ino, found.st_ctime_ns
+        if self._written.get(digest) == version:
+            return
+        for cached in (self._configs, self._tops, self._written):
+            cached.pop(digest, None)
+        if version is not None:
+            self._written[digest] = version
 
     def is_writable(self, spec: TaskSpec) -> bool:
         """Return whether a task may write to its root here."""
@@ -95,6 +115,7 @@ class TaskRoots:
 
     def tops(self, digest: str) -> list[str]:
         """Return the folders at the top of an image that a writable root opens."""
+        self._forget_replaced(digest)
         if digest not in self._tops:
             image = self._image(digest)
             found = {"": _folders(image)}

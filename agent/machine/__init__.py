@@ -271,6 +271,8 @@ class HostHardware(msgspec.Struct, frozen=True):
     cgroup_controllers: tuple[str, ...]
     hugepages_bytes: int = 0
     """Part of `memory_bytes` that is reserved as huge pages of all sizes now."""
+    page_bytes: int = 4096
+    """Size of the kernel's pages: 16 or 64 KiB in some kernels for Arm."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

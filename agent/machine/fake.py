@@ -225,9 +225,10 @@ class FakeMachine:
     def _kept_of(self, unit: str) -> Mapping[str, str]:
         if not unit.endswith(".slice") or not self.systemd.units(unit):
             return {}
-        properties = self.systemd.properties(unit)
+        properties, page = self.systemd.properties(unit), self.hardware.page_bytes
         names = {"MemoryMin": "memory.min", "MemoryLow": "memory.low"}
-        return {file: str(properties.get(name, 0)) for name, file in names.items()}
+        sizes = {file: cast("int", properties.get(name, 0)) for name, file in names.items()}
+        return {file: str(size // page * page) for file, size in sizes.items()}
 
     def _cpus_of(self, unit: str) -> Iterable[int]:
         found = self.systemd.units(unit)

@@ -33,6 +33,7 @@ def read_hardware(fs: KernelFs) -> HostHardware:
         hostname=_proc(fs, "/proc/sys/kernel/hostname"),
         nics=tuple(name for name in fs.names("/sys/class/net") if _is_nic(fs, name)),
         hugepages_bytes=hugepages_bytes(fs),
+        page_bytes=os.sysconf("SC_PAGESIZE"),
         cgroup_controllers=tuple((fs.find("/sys/fs/cgroup/cgroup.controllers") or "").split()),
     )
 

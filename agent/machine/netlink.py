@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from ipaddress import IPv6Network
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from pyroute2 import AsyncIPRoute, netns
 from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from agent.netplan import TUNNEL, TaskNet
 from wire.errors import HostError
@@ -22,6 +23,8 @@ from wire.errors import HostError
 INSIDE = "eth0"
 _NODAD = 2
 """IFA_F_NODAD: no duplicate address detection, because no other host can have the address."""
+_SCOPE_LINK = 253
+"""RT_SCOPE_LINK: the kernel itself assigns these addresses."""
 _HOST_LINK_LOCAL = "fe80::1"
 _SYSCTLS = Path("/proc/sys/net")
 _LATENCY = "50ms"
@@ -48,6 +51,10 @@ async def ensure_host(host4: str, host6: str, prefix6: str) -> str:
 async def _tunnel(host4: str, prefix6: str) -> None:
     region = IPv6Network(prefix6)
     async with _netlink(f"cannot create the tunnel {TUNNEL} to tasks of other hosts") as ipr:
+        for index in await ipr.link_lookup(ifname=TUNNEL):
+            (link,) = await ipr.link("get", index=index)
+            if _settings_of(link) != (host4, str(region.network_address), region.prefixlen):
+                await ipr.link("del", index=index)  # the host or the region has another address
         if not await ipr.link_lookup(ifname=TUNNEL):
             await ipr.link(
                 "add",
@@ -61,6 +68,14 @@ async def _tunnel(host4: str, prefix6: str) -> None:
         (index,) = await ipr.link_lookup(ifname=TUNNEL)
         await ipr.link("set", index=index, state="up")
         await ipr.route("replace", dst=prefix6, oif=index)
+
+
+def _settings_of(tunnel: Any) -> tuple[str | None, str | None, int | None]:
+    """Return the local address, the prefix and the length of the prefix of a 6rd tunnel."""
+    data = "IFLA_LINKINFO", "IFLA_INFO_DATA"
+    names = "IFLA_SIT_LOCAL", "IFLA_SIT_6RD_PREFIX", "IFLA_SIT_6RD_PREFIXLEN"
+    local, prefix, length = (tunnel.get_nested(*data, name) for name in names)
+    return local, prefix, length
 
 
 def _write_sysctl(path: str, value: str, *, accept_ra: bool) -> None:
@@ -132,7 +147,19 @@ async def _inside(net: TaskNet, gateway4: str) -> None:
         await ipr.route("replace", dst=f"{gateway4}/32", oif=index, scope="link")
         await ipr.route("replace", dst="0.0.0.0/0", gateway=gateway4, oif=index)
         await ipr.route("replace", dst="::/0", gateway=_HOST_LINK_LOCAL, oif=index)
+        await _remove_addresses(ipr, index, but=(net.address4, net.address6))
         await _shape(ipr, index, net.egress_bps)
+
+
+async def _remove_addresses(ipr: Any, index: int, but: Collection[str]) -> None:
+    """Remove all other addresses of a link, for instance that of an earlier address of the host.
+
+    The firewall drops packets from them.
+    """
+    for found in [a async for a in await ipr.get_addr(index=index)]:
+        address = found.get_attr("IFA_ADDRESS")
+        if found["scope"] != _SCOPE_LINK and address not in but:
+            await ipr.addr("del", index=index, address=address, prefixlen=found["prefixlen"])
 
 
 async def _shape(ipr: Any, index: int, bps: int | None) -> None:
@@ -142,7 +169,7 @@ async def _shape(ipr: Any, index: int, bps: int | None) -> None:
         burst = max(1600, bps // 8 // 100)  # bytes sent in 10 ms, at least one frame
         await ipr.tc("replace", "tbf", index, rate=f"{bps}bit", burst=burst, latency=_LATENCY)
     elif found:
-        await ipr.tc("del", "tbf", index)
+        await ipr.tc("del", index=index, parent=TC_H_ROOT)
 
 
 async def remove(namespace: str, veth: str) -> None:

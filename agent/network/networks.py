@@ -81,7 +81,9 @@ class Networks(TaskStage):
         there = await self._ask(Ask(site=site))
         for task_id, spec in self._expected.items():
             if is_private(spec) and task_id in self._known:
-                self._wanted[task_id] = plan(site, task_id, spec, self._known.values())
+                net = plan(site, task_id, spec, self._known.values())
+                # A task keeps its address until its next start, even if the host's has changed.
+                self._wanted[task_id] = replace(net, address6=self._known[task_id].address6)
         unknown = [
             net.task_id
             for net in there.networks

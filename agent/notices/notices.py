@@ -97,10 +97,7 @@ class TaskNotices(TaskStage):
         """Keep files and hooks up to date until cancelled. `tasks` returns all tasks."""
         try:
             while True:
-                try:
-                    await self.update(tasks())
-                except HostError as e:
-                    log.warning("notices cannot be written", extra={"why": str(e)})
+                await self.update(tasks())
                 await self._rest.until_round(CHECK_S)
         finally:
             for task_id in [*self._calls]:
@@ -110,16 +107,21 @@ class TaskNotices(TaskStage):
 
     async def update(self, tasks: Mapping[str, TaskRecord]) -> None:
         """Update the files of all tasks once, and call the hooks that have new notices."""
-        for task_id in [name for name in self._calls if name not in tasks]:
+        run = {name: task for name, task in tasks.items() if task.state is TaskState.RUNNING}
+        for task_id in [name for name in self._calls if name not in run]:
             self._give_up(task_id)
-        for task_id, task in tasks.items():
-            wish = task.spec.life.notice
-            if wish is None or task.state is not TaskState.RUNNING:
-                continue
-            text = text_for(task.spec, self._held)
-            await self._lanes.run(_LANE, self._write, task_id, text)
-            if wish.port is not None:
-                await self._notify(task, wish, text)
+        for task in run.values():
+            if (wish := task.spec.life.notice) is not None:
+                try:
+                    await self._update(task, wish)
+                except HostError as e:  # the notices of all other tasks are still delivered
+                    log.warning("a notice is not delivered", extra={"why": str(e)})
+
+    async def _update(self, task: TaskRecord, wish: NoticeWish) -> None:
+        text = text_for(task.spec, self._held)
+        await self._lanes.run(_LANE, self._write, task.task_id, text)
+        if wish.port is not None:
+            await self._notify(task, wish, text)
 
     async def _notify(self, task: TaskRecord, wish: NoticeWish, text: bytes) -> None:
         """Start calling a task's hook with notices that it has not accepted yet."""
@@ -148,14 +150,25 @@ class TaskNotices(TaskStage):
             if failures in (1, 10):
                 log.warning("task %s: its notice was not accepted: %s", task_id, problem)
             await asyncio.sleep(pause_s(failures))
-        await self._lanes.run(_LANE, swap, self._accepted_file(task_id), text, 0o600)
         log.info("task %s accepted its notice", task_id)
+        try:
+            await self._lanes.run(_LANE, swap, self._accepted_file(task_id), text, 0o600)
+        except OSError as e:
+            log.warning(
+                "a restarted agent will send task %s its notice again: that it was accepted "
+                "cannot be stored: %s",
+                task_id,
+                e.strerror,
+            )
 
     async def _post(self, wish: NoticeWish, at: str, text: bytes) -> str:
         """Return why the hook did not accept the notices, empty if it did."""
         if self._session is None:
-            connector = aiohttp.TCPConnector(force_close=True)
-            self._session = aiohttp.ClientSession(connector=connector)
+            # No limits for all hooks together: a hook that hangs must not delay the others.
+            connector = aiohttp.TCPConnector(force_close=True, limit=0)
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=aiohttp.ClientTimeout(total=None)
+            )
         host = f"[{at}]" if ":" in at else at
         try:
             async with (
@@ -184,6 +197,9 @@ class TaskNotices(TaskStage):
             return self._accepted_file(task_id).read_bytes()
         except FileNotFoundError:
             return NOTHING
+        except OSError as e:
+            reason = f"cannot read which notices task {task_id} has accepted: {e.strerror}"
+            raise HostError(reason) from e
 
     def _keep(self, data: bytes) -> None:
         try:

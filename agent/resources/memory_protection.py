@@ -29,9 +29,10 @@ Kept = dict[str, dict[str, int]]
 class MemoryProtection(TaskStage):
     """The memory protection of the slices of this machine."""
 
-    def __init__(self, units: Units, cgroups: Cgroups, lanes: Lanes) -> None:
+    def __init__(self, units: Units, cgroups: Cgroups, lanes: Lanes, page_bytes: int) -> None:
         """Protect nothing until `follow` is called."""
         self._units, self._cgroups, self._lanes = units, cgroups, lanes
+        self._page_bytes = page_bytes
         self._specs: Callable[[], Mapping[str, TaskSpec]] = dict
         self._in_force: Kept | None = None
         """Protection that this agent confirmed last; None: none yet."""
@@ -59,12 +60,13 @@ class MemoryProtection(TaskStage):
             read = await self._lanes.run("usage", self._read)
             for name in sorted({*wanted, *filter(lambda n: is_kept(read[n]), read)}):
                 kept = wanted.get(name) or dict.fromkeys(KEPT_FILES, 0)
-                if read.get(name) != files(kept):
+                if read.get(name) != files(kept, self._page_bytes):
                     await self._units.limit(name, kept)
             read = await self._lanes.run("usage", self._read)
             for name, kept in wanted.items():
                 # A slice that does not run yet has no files; it will start with these values.
-                if wrong := not_in_force(files(kept), read.get(name, {})):
+                values = files(kept, self._page_bytes)
+                if wrong := not_in_force(values, read.get(name, {})):
                     raise HostError(f"the memory protection of {name} is not in force: {wrong}")
             self._in_force = wanted
 

@@ -25,11 +25,17 @@ class TaskLimits(TaskStage):
     """Applies limits through systemd, and confirms them from the kernel's files."""
 
     def __init__(
-        self, units: Units, cgroups: Cgroups, lanes: Lanes, cpus: ExclusiveCpus, pages: HugePages
+        self,
+        units: Units,
+        cgroups: Cgroups,
+        lanes: Lanes,
+        cpus: ExclusiveCpus,
+        pages: HugePages,
+        page_bytes: int,
     ) -> None:
         """`cpus` and `pages` provide those limits that depend on the host."""
         self._units, self._cgroups, self._lanes = units, cgroups, lanes
-        self._cpus, self._pages = cpus, pages
+        self._cpus, self._pages, self._page_bytes = cpus, pages, page_bytes
 
     def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
         """Return the unit with the kernel's name for each block device that has a limit."""
@@ -46,7 +52,10 @@ class TaskLimits(TaskStage):
         await self._units.limit(unit_of(task.task_id), properties)
         await self._pages.limit(task.task_id, spec)
         proved = own_values(task.own_cpus) | self._pages.values(spec)
-        wanted, group = kernel_values(spec) | proved, cgroup_of(task.task_id, spec)
+        wanted, group = (
+            kernel_values(spec, self._page_bytes) | proved,
+            cgroup_of(task.task_id, spec),
+        )
         read = await self._lanes.run("usage", self._cgroups.values, group, list(wanted))
         if wrong := not_in_force(wanted, read) or lacking(proved, read):
             raise HostError(f"the limits of task {task.task_id} are not in force: {wrong}")

@@ -47,6 +47,7 @@ def test_a_machine_has_cpus_sockets_and_memory(hardware: HostHardware) -> None:
     assert hardware.cpu.numa_nodes >= 1
     assert hardware.cpu.model
     assert hardware.memory_bytes > 64 << 20
+    assert hardware.page_bytes in (4096, 16384, 65536)
 
 
 def test_a_machine_says_which_boot_this_is(hardware: HostHardware) -> None:

@@ -13,7 +13,6 @@ _S = 1_000_000
 _UNLIMITED = 2**64 - 1
 _PERIOD_USEC = 100_000
 """Period of cpu.max, systemd's default."""
-_PAGE = 4096
 _DEV = "/dev/"
 IO_FILES = {
     "read_bytes_per_s": "IOReadBandwidthMax",
@@ -108,17 +107,17 @@ def live_properties(spec: TaskSpec, before: Resources | None) -> dict[str, objec
     return found
 
 
-def kernel_values(spec: TaskSpec) -> dict[str, str]:
+def kernel_values(spec: TaskSpec, page_bytes: int) -> dict[str, str]:
     """Return the required values of the task's cgroup files (cgroup-v2.rst)."""
     limits, more = spec.limits, spec.resources
     return {
         "cpu.weight": str(limits.cpu_weight),
         "cpu.max": f"{_quota(limits.cpu_max_cores)} {_PERIOD_USEC}",
-        "memory.max": pages(limits.memory_max_bytes),
-        "memory.high": pages(more.memory_high_bytes),
-        "memory.min": pages(more.memory_min_bytes),
-        "memory.low": pages(more.memory_low_bytes),
-        "memory.swap.max": pages(more.swap_max_bytes),
+        "memory.max": pages(limits.memory_max_bytes, page_bytes),
+        "memory.high": pages(more.memory_high_bytes, page_bytes),
+        "memory.min": pages(more.memory_min_bytes, page_bytes),
+        "memory.low": pages(more.memory_low_bytes, page_bytes),
+        "memory.swap.max": pages(more.swap_max_bytes, page_bytes),
         "pids.max": str(limits.tasks_max),
     }
 
@@ -130,9 +129,9 @@ def _quota(cores: float | None) -> str:
     return "max" if cores is None else str(round(cores * _S) * _PERIOD_USEC // _S)
 
 
-def pages(size: int | None) -> str:
+def pages(size: int | None, page_bytes: int) -> str:
     """Return a size as the kernel's files show it: rounded down to whole pages, `max` for None."""
-    return "max" if size is None else str(size // _PAGE * _PAGE)
+    return "max" if size is None else str(size // page_bytes * page_bytes)
 
 
 def not_in_force(values: Mapping[str, str], read: Mapping[str, str]) -> str:

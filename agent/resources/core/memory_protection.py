@@ -33,9 +33,9 @@ def kept_in_slices(specs: Iterable[TaskSpec]) -> dict[str, dict[str, int]]:
     return found
 
 
-def files(kept: Mapping[str, int]) -> dict[str, str]:
+def files(kept: Mapping[str, int], page_bytes: int) -> dict[str, str]:
     """Return the values of the kernel's files for these properties."""
-    return {name: pages(kept[key]) for key, name in KEPT_FILES.items()}
+    return {name: pages(kept[key], page_bytes) for key, name in KEPT_FILES.items()}
 
 
 def is_kept(values: Mapping[str, str]) -> bool:

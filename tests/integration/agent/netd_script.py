@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from pyroute2 import netns
 
 from agent.api import Network, NetworkMode, TaskSpec
@@ -103,6 +104,32 @@ async def walls() -> dict[str, Any]:
     return found
 
 
+def _addresses(task: str) -> list[str]:
+    command = ["nsenter", f"--net={netns_of(task)}", "ip", "-o", "addr", "show", "dev", "eth0"]
+    shown = subprocess.run(
+        [*command, "scope", "global"], capture_output=True, text=True, check=True
+    )
+    return sorted(line.split()[3].partition("/")[0] for line in shown.stdout.splitlines())
+
+
+async def another_host_address() -> dict[str, Any]:
+    """The networks of two tasks are made again after the address of the host has changed."""
+    site = replace(SITE, host4="10.77.0.12")
+    specs = {"web": a_spec(allow_from=["db"]), "db": a_spec()}
+    nets: list[TaskNet] = []
+    for task, spec in specs.items():
+        nets.append(plan(site, task, spec, (await answer(Ask(site=site))).networks))
+        await answer(Ask(site=site, ensure=nets[-1], allowed=nets))
+    server = within("web", lambda: listener(socket.AF_INET6, nets[0].address6, 80))
+    found = {
+        "reached": within("db", lambda: reaches(nets[0].address6, 80, TIMEOUT_S)),
+        "rate": "tbf" in _qdiscs("db"),
+        "only": _addresses("web") == sorted([nets[0].address4, nets[0].address6]),
+    }
+    server.close()
+    return found
+
+
 async def cycles(count: int) -> dict[str, Any]:
     left = await answer(Ask(site=SITE, remove=["web", "db", "other"], allowed=[]))
     before = _links()
@@ -146,7 +173,8 @@ def _qdiscs(task: str) -> str:
 
 
 async def _rest(count: int) -> dict[str, Any]:
-    return {"cycles": await cycles(count), "strays": await strays()}
+    moved = await another_host_address()
+    return {"moved": moved, "cycles": await cycles(count), "strays": await strays()}
 
 
 def _links() -> list[str]:

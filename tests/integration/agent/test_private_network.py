@@ -65,6 +65,14 @@ def test_a_private_task_may_bind_every_port_and_others_may_not(found: dict[str, 
     assert found["walls"]["low ports"] == ["0", "1024"]
 
 
+@pytest.mark.behaviour("BUG-AG57", "BUG-AG58")
+def test_a_task_uses_only_its_new_address_and_rate_after_a_change(
+    found: dict[str, Any],
+) -> None:
+    """The firewall drops packets from the old address, which the kernel could still choose."""
+    assert found["moved"] == {"reached": "open", "rate": False, "only": True}
+
+
 def test_the_same_request_again_changes_nothing(found: dict[str, Any]) -> None:
     assert found["walls"]["same again"]
 

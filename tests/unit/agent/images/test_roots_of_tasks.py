@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 
+import msgspec
 import pytest
 from builders import IMAGE, FakeHost, a_spec
 from msgspec.structs import replace
 
-from agent.api import RootMode
+from agent.api import ImageFormat, ImageInfo, OciConfig, RootMode
 from agent.images.roots import TaskRoots
 from agent.machine import QuotaMode
 from wire.errors import HostError
@@ -79,3 +80,23 @@ def test_the_lists_of_an_image_are_found_behind_its_links(host: FakeHost, link: 
         (image / "etc" / "passwd").symlink_to("/usr/etc/passwd")
     owner = roots_of(host).owner(IMAGE)
     assert (owner.users, owner.name, owner.groups) == ("usr/etc/passwd", "root", "")
+
+
+@pytest.mark.behaviour("BUG-AG56")
+def test_an_image_that_is_imported_again_has_its_new_configuration(host: FakeHost) -> None:
+    """The same stream may be a plain archive or an OCI layout; an operator may correct this."""
+    roots, images = roots_of(host), host.state / "images"
+    described = images / f"{IMAGE.removeprefix('sha256:')}.json"
+    (images / described.stem / "blobs").mkdir()
+    assert (roots.config(IMAGE), roots.tops(IMAGE)) == (None, ["blobs"])
+
+    described.unlink()
+    assert roots.config(IMAGE) is None
+    (images / described.stem / "blobs").rmdir()
+    (images / described.stem / "srv").mkdir()
+    config = OciConfig(command=["/bin/server"])
+    info = ImageInfo(
+        digest=IMAGE, format=ImageFormat.OCI, stream_bytes=1, created_at=2.0, config=config
+    )
+    described.write_bytes(msgspec.json.encode(info))
+    assert (roots.config(IMAGE), roots.tops(IMAGE)) == (config, ["srv"])

@@ -8,6 +8,7 @@ import pytest
 from builders import a_spec
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.api import Network, NetworkMode
 from agent.api.network import contradiction
@@ -164,4 +165,16 @@ def test_a_network_option_that_needs_a_private_network_is_refused_without_one() 
     assert contradiction(Network(egress_mbps=1)).startswith("network.egress_mbps needs a network")
     assert "allow_from" in contradiction(Network(allow_from=["a"]))
     assert contradiction(Network(mode=NetworkMode.PRIVATE, egress_mbps=1)) == ""
+
+
+@pytest.mark.behaviour("BUG-AG58")
+def test_a_rate_that_the_kernel_cannot_hold_is_refused() -> None:
+    private = Network(mode=NetworkMode.PRIVATE, egress_mbps=34_359)
+    assert contradiction(private) == ""
+    assert contradiction(replace(private, egress_mbps=40_000)) == (
+        "network.egress_mbps 40000 is above 34359, the maximum"
+    )
+
+
+def test_a_host_has_an_address_in_the_network_of_its_tasks() -> None:
     assert str(host6(SITE)) == "fd74:7769:a4d:b::1"

@@ -120,3 +120,23 @@ async def test_a_task_that_starts_before_the_agent_took_over_costs_no_other_its_
         ("new", []),
     ]
     assert set(network.networks) == {"web", "new"}
+
+
+@pytest.mark.behaviour("BUG-AG57")
+async def test_a_restarted_agent_allows_the_addresses_that_tasks_have() -> None:
+    """If the address of the host changed, the firewall would drop packets of running tasks."""
+    network, lanes = FakeNetwork(), Lanes()
+    site = site_with("fd74:7769::/32", "100.64.0.0/10", "", 7443)
+    spec = a_spec(network=PRIVATE)
+    before = Networks(network, lanes, site)
+    before.expect({}, [])
+    web = await before.ensure(TaskRecord(task_id="web", spec=spec))
+
+    network.own = "10.77.0.12"
+    after = Networks(network, lanes, site)
+    after.expect({"web": spec}, [])
+    await after.adopt()
+    assert [net.address6 for net in network.allowed or []] == web.addresses[:1]
+    started = await after.ensure(web)
+    lanes.close()
+    assert started.addresses[0] == network.networks["web"].address6 != web.addresses[0]

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from builders import FakeHost, a_spec, gone, running, unit
+from builders import FakeHost, a_record, a_spec, gone, running, unit
 from msgspec.structs import replace
 
-from agent.api import Life, TaskSpec
+from agent.api import Life, TaskSpec, TaskState
 from agent.api.notices import HostNotice, HostNotices, LentCapacity, NoticeWish
 from agent.notices import notices as module
 from agent.notices.core import pause_s
-from agent.runtime.core.records import key_of
+from agent.runtime.core.records import TaskRecord, key_of
 from agent.runtime.offload import Lanes
 from wire.errors import Conflict
 
@@ -57,16 +57,19 @@ class HookServer:
     def __init__(self) -> None:
         self.bodies: list[Any] = []
         self.status = 200
+        self.hangs = False
 
     async def answer(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.json())
+        if self.hangs:
+            await asyncio.Event().wait()
         return web.Response(status=self.status)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[int]:
         app = web.Application()
         app.router.add_post("/notice", self.answer)
-        runner = web.AppRunner(app)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -210,3 +213,72 @@ async def test_a_call_that_is_given_up_ends(host: FakeHost) -> None:
     finally:
         await runner.cleanup()
     assert not (folder(host) / ".told-web").exists()
+
+
+@asynccontextmanager
+async def delivering(host: FakeHost, tasks: dict[str, TaskRecord]) -> AsyncIterator[None]:
+    """Deliver `TOLD` to these tasks."""
+    lanes = Lanes()
+    service = module.TaskNotices(folder(host), lanes)
+    await service.put(TOLD)
+    watching = asyncio.create_task(service.watch(lambda: tasks))
+    try:
+        yield
+    finally:
+        assert not watching.done()
+        watching.cancel()
+        await asyncio.wait([watching])
+        lanes.close()
+
+
+def hooked(name: str, port: int) -> TaskRecord:
+    spec = wishing(port=port, path="/notice", timeout_s=600.0)
+    return a_record(task_id=name, spec=spec, state=TaskState.RUNNING)
+
+
+@pytest.mark.behaviour("BUG-AG60")
+async def test_hooks_that_hang_do_not_delay_the_others(host: FakeHost) -> None:
+    """A client of aiohttp has at most 100 connections by default."""
+    hanging, hook = HookServer(), HookServer()
+    hanging.hangs = True
+    async with hanging.serving() as dead, hook.serving() as port:
+        tasks = {name: hooked(name, dead) for name in (f"dead-{n}" for n in range(101))}
+        async with delivering(host, tasks | {"web": hooked("web", port)}):
+            await until((folder(host) / ".told-web").exists)
+            await until(lambda: len(hanging.bodies) == len(tasks))
+
+
+@pytest.mark.behaviour("BUG-AG61")
+@pytest.mark.parametrize("damaged", ["broken", ".told-broken/x"])
+async def test_a_file_that_cannot_be_written_delays_no_other_task(
+    host: FakeHost, damaged: str
+) -> None:
+    path = folder(host) / damaged
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
+    hook = HookServer()
+    async with hook.serving() as port:
+        tasks = {name: hooked(name, port) for name in ("broken", "web")}
+        async with delivering(host, tasks):
+            await until((folder(host) / ".told-web").exists)
+    assert not (folder(host) / ".told-broken").is_file()
+
+
+async def test_an_ended_task_is_not_called(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another task may listen on its port by then."""
+    monkeypatch.setattr(module, "CHECK_S", 0.02)
+    monkeypatch.setattr(module, "pause_s", lambda _: 0.02)
+    hook, other = HookServer(), HookServer()
+    hook.status = 503
+    async with hook.serving() as port, other.serving() as port2:
+        tasks = {"web": hooked("web", port)}
+        async with delivering(host, tasks):
+            await until(lambda: hook.bodies)
+            tasks["web"] = replace(tasks["web"], state=TaskState.BACKOFF)
+            tasks["other"] = hooked("other", port2)
+            await until(lambda: other.bodies)
+            calls = len(hook.bodies)
+            other.status = 503
+            tasks["third"] = hooked("third", port2)
+            await until(lambda: len(other.bodies) > 10)
+            assert len(hook.bodies) <= calls + 1

@@ -55,6 +55,17 @@ async def test_slices_keep_the_sum_of_what_their_tasks_were_promised(host: FakeH
         assert kept(host, ALL) == kept(host, LOCAL) == (10 * MIB, 0)
 
 
+@pytest.mark.behaviour("BUG-AG55")
+async def test_memory_is_kept_on_a_kernel_with_large_pages(host: FakeHost) -> None:
+    """The kernel rounds down to its own pages, for instance of 64 KiB on Arm."""
+    host.fake.hardware = replace(host.fake.hardware, page_bytes=1 << 16)
+    odd = replace(promised(8), resources=Resources(memory_min_bytes=8 * MIB + 4096))
+    async with host.agent() as client:
+        await client.put_task("a", odd)
+        await running(client, "a")
+    assert kept(host, LOCAL) == (8 * MIB + 4096, 0)
+
+
 async def test_a_new_agent_returns_what_an_earlier_one_kept(
     host: FakeHost,
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import FakeHost, a_record, a_spec, gone, running, unit
+from msgspec.structs import replace
 
 from agent.api import COUNT_MAX, IoLimit, ProfileSpec, Resize, Resources, TaskSpec, Volume
 from agent.resources.core.limits import kernel_values
@@ -54,10 +55,27 @@ async def test_a_limit_that_the_kernel_did_not_take_is_tried_again_and_not_belie
     async with host.serving() as (services, client):
         await client.put_task("web", spec)
         await running(client, "web")
-        host.fake.cgroups.files[group] = kernel_values(spec) | {"memory.max": "4096"}
+        host.fake.cgroups.files[group] = kernel_values(spec, 4096) | {"memory.max": "4096"}
         await client.resize_task("web", Resize(tasks_max=9))
         await _until(lambda: host.fake.systemd.properties(unit("web"))["TasksMax"] == 9)
         assert services.tasks.running("web").limits != services.tasks.record("web").spec.limits
+
+
+@pytest.mark.behaviour("BUG-AG55")
+async def test_a_limit_is_confirmed_on_a_kernel_with_large_pages(tmp_path: Path) -> None:
+    """The kernel rounds down to its own pages, for instance of 64 KiB on Arm."""
+    host = FakeHost(tmp_path)
+    host.give_image()
+    host.fake.hardware = replace(host.fake.hardware, page_bytes=1 << 16)
+    spec = a_spec()
+    async with host.serving() as (services, client):
+        await client.put_task("web", spec)
+        await running(client, "web")
+        rounded = kernel_values(spec, 4096) | {"memory.max": str(64 * MIB)}
+        host.fake.cgroups.files[cgroup_of("web", spec)] = rounded
+        await client.resize_task("web", Resize(memory_max_bytes=64 * MIB + 4096))
+        wanted = services.tasks.record("web").spec.limits
+        await _until(lambda: services.tasks.running("web").limits == wanted)
 
 
 async def test_a_resize_that_does_not_fit_or_of_a_missing_task_is_refused(tmp_path: Path) -> None:

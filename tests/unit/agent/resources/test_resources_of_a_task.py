@@ -80,12 +80,12 @@ def test_a_cpu_limit_is_rounded_as_systemd_rounds_it(cores: float) -> None:
     spec = a_spec(limits=Limits(cpu_max_cores=cores))
     quota_usec = limit_properties(spec)["CPUQuotaPerSecUSec"]
     assert isinstance(quota_usec, int)
-    assert kernel_values(spec)["cpu.max"] == f"{quota_usec * 100_000 // 1_000_000} 100000"
+    assert kernel_values(spec, 4096)["cpu.max"] == f"{quota_usec * 100_000 // 1_000_000} 100000"
 
 
 def test_limits_count_once_the_kernel_says_so() -> None:
     spec = a_spec(limits=Limits(memory_max_bytes=16 * MIB + 5, cpu_max_cores=1.5))
-    right = kernel_values(spec)
+    right = kernel_values(spec, 4096)
 
     assert right["memory.max"] == str(16 * MIB)  # whole pages
     assert right["cpu.max"] == "150000 100000"
