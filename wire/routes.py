@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from wire.errors import FieldError, InvalidInput
+from wire.single_keys import DoubleKeyError, json_with_single_keys
 from wire.violations import MAX_ERRORS, violations
 
 Relations = Callable[[Any], list[FieldError]]
@@ -87,8 +88,13 @@ class Route:
         return f"{path}?{query}" if query else path
 
 
-def decode_json(data: bytes, kind: Any, what: str, relations: Relations | None = None) -> Any:
-    """Return `data` as `kind`, or raise `InvalidInput` with every violation."""
+def decode_json(
+    data: bytes, kind: Any, what: str, relations: Relations | None = None, *, numbers: bool = True
+) -> Any:
+    """Return `data` as `kind`, or raise `InvalidInput` with every violation.
+
+    Without `numbers` its author can write `30s` for 30, and the errors suggest that.
+    """
     _refuse_slow_numbers(data, what)
     errors: list[FieldError] = []
     value = plain = None
@@ -97,14 +103,26 @@ def decode_json(data: bytes, kind: Any, what: str, relations: Relations | None =
             value = msgspec.json.decode(data, type=kind)
         except msgspec.ValidationError:
             plain = msgspec.json.decode(data)
-            errors = violations(plain, kind)
+            errors = violations(plain, kind, numbers=numbers)
         if relations is not None:
             errors += relations(msgspec.json.decode(data) if plain is None else plain)
+        if not errors:
+            _refuse_double_keys(data, what)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         raise InvalidInput(f"{what} is not JSON: {e}") from e
     if errors:
         raise invalid(errors, what)
     return value
+
+
+def _refuse_double_keys(data: bytes, what: str) -> None:
+    """Raise for a valid document in which an object has a key twice: the decoder hides one."""
+    try:
+        json_with_single_keys(data)
+    except DoubleKeyError as e:
+        raise InvalidInput(f"{what} is not valid: {e}") from e
+    except ValueError:
+        return  # an integer that is too long for Python's decoder
 
 
 def _refuse_slow_numbers(data: bytes, what: str) -> None:

@@ -15,23 +15,24 @@ _MOST_CHOICES = 40
 _LEAST, _MOST = 1e-9, 1e18
 
 
-def refusal(value: Any, kind: Any, field: str) -> str:
-    """Return why a value is not accepted in this field, and what is expected."""
+def refusal(value: Any, kind: Any, field: str, *, numbers: bool = False) -> str:
+    """Return why a value is not accepted in this field, and what is expected.
+
+    With `numbers` the document can have quantities only as numbers, not such as `30s`.
+    """
     quantity = quantity_of(field)
     if quantity is not None and isinstance(value, str):
-        return _of_text(value, quantity)
+        try:
+            number = quantity.read(value)
+        except InvalidInput as e:
+            if not numbers:
+                return str(e)
+        else:
+            return f"{shown(value)} must be written as a number here: {number:.15g}"
     text = shown(value)
-    if quantity is not None and _is_amount(value):
+    if quantity is not None and not numbers and _is_amount(value):
         text = quantity.write(value)
-    return f"{text} is not valid; expected {expected(kind, quantity)}"
-
-
-def _of_text(value: str, quantity: Quantity) -> str:
-    try:
-        number = quantity.read(value)
-    except InvalidInput as e:
-        return str(e)
-    return f"{shown(value)} must be written as a number here: {number:.15g}"
+    return f"{text} is not valid; expected {expected(kind, quantity, numbers=numbers)}"
 
 
 def _is_amount(value: Any) -> bool:
@@ -41,19 +42,25 @@ def _is_amount(value: Any) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def expected(kind: Any, quantity: Quantity | None = None) -> str:
+def expected(kind: Any, quantity: Quantity | None = None, *, numbers: bool = False) -> str:
     """Return a description of what a type accepts. A large type takes milliseconds at first."""
-    return _expected(inspect.type_info(kind), quantity)
+    return _expected(inspect.type_info(kind), quantity, numbers=numbers)
 
 
-def _expected(info: inspect.Type, quantity: Quantity | None) -> str:
+def _expected(info: inspect.Type, quantity: Quantity | None, *, numbers: bool) -> str:
     match info:
         case inspect.Metadata(type=inner, extra_json_schema=schema):
-            return str((schema or {}).get("description") or _expected(inner, quantity))
+            return str(
+                (schema or {}).get("description") or _expected(inner, quantity, numbers=numbers)
+            )
         case inspect.UnionType(types=types):
             given = [t for t in types if not isinstance(t, inspect.NoneType)]
-            return " or ".join(dict.fromkeys(_expected(t, quantity) for t in given))
+            return " or ".join(
+                dict.fromkeys(_expected(t, quantity, numbers=numbers) for t in given)
+            )
         case inspect.IntType() | inspect.FloatType():
+            if quantity is not None and numbers:
+                return f"{_number(info, None)}, in {quantity.unit}"
             return _number(info, quantity)
         case inspect.StrType():
             return _text(info)

@@ -168,11 +168,13 @@ class Quantity:
     read: Callable[[str], float]
     write: Callable[[Any], str]
     examples: str
+    unit: str
+    """The unit of its numbers in programs and on the wire."""
 
 
-SIZE = Quantity("a size", size, size_text, "48MiB or 1.5GiB")
-DURATION = Quantity("a duration", seconds, seconds_text, "30s, 10m or 8h")
-CORES = Quantity("a number of CPUs", cores, cores_text, "0.5, 2 or 500m")
+SIZE = Quantity("a size", size, size_text, "48MiB or 1.5GiB", "bytes")
+DURATION = Quantity("a duration", seconds, seconds_text, "30s, 10m or 8h", "seconds")
+CORES = Quantity("a number of CPUs", cores, cores_text, "0.5, 2 or 500m", "CPUs")
 _BY_ENDING = {
     "_bytes_per_s": SIZE,
     "_per_s": None,  # a rate is no duration

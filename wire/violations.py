@@ -33,19 +33,20 @@ _NAME_CHARS = 80
 """Characters of a name in a document that are repeated where it is reported."""
 
 
-def violations(value: Any, kind: Any) -> list[FieldError]:
+def violations(value: Any, kind: Any, *, numbers: bool = False) -> list[FieldError]:
     """Return why `value` (plain values from JSON, TOML or YAML) is no valid `kind`.
 
-    Returns at most `MAX_ERRORS` errors.
+    Returns at most `MAX_ERRORS` errors. With `numbers` its author cannot write `30s` for 30.
     """
-    return list(islice(_Search().found(value, kind, "", 0), MAX_ERRORS))
+    return list(islice(_Search(numbers).found(value, kind, "", 0), MAX_ERRORS))
 
 
 class _Search:
     """One search through a document."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: bool) -> None:
         self._guesses = 0
+        self._numbers = numbers
 
     def found(self, value: Any, kind: Any, where: str, depth: int) -> Iterator[FieldError]:
         """Yield the violations of a value, from the outside to the inside."""
@@ -68,7 +69,9 @@ class _Search:
             is_explained = True
             yield error
         if not is_explained:
-            reason = _of_parts(value, bare) or refusal(value, kind, _last(where))
+            reason = _of_parts(value, bare) or refusal(
+                value, kind, _last(where), numbers=self._numbers
+            )
             yield FieldError(field=where or "(whole)", reason=reason)
 
     def _in_struct(

@@ -77,7 +77,7 @@ def checked(document: dict[str, Any]) -> api.TaskSpec:
     """Return the specification after the same checks as in the server."""
     from wire.routes import decode_json
 
-    spec = decode_json(msgspec.json.encode(document), api.TaskSpec, "the task")
+    spec = decode_json(msgspec.json.encode(document), api.TaskSpec, "the task", numbers=False)
     assert isinstance(spec, api.TaskSpec)
     return spec
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, task_changes, task_id
@@ -29,23 +29,31 @@ class TaskDirectory:
     def __init__(self) -> None:
         """Start empty; the caller calls `settle` for each record."""
         self._on: dict[str, dict[str, Entry]] = {}
+        self._listeners: list[Callable[[list[str]], None]] = []
+
+    def listen(self, listener: Callable[[list[str]], None]) -> None:
+        """Have `listener` called with the machines whose tasks changed, after each change."""
+        self._listeners.append(listener)
 
     def settle(self, job: str, before: JobRecord | None, after: JobRecord | None) -> list[str]:
         """Update a job's entries from its record; return the machines that changed.
 
         `before` is the record of the last call, or an equal one.
         """
-        changed = set()
+        found = set()
         for (machine, task), entry in _differing(job, before, after).items():
             there = self._on.get(machine, _NONE)
             if there.get(task) == entry:
                 continue
-            changed.add(machine)
+            found.add(machine)
             if entry is None:
                 del self._on[machine][task]
             else:
                 self._on.setdefault(machine, {})[task] = entry
-        return sorted(changed)
+        changed = sorted(found)
+        for listener in self._listeners if changed else ():
+            listener(changed)
+        return changed
 
     def tasks(self, machine: str) -> Mapping[str, Entry]:
         """Return the tasks of a machine, by id."""

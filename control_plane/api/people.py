@@ -209,6 +209,8 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     after: int | None = None
     suppressed: int = 0
     """Refused attempts of this caller since the entry before that were not recorded."""
+    latest: float = 0.0
+    """The latest time of an older entry, if the clock was set back since then; otherwise 0."""
 
 
 class AuditPage(msgspec.Struct, frozen=True, kw_only=True):

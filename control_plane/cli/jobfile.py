@@ -5,7 +5,6 @@ All its errors are reported at once, here and again by the front end.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from control_plane.api.validate import MAX_JOB_FILE_BYTES, job_errors, job_spec
 from control_plane.cli.show import progress
 from wire.errors import FieldError, InvalidInput
 from wire.routes import invalid
+from wire.single_keys import json_with_single_keys
 from wire.written import WRITTEN, plain
 
 MAX_DEPTH = 32
@@ -128,20 +128,6 @@ def _parse(path: Path, text: str) -> Any:
                 ),
                 hint="use .toml, .yaml or .json",
             )
-
-
-def json_with_single_keys(text: str) -> Any:
-    """Return a JSON document as plain values; `ValueError` if an object has a key twice."""
-    return json.loads(text, object_pairs_hook=_without_double_keys)
-
-
-def _without_double_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a table; `ValueError` if a key is in it twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        double = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
-        raise ValueError(f"{double!r} is written twice")
-    return found
 
 
 def _parse_yaml(text: str) -> Any:

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.cli import show
-from control_plane.cli.jobfile import json_with_single_keys
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
 from control_plane.shards.core.scopes import best_of_each_scope, in_words, stuck
 from wire.errors import Conflict, InvalidInput, NotFound
 from wire.routes import decode_json
+from wire.single_keys import json_with_single_keys
 from wire.written import WRITTEN
 
 if TYPE_CHECKING:

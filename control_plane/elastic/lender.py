@@ -94,7 +94,10 @@ class Lender:
         self._runtime = parts.region.runtime
         self._broker = parts.region.broker
         self._idle_since: dict[str, float] = {}
-        """Machine without tasks → when it was first seen without (time of the loop)."""
+        """Machine without tasks → when it was first seen without (time of the loop).
+
+        An entry is removed as soon as tasks come or leave (`note_use`).
+        """
         self.short_since: dict[str, float] = {}
         self.why: dict[str, str] = {}
         """Machine → reason of its recall."""
@@ -111,6 +114,14 @@ class Lender:
         while True:
             await self._runtime.sleep(self._settings.look_s)
             await self._round()
+
+    def note_use(self, machines: Sequence[str]) -> None:
+        """Note that tasks came to machines or left them: they were in use until now.
+
+        A use that begins and ends between two rounds is seen only here.
+        """
+        for machine in machines:
+            self._idle_since.pop(machine, None)
 
     # -- one round
 

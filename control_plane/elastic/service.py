@@ -52,6 +52,7 @@ class ElasticService:
         self._ledger = ElasticLedger(store, jobs, lambda name: self._parts.tasks_on(name) > 0)
         self._lender = Lender(self._parts, self._ledger)
         region.broker.listen(self._ledger.on_machine_change)
+        allocators[0].directory.listen(self._lender.note_use)
 
     async def load(self) -> None:
         """Read the stored counts."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -56,6 +57,8 @@ class Query:
 
     def suits(self, entry: AuditEntry) -> bool:
         """Return whether an entry is selected; `ann` stands for `user:ann`."""
+        if entry.at < self.since:
+            return False
         if self.who and entry.caller not in (self.who, f"user:{self.who}"):
             return False
         return not self.object or self.object in (entry.object, *entry.also)
@@ -78,6 +81,8 @@ class Trail:
         self._runtime = runtime
         self._keep = keep
         self._last = 0
+        self._latest = 0.0
+        """The latest time of all entries."""
         self._refusals: OrderedDict[str, _Minute] = OrderedDict()
         self._all = _Minute(0.0)
         self.lost = 0
@@ -87,8 +92,13 @@ class Trail:
         """Find the newest entry, and delete entries beyond the kept number."""
         head = await self._store.get(HEAD)
         self._last = int(head.value) if head is not None else 0
+        newest: Entry | None = None
         async for entry in self._entries(max(0, self._last - _GAP)):
             self._last = max(self._last, int(entry.key.removeprefix(AUDIT)))
+            newest = entry
+        if newest is not None:
+            with suppress(msgspec.DecodeError):  # a damaged entry
+                self._latest = _latest(_read(newest))
         while True:
             oldest = (await self._store.list_prefix(AUDIT, "", _DROPPED)).entries
             old = [e.key for e in oldest if e.key <= _key(self._last - self._keep)]
@@ -114,7 +124,10 @@ class Trail:
         Its outcome is then `done`, and its `after` is the revision of that transaction.
         """
         self._last += 1
-        entry = _bounded(replace(entry, sequence=self._last, at=self._runtime.wall()))
+        now, latest = self._runtime.wall(), self._latest
+        self._latest = max(now, latest)
+        entry = replace(entry, sequence=self._last, at=now, latest=latest if latest > now else 0.0)
+        entry = _bounded(entry)
         return entry, self._operations(entry)
 
     def _operations(self, entry: AuditEntry) -> list[Operation]:
@@ -194,7 +207,7 @@ class Trail:
                 entry = _read(raw)
                 if entry.sequence > top:
                     continue
-                if entry.at < query.since:
+                if _latest(entry) < query.since:
                     return AuditPage(entries=found)
                 if query.suits(entry):
                     found.append(entry)
@@ -227,6 +240,11 @@ class Trail:
 
 def _key(sequence: int) -> str:
     return f"{AUDIT}{max(0, sequence):016d}"
+
+
+def _latest(entry: AuditEntry) -> float:
+    """Return the latest time of an entry and all older ones; the clock may have been set back."""
+    return max(entry.at, entry.latest)
 
 
 def _read(raw: Entry) -> AuditEntry:

@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from control_plane.api.capacity import EntitlementView
-from control_plane.api.elastic import CapacitySignal
+from control_plane.api.elastic import CapacitySignal, CapacityState
 from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.api.opportunistic import QueuedState, QueuedWish, QueuedWork, WorkQueue
 from control_plane.optimus.core.choosing import RETRY_MAX_S, chosen, failed, in_order, job_of, seen
@@ -25,6 +25,9 @@ EVERY_S = 15.0
 """Interval of the rounds."""
 KEEP_S = 7 * 86_400.0
 """How long ended work is shown, and counts for its user's share."""
+
+
+_PREEMPTED = "work of higher priority needs its machines"
 
 
 class BestEffortApi(Protocol):
@@ -57,6 +60,8 @@ class Optimus:
         self._capacity, self._failing = "", ""
         self._placed: dict[str, dict[int, str]] = {}
         """Work → task → machine, as last observed."""
+        self._housed = set[str]()
+        """Work whose tasks all had a machine when it was last observed."""
         self._running = 0
         self._to_stop = set[str]()
         """Work that must not run, but whose job may still exist after a restart of this process."""
@@ -107,8 +112,7 @@ class Optimus:
         for name in stop:
             async with self._table.lock(name):
                 if (one := self._in_state(name, QueuedState.RUNNING)) is not None:
-                    why = "work of higher priority needs its machines"
-                    await self._end(replace(one, state=QueuedState.WAITING, reason=why))
+                    await self._end(replace(one, state=QueuedState.WAITING, reason=_PREEMPTED))
         for name in start:
             await self._start(name, now)
 
@@ -140,6 +144,10 @@ class Optimus:
         before = self._placed.get(work.name, {})
         moves = sum(before.get(task, machine) != machine for task, machine in places.items())
         self._placed[work.name] = before | places
+        if len(places) >= work.wish.job.tasks:
+            self._housed.add(work.name)
+        else:
+            self._housed.discard(work.name)
         after = seen(replace(work, moves=work.moves + moves), status, now, self._every_s)
         if after.state is not QueuedState.RUNNING:
             await self._end(after)
@@ -182,6 +190,7 @@ class Optimus:
 
     async def _stop(self, name: str) -> None:
         self._placed.pop(name, None)
+        self._housed.discard(name)
         with suppress(NotFound):
             if not self._not_ours(await self._api.get_job(name)):
                 await self._api.stop_job(name)
@@ -203,10 +212,28 @@ class Optimus:
         ended = [one for one in records if one.ended_at is not None]
         return WorkQueue(
             entitlement=self._entitlement,
-            capacity=self._capacity,
+            capacity=self._capacity_now(),
             failing=self._failing,
             work=[*order, *sorted(ended, key=lambda one: -(one.ended_at or 0.0))],
         )
+
+    def _capacity_now(self) -> str:
+        """Return the last report of the region, or less if work waits for machines since then.
+
+        The region knows of a task only after the round that starts it.
+        """
+        now = self._runtime.date()
+        homeless = any(
+            one.name not in self._housed
+            if one.state is QueuedState.RUNNING
+            else one.state is QueuedState.WAITING
+            and one.reason in ("", _PREEMPTED)
+            and one.retry_at <= now
+            for one in self._table.records()
+        )
+        if self._capacity != CapacityState.FULL or not homeless:
+            return self._capacity
+        return CapacityState.SHORT if any(self._placed.values()) else CapacityState.ABSENT
 
     async def submit(self, name: str, wish: QueuedWish, user: str) -> QueuedWork:
         """Accept a piece of work; `Conflict` if another piece has the name."""

@@ -311,7 +311,7 @@ def _roll_back(
             job,
             run.back[job],
             jobs[job].push_version,
-            reason_for(record, run, f"rolls back: {run.reason}"),
+            reason_for(record, run, f"rolled back: {run.reason}"),
             by_hand and is_taken(record, jobs[job]),
         )
         for job in ours

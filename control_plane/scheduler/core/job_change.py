@@ -142,7 +142,7 @@ def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
         if _goes_back_to(known, wish) is None:
             after = _changed(known, spec)
         else:
-            after = returned(known, spec, wish.reason or f"{writer} pushes the earlier image again")
+            after = returned(known, spec, wish.reason or f"{writer} pushed the earlier image again")
         is_part = wish.share < 1.0 or wish.tasks is not None
         if is_part and not stable_of(begun(after)):
             raise Conflict(

@@ -60,6 +60,8 @@ class ModelJob:
     version: int = 0
     owner: str = ""
     reason: str = ""
+    reasons: list[str] = field(default_factory=list)
+    """The reasons of all writes, the oldest first."""
     held: str = ""
     went_back: str = ""
 
@@ -71,6 +73,7 @@ class ModelJob:
         if image != self.image:
             self.base = max(set(self.tasks), key=self.tasks.count) if self.tasks else image
         self.image, self.push, self.reason = image, push, reason
+        self.reasons.append(reason)
         self.owner, self.version, self.went_back = who, self.version + 1, ""
 
     def want(self, image: str) -> None:

@@ -270,6 +270,16 @@ async def test_a_bug_never_reaches_the_second_of_two_regions():
     assert world.plane.jobs["api"].tasks == [digest(1)] * 10
 
 
+@pytest.mark.behaviour("BUG-UX132")
+async def test_the_reason_of_a_rollback_is_still_true_after_the_end_of_the_run():
+    """The scheduler shows it as the result of the last update, until the next one."""
+    world = await World().begin()
+    world.plane.images["web"], world.meter.bad = digest(2), {digest(2)}
+    run = await world.until("rolled-back")
+    written = f"pipeline web, run {run.number}: rolled back: {run.reason}"
+    assert written in world.plane.jobs["web"].reasons
+
+
 async def test_a_failure_of_the_second_job_rolls_both_back():
     world = World(a_pipeline(jobs=["web", "api"], order="together"))
     world.plane.jobs["api"] = ModelJob()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -72,6 +73,56 @@ def test_the_error_for_a_misspelt_name_suggests_the_right_one() -> None:
 def test_the_bounds_of_a_number_are_written_with_all_their_digits() -> None:
     found = fields({**GOOD, "generation": 0})
     assert found["generation"].endswith("a whole number from 1 to 9007199254740992")
+
+
+@pytest.mark.behaviour("BUG-UX133")
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        (
+            "stop_timeout_s",
+            0,
+            "0 is not valid; expected a number of at most 86400 and above 0, in seconds",
+        ),
+        ("stop_timeout_s", "soon", "'soon' is not valid; expected a number of at most"),
+        ("stop_timeout_s", "90s", "'90s' must be written as a number here: 90"),
+        ("stop_timeout_s", True, "true is not valid; expected a number of at most"),
+    ],
+)
+def test_the_errors_of_a_body_ask_for_numbers_where_files_may_have_units(
+    field: str, value: Any, reason: str
+) -> None:
+    body = msgspec.json.encode(GOOD | {field: value})
+    with pytest.raises(InvalidInput) as refusal:
+        decode_json(body, TaskSpec, "the body")
+    (error,) = refusal.value.errors
+    assert error.reason.startswith(reason)
+    assert "30s" not in error.reason
+
+
+@pytest.mark.behaviour("BUG-UX134")
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"image": "sha256:%s", "image": "sha256:%s", "command": ["/bin/true"]}',
+        b'{"image": "sha256:%s", "command": ["/bin/true"], "limits": {"image": 1, "image": 2}}',
+    ],
+)
+def test_a_body_with_a_key_twice_is_refused(body: bytes) -> None:
+    kind = TaskSpec if b"limits" not in body else dict[str, Any]
+    with pytest.raises(InvalidInput, match="the body is not valid: 'image' is written twice"):
+        decode_json(body.replace(b"%s", b"a" * 64), kind, "the body")
+
+
+def test_the_same_key_in_two_objects_of_a_body_is_accepted() -> None:
+    body = b'[{"a": 1}, {"a": 1, "b": {"a": 1}}]'
+    assert decode_json(body, list[dict[str, Any]], "the body")[1]["b"] == {"a": 1}
+
+
+@pytest.mark.parametrize("body", [b"9" * 5000, b"[" * 600 + b"]" * 600])
+def test_a_body_that_only_one_decoder_accepts_is_no_internal_error(body: bytes) -> None:
+    with suppress(InvalidInput):
+        assert decode_json(b'{"a": %s}' % body, dict[str, Any], "the body").keys() == {"a"}
 
 
 def test_errors_of_relations_between_fields_name_the_fields() -> None:

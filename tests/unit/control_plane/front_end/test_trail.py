@@ -77,6 +77,24 @@ def test_entries_are_found_by_caller_object_and_time_newest_first() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.behaviour("BUG-CP92")
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_entries_before_a_time_at_which_the_clock_was_wrong_are_found(is_restarted: bool) -> None:
+    async def main() -> None:
+        async with MemoryStore() as store:
+            trail = await written(store, 20)
+            for wall in (5.0, 30.0):
+                if is_restarted:
+                    trail = Trail(store, Runtime())
+                    await trail.load()
+                trail._runtime = Runtime(wall=lambda wall=wall: wall)
+                await trail.begin(ENTRY)
+            found = (await trail.page(Query(since=15.0))).entries
+            assert [e.at for e in found] == [30.0, 19.0, 18.0, 17.0, 16.0, 15.0]
+
+    asyncio.run(main())
+
+
 @given(st.integers(0, 60), st.integers(1, 25), st.sampled_from(["", "job/3", "job/9"]))
 def test_pages_together_are_the_whole_log(count: int, limit: int, about: str) -> None:
     async def main() -> None:

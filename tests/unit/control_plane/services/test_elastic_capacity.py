@@ -1,6 +1,7 @@
 """Idle machines are lent automatically, and return within their promise."""
 
 import asyncio
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -357,6 +358,34 @@ async def test_a_deleted_entitlement_leaves_no_history_of_use(world: World) -> N
     await world.cp.capacity.delete_entitlement("batch")
     await world.until(lambda: "batch" not in service._lender.by_msb, 300)
     assert "batch" not in service._ledger._history
+
+
+@pytest.mark.behaviour("BUG-CP91")
+@scenario(elastic=replace(APPLY, every_s=100_000), give_back_after_s=100_000)
+async def test_a_machine_that_was_used_between_two_matchings_is_not_idle_since_the_first(
+    world: World,
+) -> None:
+    await world.set_up(quota=3, elastic=Elastic(lend_after_s=60))
+    await world.cp.apply_job(a_job(3, limits=WHOLE))
+    await world.stable("web")
+    lender = world.cp.elastic._lender
+
+    async def stopped() -> None:
+        await world.cp.stop_job("web")
+        own = partial(survey.unused, lender._parts.owner_of, "front")
+        await world.until(lambda: len(list(own())) == 3, 300)
+
+    await stopped()
+    await world.until(lambda: "front" in lender.now)
+    before = {one.machine: one.idle_s for one in await lender._idle()}
+    await world.runtime.sleep(100)
+    await world.cp.apply_job(a_job(1, limits=WHOLE))
+    await world.stable("web")
+    (used,) = [name for name, tasks in world.region.where().items() if tasks]
+    await stopped()
+    after = {one.machine: one.idle_s for one in await lender._idle()}
+    assert len(before) == len(after) == 3
+    assert {name for name, idle_s in after.items() if idle_s < 100} == {used}
 
 
 @pytest.mark.behaviour("BUG-CP79")

@@ -108,6 +108,25 @@ async def test_work_runs_on_loans_and_is_done_when_its_tasks_end(world: World) -
         await world.until(lambda: not world.cp.elastic.report().loans, 600)  # no loan remains
 
 
+@pytest.mark.behaviour("BUG-UX135")
+@scenario(elastic=APPLY)
+async def test_capacity_is_not_full_while_work_has_no_machine(world: World) -> None:
+    """The region reports a shortage only after the round that starts the work."""
+    await lent_region(world)
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        await optimus.look()
+        assert optimus.queue().capacity == "full"
+        await optimus.submit("index", wish("index", 2), "ann")
+        assert optimus.queue().capacity == "absent"
+        await optimus.look()
+        assert optimus.queue().capacity == "absent"
+        await until(world, optimus, lambda: optimus.queue().capacity == "full")
+        assert len(optimus._placed["index"]) == 2
+        await optimus.submit("more", wish("more", 1), "ann")
+        assert optimus.queue().capacity == "short"
+
+
 async def is_running(world: World, name: str, tasks: int) -> bool:
     return await healthy(world, name) == tasks
 
