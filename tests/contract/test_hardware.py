@@ -49,7 +49,7 @@ def test_a_machine_has_cpus_sockets_and_memory(hardware: HostHardware) -> None:
     assert hardware.memory_bytes > 64 << 20
 
 
-def test_a_machine_says_which_boot_this_is(hardware: HostHardware) -> None:
+def test_a_machine_reports_its_boot(hardware: HostHardware) -> None:
     assert re.fullmatch(r"[0-9a-f-]{36}", hardware.boot_id)
     assert re.match(r"\d+\.\d+", hardware.kernel)
     assert hardware.hostname

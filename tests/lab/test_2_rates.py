@@ -123,8 +123,8 @@ def test_a_limit_holds_for_every_name_of_its_device(guest: OneGuest) -> None:
         table = f'[[resources.io]]\ndevice = "{device}"\nwrite_bytes_per_s = {rate}000000\n'
         guest.put("/root/named.toml", table)
         run(guest, "named", "exec $b sleep 100000", "--file /root/named.toml")
-        look = f"grep wbps={rate}000000 {group}/io.max"
-        guest.until(f"{device} has its limit", lambda look=look: guest.find(look) != "")
+        command = f"grep wbps={rate}000000 {group}/io.max"
+        guest.until(f"{device} has its limit", lambda command=command: guest.find(command) != "")
     guest.put("/root/named.toml", table.replace(links[0], "/dev/disk/by-uuid/none"))
     line = "twine-agent run named --image /root/image.tar --file /root/named.toml"
     refused = guest.ssh(f"{line} -- /bin/busybox true 2>&1 || true")

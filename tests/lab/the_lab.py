@@ -127,7 +127,7 @@ class TheLab:
         return {t["index"]: t for t in self.job(name)["record"]["tasks"]}
 
     def invocations(self) -> dict[str, str]:
-        """Return task → invocation id of its unit, as systemd on the machines says."""
+        """Return task → invocation id of its unit, as systemd on the machines reports it."""
         found: dict[str, str] = {}
         for machine in self.machines:
             shown = self.ssh(machine, "systemctl show -p Id -p InvocationID 'twine-task-*.service'")

@@ -68,7 +68,7 @@ class Ledger:
     def __init__(self, region: SimulatedRegion) -> None:
         assert region.roles is not None
         self._roles = region.roles
-        self._heard, self._roles.etcd.applied = self._roles.etcd.applied, self.applied
+        self._previous_hook, self._roles.etcd.applied = self._roles.etcd.applied, self.applied
         self.tables = defaultdict[str, set[str]](set)
         self.foreign: list[str] = []
         """Writes of a job by a process that does not own its entitlement."""
@@ -82,7 +82,7 @@ class Ledger:
             _, is_data, key = event.kv.key.partition(DATA)
             if sender and is_data:
                 self._note(self._roles.by_number[sender].host.role, key.decode(), event.kv.value)
-        self._heard(sender, events)
+        self._previous_hook(sender, events)
 
     def _note(self, role: str, key: str, value: bytes) -> None:
         table, _, name = key.partition("/")

@@ -141,7 +141,7 @@ def test_a_cloned_host_starts_nothing_and_the_original_continues(control_plane: 
         assert before is not None
         assert after is not None
         assert (after.state, after.invocation_id) == (before.state, before.invocation_id)
-        assert answering(face, "vm1"), "the control plane goes on with it"
+        assert answering(face, "vm1"), "the control plane continues with it"
 
         # again, with the control plane's answer on its disk
         with agent_in(copy, other_port, boots=2):

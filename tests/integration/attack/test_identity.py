@@ -269,7 +269,7 @@ def joins(face: Face, machine: str, address: str = "127.0.0.1:1") -> HostIdentit
 
 @pytest.mark.behaviour("BUG-HT5", "BUG-UX110")
 def test_a_host_whose_identity_is_revoked_by_command_has_to_join_again(control_plane: Face) -> None:
-    """`twinectl machine revoke-identity` makes it; the agent is told why it cannot renew."""
+    """`twinectl machine revoke-identity` makes it. The agent receives the reason."""
     face = control_plane
     host = joins(face, "vm9")
     asyncio.run(host.renew())

@@ -23,7 +23,7 @@ from .face import ATTACKER, SETTLES_S, USER
 
 pytestmark = pytest.mark.behaviour("BUG-HT4")
 
-ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40)
 
 
@@ -31,7 +31,7 @@ HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40)
 async def served(
     limits: ConnectionLimits, folder: Path | None = None
 ) -> AsyncIterator[tuple[ConnectionAdmission, int]]:
-    """Serve through a separate door; with a folder over TLS."""
+    """Serve through connection admission; with a folder over TLS."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response()
@@ -46,8 +46,10 @@ async def served(
     if folder is not None:
         authority = open_authority(folder / "authority.pem", "twine")
         context = OwnIdentity(authority, [USER]).server_context()
-    async with open_admission(runner, listener, context, limits, logging.getLogger("x")) as door:
-        yield door, port
+    async with open_admission(
+        runner, listener, context, limits, logging.getLogger("x")
+    ) as admission:
+        yield admission, port
         await runner.cleanup()
 
 
@@ -84,7 +86,7 @@ async def test_an_active_connection_does_not_count_as_silent() -> None:
     """
     async with served(ConnectionLimits(pending=4)) as (_, port):
         with ExitStack() as stack:
-            user = came(stack, port, USER, ASKED)
+            user = came(stack, port, USER, REQUEST)
             for number in range(30):
                 came(stack, port, f"127.0.1.{number + 1}")
             assert await answered(user)
@@ -93,7 +95,7 @@ async def test_an_active_connection_does_not_count_as_silent() -> None:
 @pytest.mark.behaviour("BUG-HT4")
 async def test_wasteful_connections_are_dropped_before_a_slow_new_one() -> None:
     """Regression: under a flood from 200 addresses a new client had to send bytes within 10 ms."""
-    async with served(ConnectionLimits(pending=8)) as (door, port):
+    async with served(ConnectionLimits(pending=8)) as (admission, port):
         with ExitStack() as stack:
 
             async def flood() -> None:
@@ -102,9 +104,9 @@ async def test_wasteful_connections_are_dropped_before_a_slow_new_one() -> None:
 
             await flood()
             user = came(stack, port, USER)
-            await until(lambda: any(guest.address == USER for guest in door._pending))
+            await until(lambda: any(guest.address == USER for guest in admission._pending))
             await flood()
-            user.sendall(ASKED)
+            user.sendall(REQUEST)
             assert await answered(user)
 
 
@@ -114,19 +116,19 @@ async def test_active_suspects_are_dropped_before_a_new_connection(tmp_path: Pat
     and its first byte it was the only silent one.
     """
     async with served(ConnectionLimits(pending=8, handshake_s=SETTLES_S), tmp_path) as (
-        door,
+        admission,
         port,
     ):
         with ExitStack() as stack:
             now = asyncio.get_running_loop().time()
             for number in range(8):
-                door._suspects.add(f"127.0.1.{number + 1}", now)
+                admission._suspects.add(f"127.0.1.{number + 1}", now)
                 came(stack, port, f"127.0.1.{number + 1}", HELLO)
-            await until(lambda: len(door._pending) == 8 and not door._pending.silent)
+            await until(lambda: len(admission._pending) == 8 and not admission._pending.silent)
             user = came(stack, port, USER)
-            await until(lambda: any(guest.address == USER for guest in door._pending))
+            await until(lambda: any(guest.address == USER for guest in admission._pending))
             later = [came(stack, port, f"127.0.1.{number + 1}", HELLO) for number in range(8)]
-            await until(lambda: sum(map(_is_over, later)) + len(door._pending) >= 9)
+            await until(lambda: sum(map(_is_over, later)) + len(admission._pending) >= 9)
             assert not _is_over(user)
 
 
@@ -135,9 +137,9 @@ async def test_half_a_handshake_of_a_disconnected_client_costs_no_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: TLS took 0.25 ms for each connection that was already closed."""
-    async with served(ConnectionLimits(), tmp_path) as (door, port):
+    async with served(ConnectionLimits(), tmp_path) as (admission, port):
         begun: list[object] = []
-        monkeypatch.setattr(door._handshakes, "_begin", begun.append)
+        monkeypatch.setattr(admission._handshakes, "_begin", begun.append)
         with ExitStack() as stack:
             for _ in range(20):
                 came(stack, port, ATTACKER, HELLO).close()
@@ -158,28 +160,28 @@ def _is_over(sock: socket.socket) -> bool:
 @pytest.mark.behaviour("BUG-HT2")
 async def test_a_short_visit_displaces_no_other_caller() -> None:
     """The health checks of a load balancer do not count as unauthenticated callers."""
-    async with served(ConnectionLimits(pending=1)) as (door, port):
+    async with served(ConnectionLimits(pending=1)) as (admission, port):
         with ExitStack() as stack:
             user = came(stack, port, USER)
-            await until(lambda: door.count() == (1, 1))
+            await until(lambda: admission.count() == (1, 1))
             for _ in range(100):
                 came(stack, port, ATTACKER).close()
-            last = came(stack, port, USER, ASKED)
+            last = came(stack, port, USER, REQUEST)
             assert await answered(last)
-            assert door.count()[1] <= 1
+            assert admission.count()[1] <= 1
             assert _is_over(user)
 
 
 @pytest.mark.behaviour("BUG-HT4")
 async def test_handshakes_begin_a_few_at_a_time(tmp_path: Path) -> None:
     """Authenticated callers are served in between: one handshake costs a millisecond."""
-    async with served(ConnectionLimits(), tmp_path) as (door, port):
+    async with served(ConnectionLimits(), tmp_path) as (admission, port):
         with ExitStack() as stack:
             for number in range(60):
                 came(stack, port, f"127.0.1.{number + 1}", HELLO)
 
             def begun() -> int:
-                return sum(guest.task is not None for guest in door._pending)
+                return sum(guest.task is not None for guest in admission._pending)
 
             seen = [0]
             while seen[-1] < 60:
@@ -191,15 +193,15 @@ async def test_handshakes_begin_a_few_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.behaviour("BUG-HT4")
 async def test_the_network_of_an_authenticated_caller_is_not_suspect(tmp_path: Path) -> None:
     """A caller that failed once is not blocked because of other callers at its address."""
-    async with served(ConnectionLimits(), tmp_path) as (door, port):
+    async with served(ConnectionLimits(), tmp_path) as (admission, port):
         authority = open_authority(tmp_path / "authority.pem", "twine")
         context = tls.unverified_context()
         tls.install(context, authority.credential(CertificateSubject("user", "ann"), ""))
         now = asyncio.get_running_loop().time()
-        door._suspects.add(USER, now)
-        assert door._suspects.has(USER, now)
+        admission._suspects.add(USER, now)
+        assert admission._suspects.has(USER, now)
         _, writer = await asyncio.open_connection(USER, port, ssl=context)
-        await until(lambda: not door._suspects.has(USER, now))
+        await until(lambda: not admission._suspects.has(USER, now))
         writer.close()
 
 

@@ -62,7 +62,7 @@ async def test_the_scopes_of_processes_are_the_cores(one: Cluster, tmp_path: Pat
         right = config.read_text()
         config.write_text(right.replace('1 = "west"', '1 = "east"'))
         core.start()
-        await core.until_said("'pay' in shard 1 is pinned to region west")
+        await core.until_logged("'pay' in shard 1 is pinned to region west")
         core.end()
         config.write_text(right)
         core.start()

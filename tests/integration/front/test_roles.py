@@ -281,7 +281,7 @@ CELLS = [(name, place) for name in MAY_CALL for place in ("web", "other")]
 def test_every_route_has_a_rule() -> None:
     assert {r.name for r in ROUTES} == set(MAY_CALL)
     for route in ROUTES:
-        assert route.needs or route.roles, f"{route.name} lets nobody in"
+        assert route.needs or route.roles, f"{route.name} permits no caller"
         assert route.needs in ("", *Needs), f"{route.name}: {route.needs!r} is no rule"
         assert not {"user", "local"} & set(route.roles), (
             f"{route.name}: users are let in by `needs`"
@@ -318,14 +318,14 @@ def test_each_role_has_exactly_its_routes(owned: Region, name: str, place: str) 
     allowed = rule if isinstance(rule, set) else rule[place == "other"]
 
     async def found() -> dict[str, bool]:
-        return {who: await _passes(owned, route, who, place) for who in CALLERS}
+        return {caller: await _passes(owned, route, caller, place) for caller in CALLERS}
 
-    assert asyncio.run(found()) == {who: who in allowed for who in CALLERS}
+    assert asyncio.run(found()) == {caller: caller in allowed for caller in CALLERS}
 
 
-async def _passes(region: Region, route: Route, who: str, place: str) -> bool:
+async def _passes(region: Region, route: Route, caller: str, place: str) -> bool:
     """Return whether a call passed the permission check; its own result does not matter."""
-    role, name = CALLERS[who]
+    role, name = CALLERS[caller]
     path = PATH | ELSEWHERE | {"job": f"job-of-{place}", "entitlement": place}
     given: dict[str, Any] = {k: path[k] for k in route.parameters}
     if "dry_run" in route.query:
@@ -338,7 +338,7 @@ async def _passes(region: Region, route: Route, who: str, place: str) -> bool:
             else:
                 await client.call(route, body_of(route, place), **given)
         except Unauthenticated:
-            assert who == "anyone"
+            assert caller == "anyone"
             return False
         except Forbidden as e:
             # A join without a token and a renewal of an unknown host are refused elsewhere.
@@ -372,22 +372,22 @@ def test_a_job_moves_only_if_the_caller_owns_both_entitlements(owned: Region) ->
 def test_a_job_moves_only_between_entitlements_that_one_owns(owned: Region) -> None:
     """The rollback, too, needs the rights of both."""
 
-    async def move(who: str, name: str, into: str) -> None:
-        async with owned.client("user", who) as client:
+    async def move(caller: str, name: str, into: str) -> None:
+        async with owned.client("user", caller) as client:
             await client.call(ROUTE["move_job"], JobMove(entitlement=into), job=name)
 
-    async def roll_back(who: str, name: str) -> None:
-        async with owned.client("user", who) as client:
+    async def roll_back(caller: str, name: str) -> None:
+        async with owned.client("user", caller) as client:
             await client.call(ROUTE["rollback_job"], job=name)
 
-    for who, name, into, lacks in (
+    for caller, name, into, lacks in (
         ("otto", "job-of-other", "web", "web"),
         ("otto", "job-of-web", "other", "web"),
         ("ann", "job-of-web", "other", "other"),
         ("vic", "job-of-web", "other", "other"),
     ):
-        with pytest.raises(Forbidden, match=f"{who} does not own entitlement '{lacks}'"):
-            asyncio.run(move(who, name, into))
+        with pytest.raises(Forbidden, match=f"{caller} does not own entitlement '{lacks}'"):
+            asyncio.run(move(caller, name, into))
     assert owned.control_plane.jobs["job-of-web"].entitlement == "web"
     asyncio.run(move("sue", "job-of-web", "other"))  # an operator
     assert owned.control_plane.jobs["job-of-web"].entitlement == "other"
@@ -412,8 +412,8 @@ def test_a_job_stacks_only_on_machines_of_its_entitlement(owned: Region) -> None
 
 
 def test_a_refusal_names_the_missing_role_and_how_to_get_it(owned: Region) -> None:
-    async def stop(who: str) -> None:
-        async with owned.client("user", who) as client:
+    async def stop(caller: str) -> None:
+        async with owned.client("user", caller) as client:
             await client.call(ROUTE["stop_job"], job="job-of-web")
 
     with pytest.raises(Forbidden) as refusal:
@@ -434,16 +434,16 @@ def test_a_requester_owns_an_entitlement_after_approval(
 ) -> None:
     """No user can grant machines to itself."""
 
-    async def asked() -> Any:
+    async def new_request() -> Any:
         async with region.client("user", "vic") as client:
             wish = EntitlementWish(spec=EntitlementSpec(machines=1))
             return await client.call(ROUTE["request_entitlement"], wish, entitlement="mine")
 
-    async def approve(who: str, request: str) -> Any:
-        async with region.client("user", who) as client:
+    async def approve(caller: str, request: str) -> Any:
+        async with region.client("user", caller) as client:
             return await client.call(ROUTE["approve_request"], DecisionNote(), request=request)
 
-    request = asyncio.run(asked())
+    request = asyncio.run(new_request())
     assert (request.state.value, request.spec.owners) == ("pending", ["user:vic"])
     with pytest.raises(Forbidden, match="vic may not decide requests"):
         asyncio.run(approve("vic", request.request_id))

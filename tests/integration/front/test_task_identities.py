@@ -151,7 +151,7 @@ def test_a_host_gets_only_the_identities_of_its_tasks(region: Region, tmp_path: 
         with pytest.raises(TwineError, match="certificate request"):
             await host.certify_task("web-0", "no request")
         first = await host.certify_task("web-0", csr)
-        assert first.identity.endswith("/job/web/task/web-0"), "whatever the request says"
+        assert first.identity.endswith("/job/web/task/web-0"), "for any name in the request"
         await asyncio.to_thread(deploy, region, "web", "vm2")
         with pytest.raises(Forbidden, match="the task was not placed on it"):
             await host.certify_task("web-0", csr)
@@ -159,7 +159,7 @@ def test_a_host_gets_only_the_identities_of_its_tasks(region: Region, tmp_path: 
     asyncio.run(scenario())
 
 
-async def nobody_to_close(_: str) -> None:
+async def close_nothing(_: str) -> None:
     """Replaces the connections to agents, which this control plane does not have."""
 
 
@@ -172,7 +172,7 @@ def test_a_host_with_a_revoked_identity_gets_no_task_identities(
         host = await joined(region, tmp_path, "vm1")
         task = await Task(tmp_path, host, "web").given()
         revoke = next(r for r in ROUTES if r.name == "revoke_machine_identity")
-        region.control_plane.disconnect = nobody_to_close  # type: ignore[method-assign]
+        region.control_plane.disconnect = close_nothing  # type: ignore[method-assign]
         async with region.client() as operator:
             await operator.call(revoke, machine="vm1")
         with pytest.raises(Unauthenticated, match="was revoked"):
@@ -185,7 +185,7 @@ def test_a_host_with_a_revoked_identity_gets_no_task_identities(
 
 
 @pytest.mark.behaviour("F-79")
-def test_a_task_has_no_rights_at_the_front_doors(region: Region, tmp_path: Path) -> None:
+def test_a_task_has_no_rights_at_the_public_interfaces(region: Region, tmp_path: Path) -> None:
     """A task's certificate is of the same authority, and names no user, host or component."""
     deploy(region, "web", "vm1")
 

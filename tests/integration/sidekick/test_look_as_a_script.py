@@ -1,4 +1,4 @@
-"""The timer's look runs as in its unit: in a bare interpreter without our packages."""
+"""The timer's check runs as in its unit: in a bare interpreter without our packages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_interface_that_is_not_there_answers_nothing(state: Path) -> None:
 
 
 @pytest.mark.root
-def test_an_interface_is_asked_as_the_full_look_asks_it(state: Path) -> None:
+def test_an_interface_is_queried_as_in_the_full_check(state: Path) -> None:
     """The kernel does not allow scatter-gather to be switched off for `lo`."""
     part = look.record(look.ANSWER, b"lo 24 1", (1).to_bytes(4, sys.byteorder))
     kept = state / look.KEPT

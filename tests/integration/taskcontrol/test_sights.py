@@ -15,7 +15,7 @@ from wire.errors import ConfigError
 Answer = Callable[[web.Request], Awaitable[web.Response]]
 
 
-def asked(answers: list[object], ask) -> object:
+def query_members(answers: list[object], ask) -> object:
     """Return the result of `ask(urls)` where each address answers every request with one value."""
 
     async def main() -> object:
@@ -64,7 +64,7 @@ ETCD = [
     ],
 )
 def test_one_process_leads_or_the_leader_is_unknown(dialect, answers, expected):
-    assert asked(answers, lambda urls: observations.leader(urls, dialect)) == expected
+    assert query_members(answers, lambda urls: observations.leader(urls, dialect)) == expected
 
 
 @pytest.mark.behaviour("TC14")
@@ -73,14 +73,14 @@ def test_one_process_leads_or_the_leader_is_unknown(dialect, answers, expected):
     [(0.4, 0.4), ({"load": 0.6}, 0.6), (7, 1.0), (b"busy", 1.0), ({}, 1.0), (b"NaN", 1.0)],
 )
 def test_a_missing_load_counts_as_full(answer, expected):
-    assert asked([answer], lambda urls: observations.load(urls[0])) == expected
+    assert query_members([answer], lambda urls: observations.load(urls[0])) == expected
 
 
 def test_a_missing_member_is_not_the_leader():
     async def ask(urls: list[str]) -> object:
         return await observations.leader(["http://127.0.0.1:1", *urls], Dialect.PLAIN)
 
-    assert asked([{"leader": True}], ask) == 1
+    assert query_members([{"leader": True}], ask) == 1
 
 
 def test_a_map_of_shards_is_described_by_task():

@@ -163,7 +163,7 @@ class Life:
 
     # -- invariants
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         index, brokers = self.at.index, self.at.broker
         check(index)
         held = {r.machine: r.entitlement for r in brokers.table.records()}
@@ -217,16 +217,16 @@ async def live(events: list[tuple[str, Any]]) -> None:
             allocator_over(store, settings=POWER, runtime=HastyRuntime()) as allocator,
         ):
             life.at = allocator
-            await life.look()
+            await life.check()
             while left:
                 name, what = left.pop(0)
                 if name == "restart":
                     break
                 await getattr(life, name)(what)
-                await life.look()
+                await life.check()
             else:
                 await life.place_what_waits()
-                await life.look()
+                await life.check()
                 life.specs.clear()
 
 

@@ -103,11 +103,11 @@ def test_status_counts_writes(tmp_path: Path) -> None:
 def test_status_of_a_run_under_way_is_applying(fake: FakeHost) -> None:
     seen = []
 
-    def look(value: str) -> str:
+    def rounded(value: str) -> str:
         seen.append(standing.status(fake.host(), fake.state))
         return value
 
-    fake.fs.rounds["/proc/sys/net/core/somaxconn"] = look
+    fake.fs.rounds["/proc/sys/net/core/somaxconn"] = rounded
     host = fake.host()
     with fake.state.lock(0, host.monotonic, host.sleep):
         run(fake, web(fake))

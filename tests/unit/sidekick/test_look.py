@@ -1,4 +1,4 @@
-"""The timer's look at an unchanged host reads again what the last verify read."""
+"""The timer's check of an unchanged host reads again what the last verify read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sidekick(fake: RecordedHost, *words: str) -> int:
     return main([*options, *words], make_host=host)
 
 
-def looked(fake: RecordedHost) -> bool:
+def is_unchanged(fake: RecordedHost) -> bool:
     return look.is_as_it_was(str(fake.state.folder))
 
 
@@ -51,10 +51,10 @@ def test_an_unchanged_host_gets_the_same_report_with_new_times(
     fake: RecordedHost,
 ) -> None:
     assert sidekick(fake, "apply-profile", "web") == 0
-    assert not looked(fake), "nothing was kept before the first look"
+    assert not is_unchanged(fake), "nothing was kept before the first look"
     assert sidekick(fake, "verify", "--timer") == 0
     full = last(fake)
-    assert looked(fake)
+    assert is_unchanged(fake)
     quick = last(fake)
     assert (quick.at, quick.uptime_s) != (full.at, full.uptime_s)
     assert quick.at > 1_700_000_000.0
@@ -82,11 +82,11 @@ def test_all_that_a_profile_sets_is_seen_when_it_changes(
     for path in files:
         before = Path(os.fsdecode(path)).read_bytes()
         Path(os.fsdecode(path)).write_bytes(b"changed")
-        assert not looked(fake), path
+        assert not is_unchanged(fake), path
         Path(os.fsdecode(path)).unlink()
-        assert not looked(fake), path
+        assert not is_unchanged(fake), path
         Path(os.fsdecode(path)).write_bytes(before)
-        assert looked(fake), path
+        assert is_unchanged(fake), path
 
 
 @pytest.mark.behaviour("F-72")
@@ -95,12 +95,12 @@ def test_drift_is_left_to_the_full_look(fake: RecordedHost) -> None:
     assert sidekick(fake, "verify", "--timer") == 0
     fake.fs.write(SWAPPINESS, "77")
     status = (fake.state.folder / "status.json").read_bytes()
-    assert not looked(fake)
+    assert not is_unchanged(fake)
     assert (fake.state.folder / "status.json").read_bytes() == status
     assert sidekick(fake, "verify", "--timer") == 2
     outcomes = {s.setting: s.outcome for s in last(fake).settings}
     assert outcomes["sysctl.vm.swappiness"] is ApplyOutcome.DRIFTED
-    assert not looked(fake), "drift is not kept: each look at it is a full one"
+    assert not is_unchanged(fake), "drift is not kept: each check of it is a full one"
 
 
 @pytest.mark.behaviour("HP15")
@@ -111,9 +111,9 @@ def test_any_other_run_ends_the_kept_state(fake: RecordedHost, words: tuple[str,
 
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
-    assert looked(fake)
+    assert is_unchanged(fake)
     sidekick(fake, *words)
-    assert not looked(fake)
+    assert not is_unchanged(fake)
 
 
 @pytest.mark.behaviour("HP15")
@@ -121,7 +121,7 @@ def test_another_boot_ends_the_kept_state(fake: RecordedHost) -> None:
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
     fake.fs.write("/proc/sys/kernel/random/boot_id", "another")
-    assert not looked(fake)
+    assert not is_unchanged(fake)
 
 
 @pytest.mark.behaviour("F-71")
@@ -131,8 +131,8 @@ def test_while_another_sidekick_works_nothing_is_renewed(fake: RecordedHost) -> 
     kept = (fake.state.folder / look.KEPT).read_bytes()
     with fake.state.lock(0.0, lambda: 0.0, lambda s: None):
         (fake.state.folder / look.KEPT).write_bytes(kept)
-        assert not looked(fake)
-    assert looked(fake)
+        assert not is_unchanged(fake)
+    assert is_unchanged(fake)
 
 
 @pytest.mark.behaviour("F-72")
@@ -143,11 +143,11 @@ def test_a_value_that_changes_on_its_own_is_no_drift(fake: RecordedHost) -> None
     memory = Path(fake.fs.path("/proc/meminfo"))
     before = memory.read_text()
     memory.write_text(before + "MemFree: 12345 kB\nCached: 1 kB\n")
-    assert looked(fake)
+    assert is_unchanged(fake)
     memory.write_text(before.replace("MemTotal:", "MemTotal: 9"))
-    asked = b"/proc/meminfo" in (fake.state.folder / look.KEPT).read_bytes()
-    assert asked or fake.name == "vm", "without a pool nobody asks for the memory"
-    assert looked(fake) is not asked
+    reads_memory = b"/proc/meminfo" in (fake.state.folder / look.KEPT).read_bytes()
+    assert reads_memory or fake.name == "vm", "without a pool no setting reads the memory"
+    assert is_unchanged(fake) is not reads_memory
 
 
 @pytest.mark.parametrize("torn", [0, 3, 40, -1])
@@ -156,7 +156,7 @@ def test_partly_stored_state_is_not_used(fake: RecordedHost, torn: int) -> None:
     assert sidekick(fake, "verify", "--timer") == 0
     path = fake.state.folder / look.KEPT
     path.write_bytes(path.read_bytes()[:torn])
-    assert not looked(fake)
+    assert not is_unchanged(fake)
 
 
 @pytest.mark.behaviour("HP15")
@@ -168,12 +168,14 @@ def test_every_shipped_profile_allows_the_short_check_on_some_host(tmp_path: Pat
         for profile in SHIPPED:
             if sidekick(fake, "apply-profile", profile) == 0:
                 assert sidekick(fake, "verify", "--timer") == 0
-                able |= {profile} if looked(fake) else set()
+                able |= {profile} if is_unchanged(fake) else set()
             sidekick(fake, "rollback")
     assert able == {*SHIPPED}
 
 
-def test_a_network_interface_is_asked_as_the_agent_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_interface_is_queried_as_the_agent_queries_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """`look` is a script that imports none of our code, so it has its own number of the call."""
     calls = list[tuple[int, bytes]]()
     monkeypatch.setattr(fcntl, "ioctl", lambda _, number, request: calls.append((number, request)))

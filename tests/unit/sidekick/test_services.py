@@ -28,7 +28,7 @@ class Manager:
 
     units: dict[str, ServiceUnit]
     aliases: dict[str, str] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    jobs: list[str] = field(default_factory=list)
     then: dict[str, list[ServiceUnit]] = field(default_factory=dict)
     """The later states of a service after its start, one for each look."""
     following: list[ServiceUnit] = field(default_factory=list)
@@ -44,14 +44,14 @@ class Manager:
         return found
 
     def start(self, unit: str) -> None:
-        self.asked.append(f"start {unit}")
+        self.jobs.append(f"start {unit}")
         self.starts += 1
         up = replace(self.units[unit], active="active", sub="running", has_job=True)
         self.units[unit] = replace(up, invocation_id=f"{self.starts}")
         self.following = list(self.then.get(unit, ()))
 
     def stop(self, unit: str) -> None:
-        self.asked.append(f"stop {unit}")
+        self.jobs.append(f"stop {unit}")
         self.units[unit] = replace(self.units[unit], active="inactive", sub="dead", has_job=True)
 
     def reset_failed(self, unit: str) -> None:
@@ -112,7 +112,7 @@ def test_a_service_without_a_file_in_the_three_folders_exists(fake: FakeHost) ->
     observed = SETTING.observe(host, [wanted.setting])
     (change,) = SETTING.plan([wanted], observed, {})
     assert SETTING.apply(host, change).outcome is ApplyOutcome.APPLIED
-    assert manager.asked == ["stop made@1.service"]
+    assert manager.jobs == ["stop made@1.service"]
     assert SETTING.read(host, "services.no.service") is None
 
 

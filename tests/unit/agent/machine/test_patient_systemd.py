@@ -13,23 +13,23 @@ from pystemd.dbusexc import DBusBaseError
 from agent.machine import patient_systemd
 from agent.machine.patient_systemd import PatientSystemd
 
-AWAY = DBusBaseError(-errno.ECONNREFUSED, None, "Connection refused")
+REFUSED = DBusBaseError(-errno.ECONNREFUSED, None, "Connection refused")
 
 
 @pytest.mark.behaviour("F-20")
 def test_a_listener_is_called_once_the_bus_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that starts meanwhile answers, and checks everything afterwards."""
     monkeypatch.setattr(patient_systemd, "RETRY_S", 0.01)
-    tries, signals, may_go = list[int](), queue.Queue[str](), threading.Event()
+    tries, signals, released = list[int](), queue.Queue[str](), threading.Event()
 
     def opener() -> Any:
         tries.append(1)
-        assert may_go.wait(60)
-        raise AWAY
+        assert released.wait(60)
+        raise REFUSED
 
     systemd = PatientSystemd(opener)
     end = systemd.listen(signals.put)  # returns, although the bus does not answer
-    may_go.set()
+    released.set()
     while len(tries) < 3:
         threading.Event().wait(0.01)
     assert signals.empty()
@@ -49,18 +49,18 @@ def test_a_listener_is_called_once_the_bus_is_available(monkeypatch: pytest.Monk
 
 
 def test_a_listener_that_ended_before_the_bus_was_available_is_not_called() -> None:
-    opened, may_go, signals = threading.Event(), threading.Event(), list[str]()
+    opened, released, signals = threading.Event(), threading.Event(), list[str]()
 
     def opener() -> Any:
         opened.set()
-        assert may_go.wait(60)
-        raise AWAY
+        assert released.wait(60)
+        raise REFUSED
 
     systemd = PatientSystemd(opener)
     end = systemd.listen(signals.append)
     assert opened.wait(60)
     end()
-    may_go.set()
+    released.set()
     for thread in threading.enumerate():
         if thread.name == "systemd-listen":
             thread.join(60)

@@ -36,7 +36,7 @@ def a_log_record(message: str, **fields: object) -> logging.LogRecord:
         ("task web: starting → running", {"task": "web"}, "task web: starting → running"),
     ],
 )
-def test_a_line_says_what_its_fields_know(
+def test_a_line_shows_what_its_fields_contain(
     message: str, fields: dict[str, object], words: str
 ) -> None:
     assert ours.one_line(a_log_record(message, **fields)) == words

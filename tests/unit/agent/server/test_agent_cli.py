@@ -171,7 +171,7 @@ def test_an_impossible_command_has_one_message_and_an_exit_code(
     assert err.count(words) == 1
 
 
-def test_without_an_agent_the_tool_says_so(run: Run) -> None:
+def test_without_an_agent_the_tool_reports_it(run: Run) -> None:
     code, _, err = run("ps")
 
     assert code == 69

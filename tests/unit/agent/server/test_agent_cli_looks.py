@@ -171,7 +171,7 @@ def test_an_image_in_use_is_not_removed(host: FakeHost, run: Run) -> None:
     assert "is used by 1 tasks: web" in err
 
 
-def test_a_host_without_a_profile_says_so(host: FakeHost, run: Run) -> None:
+def test_a_host_without_a_profile_reports_it(host: FakeHost, run: Run) -> None:
     assert run("profile", host=host)[:2] == (0, "(none): none\n")
 
 

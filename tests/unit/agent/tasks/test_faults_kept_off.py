@@ -39,7 +39,7 @@ def test_no_task_has_a_watchdog_of_systemd() -> None:
 
 @pytest.mark.behaviour("F-83")
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {"privileged": True},
         {"mounts": [{"source": "/", "target": "/host"}]},
@@ -50,10 +50,10 @@ def test_no_task_has_a_watchdog_of_systemd() -> None:
         {"volumes": {"../up": {}}},
     ],
 )
-def test_no_specification_asks_for_more_of_its_host(asked: dict[str, Any]) -> None:
+def test_no_specification_asks_for_more_of_its_host(fields: dict[str, Any]) -> None:
     """No field exists for it, neither at the front end nor at the agent."""
     job = {"name": "web", "entitlement": "e", "tasks": 1, "image": IMAGE, "command": ["/x"]}
     assert job_errors(job) == []
-    assert job_errors(job | asked) != []
+    assert job_errors(job | fields) != []
     with pytest.raises(InvalidInput):
-        decode_json(msgspec.json.encode({"image": IMAGE} | asked), TaskSpec, "the task")
+        decode_json(msgspec.json.encode({"image": IMAGE} | fields), TaskSpec, "the task")

@@ -22,7 +22,7 @@ def a_status(generation: int, state: TaskState, health: Health = Health.UNKNOWN)
 
 
 @asynccontextmanager
-async def looking() -> AsyncIterator[Observations]:
+async def one_machine_observed() -> AsyncIterator[Observations]:
     """Yield the observations of a region with one machine."""
     async with MemoryStore() as store:
         broker = Brokers(store, RUNTIME)
@@ -36,7 +36,7 @@ def test_the_late_answer_to_a_start_does_not_hide_that_the_task_is_healthy() -> 
     """Formerly the task stayed unlisted until its next event."""
 
     async def body() -> None:
-        async with looking() as observations:
+        async with one_machine_observed() as observations:
             healthy = a_status(2, TaskState.RUNNING, Health.HEALTHY)
             observations.saw_task("m1", healthy)
             observations.answered("m1", a_status(2, TaskState.STARTING))
@@ -47,7 +47,7 @@ def test_the_late_answer_to_a_start_does_not_hide_that_the_task_is_healthy() -> 
 
 def test_the_late_answer_to_a_stop_does_not_bring_back_a_task_that_is_gone() -> None:
     async def body() -> None:
-        async with looking() as observations:
+        async with one_machine_observed() as observations:
             observations.saw_tasks("m1", [])
             observations.answered("m1", a_status(3, TaskState.STOPPING), removed=True)
             assert observations.observation("m1").tasks == {}
@@ -57,7 +57,7 @@ def test_the_late_answer_to_a_stop_does_not_bring_back_a_task_that_is_gone() -> 
 
 def test_an_answer_that_nothing_overtook_is_taken_in() -> None:
     async def body() -> None:
-        async with looking() as observations:
+        async with one_machine_observed() as observations:
             observations.answered("m1", a_status(1, TaskState.STARTING))
             observations.answered("m1", a_status(2, TaskState.STOPPING), removed=True)
             assert observations.observation("m1").tasks["web-0"].generation == 2
@@ -69,7 +69,7 @@ def test_reading_an_idle_machine_concludes_nothing() -> None:
     """Formerly an index of a million machines kept a million blank observations."""
 
     async def body() -> None:
-        async with looking() as observations:
+        async with one_machine_observed() as observations:
             blank = observations.look("m1")
             assert (blank, observations.look("nowhere")) == (UNSEEN, UNSEEN)
             assert len(observations._observations) == 0

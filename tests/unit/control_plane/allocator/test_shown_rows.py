@@ -1,4 +1,4 @@
-"""What the paper says of its allocator, checked through the API that programs use."""
+"""The paper's statements on its allocator, checked through the API that programs use."""
 
 from collections import Counter
 
@@ -63,7 +63,7 @@ async def test_a_thousand_jobs_of_36_tasks_are_placed_evenly():
 
 @pytest.mark.behaviour("AL21")
 @pytest.mark.parametrize(("overcommit", "fit"), [(1.0, 16), (2.0, 32)])
-async def test_cpu_is_overcommitted_only_by_a_job_that_says_so(overcommit, fit):
+async def test_cpu_is_overcommitted_only_by_a_job_that_requests_it(overcommit, fit):
     """A job that does not state its CPU claims the default of a quarter of a core."""
     roomy = machines(1, 1, memory_bytes=100 * GIB)
     async with allocator_of(roomy, {"front": EntitlementSpec(machines=1)}) as allocator:

@@ -37,9 +37,9 @@ def planned(folder: Path, *jobs: tuple[str, int, str], cores: float = 0.5) -> li
     """Return the output of `plan --offline` for jobs: name, tasks, other text of the file."""
     (folder / "machines.csv").write_text(MACHINES)
     files = []
-    for name, tasks, wish in jobs:
+    for name, tasks, lines in jobs:
         files.append(folder / f"{name}.toml")
-        files[-1].write_text(JOB.format(name=name, tasks=tasks, wish=wish, cores=cores))
+        files[-1].write_text(JOB.format(name=name, tasks=tasks, wish=lines, cores=cores))
     words = ["plan", "--offline", str(folder / "machines.csv"), "-o", "json", *map(str, files)]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
@@ -53,7 +53,7 @@ def on(job: dict) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("wish", "tasks", "found"),
+    ("lines", "tasks", "found"),
     [
         ('disk_bytes = "500GiB"', 3, {"m2": 3}),
         ("network_mbps = 5000\nmachine_types = ['web']", 2, {"m2": 2}),
@@ -74,8 +74,8 @@ def on(job: dict) -> dict[str, int]:
         ("fit = 'tight'\nmachine_types = ['web']\npreferences = []", 4, None),
     ],
 )
-def test_requirements_of_a_job_file_decide_where_its_tasks_are(tmp_path, wish, tasks, found):
-    [job] = planned(tmp_path, ("web", tasks, wish))
+def test_requirements_of_a_job_file_decide_where_its_tasks_are(tmp_path, lines, tasks, found):
+    [job] = planned(tmp_path, ("web", tasks, lines))
     if found is None:
         assert len(on(job)) == 1, "fewest machines"
     else:
@@ -84,7 +84,7 @@ def test_requirements_of_a_job_file_decide_where_its_tasks_are(tmp_path, wish, t
 
 
 @pytest.mark.parametrize(
-    ("wish", "tasks", "placed", "told"),
+    ("lines", "tasks", "placed", "reason"),
     [
         ('disk_bytes = "9TiB"', 1, 0, "disk: 9437184 MiB wanted"),
         ("gpus = 8", 1, 0, "GPUs: 8 wanted, at most 4 free"),
@@ -97,11 +97,11 @@ def test_requirements_of_a_job_file_decide_where_its_tasks_are(tmp_path, wish, t
         ("cpus = 9", 1, 0, "CPU: 9 cores wanted, at most 8 cores free"),
     ],
 )
-def test_a_requirement_that_no_machine_meets_is_reported(tmp_path, wish, tasks, placed, told):
-    [job] = planned(tmp_path, ("web", tasks, wish))
+def test_a_requirement_that_no_machine_meets_is_reported(tmp_path, lines, tasks, placed, reason):
+    [job] = planned(tmp_path, ("web", tasks, lines))
     assert len(job["placed"]) == placed
     assert len(job["unplaced"]) == tasks - placed
-    assert told in "; ".join(job["reasons"])
+    assert reason in "; ".join(job["reasons"])
 
 
 def test_jobs_are_placed_apart_or_together_as_their_files_require(tmp_path):

@@ -118,7 +118,7 @@ def test_machines_that_single_ones_exclude_are_judged_once_for_a_demand(tried):
 
 
 @pytest.mark.parametrize("fit", [Fit.EVEN, Fit.TIGHT])
-def test_machines_with_too_little_left_are_searched_once_whatever_is_asked_then(fit, tried):
+def test_machines_with_too_little_left_are_searched_once_for_any_later_request(fit, tried):
     """1,000 machines have 1,000 MiB left each. Asks that need more do not search them again."""
     mib, index = GIB >> 10, a_region_with({}, 25, "e1")
     most = Demand(4 * GIB - 1_000 * mib, cpus=2)
@@ -178,10 +178,10 @@ def test_a_machine_in_use_gets_more_tasks_where_power_is_used_up():
 def test_free_machines_that_another_entitlement_needs_are_refused_as_one():
     """An ask took 1.3 s at 100,000 free machines."""
     index = a_region_with({}, 25, FREE)
-    wish, asked = Demand(GIB, cpus=1), []
+    wish, checked = Demand(GIB, cpus=1), []
 
     def refuses(machine):
-        asked.append(machine.name)
+        checked.append(machine.name)
         return "reserved for entitlement e2" if not judge(wish, machine, machine) else ""
 
     def refuses_all(bucket):
@@ -190,7 +190,7 @@ def test_free_machines_that_another_entitlement_needs_are_refused_as_one():
     made = plan(index, a_request(3), Allowance(refuses=refuses, refuses_all=refuses_all))
     assert len(made.unplaced) == 3
     assert "1000 free machines: reserved for entitlement e2" in made.reasons
-    assert asked == []
+    assert checked == []
 
 
 @pytest.mark.behaviour("BUG-AL28")
@@ -244,11 +244,11 @@ def test_the_largest_free_amount_is_of_all_machines(demand, left, words, pool, m
 @pytest.mark.parametrize("level", ["rack", "row"])
 def test_a_preference_over_racks_examines_at_most_one_per_task(level, monkeypatch):
     """An ask cost 120 to 320 times as much as the default spread: it grouped all machines."""
-    looked_at: list[object] = []
+    checked_bins: list[object] = []
     count = LazyOrder._follow
 
     def follow(order, heap, tie):
-        looked_at.append(tie)
+        checked_bins.append(tie)
         count(order, heap, tie)
 
     parted = []
@@ -267,10 +267,10 @@ def test_a_preference_over_racks_examines_at_most_one_per_task(level, monkeypatc
         wish = (Preference(property=level),)
         assert not allocate(index, a_request(3, "first", preferences=wish)).unplaced
         parted.clear()
-        looked_at.clear()
+        checked_bins.clear()
         assert not allocate(index, a_request(9, "next", preferences=wish)).unplaced
         assert parted == []
-        assert len(looked_at) <= 20
+        assert len(checked_bins) <= 20
         index.put("new", a_capacity(), a_place(rack="new", row="new"), "e1", "")
         made = allocate(index, a_request(racks + 1, "all", preferences=wish))
         assert "new" in {claim.machine.name for claim in made.change.claims}

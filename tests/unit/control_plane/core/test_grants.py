@@ -97,7 +97,7 @@ def test_a_refusal_names_the_machines_and_the_sum(wanted, words):
     assert str(found) == words
 
 
-def test_a_refusal_says_how_much_there_is():
+def test_a_refusal_reports_the_available_amount():
     found = shortage("web", spec(machines=191, datacenter="dc1"), {}, SUPPLY)
     assert found.hint == "190 machines of these could be granted"
 

@@ -29,7 +29,7 @@ NOW = 1e9
 TASKS = 4
 
 
-def machine(index: int, **said) -> SeenMachine:
+def machine(index: int, **fields) -> SeenMachine:
     """Return a machine with one healthy task on it."""
     status = TaskStatus(
         task_id=f"web-{index}",
@@ -41,12 +41,12 @@ def machine(index: int, **said) -> SeenMachine:
         job="web",
     )
     values = {"up": True, "answering": True, "ready": True, "tasks": {status.task_id: status}}
-    return SeenMachine(**(values | said))
+    return SeenMachine(**(values | fields))
 
 
-def leaving(index: int, deadline_s: float | None = None, **said) -> SeenMachine:
+def leaving(index: int, deadline_s: float | None = None, **fields) -> SeenMachine:
     deadline = None if deadline_s is None else NOW + deadline_s
-    return machine(index, leaving=True, leaving_reason="work", deadline=deadline, **said)
+    return machine(index, leaving=True, leaving_reason="work", deadline=deadline, **fields)
 
 
 def a_view(**others: SeenMachine) -> dict[str, SeenMachine]:
@@ -139,25 +139,29 @@ def test_stop_is_offered_only_where_the_machine_will_be_there_again(kind: EventK
 
 
 @pytest.mark.behaviour("BUG-AU4")
-@pytest.mark.parametrize("told", [False, True])
-def test_an_acknowledgement_lapses_when_a_deadline_forces_another_task(told: bool):
+@pytest.mark.parametrize("reported_down", [False, True])
+def test_an_acknowledgement_lapses_when_a_deadline_forces_another_task(reported_down: bool):
     """The acknowledgement stays valid if the controller knew that the other task leaves."""
     acknowledged = an_operation(
         0, OperationState.ACKNOWLEDGED, Cause.MAINTENANCE, approved="db 1", deadline=NOW + 900
     )
     view = a_view(m0=leaving(0, 900), m1=leaving(1, -1, overdue=True))
-    answer = ControllerAnswer(acks={"web-0.1": ""}, down=frozenset({1}) if told else frozenset())
+    answer = ControllerAnswer(
+        acks={"web-0.1": ""}, down=frozenset({1}) if reported_down else frozenset()
+    )
     made = decided(view, a_record(acknowledged, controlled=True), answer=answer)
     operation = made.record.tasks[0].operation
     assert operation is not None
-    assert operation.state is (OperationState.ACKNOWLEDGED if told else OperationState.OFFERED)
-    assert (operation.approved == "db 1") is told
+    assert operation.state is (
+        OperationState.ACKNOWLEDGED if reported_down else OperationState.OFFERED
+    )
+    assert (operation.approved == "db 1") is reported_down
     assert made.overdue == (1,)
 
 
 @pytest.mark.behaviour("BUG-AU4")
 @pytest.mark.parametrize(
-    ("said", "waits"),
+    ("fields", "waits"),
     [
         ({}, True),
         ({"switching": True}, True),
@@ -166,16 +170,16 @@ def test_an_acknowledgement_lapses_when_a_deadline_forces_another_task(told: boo
         ({"overdue": True}, False),
     ],
 )
-def test_urgent_work_continues_while_many_machines_are_lost(said: dict[str, bool], waits: bool):
+def test_urgent_work_continues_while_many_machines_are_lost(fields: dict[str, bool], waits: bool):
     """A revoked loan, a power cap and a deadline continue; a maintenance waits."""
-    made = decided(a_view(m0=leaving(0, 60, **said)), held_back={"m0": "much is lost in dc1"})
+    made = decided(a_view(m0=leaving(0, 60, **fields)), held_back={"m0": "much is lost in dc1"})
     assert (made.held == [0]) is waits
     assert (0 in (*made.chosen, *made.overdue)) is not waits
 
 
 @pytest.mark.behaviour("BUG-AU4")
 @pytest.mark.parametrize(
-    ("said", "cause"),
+    ("fields", "cause"),
     [
         ({}, Cause.MAINTENANCE),
         ({"called_back": True}, Cause.LOAN),
@@ -183,8 +187,8 @@ def test_urgent_work_continues_while_many_machines_are_lost(said: dict[str, bool
         ({"capped": True}, Cause.POWER),
     ],
 )
-def test_an_operation_names_what_the_machine_is_wanted_for(said: dict[str, bool], cause: Cause):
-    made = decided(a_view(m0=leaving(0, 60, **said)))
+def test_an_operation_names_what_the_machine_is_wanted_for(fields: dict[str, bool], cause: Cause):
+    made = decided(a_view(m0=leaving(0, 60, **fields)))
     operation = made.record.tasks[0].operation
     assert operation is not None
     assert (operation.cause, operation.kind) == (cause, OperationKind.MOVE)

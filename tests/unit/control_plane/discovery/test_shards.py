@@ -80,10 +80,10 @@ def test_a_map_goes_with_its_job_and_survives_all_else():
         async with World(region, store).running() as w:
             await w.deployed(a_job(3))
             await w.cp.discovery.put_shards("web", {f"s{i}": [i % 3] for i in range(100)})
-            said = w.cp.discovery.shards("web")
-            assert len(said.shards) == 100
+            answer = w.cp.discovery.shards("web")
+            assert len(answer.shards) == 100
         async with World(region, store).running() as w:
-            assert w.cp.discovery.shards("web") == said
+            assert w.cp.discovery.shards("web") == answer
             await w.cp.stop_job("web")
             async with asyncio.timeout(120):
                 while (await w.store.list_prefix(SHARDS)).entries:

@@ -78,14 +78,14 @@ async def test_hosts_that_stay_silent_are_not_waited_for(monkeypatch: pytest.Mon
 
 
 @pytest.mark.behaviour("F-88")
-async def test_a_term_says_where_it_began_and_how_far_it_is() -> None:
+async def test_a_term_has_its_first_and_its_current_revision() -> None:
     """Each run of a control plane has its own name."""
-    store, said = MemoryStore(), []
+    store, terms = MemoryStore(), []
     for _ in range(2):
         async with store:
             term = OwnTerm(store)
             await store.txn({}, [Put("a", b"1")])
             (text,) = term.headers().values()
-            said.append(text.split("/"))
-    assert [(began, now) for _, began, now in said] == [("0", "1"), ("1", "2")]
-    assert said[0][0] != said[1][0]
+            terms.append(text.split("/"))
+    assert [(began, now) for _, began, now in terms] == [("0", "1"), ("1", "2")]
+    assert terms[0][0] != terms[1][0]

@@ -46,13 +46,13 @@ def test_an_image_that_a_machine_got_is_known_without_a_list_of_all_it_has():
             await w.until(w.all_answer)
             m1, seen = w.region.machines["m1"], w.cp._observations.observation("m1")
             m1.images.add(DIGEST)
-            m1.say("image", DIGEST)
+            m1.send_event("image", DIGEST)
             await w.until(lambda: DIGEST in seen.images, within_s=5)
 
     run(main())
 
 
-def test_an_agent_that_does_not_answer_is_asked_about_once_a_second(monkeypatch):
+def test_a_silent_agent_is_polled_about_once_a_second(monkeypatch):
     async def main() -> None:
         w = World(a_region())
         tries = list[float]()
@@ -78,7 +78,7 @@ def test_an_agent_that_does_not_answer_is_asked_about_once_a_second(monkeypatch)
     run(main())
 
 
-def test_a_machine_that_another_process_hears_now_is_left_at_once():
+def test_a_machine_that_another_process_follows_now_is_released_at_once():
     async def main() -> None:
         w = World(a_region())
         async with w.running():

@@ -30,10 +30,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.passed_s = 0.0
-        self.asked = 0
+        self.reads = 0
 
     def __call__(self) -> float:
-        self.asked += 1
+        self.reads += 1
         return time.time() + self.passed_s
 
 
@@ -81,7 +81,7 @@ def test_the_end_of_an_identity_is_warned_of_a_week_ahead_and_once(
     assert own.ends["vm1"] == pytest.approx(held.not_after, abs=1)
 
     clock.passed_s += 1.5 * DAY_S
-    assert own.ending() == ["vm1"], "nobody has to call it for that"
+    assert own.ending() == ["vm1"], "no call is needed for that"
     called(own, issued(authority, 8 * DAY_S - 60))
     assert own.ending() == warned() == ["vm1"]
     called(own, again := issued(authority, 8 * DAY_S - 120))
@@ -101,19 +101,19 @@ def test_connections_to_an_agent_end_with_its_certificate(tmp_path: Path) -> Non
     called(own, issued(authority, 2 * DAY_S))
     ended: list[str] = []
 
-    async def look_twice() -> None:
+    async def check_twice() -> None:
         async def disconnect(machine: str) -> None:
             ended.append(machine)
 
-        looked = clock.asked
-        looking = asyncio.ensure_future(own.end_connections_forever(disconnect, 0.0))
-        while clock.asked < looked + 2:
+        reads_before = clock.reads
+        checking = asyncio.ensure_future(own.end_connections_forever(disconnect, 0.0))
+        while clock.reads < reads_before + 2:
             await asyncio.sleep(0)
-        looking.cancel()
+        checking.cancel()
 
     clock.passed_s += DAY_S
-    asyncio.run(look_twice())
+    asyncio.run(check_twice())
     assert ended == []
     clock.passed_s += 2 * DAY_S
-    asyncio.run(look_twice())
+    asyncio.run(check_twice())
     assert set(ended) == {"vm1"}

@@ -16,15 +16,15 @@ MACHINES, JOBS = 6, ("web", "second", "third")
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the jobs that got rounds, in order."""
     seen, real = list[str](), Scheduler._work
 
-    async def look(self: Scheduler, name: str) -> float | None:
+    async def count_round(self: Scheduler, name: str) -> float | None:
         seen.append(name)
         return await real(self, name)
 
-    monkeypatch.setattr(Scheduler, "_work", look)
+    monkeypatch.setattr(Scheduler, "_work", count_round)
     return seen
 
 
@@ -48,12 +48,12 @@ async def started_again(w: World) -> World:
     return World(w.region, w.store, down_after_s=600)
 
 
-def test_a_job_gets_a_round_when_its_last_machine_has_reported(looks: list[str]) -> None:
+def test_a_job_gets_a_round_when_its_last_machine_has_reported(rounds: list[str]) -> None:
     """Each answer of a machine caused a round of every job, which could not change anything."""
 
     async def main() -> None:
         w = await started_again(World(a_region(MACHINES)))
-        looks.clear()
+        rounds.clear()
         async with w.running():
             *others, last = in_use(w)
             for machine in others:
@@ -61,26 +61,26 @@ def test_a_job_gets_a_round_when_its_last_machine_has_reported(looks: list[str])
                 observation = w.cp._observations.observation(machine.name)
                 await w.until(lambda observation=observation: observation.answering)
                 await asyncio.sleep(1.0)
-            assert looks == []
+            assert rounds == []
             last.reachable = True
             observation = w.cp._observations.observation(last.name)
             await w.until(lambda: observation.answering)
-            await w.until(lambda: set(looks) == set(JOBS), within_s=1.0)
+            await w.until(lambda: set(rounds) == set(JOBS), within_s=1.0)
             for name in JOBS:
                 assert (await w.cp.get_job(name)).phase is JobPhase.STABLE
 
     run(main())
 
 
-def test_a_machine_that_stays_away_is_not_waited_for_long(looks: list[str]) -> None:
+def test_a_machine_that_stays_away_is_not_waited_for_long(rounds: list[str]) -> None:
     async def main() -> None:
         w = await started_again(World(a_region(MACHINES)))
-        looks.clear()
+        rounds.clear()
         async with w.running():
             *others, _ = in_use(w)
             for machine in others:
                 machine.reachable = True
-            await w.until(lambda: set(looks) == set(JOBS), within_s=2 * ARRIVING_S)
+            await w.until(lambda: set(rounds) == set(JOBS), within_s=2 * ARRIVING_S)
 
     run(main())
 
@@ -93,12 +93,12 @@ def a_record(machines: list[str | None]) -> SimpleNamespace:
 @pytest.mark.parametrize("backwards", [False, True])
 def test_a_large_job_is_not_gone_through_at_each_arrival(*, backwards: bool) -> None:
     """The job has 4,000 tasks. The work grows with the tasks, not with their square."""
-    looked, names = 0, [f"m{n}" for n in range(4000)]
+    counted, names = 0, [f"m{n}" for n in range(4000)]
 
     class Tasks(list[object]):
         def __getitem__(self, at):
-            nonlocal looked
-            looked += 1
+            nonlocal counted
+            counted += 1
             return super().__getitem__(at)
 
     record = a_record([None, *names])
@@ -110,7 +110,7 @@ def test_a_large_job_is_not_gone_through_at_each_arrival(*, backwards: bool) -> 
         assert arrivals.is_first(name)
         assert not arrivals.is_first(name)
     assert not arrivals.awaits("web")
-    assert looked < 5 * len(names)
+    assert counted < 5 * len(names)
 
 
 def test_a_job_without_machines_waits_for_no_report() -> None:

@@ -33,7 +33,7 @@ def test_reports_of_machines_cause_no_round_of_an_idle_job(rounds: list[str]) ->
 
     @scenario()
     async def story(w: World) -> None:
-        await calm(w)
+        await idle_machine(w)
         rounds.clear()
         for _ in range(20):
             for machine in w.region.machines:
@@ -46,23 +46,23 @@ def test_reports_of_machines_cause_no_round_of_an_idle_job(rounds: list[str]) ->
 
 def test_the_clock_alone_checks_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 20,000 jobs, periodic checks of every task used a quarter of a core for nothing."""
-    looks, real = list[int](), calm_jobs.serves_as_seen
+    compared, real = list[int](), calm_jobs.serves_as_seen
 
     def serves_as_seen(job, task, there):
-        looks.append(task.index)
+        compared.append(task.index)
         return real(job, task, there)
 
     monkeypatch.setattr(calm_jobs, "serves_as_seen", serves_as_seen)
 
     @scenario()
     async def story(w: World) -> None:
-        machine = await calm(w)
-        looks.clear()
+        machine = await idle_machine(w)
+        compared.clear()
         await asyncio.sleep(5 * w.settings.resync_s)
-        assert looks == []
+        assert compared == []
         w.cp._observations.changed(machine)
         await asyncio.sleep(1.0)
-        assert sorted(looks) == [0, 1, 2]
+        assert sorted(compared) == [0, 1, 2]
 
     story()
 
@@ -70,7 +70,7 @@ def test_the_clock_alone_checks_no_task(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_idle_job_gets_a_full_round_at_intervals(rounds: list[str]) -> None:
     @scenario()
     async def story(w: World) -> None:
-        await calm(w)
+        await idle_machine(w)
         rounds.clear()
         await asyncio.sleep(40 * w.settings.resync_s)
         assert 3 <= len(rounds) <= 5
@@ -84,10 +84,10 @@ def test_decision_and_summary_of_a_large_job_are_computed_in_a_thread(
 ) -> None:
     """Rounds and pages of a large job blocked the loop for 70 ms."""
     monkeypatch.setattr(runtime, "LARGE", 3)
-    beside, real = Counter[str](), runtime.SteppedRuntime.offload
+    offloaded, real = Counter[str](), runtime.SteppedRuntime.offload
 
     async def offload(self, work, *given):
-        beside[work.__name__] += 1
+        offloaded[work.__name__] += 1
         return await real(self, work, *given)
 
     monkeypatch.setattr(runtime.SteppedRuntime, "offload", offload)
@@ -96,18 +96,18 @@ def test_decision_and_summary_of_a_large_job_are_computed_in_a_thread(
     async def story(w: World) -> None:
         await w.deployed(a_job(3))
         await w.deployed(a_job(2, name="small"))
-        assert beside["decide"] > 0
-        assert beside["summarize"] > 0
-        beside.clear()
+        assert offloaded["decide"] > 0
+        assert offloaded["summarize"] > 0
+        offloaded.clear()
         await w.cp.get_job("small")
-        assert not beside
+        assert not offloaded
         await w.cp.get_job("web")
-        assert beside == {"summarize": 1}
+        assert offloaded == {"summarize": 1}
 
     story()
 
 
-async def calm(w: World) -> str:
+async def idle_machine(w: World) -> str:
     """Deploy a job, wait until it is idle, and return a machine that has one of its tasks."""
     await w.deployed(a_job(3))
     await asyncio.sleep(3 * w.settings.resync_s + w.settings.repair_after_s)
@@ -120,8 +120,8 @@ def listed(w: World) -> int:
 
 
 @scenario()
-async def test_a_task_of_a_calm_job_that_falls_ill_is_taken_off_the_list_at_once(w: World) -> None:
-    name = await calm(w)
+async def test_a_task_of_an_idle_job_that_becomes_unhealthy_is_unlisted_at_once(w: World) -> None:
+    name = await idle_machine(w)
     task = w.region.where()[name][0]
     w.region.machines[name].report(task, health=Health.UNHEALTHY)
     await asyncio.sleep(1.0)
@@ -133,18 +133,18 @@ async def test_a_task_of_a_calm_job_that_falls_ill_is_taken_off_the_list_at_once
 
 @scenario()
 async def test_an_idle_job_leaves_a_drained_machine_at_once(w: World) -> None:
-    name = await calm(w)
+    name = await idle_machine(w)
     await w.cp.inventory.drain(Drain(machines=[name], reason="new fans"))
     await asyncio.sleep(1.0)
     assert any(task.operation for task in w.cp._jobs.get("web").tasks)
 
 
-def test_sizes_that_confirm_the_one_in_force_cost_a_calm_job_no_round(rounds: list[str]) -> None:
+def test_sizes_that_confirm_the_one_in_force_cost_an_idle_job_no_round(rounds: list[str]) -> None:
     """Nine of ten autoscaler writes change nothing. Each caused a round, and another 30 s later."""
 
     @scenario()
     async def story(w: World) -> None:
-        await calm(w)
+        await idle_machine(w)
         before = w.cp._jobs.get("web").intents["size"].version
         rounds.clear()
         for number in range(20):
@@ -169,7 +169,7 @@ def test_the_size_of_a_held_job_or_a_trial_is_checked_even_if_it_is_unchanged(
 
     @scenario()
     async def story(w: World) -> None:
-        await calm(w)
+        await idle_machine(w)
         await w.cp.intents.hold("web", HoldWish(lasts_s=3600.0), "user:sre")
         await asyncio.sleep(3 * w.settings.resync_s)
         rounds.clear()
@@ -182,8 +182,8 @@ def test_the_size_of_a_held_job_or_a_trial_is_checked_even_if_it_is_unchanged(
 
 
 @scenario()
-async def test_a_calm_job_is_changed_at_once(w: World) -> None:
-    await calm(w)
+async def test_an_idle_job_is_changed_at_once(w: World) -> None:
+    await idle_machine(w)
     await w.cp.apply_job(a_job(2))
     await asyncio.sleep(1.0)
     assert any(task.operation for task in w.cp._jobs.get("web").tasks)

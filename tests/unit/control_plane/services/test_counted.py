@@ -98,7 +98,7 @@ def test_a_drain_that_begins_later_changes_nothing_yet():
     assert region.counted.going("front") == []
 
 
-def test_it_says_when_something_else_counts():
+def test_it_reports_when_something_else_counts():
     region, record = Region(), a_machine("m1", entitlement="front")
     add(region.index, "m1", pool="front")
     assert not region.counted.note(record)

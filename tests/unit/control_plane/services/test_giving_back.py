@@ -26,10 +26,10 @@ async def test_a_change_of_a_returned_machine_places_no_task_there(w):
     await w.cp.stop_job("web")
     await w.until(lambda: not any(m.jobs for m in allocator.index.machines.values()))
     machine = next(m for m in allocator.index.machines.values() if m.pool == "front")
-    release, may_go = w.cp._broker.release, asyncio.Event()
+    release, released = w.cp._broker.release, asyncio.Event()
 
     async def slowly(name: str, *, revision: int) -> object:
-        await may_go.wait()
+        await released.wait()
         return await release(name, revision=revision)
 
     w.cp._broker.release = slowly
@@ -37,7 +37,7 @@ async def test_a_change_of_a_returned_machine_places_no_task_there(w):
     await asyncio.sleep(0)
     w.cp._observations.changed(machine.name)
     assert machine.blocked == "is being given back"
-    may_go.set()
+    released.set()
     await giving
     assert (machine.pool, machine.blocked) == ("", "")
 
@@ -47,20 +47,20 @@ class SilentStore:
 
     def __init__(self, inner: MemoryStore) -> None:
         self._inner, self.is_silent = inner, False
-        self.heard: list[tuple[Mapping[str, int], Sequence[Operation]]] = []
+        self.sent: list[tuple[Mapping[str, int], Sequence[Operation]]] = []
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
         if self.is_silent:
-            self.heard.append((compare, operations))
+            self.sent.append((compare, operations))
             raise UnknownOutcome("the store did not say what became of the write")
         return await self._inner.txn(compare, operations)
 
     async def make_late(self) -> None:
         """Make the first of these writes late."""
-        await self._inner.txn(*self.heard[0])
+        await self._inner.txn(*self.sent[0])
 
 
 @pytest.mark.parametrize("is_made", [True, False])

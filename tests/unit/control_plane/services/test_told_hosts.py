@@ -12,12 +12,12 @@ from control_plane.api.job_life import JobLife, JobNotice
 
 pytestmark = pytest.mark.behaviour("EL9")
 
-TOLD = JobLife(notice=JobNotice(capacity_of=["batch"]))
+WITH_NOTICES = JobLife(notice=JobNotice(capacity_of=["batch"]))
 
 
 def last(world: World, machine: str) -> HostNotices:
-    said = world.region.machines[machine].notices
-    return said[-1] if said else HostNotices()
+    notices = world.region.machines[machine].notices
+    return notices[-1] if notices else HostNotices()
 
 
 @pytest.mark.behaviour("EL9")
@@ -26,7 +26,7 @@ async def test_tasks_on_a_lent_machine_get_their_deadline(world: World) -> None:
     """The notice has the deadline of the loan, as the controller's advance notice has."""
     await world.set_up(quota=3)
     await borrower(world)
-    await world.cp.apply_job(best_effort(life=TOLD))
+    await world.cp.apply_job(best_effort(life=WITH_NOTICES))
     await world.until(lambda: len(lent(world)) == 3, 600)
     await world.stable("crunch")
     await world.cp.apply_job(a_job(1, limits=WHOLE))
@@ -55,7 +55,7 @@ async def test_a_service_gets_a_notice_when_its_lent_capacity_is_absent(world: W
     """The service has machines of its entitlement, and does less while batch has none."""
     await world.set_up(quota=3)
     await borrower(world, borrow=2)
-    await world.cp.apply_job(a_job(1, limits=WHOLE, life=TOLD))
+    await world.cp.apply_job(a_job(1, limits=WHOLE, life=WITH_NOTICES))
     await world.stable("web")
     await world.cp.apply_job(best_effort(2))
     await world.until(lambda: len(lent(world)) == 2, 600)
@@ -73,7 +73,7 @@ async def test_hosts_get_notices_once_and_again_after_they_lost_them(world: Worl
     """A host that rebooted is notified again."""
     await world.set_up(quota=3)
     await borrower(world, borrow=2)
-    await world.cp.apply_job(a_job(1, limits=WHOLE, life=TOLD))
+    await world.cp.apply_job(a_job(1, limits=WHOLE, life=WITH_NOTICES))
     await world.stable("web")
     await world.cp.apply_job(best_effort(2))
     (mine,) = [name for name, tasks in world.region.where().items() if "web-0" in tasks]
@@ -86,8 +86,8 @@ async def test_hosts_get_notices_once_and_again_after_they_lost_them(world: Worl
     machine.notices.clear()
     machine.power_on()
 
-    def told() -> bool:
+    def is_notified() -> bool:
         homes = [name for name, tasks in world.region.where().items() if "web-0" in tasks]
         return any(c.entitlement == "batch" for name in homes for c in last(world, name).capacity)
 
-    await world.until(told, 900)
+    await world.until(is_notified, 900)

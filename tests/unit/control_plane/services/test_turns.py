@@ -20,7 +20,7 @@ pytestmark = pytest.mark.behaviour("FE1")
 LISTED = 10
 MACHINES, MOST = 300, 50 + 2 * LISTED
 """Number of machines, and the most that may be processed between two yields to other coroutines."""
-LOOKS: dict[str, Callable[[ControlPlane], Awaitable[object]]] = {
+QUERIES: dict[str, Callable[[ControlPlane], Awaitable[object]]] = {
     "map": lambda cp: cp.inventory.region_map("state"),
     "load": lambda cp: cp.inventory.region_map("load"),
     "list": lambda cp: cp.inventory.page(MachineQuery(MachineScope(), "none"), "", LISTED),
@@ -29,9 +29,9 @@ LOOKS: dict[str, Callable[[ControlPlane], Awaitable[object]]] = {
 }
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("query", QUERIES)
 def test_others_have_their_turn_every_few_machines(
-    look: str, monkeypatch: pytest.MonkeyPatch
+    query: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gaps = [0]
 
@@ -55,8 +55,8 @@ def test_others_have_their_turn_every_few_machines(
                 await checkpoint()
 
             monkeypatch.setattr(world.cp._runtime, "checkpoint", noted)
-            counted(RegionTable if look in ("list", "sorted", "capacity") else Table)
-            await LOOKS[look](world.cp)
+            counted(RegionTable if query in ("list", "sorted", "capacity") else Table)
+            await QUERIES[query](world.cp)
             seen = list(gaps)
         assert sum(seen) >= MACHINES
         assert max(seen) <= MOST

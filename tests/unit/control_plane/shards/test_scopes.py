@@ -69,7 +69,7 @@ def test_the_best_shard_of_each_scope_is_tried_when_a_shard_is_drained() -> None
 
 
 @pytest.mark.behaviour("SH13")
-def test_a_move_out_of_scope_says_what_where_why_and_what_to_try() -> None:
+def test_a_move_out_of_scope_reports_what_where_why_and_what_to_try() -> None:
     check_move("pay", "west", 1, "west", {"m1": "west"})
     check_move("pay", None, 0, "", {"m1": "west"})
     with pytest.raises(Conflict) as refused:
@@ -125,7 +125,7 @@ def test_entitlements_without_another_possible_shard_are_found_before_a_drain() 
     assert stuck(full, SHARDS[1:]) == []
 
 
-def test_a_scope_is_shown_in_words() -> None:
+def test_a_scope_is_shown_as_text() -> None:
     assert (in_words(""), in_words("west")) == ("global", "region west")
 
 
