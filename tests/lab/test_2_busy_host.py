@@ -59,8 +59,8 @@ class Requests:
 
     def __init__(self, lab: OneMachine) -> None:
         self.lab, self.sockets = lab, {"agent": AGENT, "bare": BARE}
-        code = Path(__file__).with_name("asked.py").read_text()
-        lab.ssh("m1", f"cat > /run/asked.py <<'E'\n{code}E")
+        code = Path(__file__).with_name("socket_probe.py").read_text()
+        lab.ssh("m1", f"cat > /run/socket_probe.py <<'E'\n{code}E")
         self._unit("bare", f"answer {BARE}")
         lab.until("it answers", lambda: lab.ssh("m1", f"test -S {BARE} && echo y") == "y\n")
         for name, path in self.sockets.items():
@@ -68,7 +68,7 @@ class Requests:
 
     def _unit(self, name: str, words: str) -> None:
         run = f"systemd-run --unit={name} --slice=hostcritical.slice"
-        self.lab.ssh("m1", f"{run} /opt/twine/bin/python /run/asked.py {words}")
+        self.lab.ssh("m1", f"{run} /opt/twine/bin/python /run/socket_probe.py {words}")
 
     def so_far(self) -> dict[str, tuple[float, ...]]:
         """Return the latencies of both servers until now; fail if an answer is missing."""

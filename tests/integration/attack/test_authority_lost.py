@@ -22,7 +22,7 @@ from wire import tls
 from .face import USER, Face, running
 from .test_authority_rotates import credential
 from .test_cloned_host import joined, on, runs, serves, task
-from .test_identity import ctl
+from .test_identity_ends import ctl
 from .test_revoked_agent import agent_in, answering
 
 pytestmark = pytest.mark.behaviour("F-88")

@@ -22,7 +22,7 @@ from tests.ports import free_port
 from wire.errors import Busy, Conflict, Forbidden, Unreachable
 
 from .face import USER, Face, running
-from .test_identity import ctl, joins
+from .test_identity_ends import ctl, joins
 from .test_revoked_agent import agent_in, answering
 
 pytestmark = pytest.mark.behaviour("F-89")

@@ -22,7 +22,7 @@ from wire.errors import Busy, Forbidden, TwineError, Unauthenticated
 from wire.fairness import Peer
 
 from .conftest import Region, start_region
-from .test_roles import CALLERS, MAY_CALL, PATH, ROUTE, _furnish, _passes, _restore, body_of
+from .test_permissions import CALLERS, MAY_CALL, PATH, ROUTE, _furnish, _passes, _restore, body_of
 
 pytestmark = pytest.mark.behaviour("F-79")
 

@@ -30,7 +30,7 @@ from .face import USER, Face, running
 from .test_authority_lost import again, ends, starts
 from .test_authority_rotates import credential
 from .test_cloned_host import joined, on
-from .test_identity import FACTS, ctl
+from .test_identity_ends import FACTS, ctl
 from .test_revoked_agent import agent_in, answering
 
 pytestmark = pytest.mark.behaviour("F-88")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_host import FakeDisk, FakeHost, a_target
-from test_crash_points import bad, cache, web
+from test_sidekick_crash_points import bad, cache, web
 
 from sidekick import status as standing
 from sidekick.disk import Disk

@@ -1,7 +1,7 @@
 """Runs in a guest: answers on a unix socket, or sends a request there twice a second.
 
-    asked.py answer SOCKET
-    asked.py ask SOCKET FILE
+    socket_probe.py answer SOCKET
+    socket_probe.py ask SOCKET FILE
 
 Each request has its own connection. FILE gets one line for each answer: its latency in seconds.
 """

@@ -1,4 +1,4 @@
-/* Holds anonymous memory and reads a file of its own again and again: pressed ANON_MIB FILE_MIB.
+/* Holds anonymous memory and reads a file of its own again and again: memory_pressure ANON_MIB FILE_MIB.
  *
  * It touches page after page of both, in no order. Says once a second how many it has.
  */
@@ -41,7 +41,7 @@ int main(int argc, char **argv)
 	volatile char *held, *file;
 
 	if (!anon || !size)
-		errx(2, "pressed ANON_MIB FILE_MIB");
+		errx(2, "memory_pressure ANON_MIB FILE_MIB");
 	held = mmap(NULL, anon, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	file = mmap(NULL, size, PROT_READ, MAP_SHARED, written(size), 0);
 	if (held == MAP_FAILED || file == MAP_FAILED)
