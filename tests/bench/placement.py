@@ -72,8 +72,8 @@ def memory_mb(field: str) -> int:
     return 0
 
 
-def report(*words: object) -> None:
-    print(f"{time.strftime('%H:%M:%S')}", *words, file=sys.stderr, flush=True)
+def report(*values: object) -> None:
+    print(f"{time.strftime('%H:%M:%S')}", *values, file=sys.stderr, flush=True)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -93,10 +93,10 @@ async def going(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 async def blocked(load: Load) -> int:
     """Block D-Bus for a while; return what the agent's API answered meanwhile."""
-    asking = await asyncio.create_subprocess_exec(
+    client = await asyncio.create_subprocess_exec(
         *("systemctl", "show", "-P", "MainPID", "dbus.service"), stdout=asyncio.subprocess.PIPE
     )
-    pid, before = int((await asking.communicate())[0]), load.requests
+    pid, before = int((await client.communicate())[0]), load.requests
     os.kill(pid, signal.SIGSTOP)
     try:
         await asyncio.sleep(BLOCKED_S)

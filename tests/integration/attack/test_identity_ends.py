@@ -218,9 +218,9 @@ def test_no_bad_identity_gets_through_any_route(face: Face) -> None:
     assert passed == []
 
 
-def ctl(face: Face, *words: str) -> str:
+def ctl(face: Face, *arguments: str) -> str:
     """Return the output of `twinectl`."""
-    result = CliRunner().invoke(main, ["--endpoint", f"unix:{face.socket}", *words])
+    result = CliRunner().invoke(main, ["--endpoint", f"unix:{face.socket}", *arguments])
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -293,8 +293,14 @@ def test_a_host_whose_identity_is_revoked_by_command_has_to_join_again(control_p
 @pytest.mark.behaviour("BUG-HT5")
 def test_revoking_the_identity_of_an_unknown_machine_is_refused(control_plane: Face) -> None:
     """The error reports a mistyped name."""
-    words = ["--endpoint", f"unix:{control_plane.socket}", "machine", "revoke-identity", "nobody"]
-    unknown_machine = CliRunner().invoke(main, words)
+    arguments = [
+        "--endpoint",
+        f"unix:{control_plane.socket}",
+        "machine",
+        "revoke-identity",
+        "nobody",
+    ]
+    unknown_machine = CliRunner().invoke(main, arguments)
     assert unknown_machine.exit_code == 3, unknown_machine.output
 
 

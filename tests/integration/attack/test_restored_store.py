@@ -188,9 +188,9 @@ def test_hosts_notice_a_store_restored_by_copying_an_old_file(
     assert before.items() <= lives(*hosts.folders).items()
 
 
-def manages(face: Face, *words: str) -> str:
+def manages(face: Face, *arguments: str) -> str:
     """Run a command of the control plane's own program, and return its output."""
-    result = CliRunner().invoke(daemon, [*words, "--state", str(face.folder / "state")])
+    result = CliRunner().invoke(daemon, [*arguments, "--state", str(face.folder / "state")])
     assert result.exit_code == 0, result.output
     return result.output
 

@@ -129,7 +129,7 @@ async def test_an_entitlement_moves_between_running_processes_and_no_task_restar
                         errors.append(e)
                     await asyncio.sleep(0.01)
 
-        asking = asyncio.create_task(ask())
+        requesting = asyncio.create_task(ask())
         terms = [(await region.client.list_shards()).term]
         for to in (2, 0, 1):
             moved = await region.client.move_entitlement("e1", to)
@@ -137,7 +137,7 @@ async def test_an_entitlement_moves_between_running_processes_and_no_task_restar
             await region.until(lambda: region.is_stable("j1"), "the job is stable there")
             terms.append((await region.client.list_shards()).term)
         ends.set()
-        await asking
+        await requesting
         assert terms == sorted(set(terms)), "each move raises the term"
         assert all(isinstance(error, Busy) and error.retryable for error in errors), errors
         assert region.started() == before

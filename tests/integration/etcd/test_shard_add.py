@@ -28,12 +28,12 @@ def one() -> Iterator[Cluster]:
         yield cluster
 
 
-async def twinectl(region: RegionOfProcesses, *words: str) -> tuple[int, str]:
+async def twinectl(region: RegionOfProcesses, *arguments: str) -> tuple[int, str]:
     """Return the exit code and the output of a command."""
     run = "from control_plane.cli import main; main()"
     argv = (sys.executable, "-c", run, "--endpoint", f"unix:{region.socket}")
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*argv, *words, stdout=pipe, stderr=pipe)
+    process = await asyncio.create_subprocess_exec(*argv, *arguments, stdout=pipe, stderr=pipe)
     out, err = await process.communicate()
     return process.returncode or 0, (out + err).decode()
 
@@ -65,7 +65,7 @@ async def test_a_shard_is_added_under_load_without_a_failed_request(
                         failed.append(e)
                     await asyncio.sleep(0.01)
 
-        asking = asyncio.create_task(ask())
+        requesting = asyncio.create_task(ask())
         adding = asyncio.create_task(twinectl(region, "shard", "add", "2", "--timeout", "3m"))
         await asyncio.to_thread(region.write_credential, 2)
         region.made("shard2", "shard", 2).start()
@@ -82,7 +82,7 @@ async def test_a_shard_is_added_under_load_without_a_failed_request(
         planned = await region.client.plan_job(job("c2", "c", image))
         assert (planned.wanted, len(planned.placed)) == (1, 1), "the remote shard plans"
         ends.set()
-        await asking
+        await requesting
         assert failed == []
         assert requests > 0
         assert [unit for unit in region.started() if "a1" in unit] == before

@@ -27,10 +27,10 @@ CONFIG = Path("/etc/twine/sidekick.toml")
 WAIT_S = 600.0
 
 
-def sidekick(*words: str) -> int:
+def sidekick(*arguments: str) -> int:
     """Return the exit code of the command."""
     folders = [f"--profiles={folder}" for folder in (OURS, *PROFILES)]
-    return main([*folders, *words])
+    return main([*folders, *arguments])
 
 
 def shell(command: str) -> str:

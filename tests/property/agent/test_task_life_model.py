@@ -253,7 +253,7 @@ TestTaskLife = TaskLife.TestCase
 TestTaskLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 EVENTS = st.lists(
-    st.sampled_from(["look", "act", "crash", "exit 0", "exit 1", "oom", "vanish", "reboot"]),
+    st.sampled_from(["observe", "act", "crash", "exit 0", "exit 1", "oom", "vanish", "reboot"]),
     max_size=60,
 )
 
@@ -268,7 +268,7 @@ def test_each_end_is_counted_exactly_once(events: list[str]) -> None:
         assert journal is not None
         known = unit is not None and journal.invocation_id == unit.invocation
         match event:
-            case "look" | "act" | "crash":
+            case "observe" | "act" | "crash":
                 getattr(model, event)()
             case "vanish" if known:
                 model.unit = None

@@ -107,10 +107,10 @@ async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):
     file = tmp_path / "web.json"
     file.write_bytes(msgspec.json.encode(a_pipeline()))
 
-    async def ctl(*words: str) -> tuple[int, str]:
+    async def ctl(*arguments: str) -> tuple[int, str]:
         service = f"unix:{tmp_path / 'c.sock'}"
-        arguments = ["pipeline", "--service", service, *words]
-        result = await asyncio.to_thread(CliRunner().invoke, twinectl, arguments)
+        argv = ["pipeline", "--service", service, *arguments]
+        result = await asyncio.to_thread(CliRunner().invoke, twinectl, argv)
         return result.exit_code, result.output
 
     async with served(world, tmp_path, authority):

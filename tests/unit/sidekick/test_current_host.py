@@ -42,7 +42,7 @@ class Bench:
     def write(self, text: str) -> None:
         (self.profiles / "mine.toml").write_text(text)
 
-    def run(self, *words: str) -> int:
+    def run(self, *arguments: str) -> int:
         fake = self.fake
         options = [
             f"--root={fake.root}",
@@ -53,7 +53,7 @@ class Bench:
         def host(root: Path) -> Host:
             return fake.host(root)
 
-        return main([*options, *words], make_host=host)
+        return main([*options, *arguments], make_host=host)
 
     def add_disk(self, read_ahead_kb: int = 128) -> None:
         new = self.disk.with_name("nvme9n1")

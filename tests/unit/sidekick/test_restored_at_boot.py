@@ -98,9 +98,9 @@ def test_bug_sk29_a_module_that_a_value_loaded_is_unloaded_with_it(tmp_path: Pat
     listing.parent.mkdir(parents=True, exist_ok=True)
     listing.write_text("kernel/block/mq-deadline.ko.xz:\n")
 
-    def sidekick(*words: str) -> int:
+    def sidekick(*arguments: str) -> int:
         options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={tmp_path}"]
-        return main([*options, *words], make_host=lambda _: fake.host())
+        return main([*options, *arguments], make_host=lambda _: fake.host())
 
     assert sidekick("apply-profile", "x") == 0
     loaded = fake.fs.path("/sys/module/mq_deadline/initstate")

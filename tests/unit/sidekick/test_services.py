@@ -71,7 +71,7 @@ def a_host(fake: FakeHost, *units: ServiceUnit, **more: object) -> tuple[Host, M
     return replace(fake.host(), services=manager), manager
 
 
-def wants(**lists: list[str]) -> Profile:
+def profile_of(**lists: list[str]) -> Profile:
     return Profile(name="p", sections={"services": Services(**lists)})
 
 
@@ -107,8 +107,8 @@ def test_a_state_has_the_name_that_systemd_uses(
 def test_a_service_without_a_file_in_the_three_folders_exists(fake: FakeHost) -> None:
     """Only systemd knows a generated unit, or one below /usr/local."""
     host, manager = a_host(fake, a_unit("made@1.service"))
-    assert SETTING.check(wants(stopped=["made@1.service"])) == []
-    (wanted,) = SETTING.wanted(wants(stopped=["made@1.service"]), host)
+    assert SETTING.check(profile_of(stopped=["made@1.service"])) == []
+    (wanted,) = SETTING.wanted(profile_of(stopped=["made@1.service"]), host)
     observed = SETTING.observe(host, [wanted.setting])
     (change,) = SETTING.plan([wanted], observed, {})
     assert SETTING.apply(host, change).outcome is ApplyOutcome.APPLIED
@@ -125,19 +125,19 @@ def test_an_alias_is_the_service_that_it_names(fake: FakeHost) -> None:
         a_unit("ssh.service"),
         aliases={"b.service": "a.service", "s.service": "ssh.service"},
     )
-    found = SETTING.wanted(wants(stopped=["b.service"]), host)
+    found = SETTING.wanted(profile_of(stopped=["b.service"]), host)
     assert [w.setting for w in found] == ["services.a.service"]
     with pytest.raises(Unprocessable, match="cannot both run and be stopped"):
-        SETTING.wanted(wants(stopped=["b.service"], running=["a.service"]), host)
+        SETTING.wanted(profile_of(stopped=["b.service"], running=["a.service"]), host)
     with pytest.raises(
         Unprocessable,
         match=r"s.service is ssh.service, which may not be started or stopped by a profile",
     ):
-        SETTING.wanted(wants(stopped=["s.service"]), host)
+        SETTING.wanted(profile_of(stopped=["s.service"]), host)
 
 
 def test_a_template_is_not_a_service() -> None:
-    (error,) = SETTING.check(wants(running=["x@.service"]))
+    (error,) = SETTING.check(profile_of(running=["x@.service"]))
     assert "name an instance of it" in error.reason
 
 

@@ -27,13 +27,13 @@ def fake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordedHos
     return RecordedHost(tmp_path, request.param)
 
 
-def sidekick(fake: RecordedHost, *words: str) -> int:
+def sidekick(fake: RecordedHost, *arguments: str) -> int:
     options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={PROFILES}"]
 
     def host(root: Path) -> Host:
         return fake.host(root)
 
-    return main([*options, *words], make_host=host)
+    return main([*options, *arguments], make_host=host)
 
 
 def is_unchanged(fake: RecordedHost) -> bool:
@@ -105,14 +105,15 @@ def test_drift_is_left_to_the_full_look(fake: RecordedHost) -> None:
 
 @pytest.mark.behaviour("HP15")
 @pytest.mark.parametrize(
-    "words", [("apply-profile", "cache"), ("rollback",), ("verify",), ("try", "web", "--for=60s")]
+    "arguments",
+    [("apply-profile", "cache"), ("rollback",), ("verify",), ("try", "web", "--for=60s")],
 )
-def test_any_other_run_ends_the_kept_state(fake: RecordedHost, words: tuple[str, ...]) -> None:
+def test_any_other_run_ends_the_kept_state(fake: RecordedHost, arguments: tuple[str, ...]) -> None:
 
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
     assert is_unchanged(fake)
-    sidekick(fake, *words)
+    sidekick(fake, *arguments)
     assert not is_unchanged(fake)
 
 

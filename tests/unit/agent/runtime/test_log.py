@@ -24,7 +24,7 @@ def a_log_record(message: str, **fields: object) -> logging.LogRecord:
 
 @pytest.mark.behaviour("BUG-AG16")
 @pytest.mark.parametrize(
-    ("message", "fields", "words"),
+    ("message", "fields", "message_shown"),
     [
         ("ready", {"tasks": 7}, "ready (tasks 7)"),
         ("cannot renew", {"why": "no answer"}, "cannot renew: no answer"),
@@ -37,9 +37,9 @@ def a_log_record(message: str, **fields: object) -> logging.LogRecord:
     ],
 )
 def test_a_line_shows_what_its_fields_contain(
-    message: str, fields: dict[str, object], words: str
+    message: str, fields: dict[str, object], message_shown: str
 ) -> None:
-    assert ours.one_line(a_log_record(message, **fields)) == words
+    assert ours.one_line(a_log_record(message, **fields)) == message_shown
 
 
 @pytest.mark.behaviour("BUG-AG16")

@@ -97,9 +97,9 @@ def test_a_call_that_ends_after_its_event_loop_raises_nothing() -> None:
         done.append(1)
 
     async def ask() -> None:
-        asking = asyncio.ensure_future(lanes.run("disk", call))
+        calling = asyncio.ensure_future(lanes.run("disk", call))
         await asyncio.get_running_loop().run_in_executor(None, begun.wait)
-        asking.cancel()
+        calling.cancel()
 
     asyncio.run(ask())
     released.set()

@@ -20,11 +20,11 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize(
-    ("program", "code", "words"),
+    ("program", "code", "message"),
     [("/bin/good", 0, "web: running, healthy"), ("/bin/bad", 1, "web: ")],
 )
 def test_a_first_version_without_a_probe_has_to_run_for_the_time_of_its_gate(
-    host: FakeHost, run: Run, program: str, code: int, words: str
+    host: FakeHost, run: Run, program: str, code: int, message: str
 ) -> None:
     """The command reported healthy, with 0, before the task ended."""
     host.fake.systemd.programs["/bin/bad"] = ends_with(4)  # and is started repeatedly
@@ -33,7 +33,7 @@ def test_a_first_version_without_a_probe_has_to_run_for_the_time_of_its_gate(
     )
 
     assert ended == code
-    assert words in out
+    assert message in out
 
 
 def test_a_version_that_fails_after_its_gate_is_reported_with_the_restored_one(

@@ -67,7 +67,7 @@ def test_a_verdict_changes_only_after_its_number_of_answers(
 
 
 @pytest.mark.parametrize(
-    ("end", "words"),
+    ("end", "text"),
     [
         (Exit(result="success", code=0, at=0), "it ended with exit code 0"),
         (Exit(result="exit-code", code=3, at=0), "it ended with exit code 3"),
@@ -80,8 +80,8 @@ def test_a_verdict_changes_only_after_its_number_of_answers(
         (Exit(result="protocol", at=0), "it ended: protocol"),
     ],
 )
-def test_an_end_is_described_in_text(end: Exit, words: str) -> None:
-    assert words in describe(end)
+def test_an_end_is_described_in_text(end: Exit, text: str) -> None:
+    assert text in describe(end)
 
 
 def test_a_run_over_its_limit_is_distinguished_from_a_late_stop() -> None:
@@ -98,9 +98,9 @@ def test_a_run_over_its_limit_is_distinguished_from_a_late_stop() -> None:
 @pytest.mark.behaviour("F-17", "F-18")
 @pytest.mark.parametrize("code", range(200, 244))
 def test_every_exit_code_of_systemd_is_described(code: int) -> None:
-    words = describe(Exit(result="exit-code", code=code, at=0))
+    text = describe(Exit(result="exit-code", code=code, at=0))
 
-    assert f"exit code {code}" in words
+    assert f"exit code {code}" in text
 
 
 @pytest.mark.parametrize("code", [200, 203, 217, 226])

@@ -220,9 +220,9 @@ def test_a_measurement_that_is_no_number_is_a_limit() -> None:
     assert capacity([]) is None
 
 
-def typed(path: Path, *words: str) -> Result:
+def typed(path: Path, *arguments: str) -> Result:
     return CliRunner().invoke(
-        main, ["autoscale", "load-test", "web", "--socket", str(path), *words]
+        main, ["autoscale", "load-test", "web", "--socket", str(path), *arguments]
     )
 
 

@@ -215,7 +215,7 @@ def test_all_machines_of_a_kind_are_kept_only_if_each_of_them_would_do(demand, f
 @pytest.mark.behaviour("BUG-AL34")
 @POOLS
 @pytest.mark.parametrize(
-    ("demand", "left", "words"),
+    ("demand", "left", "message"),
     [
         (Demand(4 * GIB, cpus=1), Demand(GIB, cpus=3.5), "at most 3072 MiB free"),
         (Demand(GIB, cpus=4), Demand(3.5 * GIB, cpus=1), "at most 3 cores free"),
@@ -224,7 +224,7 @@ def test_all_machines_of_a_kind_are_kept_only_if_each_of_them_would_do(demand, f
         (Demand(1, disk_bytes=9 * GIB), Demand(4 * GIB, disk_bytes=GIB), "at most 8192 MiB free"),
     ],
 )
-def test_the_largest_free_amount_is_of_all_machines(demand, left, words, pool, monkeypatch):
+def test_the_largest_free_amount_is_of_all_machines(demand, left, message, pool, monkeypatch):
     """The amount covered the first thousand machines only; the roomiest machine came later."""
     monkeypatch.setattr(explanation, "_EXPLAINED", 10)
     fields = {"gpus": 8 if demand.gpus else 0, "network_mbps": 100, "disk_bytes": 9 * GIB}
@@ -236,7 +236,7 @@ def test_the_largest_free_amount_is_of_all_machines(demand, left, words, pool, m
     index.restore("there", pool, claims)
     made = plan(index, a_request(1, demand=demand), Allowance())
     assert made.unplaced == (0,)
-    assert any(words in reason for reason in made.reasons), made.reasons
+    assert any(message in reason for reason in made.reasons), made.reasons
     assert any("these are 10 of" in reason for reason in made.reasons)
 
 

@@ -132,8 +132,8 @@ def test_stop_is_offered_only_where_the_machine_will_be_there_again(kind: EventK
     assert comes_back == (kind in PASSING)
     view = a_view(m0=leaving(0, plans=(event,), returning=comes_back))
     offered = an_operation(0, OperationState.OFFERED, Cause.MAINTENANCE)
-    (asked,) = question(a_record(offered, controlled=True), view).request
-    assert asked.instead == (["stop"] if kind in PASSING else [])
+    (operation_offered,) = question(a_record(offered, controlled=True), view).request
+    assert operation_offered.instead == (["stop"] if kind in PASSING else [])
     final = an_event(EventKind.DECOMMISSION)
     assert not returning(a_machine(event, final), NOW)
 

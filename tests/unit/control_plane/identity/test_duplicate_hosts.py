@@ -296,8 +296,8 @@ async def test_a_write_without_an_answer_is_made_again() -> None:
     world = World(first)
     real, answers = world.store.txn, iter([False])
 
-    async def txn(*asked: Any) -> int:
-        revision = await real(*asked)
+    async def txn(*arguments: Any) -> int:
+        revision = await real(*arguments)
         if not next(answers, True):
             raise UnknownOutcome("the store did not say what became of the write")
         return revision

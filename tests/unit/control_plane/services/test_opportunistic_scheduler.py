@@ -385,8 +385,8 @@ def test_its_jobs_are_in_its_entitlement_and_do_not_restart_by_themselves() -> N
     assert (job.name, job.entitlement, job.restart.when) == ("index", "batch", "never")
 
 
-def typed(socket: str, *words: str) -> Result:
-    return CliRunner().invoke(main, ["work", *words, "--socket", socket])
+def typed(socket: str, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["work", *arguments, "--socket", socket])
 
 
 @pytest.mark.behaviour("EL8")

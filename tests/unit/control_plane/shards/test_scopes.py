@@ -131,7 +131,7 @@ def test_a_scope_is_shown_as_text() -> None:
 
 @pytest.mark.behaviour("SH13")
 @pytest.mark.parametrize(
-    ("regions", "words"),
+    ("regions", "message"),
     [
         ({"0": "west"}, "shard 0 has what no other shard has, so it is global"),
         ({"64": "west"}, "a shard from 1 to 63"),
@@ -141,11 +141,11 @@ def test_a_scope_is_shown_as_text() -> None:
     ],
 )
 def test_regions_of_shards_that_cannot_be_are_refused(
-    regions: dict[str, str] | list[str], words: str
+    regions: dict[str, str] | list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match="scheduler") as refused:
         load(None, {"scheduler": {"shards": 3, "shard_regions": regions}})
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.behaviour("SH13")
