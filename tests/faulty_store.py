@@ -22,18 +22,18 @@ class Fate:
     """The outcome of one transaction."""
 
     made: bool = True
-    heard: bool = True
+    answered: bool = True
     """Whether the answer arrives. Without it the outcome is unknown."""
     late: int = 0
     """The write arrives only after this number of further calls of the store (`made`, not
-    `heard`)."""
+    `answered`)."""
 
 
 MADE = Fate()
 REFUSED = Fate(made=False)
 """The disk is full: the store changes nothing and reports this to the writer."""
-LOST = Fate(made=False, heard=False)
-UNHEARD = Fate(heard=False)
+LOST = Fate(made=False, answered=False)
+UNANSWERED = Fate(answered=False)
 
 
 class FaultyStore:
@@ -96,9 +96,9 @@ class FaultyStore:
             self._late.append((self._calls + fate.late, dict(compare), list(operations)))
         elif fate.made:
             revision = await self.inner.txn(compare, operations)
-            if fate.heard:
+            if fate.answered:
                 return revision
-        elif fate.heard:
+        elif fate.answered:
             raise Busy("the store cannot be used: it is made to fail; nothing was changed")
         raise UnknownOutcome("unknown whether the store made a write: its answer is lost")
 

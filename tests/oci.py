@@ -164,7 +164,7 @@ class Registry:
 # Trees, and the changes between two of them.
 
 
-def look(top: Path) -> dict[str, tuple[object, ...]]:
+def tree_state(top: Path) -> dict[str, tuple[object, ...]]:
     """Return the relevant contents of a tree: path → kind, mode, owner, content, …"""
     found: dict[str, tuple[object, ...]] = {}
     firsts: dict[int, str] = {}
@@ -187,7 +187,7 @@ def look(top: Path) -> dict[str, tuple[object, ...]]:
 
 def difference(old: Path, new: Path) -> bytes:
     """Return the layer that turns `old` into `new`, in the form of an overlay file system."""
-    before, after = look(old), look(new)
+    before, after = tree_state(old), tree_state(new)
     members: list[tuple[tarfile.TarInfo, bytes]] = []
     for name in sorted(before):
         parent = str(Path(name).parent)

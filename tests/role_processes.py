@@ -60,14 +60,14 @@ class PlaneProcess:
             process.send_signal(number)
         return process.wait(PATIENCE_S)
 
-    def said(self, words: str) -> bool:
+    def has_logged(self, text: str) -> bool:
         """Return whether the output since the first start contains a text."""
-        return words in self.log.read_text()
+        return text in self.log.read_text()
 
-    async def until_said(self, words: str) -> None:
+    async def until_logged(self, text: str) -> None:
         """Wait until the output contains a text. Fail if the process ends before."""
         async with asyncio.timeout(PATIENCE_S):
-            while not self.said(words):
+            while not self.has_logged(text):
                 if self.process is None or self.process.poll() is not None:
                     raise AssertionError(f"{self.name} ended: {self.log.read_text()[-3000:]}")
                 await asyncio.sleep(0.05)
@@ -131,9 +131,9 @@ class RegionOfProcesses:
         """Return a front end, not started yet, after writing its credential."""
         self._ports[name] = free_port()
         credential, config = self.folder / f"{name}.credential", self.folder / f"{name}.toml"
-        words = ("front-end-credential", "--host", "127.0.0.1", "--out", str(credential))
+        text = ("front-end-credential", "--host", "127.0.0.1", "--out", str(credential))
         core = ("--config", str(self.folder / "core.toml"))
-        subprocess.run((*_DAEMON, *words, *core), check=True, capture_output=True)
+        subprocess.run((*_DAEMON, *text, *core), check=True, capture_output=True)
         lines = [
             f'listen = "127.0.0.1:{self._ports[name]}"',
             'role = "front-end"',
@@ -151,9 +151,9 @@ class RegionOfProcesses:
 
     def write_credential(self, shard: int) -> None:
         """Have the core's authority write the credential of a shard."""
-        words = ("shard-credential", str(shard), "--host", "127.0.0.1")
+        text = ("shard-credential", str(shard), "--host", "127.0.0.1")
         where = ("--out", str(self.credential(shard)), "--config", str(self.folder / "core.toml"))
-        subprocess.run((*_DAEMON, *words, *where), check=True, capture_output=True)
+        subprocess.run((*_DAEMON, *text, *where), check=True, capture_output=True)
 
     async def join(self, hosts: int, region: str = "local") -> None:
         """Join hosts of a region and start them."""
@@ -245,12 +245,12 @@ async def region_of_processes(
     core = region.made("core", "core")
     try:
         core.start()
-        await core.until_said("serving at")
+        await core.until_logged("serving at")
         for number in range(1, shards):
             await asyncio.to_thread(region.write_credential, number)
             region.made(f"shard{number}", "shard", number).start()
         for process in region.processes[1:]:
-            await process.until_said("serving at")
+            await process.until_logged("serving at")
         yield region
     finally:
         await region.client.close()

@@ -41,7 +41,7 @@ def _scaled(points: Points) -> Points:
 
 
 def generated() -> dict[str, Points]:
-    """Return three generated loads of four weeks: calm days, noisy days, a sudden week."""
+    """Return three generated loads of four weeks: quiet days, noisy days, a sudden week."""
     return {
         "diurnal": diurnal(28, 0.02, 1),
         "diurnal-noisy": diurnal(28, 0.15, 2),

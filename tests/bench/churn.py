@@ -15,7 +15,7 @@ class Rates:
     """Mean number of events in a day; failures are of the published order of magnitude."""
 
     asks: float = 288.0
-    """Unchanged requests per job: a calm job sends one at every tenth `resync_s` of 30 s."""
+    """Unchanged requests per job: an idle job sends one at every tenth `resync_s` of 30 s."""
     resizes: float = 0.5
     """Resizes per job."""
     changes: float = 0.1

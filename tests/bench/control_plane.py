@@ -46,7 +46,7 @@ HEARTBEAT_S = 0.002
 PHASE_MAX_S = 1_200.0
 UNCOUNTED = "uncounted"
 """The bench's own writes to the store, and its end."""
-LOOKS = 5_000
+READS = 5_000
 """Number of machines that the bench itself examines in one turn: all of 50,000 take 39 ms."""
 
 
@@ -154,7 +154,7 @@ class Bench:
     async def _phases(self) -> None:
         self.unheard = list(self.hosts.by_name)
         async with self._phase("hear") as took:
-            await self._until(self._all_heard)
+            await self._until(self._all_reported)
         self.result["hear_all_s"] = took()
         async with self._phase("idle"):
             await asyncio.sleep(3.0)
@@ -179,7 +179,7 @@ class Bench:
             for number, host in enumerate(self.hosts.by_name.values()):
                 if number % MSBS == 0:
                     host.power_off()
-                if number % LOOKS == 0:
+                if number % READS == 0:
                     await asyncio.sleep(0)
             await self._until(lambda: self.hosts.running.get("2", 0) >= self.tasks)
         self.result["msb_lost_recover_s"] = took()
@@ -201,9 +201,9 @@ class Bench:
             )
             await self.cp.apply_job(spec)
 
-    def _all_heard(self) -> bool:
+    def _all_reported(self) -> bool:
         observations = self.cp._observations
-        for _ in range(LOOKS):
+        for _ in range(READS):
             if not self.unheard or not observations.observation(self.unheard[-1]).answering:
                 break
             self.unheard.pop()

@@ -95,9 +95,11 @@ async def measure(tar: Path, tasks: int, seconds: float, called: str) -> dict[st
         stop_timeout_s=0.1,
     )
     running = 0
-    for asked, name in enumerate(names, start=1):
+    for started, name in enumerate(names, start=1):
         await client.put_task(name, spec)
-        while (running <= asked - FEW and asked < tasks) or (asked == tasks and running < tasks):
+        while (running <= started - FEW and started < tasks) or (
+            started == tasks and running < tasks
+        ):
             await asyncio.sleep(1)
             found = (await client.list_tasks()).tasks
             running = sum(t.state is api.TaskState.RUNNING and t.task_id in names for t in found)

@@ -30,10 +30,10 @@ def put(name: str, file: str, data: bytes) -> str:
     return path
 
 
-def inside(name: str, source: Path, *words: str) -> dict[str, float]:
+def inside(name: str, source: Path, *arguments: str) -> dict[str, float]:
     """Run a bench's file in the first guest, with an image for its agent; return its figures."""
     tar, there = put(name, "root.tar", root_tar()), put(name, source.name, source.read_bytes())
-    command = ["systemctl start twine-agent &&", PYTHON, there, "--inside", tar, *words]
+    command = ["systemctl start twine-agent &&", PYTHON, there, "--inside", tar, *arguments]
     return json.loads(lab(name, "ssh", "m1", "--", " ".join(command)).splitlines()[-1])
 
 

@@ -104,7 +104,7 @@ class Host:
         if self.more is not None and not self.more.done():
             self.more.set_result(None)
 
-    def say(self, kind: str, name: str, task: api.TaskStatus | None = None) -> None:
+    def send_event(self, kind: str, name: str, task: api.TaskStatus | None = None) -> None:
         self.sequence += 1
         self.events.append(
             api.Event(sequence=self.sequence, at=0.0, kind=kind, object=name, message="", task=task)
@@ -116,16 +116,16 @@ class Host:
             status = replace(self.tasks[task][0], state=TaskState.RUNNING, health=Health.HEALTHY)
             self.tasks[task] = (status, release)
             self._count(status, release, 1)
-            self.say("task", task, status)
+            self.send_event("task", task, status)
 
     def stop(self, task: str) -> None:
         if self.off_at is None and task in self.tasks:
             del self.tasks[task]
-            self.say("task-removed", task)
+            self.send_event("task-removed", task)
 
     def verified(self) -> None:
         self.profile = replace(self.profile, state=ProfileState.VERIFIED)
-        self.say("profile", self.profile.name)
+        self.send_event("profile", self.profile.name)
 
     def _count(self, status: api.TaskStatus, release: str, one: int) -> None:
         if status.health is Health.HEALTHY:
@@ -194,7 +194,7 @@ class Agent:
         await asyncio.sleep(0.2)
         image = image_of(pull.digest)
         host.images.append(image)
-        host.say("image", pull.digest)
+        host.send_event("image", pull.digest)
         return image
 
     async def list_tasks(self) -> api.Tasks:
@@ -217,7 +217,7 @@ class Agent:
             job=spec.job,
         )
         host.tasks[task_id] = (status, release)
-        host.say("task", task_id, status)
+        host.send_event("task", task_id, status)
         self._later(host.hosts.start_s, host.start, task_id, release)
         return status
 

@@ -159,7 +159,7 @@ def runtimes(region: SimulatedRegion) -> Counter[str]:
 
 
 @contextmanager
-def asked_at_each_update() -> Iterator[None]:
+def newest_runtime_at_each_update() -> Iterator[None]:
     """Let each write of a push take the newest runtime, as each update did in the old way."""
     changed = job_change._changed
 
@@ -176,7 +176,7 @@ def a_runtime_rolled_out(*, old_way: bool = False) -> Course:
     """Return figure 7, or the same in the old way."""
     if not old_way:
         return Course(scenario.load("figure-7"), runtimes)
-    with asked_at_each_update():
+    with newest_runtime_at_each_update():
         return Course(scenario.load("figure-7"), runtimes)
 
 

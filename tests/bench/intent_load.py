@@ -168,7 +168,7 @@ class ManyJobs:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._autoscaler(until))
             group.create_task(self._pushes(until))
-            group.create_task(self._look(until))
+            group.create_task(self._watch(until))
 
     async def _autoscaler(self, until: float) -> None:
         sizes, number = [1] * self.jobs, 0
@@ -207,7 +207,7 @@ class ManyJobs:
             number += 97
             await asyncio.sleep(1.0)
 
-    async def _look(self, until: float) -> None:
+    async def _watch(self, until: float) -> None:
         """Measure how long jobs wait until they are composed, to a tenth of a second."""
         while time.monotonic() < until or self.waiting:
             now = time.monotonic()

@@ -72,8 +72,8 @@ def memory_mb(field: str) -> int:
     return 0
 
 
-def say(*words: object) -> None:
-    print(f"{time.strftime('%H:%M:%S')}", *words, file=sys.stderr, flush=True)
+def report(*values: object) -> None:
+    print(f"{time.strftime('%H:%M:%S')}", *values, file=sys.stderr, flush=True)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -203,7 +203,7 @@ async def uncached(
             "placed": round(sum(placed.values()) / sum(job[3] for job in fresh), 4),
             "free_per_s": round(len(fresh) / freeing),
         }
-        say("uncached, in flight", lanes, found[str(lanes)])
+        report("uncached, in flight", lanes, found[str(lanes)])
     return found
 
 
@@ -213,15 +213,15 @@ async def cached(engine: Any, entries: Sequence[Entry], pauses: Pauses) -> Figur
     with pauses.during("first ask"):
         first, _ = await in_lanes(64, entries, lambda job: engine.allocate(*job))
     chance = random.Random(5)
-    asked = chance.choices(entries, k=50_000)
+    queries = chance.choices(entries, k=50_000)
     await asyncio.sleep(0.01)  # the pauses before this do not count
     with pauses.during("cached"):
         began = time.perf_counter()
-        for number, job in enumerate(asked):
+        for number, job in enumerate(queries):
             await engine.allocate(*job)
             if number % 100 == 99:
                 await asyncio.sleep(0)  # a hit does not yield
-        rate = len(asked) / (time.perf_counter() - began)
+        rate = len(queries) / (time.perf_counter() - began)
     return {"first_ask_jobs_per_s": round(first), "cached_jobs_per_s": round(rate)}
 
 
@@ -363,13 +363,13 @@ def run_step(
     command = [sys.executable, "-m", "tests.bench.placement", "--step", step, "--dir", str(folder)]
     command += ["--machines", str(size), "--seed", str(options.seed), "--engine", options.engine]
     command += ["--events", str(options.events), *(["--whole"] if more.get("whole") else [])]
-    say(step, size)
+    report(step, size)
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if done.returncode:
         raise SystemExit(f"placement: step {step} at {size} machines failed")
     # a solver may print a banner before
     figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    say(step, size, {k: v for k, v in figures.items() if not isinstance(v, dict)})
+    report(step, size, {k: v for k, v in figures.items() if not isinstance(v, dict)})
     return figures
 
 

@@ -1,6 +1,6 @@
 """The baselines of the allocator: two simple allocators, and the optimum.
 
-    scan   numpy looks at every machine for every job and spreads it evenly over MSBs
+    scan   numpy checks every machine for every job and spreads it evenly over MSBs
     heap   the tightest machine that fits, from sorted lists; no spread
     HiGHS  the best there is, on instances small enough to solve
 

@@ -316,8 +316,8 @@ def a_planner(index: RegionIndex) -> tuple[Planner, list[float]]:
         loads.tasks[name] = {n: TaskLoad(chance.random() * 3, 2e9, 20.0, 0.0) for n in range(50)}
 
     async def solved(model: RegionModel, effort: Effort) -> SolverAnswer:
-        asked, began = msgspec.msgpack.encode(model), time.process_time()
-        known = msgspec.msgpack.decode(asked, type=RegionModel)
+        encoded, began = msgspec.msgpack.encode(model), time.process_time()
+        known = msgspec.msgpack.decode(encoded, type=RegionModel)
         answer = msgspec.msgpack.encode(solve(known, effort, time.process_time))
         solver_s.append(time.process_time() - began)
         return msgspec.msgpack.decode(answer, type=SolverAnswer)

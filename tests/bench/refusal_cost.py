@@ -70,10 +70,10 @@ def asks_ms(index: RegionIndex, state: str) -> Iterator[float]:
         yield (time.process_time() - began) * 1e3
         assert len(made.unplaced) == TASKS, state
         if state == "busy":
-            _come_and_go(index, number)
+            _place_and_remove(index, number)
 
 
-def _come_and_go(index: RegionIndex, number: int) -> None:
+def _place_and_remove(index: RegionIndex, number: int) -> None:
     """Add a job of 36 small tasks, and remove the one before it."""
     small = Group(Demand(memory_bytes=GIB // 2, cpus=0.5), tuple(range(TASKS)))
     for name, groups in ((f"small-{number}", (small,)), (f"small-{number - 1}", ())):

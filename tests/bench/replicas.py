@@ -30,7 +30,7 @@ from wire.errors import TwineError
 
 _PAUSE_S = 0.02
 _MIB = 1 << 20
-_STANDS_BY = "standing by"
+_IN_STANDBY = "standing by"
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ async def measured(folder: Path, cluster: Cluster, given: argparse.Namespace) ->
         for name in ("core-b", "core-c"):
             another_replica(region, name, 0)
         for process in region.processes[2:]:
-            await process.until_said(_STANDS_BY)
+            await process.until_logged(_IN_STANDBY)
         try:
             await employ(region, given.machines)
             found = {"machines": float(given.machines)} | await idle(region, given.seconds)
@@ -128,9 +128,9 @@ async def takeover_s(region: RegionOfProcesses, shards: list[PlaneProcess]) -> f
             await asyncio.sleep(_PAUSE_S)
     took = time.monotonic() - began
     await region.until(lambda: region.is_stable("j1"), "j1 is stable again")
-    stood_by = leader.log.read_text().count(_STANDS_BY)
+    standbys_before = leader.log.read_text().count(_IN_STANDBY)
     leader.start()
-    while leader.log.read_text().count(_STANDS_BY) == stood_by:
+    while leader.log.read_text().count(_IN_STANDBY) == standbys_before:
         await asyncio.sleep(_PAUSE_S)
     return took
 
@@ -138,7 +138,7 @@ async def takeover_s(region: RegionOfProcesses, shards: list[PlaneProcess]) -> f
 def leads(process: PlaneProcess) -> bool:
     """Return whether a process leads, by the last state in its log."""
     log = process.log.read_text()
-    return log.rfind("serving at") > log.rfind(_STANDS_BY)
+    return log.rfind("serving at") > log.rfind(_IN_STANDBY)
 
 
 if __name__ == "__main__":

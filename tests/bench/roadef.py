@@ -270,15 +270,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("name", nargs="*")
     options = parser.parse_args()
-    asked: Iterator[tuple[str, PlacementModel]] = iter(
+    instances_to_solve: Iterator[tuple[str, PlacementModel]] = iter(
         [("generated", read_instance(*generated(1)))]
     )
     if options.folder is not None:
-        asked = instances(options.folder, options.name)
+        instances_to_solve = instances(options.folder, options.name)
     else:
         print("no folder given: one generated instance, not the challenge's", file=sys.stderr)
     found = {}
-    for name, model in asked:
+    for name, model in instances_to_solve:
         found[name] = figures(name, model, options.seconds, options.seed)
         if not options.json:
             print(f"{name:10} {found[name]}", flush=True)

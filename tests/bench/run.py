@@ -154,8 +154,8 @@ def _parts(page: str) -> Iterator[tuple[str, str]]:
 
 def _where() -> str:
     """Return the environment: the commit, the day, the processors and their load."""
-    asked = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(asked, cwd=ROOT, stdout=subprocess.PIPE, check=False, text=True)
+    describe = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, cwd=ROOT, stdout=subprocess.PIPE, check=False, text=True)
     cpus, load, day = os.cpu_count(), os.getloadavg()[0], time.strftime("%Y-%m-%d")
     at = commit.stdout.strip() or "no commit"
     return f"{at}, {day}, {cpus} CPUs ({platform.machine()}), load {load:.1f} before"

@@ -54,9 +54,9 @@ from tests.bench.decide import measured
 from tests.bench.hosts_in_memory import IMAGE, Host, Hosts, find_image, image_of
 
 MSBS, DATACENTERS = 12, 4
-ASKED_JOBS, ASKED_TASKS = 1000, 5
+QUERIED_JOBS, QUERIED_TASKS = 1000, 5
 """Jobs that get events, in one task each: the same ones with and without others."""
-EVENTS, IDLE_LOOKS, WAIT_MAX_S = 20_000, 3, 3600.0
+EVENTS, IDLE_ROUNDS, WAIT_MAX_S = 20_000, 3, 3600.0
 """The number of events is so large that their cost exceeds the idle cost by far."""
 IDLE_S = SchedulerSettings().resync_s + 1.0
 """The idle period includes the resync of all jobs, often at once."""
@@ -69,9 +69,9 @@ class Region:
     def __init__(self, machines: int, tasks: int, jobs: int) -> None:
         """The `jobs` in addition to those with events share the tasks evenly."""
         self.hosts, self.names = Hosts(), [f"m{n:06}" for n in range(machines)]
-        asked = ASKED_JOBS * ASKED_TASKS
-        each = max(1, (tasks - asked) // jobs) if jobs else 0
-        sizes = [ASKED_TASKS] * ASKED_JOBS + [each] * jobs
+        queried = QUERIED_JOBS * QUERIED_TASKS
+        each = max(1, (tasks - queried) // jobs) if jobs else 0
+        sizes = [QUERIED_TASKS] * QUERIED_JOBS + [each] * jobs
         self.sizes = {f"job{number}": size for number, size in enumerate(sizes)}
         self.tasks = sum(sizes)
 
@@ -152,8 +152,8 @@ class Region:
 
     def hosts_of(self, job: int) -> Iterator[tuple[Host, str]]:
         """Yield the hosts of the tasks of the jobs with events."""
-        for index in range(ASKED_TASKS):
-            at = job * ASKED_TASKS + index
+        for index in range(QUERIED_TASKS):
+            at = job * QUERIED_TASKS + index
             yield self.hosts.by_name[self.names[at % len(self.names)]], task_id(f"job{job}", index)
 
 
@@ -213,13 +213,13 @@ async def _events(cp: ControlPlane, region: Region) -> tuple[float, float]:
     """
     idle = await _standing_still()
     began, used, events = time.perf_counter(), time.process_time(), 0
-    for health in (Health.UNHEALTHY, Health.HEALTHY) * (EVENTS // (2 * ASKED_JOBS)):
-        for job in range(ASKED_JOBS):
+    for health in (Health.UNHEALTHY, Health.HEALTHY) * (EVENTS // (2 * QUERIED_JOBS)):
+        for job in range(QUERIED_JOBS):
             host, task = next(region.hosts_of(job))
             status, release = host.tasks[task]
             changed = replace(status, health=health)
             host.tasks[task] = (changed, release)
-            host.say("task", task, changed)
+            host.send_event("task", task, changed)
             events += 1
         await _until(lambda wanted=health: _all_show(cp, wanted))
     took = time.perf_counter() - began
@@ -231,7 +231,7 @@ async def _events(cp: ControlPlane, region: Region) -> tuple[float, float]:
 async def _standing_still() -> float:
     """Return the share of a core that an idle region costs, once all work is done."""
     least = float("inf")
-    for _ in range(IDLE_LOOKS):
+    for _ in range(IDLE_ROUNDS):
         began, used = time.perf_counter(), time.process_time()
         await asyncio.sleep(IDLE_S)
         share = (time.process_time() - used) / (time.perf_counter() - began)
@@ -243,7 +243,7 @@ async def _standing_still() -> float:
 
 def _all_show(cp: ControlPlane, health: Health) -> bool:
     """Return whether the records of all jobs with events show the change."""
-    records = (cp._jobs.get(f"job{job}") for job in range(ASKED_JOBS))
+    records = (cp._jobs.get(f"job{job}") for job in range(QUERIED_JOBS))
     return all(record.tasks[0].health is health for record in records)
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from tests.etcd import Cluster, etcd_cluster
 from tests.role_processes import RegionOfProcesses, region_of_processes, used
 
-_ASKED = 200
+_QUERIES = 200
 """Number of requests; the median of their times is the figure."""
 
 
@@ -80,7 +80,7 @@ async def measured(
             f"restart_ms_{shards}": round(1000 * restart_s / everything, 1),
             f"mib_{shards}": round(max(used(p)[1] for p in region.processes[1:]) / (1 << 20), 1),
         }
-        own_s, other_s = await asked_s(region, "own"), await asked_s(region, "j1")
+        own_s, other_s = await answer_s(region, "own"), await answer_s(region, "j1")
         return found | {"forwarded_ms": round(1000 * (other_s - own_s), 2)}
 
 
@@ -101,10 +101,10 @@ async def restarted(region: RegionOfProcesses, job: str, machines: int) -> None:
     await region.until(is_done, f"{job} is restarted")
 
 
-async def asked_s(region: RegionOfProcesses, job: str) -> float:
+async def answer_s(region: RegionOfProcesses, job: str) -> float:
     """Return the median time of a request about a job, in seconds."""
     took = []
-    for _ in range(_ASKED):
+    for _ in range(_QUERIES):
         began = time.perf_counter()
         await region.client.get_job(job)
         took.append(time.perf_counter() - began)

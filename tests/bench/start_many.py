@@ -26,7 +26,7 @@ HERE = Path(__file__)
 STATE = Path("/var/lib/twine")
 EVERY_S = 0.1
 IDLE_CALLS = 200
-LOOK_S = 0.5
+POLL_S = 0.5
 """Seconds between two counts of the running tasks: the largest error of a time of a minute or more.
 """
 REPORT_EACH = 20
@@ -44,7 +44,7 @@ def p99(seconds: list[float]) -> float:
     return round(sorted(seconds)[int(0.99 * (len(seconds) - 1))] * 1000, 1)
 
 
-async def asked(client, calls: int | None, found: list[float]) -> None:
+async def query(client, calls: int | None, found: list[float]) -> None:
     """Request the agent's health `calls` times (None: until cancelled); record each duration."""
     while calls is None or len(found) < calls:
         began = time.perf_counter()
@@ -60,7 +60,7 @@ async def until_running(client, names: set[str], after: int) -> None:
     running: set[str] = set()
     reported = 0
     while names - running:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
         events = await client.get_events(after, wait_s=30)
         if events.lost:
             found = (await client.list_tasks()).tasks
@@ -94,13 +94,13 @@ async def by_agent(client, digest: str, names: list[str], busy: list[float]) -> 
         stop_timeout_s=0.1,
     )
     after = (await client.get_events(0)).latest
-    asking = asyncio.create_task(asked(client, None, busy))
+    querying = asyncio.create_task(query(client, None, busy))
     began = time.perf_counter()
     await asyncio.gather(*(few(client.put_task(name, spec)) for name in names))
     await until_running(client, set(names), after)
     took = time.perf_counter() - began
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    querying.cancel()
+    await asyncio.gather(querying, return_exceptions=True)
     return took
 
 
@@ -139,7 +139,7 @@ async def measure(tar: Path, n: int) -> dict[str, float]:
     await removed(client, names)  # left by an earlier run
     idle: list[float] = []
     busy: list[float] = []
-    await asked(client, IDLE_CALLS, idle)
+    await query(client, IDLE_CALLS, idle)
     shell_s = by_shell(STATE / "images" / digest.removeprefix("sha256:"), n)
     agent_s = await by_agent(client, digest, [f"many-{i}" for i in range(n)], busy)
     figures = {

@@ -184,13 +184,13 @@ async def settled() -> None:
     podman cleans up after its container by another podman, which would count for the next way.
     """
 
-    def look() -> list[int]:
+    def cpu_times() -> list[int]:
         return [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
 
     for _ in range(60):
-        before = look()
+        before = cpu_times()
         await asyncio.sleep(0.5)
-        if idle_share(before, look()) >= 0.9:
+        if idle_share(before, cpu_times()) >= 0.9:
             return
 
 

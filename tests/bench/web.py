@@ -3,7 +3,7 @@
     python -m tests.bench.web [--machines 50000] [--jobs 10000] [--tasks 10000] [--json]
 
 The assembled control plane with machines in memory (`control_plane.py`), the front end and the
-console on a unix socket; one job has many tasks, the others have none. Each page of `LOOKED_AT` is
+console on a unix socket; one job has many tasks, the others have none. Each page of `PAGES` is
 requested `ROUNDS` times as HTML and as JSON. `*_first_cpu_ms` is the CPU time of this process for
 the first answer and `*_cpu_ms` for the median one. `*_ms` is the median time until the last byte,
 `*_kb` the transferred size. The client is in the same process, so these are upper bounds.
@@ -55,7 +55,7 @@ from tests.bench.hosts_in_memory import IMAGE
 ROUNDS = 5
 BROWSERS, WATCHED_S = 200, 20.0
 BIG = "big"
-LOOKED_AT = {
+PAGES = {
     "region": "/ui/",
     "region_by_load": "/ui/?colour=load",
     "jobs": "/ui/jobs",
@@ -107,7 +107,7 @@ class WebBench(Bench):
             async with self._served(Path(folder)) as session:
                 async with self._counted("idle"):
                     await asyncio.sleep(WATCHED_S / 2)
-                for name, path in LOOKED_AT.items():
+                for name, path in PAGES.items():
                     await self._measure(session, name, path)
                     joined = "&" if "?" in path else "?"
                     await self._measure(session, f"{name}_json", f"{path}{joined}format=json")

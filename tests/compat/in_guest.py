@@ -126,7 +126,7 @@ class Trial:
             wait_s = min(wait_s * 1.5, 6.0)  # each request is work for the guest
         raise Unfit(f"it does not serve: {received.strip()[-300:]!r}")
 
-    async def said(self) -> None:
+    async def check_log(self) -> None:
         late = time.monotonic() + 60.0
         while self._recipe["logs"] not in await self.logs():
             if time.monotonic() > late:
@@ -192,7 +192,7 @@ async def attempt(
 
     await timed("ready", up)
     found["serves"] = True
-    await trial.said()
+    await trial.check_log()
     found["logs"] = True
     if recipe["write"]:
         await trial.inside(recipe["write"], must=True)

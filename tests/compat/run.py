@@ -93,7 +93,7 @@ def one_guest() -> OneGuest:
 
 
 def tried(
-    guest: OneGuest, wanted: Sequence[Recipe], *, stands: bool = False
+    guest: OneGuest, wanted: Sequence[Recipe], *, is_running: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Build images and run them in a guest. Yield the result of each."""
     with tempfile.TemporaryDirectory(dir=cache_root()) as folder:
@@ -102,12 +102,12 @@ def tried(
         names = [r.name for r in wanted if r.name not in problems]
         if not names:
             return
-        if not stands:
+        if not is_running:
             guest.up()
         with registry(guest, Path(folder)):
             prepare(guest, wanted)
             yield from run(guest, names)
-        if not stands:
+        if not is_running:
             guest.down()
 
 
@@ -162,7 +162,7 @@ def main(words: Sequence[str]) -> int:
     guest = one_guest()
     guest.name = given.name
     failed = 0
-    for found in tried(guest, wanted, stands=given.keep):
+    for found in tried(guest, wanted, is_running=given.keep):
         failed += "problem" in found
         print(json.dumps(found), flush=True)
         keep(results, table[found["name"]], found)

@@ -82,7 +82,7 @@ def test_writes_of_a_task_stay_in_its_snapshot(volume: Volume) -> None:
     assert (second / "etc" / "hostname").read_text() == "web\n"
 
 
-def test_a_snapshot_of_a_read_only_image_is_writable_unless_asked_otherwise(
+def test_a_snapshot_of_a_read_only_image_is_writable_unless_requested_otherwise(
     volume: Volume,
 ) -> None:
     image = an_image(volume)

@@ -96,9 +96,9 @@ REQUESTS = st.lists(
 
 @given(REQUESTS)
 def test_agent_and_model_take_the_same_requests(requests: list[tuple[str, int, bool]]) -> None:
-    asked, highest = [kind(Path("/nowhere")) for kind in KINDS], dict[str, int]()
+    owners_of_kind, highest = [kind(Path("/nowhere")) for kind in KINDS], dict[str, int]()
     for entitlement, number, commands in requests:
-        taken = {ask(entitlement, number, commands) for ask in asked}
+        taken = {ask(entitlement, number, commands) for ask in owners_of_kind}
         assert taken == {not commands or number >= highest.get(entitlement, 0)}
         highest[entitlement] = max(number, highest.get(entitlement, 0))
 

@@ -192,7 +192,7 @@ asyncio.run(main())
 """
 
 
-def tell(owner: subprocess.Popen[str], line: str) -> None:
+def send_line(owner: subprocess.Popen[str], line: str) -> None:
     assert owner.stdin
     owner.stdin.write(line + "\n")
     owner.stdin.flush()
@@ -214,10 +214,10 @@ def test_a_paused_owner_keeps_the_store_and_a_former_owner_writes_nothing(tmp_pa
     ) as owner:
         assert owner.stdout
         assert owner.stdout.readline() == "open\n"
-        tell(owner, "first")
+        send_line(owner, "first")
         assert owner.stdout.readline() == "1\n"
         os.kill(owner.pid, signal.SIGSTOP)
-        tell(owner, "late")
+        send_line(owner, "late")
 
         async def other(value: bytes) -> int:
             async with SqliteStore(tmp_path) as store:
@@ -230,7 +230,7 @@ def test_a_paused_owner_keeps_the_store_and_a_former_owner_writes_nothing(tmp_pa
         os.kill(owner.pid, signal.SIGCONT)
         reported = owner.stdout.readline()
         assert reported.startswith("Superseded cannot write to the store: another control plane")
-        tell(owner, "later")
+        send_line(owner, "later")
         assert owner.stdout.readline().startswith("Superseded")
         owner.stdin.close()
         assert owner.wait(20) == 0

@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from faulty_store import MADE, UNHEARD, Fate, FaultyStore
+from faulty_store import MADE, UNANSWERED, Fate, FaultyStore
 
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.errors import UnknownOutcome
@@ -32,14 +32,14 @@ def owner(store: Store) -> Table[EntitlementRecord]:
     return Table(store, PREFIX, EntitlementRecord, "entitlement", history=1000)
 
 
-class Told:
+class Follower:
     """Records the changes that a listener receives, and checks that each follows the one before."""
 
     def __init__(self, table: Readable[EntitlementRecord]) -> None:
         self.known: dict[str, EntitlementRecord] = {}
-        table.listen(self.heard)
+        table.listen(self.record_change)
 
-    def heard(self, name: str, before: object, after: EntitlementRecord | None) -> None:
+    def record_change(self, name: str, before: object, after: EntitlementRecord | None) -> None:
         assert self.known.get(name) == before
         self.known.pop(name, None)
         if after is not None:
@@ -60,15 +60,15 @@ async def put(table: Table[EntitlementRecord], name: str, value: EntitlementReco
 async def test_a_reloaded_table_has_the_records_that_were_written(store: Store) -> None:
     async with store:
         mine = owner(store)
-        told = Told(mine)
+        follower = Follower(mine)
         await mine.load()
         for name in ("b", "a", "c"):
             await put(mine, name, record(name))
         again = owner(store)
-        heard = Told(again)
+        loaded = Follower(again)
         await again.load()
         assert view(again) == view(mine)
-        assert heard.known == told.known == {name: record(name) for name in "abc"}
+        assert loaded.known == follower.known == {name: record(name) for name in "abc"}
         for table in (mine, again):
             assert list(table.after("a")) == ["b", "c"]
             assert "b" in table
@@ -83,7 +83,7 @@ async def test_a_reloaded_table_has_the_records_that_were_written(store: Store) 
             ("b", None),
             ("d", record("d", 7)),
         ]
-        assert told.known == {name: mine.get(name) for name in mine}
+        assert follower.known == {name: mine.get(name) for name in mine}
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -95,7 +95,7 @@ async def test_pages_and_histories_that_are_cut_hide_nothing(
     chance = random.Random(seed)
     async with store:
         mine = owner(store)
-        told = Told(mine)
+        follower = Follower(mine)
         await mine.load()
         for _ in range(120):
             name = chance.choice("abcdefgh")
@@ -107,7 +107,7 @@ async def test_pages_and_histories_that_are_cut_hide_nothing(
         again = owner(store)
         await again.load()
         assert view(again) == view(mine)
-        assert told.known == {name: mine.get(name) for name in mine}
+        assert follower.known == {name: mine.get(name) for name in mine}
 
 
 @pytest.mark.behaviour("BUG-CP14")
@@ -135,7 +135,7 @@ async def test_an_abandoned_write_is_found_before_the_next(store: Store) -> None
 
 @pytest.mark.behaviour("F-47", "BUG-CP14")
 @pytest.mark.parametrize(
-    "fate", [UNHEARD, Fate(late=1), Fate(late=3), Fate(made=False, heard=False)]
+    "fate", [UNANSWERED, Fate(late=1), Fate(late=3), Fate(made=False, answered=False)]
 )
 async def test_an_unknown_outcome_is_found_out_before_anything_else(fate: Fate) -> None:
     """The caller gets the true outcome, or the answer that the outcome is unknown."""
@@ -148,7 +148,7 @@ async def test_an_unknown_outcome_is_found_out_before_anything_else(fate: Fate) 
             try:
                 await put(table, name, record(name, number))
                 made = True
-            except Busy:  # the hint of this error says that nothing was changed
+            except Busy:  # the hint of this error states that nothing was changed
                 made = False
             for _ in range(5):
                 await store.get("")
@@ -168,7 +168,7 @@ async def test_a_record_of_unknown_state_is_not_written_and_others_are() -> None
 
         def vanishes(_: object) -> Fate:
             store.broken = "the disk is away"
-            return UNHEARD
+            return UNANSWERED
 
         store.fate = vanishes
         with pytest.raises(UnknownOutcome, match="whether entitlement a was written"):

@@ -26,7 +26,7 @@ TASK = Demand(memory_bytes=4 << 30, rru=0.2)
 
 
 class Willing:
-    """Brokers that release every machine that they are asked for."""
+    """Brokers that release every requested machine."""
 
     def __init__(self) -> None:
         self.taken: dict[str, Take] = {}

@@ -32,7 +32,7 @@ class Load:
     """One task that starts and ends repeatedly, and one client that polls the agent's health."""
 
     def __init__(self, image: str) -> None:
-        self.image, self.cycles, self.asked, self.slowest_s = image, 0, 0, 0.0
+        self.image, self.cycles, self.requests, self.slowest_s = image, 0, 0, 0.0
         self.is_over, self.ended = False, asyncio.Event()
 
     def spec(self, generation: int) -> api.TaskSpec:
@@ -48,7 +48,7 @@ class Load:
             await asyncio.sleep(PAUSE_S)
         return found
 
-    async def come_and_go(self) -> None:
+    async def start_and_stop(self) -> None:
         async with AgentClient(SOCKET, timeout_s=300.0) as client:
             while not self.is_over:
                 await client.put_task("comes", self.spec(self.cycles + 1))
@@ -67,7 +67,7 @@ class Load:
                 began = time.monotonic()
                 await client.readyz()
                 self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-                self.asked += 1
+                self.requests += 1
                 await asyncio.sleep(PAUSE_S)
 
     async def end(self) -> None:
@@ -93,16 +93,16 @@ async def going(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 async def blocked(load: Load) -> int:
     """Block D-Bus for a while; return what the agent's API answered meanwhile."""
-    asking = await asyncio.create_subprocess_exec(
+    client = await asyncio.create_subprocess_exec(
         *("systemctl", "show", "-P", "MainPID", "dbus.service"), stdout=asyncio.subprocess.PIPE
     )
-    pid, before = int((await asking.communicate())[0]), load.asked
+    pid, before = int((await client.communicate())[0]), load.requests
     os.kill(pid, signal.SIGSTOP)
     try:
         await asyncio.sleep(BLOCKED_S)
     finally:
         os.kill(pid, signal.SIGCONT)
-    return load.asked - before
+    return load.requests - before
 
 
 async def main(image: str) -> None:
@@ -130,7 +130,7 @@ async def main(image: str) -> None:
     ]
     found = {
         "cycles": load.cycles,
-        "asked": load.asked,
+        "asked": load.requests,
         "slowest_s": round(load.slowest_s, 2),
         "answered_while_blocked": answered,
         "changed": changed,

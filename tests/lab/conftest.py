@@ -17,7 +17,7 @@ from vm_lab.image.app import VERSIONS, build_app
 collect_ignore = [
     "in_guest",
     "bad_disks",
-    "beside_tuned",
+    "with_tuned",
 ]  # these run in guests: test_0_host_profiles.py, test_2_bad_disks.py, test_0_tuned.py
 
 

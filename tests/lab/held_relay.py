@@ -14,7 +14,7 @@ from pathlib import Path
 
 ADDRESS = "10.77.0.1"
 PASSES = 256 << 10
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hold: Path) -> None:
@@ -25,7 +25,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hold:
             carried += len(data)
             while carried > PASSES and hold.exists():
                 hold.with_suffix(".waits").touch()
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
             writer.write(data)
             await writer.drain()
         writer.write_eof()

@@ -60,9 +60,9 @@ class OneGuest:
         self.sizes = [w for key, n in sizes.items() if n is not None for w in (key, str(n))]
         self.variant, self.count = variant, count
 
-    def lab(self, *words: str, timeout_s: float = COMMAND_S, stdin: bytes | None = None) -> str:
+    def lab(self, *arguments: str, timeout_s: float = COMMAND_S, stdin: bytes | None = None) -> str:
         """Return the output of `twine-lab`."""
-        argv = [str(BIN / "twine-lab"), words[0], "--name", self.name, *words[1:]]
+        argv = [str(BIN / "twine-lab"), arguments[0], "--name", self.name, *arguments[1:]]
         done = subprocess.run(
             argv, input=stdin or b"", capture_output=True, timeout=timeout_s, check=False, cwd=ROOT
         )
@@ -74,8 +74,8 @@ class OneGuest:
     def up(self) -> None:
         if not KEPT:
             self.lab("down")
-        words = ("--bare", "--count", str(self.count), "--variant", self.variant, *self.sizes)
-        self.lab("up", *words, timeout_s=1800)
+        arguments = ("--bare", "--count", str(self.count), "--variant", self.variant, *self.sizes)
+        self.lab("up", *arguments, timeout_s=1800)
 
     def down(self) -> None:
         if not KEPT:
@@ -96,7 +96,7 @@ class OneGuest:
             "ssh", "m1", "--", f"mkdir -p $(dirname {path}); cat > {path}", stdin=text.encode()
         )
 
-    def pytest(self, *words: str, inside: Path = INSIDE, timeout_s: float = 3600.0) -> None:
+    def pytest(self, *arguments: str, inside: Path = INSIDE, timeout_s: float = 3600.0) -> None:
         """Run the tests of a folder in the guest and print their output, which is also the failure
         message.
         """
@@ -108,7 +108,7 @@ class OneGuest:
         unpack = f"rm -rf {FOLDER} && mkdir {FOLDER} && tar -xzf - -C {FOLDER}"
         self.lab("ssh", "m1", "--", unpack, stdin=packed.getvalue())
         line = shlex.join(
-            ["/opt/twine/bin/python", "-u", "-m", "pytest", "-q", "--durations=5", *words]
+            ["/opt/twine/bin/python", "-u", "-m", "pytest", "-q", "--durations=5", *arguments]
         )
         argv = [str(BIN / "twine-lab"), "ssh", "--name", self.name, "m1", "--"]
         output = ""

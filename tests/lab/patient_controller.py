@@ -13,12 +13,12 @@ from pathlib import Path
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
 from taskcontrol.server import run
 
-credential, host, go, log = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
+credential, host, permission, log = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
 
 
 def process(request: TaskControlRequest) -> TaskControlResponse:
     """Acknowledge everything, or nothing while the file is missing."""
-    ack = [operation.id for operation in request.request] if go.exists() else []
+    ack = [operation.id for operation in request.request] if permission.exists() else []
     response = {
         "at": time.time(),
         "asked": [[o.task, o.kind, o.cause] for o in request.request],

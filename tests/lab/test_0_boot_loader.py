@@ -58,7 +58,7 @@ def test_an_entry_is_tried_once_and_the_default_once_it_came_up(guest: OneGuest)
     assert guest.status()["state"] == "verified"
     assert 'set default="twine"' in guest.ssh(f"cat {CUSTOM}")
     reboot(guest)
-    assert "nosoftlockup" in guest.line(), "a boot that nobody asked for keeps it"
+    assert "nosoftlockup" in guest.line(), "an unrequested boot keeps it"
     guest.ssh(NO_KEXEC)
     reboot(guest, "sidekick rollback --reboot")
     assert guest.line() == before

@@ -1,4 +1,4 @@
-"""TuneD's own profiles compared with ours, in a guest that has TuneD (tests/lab/beside_tuned)."""
+"""TuneD's own profiles compared with ours, in a guest that has TuneD (tests/lab/with_tuned)."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def test_tuneds_profiles_do_the_same_converted() -> None:
     """The effective values are equal, and a rollback leaves nothing behind."""
     guest = OneGuest("bench", name="tuned")
     guest.up()
-    guest.pytest("-s", inside=Path(__file__).parent / "beside_tuned", timeout_s=2 * 3600)
+    guest.pytest("-s", inside=Path(__file__).parent / "with_tuned", timeout_s=2 * 3600)
     guest.down()

@@ -54,13 +54,13 @@ class Answers:
         return self.late / len(self.took) <= other.late / len(other.took) + SHARE
 
 
-class Asked:
+class Requests:
     """Sends requests to the agent, and to a server that only answers, as long as both run."""
 
     def __init__(self, lab: OneMachine) -> None:
         self.lab, self.sockets = lab, {"agent": AGENT, "bare": BARE}
-        code = Path(__file__).with_name("asked.py").read_text()
-        lab.ssh("m1", f"cat > /run/asked.py <<'E'\n{code}E")
+        code = Path(__file__).with_name("socket_probe.py").read_text()
+        lab.ssh("m1", f"cat > /run/socket_probe.py <<'E'\n{code}E")
         self._unit("bare", f"answer {BARE}")
         lab.until("it answers", lambda: lab.ssh("m1", f"test -S {BARE} && echo y") == "y\n")
         for name, path in self.sockets.items():
@@ -68,7 +68,7 @@ class Asked:
 
     def _unit(self, name: str, words: str) -> None:
         run = f"systemd-run --unit={name} --slice=hostcritical.slice"
-        self.lab.ssh("m1", f"{run} /opt/twine/bin/python /run/asked.py {words}")
+        self.lab.ssh("m1", f"{run} /opt/twine/bin/python /run/socket_probe.py {words}")
 
     def so_far(self) -> dict[str, tuple[float, ...]]:
         """Return the latencies of both servers until now; fail if an answer is missing."""
@@ -106,13 +106,13 @@ def test_an_agent_answers_while_sixty_tasks_start_at_once_and_take_the_only_cpu(
     image = image_of(lab, tmp_path)
     lab.ctl("entitlement", "create", "shop", "--machines", "1", "--host-profile", "base")
     agent = lab.ssh("m1", "systemctl show twine-agent.service -P MainPID -P NRestarts")
-    asked = Asked(lab)
+    requests = Requests(lab)
 
     lab.deploy("busy", tmp_path, JOB.format(tasks=TASKS, image=image))
-    starting = asked.so_far()
+    starting = requests.so_far()
 
     def working() -> dict[str, tuple[float, ...]]:
-        return {name: took[len(starting[name]) :] for name, took in asked.so_far().items()}
+        return {name: took[len(starting[name]) :] for name, took in requests.so_far().items()}
 
     lab.until(
         f"{WORKING} answers of each", lambda: all(len(t) >= WORKING for t in working().values())
@@ -120,7 +120,7 @@ def test_an_agent_answers_while_sixty_tasks_start_at_once_and_take_the_only_cpu(
     ended = working()
     job = lab.job("busy")
     [machine] = lab.machine_list()
-    asked.end()
+    requests.end()
 
     for phase, took in (("starting", starting), ("working", ended)):
         found = {name: Answers(of) for name, of in took.items()}

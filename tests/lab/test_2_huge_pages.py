@@ -74,7 +74,7 @@ def limit(guest: OneGuest, group: str) -> str:
 
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
-def test_a_task_gets_the_pages_that_it_asked_for_and_others_none(guest: OneGuest) -> None:
+def test_a_task_gets_the_pages_that_it_requested_and_others_none(guest: OneGuest) -> None:
     """The kernel enforces the limit from the first instruction on, and applies changes of it at
     once. A task that does not fit is refused with the numbers.
     """

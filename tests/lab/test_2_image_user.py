@@ -202,7 +202,7 @@ def test_a_user_id_in_group_root_has_the_files_of_that_group(guest: OneGuest) ->
 
 
 def test_by_default_the_user_may_write_to_the_root(guest: OneGuest) -> None:
-    """The root of an OCI image is writable unless the task says otherwise (ADR 0176)."""
+    """The root of an OCI image is writable unless the task overrides it (ADR 0176)."""
     guest.ssh(RUN.replace("task.toml", "writable.toml"), timeout_s=900)
     found = values_in_log(guest, 7)
     assert (found["write"], found["owner"]) == ("", "")

@@ -14,7 +14,7 @@ import pytest
 from tests.lab.one_guest import FOLDERS, OneGuest
 
 pytestmark = pytest.mark.long
-SOURCE = Path(__file__).with_name("pressed.c")
+SOURCE = Path(__file__).with_name("memory_pressure.c")
 HOG = Path(__file__).with_name("hog.py")
 MIB = 1 << 20
 GROUPS = "/sys/fs/cgroup/workload.slice"

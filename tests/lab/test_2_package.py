@@ -152,7 +152,7 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Packaged]:
 def test_records_that_an_older_package_cannot_read_stop_its_agent_and_no_task(
     guest: Packaged,
 ) -> None:
-    """dpkg fails once and says what to do; the newer package restores everything."""
+    """dpkg fails once and prints what to do; the newer package restores everything."""
     before = guest.begin(2)
     guest.installed("newer")
     guest.all_run(2)

@@ -75,17 +75,17 @@ def guest() -> Iterator[OneGuest]:
     found.down()
 
 
-def run(guest: OneGuest, name: str, script: str, *words: str) -> None:
+def run(guest: OneGuest, name: str, script: str, *options: str) -> None:
     """Start a task, or set other limits of a running one."""
     guest.put(f"/root/{name}.sh", f"b=/bin/busybox\n{script}")
-    line = f"twine-agent run {name} --image /root/image.tar {' '.join(words)}"
+    line = f"twine-agent run {name} --image /root/image.tar {' '.join(options)}"
     guest.ssh(f'{line} -- /bin/sh -c "$(cat /root/{name}.sh)"', timeout_s=900)
 
 
 def rate(guest: OneGuest, path: str, key: str, least_bytes: int) -> float:
     """Return bytes a second of a counter, over at least this number of bytes or 30 seconds."""
-    words = f"{path} '{key}' {least_bytes} 30"
-    return float(guest.ssh(f"/opt/twine/bin/python /root/sample.py {words}", timeout_s=300))
+    options = f"{path} '{key}' {least_bytes} 30"
+    return float(guest.ssh(f"/opt/twine/bin/python /root/sample.py {options}", timeout_s=300))
 
 
 @pytest.mark.behaviour("AG8")
@@ -123,8 +123,8 @@ def test_a_limit_holds_for_every_name_of_its_device(guest: OneGuest) -> None:
         table = f'[[resources.io]]\ndevice = "{device}"\nwrite_bytes_per_s = {rate}000000\n'
         guest.put("/root/named.toml", table)
         run(guest, "named", "exec $b sleep 100000", "--file /root/named.toml")
-        look = f"grep wbps={rate}000000 {group}/io.max"
-        guest.until(f"{device} has its limit", lambda look=look: guest.find(look) != "")
+        command = f"grep wbps={rate}000000 {group}/io.max"
+        guest.until(f"{device} has its limit", lambda command=command: guest.find(command) != "")
     guest.put("/root/named.toml", table.replace(links[0], "/dev/disk/by-uuid/none"))
     line = "twine-agent run named --image /root/image.tar --file /root/named.toml"
     refused = guest.ssh(f"{line} -- /bin/busybox true 2>&1 || true")

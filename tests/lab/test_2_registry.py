@@ -96,7 +96,7 @@ def test_a_registry_image_runs_according_to_its_configuration(
     """Entry point, command, variables, working directory and stop signal."""
     output = guest.ssh(f"twine-agent image pull {REGISTRY}/shop/first:1 2>&1", timeout_s=900)
     assert output.split()[-1] == digests["first"]
-    assert "layer" in output, "who waits is told how far it is"
+    assert "layer" in output, "a waiting client receives the progress"
     run = f"twine-agent run web --image oci:{REGISTRY}/shop/first:1 --memory 32MiB"
     guest.ssh(run, timeout_s=900)
     logs = "twine-agent logs web"

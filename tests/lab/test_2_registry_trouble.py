@@ -175,7 +175,7 @@ def test_ten_requests_at_once_share_one_download(guest: OneGuest, shop: Shop) ->
     assert shop.fetched(shop.base) - before == 1
 
 
-def test_the_base_of_an_image_on_its_way_is_not_collected(guest: OneGuest, shop: Shop) -> None:
+def test_the_base_of_an_image_in_transfer_is_not_collected(guest: OneGuest, shop: Shop) -> None:
     """The base is not downloaded either, as it is already on the host."""
     before = shop.fetched(shop.base)
     shop.pull_until_held("two")

@@ -31,7 +31,7 @@ NETWORKS = {
 MACHINES = [(Relaxation.OWN_INIT,), (Relaxation.OWN_INIT, Relaxation.NESTED)]
 UNITS = [(row, names) for row in NETWORKS for names in SETS]
 UNITS += [("private", names) for names in MACHINES]
-NOT_ASKED = frozenset(
+NOT_COMPARED = frozenset(
     (
         *("Description", "Environment", "CollectMode", "LogNamespace", "MemoryMax"),
         *("ExecStart", "ExecStartPre", "ExecStopPost", "BPFProgram"),
@@ -56,7 +56,7 @@ def as_file(properties: dict[str, object]) -> str:
     """Return a unit's properties as lines of a file (systemd.exec(5))."""
     lines = ["[Service]", "ExecStart=/bin/true"]
     for name, value in properties.items():
-        if name in NOT_ASKED or name.endswith("USec") or name == "SystemCallErrorNumber":
+        if name in NOT_COMPARED or name.endswith("USec") or name == "SystemCallErrorNumber":
             continue
         words = value if isinstance(value, tuple | list) else (value,)
         if name == "SystemCallFilter":

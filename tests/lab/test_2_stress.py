@@ -39,7 +39,7 @@ for _ in range(int(sys.argv[1])):
     time.sleep(0.1)
 print(json.dumps(took))
 """
-LOOK = f"""
+SAMPLE = f"""
 cd {GROUP}
 for n in $(seq {WINDOW_S}); do
     echo "$(cut -d. -f1,2 /proc/uptime | cut -d' ' -f1) $(sed -n 's/^usage_usec //p' cpu.stat)" \\
@@ -82,7 +82,7 @@ def test_a_task_under_stress_keeps_its_limits_and_its_neighbour_answers(guest: O
     refused = f"sed -n 's/^max //p' {GROUP}/pids.events"
     guest.until("it has all processes that it may have", lambda: int(guest.ssh(refused)) > 0)
 
-    samples = [[float(word) for word in line.split()] for line in guest.ssh(LOOK).splitlines()]
+    samples = [[float(word) for word in line.split()] for line in guest.ssh(SAMPLE).splitlines()]
     found = answers(guest)
 
     (began, used, *_), (ended, used_then, *_) = samples[0], samples[-1]
@@ -91,8 +91,8 @@ def test_a_task_under_stress_keeps_its_limits_and_its_neighbour_answers(guest: O
     print(f"CPUs {share:.3f} of {CORES}, memory {peak} of {MEMORY} bytes;", end=" ")
     print(f"neighbour {found['neighbour']}; bare responder {found['bare']}")
     assert CORES / 4 < share < CORES * 1.05, "it works, and no more than it may"
-    assert max(look[2] for look in samples) <= peak <= MEMORY
-    assert PIDS // 2 < max(look[3] for look in samples) <= PIDS
+    assert max(sample[2] for sample in samples) <= peak <= MEMORY
+    assert PIDS // 2 < max(sample[3] for sample in samples) <= PIDS
     assert found["neighbour"].is_as_good_as(found["bare"])
     tasks = json.loads(guest.ssh("twine-agent ps -o json"))["tasks"]
     assert {t["task_id"]: (t["state"], t["restarts"]) for t in tasks} == {

@@ -33,20 +33,20 @@ OWN = """b=/bin/busybox; $b ls /dev/shm | $b sed 's/^/found: /'; echo kept > /de
 : > /tmp/new; echo "new: $($b stat -c %a /tmp/new) $(ulimit -n) $(ulimit -Hn)"
 echo "room: $($b grep -c ' /dev/shm .*size=32768k,nr_inodes=8192' /proc/self/mountinfo)"
 echo "over"; exec $b sleep 100000"""
-TOLD = """
+NOTICE_JOB = """
 [life.notice]
 port = 8099
 path = "/notice"
 [network.ports]
 http = 8099
 """
-HEARS = """b=/bin/busybox; (: > $TWINE_NOTICE) || echo closed: yes
+NOTICE_READER = """b=/bin/busybox; (: > $TWINE_NOTICE) || echo closed: yes
 while :; do
   printf 'HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n' |
     $b nc -l -p 8099 -w 2
   echo
 done"""
-TELL = """import asyncio, sys
+NOTICE_SENDER = """import asyncio, sys
 from agent.api.notices import HostNotice, HostNotices
 from agent.client import AgentClient
 
@@ -76,7 +76,7 @@ def guest() -> Iterator[OneGuest]:
     found.down()
 
 
-def said(guest: OneGuest, secret: str) -> bool:
+def prints(guest: OneGuest, secret: str) -> bool:
     """Return whether the task's log confirms that it received this."""
     return hashlib.sha256(secret.encode()).hexdigest() in guest.ssh("twine-agent logs db")
 
@@ -90,7 +90,7 @@ def test_only_its_task_can_read_a_credential(guest: OneGuest) -> None:
     run = "twine-agent run db --image /root/image.tar --credential db=password"
     guest.lab("ssh", "m1", "--", put, stdin=SECRETS[0].encode())
     guest.ssh(f'{run} -- /bin/sh -c "$(cat /root/script)"', timeout_s=900)
-    guest.until("it says what it was given", lambda: said(guest, SECRETS[0]))
+    guest.until("it prints the secret that it was given", lambda: prints(guest, SECRETS[0]))
     guest.until("it cannot change it", lambda: "closed: yes" in guest.ssh("twine-agent logs db"))
     shown = guest.ssh(SHOWN.replace("UNIT", unit), timeout_s=900)
     assert "CREDENTIALS_DIRECTORY=" in shown
@@ -108,16 +108,16 @@ def test_only_its_task_can_read_a_credential(guest: OneGuest) -> None:
     )
     cat = "twine-agent exec db -- /bin/sh -c '/bin/busybox cat $CREDENTIALS_DIRECTORY/db'"
     guest.ssh("twine-agent restart db", timeout_s=900)
-    guest.until("it was given the new one", lambda: said(guest, SECRETS[1]))
+    guest.until("it was given the new one", lambda: prints(guest, SECRETS[1]))
     assert guest.ssh(cat) == SECRETS[1]
-    asked = (
+    read_secret = (
         'python3 -c "import socket; s = socket.socket(socket.AF_UNIX);'
         " s.bind(b'\\0ab12/unit/UNIT/db'); s.connect('/run/twine/credentials.sock');"
         ' print(len(s.recv(99)))"'
     )
-    assert guest.ssh(asked.replace("UNIT", unit)).strip() == str(len(SECRETS[1]))
-    assert guest.ssh(asked.replace("UNIT", "cron.service")).strip() == "0"
-    other = "setpriv --reuid 65534 --clear-groups " + asked.replace("UNIT", unit)
+    assert guest.ssh(read_secret.replace("UNIT", unit)).strip() == str(len(SECRETS[1]))
+    assert guest.ssh(read_secret.replace("UNIT", "cron.service")).strip() == "0"
+    other = "setpriv --reuid 65534 --clear-groups " + read_secret.replace("UNIT", unit)
     assert "Permission denied" in guest.ssh(f"{other} 2>&1 || true")
 
     guest.ssh("twine-agent credential rm password; twine-agent restart db || true", timeout_s=900)
@@ -238,12 +238,12 @@ def test_a_task_is_notified_ahead_by_a_file_and_its_hook(guest: OneGuest) -> Non
     """The task can read but not write the file. Its hook is called, and a killed agent repeats the
     call.
     """
-    guest.put("/root/told.toml", TOLD)
-    guest.put("/root/told", HEARS)
+    guest.put("/root/told.toml", NOTICE_JOB)
+    guest.put("/root/told", NOTICE_READER)
     run = "twine-agent run told --image /root/image.tar --file /root/told.toml"
     guest.ssh(f'{run} -- /bin/sh -c "$(cat /root/told)"', timeout_s=900)
     guest.until("it is closed", lambda: "closed: yes" in guest.ssh("twine-agent logs told"))
-    guest.put("/root/tell.py", TELL)
+    guest.put("/root/tell.py", NOTICE_SENDER)
     guest.ssh("/opt/twine/bin/python /root/tell.py 2000000000", timeout_s=900)
     read = "twine-agent exec told -- /bin/busybox cat /run/twine-notice/notice.json"
     guest.until("the file says so", lambda: '"deadline":2000000000' in guest.find(read))

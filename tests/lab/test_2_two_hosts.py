@@ -43,16 +43,16 @@ def test_private_tasks_of_two_hosts_connect_only_if_allowed_and_leave_nothing(
         start = START.format(name, "")
         hosts.ssh(f"{start} 'exec busybox sleep 100000'", machine="m2")
 
-    def asked(name: str, of: str) -> str:
+    def answer_to(name: str, of: str) -> str:
         inside = f"nsenter --net=/run/twine/netns/{name} curl -sk --max-time 20 {of}"
         return hosts.ssh(f"{inside} || echo failed", machine="m2").strip()
 
-    hosts.until("the one that is let in gets an answer", lambda: asked("asker", url) == "hello")
-    assert asked("stranger", url) == "failed"
-    assert asked("asker", url) == "hello"
+    hosts.until("the one that is let in gets an answer", lambda: answer_to("asker", url) == "hello")
+    assert answer_to("stranger", url) == "failed"
+    assert answer_to("asker", url) == "hello"
     for agent in ("10.77.0.11", "10.77.0.12"):
-        assert asked("asker", f"https://{agent}:7443/") == "failed"
-    assert asked("asker", "http://169.254.169.254/") == "failed"
+        assert answer_to("asker", f"https://{agent}:7443/") == "failed"
+    assert answer_to("asker", "http://169.254.169.254/") == "failed"
     for machine, names in (("m1", ("served",)), ("m2", ("asker", "stranger"))):
         for name in names:
             hosts.ssh(f"twine-agent stop {name}", machine=machine)

@@ -20,7 +20,7 @@ from tests.lab.the_lab import BIN, NAME, ROOT, Failed, TheLab
 def test_tasks_and_agent_are_as_little_exposed_as_promised(web: TheLab) -> None:
     """Gates of the security targets: 1.5 for a task, 4.0 for the agent (of 10, less is better).
 
-    Asked before any daemon-reload: systemd 257 then forgets `RestrictNamespaces` of a
+    Read before any daemon-reload: systemd 257 then forgets `RestrictNamespaces` of a
     transient unit in what it shows (the filter of the running task stays).
     """
     task = web.tasks()[0]

@@ -91,9 +91,9 @@ def members(lab: TheLab) -> list[str]:
 
 
 @contextmanager
-def in_the_lab(*words: str, **given: Any) -> Iterator[subprocess.Popen[bytes]]:
+def in_the_lab(*arguments: str, **given: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program in the lab's network; it ends when its input closes, or is terminated."""
-    command = LabSandbox(LabPaths(NAME)).command(words)
+    command = LabSandbox(LabPaths(NAME)).command(arguments)
     with subprocess.Popen(command, stdin=subprocess.PIPE, **given) as process:
         try:
             yield process

@@ -54,8 +54,8 @@ class Client:
     host: str
     port: int
 
-    def run(self, *words: str) -> str:
-        return self.lab.lab("exec", "--", "chroot", str(self.root), *words).strip()
+    def run(self, *arguments: str) -> str:
+        return self.lab.lab("exec", "--", "chroot", str(self.root), *arguments).strip()
 
     def sh(self, line: str) -> str:
         return self.run("/bin/sh", "-c", line)

@@ -71,7 +71,7 @@ def around(lab: TheLab, at: float) -> list[str]:
     ]
 
 
-def asked_unlisted(outcome: dict[str, Any]) -> list[tuple[float, str]]:
+def called_unlisted(outcome: dict[str, Any]) -> list[tuple[float, str]]:
     """Return requests that a client sent to tasks that discovery had already disabled."""
     lists_received = outcome["lists"]
     times = [at for at, _ in lists_received]
@@ -99,7 +99,7 @@ def boots(lab: TheLab) -> dict[str, str]:
 @pytest.mark.behaviour("HC5", "HC7")
 def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLab) -> None:
     """Each machine is drained, booted by kexec, verified and returned before the next one."""
-    before, asked, order = boots(web), set[str](), list[str]()
+    before, requested, order = boots(web), set[str](), list[str]()
     words = ("--work", "kernel", "--reason", "the same once more", "--wave-size", "1")
     times = ("--deadline", "3h", "--duration", "1h", "--despite")
     with clients(web) as outcomes:
@@ -112,11 +112,11 @@ def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLa
             shown = web.ctl("maintenance", "show", "again")
             ready = [m for wave in shown["waves"] for m in wave.get("ready", [])]
             assert len(ready) <= 1
-            for machine in set(ready) - asked:
+            for machine in set(ready) - requested:
                 assert web.units(machine) == []
                 assert order == [] or is_back(order[-1])
                 web.ssh(machine, AGAIN)
-                asked.add(machine)
+                requested.add(machine)
                 order.append(machine)
             return bool(shown["plan"]["state"] == "done")
 
@@ -129,7 +129,7 @@ def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLa
     assert sorted(order) == sorted(web.machines)
     after = boots(web)
     assert not set(after.values()) & set(before.values())
-    assert asked_unlisted(outcomes[0]) == []
+    assert called_unlisted(outcomes[0]) == []
     for outcome in outcomes:
         assert outcome["failed"] == 0, outcome["failures"]
         assert outcome["requests"] > 50
@@ -140,7 +140,7 @@ def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLa
 def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
     web: TheLab, tmp_path: Path
 ) -> None:
-    """Order: event, unlisted, controller asked, started elsewhere after its acknowledgement,
+    """Order: event, unlisted, controller called, started elsewhere after its acknowledgement,
     listed.
     """
     image = web.job()["record"]["spec"]["image"]
@@ -165,12 +165,12 @@ def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
         with clients(web) as outcomes:
             web.lab("power-off", "m3")
 
-            def is_asked() -> bool:
+            def is_called() -> bool:
                 moves = [sorted(t for t, _, cause in c["asked"] if cause == "failure")
                          for c in calls()]  # fmt: skip
-                return moves.count(indexes) >= 3  # asked, and asked again
+                return moves.count(indexes) >= 3  # called, and called again
 
-            web.until("the controller is asked for all of them", is_asked)
+            web.until("the controller is called for all of them", is_called)
             now = web.tasks()
             assert all(now[i]["placement"]["machine"] == "m3" for i in indexes)
             assert {u for m in ("m1", "m2") for u in web.units(m)}.isdisjoint(
@@ -186,21 +186,21 @@ def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
         web.usable()
         applied(web, JOB, image)
 
-    asked_at = next(c["at"] for c in calls() if c["asked"])
+    called_at = next(c["at"] for c in calls() if c["asked"])
     first = next(c for c in calls() if c["asked"])
     assert set(indexes) <= set(first["unhealthy"])
     acknowledged_at = next(c["at"] for c in calls() if c["acknowledged"])
     direct, proxied = outcomes
     unlisted_at = next(at for at, tasks in direct["lists"] if lost.isdisjoint(tasks))
     whole_at = next(at for at, tasks in direct["lists"] if at > unlisted_at and len(tasks) == 6)
-    assert down < min(unlisted_at, asked_at)
-    assert max(unlisted_at, asked_at) < acknowledged_at < whole_at
+    assert down < min(unlisted_at, called_at)
+    assert max(unlisted_at, called_at) < acknowledged_at < whole_at
     story = web.ctl("task", "events", f"web-{indexes[0]}")["events"]
     move = next(e for e in reversed(story) if e.get("cause") == "failure")
     assert move["approved"].startswith("patient ")
     # Requests running on the machine, and those from before its silence was long enough, cannot be
     # saved. Once the clients were notified, they send it no request, and none fails.
-    assert asked_unlisted(direct) == []
+    assert called_unlisted(direct) == []
     assert [(at, task) for at, task in direct["failed_at"] if task not in lost] == []
     assert [at for at, _ in direct["failed_at"] if at > unlisted_at] == []
     assert [at for at, _ in proxied["failed_at"] if at > acknowledged_at] == []
@@ -237,7 +237,7 @@ def test_a_failed_canary_rolls_back_and_a_healthy_one_continues(
         web.until("it is told", lambda: len(rollouts(web)) > rollout_count + 1)
         assert "1 canaries" in rollouts(web)[rollout_count]
         assert rollouts(web)[rollout_count + 1].startswith("all tasks run version ")
-    assert asked_unlisted(outcomes[0]) == []
+    assert called_unlisted(outcomes[0]) == []
     for outcome in outcomes:
         assert outcome["failed"] == 0, outcome["failures"]
         assert set(outcome["answers"]) == {"Twine demo v1", "Twine demo v2"}
@@ -269,6 +269,6 @@ def test_an_owners_profile_is_rolled_out_by_machine_under_running_tasks(
         web.until("that is told", lambda: state() == "returned")
         web.rest()
     assert web.invocations() == units
-    assert asked_unlisted(outcomes[0]) == []
+    assert called_unlisted(outcomes[0]) == []
     for outcome in outcomes:
         assert outcome["failed"] == 0, outcome["failures"]

@@ -31,8 +31,8 @@ REST_S = 1200.0
 class Failed(AssertionError):
     """A command of ours failed."""
 
-    def __init__(self, words: list[str], done: subprocess.CompletedProcess[str]) -> None:
-        super().__init__(f"{' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}")
+    def __init__(self, arguments: list[str], done: subprocess.CompletedProcess[str]) -> None:
+        super().__init__(f"{' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}")
         self.code = done.returncode
         self.stderr = done.stderr
 
@@ -47,13 +47,13 @@ class TheLab:
     def run(
         self,
         program: str,
-        *words: str,
+        *arguments: str,
         timeout_s: float = COMMAND_S,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
         ours = {"TWINE_ENDPOINT": self.endpoint, "TWINE_LAB_NAME": self.name}
         done = subprocess.run(
-            [str(BIN / program), *words],
+            [str(BIN / program), *arguments],
             env={**os.environ, **ours, **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -62,19 +62,19 @@ class TheLab:
             check=False,
         )
         if done.returncode:
-            raise Failed([program, *words], done)
+            raise Failed([program, *arguments], done)
         return done.stdout
 
     def lab(
         self,
-        *words: str,
+        *arguments: str,
         timeout_s: float = COMMAND_S,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
-        return self.run("twine-lab", *words, timeout_s=timeout_s, environment=environment)
+        return self.run("twine-lab", *arguments, timeout_s=timeout_s, environment=environment)
 
-    def ctl(self, *words: str, timeout_s: float = COMMAND_S) -> Any:
-        return json.loads(self.run("twinectl", *words, "-o", "json", timeout_s=timeout_s))
+    def ctl(self, *arguments: str, timeout_s: float = COMMAND_S) -> Any:
+        return json.loads(self.run("twinectl", *arguments, "-o", "json", timeout_s=timeout_s))
 
     def ssh(self, machine: str, command: str, timeout_s: float = COMMAND_S) -> str:
         return self.lab("ssh", machine, "--", command, timeout_s=timeout_s)
@@ -82,8 +82,8 @@ class TheLab:
     def apply(self, image: str, *changes: str, name: str = "web") -> Any:
         """Apply the demo's job file with changes, and wait until the job is stable."""
         settings = [w for change in (f"image={image}", *changes) for w in ("--set", change)]
-        words = ("job", "apply", str(JOB), *settings, "--wait", "--timeout", f"{WAIT_S:g}s")
-        self.run("twinectl", *words, timeout_s=WAIT_S + COMMAND_S)
+        arguments = ("job", "apply", str(JOB), *settings, "--wait", "--timeout", f"{WAIT_S:g}s")
+        self.run("twinectl", *arguments, timeout_s=WAIT_S + COMMAND_S)
         return self.job(name)
 
     def job(self, name: str = "web") -> Any:
@@ -127,7 +127,7 @@ class TheLab:
         return {t["index"]: t for t in self.job(name)["record"]["tasks"]}
 
     def invocations(self) -> dict[str, str]:
-        """Return task → invocation id of its unit, as systemd on the machines says."""
+        """Return task → invocation id of its unit, as systemd on the machines reports it."""
         found: dict[str, str] = {}
         for machine in self.machines:
             shown = self.ssh(machine, "systemctl show -p Id -p InvocationID 'twine-task-*.service'")

@@ -68,7 +68,7 @@ class Judge:
 
     def _is_killed(self, number: int, tries: Tries) -> bool:
         """Try in a fork until a test or seed notices the mutant, and record the outcome."""
-        *_, (outcome, by) = [("not reached", ""), *_asked(lambda: _tried(number, tries))]
+        *_, (outcome, by) = [("not reached", ""), *_results_of_fork(lambda: _tried(number, tries))]
         if not outcome:
             outcome, by = "killed", f"hangs: {by}"
         row = {"number": number, "outcome": outcome, "by": by}
@@ -82,7 +82,7 @@ class Judge:
         path.touch()
         known = dict(json.loads(line) for line in path.read_text().splitlines())
         with path.open("a") as file:
-            for row in _asked(lambda: learn(known)):
+            for row in _results_of_fork(lambda: learn(known)):
                 print(json.dumps(row), file=file, flush=True)
                 known[row[0]] = row[1]
         if failed := [each for each, verdict in known.items() if verdict is None]:
@@ -153,7 +153,7 @@ def _holds(name: str) -> bool:
         return False
 
 
-def _asked(work: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+def _results_of_fork(work: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     """Do the work in a fork and yield its results. A fork that is silent for `WAIT_S` is ended."""
     reader, writer = os.pipe()
     child = os.fork()

@@ -82,7 +82,7 @@ def test_figure_8_call_by_call(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
     (first,) = later_calls[0][2]
     other = 1 - first
     assert later_calls[0] == ({0, 1}, set(), {first})
-    assert later_calls[1:-2] == [({other}, set(), set())], "asked again, and not let go yet"
+    assert later_calls[1:-2] == [({other}, set(), set())], "requested again, and not released yet"
     assert later_calls[-2:] == [({other}, {first}, {other}), (set(), {other}, set())]
 
 
@@ -132,16 +132,16 @@ def test_machines_are_returned_in_minutes_instead_of_weeks(seed: int) -> None:
     Here the plan waits only for budgets and controllers, and completes long before the deadline.
     """
     region = replayed("replay-tickets", seed)
-    asked_at = region.story_at + 10.0
+    requested_at = region.story_at + 10.0
     taken = {p.machine for p in region.places if p.datacenter == "dc1"}
-    until = asked_at + 3400.0
+    until = requested_at + 3400.0
     gone = [
         float(line.split()[0])
-        for line in region.history.lines(asked_at, until)
+        for line in region.history.lines(requested_at, until)
         if line.split()[1] in taken and line.endswith(" gone")
     ]
     assert len(gone) >= 5, "nothing ran there"
-    assert max(gone) - asked_at < 900.0
+    assert max(gone) - requested_at < 900.0
 
 
 @pytest.mark.behaviour("TC13")

@@ -204,12 +204,12 @@ def test_a_write_of_a_replaced_leader_is_found(monkeypatch: pytest.MonkeyPatch) 
     """Without the comparison with the leader's key, a late write of an old leader is made."""
     request = EtcdStore._request
 
-    def anyone(self: EtcdStore, *asked: Any) -> Any:
-        made = request(self, *asked)
+    def traced_request(self: EtcdStore, *arguments: Any) -> Any:
+        made = request(self, *arguments)
         del made.compare[0]
         return made
 
-    monkeypatch.setattr(EtcdStore, "_request", anyone)
+    monkeypatch.setattr(EtcdStore, "_request", traced_request)
     assert found("roles-late", {"stale-write"}) <= MOST
 
 

@@ -72,9 +72,9 @@ def test_the_end_of_a_shard_is_where_its_line_meets_one_core() -> None:
         | {"start_cpu_s": n / 500}
         for n in (1_000, 2_000, 5_000)
     ]
-    calm, busy = limit(points, 0.0), limit(points, 40.0)
-    assert calm["machines_at_one_core"] == 95_000
-    assert calm["gib_there"] == pytest.approx(2.0, abs=0.1)
-    assert calm["takeover_cpu_s_there"] == 190
+    quiet, busy = limit(points, 0.0), limit(points, 40.0)
+    assert quiet["machines_at_one_core"] == 95_000
+    assert quiet["gib_there"] == pytest.approx(2.0, abs=0.1)
+    assert quiet["takeover_cpu_s_there"] == 190
     assert busy["machines_at_one_core"] == 47_500
-    assert calm["growth"] < 1
+    assert quiet["growth"] < 1

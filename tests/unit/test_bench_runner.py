@@ -41,14 +41,14 @@ def test_the_shared_guest_has_the_largest_memory_of_any_bench(tmp_path):
         "large": (True, 4096, 1),
         "here": (False, 1, 1),
     }
-    asked = []
+    calls = []
     guest = RUN["_PendingConnection"](max(b.memory_mib for b in found))
-    guest._lab = lambda *words: asked.append(words)
+    guest._lab = lambda *words: calls.append(words)
     assert guest.name() == guest.name() == guest.name(2) == "bench"
     guest.down()
-    assert [words[0] for words in asked] == ["up", "down", "up", "down"]
-    assert {words[-2:] for words in asked if words[0] == "up"} == {("--memory-mib", "4096")}
-    assert [words[words.index("--cpus") + 1] for words in asked if "--cpus" in words] == ["1", "2"]
+    assert [words[0] for words in calls] == ["up", "down", "up", "down"]
+    assert {words[-2:] for words in calls if words[0] == "up"} == {("--memory-mib", "4096")}
+    assert [words[words.index("--cpus") + 1] for words in calls if "--cpus" in words] == ["1", "2"]
 
 
 def test_only_a_bench_in_a_guest_gets_the_guests_name():

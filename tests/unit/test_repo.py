@@ -34,10 +34,10 @@ def test_a_module_is_short_and_named_by_its_content(path: Path) -> None:
     assert path.stem not in VAGUE
 
 
-@pytest.mark.parametrize("together", [("unit", "property"), ("contract", "integration")])
-def test_files_that_are_collected_together_have_unique_names(together: tuple[str, ...]):
+def test_files_that_are_collected_together_have_unique_names() -> None:
     """Pytest imports files of folders without `__init__.py` by their file names only."""
-    files = [p for suite in together for p in (ROOT / "tests" / suite).rglob("*.py")]
+    suites = ("unit", "property", "simulation", "integration", "contract")
+    files = [p for suite in suites for p in (ROOT / "tests" / suite).rglob("*.py")]
     loose = [p.name for p in files if not (p.parent / "__init__.py").exists()]
     assert {n for n in loose if loose.count(n) > 1} - {"conftest.py"} == set()
 

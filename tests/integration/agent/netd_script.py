@@ -146,15 +146,15 @@ async def cycles(count: int) -> dict[str, Any]:
     }
 
 
-def _stray() -> None:
+def _make_unknown_devices() -> None:
     netns.create(netns_of("stray"))
     words = "ip link add tw0123456789a type veth peer name q1"
     subprocess.run(words.split(), check=True)
 
 
-async def strays() -> dict[str, Any]:
+async def remove_unknown() -> dict[str, Any]:
     """Objects without a task are removed by name, and nothing else is."""
-    _stray()
+    _make_unknown_devices()
     await answer(Ask(site=SITE, remove=["stray"], unlink=["tw0123456789a"]))
     try:
         await answer(Ask(site=SITE, unlink=["e0"]))
@@ -174,7 +174,7 @@ def _qdiscs(task: str) -> str:
 
 async def _rest(count: int) -> dict[str, Any]:
     moved = await another_host_address()
-    return {"moved": moved, "cycles": await cycles(count), "strays": await strays()}
+    return {"moved": moved, "cycles": await cycles(count), "strays": await remove_unknown()}
 
 
 def _links() -> list[str]:

@@ -73,7 +73,7 @@ def bound(cgroup: Path, *ports: int) -> dict[str, list[int]]:
 def test_a_gated_task_binds_its_ports_and_ephemeral_ones(folder: Path, cgroup: Path) -> None:
     """The gate treats IPv4 and IPv6, TCP and UDP alike."""
     keep([[], [28080, 28081]], alone=True, folder=folder)
-    assert bound(cgroup, 29999) == {"29999": OK}, "nobody is held yet"
+    assert bound(cgroup, 29999) == {"29999": OK}, "no connection is held yet"
 
     assert hold(cgroup, [28080, 28081], folder)
 
@@ -142,7 +142,7 @@ def test_a_missing_cgroup_is_reported_and_a_missing_gate_is_an_error(
         hold(cgroup, [1], folder)
 
 
-def test_without_a_file_system_for_programs_the_error_says_so(tmp_path: Path) -> None:
+def test_without_a_file_system_for_programs_the_error_names_it(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="cannot store the port programs") as e:
         keep([[]], alone=True, folder=tmp_path / "ports")
 

@@ -130,7 +130,7 @@ def dies(host: FakeHost, scenario: Story, point: str) -> int:
                 os._exit(KILLED)
 
             crashpoints.arm(point, die)
-            asyncio.run(_tell(host, scenario))
+            asyncio.run(_play(host, scenario))
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -141,7 +141,7 @@ def dies(host: FakeHost, scenario: Story, point: str) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-async def _tell(host: FakeHost, scenario: Story) -> None:
+async def _play(host: FakeHost, scenario: Story) -> None:
     async with host.agent(machine(host)) as client:
         await scenario(host, client)
 
@@ -172,7 +172,7 @@ def test_an_interrupted_step_is_redone_or_undone_and_never_done_twice(
             await _at_rest(client)
             assert os.listdir(host.state / "staging") == []
             tasks = {t.task_id for t in (await client.list_tasks()).tasks}
-            if scenario is stop and "web" in tasks:  # the task was asked to stop, and it stops
+            if scenario is stop and "web" in tasks:  # the task was requested to stop, and it stops
                 with suppress(NotFound):
                     await gone(client, "web")
             if scenario is not stop:

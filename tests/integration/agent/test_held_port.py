@@ -20,9 +20,9 @@ class Keeper:
     """Emulates systemd's store of file descriptors."""
 
     def __init__(self, path: Path) -> None:
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._door.bind(str(path))
-        self._door.setblocking(False)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._socket.setblocking(False)
         self.held: list[int] = []
         self.messages: list[str] = []
 
@@ -30,14 +30,14 @@ class Keeper:
         """Read the message, and keep the descriptors that came with it."""
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self._door, 4096, 4)
+                data, fds, _, _ = socket.recv_fds(self._socket, 4096, 4)
             except BlockingIOError:
                 return
             self.messages.append(data.decode())
             self.held += fds
 
     def close(self) -> None:
-        self._door.close()
+        self._socket.close()
         for fd in self.held:
             os.close(fd)
 

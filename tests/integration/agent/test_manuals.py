@@ -50,8 +50,10 @@ def test_the_manual_page_has_every_command_and_option(name: str, tmp_path: Path)
 def test_the_shell_takes_the_completion(name: str, tmp_path: Path) -> None:
     script = tmp_path / "completion.bash"
     script.write_text(CliRunner().invoke(PROGRAMS[name], ["completion", "bash"]).output)
-    asked = f"source {script}; complete -p {name}"
-    done = subprocess.run(["bash", "-c", asked], capture_output=True, check=False, text=True)
+    shell_command = f"source {script}; complete -p {name}"
+    done = subprocess.run(
+        ["bash", "-c", shell_command], capture_output=True, check=False, text=True
+    )
 
     assert (done.returncode, done.stderr) == (0, "")
     assert name in done.stdout

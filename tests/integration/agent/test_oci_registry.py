@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from builders import FakeHost, a_spec, chunks_of, digest_of, running
 from msgspec.structs import replace as changed
-from oci import Layout, compressed, difference, entry, folder, layer, look, sha
+from oci import Layout, compressed, difference, entry, folder, layer, sha, tree_state
 from on_btrfs import machine, mounted, really, run
 
 from agent.api import ImageFormat
@@ -135,10 +135,10 @@ async def test_an_image_from_a_registry_equals_the_pushed_tree(
 
     assert again == info
     assert info.digest == digest
-    assert look(host.state / "images" / digest[7:]) == look(new)
-    root = look(host.state / "tasks" / "web")
+    assert tree_state(host.state / "images" / digest[7:]) == tree_state(new)
+    root = tree_state(host.state / "tasks" / "web")
     written = {name: root.pop(name) for name in ("etc/hosts", "etc/hostname", "etc/resolv.conf")}
-    assert root == look(new)
+    assert root == tree_state(new)
     assert len(written) == 3, "files of names are written into each root (BUG-AG31)"
     found = HostBtrfs().find(host.state / "images" / digest[7:])
     assert found

@@ -86,9 +86,9 @@ def test_nothing_is_left_after_a_hundred_networks(found: dict[str, Any]) -> None
 def test_only_links_and_files_without_a_task_are_removed_by_name(
     found: dict[str, Any],
 ) -> None:  # P9
-    strays = found["strays"]
-    assert (strays["links"], strays["files"]) == (["e0"], [])
-    assert "e0 is not a link of a task" in strays["refused"]
+    unknown = found["strays"]
+    assert (unknown["links"], unknown["files"]) == (["e0"], [])
+    assert "e0 is not a link of a task" in unknown["refused"]
 
 
 def test_a_host_without_a_default_route_knows_its_own_address(found: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from wire.errors import ProgramError
 SAYS_AND_FAILS = "echo one; echo two; echo nothing more >&2; exit 3"
 
 
-def test_a_program_that_fails_says_so_after_its_last_line() -> None:
+def test_a_failed_program_reports_it_after_its_last_line() -> None:
     lines = iter(HostProcesses().lines(["sh", "-c", SAYS_AND_FAILS]))
 
     assert list(itertools.islice(lines, 2)) == [b"one\n", b"two\n"]

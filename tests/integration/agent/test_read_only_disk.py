@@ -57,7 +57,7 @@ def _leave_things_behind(host: FakeHost) -> None:
 
 
 @pytest.mark.behaviour("BUG-AG8", "F-37")
-async def test_an_agent_on_a_read_only_disk_starts_says_so_and_loses_nothing(
+async def test_an_agent_on_a_read_only_disk_starts_reports_it_and_loses_nothing(
     host: FakeHost,
 ) -> None:
     """The agent crashed in a loop, and the health of all tasks was lost."""

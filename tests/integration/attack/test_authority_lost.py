@@ -22,7 +22,7 @@ from wire import tls
 from .face import USER, Face, running
 from .test_authority_rotates import credential
 from .test_cloned_host import joined, on, runs, serves, task
-from .test_identity import ctl
+from .test_identity_ends import ctl
 from .test_revoked_agent import agent_in, answering
 
 pytestmark = pytest.mark.behaviour("F-88")
@@ -126,10 +126,10 @@ def test_a_lost_key_stops_no_task_and_hosts_join_again(control_plane: Face) -> N
 
         path.write_bytes(b"damaged")  # without a backup
         state = ["--state", str(face.folder / "state")]
-        said = CliRunner().invoke(daemon, ["new-authority", "--yes", *state])
-        assert said.exit_code == 0, said.output
-        assert "1 hosts have to join again" in said.output
-        assert "twinectl token create --host vm1" in said.output
+        done = CliRunner().invoke(daemon, ["new-authority", "--yes", *state])
+        assert done.exit_code == 0, done.output
+        assert "1 hosts have to join again" in done.output
+        assert "twinectl token create --host vm1" in done.output
         assert path.with_name("authority.pem.lost").read_bytes() == b"damaged"
         again(face)
         assert path.read_bytes() != kept

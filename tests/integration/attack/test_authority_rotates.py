@@ -22,7 +22,7 @@ from wire import pins, tls
 from wire.errors import TwineError
 
 from .face import USER, Face, running
-from .test_identity import ctl, joins
+from .test_identity_ends import ctl, joins
 from .test_revoked_agent import agent, answering
 
 pytestmark = pytest.mark.behaviour("BUG-AG5")

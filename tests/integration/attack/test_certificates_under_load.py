@@ -24,7 +24,7 @@ from wire.routes import Route
 
 from .face import USER, running
 from .test_authority_rotates import Load, credential, shown
-from .test_identity import ctl, joins
+from .test_identity_ends import ctl, joins
 from .test_revoked_agent import agent, answering
 
 pytestmark = pytest.mark.behaviour("F-87")

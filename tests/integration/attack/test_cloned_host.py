@@ -22,7 +22,7 @@ from tests.ports import free_port
 from wire.errors import Busy, Conflict, Forbidden, Unreachable
 
 from .face import USER, Face, running
-from .test_identity import ctl, joins
+from .test_identity_ends import ctl, joins
 from .test_revoked_agent import agent_in, answering
 
 pytestmark = pytest.mark.behaviour("F-89")
@@ -141,7 +141,7 @@ def test_a_cloned_host_starts_nothing_and_the_original_continues(control_plane: 
         assert before is not None
         assert after is not None
         assert (after.state, after.invocation_id) == (before.state, before.invocation_id)
-        assert answering(face, "vm1"), "the control plane goes on with it"
+        assert answering(face, "vm1"), "the control plane continues with it"
 
         # again, with the control plane's answer on its disk
         with agent_in(copy, other_port, boots=2):

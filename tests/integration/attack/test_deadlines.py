@@ -29,7 +29,7 @@ ROUTES = [r for r in JOIN_ROUTES if r.name in ("renew", "fetch_image")]
 QUICK = ConnectionLimits(write_s=0.5, first_byte_s=0.5, header_s=0.5, idle_s=0.5)
 
 
-async def _much(_: Call) -> AsyncIterator[bytes]:
+async def _large_body(_: Call) -> AsyncIterator[bytes]:
     async def chunks() -> AsyncIterator[bytes]:
         while True:
             yield bytes(65_536)
@@ -46,7 +46,7 @@ async def served() -> AsyncIterator[tuple[ConnectionAdmission, int]]:
     app = make_app(
         "x",
         ROUTES,
-        {"fetch_image": _much, "renew": _renew},
+        {"fetch_image": _large_body, "renew": _renew},
         lambda _request, _route: Peer("somebody", "user"),
         version="0",
     )
@@ -54,41 +54,41 @@ async def served() -> AsyncIterator[tuple[ConnectionAdmission, int]]:
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    async with open_admission(runner, listener, None, QUICK, logging.getLogger("x")) as door:
-        yield door, port
+    async with open_admission(runner, listener, None, QUICK, logging.getLogger("x")) as admission:
+        yield admission, port
         await runner.cleanup()
 
 
-async def empty(door: ConnectionAdmission) -> None:
+async def empty(admission: ConnectionAdmission) -> None:
     """Wait until no connection is left."""
     async with asyncio.timeout(60):
-        while door.count() != (0, 0):
+        while admission.count() != (0, 0):
             await asyncio.sleep(0.05)
 
 
 @pytest.mark.behaviour("BUG-HT4")
 async def test_a_reader_that_reads_nothing_is_disconnected() -> None:
     """The answer stays in memory until it is read."""
-    async with served() as (door, port):
+    async with served() as (admission, port):
         with socket.create_connection(("127.0.0.1", port)) as sock:
             sock.sendall(b"GET /v1/images/x/stream HTTP/1.1\r\nHost: x\r\n\r\n")
             async with asyncio.timeout(60):
-                while door.count() == (0, 0):
+                while admission.count() == (0, 0):
                     await asyncio.sleep(0)
-            await empty(door)
+            await empty(admission)
 
 
 @pytest.mark.behaviour("BUG-HT4")
 @pytest.mark.parametrize("sent", [b"", b"G", b"GET /readyz HTTP/1.1\r\nA: b"])
 async def test_an_idle_connection_is_closed(sent: bytes) -> None:
     """The same without TLS."""
-    async with served() as (door, port):
+    async with served() as (admission, port):
         with socket.create_connection(("127.0.0.1", port)) as sock:
             sock.sendall(sent)
             async with asyncio.timeout(60):
-                while door.count() == (0, 0):
+                while admission.count() == (0, 0):
                     await asyncio.sleep(0)
-            await empty(door)
+            await empty(admission)
 
 
 @pytest.mark.behaviour("BUG-HT4")

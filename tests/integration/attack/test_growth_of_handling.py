@@ -2,7 +2,7 @@
 
 Bodies are made from the types in the route tables. Each is valid and has one large field, and the
 program has the objects that they name. Decoding and refusing are tested in
-tests/unit/front_doors/test_growth_of_work.py, parameters in test_long_parameters.py.
+tests/unit/request_limits/test_growth_of_work.py, parameters in test_long_parameters.py.
 """
 
 from __future__ import annotations

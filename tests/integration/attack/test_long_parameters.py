@@ -1,6 +1,6 @@
 """The cost of a path or query parameter is bounded by its size, on any route of both programs.
 
-Bodies are tested in tests/unit/front_doors/test_growth_of_work.py. The HTTP server bounds the
+Bodies are tested in tests/unit/request_limits/test_growth_of_work.py. The HTTP server bounds the
 request line, so this test covers the sizes below that bound.
 """
 

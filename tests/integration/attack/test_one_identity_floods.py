@@ -50,8 +50,10 @@ async def served(authority: CertificateAuthority) -> AsyncIterator[tuple[Connect
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     context = tls.server_context(own, require_client=False)
-    async with open_admission(runner, listener, context, LIMITS, logging.getLogger("x")) as door:
-        yield door, port
+    async with open_admission(
+        runner, listener, context, LIMITS, logging.getLogger("x")
+    ) as admission:
+        yield admission, port
         await runner.cleanup()
 
 
@@ -92,7 +94,7 @@ async def test_a_flood_of_one_identity_ends_at_its_bound(tmp_path: Path) -> None
     """A caller with a certificate is not suspect, and still cannot take every connection."""
     authority = open_authority(tmp_path / "authority.pem", "twine")
     eve, ann, anonymous = (client(authority, name) for name in ("eve", "ann", ""))
-    async with served(authority) as (door, port):
+    async with served(authority) as (admission, port):
         for _ in range(2):  # everything works again after a flood, too
             async with AsyncExitStack() as stack:
                 flood = [
@@ -102,9 +104,9 @@ async def test_a_flood_of_one_identity_ends_at_its_bound(tmp_path: Path) -> None
                 assert sum(answered) == BOUND
                 for other in (ann, anonymous):
                     assert await is_answered(await stack.enter_async_context(come(port, other)))
-                assert door.count() == (BOUND + 2, 1)
+                assert admission.count() == (BOUND + 2, 1)
                 kept = [one for one, was in zip(flood, answered, strict=True) if was]
                 assert all([await is_answered(one) for one in kept])
             async with asyncio.timeout(PATIENT_S):
-                while door.count() != (0, 0):
+                while admission.count() != (0, 0):
                     await asyncio.sleep(0.05)

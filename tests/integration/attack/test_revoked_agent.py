@@ -16,7 +16,7 @@ import pytest
 from tests.ports import free_port
 
 from .face import USER, Face, running
-from .test_identity import ctl, joins
+from .test_identity_ends import ctl, joins
 
 pytestmark = pytest.mark.behaviour("BUG-HT5")
 

@@ -1,6 +1,6 @@
 """Long-lived sessions of every kind leave no object behind, in a server and in its client.
 
-Both programs consist of these parts: `make_app` behind a door, and `WireClient`.
+Both programs consist of these parts: `make_app` behind connection admission, and `WireClient`.
 `TWINE_SESSIONS=5000` (`make soak-sessions`) runs this number of each kind.
 """
 
@@ -88,8 +88,10 @@ async def served(folder: Path) -> AsyncIterator[tuple[ConnectionAdmission, str, 
     listener = tcp_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server = tls.server_context(own, require_client=False)
-    async with open_admission(runner, listener, server, ConnectionLimits(), http_log("x")) as door:
-        yield door, f"https://127.0.0.1:{port}", context
+    async with open_admission(
+        runner, listener, server, ConnectionLimits(), http_log("x")
+    ) as admission:
+        yield admission, f"https://127.0.0.1:{port}", context
         await runner.cleanup()
 
 
@@ -116,7 +118,7 @@ async def session(kind: str, client: WireClient) -> None:
 
 
 async def have(
-    kind: str, count: int, door: ConnectionAdmission, url: str, context: ssl.SSLContext
+    kind: str, count: int, admission: ConnectionAdmission, url: str, context: ssl.SSLContext
 ) -> None:
     """Run this number of sessions, each on its own connections, and wait until they are gone."""
 
@@ -127,7 +129,7 @@ async def have(
     for _ in range(0, count, BATCH):
         await asyncio.gather(*(one() for _ in range(BATCH)))
     async with asyncio.timeout(SETTLE_S):
-        while door.count() != (0, 0) or len(asyncio.all_tasks()) > 1:
+        while admission.count() != (0, 0) or len(asyncio.all_tasks()) > 1:
             await asyncio.sleep(0.02)
 
 
@@ -140,10 +142,10 @@ def reachable() -> int:
 @pytest.mark.parametrize("kind", ["exec", "exec cut short", "logs", "wait", "call"])
 async def test_a_session_leaves_no_object_behind(tmp_path: Path, kind: str) -> None:
     """Regression: each exec session left 180 KB in the control plane."""
-    async with served(tmp_path) as (door, url, context):
-        await have(kind, 2 * BATCH, door, url, context)
+    async with served(tmp_path) as (admission, url, context):
+        await have(kind, 2 * BATCH, admission, url, context)
         before = reachable()
-        await have(kind, SESSIONS, door, url, context)
+        await have(kind, SESSIONS, admission, url, context)
         async with asyncio.timeout(SETTLE_S):
             while reachable() - before >= 2 * SESSIONS + 100:
                 await asyncio.sleep(0.2)
@@ -152,12 +154,12 @@ async def test_a_session_leaves_no_object_behind(tmp_path: Path, kind: str) -> N
 @pytest.mark.behaviour("BUG-HT21")
 async def test_a_websocket_that_was_closed_is_no_cycle(tmp_path: Path) -> None:
     """A rarely collected old generation must not hold closed sessions."""
-    async with served(tmp_path) as (door, url, context):
-        await have("exec", BATCH, door, url, context)
+    async with served(tmp_path) as (admission, url, context):
+        await have("exec", BATCH, admission, url, context)
         gc.collect()
         gc.disable()
         try:
-            await have("exec", SESSIONS, door, url, context)
+            await have("exec", SESSIONS, admission, url, context)
             held = [one for one in gc.get_objects() if isinstance(one, web.WebSocketResponse)]
             assert not held
         finally:

@@ -181,9 +181,9 @@ async def conveyor(config: ConveyorConfig) -> AsyncIterator[None]:
         await running
 
 
-async def ctl(service: str, endpoint: str, *words: str, code: int = 0) -> str:
-    arguments = ["--endpoint", endpoint, "pipeline", "--service", service, *words]
-    result = await asyncio.to_thread(CliRunner().invoke, twinectl, arguments)
+async def ctl(service: str, endpoint: str, *arguments: str, code: int = 0) -> str:
+    argv = ["--endpoint", endpoint, "pipeline", "--service", service, *arguments]
+    result = await asyncio.to_thread(CliRunner().invoke, twinectl, argv)
     assert result.exit_code == code, result.output
     return result.output
 

@@ -50,7 +50,7 @@ async def test_two_front_ends_behind_one_core_serve_users_and_outlive_it(
         for front in fronts:
             front.start()
         for front in fronts:
-            await front.until_said("serving at")
+            await front.until_logged("serving at")
         before, core = region.started(), region.processes[0]
         async with user(region, "front1", "ann") as ann, user(region, "front2", "ann") as too:
             written = (await ann.get_job("j1")).record.spec

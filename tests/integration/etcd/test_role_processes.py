@@ -76,7 +76,7 @@ async def test_an_unavailable_shard_fails_only_its_own_jobs_and_restarts_no_task
         assert sorted(listed) == ["j1", "j2"]
         assert "shard 1 is unavailable" in listed["j1"].detail
         endpoints = await region.client.endpoints("j1")
-        assert len(endpoints.endpoints) == 3, "discovery answers from what the store says"
+        assert len(endpoints.endpoints) == 3, "discovery answers from the store"
         after = region.started()
         killed.start()
         await region.until(lambda: region.is_stable("j1"), "the shard is back")
@@ -97,7 +97,7 @@ async def test_shards_finish_begun_work_while_the_only_core_is_down(
             await region.client.change_job("restart", job)
         core = region.processes[0]
         core.end(signal.SIGKILL)
-        assert len(region.started()) < 2 * HOSTS, "restarts go on, one task of a job at a time"
+        assert len(region.started()) < 2 * HOSTS, "restarts continue, one task of a job at a time"
 
         async def all_restarted() -> bool:
             return len(region.started()) == 2 * HOSTS
@@ -129,7 +129,7 @@ async def test_an_entitlement_moves_between_running_processes_and_no_task_restar
                         errors.append(e)
                     await asyncio.sleep(0.01)
 
-        asking = asyncio.create_task(ask())
+        requesting = asyncio.create_task(ask())
         terms = [(await region.client.list_shards()).term]
         for to in (2, 0, 1):
             moved = await region.client.move_entitlement("e1", to)
@@ -137,7 +137,7 @@ async def test_an_entitlement_moves_between_running_processes_and_no_task_restar
             await region.until(lambda: region.is_stable("j1"), "the job is stable there")
             terms.append((await region.client.list_shards()).term)
         ends.set()
-        await asking
+        await requesting
         assert terms == sorted(set(terms)), "each move raises the term"
         assert all(isinstance(error, Busy) and error.retryable for error in errors), errors
         assert region.started() == before
@@ -190,13 +190,13 @@ async def test_a_second_process_of_a_shard_takes_over_when_the_first_is_killed(
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         second, before = replica(region), region.started()
-        await second.until_said("standing by")
-        led, stood_by = used(region.processes[1]), used(second)
-        assert stood_by[0] < led[0], "CPU since it started"
-        assert stood_by[1] < led[1], "memory"
+        await second.until_logged("standing by")
+        led, in_standby = used(region.processes[1]), used(second)
+        assert in_standby[0] < led[0], "CPU since it started"
+        assert in_standby[1] < led[1], "memory"
         term = (await region.client.list_shards()).term
         region.processes[1].end(signal.SIGKILL)
-        await second.until_said("serving at")
+        await second.until_logged("serving at")
         await region.until(lambda: region.is_stable("j1"), "the second process leads")
         assert (await region.client.list_shards()).term > term
         assert region.started() == before
@@ -218,15 +218,15 @@ async def test_a_resumed_shard_leader_is_refused_and_ends(one: Cluster, tmp_path
     async with region_of_processes(tmp_path, one, 3) as region:
         await with_jobs(region)
         second, first = replica(region), region.processes[1]
-        await second.until_said("standing by")
+        await second.until_logged("standing by")
         before = region.started()
         first.send(signal.SIGSTOP)
-        await second.until_said("serving at")
+        await second.until_logged("serving at")
         await region.until(lambda: region.is_stable("j1"), "the second process leads")
         first.send(signal.SIGCONT)
         assert first.process is not None
         assert await asyncio.to_thread(first.process.wait, 180) == Busy.exit_code
-        assert first.said("lead")
+        assert first.has_logged("lead")
         assert await region.is_stable("j1")
         assert region.started() == before
 
@@ -242,15 +242,15 @@ async def test_processes_that_do_not_go_together_do_not_start(one: Cluster, tmp_
         whole.start()
         assert whole.process is not None
         assert await asyncio.to_thread(whole.process.wait, 180) == Busy.exit_code
-        assert whole.said("shard-1")
+        assert whole.has_logged("shard-1")
         shard.send(signal.SIGCONT)
         assert shard.process is not None
         assert await asyncio.to_thread(shard.process.wait, 180) == Busy.exit_code
-        assert shard.said("--role all leads")
+        assert shard.has_logged("--role all leads")
         shard.start()
         assert shard.process is not None
         assert await asyncio.to_thread(shard.process.wait, 180) == Busy.exit_code
-        assert shard.said("--role core")
+        assert shard.has_logged("--role core")
 
 
 @pytest.mark.behaviour("F-79")

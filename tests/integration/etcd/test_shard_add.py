@@ -28,12 +28,12 @@ def one() -> Iterator[Cluster]:
         yield cluster
 
 
-async def twinectl(region: RegionOfProcesses, *words: str) -> tuple[int, str]:
+async def twinectl(region: RegionOfProcesses, *arguments: str) -> tuple[int, str]:
     """Return the exit code and the output of a command."""
     run = "from control_plane.cli import main; main()"
     argv = (sys.executable, "-c", run, "--endpoint", f"unix:{region.socket}")
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*argv, *words, stdout=pipe, stderr=pipe)
+    process = await asyncio.create_subprocess_exec(*argv, *arguments, stdout=pipe, stderr=pipe)
     out, err = await process.communicate()
     return process.returncode or 0, (out + err).decode()
 
@@ -49,23 +49,23 @@ async def test_a_shard_is_added_under_load_without_a_failed_request(
         await region.client.put_entitlement("a", EntitlementSpec(machines=2, host_profile="web"))
         await region.run("a1", "a", 2, image)
         assert (await region.client.list_shards()).shards[0].entitlements == ["a"]
-        before, failed, asked = region.started(), list[TwineError](), 0
+        before, failed, requests = region.started(), list[TwineError](), 0
         ends = asyncio.Event()
 
         async def ask() -> None:
-            nonlocal asked
+            nonlocal requests
             async with ControlPlaneClient(f"unix:{region.socket}") as client:
                 while not ends.is_set():
                     try:
                         assert (await client.get_job("a1")).record.name == "a1"
                         assert len((await client.list_jobs()).jobs) >= 1
                         assert len((await client.list_machines()).machines) == 4
-                        asked += 3
+                        requests += 3
                     except TwineError as e:
                         failed.append(e)
                     await asyncio.sleep(0.01)
 
-        asking = asyncio.create_task(ask())
+        requesting = asyncio.create_task(ask())
         adding = asyncio.create_task(twinectl(region, "shard", "add", "2", "--timeout", "3m"))
         await asyncio.to_thread(region.write_credential, 2)
         region.made("shard2", "shard", 2).start()
@@ -82,9 +82,9 @@ async def test_a_shard_is_added_under_load_without_a_failed_request(
         planned = await region.client.plan_job(job("c2", "c", image))
         assert (planned.wanted, len(planned.placed)) == (1, 1), "the remote shard plans"
         ends.set()
-        await asking
+        await requesting
         assert failed == []
-        assert asked > 0
+        assert requests > 0
         assert [unit for unit in region.started() if "a1" in unit] == before
 
 
@@ -116,7 +116,9 @@ async def test_status_and_metrics_show_each_process_and_unavailable_ones(
             wish = MaintenanceWish(machines=held[:gone], reason="racks")
             preview = await region.client.preview_plan("p1", wish)
             assert [(of.job, of.there, of.unplaced) for of in preview.jobs] == [("j1", 2, unplaced)]
-            assert not any("not searched" in note for note in preview.notes), "the shard said it"
+            assert not any("not searched" in note for note in preview.notes), (
+                "the shard reported it"
+            )
         with pytest.raises(Conflict, match="shards run in other processes"):
             await region.client.plan_rebalance()
         text = b"".join([chunk async for chunk in region.client.shard_metrics(1)]).decode()

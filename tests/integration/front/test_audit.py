@@ -44,10 +44,10 @@ def entries(region: Region, **query: Any) -> list[AuditEntry]:
     return found
 
 
-def call(region: Region, who: str, route: str, body: Any = None, **given: Any) -> Any:
+def call(region: Region, caller: str, route: str, body: Any = None, **given: Any) -> Any:
     async def ask() -> Any:
-        role, name = ("local", "") if who == "local" else ("user", who)
-        async with region.client("anyone" if who == "anyone" else role, name) as client:
+        role, name = ("local", "") if caller == "local" else ("user", caller)
+        async with region.client("anyone" if caller == "anyone" else role, name) as client:
             return await client.call(ROUTE[route], body, **given)
 
     return asyncio.run(ask())
@@ -117,14 +117,14 @@ def test_a_failed_change_is_recorded_with_its_reason(region: Region) -> None:
 
 
 @pytest.mark.behaviour("BUG-CP18")
-@pytest.mark.parametrize("who", ["vic", "anyone"])
-def test_a_refused_change_is_in_the_log(region: Region, who: str) -> None:
+@pytest.mark.parametrize("caller", ["vic", "anyone"])
+def test_a_refused_change_is_in_the_log(region: Region, caller: str) -> None:
     """Regression: the log did not show the refused caller."""
     with pytest.raises((Forbidden, Unauthenticated)) as refusal:
-        call(region, who, "put_group", GroupSpec(members=[who]), group="sre")
+        call(region, caller, "put_group", GroupSpec(members=[caller]), group="sre")
     (entry,) = entries(region)
-    caller = "anyone" if who == "anyone" else "user:vic"
-    assert (entry.caller, entry.address) == (caller, "127.0.0.1")
+    expected = "anyone" if caller == "anyone" else "user:vic"
+    assert (entry.caller, entry.address) == (expected, "127.0.0.1")
     assert (entry.action, entry.object, entry.outcome) == ("put_group", "group/sre", "refused")
     assert entry.request_id == refusal.value.request_id
     assert entry.reason == str(refusal.value)
@@ -195,15 +195,15 @@ def test_tasks_without_a_sandbox_need_a_grant_and_are_logged(
     call(region, "local", "put_entitlement", owned, entitlement="web")
     plain = JobSpec(name="j", entitlement="web", tasks=1, image=DIGEST, command=["/bin/true"])
     raw = replace(plain, relaxations=[Relaxation.PROC, Relaxation.RAW])
-    for who in ("ann", "root"):  # an owner; an operator by the configuration
-        with pytest.raises(Forbidden, match=f"`raw`.*{who} is not a host admin"):
-            call(region, who, "apply_job", raw, job="j")
+    for caller in ("ann", "root"):  # an owner; an operator by the configuration
+        with pytest.raises(Forbidden, match=f"`raw`.*{caller} is not a host admin"):
+            call(region, caller, "apply_job", raw, job="j")
     with pytest.raises(Forbidden, match="ann is not an operator"):
         call(region, "ann", "grant_host_admin", admin="user:ann")
     call(region, "ann", "apply_job", plain, job="j")
-    for who in ("ann", "root"):
-        with pytest.raises(Forbidden, match=f"`raw`.*{who} is not a host admin"):
-            call(region, who, "put_push", PushWish(spec=raw), job="j")
+    for caller in ("ann", "root"):
+        with pytest.raises(Forbidden, match=f"`raw`.*{caller} is not a host admin"):
+            call(region, caller, "put_push", PushWish(spec=raw), job="j")
     call(region, "root", "grant_host_admin", admin="user:ann")
     assert call(region, "ann", "get_myself").host_admin
     call(region, "ann", "apply_job", raw, job="j")

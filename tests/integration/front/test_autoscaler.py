@@ -200,7 +200,7 @@ class Odd(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         body: bytes = self.server.body  # type: ignore[attr-defined]
-        self.server.let_go.wait(self.server.wait_s)  # type: ignore[attr-defined]
+        self.server.released.wait(self.server.wait_s)  # type: ignore[attr-defined]
         self.send_response(self.server.status)  # type: ignore[attr-defined]
         self.end_headers()
         with suppress(OSError):  # the reader left
@@ -236,10 +236,10 @@ def test_a_slow_or_wrong_server_gives_a_reason(
     """Prometheus answers wrongly or slowly, or is down."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
     server.status, server.body = status, body  # type: ignore[attr-defined]
-    server.wait_s, server.let_go = wait_s, threading.Event()  # type: ignore[attr-defined]
+    server.wait_s, server.released = wait_s, threading.Event()  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     found = measured(f"http://127.0.0.1:{server.server_port}", "x", 0.5 if wait_s else 30.0)
-    server.let_go.set()  # type: ignore[attr-defined]
+    server.released.set()  # type: ignore[attr-defined]
     server.shutdown()
     server.server_close()
     assert found.load is None

@@ -168,9 +168,9 @@ def test_requests_are_decided_by_authorized_users(region: Region, ctl: Ctl, tmp_
     portal = region.control_plane.portal
     portal.settings = msgspec.structs.replace(portal.settings, approval=Approval.ALWAYS)
     ann, bob = as_user(region, "ann", tmp_path), as_user(region, "bob", tmp_path)
-    asked = ann("entitlement", "create", "front", "--machines", "5", "--reason", "launch")
-    assert asked.exit_code == 0, asked.output
-    assert asked.stdout == (
+    created = ann("entitlement", "create", "front", "--machines", "5", "--reason", "launch")
+    assert created.exit_code == 0, created.output
+    assert created.stdout == (
         "entitlement front: request r1 waits: approval is required for more capacity\n"
     )
     shown = ann("entitlement", "show", "front")

@@ -77,7 +77,7 @@ async def scrape(region: Region) -> list[str]:
 
 
 def limit_metrics(region: Region) -> tuple[bool, bool]:
-    """Return whether `/metrics` says that the limit `deletes` holds, and that it is lifted."""
+    """Return whether `/metrics` shows that the limit `deletes` holds, and that it is lifted."""
     lines = asyncio.run(scrape(region))
     found = []
     for name in ("holds", "lifted"):

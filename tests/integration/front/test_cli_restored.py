@@ -18,7 +18,7 @@ from .conftest import FACTS, Region
 
 pytestmark = pytest.mark.behaviour("F-88")
 
-STRANGER = TaskStatus(
+UNKNOWN_TASK = TaskStatus(
     task_id="c-0",
     generation=3,
     epoch=7,
@@ -46,7 +46,7 @@ async def _put_back(region: Region) -> None:
             token="", machine=name, csr_pem="", address="a:1", location=Location(), facts=FACTS
         )
         await plane.brokers.join(request)
-    plane.observations.listed("vm1", FACTS, [STRANGER], ProfileStatus(), [])
+    plane.observations.listed("vm1", FACTS, [UNKNOWN_TASK], ProfileStatus(), [])
 
 
 def test_a_store_that_was_never_restored_waits_for_no_approval(region: Region) -> None:
@@ -67,10 +67,10 @@ def test_objects_unknown_to_a_restored_copy_are_shown_and_released(region: Regio
     assert "the control plane sends no commands before: twinectl restored release" in shown
     begun: list[bool] = []
     region.control_plane.restored.begin = lambda: begun.append(True)
-    asked = CliRunner().invoke(
+    refused = CliRunner().invoke(
         main, ["restored", "release"], "n\n", env={"TWINE_ENDPOINT": f"unix:{region.socket}"}
     )
-    assert asked.exit_code != 0
+    assert refused.exit_code != 0
     assert begun == []
     assert ctl(region, "restored", "release", "--yes").exit_code == 0
     assert begun == [True]

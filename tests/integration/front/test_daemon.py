@@ -218,8 +218,8 @@ def test_a_data_center_keeps_its_machines_in_a_separate_store(tmp_path: Path) ->
             return [view.record.machine for view in (await client.list_machines()).machines]
 
     first = started()
-    everyone = ["dc1-m0", "dc1-m1", "dc2-m0", "dc2-m1"]
-    assert asyncio.run(machines(first, "dc1", "dc2")) == everyone
+    all_machines = ["dc1-m0", "dc1-m1", "dc2-m0", "dc2-m1"]
+    assert asyncio.run(machines(first, "dc1", "dc2")) == all_machines
     first.process.kill()
     first.wait()
 
@@ -228,11 +228,11 @@ def test_a_data_center_keeps_its_machines_in_a_separate_store(tmp_path: Path) ->
             keys = [entry.key for entry in (await store.list_prefix("machines/")).entries]
         return [key.rpartition("/")[2] for key in keys]
 
-    assert asyncio.run(stored(tmp_path / "state" / "store")) == everyone[:2]
-    assert asyncio.run(stored(own)) == everyone[2:]
+    assert asyncio.run(stored(tmp_path / "state" / "store")) == all_machines[:2]
+    assert asyncio.run(stored(own)) == all_machines[2:]
 
     second = started()
-    assert asyncio.run(machines(second)) == everyone
+    assert asyncio.run(machines(second)) == all_machines
     assert second.end()[0] == 0
 
     file.write_text("")  # the line was taken out
@@ -247,7 +247,7 @@ def test_a_data_center_keeps_its_machines_in_a_separate_store(tmp_path: Path) ->
 
     file.write_text(configured)
     third = started()
-    assert asyncio.run(machines(third)) == everyone
+    assert asyncio.run(machines(third)) == all_machines
     assert third.end()[0] == 0
 
     forget = [sys.executable, "-m", "control_plane.daemon", "forget-store", "dc2", "--yes"]
@@ -260,5 +260,5 @@ def test_a_data_center_keeps_its_machines_in_a_separate_store(tmp_path: Path) ->
     assert f"last at {own}" in outcomes[0].stdout
     file.write_text("")
     fourth = started()
-    assert asyncio.run(machines(fourth)) == everyone[:2]
+    assert asyncio.run(machines(fourth)) == all_machines[:2]
     assert fourth.end()[0] == 0

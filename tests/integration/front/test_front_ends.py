@@ -22,11 +22,13 @@ from wire.errors import Busy, Forbidden, TwineError, Unauthenticated
 from wire.fairness import Peer
 
 from .conftest import Region, start_region
-from .test_roles import CALLERS, MAY_CALL, PATH, ROUTE, _furnish, _passes, _restore, body_of
+from .test_permissions import CALLERS, MAY_CALL, PATH, ROUTE, _furnish, _passes, _restore, body_of
 
 pytestmark = pytest.mark.behaviour("F-79")
 
-SPOKEN = {who: CALLERS[who] for who in ("operator", "owner", "other owner", "viewer", "anyone")}
+SPOKEN = {
+    caller: CALLERS[caller] for caller in ("operator", "owner", "other owner", "viewer", "anyone")
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +65,9 @@ def test_a_front_end_has_exactly_the_access_of_its_user(owned: Region, name: str
 
     async def found() -> dict[str, bool]:
         speaker = Speaking(owned)
-        return {who: await _passes(speaker, ROUTE[name], who, "web") for who in SPOKEN}  # type: ignore[arg-type]
+        return {caller: await _passes(speaker, ROUTE[name], caller, "web") for caller in SPOKEN}  # type: ignore[arg-type]
 
-    assert asyncio.run(found()) == {who: who in allowed for who in SPOKEN}
+    assert asyncio.run(found()) == {caller: caller in allowed for caller in SPOKEN}
 
 
 @pytest.mark.behaviour("F-79")
@@ -122,16 +124,16 @@ async def a_front_end(
     held = region.authority.credential(subject, "", 600.0)
     tcp = tcp_socket("127.0.0.1", 0)
     core_tls = tls.client_context(held, tls.CONTROL_PLANE)
-    door = FrontEndRelay(cores, core_tls, "twine", runtime or Runtime())
-    following = asyncio.create_task(door.follow_core())
+    relay = FrontEndRelay(cores, core_tls, "twine", runtime or Runtime())
+    following = asyncio.create_task(relay.follow_core())
     context = tls.server_context(held, require_client=False)
     try:
-        async with serving(door.app("0.1.0"), tcp, context, None):
+        async with serving(relay.app("0.1.0"), tcp, context, None):
             yield f"https://127.0.0.1:{tcp.getsockname()[1]}"
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        await door.close()
+        await relay.close()
 
 
 def user(region: Region, url: str, role: str, name: str) -> WireClient:
@@ -139,7 +141,7 @@ def user(region: Region, url: str, role: str, name: str) -> WireClient:
     return WireClient(url, tls.client_context(held, tls.ENTRANCES))
 
 
-async def asked(client: WireClient, name: str) -> Any:
+async def answer_of(client: WireClient, name: str) -> Any:
     """Return an answer; None while the front end's core is down."""
     try:
         return await client.call(ROUTE[name])
@@ -155,7 +157,7 @@ def test_users_of_a_front_end_get_the_core_answers_and_hosts_are_refused(owned: 
         nowhere = "https://127.0.0.1:1"
         async with a_front_end(owned, [nowhere, owned.url]) as url:
             async with user(owned, url, "user", "ann") as ann:
-                while (myself := await asked(ann, "get_myself")) is None:
+                while (myself := await answer_of(ann, "get_myself")) is None:
                     await asyncio.sleep(0.05)
                 assert (myself.name, myself.owns) == ("ann", ["web"])
                 jobs = await ann.call(ROUTE["list_jobs"])

@@ -58,7 +58,7 @@ class Task(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = self.server
         assert isinstance(server, TaskServer)
-        server.asked += 1
+        server.requests += 1
         body = server.task.encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -75,7 +75,7 @@ class TaskServer(ThreadingHTTPServer):
     def __init__(self, task: str) -> None:
         super().__init__(("127.0.0.1", 0), Task)
         self.task = task
-        self.asked = 0
+        self.requests = 0
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def endpoint(self) -> Endpoint:
@@ -237,12 +237,12 @@ def test_a_canary_gets_its_part_of_the_requests_of_a_real_proxy(
         argv = (program, "-p", tmp_path, "-c", conf)
     with running(*argv):
         until(lambda: answers(port))
-        before = [task.asked for task in tasks]
+        before = [task.requests for task in tasks]
         pages = [get(port) for _ in range(200)]
     assert {status for status, _ in pages} == {200}
-    asked = [task.asked - was for task, was in zip(tasks, before, strict=True)]
-    assert abs(asked[0] - 200 * traffic) <= 3
-    assert all(abs(count - 200 * (1 - traffic) / 3) <= 5 for count in asked[1:])
+    requests = [task.requests - was for task, was in zip(tasks, before, strict=True)]
+    assert abs(requests[0] - 200 * traffic) <= 3
+    assert all(abs(count - 200 * (1 - traffic) / 3) <= 5 for count in requests[1:])
 
 
 def test_a_file_refused_by_the_check_is_never_installed(region: Region, tmp_path: Path):

@@ -183,7 +183,7 @@ def test_fuzz_of_a_job_specification(document: Any) -> None:
 @example(b'{"tasks": 1e999, "tasks": NaN}')
 @example('{"name": "x"}'.encode("utf-16"))
 def test_fuzz_of_bytes_in_place_of_a_specification(data: bytes) -> None:
-    """The bytes stand for a job at the front end, and for a task at an agent."""
+    """The bytes are sent as a job at the front end, and for a task at an agent."""
     with in_time():
         for kind, relations in ((JobSpec, job_relations), (api.TaskSpec, None)):
             try:
@@ -400,10 +400,10 @@ REPLIES = [
 )
 def test_fuzz_of_a_controllers_reply(replies: list[bytes]) -> None:
     """The result is an answer, or one of our errors."""
-    asyncio.run(_asked(replies))
+    asyncio.run(_send_all(replies))
 
 
-async def _asked(replies: list[bytes]) -> None:
+async def _send_all(replies: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         authority = open_authority(Path(folder) / "a.pem", "test")
         subject = CertificateSubject("controller", "db", ("127.0.0.1",))

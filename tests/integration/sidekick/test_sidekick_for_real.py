@@ -26,7 +26,7 @@ FOR_PEOPLE = {
     for name in ("click_commands", "explain", "lint", "manual", "profile_commands", "tuned")
 }
 
-TELLING = """
+RECORDING = """
 import os, sys
 from sidekick.__main__ import main
 
@@ -99,7 +99,7 @@ def test_a_run_imports_only_needed_modules(tmp_path: Path) -> None:
     RecordedHost(tmp_path / "tree", "intel")
     options = [f"--root={tmp_path / 'tree'}", f"--state={tmp_path}", f"--profiles={tmp_path}"]
     for line in (["apply-profile", "p"], ["verify", "--timer"], ["rollback"], ["status"]):
-        argv = [sys.executable, "-c", TELLING, *options, *line]
+        argv = [sys.executable, "-c", RECORDING, *options, *line]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         imported = set(done.stderr.split())
@@ -115,12 +115,17 @@ def test_a_line_that_is_not_plain_is_still_understood(tmp_path: Path) -> None:
     for line, code in ((["status", "-ojson"], 0), (["status", "--help"], 0), (["wash"], 64)):
         done = subprocess.run([*argv, *line], cwd=ROOT, capture_output=True, check=False)
         assert done.returncode == code, (line, done.stderr)
-    asked = {
+    environment = {
         "_SIDEKICK_COMPLETE": "bash_complete",
         "COMP_WORDS": "sidekick roll",
         "COMP_CWORD": "1",
     }
     done = subprocess.run(
-        argv[:3], cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, **asked}
+        argv[:3],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
     )
     assert done.stdout == "plain,rollback\n"

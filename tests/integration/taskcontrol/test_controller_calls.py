@@ -220,12 +220,12 @@ def test_a_name_that_leads_elsewhere_the_second_time_is_judged_again(
 ):
     """DNS rebinding: the connection uses exactly the addresses that were judged."""
     answers = ["203.0.113.9", "127.0.0.1"]
-    asked: list[str] = []
+    hosts_resolved: list[str] = []
 
     class Rebinding:
         async def resolve(self, host: str, port: int = 0, family: int = 0):
-            asked.append(host)
-            address = answers[min(len(asked), 2) - 1]
+            hosts_resolved.append(host)
+            address = answers[min(len(hosts_resolved), 2) - 1]
             return [
                 {
                     "hostname": host,

@@ -163,7 +163,7 @@ def test_the_example_of_the_guide_is_short_and_works():
         TaskOperation(id=f"c-{t}.1", task=t, kind="update", cause="release") for t in range(40)
     ]
 
-    def asked(at: float, *down: int, **more: object) -> int:
+    def permitted(at: float, *down: int, **more: object) -> int:
         request = TaskControlRequest(
             job_handle="cache",
             request=operations,
@@ -175,12 +175,12 @@ def test_the_example_of_the_guide_is_short_and_works():
         response = process(msgspec.structs.replace(request, **more))  # type: ignore[operator]
         return len(response.ack)
 
-    assert asked(night) == 4
-    assert asked(night, 38, 39) == 4  # the two tasks that are down, and two more
-    assert asked(noon) == 1
+    assert permitted(night) == 4
+    assert permitted(night, 38, 39) == 4  # the two tasks that are down, and two more
+    assert permitted(noon) == 1
     done = CompletedOperation(id="c-0.0", task=0, kind="update", cause="release", outcome="done")
-    assert asked(noon, completed=[done]) == 0
-    assert asked(noon + 601) == 1
+    assert permitted(noon, completed=[done]) == 0
+    assert permitted(noon + 601) == 1
 
 
 @pytest.mark.behaviour("TC17")

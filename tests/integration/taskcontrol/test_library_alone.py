@@ -19,10 +19,10 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
-def run(*words: str, path: Path = ROOT) -> str:
+def run(*arguments: str, path: Path = ROOT) -> str:
     """Run a Python that finds our packages only in `path`."""
     done = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *arguments],
         cwd=path,
         env={"PYTHONPATH": str(path), "PATH": "/usr/bin:/bin"},
         capture_output=True,

@@ -22,7 +22,7 @@ def lab(tmp_path):
 
 
 def test_down_ends_unnamed_processes_and_verifies_it(lab):
-    stray = lab.sandbox.spawn(["sleep", "1000"], lab.paths.state / "log")
+    leftover = lab.sandbox.spawn(["sleep", "1000"], lab.paths.state / "log")
     lab.sandbox.run(["ip", "link", "add", "br-stray", "type", "bridge"])
     before = check_leftovers(lab.paths, None, host_interfaces())
     assert any(check.found for check in before)
@@ -30,13 +30,13 @@ def test_down_ends_unnamed_processes_and_verifies_it(lab):
     after = lab.down()
 
     assert not any(check.found for check in after), after
-    assert not is_running(stray)
+    assert not is_running(leftover)
     assert not lab.paths.state_root.exists()
     assert "br-stray" not in host_interfaces()
 
 
 def test_down_finds_the_lab_of_a_killed_holder(lab):
-    stray = lab.sandbox.spawn(["sleep", "1000"], lab.paths.state / "log")
+    leftover = lab.sandbox.spawn(["sleep", "1000"], lab.paths.state / "log")
     holder = lab.sandbox.holder()
     assert holder is not None
     subprocess.run(["kill", "-9", str(holder)], check=True)
@@ -44,7 +44,7 @@ def test_down_finds_the_lab_of_a_killed_holder(lab):
     after = lab.down()
 
     assert not any(check.found for check in after), after
-    assert not is_running(stray)
+    assert not is_running(leftover)
 
 
 def is_running(pid: int) -> bool:

@@ -156,8 +156,8 @@ def viewer(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     credential = tmp_path_factory.mktemp("ann") / "ann.cred"
     url = json.loads(ctl(endpoint, "token", "create", "--host", "unused"))["url"]
     state = Path(endpoint.removeprefix("unix:")).parent / "cp"
-    words = ["add", "ann", "--out", str(credential), "--state", str(state), "--url", url]
-    result = CliRunner().invoke(control_plane, ["user", *words])
+    arguments = ["add", "ann", "--out", str(credential), "--state", str(state), "--url", url]
+    result = CliRunner().invoke(control_plane, ["user", *arguments])
     assert result.exit_code == 0, result.output
     with matching_output(
         ["control_plane.cli", "--credential", str(credential), "ui"], r"open (http\S+)"
@@ -173,8 +173,8 @@ def is_there(visitor: Visitor) -> bool:
     return True
 
 
-def ctl(endpoint: str, *words: str) -> str:
-    result = CliRunner().invoke(twinectl, ["--endpoint", endpoint, *words])
+def ctl(endpoint: str, *arguments: str) -> str:
+    result = CliRunner().invoke(twinectl, ["--endpoint", endpoint, *arguments])
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -301,8 +301,8 @@ def test_a_log_is_shown_and_followed(browser: webdriver.Chrome, endpoint: str) -
 
 
 def test_a_session_is_listed_and_ended_and_its_console_ends(endpoint: str) -> None:
-    words = ["control_plane.cli", "--endpoint", endpoint, "ui"]
-    with matching_output(words, r"open (http\S+)") as link:
+    arguments = ["control_plane.cli", "--endpoint", endpoint, "ui"]
+    with matching_output(arguments, r"open (http\S+)") as link:
         visitor = Visitor(link)
         session = re.findall(r"<code>([0-9a-f]{12})</code>", visitor.get("/ui/myself")[1])[0]
         assert f"{session}  local:0" in ctl(endpoint, "ui", "--sessions")

@@ -73,18 +73,18 @@ class BadDisk:
     def works(self) -> None:
         self.behaves(f"linear {self.loops[0]} 0")
 
-    def stands_still(self) -> None:
-        """Block all reads and writes until `goes_on` is called."""
+    def block_all(self) -> None:
+        """Block all reads and writes until `unblock` is called."""
         shell("dmsetup suspend --noflush --nolockfs bad")
 
-    def goes_on(self) -> None:
+    def unblock(self) -> None:
         shell("dmsetup resume bad")
 
     def mark(self, word: str) -> None:
         """Add a mark to the log of writes, after everything that is on the disk now."""
         shell(f"dmsetup message bad 0 mark {word}")
 
-    def away(self) -> None:
+    def disconnect(self) -> None:
         """Stop the tasks and the agent, and detach the disk; its files remain."""
         shell("systemctl stop twine-agent.service 'twine-task-*.service'")
         shell(f"umount {STATE} && dmsetup remove --retry bad")
@@ -93,10 +93,10 @@ class BadDisk:
         self, kind: type[BaseException] | None, _: object, __: TracebackType | None
     ) -> None:
         if Path("/dev/mapper/bad").exists():
-            self.goes_on()
+            self.unblock()
             if not self.logged:
                 self.works()
-            self.away()
+            self.disconnect()
         for loop in self.loops:
             shell(f"losetup --detach {loop}")
         shell("rm -rf /run/twine/records")  # tasks of another disk

@@ -32,18 +32,18 @@ def begun(command: str) -> subprocess.Popen[bytes]:
 def test_health_is_answered_while_the_disk_hangs(agent: TheAgent, disk: BadDisk) -> None:
     """Requests that need no write are answered. An order is acknowledged once it is on the disk."""
     pid, before = agent.pid(), agent.tasks()["old"]
-    disk.stands_still()
+    disk.block_all()
     try:
-        asked = begun(f"twine-agent run new {IMAGE} -- {SLEEPS}")
+        client = begun(f"twine-agent run new {IMAGE} -- {SLEEPS}")
         began, answers = time.monotonic(), 0
         while answers < 20 or time.monotonic() - began < 2 * WATCHDOG_S:
             agent.health()
             assert agent.tasks()["old"] == before
             answers += 1
-        assert asked.poll() != 0, "it was acknowledged before its record was written"
+        assert client.poll() != 0, "it was acknowledged before its record was written"
     finally:
-        disk.goes_on()
-    asked.wait(900)
+        disk.unblock()
+    client.wait(900)
     agent.run("new")
     assert agent.pid() == pid
     assert agent.tasks()["new"]["state"] == "running"
@@ -127,7 +127,7 @@ class Promised:
     def __init__(self) -> None:
         self.known: dict[str, set[Wanted | None]] = {}
 
-    def hears(self, word: str) -> None:
+    def record(self, word: str) -> None:
         """Record a mark: `ask-run-NAME`, `done-run-NAME`, `ask-stop-NAME`, `done-stop-NAME`."""
         when, what, name = word.split("-")
         after = Wanted.RUN if what == "run" else None
@@ -174,7 +174,7 @@ def test_acknowledged_writes_survive_a_power_cut_at_any_time() -> None:
             else:
                 shell(f"twine-agent stop {name}")
             disk.mark(f"done-{what}-{name}")
-        disk.away()
+        disk.disconnect()
         promised, flushes, wrong, marks = Promised(), 0, list[str](), 0
         replayed = FOLDER / "replayed"
         replayed.touch()
@@ -185,7 +185,7 @@ def test_acknowledged_writes_survive_a_power_cut_at_any_time() -> None:
                 if entry.word == END:
                     break  # the reader writes what follows
                 if entry.word:
-                    promised.hears(entry.word)
+                    promised.record(entry.word)
                     marks += 1
                     is_formatted = True
                     continue

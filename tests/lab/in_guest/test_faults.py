@@ -27,10 +27,10 @@ CONFIG = Path("/etc/twine/sidekick.toml")
 WAIT_S = 600.0
 
 
-def sidekick(*words: str) -> int:
+def sidekick(*arguments: str) -> int:
     """Return the exit code of the command."""
     folders = [f"--profiles={folder}" for folder in (OURS, *PROFILES)]
-    return main([*folders, *words])
+    return main([*folders, *arguments])
 
 
 def shell(command: str) -> str:
@@ -170,7 +170,7 @@ def test_a_foreign_change_is_found_and_repaired_only_on_request(
     assert sidekick("verify") == 2
     assert reported()["sysctl.vm.swappiness"] == ApplyOutcome.DRIFTED
     shell("systemctl start sidekick-verify.service")  # the command that the timer starts
-    assert SWAPPINESS.read_text().strip() == "33", "nobody asked for a repair"
+    assert SWAPPINESS.read_text().strip() == "33", "no repair was requested"
     CONFIG.parent.mkdir(exist_ok=True)
     CONFIG.write_text("repair_drift = true\n")
     try:
@@ -224,14 +224,16 @@ def test_f74_the_end_of_an_agent_undoes_no_profile(host: TheHost) -> None:
 
 
 async def _profile_by_the_agent(name: str):  # type: ignore[no-untyped-def]
-    """Request a profile and poll until it is applied; a busy agent is asked again."""
+    """Request a profile and poll until it is applied; a busy agent gets the request again."""
     began = time.monotonic()
     async with AgentClient("unix:/run/twine/agent.sock") as client:
-        asked = status = None
+        accepted = status = None
         while status is None or status.name != name or status.state == "applying":
             assert time.monotonic() - began < WAIT_S, status
             try:
-                asked = asked or await client.put_profile(ProfileSpec(name=name, generation=1))
+                accepted = accepted or await client.put_profile(
+                    ProfileSpec(name=name, generation=1)
+                )
                 status = await client.get_profile()
             except Unreachable:
                 continue

@@ -70,7 +70,7 @@ def test_every_profile_to_every_other_and_released(
 VERIFY = "sidekick-verify.service"
 
 
-def looked() -> str:
+def shown() -> str:
     """Return which check was the last one, after it has ended."""
     while said(f"systemctl is-active {VERIFY}").strip() in ("active", "activating"):
         time.sleep(0.2)
@@ -89,10 +89,10 @@ def test_udev_has_sidekick_look_when_hardware_comes_or_goes(
     said("systemctl stop sidekick-verify.timer")
     try:
         assert host.apply("web").state is ProfileState.VERIFIED
-        before = looked()
+        before = shown()
         said(f"udevadm trigger --settle --action={action} {device}")
         until = time.monotonic() + 300
-        while looked() == before:
+        while shown() == before:
             assert time.monotonic() < until, "udev started no look"
             time.sleep(0.5)
     finally:

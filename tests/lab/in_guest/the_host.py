@@ -87,7 +87,7 @@ systemd and of user sessions. All of these start on demand and end when they are
 """
 
 
-def said(command: str) -> str:
+def output_of(command: str) -> str:
     """Return the output of a command line; also of one that fails."""
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False).stdout
 
@@ -95,7 +95,7 @@ def said(command: str) -> str:
 def everything() -> dict[str, str]:
     """Return everything that a profile could change: sysctls, mounts, boot entries, devices."""
     found = {}
-    for line in said("sysctl -a 2>/dev/null").splitlines():
+    for line in output_of("sysctl -a 2>/dev/null").splitlines():
         name, _, value = line.partition(" = ")
         if not MOVES.search(name):
             found[f"sysctl {name}"] = found.get(f"sysctl {name}", "") + value
@@ -111,9 +111,9 @@ def everything() -> dict[str, str]:
             found[f"{path} is there"] = (
                 hashlib.sha256(path.read_bytes()).hexdigest() if small else ""
             )
-    found["ethtool"] = said(COMMANDS["ethtool"])
+    found["ethtool"] = output_of(COMMANDS["ethtool"])
     for kind, others in OTHERS.items():
-        names = (n for n in said(COMMANDS[kind]).split() if not others.fullmatch(n))
+        names = (n for n in output_of(COMMANDS[kind]).split() if not others.fullmatch(n))
         found |= {f"{kind} {name}": "there" for name in names}
     return found
 

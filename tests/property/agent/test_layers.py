@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oci import compressed, difference, look, sha
+from oci import compressed, difference, sha, tree_state
 
 from agent.machine.layer import apply
 
@@ -81,4 +81,4 @@ def test_a_difference_applied_to_where_it_came_from_gives_where_it_leads(
 
         apply(base, "blob", how, sha(blob), sha(data), str(tree), owners=ROOT)
 
-        assert look(tree) == look(new)
+        assert tree_state(tree) == tree_state(new)

@@ -61,7 +61,7 @@ class Unit:
 class ControlPlane:
     """The control plane's knowledge of the host; `gone` once it assumes that the task has ended."""
 
-    heard_at: float
+    contact_at: float
     name: str = ""
     generation: int = 0
     gone: bool = False
@@ -80,7 +80,7 @@ class World:
     """Starts that were sent to systemd and not carried out; none is carried out after this time."""
 
     def __post_init__(self) -> None:
-        self.control_plane = ControlPlane(heard_at=self.clock)
+        self.control_plane = ControlPlane(contact_at=self.clock)
         self.journal: TaskRecord | None = None
         self.memory: TaskRecord | None = None
         self.decision: Decision | None = None
@@ -124,13 +124,13 @@ class World:
             stale = known is not None and spec.generation < known.spec.generation
             record = None if stale else accept("web", spec, known)
             if record is not None:
-                anew = known is None or (known.cut_off and not record.cut_off)
-                self.contact.bind(record, renewed=anew)
+                renewed = known is None or (known.cut_off and not record.cut_off)
+                self.contact.bind(record, renewed=renewed)
                 self.memory = self.journal = replace(record, boot_id="boot")
                 self.decision = None
         self.to_control_plane.append(self.contact.answer())
 
-    def look(self) -> None:
+    def observe(self) -> None:
         if self.memory is not None:
             now = self.contact.moment("web")
             self.decision = decide(self.memory, self.seen(), now)
@@ -180,7 +180,7 @@ class World:
         self.contact = self.new_contact()
         tasks = {} if self.journal is None else {"web": self.journal}
         self.contact.adopt(Replay(tasks=tasks))
-        self.look()
+        self.observe()
 
 
 class Lease(RuleBasedStateMachine):
@@ -197,7 +197,7 @@ class Lease(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.w.pass_time(seconds)
         control = self.w.control_plane
-        if self.w.clock - control.heard_at >= BOUND_S:
+        if self.w.clock - control.contact_at >= BOUND_S:
             control.gone = True
 
     @rule(put=st.booleans())
@@ -209,7 +209,7 @@ class Lease(RuleBasedStateMachine):
         self.w.to_agent.append(Request(control.name, spec))
 
     @rule(put=st.booleans())
-    def a_call_goes_well(self, put: bool) -> None:
+    def a_call_succeeds(self, put: bool) -> None:
         self.the_control_plane_asks(put)
         self.a_request_arrives(len(self.w.to_agent) - 1, again=False)
         self.an_answer_arrives(len(self.w.to_control_plane) - 1, again=False)
@@ -217,7 +217,7 @@ class Lease(RuleBasedStateMachine):
     @rule(starts=st.booleans())
     def the_host_works(self, starts: bool) -> None:
         for _ in range(4):
-            self.w.look()
+            self.w.observe()
             self.w.act()
             if starts:
                 self.systemd_gets_to_it(0)
@@ -228,7 +228,7 @@ class Lease(RuleBasedStateMachine):
             self.time_passes(seconds)
             self.the_control_plane_asks(put=False)
             self.w.take(self.w.to_agent.pop())
-            self.w.look()
+            self.w.observe()
             self.w.act()
 
     @rule(which=WHICH, again=st.booleans())
@@ -243,7 +243,7 @@ class Lease(RuleBasedStateMachine):
         if answers:
             at = which % len(answers)
             control.name = answers[at] if again else answers.pop(at)
-            control.heard_at = self.w.clock
+            control.contact_at = self.w.clock
 
     @rule(which=WHICH)
     def systemd_gets_to_it(self, which: int) -> None:
@@ -252,8 +252,8 @@ class Lease(RuleBasedStateMachine):
             self.w.start(starts.pop(which % len(starts)))
 
     @rule()
-    def the_agent_looks(self) -> None:
-        self.w.look()
+    def the_agent_observes(self) -> None:
+        self.w.observe()
 
     @rule()
     def the_agent_acts(self) -> None:
@@ -270,7 +270,7 @@ class Lease(RuleBasedStateMachine):
     @rule()
     def the_control_plane_is_restarted(self) -> None:
         control = self.w.control_plane
-        control.name, control.heard_at = "", self.w.clock
+        control.name, control.contact_at = "", self.w.clock
 
     @invariant()
     def a_task_that_counts_as_ended_has_ended(self) -> None:
@@ -282,7 +282,7 @@ class Lease(RuleBasedStateMachine):
     def a_running_task_ends_in_time(self) -> None:
         w = getattr(self, "w", None)
         if w is not None and w.unit is not None and not w.unit.ended and w.memory is not None:
-            end = ends_at(w.memory.spec, w.control_plane.heard_at)
+            end = ends_at(w.memory.spec, w.control_plane.contact_at)
             assert end is not None
             assert w.clock <= end - AFTER_S + BOUND_S
 
@@ -292,7 +292,7 @@ def _a_world() -> Lease:
     lease = Lease()
     lease.world()
     for put in (False, True):
-        lease.a_call_goes_well(put)
+        lease.a_call_succeeds(put)
     lease.the_host_works(starts=True)
     assert lease.w.unit is not None
     return lease
@@ -340,7 +340,7 @@ def test_a_command_that_arrives_too_late_starts_nothing(lease: Lease) -> None:
     late = lease.w.to_agent.pop()
     _ended_and_given_up(lease)
     for _ in range(2):
-        lease.a_call_goes_well(put=False)
+        lease.a_call_succeeds(put=False)
     lease.w.take(late)
     lease.the_host_works(starts=True)
     lease.a_task_that_counts_as_ended_has_ended()
@@ -349,7 +349,7 @@ def test_a_command_that_arrives_too_late_starts_nothing(lease: Lease) -> None:
 def test_an_agent_starts_nothing_right_after_a_pause(lease: Lease) -> None:
     lease.time_passes(60.0)
     for _ in range(2):
-        lease.a_call_goes_well(put=False)
+        lease.a_call_succeeds(put=False)
     for _ in range(3):
         lease.the_host_works(starts=True)
         lease.time_passes(7.0)
@@ -364,7 +364,7 @@ def test_a_task_ends_in_time_wherever_its_agent_died(lease: Lease, steps: int) -
     """The host is cut off, and its agent dies as well."""
     lease.time_passes(19.0)
     for step in range(steps):
-        lease.w.look() if step % 2 == 0 else lease.w.act()
+        lease.w.observe() if step % 2 == 0 else lease.w.act()
         lease.time_passes(0.5)
     lease.time_passes(BOUND_S)
     lease.a_task_that_counts_as_ended_has_ended()

@@ -42,7 +42,7 @@ class Unit:
 
 @dataclass
 class Model:
-    """One host with one task, and an agent that carries out what `decide` says."""
+    """One host with one task, and an agent that carries out what `decide` returns."""
 
     spec: TaskSpec = field(default_factory=lambda: a_spec(restart=QUICK, offline_restart=True))
     unit: Unit | None = None
@@ -50,7 +50,7 @@ class Model:
     boot: int = 1
     clock: int = 0
     starts: int = 0
-    asked: int = 0
+    requested_at: int = 0
     """When the owner last requested a change that stops the running unit."""
     generations: itertools.count[int] = field(default_factory=lambda: itertools.count(2))
 
@@ -61,7 +61,7 @@ class Model:
 
     # The agent, in the steps between which it can be killed.
 
-    def look(self) -> None:
+    def observe(self) -> None:
         if self.memory is not None and self.decision is None:
             self.clock += 1
             self.decision = decide(self.memory, self.seen(), self.now())
@@ -100,8 +100,8 @@ class Model:
         if self.unit is None:
             return
         if self.unit.alive and self.memory is task:
-            by_owner = self.asked >= self.unit.started or self.unit.key != key_of(self.spec)
-            assert by_owner, f"stopped without being asked: {task}"
+            by_owner = self.requested_at >= self.unit.started or self.unit.key != key_of(self.spec)
+            assert by_owner, f"stopped without a request: {task}"
         if self.unit.alive and self.clock % 2:
             self.unit.active, self.unit.sub = "deactivating", "stop-sigterm"
         else:
@@ -133,7 +133,7 @@ class Model:
         for _ in range(60):
             if self.unit is not None and self.unit.active == "deactivating":
                 self.unit = None
-            self.look()
+            self.observe()
             self.act()
 
     # The world.
@@ -156,7 +156,7 @@ class Model:
     def put(self, **changes: object) -> None:
         spec = replace(self.spec, generation=next(self.generations), **changes)
         if self.memory is not None and self.memory.wanted is Wanted.GONE:
-            self.asked = self.clock
+            self.requested_at = self.clock
         new = accept("web", spec, self.memory)
         assert new is not None
         self.spec = spec
@@ -164,7 +164,7 @@ class Model:
 
     def ask(self, **intent: object) -> None:
         if self.memory is not None:
-            self.asked = self.clock
+            self.requested_at = self.clock
             self.memory = self.journal = replace(self.memory, **intent)
 
 
@@ -176,8 +176,8 @@ class TaskLife(RuleBasedStateMachine):
         self.model = Model()
 
     @rule()
-    def agent_looks(self) -> None:
-        self.model.look()
+    def agent_observes(self) -> None:
+        self.model.observe()
 
     @rule()
     def agent_acts(self) -> None:
@@ -253,7 +253,7 @@ TestTaskLife = TaskLife.TestCase
 TestTaskLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 EVENTS = st.lists(
-    st.sampled_from(["look", "act", "crash", "exit 0", "exit 1", "oom", "vanish", "reboot"]),
+    st.sampled_from(["observe", "act", "crash", "exit 0", "exit 1", "oom", "vanish", "reboot"]),
     max_size=60,
 )
 
@@ -268,7 +268,7 @@ def test_each_end_is_counted_exactly_once(events: list[str]) -> None:
         assert journal is not None
         known = unit is not None and journal.invocation_id == unit.invocation
         match event:
-            case "look" | "act" | "crash":
+            case "observe" | "act" | "crash":
                 getattr(model, event)()
             case "vanish" if known:
                 model.unit = None

@@ -142,7 +142,7 @@ class Model:
 @pytest.mark.behaviour("AL13")
 @settings(deadline=None, max_examples=200)
 @given(st.lists(EVENTS, max_size=40))
-def test_the_cache_says_what_a_fresh_computation_says(events):
+def test_the_cache_equals_a_fresh_computation(events):
     async def main() -> None:
         async with Failing() as store:
             model = Model(store)

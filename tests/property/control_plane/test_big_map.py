@@ -12,7 +12,7 @@ KEYS = st.sampled_from([f"machine-{number}" for number in range(40)])
 
 
 @given(st.lists(st.tuples(st.sampled_from(["set", "pop", "del", "update"]), KEYS, st.integers())))
-def test_it_says_what_a_dictionary_says(steps):
+def test_it_equals_a_dictionary(steps):
     big, plain = BigMap[int](), dict[str, int]()
     for what, key, value in steps:
         if what == "set":

@@ -52,7 +52,7 @@ def test_a_brake_limits_machines_down_in_a_part_before_its_delay(machines):
         rack, silent_s = racks[number], now - (machines[number][1] or 0.0)
         again = 1.0
         if standings[number] is Standing.WELL:
-            stand(racks, standings, number, Standing.LOST)
+            set_standing(racks, standings, number, Standing.LOST)
             again = DOWN_AFTER_S - WORRY_S
         elif verdict(rack, silent_s, BRAKES) is None:
             for part in rack.path:
@@ -65,7 +65,9 @@ def test_a_brake_limits_machines_down_in_a_part_before_its_delay(machines):
     )
 
 
-def stand(racks: list[Part], standings: list[Standing], number: int, standing: Standing) -> None:
+def set_standing(
+    racks: list[Part], standings: list[Standing], number: int, standing: Standing
+) -> None:
     racks[number].moved(standings[number], standing)
     standings[number] = standing
 

@@ -35,7 +35,7 @@ Work = Coroutine[Any, Any, object]
 
 
 class BrokerModel(RuleBasedStateMachine):
-    """The brokers of three data centers, compared with a dictionary that says what must be true."""
+    """The brokers of three data centers, compared with a dictionary of the expected owners."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,16 +61,16 @@ class BrokerModel(RuleBasedStateMachine):
     def load(self) -> None:
         self.brokers = Brokers(self.store, Runtime(lambda: 0.0))
         self.loans = Loans(self.brokers, Runtime(lambda: 0.0))
-        self.heard: dict[str, str] = {}
+        self.observed: dict[str, str] = {}
         self.brokers.listen(self.listen)
         self.run(self.brokers.load())
 
     def listen(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
-        assert (before.entitlement if before else None) == self.heard.get(name)
+        assert (before.entitlement if before else None) == self.observed.get(name)
         if after is None:
-            del self.heard[name]
+            del self.observed[name]
         else:
-            self.heard[name] = after.entitlement
+            self.observed[name] = after.entitlement
 
     def succeeds(self, work: Work) -> bool:
         try:
@@ -178,7 +178,7 @@ class BrokerModel(RuleBasedStateMachine):
     @invariant()
     def each_machine_is_where_it_belongs(self) -> None:
         owners = {record.machine: record.entitlement for record in self.brokers.table.records()}
-        assert owners == self.owner == self.heard
+        assert owners == self.owner == self.observed
         for entitlement in (FREE, "a", "b"):
             held = [record.machine for record in self.brokers.held(entitlement)]
             assert held == sorted(n for n, owner in self.owner.items() if owner == entitlement)

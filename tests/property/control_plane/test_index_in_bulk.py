@@ -124,8 +124,8 @@ def test_a_stored_allocation_is_restored_whole_whatever_the_step(
         add(index, "m0 m1 m2", pool=POOL, **ROOMY)  # m3 has left the region
     if claims := claims_of(record, whole.machines):
         whole.restore("web", POOL, claims)
-    looked_at = list(restoring(record, stepped, step))
-    assert max(looked_at, default=0) <= step
+    checked = list(restoring(record, stepped, step))
+    assert max(checked, default=0) <= step
     assert everything(whole) == everything(stepped)
     again = record_after(Change("web", POOL), stepped.claims.get("web"))
     assert again == record_after(Change("web", POOL), whole.claims.get("web"))

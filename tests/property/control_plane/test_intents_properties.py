@@ -238,7 +238,7 @@ def value_of(dimension: Dimension, number: int) -> msgspec.Struct | None:
 
 @pytest.mark.behaviour("JC15")
 @given(writes(), st.randoms(use_true_random=False))
-def test_the_last_write_of_each_dimension_survives_in_any_order(said, chance):
+def test_the_last_write_of_each_dimension_survives_in_any_order(made, chance):
     spec = JobSpec(name="web", entitlement="front", tasks=3, image="sha256:" + "0" * 64)
     record = JobRecord(name="web", spec=spec, version=1, specs={1: spec})
 
@@ -248,15 +248,15 @@ def test_the_last_write_of_each_dimension_survives_in_any_order(said, chance):
             after = written(after, dimension, value_of(dimension, number), str(dimension), NOW)
         return sized(after)
 
-    queues = {d: [w for w in said if w[0] is d] for d in Dimension}
+    queues = {d: [w for w in made if w[0] is d] for d in Dimension}
     mixed = []
     while waiting := [d for d in Dimension if queues[d]]:
         mixed.append(queues[chance.choice(waiting)].pop(0))
-    one, other = stored(said), stored(mixed)
+    one, other = stored(made), stored(mixed)
     assert one.intents == other.intents
     assert wanted_of(one) == wanted_of(other)
     for dimension in Dimension:
-        last = [number for its, number in said if its is dimension][-1:]
+        last = [number for its, number in made if its is dimension][-1:]
         for number in last:
             value = value_of(dimension, number)
             there = one.intents[dimension].value

@@ -44,7 +44,7 @@ class Writers:
         self.size, self.share, self.canaries, self.commands = 6, 1.0, 0, 0
         self.held: dict[int, int] | None = None
         self.down: list[str] = []
-        self.stable_looks = self.refused = 0
+        self.stable_checks = self.refused = 0
 
     @property
     def record(self) -> JobRecord:
@@ -142,19 +142,19 @@ class Writers:
             return
         status = await self.w.cp.get_job("web")
         if status.phase is JobPhase.STABLE:
-            self.stable_looks += 1
+            self.stable_checks += 1
             self.check_exact(status.record)
 
     def check_shown(self) -> None:
         """Assert that the summary of a job, which is not composed, equals the composed one."""
         record, seen = begun(self.record), Seen({}, Moment(self.w.runtime.date(), 0.0))
-        told, composed = shown(record, seen), unified(record, seen)
-        assert (told.size, told.runtime, told.waits) == (
+        reported, composed = shown(record, seen), unified(record, seen)
+        assert (reported.size, reported.runtime, reported.waits) == (
             composed.size,
             composed.runtime,
             composed.waits,
         )
-        assert Counter(told.tasks.values()) == Counter(composed.tasks.values())
+        assert Counter(reported.tasks.values()) == Counter(composed.tasks.values())
 
     def check_exact(self, record: JobRecord) -> None:
         trial = min(self.canaries, self.size)
@@ -200,7 +200,7 @@ def test_five_writers_and_failing_machines(seed: int) -> None:
             await w.stable(within_s=3600)
             writers.check_written()
             writers.check_exact(writers.record)
-            assert writers.stable_looks > 0
+            assert writers.stable_checks > 0
         assert w.region.broken_rules == []
 
     run(main())

@@ -112,7 +112,7 @@ def test_no_plan_is_better_than_the_bound(model: RegionModel) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(models(), st.integers(0, 5), st.integers(0, 10))
-def test_the_same_seed_finds_the_same_plan_and_no_more_moves_than_asked(
+def test_the_same_seed_finds_the_same_plan_and_no_more_moves_than_requested(
     model: RegionModel, seed: int, moves: int
 ) -> None:
     one, two = solved(model, seed, moves), solved(model, seed, moves)
@@ -124,7 +124,7 @@ def test_the_same_seed_finds_the_same_plan_and_no_more_moves_than_asked(
 @pytest.mark.behaviour("RE6")
 @settings(max_examples=40, deadline=None)
 @given(models(), st.integers(1, 4), st.floats(0.3, 1.1))
-def test_the_gain_in_power_is_what_plain_arithmetic_says(
+def test_the_gain_in_power_equals_plain_arithmetic(
     model: RegionModel, number: int, share: float
 ) -> None:
     """Holds for any set of places with budgets, on two levels."""

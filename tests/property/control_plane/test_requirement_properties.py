@@ -65,7 +65,7 @@ def test_a_term_is_read_back_from_its_text(term):
 
 
 @given(TEXTS_OF_PEOPLE)
-def test_any_text_is_read_or_refused_in_words(text):
+def test_any_text_is_read_or_refused_with_a_message(text):
     term, errors = parsed(text)
     assert (term is None) is bool(errors) or errors
     if not errors:
@@ -103,10 +103,10 @@ SMALL = st.recursive(
 
 def model(term: object) -> set[str]:
     """Return the machines that meet a term, by sets."""
-    everyone = {m.name for m in MACHINES}
+    all_names = {m.name for m in MACHINES}
     match term:
         case Not(inner):
-            return everyone - model(inner)
+            return all_names - model(inner)
         case AllOf(terms):
             return set.intersection(*map(model, terms))
         case AnyOf(terms):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from faulty_store import LOST, MADE, REFUSED, UNHEARD, Fate, FaultyStore
+from faulty_store import LOST, MADE, REFUSED, UNANSWERED, Fate, FaultyStore
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from control_plane.store.outcomes import OUTCOMES, Slots, WriteAttempt
 from wire.errors import Busy, Conflict
 
 fates = st.lists(
-    st.sampled_from((MADE, REFUSED, LOST, UNHEARD)) | st.builds(Fate, late=st.integers(1, 4)),
+    st.sampled_from((MADE, REFUSED, LOST, UNANSWERED)) | st.builds(Fate, late=st.integers(1, 4)),
     max_size=25,
 )
 steps = st.lists(st.sampled_from(("put", "same", "delete", "two")), min_size=1, max_size=6)

@@ -101,11 +101,11 @@ def test_the_reader_refuses_the_same_input_as_decode(record: MachineRecord, name
     newer = {**stored, "schema": SCHEMAS[MachineRecord] + 1, name: 2}
     for changed in (newer, {**stored, name: [1]}):
         data = msgspec.json.encode(changed)
-        with pytest.raises(ConfigError) as said:
+        with pytest.raises(ConfigError) as same_error:
             decode(data, MachineRecord, KEY)
         with pytest.raises(ConfigError) as refused:
             read(data)
-        assert str(refused.value) == str(said.value)
+        assert str(refused.value) == str(same_error.value)
     missing = {k: v for k, v in stored.items() if k not in ("location", "machine_type")}
     with pytest.raises(ConfigError, match="machines/dc1/m1: the stored record is damaged"):
         read(msgspec.json.encode(missing))

@@ -30,7 +30,7 @@ class Story:
     most: int = 0
 
 
-async def tell(calls, plans, pace) -> tuple[Story, Workers]:
+async def replay(calls, plans, pace) -> tuple[Story, Workers]:
     story, at_work, turns = Story([], []), Counter(), defaultdict(int)
 
     async def work(key: str) -> float | None:
@@ -79,7 +79,7 @@ async def tell(calls, plans, pace) -> tuple[Story, Workers]:
 def test_no_news_is_lost_and_no_round_is_for_nothing(calls, plans, limit, gather_s):
     """A round follows each wake and each due time, and each round had a cause."""
     pace = Pace(limit=limit, gather_s=gather_s, retry_s=2.0)
-    story, workers = run(tell(calls, plans, pace))
+    story, workers = run(replay(calls, plans, pace))
     assert story.most <= limit
     by_key = defaultdict(list)
     for key, began, ended, result in story.rounds:
@@ -99,6 +99,6 @@ def test_no_news_is_lost_and_no_round_is_for_nothing(calls, plans, limit, gather
 
 @given(st.lists(KEYS, min_size=1, max_size=30))
 def test_with_one_at_a_time_keys_have_their_turn_in_the_order_they_were_woken(keys):
-    story, _ = run(tell([(0.0, "wake", key, 0.0) for key in keys], {}, Pace(limit=1)))
+    story, _ = run(replay([(0.0, "wake", key, 0.0) for key in keys], {}, Pace(limit=1)))
     first = list(dict.fromkeys(key for key, *_ in story.rounds))
     assert first == list(dict.fromkeys(keys))

@@ -7,7 +7,7 @@ some time. Machines fail at any time.
 from collections import Counter
 
 import pytest
-from asked import MONDAY, a_request, acked, an_update
+from controller_requests import MONDAY, a_request, acked, an_update
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -24,14 +24,14 @@ Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def crowd(host: FakeHost, asked: str) -> AsyncIterator[list[Line]]:
+async def crowd(host: FakeHost, path: str) -> AsyncIterator[list[Line]]:
     """Open `MANY` connections; each requests the given path, or nothing if it is empty."""
     lines: list[Line] = []
     try:
         for _ in range(MANY):
             reader, writer = await asyncio.open_unix_connection(host.config.socket)
-            if asked:
-                writer.write(f"GET {asked} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            if path:
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             lines.append((reader, writer))
         yield lines
     finally:
@@ -87,4 +87,6 @@ async def test_a_user_at_its_limit_of_waits_can_still_send_commands(
                 quiet = answers[b"HTTP/1.1 200"] == 0
                 for task in waiting:
                     task.cancel()
-    assert answers == {b"HTTP/1.1 503": refused_count}, "told that too many wait, and not closed"
+    assert answers == {b"HTTP/1.1 503": refused_count}, (
+        "answered that too many wait, and not closed"
+    )

@@ -68,13 +68,13 @@ class ModelJob:
     def allowed(self) -> int:
         return self.push.of(len(self.tasks))
 
-    def write(self, who: str, image: str, push: PushIntent, reason: str = "") -> None:
+    def write(self, writer: str, image: str, push: PushIntent, reason: str = "") -> None:
         """Write the push as any writer does."""
         if image != self.image:
             self.base = max(set(self.tasks), key=self.tasks.count) if self.tasks else image
         self.image, self.push, self.reason = image, push, reason
         self.reasons.append(reason)
-        self.owner, self.version, self.went_back = who, self.version + 1, ""
+        self.owner, self.version, self.went_back = writer, self.version + 1, ""
 
     def want(self, image: str) -> None:
         """Roll back or apply a file, as an owner may do at any time."""
@@ -201,7 +201,7 @@ class ScriptedMeter:
 
     def __init__(self, plane: ModelPlane) -> None:
         self.plane = plane
-        self.says: dict[str, Measured] = {}
+        self.measured: dict[str, Measured] = {}
         self.default = Measured(GateOutcome.PASS, "0.01 errors", {"max": 0.01})
         self.bad: set[str] = set()
         """Images that fail the gates."""

@@ -107,10 +107,10 @@ async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):
     file = tmp_path / "web.json"
     file.write_bytes(msgspec.json.encode(a_pipeline()))
 
-    async def ctl(*words: str) -> tuple[int, str]:
+    async def ctl(*arguments: str) -> tuple[int, str]:
         service = f"unix:{tmp_path / 'c.sock'}"
-        arguments = ["pipeline", "--service", service, *words]
-        result = await asyncio.to_thread(CliRunner().invoke, twinectl, arguments)
+        argv = ["pipeline", "--service", service, *arguments]
+        result = await asyncio.to_thread(CliRunner().invoke, twinectl, argv)
         return result.exit_code, result.output
 
     async with served(world, tmp_path, authority):
@@ -194,16 +194,16 @@ async def measured(gate: PipelineGate, url: str) -> Any:
 
 
 async def test_a_query_asks_for_the_new_tasks_and_reads_every_series():
-    asked = []
+    queries = []
 
     def answer(query: str) -> object:
-        asked.append(query)
+        queries.append(query)
         result = [{"metric": {"task": "web-0"}, "value": [1, "0.5"]}]
         return {"status": "success", "data": {"resultType": "vector", "result": result}}
 
     async with answering(answer) as url:
         found = await measured(QUERY, url)
-    assert asked == ['errors{task=~"web-0"}']
+    assert queries == ['errors{task=~"web-0"}']
     assert (found.outcome, found.numbers["max"]) == (GateOutcome.PASS, 0.5)
 
 
@@ -226,7 +226,7 @@ async def test_a_long_comparison_asks_for_no_more_points_than_prometheus_gives(
 ):
     """Formerly, after three hours, a comparison with one point per second had no data and failed
     the stage."""
-    asked: list[float] = []
+    queries: list[float] = []
 
     class Server:
         def __init__(self, _: str) -> None:
@@ -241,14 +241,14 @@ async def test_a_long_comparison_asks_for_no_more_points_than_prometheus_gives(
         async def query_range(
             self, _: str, start: float, end: float, step_s: float
         ) -> PrometheusData:
-            asked.append((end - start) / step_s)
+            queries.append((end - start) / step_s)
             return PrometheusData(result_type="matrix", result=[])
 
     monkeypatch.setattr(gates, "Prometheus", Server)
     gate = a_gate(compare={"promql": "l", "window_s": 86_400.0, "step_s": 1.0}).compare
     assert gate is not None
     await gates._compare(gate, "http://prometheus", [], 86_400.0)
-    assert max(asked) <= 10_001
+    assert max(queries) <= 10_001
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ async def test_no_stage_begins_under_a_hold_and_its_clock_stops():
     assert run.steps[0].blocked_s >= 1_900
 
 
-async def test_the_next_stage_waits_for_the_end_of_a_hold_and_gates_go_on():
+async def test_the_next_stage_waits_for_the_end_of_a_hold_and_gates_continue():
     world, job = await at_canary()
     job.held = "user:ann holds it until noon"
     await world.rounds(100)

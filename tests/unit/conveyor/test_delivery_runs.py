@@ -581,4 +581,4 @@ async def test_a_start_with_an_image_that_the_store_does_not_have_is_refused_at_
     assert (await world.service.view("web")).record.waiting is None
     world.plane.is_away = True
     view = await world.service.start("web", StartRequest(image=digest(2)), "user/ann")
-    assert view.record.waiting is not None, "nothing can be said of it: the run waits"
+    assert view.record.waiting is not None, "it has no verdict: the run waits"

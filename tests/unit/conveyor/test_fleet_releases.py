@@ -233,7 +233,7 @@ async def test_the_command_of_one_host_ends_before_that_of_the_next_begins():
 
 async def test_a_kill_at_any_await_does_not_change_the_final_state():
     """Each host is changed once, or twice by the same request, and never two hosts at a time."""
-    for release, state, want in ((NEW, "done", [NEW] * 4), (BROKEN, "rolled-back", [OLD] * 4)):
+    for release, state, expected in ((NEW, "done", [NEW] * 4), (BROKEN, "rolled-back", [OLD] * 4)):
         point, was_killed = 0, True
         while was_killed:
             world = await FleetWorld(a_release(fleets=["agents"])).begin()
@@ -252,7 +252,7 @@ async def test_a_kill_at_any_await_does_not_change_the_final_state():
                     break
             assert last is not None, point
             assert last.state == state, (point, last)
-            assert world.agents() == want, point
+            assert world.agents() == expected, point
             assert world.hosts.unhealthy_at_once <= 1
             assert len(world.hosts.installs) <= (5 if release == NEW else 3), point
             point += 5

@@ -102,7 +102,7 @@ def test_the_limits_ignore_texts_and_comments(text: str) -> None:
 @pytest.mark.parametrize(
     "how", [["-o", "json"], ["-ojson"], ["--output=json"], ["--output", "json"]]
 )
-def test_an_error_is_json_where_json_is_asked_for(
+def test_an_error_is_json_where_json_is_requested(
     fake: FakeHost,
     profiles: Path,
     capsys: pytest.CaptureFixture[str],

@@ -88,18 +88,18 @@ def test_a_lasting_shortfall_is_left_to_the_boot_within_a_minute(fake: FakeHost)
 def test_the_last_free_memory_is_not_taken(fake: FakeHost) -> None:
     meminfo = "MemTotal: 1048576 kB\nMemAvailable: 131072 kB\nHugepagesize:    2048 kB\n"
     fake.put("/proc/meminfo", meminfo)
-    asked: list[str] = []
+    written: list[str] = []
     path = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"
 
     def use(value: str) -> str:
-        asked.append(value)
+        written.append(value)
         fake.put("/proc/meminfo", meminfo.replace("131072", "98304"))
         return value
 
     fake.fs.rounds[path] = use
     applied = SETTING.apply(fake.host(), a_change(0, 200))
     assert (applied.outcome, applied.actual) == (ApplyOutcome.PENDING_REBOOT, "16")
-    assert set(asked) == {"16"}, "128 MiB less 96 to spare"
+    assert set(written) == {"16"}, "128 MiB less 96 to spare"
 
 
 def test_pages_that_the_boot_could_not_reserve_either_fail(fake: FakeHost) -> None:

@@ -225,7 +225,7 @@ def test_the_first_folder_that_has_a_profile_wins(tmp_path: Path) -> None:
     assert both.names() == ["cache", "web"]
 
 
-def test_an_unknown_fact_says_where_and_what_there_is(tmp_path: Path) -> None:
+def test_an_error_about_an_unknown_fact_has_the_place_and_the_known_facts(tmp_path: Path) -> None:
     text = "description='w'\n[sysctl]\n'vm.swappiness'='= memory.mbi'"
     with pytest.raises(ConfigError) as caught:
         library(tmp_path, web=text).load("web", FACTS)

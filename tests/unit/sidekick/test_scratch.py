@@ -123,7 +123,7 @@ def test_a_boot_loses_the_mount_and_nothing_else(fake: RecordedHost) -> None:
     assert read(fake) == "xfs"
     state, outcomes = apply(fake, target(fake))
     assert (state, outcomes[SETTING]) == (ProfileState.VERIFIED, "applied")
-    assert fake.fs.path(DEVICE).read_bytes() == data, "it was not made anew"
+    assert fake.fs.path(DEVICE).read_bytes() == data, "it was not made again"
     apply(fake, Target())
     assert read(fake) == "empty"
 
@@ -225,7 +225,7 @@ def test_a_remaining_loop_device_is_waited_for_and_then_reported(fake: RecordedH
     state, outcomes = apply(fake, target(fake, "filesystem='btrfs'"))
     assert (state, outcomes[SETTING]) == (ProfileState.DEGRADED, "failed")
     assert fake.time_s - before > scratch.LOOP_S
-    assert fake.fs.path(DEVICE).read_bytes()[:4] == b"XFSB", "nothing was made beside it"
+    assert fake.fs.path(DEVICE).read_bytes()[:4] == b"XFSB", "nothing was made next to it"
 
 
 @pytest.mark.behaviour("HP2", "HP10")

@@ -28,7 +28,7 @@ class Manager:
 
     units: dict[str, ServiceUnit]
     aliases: dict[str, str] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    jobs: list[str] = field(default_factory=list)
     then: dict[str, list[ServiceUnit]] = field(default_factory=dict)
     """The later states of a service after its start, one for each look."""
     following: list[ServiceUnit] = field(default_factory=list)
@@ -44,14 +44,14 @@ class Manager:
         return found
 
     def start(self, unit: str) -> None:
-        self.asked.append(f"start {unit}")
+        self.jobs.append(f"start {unit}")
         self.starts += 1
         up = replace(self.units[unit], active="active", sub="running", has_job=True)
         self.units[unit] = replace(up, invocation_id=f"{self.starts}")
         self.following = list(self.then.get(unit, ()))
 
     def stop(self, unit: str) -> None:
-        self.asked.append(f"stop {unit}")
+        self.jobs.append(f"stop {unit}")
         self.units[unit] = replace(self.units[unit], active="inactive", sub="dead", has_job=True)
 
     def reset_failed(self, unit: str) -> None:
@@ -71,7 +71,7 @@ def a_host(fake: FakeHost, *units: ServiceUnit, **more: object) -> tuple[Host, M
     return replace(fake.host(), services=manager), manager
 
 
-def wants(**lists: list[str]) -> Profile:
+def profile_of(**lists: list[str]) -> Profile:
     return Profile(name="p", sections={"services": Services(**lists)})
 
 
@@ -107,12 +107,12 @@ def test_a_state_has_the_name_that_systemd_uses(
 def test_a_service_without_a_file_in_the_three_folders_exists(fake: FakeHost) -> None:
     """Only systemd knows a generated unit, or one below /usr/local."""
     host, manager = a_host(fake, a_unit("made@1.service"))
-    assert SETTING.check(wants(stopped=["made@1.service"])) == []
-    (wanted,) = SETTING.wanted(wants(stopped=["made@1.service"]), host)
+    assert SETTING.check(profile_of(stopped=["made@1.service"])) == []
+    (wanted,) = SETTING.wanted(profile_of(stopped=["made@1.service"]), host)
     observed = SETTING.observe(host, [wanted.setting])
     (change,) = SETTING.plan([wanted], observed, {})
     assert SETTING.apply(host, change).outcome is ApplyOutcome.APPLIED
-    assert manager.asked == ["stop made@1.service"]
+    assert manager.jobs == ["stop made@1.service"]
     assert SETTING.read(host, "services.no.service") is None
 
 
@@ -125,19 +125,19 @@ def test_an_alias_is_the_service_that_it_names(fake: FakeHost) -> None:
         a_unit("ssh.service"),
         aliases={"b.service": "a.service", "s.service": "ssh.service"},
     )
-    found = SETTING.wanted(wants(stopped=["b.service"]), host)
+    found = SETTING.wanted(profile_of(stopped=["b.service"]), host)
     assert [w.setting for w in found] == ["services.a.service"]
     with pytest.raises(Unprocessable, match="cannot both run and be stopped"):
-        SETTING.wanted(wants(stopped=["b.service"], running=["a.service"]), host)
+        SETTING.wanted(profile_of(stopped=["b.service"], running=["a.service"]), host)
     with pytest.raises(
         Unprocessable,
         match=r"s.service is ssh.service, which may not be started or stopped by a profile",
     ):
-        SETTING.wanted(wants(stopped=["s.service"]), host)
+        SETTING.wanted(profile_of(stopped=["s.service"]), host)
 
 
 def test_a_template_is_not_a_service() -> None:
-    (error,) = SETTING.check(wants(running=["x@.service"]))
+    (error,) = SETTING.check(profile_of(running=["x@.service"]))
     assert "name an instance of it" in error.reason
 
 

@@ -187,7 +187,7 @@ def test_the_first_governor_that_a_host_offers_is_taken(tmp_path: Path) -> None:
     }
 
 
-def test_a_governor_that_no_host_offers_says_so(fake: RecordedHost) -> None:
+def test_a_governor_that_no_host_offers_is_reported(fake: RecordedHost) -> None:
     setting, wanted = wanted_of(fake, "power", "[power]\ngovernor='turbo'\nrequired=true\n")
     assert wanted[0].required
     report = setting.verify(wanted[0], setting.observe(fake.host(), [wanted[0].setting]))
@@ -333,7 +333,7 @@ def test_segmentation_is_restored_with_its_checksums(fake: RecordedHost) -> None
     assert fake.everything() == before
 
 
-def test_a_scheduler_that_a_disk_does_not_offer_says_so(fake: RecordedHost) -> None:
+def test_a_scheduler_that_a_disk_does_not_offer_is_reported(fake: RecordedHost) -> None:
     setting, wanted = wanted_of(fake, "block", "[block]\nrotating={scheduler='bfq'}\n")
     assert [w.setting for w in wanted] == ["block.sda.scheduler:bfq"]
     assert setting.read(fake.host(), wanted[0].setting) is None

@@ -291,7 +291,7 @@ def test_lint_reports_all_errors_of_all_profiles(run: Run) -> None:
     assert out.splitlines()[-1].startswith(f"{len(FILES)} profiles: 4 errors, ")
 
 
-def test_lint_finds_what_the_parent_says_already(fake: FakeHost, run: Run) -> None:
+def test_lint_finds_what_the_parent_sets_already(fake: FakeHost, run: Run) -> None:
     text = "description='W'\nextends='base'\n[sysctl]\n'vm.swappiness'=30\n'kernel.panic'=1\n"
     (fake.root / "profiles" / "again.toml").write_text(text)
     assert run("lint", "again")[1].splitlines() == [

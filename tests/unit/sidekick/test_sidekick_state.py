@@ -85,7 +85,7 @@ def test_a_setting_of_a_newer_sidekick_is_not_guessed_at(fake: FakeHost) -> None
         fake.apply(Target())
 
 
-def test_a_record_that_is_no_record_says_what_to_do(state: StateFolder) -> None:
+def test_an_unreadable_record_is_an_error_with_a_hint(state: StateFolder) -> None:
     state.save(Record())
     (state.folder / "state.json").write_text("{")
     with pytest.raises(HostError) as caught:

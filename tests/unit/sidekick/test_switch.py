@@ -133,7 +133,7 @@ def test_a_failed_switch_stays_visible_until_the_next_good_one(fake: FakeHost) -
     report = standing.verify(fake.host(), fake.state)
     assert (report.name, report.generation) == ("bad", 2)
     assert report.state is ProfileState.DEGRADED
-    assert set(outcomes(report).values()) == {"applied"}, "web still stands"
+    assert set(outcomes(report).values()) == {"applied"}, "web is still applied"
     assert apply(fake, a_target(fake, "web", sysctl=WEB)).state is ProfileState.VERIFIED
 
 
@@ -227,8 +227,8 @@ def test_the_agent_reads_the_status_file_as_its_own_type(fake: FakeHost) -> None
 
 def test_a_request_that_cannot_start_is_reported_in_the_status_file(fake: FakeHost) -> None:
     apply(fake, a_target(fake, "web", sysctl=WEB))
-    asked = Target(name="nope", generation=4)
-    standing.refuse(fake.host(), fake.state, asked, HostError("no profile 'nope'"))
+    target = Target(name="nope", generation=4)
+    standing.refuse(fake.host(), fake.state, target, HostError("no profile 'nope'"))
     report = fake.state.read_status()
     assert report is not None
     assert (report.name, report.generation, report.effective) == ("nope", 4, "web")

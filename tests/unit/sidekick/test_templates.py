@@ -105,7 +105,7 @@ def test_lint_notes_that_a_template_was_checked_for_this_host_only(tmp_path: Pat
     assert (finding.severity, "as rendered here" in finding.reason) == ("note", True)
 
 
-def test_a_host_without_jinja2_says_what_to_do(tmp_path: Path, mocker) -> None:
+def test_an_error_about_a_missing_jinja2_has_a_hint(tmp_path: Path, mocker) -> None:
     mocker.patch.dict(sys.modules, {"jinja2": None})
     with pytest.raises(ConfigError, match="jinja2 is not installed"):
         library(tmp_path, web=LOOP).load("web", FACTS)

@@ -182,7 +182,7 @@ def test_drift_is_reported_with_time_and_program_if_known(on_web: FakeHost) -> N
 
 
 @pytest.mark.behaviour("BUG-SK3", "F-72")
-def test_drift_is_repaired_where_the_policy_says_so(on_web: FakeHost) -> None:
+def test_drift_is_repaired_where_the_policy_requires_it(on_web: FakeHost) -> None:
     on_web.fs.write("/proc/sys/vm/swappiness", "77")
     report = watch(on_web.host(), on_web.state, repair=True)
     assert report.state is ProfileState.VERIFIED

@@ -1,7 +1,7 @@
 """The ready controllers: what each acknowledges, case by case."""
 
 import pytest
-from asked import MONDAY, a_request, acked, an_update
+from controller_requests import MONDAY, a_request, acked, an_update
 
 from taskcontrol.api import AdvanceNotice
 from taskcontrol.quorum import Quorum

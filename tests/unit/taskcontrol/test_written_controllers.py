@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
-from asked import a_request, acked, an_update
 from click.testing import CliRunner
+from controller_requests import a_request, acked, an_update
 
 from taskcontrol import cli, observations
 from taskcontrol.config import controller, load

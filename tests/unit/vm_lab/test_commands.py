@@ -72,7 +72,7 @@ def test_virsh_tables_are_read():
     assert parse_iflist("Interface\n----\n -   network   twine-lab   virtio   52:54\n") == []
 
 
-def test_a_machine_is_ready_when_the_control_plane_says_so():
+def test_a_machine_is_ready_when_the_control_plane_reports_it():
     rows = [
         {"record": {"machine": "m1", "state": "up"}, "ready": True, "tasks": []},
         {"record": {"machine": "m2", "state": "down"}, "ready": False, "tasks": []},

@@ -47,7 +47,7 @@ def test_sigterm_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.Mon
     async def nothing(*_: object) -> None:
         return None
 
-    async def told_to_end(*_: object) -> None:
+    async def end_region(*_: object) -> None:
         assert list(tmp_path.iterdir()) != []
         signal.raise_signal(signal.SIGTERM)
 
@@ -55,7 +55,7 @@ def test_sigterm_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.Mon
     async def a_fleet(_: int) -> AsyncIterator[SimpleNamespace]:
         with TemporaryDirectory(dir=tmp_path):
             plane = asyncio.create_task(asyncio.Event().wait())
-            yield SimpleNamespace(entitle=nothing, deploy=told_to_end, endpoint="", plane=plane)
+            yield SimpleNamespace(entitle=nothing, deploy=end_region, endpoint="", plane=plane)
 
     def ends_the_process(*_: object) -> None:
         raise AssertionError("SIGTERM would have ended the process at once")

@@ -9,7 +9,9 @@ from vm_lab.power_cuts import Cut, Cuts, table
 from vm_lab.promises import LabPromises
 
 
-def asked(promises: LabPromises, number: int, what: str, answer: str | None = "", **more) -> None:
+def record_request(
+    promises: LabPromises, number: int, what: str, answer: str | None = "", **more
+) -> None:
     """Give an order. `answer` is its error, "" for success, or None for no answer."""
     promises.given(Order(number=number, what=what, **more))
     if answer is not None:
@@ -22,7 +24,7 @@ def seen(*images: str, **tasks: tuple[int, str]) -> Done:
 
 def test_an_acknowledged_task_must_run_in_its_generation() -> None:
     promises = LabPromises()
-    asked(promises, 1, "task", name="t", generation=3)
+    record_request(promises, 1, "task", name="t", generation=3)
     assert promises.broken(seen(t=(3, "running"))) == []
     assert promises.broken(seen(t=(3, "starting"))) == ["task t is starting"]
     assert promises.broken(seen(t=(2, "running"))) == ["task t has generation 2, not 3"]
@@ -32,17 +34,17 @@ def test_an_acknowledged_task_must_run_in_its_generation() -> None:
 @pytest.mark.parametrize("generation", [3, 4])
 def test_an_unanswered_order_has_an_unknown_outcome(generation: int) -> None:
     promises = LabPromises()
-    asked(promises, 1, "task", name="t", generation=3)
-    asked(promises, 2, "task", None, name="t", generation=4)
+    record_request(promises, 1, "task", name="t", generation=3)
+    record_request(promises, 2, "task", None, name="t", generation=4)
     assert promises.broken(seen(t=(generation, "running"))) == []
     assert promises.broken(seen(t=(5, "running"))) != []
 
 
 def test_a_removed_task_does_not_return_and_a_refusal_promises_nothing() -> None:
     promises = LabPromises()
-    asked(promises, 1, "task", name="t", generation=3)
-    asked(promises, 2, "no-task", name="t", generation=4)
-    asked(promises, 3, "task", "busy", name="t", generation=5)
+    record_request(promises, 1, "task", name="t", generation=3)
+    record_request(promises, 2, "no-task", name="t", generation=4)
+    record_request(promises, 3, "task", "busy", name="t", generation=5)
     assert promises.broken(seen()) == []
     assert promises.broken(seen(t=(3, "running"))) == ["task t has generation 3, not 0"]
     assert promises.acknowledged == 2
@@ -50,9 +52,9 @@ def test_a_removed_task_does_not_return_and_a_refusal_promises_nothing() -> None
 
 def test_published_images_remain_and_removed_images_stay_removed() -> None:
     promises = LabPromises()
-    asked(promises, 1, "image", name="sha256:a")
+    record_request(promises, 1, "image", name="sha256:a")
     assert promises.broken(seen()) == ["image sha256:a is gone"]
-    asked(promises, 2, "no-image", None, image="sha256:a")
+    record_request(promises, 2, "no-image", None, image="sha256:a")
     assert promises.broken(seen()) == []
     promises.answered(Done(number=2))
     assert promises.broken(seen("sha256:a")) == ["image sha256:a is back"]
@@ -60,7 +62,7 @@ def test_published_images_remain_and_removed_images_stay_removed() -> None:
 
 def test_after_a_cut_the_state_of_the_host_is_promised() -> None:
     promises = LabPromises()
-    asked(promises, 1, "task", None, name="t", generation=3)
+    record_request(promises, 1, "task", None, name="t", generation=3)
     renewed = promises.renewed(seen("sha256:b", t=(3, "running")))
     assert (renewed.tasks, renewed.images, renewed.open) == ({"t": 3}, {"sha256:b": True}, {})
 

@@ -114,17 +114,17 @@ async def test_a_large_answer_within_the_limit_is_read_whole(tmp_path: Path) -> 
 
 
 async def test_requests_to_an_older_agent_use_its_format(tmp_path: Path) -> None:
-    asked: list[str] = []
+    queries: list[str] = []
 
     async def earlier(request: web.Request) -> web.Response:
-        asked.append(request.query_string)
+        queries.append(request.query_string)
         return web.Response(body=b'{"events": [], "latest": 7}')
 
     async with _server(tmp_path / "s", earlier) as endpoint, AgentClient(endpoint) as client:
         client.epoch = lambda: 5
         for _ in range(2):
             await client.get_events(7, 1.0)
-    assert asked == ["after=7&wait_s=1.0"] * 2
+    assert queries == ["after=7&wait_s=1.0"] * 2
 
 
 @pytest.mark.behaviour("BUG-HT6")

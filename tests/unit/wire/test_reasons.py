@@ -31,7 +31,7 @@ def connect_failed(number: int) -> aiohttp.ClientConnectorError:
 
 @pytest.mark.behaviour("BUG-AG17")
 @pytest.mark.parametrize(
-    ("number", "words"),
+    ("number", "message"),
     [
         (errno.ECONNREFUSED, "nothing listens there (the connection was refused)"),
         (errno.EHOSTUNREACH, "there is no way to its host"),
@@ -39,13 +39,13 @@ def connect_failed(number: int) -> aiohttp.ClientConnectorError:
         (errno.ENOTCONN, "Transport endpoint is not connected"),
     ],
 )
-def test_the_error_of_a_failed_connection_follows_from_its_errno(number: int, words: str) -> None:
+def test_the_error_of_a_failed_connection_follows_from_its_errno(number: int, message: str) -> None:
     """`Cannot connect to host … ssl:default [Connect call failed …]` helps no user."""
-    assert why(connect_failed(number)) == words
+    assert why(connect_failed(number)) == message
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "message"),
     [
         (OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 111] x"), "nothing"),
         (TimeoutError(), "it did not answer in time"),
@@ -56,8 +56,8 @@ def test_the_error_of_a_failed_connection_follows_from_its_errno(number: int, wo
         (aiohttp.ClientError("Cannot write to closing transport"), "the connection broke off"),
     ],
 )
-def test_every_kind_of_failure_has_words(error: Exception, words: str) -> None:
-    assert why(error).startswith(words)
+def test_every_kind_of_failure_has_a_message(error: Exception, message: str) -> None:
+    assert why(error).startswith(message)
     assert not any(text in why(error) for text in ("_ssl", "Errno", "ssl:default", "call failed"))
 
 

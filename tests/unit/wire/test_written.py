@@ -112,14 +112,14 @@ def test_no_error_is_in_the_words_of_the_library(document: dict[str, Any], reaso
     assert "`" not in error.reason
 
 
-def test_numbers_in_words_are_for_files_and_not_for_the_wire() -> None:
+def test_numbers_as_text_are_for_files_and_not_for_the_wire() -> None:
     (error,) = violations(JOB | {"stop_timeout_s": "90s"}, JobSpec)
     assert error.reason == "'90s' must be written as a number here: 90"
 
 
 @pytest.mark.behaviour("BUG-UX126")
 def test_the_files_of_the_services_next_to_the_control_plane_take_durations(tmp_path: Path) -> None:
-    """Formerly the error about a number asked for a duration, which was refused as well."""
+    """Formerly the error about a number requested a duration, which was refused as well."""
     sizes, work = tmp_path / "autoscaler.toml", tmp_path / "optimus.toml"
     sizes.write_text('every_s = "30s"')
     work.write_text('entitlement = "batch"\nevery_s = "30s"')
@@ -158,17 +158,17 @@ def test_any_document_can_be_converted_and_plain_values_do_not_change(document: 
 
 
 @given(st.integers(4 << 20, 1 << 50), st.floats(1e-3, 86_400), st.floats(0.01, 4096))
-def test_a_job_written_in_words_is_the_same_job(memory: int, wait: float, cpus: float) -> None:
+def test_a_job_written_as_text_is_the_same_job(memory: int, wait: float, cpus: float) -> None:
     numbers = {
         "limits": {"memory_max_bytes": memory, "cpu_max_cores": cpus},
         "stop_timeout_s": wait,
     }
-    assert plain(JOB | in_words(numbers), JobSpec) == JOB | numbers
+    assert plain(JOB | as_text(numbers), JobSpec) == JOB | numbers
 
 
-def in_words(value: Any) -> Any:
+def as_text(value: Any) -> Any:
     return {
-        k: in_words(v) if isinstance(v, dict) else quantity.write(v) if quantity else v
+        k: as_text(v) if isinstance(v, dict) else quantity.write(v) if quantity else v
         for k, v in value.items()
         for quantity in [quantity_of(k)]
     }

@@ -4,7 +4,7 @@
 
 The control plane of that commit runs on its durable store and on agents in memory, is brought
 into the middle of many things at once, and is stopped there. What is on disk then is kept,
-with what the agents had then and what the records said.
+with what the agents had then and what the records contained.
 """
 
 import asyncio

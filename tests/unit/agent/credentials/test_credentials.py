@@ -25,7 +25,7 @@ from wire.errors import HostError, InvalidInput, NotFound
 VALUE = b"correct horse\n\0battery"
 
 
-def _asked(host: FakeHost, unit: str, name: str) -> bytes:
+def _read_credential(host: FakeHost, unit: str, name: str) -> bytes:
     """Send systemd's request, from a socket address that names the unit and the credential."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         s.bind(b"\0%s/unit/%s/%s" % (secrets.token_hex(8).encode(), unit.encode(), name.encode()))
@@ -37,7 +37,7 @@ def _asked(host: FakeHost, unit: str, name: str) -> bytes:
 
 
 async def _given(host: FakeHost, unit: str, name: str) -> bytes:
-    return await asyncio.to_thread(_asked, host, unit, name)
+    return await asyncio.to_thread(_read_credential, host, unit, name)
 
 
 @pytest.mark.behaviour("AG10")

@@ -78,7 +78,7 @@ def test_a_port_gate_belongs_to_all_tasks_with_its_ports_and_is_removed_with_the
     assert (left.stays, left.wrong) == (False, False)
 
 
-STRAYS = {
+UNKNOWN_THINGS = {
     "unit": {"units": {**WELL.units, "twine-task-lost.service": "active"}},
     "unit of a step": {"units": {**WELL.units, "twine-step-lost.service": "active"}},
     "unit inside": {"units": {**WELL.units, "twine-in-lost.probe.service": "active"}},
@@ -107,10 +107,10 @@ STRAYS = {
 }
 
 
-@pytest.mark.parametrize("kind", STRAYS)
+@pytest.mark.parametrize("kind", UNKNOWN_THINGS)
 def test_every_unowned_and_every_missing_object_is_found_and_nothing_else(kind: str) -> None:
     """Covers objects without an owner, and missing objects (P9)."""
-    found = replace(WELL, **STRAYS[kind])
+    found = replace(WELL, **UNKNOWN_THINGS[kind])
     assert len(wrong(found)) == 1
     assert all(a.why for a in judge(found))
 
@@ -133,8 +133,8 @@ def test_work_in_progress_is_not_reported_as_a_fault() -> None:
 
 @pytest.mark.behaviour("F-06")
 def test_a_task_whose_record_cannot_be_read_keeps_its_objects_and_is_reported() -> None:
-    spared = replace(WELL, tasks={}, unreadable=("web",), mounts=())
-    assert wrong(spared) == [("record", "web.json")]
+    kept = replace(WELL, tasks={}, unreadable=("web",), mounts=())
+    assert wrong(kept) == [("record", "web.json")]
 
 
 @pytest.mark.behaviour("F-06")

@@ -50,23 +50,23 @@ def test_starts_are_let_in_by_what_the_agent_waits_for(waits: Waits, number: int
 @pytest.mark.behaviour("F-14")
 def test_a_task_is_evicted_only_after_a_lasting_shortage_and_then_none_for_a_while() -> None:
     watch, short = ShortageWatch(), Waits(tasks=0.9)
-    for look in range(LOOKS - 1):
-        watch, goes = watched(watch, short, float(look))
-        assert not goes
-    watch, goes = watched(watch, short, 10.0)
-    assert goes
+    for check in range(LOOKS - 1):
+        watch, evicts = watched(watch, short, float(check))
+        assert not evicts
+    watch, evicts = watched(watch, short, 10.0)
+    assert evicts
     for _ in range(LOOKS + 1):
-        watch, goes = watched(watch, short, 10.0 + PAUSE_S - 1)
-        assert not goes
-    for look in range(LOOKS):
-        watch, goes = watched(watch, short, 10.0 + PAUSE_S + look)
-    assert goes
+        watch, evicts = watched(watch, short, 10.0 + PAUSE_S - 1)
+        assert not evicts
+    for check in range(LOOKS):
+        watch, evicts = watched(watch, short, 10.0 + PAUSE_S + check)
+    assert evicts
 
 
 def test_one_good_measurement_ends_a_shortage() -> None:
     watch = ShortageWatch(looks=LOOKS - 1)
-    watch, goes = watched(watch, Waits(tasks=0.39), 1.0)
-    assert (watch.looks, goes) == (0, False)
+    watch, evicts = watched(watch, Waits(tasks=0.39), 1.0)
+    assert (watch.looks, evicts) == (0, False)
 
 
 @pytest.mark.behaviour("F-14")

@@ -112,11 +112,11 @@ async def test_a_task_that_waits_at_its_own_limit_does_not_have_to_go(
     monkeypatch.setattr(pressure, "CALM_S", 0.01)
     spec = a_spec(limits=Limits(memory_max_bytes=100 * MIB))
     usage, waits = host.fake.cgroups.usage, host.fake.cgroups.waits
-    looks: list[list[str]] = []
+    checks: list[list[str]] = []
 
-    def counted(*asked: Any) -> list[str]:
-        looks.append(core_pressure.at_own_limits(*asked))
-        return looks[-1]
+    def counted(*arguments: Any) -> list[str]:
+        checks.append(core_pressure.at_own_limits(*arguments))
+        return checks[-1]
 
     monkeypatch.setattr(pressure, "at_own_limits", counted)
     async with host.agent() as client:
@@ -125,7 +125,7 @@ async def test_a_task_that_waits_at_its_own_limit_does_not_have_to_go(
             await running(client, name)
         usage[cgroup_of("web", spec)] = Usage(memory_bytes=99 * MIB, memory_pressure=0.8)
         waits["/workload.slice", "memory"] = 0.8
-        while looks.count(["web"]) < 3 * core_pressure.LOOKS:
+        while checks.count(["web"]) < 3 * core_pressure.LOOKS:
             await asyncio.sleep(0.01)
         assert (await client.get_task("web")).last_exit is None
         usage[cgroup_of("idle", spec)] = Usage(memory_bytes=9 * MIB, memory_pressure=0.5)
@@ -139,7 +139,7 @@ KILLED = "Killed /workload.slice/workload-local.slice/{} due to memory used bein
 
 
 @pytest.mark.behaviour("F-14")
-async def test_a_task_that_systemd_oomd_killed_says_so(host: FakeHost) -> None:
+async def test_a_task_that_systemd_oomd_killed_reports_it(host: FakeHost) -> None:
     """The reason is not "more than its limit", which systemd's own result means otherwise."""
     reported = KILLED.format(unit("web"))
     host.fake.processes.answers[("journalctl",)] = [reported.encode()]

@@ -85,13 +85,13 @@ async def test_a_task_is_healthy_once_its_probe_answers_and_not_when_it_fails(
 async def test_a_slow_starter_is_not_unhealthy_before_its_start_period_is_over(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, answer, asked, enough = Prober._ask, ["503"], list[str](), asyncio.Event()
+    really, answer, answers, enough = Prober._ask, ["503"], list[str](), asyncio.Event()
 
     async def counted(self: Prober, probe: Probe, inside: Ask, at: str) -> str:
-        asked.append(await really(self, probe, inside, at))
-        if len(asked) == 10:
+        answers.append(await really(self, probe, inside, at))
+        if len(answers) == 10:
             enough.set()
-        return asked[-1]
+        return answers[-1]
 
     monkeypatch.setattr(Prober, "_ask", counted)
     async with a_server(answer) as port, host.agent() as client:
@@ -373,13 +373,13 @@ async def test_a_profile_that_is_delivered_is_kept_under_its_digest(host: FakeHo
 async def test_sidekick_applies_a_profile_in_a_separate_unit(host: FakeHost) -> None:
     calls = _sidekick(host)
     async with host.agent() as client:
-        asked = await client.put_profile(ProfileSpec(name="web", generation=2, allow_reboot=True))
+        switch = await client.put_profile(ProfileSpec(name="web", generation=2, allow_reboot=True))
         await _profile(client, ProfileState.VERIFIED, 2)
         again = await client.put_profile(ProfileSpec(name="web", generation=2))
         while host.fake.systemd.find(UNIT):
             await asyncio.sleep(0)
 
-    assert (asked.state, asked.generation) == (ProfileState.APPLYING, 2)
+    assert (switch.state, switch.generation) == (ProfileState.APPLYING, 2)
     assert again.state is ProfileState.VERIFIED
     assert len(calls) == 1
     assert calls[0][1:3] == ["apply-profile", "web"]

@@ -31,7 +31,7 @@ def root(host: FakeHost) -> Path:
     return found
 
 
-def take_away(host: FakeHost, root: Path, *, purge: bool) -> list[str]:
+def uninstall_host(host: FakeHost, root: Path, *, purge: bool) -> list[str]:
     machine, run = host.fake.machine, Path(host.config.run_dir)
     return uninstall(root, host.state, run, machine, SIDEKICK, purge=purge)
 
@@ -45,12 +45,12 @@ async def test_after_a_purge_no_file_no_unit_and_no_subvolume_is_left(
         await client.put_task("web", a_spec())
         await running(client, "web")
         with pytest.raises(Conflict, match="1 tasks are on this host: twine-task-web"):
-            take_away(host, root, purge=True)
+            uninstall_host(host, root, purge=True)
         assert len(files(root)) > len(before)
         (root / "sys/fs/bpf/twine-ports/none").mkdir(parents=True)
         (root / "run/twine-kernel/proc").mkdir(parents=True)  # systemd makes it for the unit
         host.fake.systemd.stop("twine-task-web.service")
-    gone = take_away(host, root, purge=True)
+    gone = uninstall_host(host, root, purge=True)
 
     assert files(root) == before
     assert files(host.state) == []
@@ -64,7 +64,7 @@ async def test_without_purge_images_and_configuration_stay(host: FakeHost, root:
     install(root)
     async with host.agent():
         pass
-    take_away(host, root, purge=False)
+    uninstall_host(host, root, purge=False)
 
     assert (root / "etc/twine/agent.toml").exists()
     assert (host.state / "images" / ("1" * 64)).exists()
@@ -80,7 +80,7 @@ async def test_settings_of_a_profile_are_given_back_first_or_nothing_is_done(
     host.fake.processes.answers[(SIDEKICK, "rollback")] = ProgramError("it needs a reboot")
     before = files(root)
     with pytest.raises(ProgramError, match="needs a reboot"):
-        take_away(host, root, purge=True)
+        uninstall_host(host, root, purge=True)
 
     assert files(root) == before
     assert host.fake.processes.calls == [(SIDEKICK, "rollback")]

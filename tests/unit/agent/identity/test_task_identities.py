@@ -40,16 +40,18 @@ class Certifier:
     def __init__(self, authority: CertificateAuthority) -> None:
         self.authority, self.bundle = authority, authority.ca_pem
         self.trouble: Exception | None = None
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def certify_task(self, task_id: str, csr_pem: str) -> TaskCertificate:
-        self.asked.append(task_id)
+        self.requests.append(task_id)
         if self.trouble is not None:
             raise self.trouble
         subject = TaskSubject("shop", "web", task_id)
         leaf = self.authority.issue(public_key_of(csr_pem), subject, TASK_LIFE_S)
-        who = self.authority.identity_of(subject)
-        return TaskCertificate(identity=who, certificate_pem=leaf.pem, not_after=leaf.not_after)
+        identity = self.authority.identity_of(subject)
+        return TaskCertificate(
+            identity=identity, certificate_pem=leaf.pem, not_after=leaf.not_after
+        )
 
     def trusted(self) -> str:
         return self.bundle
@@ -82,7 +84,7 @@ class Setup:
         """Return the messages of all events until now."""
         return [e.message for e in (await self.events.after(self._begun, 0)).events]
 
-    async def look(self) -> None:
+    async def check_certificates(self) -> None:
         def wanted() -> Mapping[str, TaskSpec]:
             return self.tasks
 
@@ -132,7 +134,7 @@ async def test_a_task_has_its_identity_and_no_other_unit_has_it(
     assert "BindReadOnlyPaths" not in others
     assert modes == ["0o700", "0o755", "0o444", "0o444", "0o600"]
     assert list(folder.iterdir()) == []
-    assert certifier.asked == ["web-0"]
+    assert certifier.requests == ["web-0"]
     seen = msgspec.json.encode(shown).decode() + caplog.text
     seen += "".join(p.read_text(errors="replace") for p in host.state.rglob("*") if p.is_file())
     secret = pem.splitlines()[1]
@@ -140,7 +142,7 @@ async def test_a_task_has_its_identity_and_no_other_unit_has_it(
     assert secret not in seen
 
 
-async def test_a_task_waits_for_its_identity_and_says_why(
+async def test_a_task_waits_for_its_identity_and_reports_why(
     host: FakeHost, certifier: Certifier
 ) -> None:
     certifier.trouble = Forbidden("m1 may not have the identity of task web-0")
@@ -175,7 +177,7 @@ async def test_the_next_agent_and_the_next_start_reuse_existing_objects(
             "web-0",
             lambda s: s.state is TaskState.RUNNING and s.invocation_id != before,
         )
-    assert certifier.asked == ["web-0"]
+    assert certifier.requests == ["web-0"]
 
 
 async def test_it_is_renewed_with_a_new_key_while_the_task_runs(
@@ -187,10 +189,10 @@ async def test_it_is_renewed_with_a_new_key_while_the_task_runs(
     assert uri.value == "spiffe://twine/entitlement/shop/job/web/task/web-0"
 
     service.now += TASK_LIFE_S * 0.09
-    await service.look()
+    await service.check_certificates()
     assert service.leaf() == first, "most of its life is left"
     service.now += TASK_LIFE_S * 0.07
-    await service.look()
+    await service.check_certificates()
     second = service.leaf()
     assert second.serial_number != first.serial_number
     assert second.public_key() != first.public_key()
@@ -199,7 +201,7 @@ async def test_it_is_renewed_with_a_new_key_while_the_task_runs(
         "bundle.pem",
         "identity.pem",
     ]
-    assert certifier.asked == ["web-0", "web-0"]
+    assert certifier.requests == ["web-0", "web-0"]
 
 
 async def test_tasks_get_the_trust_bundle_of_their_host_at_once(
@@ -207,9 +209,9 @@ async def test_tasks_get_the_trust_bundle_of_their_host_at_once(
 ) -> None:
     await service.service.ensure(record("web-0", WEB))
     certifier.bundle += "# and the next root\n"
-    await service.look()
+    await service.check_certificates()
     assert (service.folder / "web-0" / "bundle.pem").read_text() == certifier.bundle
-    assert len(certifier.asked) == 1
+    assert len(certifier.requests) == 1
 
 
 async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_ends(
@@ -220,14 +222,14 @@ async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_end
     certifier.trouble = Unreachable("away")
     service.now += TASK_LIFE_S * 0.3
     for _ in range(3):
-        await service.look()
+        await service.check_certificates()
         await service.service.ensure(record("web-0", WEB))  # it may also be started again
     assert service.leaf() == first
     assert await service.messages() == []
 
     service.now += TASK_LIFE_S * 0.4
     for _ in range(3):
-        await service.look()
+        await service.check_certificates()
         service.now += 120
     [message] = await service.messages()
     assert "its identity ends in 7." in message
@@ -235,7 +237,7 @@ async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_end
     with pytest.raises(HostError, match="has no identity: away"):
         await service.service.ensure(record("web-0", WEB))
     certifier.trouble = None
-    await service.look()
+    await service.check_certificates()
     assert service.leaf() != first
 
 
@@ -247,9 +249,9 @@ async def test_a_refused_renewal_is_not_repeated_at_every_check_and_others_conti
         await service.service.ensure(record(task, WEB))
     certifier.trouble = Forbidden("it the task was not placed on it")
     service.now += TASK_LIFE_S * 0.2
-    await service.look()
-    await service.look()
-    assert certifier.asked == ["web-0", "web-1"] * 2
+    await service.check_certificates()
+    await service.check_certificates()
+    assert certifier.requests == ["web-0", "web-1"] * 2
 
 
 async def test_nothing_is_renewed_for_a_removed_task_and_its_key_is_removed(
@@ -258,9 +260,9 @@ async def test_nothing_is_renewed_for_a_removed_task_and_its_key_is_removed(
     await service.service.ensure(record("web-0", WEB))
     del service.tasks["web-0"]
     service.now += TASK_LIFE_S
-    await service.look()
+    await service.check_certificates()
     assert list(service.folder.iterdir()) == []
-    assert len(certifier.asked) == 1
+    assert len(certifier.requests) == 1
 
 
 async def test_a_finished_task_has_no_identity(host: FakeHost, certifier: Certifier) -> None:
@@ -280,7 +282,7 @@ async def test_a_file_that_cannot_be_written_is_reported_in_one_line(
     await service.service.ensure(record("web-0", WEB))
     (service.folder / "web-0" / "bundle.pem").unlink()
     (service.folder / "web-0" / "bundle.pem").mkdir()
-    for work in (service.service.ensure(record("web-0", WEB)), service.look()):
+    for work in (service.service.ensure(record("web-0", WEB)), service.check_certificates()):
         with pytest.raises(HostError, match="cannot be stored: Is a directory"):
             await work
 
@@ -291,7 +293,7 @@ async def test_one_of_another_job_is_not_taken_for_its_own(
     await service.service.ensure(record("web-0", WEB))
     other = msgspec.structs.replace(WEB, entitlement="other")
     await service.service.ensure(record("web-0", other))
-    assert len(certifier.asked) == 2
+    assert len(certifier.requests) == 2
     certifier.trouble = Unreachable("away")
     with pytest.raises(HostError):
         await service.service.ensure(record("web-0", WEB))

@@ -37,8 +37,8 @@ def test_the_signed_statement_is_three_lines_and_unique_to_image_and_name() -> N
 
 
 def test_the_signature_of_one_of_the_keys_is_enough() -> None:
-    stranger = signatures.public_key(OTHER)
-    assert distrust(DIGEST, trust(a_signature(), keys=(stranger, PUBLIC))) == ""
+    unknown_key = signatures.public_key(OTHER)
+    assert distrust(DIGEST, trust(a_signature(), keys=(unknown_key, PUBLIC))) == ""
     assert distrust(DIGEST, trust(a_signature(OTHER), a_signature())) == ""
     assert distrust(DIGEST, ImageTrust()) == "", "no policy, no signature"
 
@@ -111,6 +111,6 @@ def test_keys_of_openssl_are_read_and_others_refused() -> None:
         signatures.sign(public, NAME, DIGEST)
 
 
-def test_a_task_without_a_policy_says_nothing_of_it_to_older_agents() -> None:
+def test_a_task_without_a_policy_sends_no_policy_to_older_agents() -> None:
     spec = api.TaskSpec(image=DIGEST, command=["/bin/true"])
     assert b"image_trust" not in msgspec.json.encode(spec)

@@ -275,17 +275,17 @@ async def test_a_fetch_succeeds_even_if_its_events_cannot_be_read(
 ) -> None:
     digest = an_image(host, registry)
     async with host.agent() as client, asyncio.timeout(10):
-        listen, asked = client.get_events, list[int]()
+        listen, requests = client.get_events, list[int]()
 
         async def once(after: int, wait_s: float = 0.0) -> Events:
-            asked.append(after)
-            if len(asked) > 1:
+            requests.append(after)
+            if len(requests) > 1:
                 raise Busy("too many wait")
             return await listen(after, wait_s)
 
         monkeypatch.setattr(client, "get_events", once)
         assert (await fetch(client, PLACE)).digest == digest
-    assert len(asked) > 1
+    assert len(requests) > 1
 
 
 async def test_an_archive_is_an_image_under_the_digest_of_the_archive(host: FakeHost) -> None:
@@ -303,7 +303,7 @@ async def test_an_archive_is_an_image_under_the_digest_of_the_archive(host: Fake
 
 
 @pytest.mark.behaviour("AG3")
-async def test_a_task_runs_as_its_image_says_unless_it_says_otherwise(
+async def test_a_task_runs_as_its_image_specifies_unless_the_task_overrides_it(
     host: FakeHost, registry: Registry
 ) -> None:
     """The image gives entry point, command, variables, working directory and stop signal."""
@@ -616,11 +616,11 @@ async def test_the_credentials_and_the_option_to_trust_come_from_the_configurati
 ) -> None:
     """No option of a request disables verification or names a file."""
     host = FakeHost(tmp_path)
-    asked: list[list[str]] = []
+    requests: list[list[str]] = []
     seen: list[Property] = []
 
     def skopeo(argv: list[str], properties: Any) -> Any:
-        asked.append(argv)
+        requests.append(argv)
         seen.append(properties["InaccessiblePaths"])
         return ends_with(1)(argv, properties)
 
@@ -636,11 +636,11 @@ async def test_the_credentials_and_the_option_to_trust_come_from_the_configurati
             with pytest.raises(TwineError, match="cannot read"):
                 await client.fetch_oci_image(PLACE)
 
-    plain, trusting = asked
+    plain, trusting = requests
     assert plain[1:] == ["--insecure-policy", "inspect", "--raw", f"docker://{PLACE}"]
     assert {"--tls-verify=false", "--authfile=/etc/twine/registries.json"} <= set(trusting)
     assert all(f"-{host.state}/identity" in _words(paths) for paths in seen)
 
 
-def test_a_pull_says_what_it_accepts() -> None:
+def test_a_pull_sends_what_it_accepts() -> None:
     assert OciPull(reference=PLACE).reference == PLACE

@@ -23,15 +23,15 @@ NAMES = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=8)
 @pytest.mark.behaviour("BUG-AG31")
 def test_only_an_oci_image_has_a_writable_root_by_default() -> None:
     """Existing images of users write below /var, /run and /etc."""
-    asked, refused = a_spec(root=RootMode.WRITABLE), a_spec(root=RootMode.READ_ONLY)
+    requested, refused = a_spec(root=RootMode.WRITABLE), a_spec(root=RootMode.READ_ONLY)
     assert is_writable(a_spec(), OCI, can_bound=True)
     assert not is_writable(a_spec(), None, can_bound=True)
     assert not is_writable(a_spec(), OCI, can_bound=False), "nothing would bound it"
-    assert is_writable(asked, None, can_bound=True)
-    assert is_writable(asked, OCI, can_bound=False), "its start is refused instead"
+    assert is_writable(requested, None, can_bound=True)
+    assert is_writable(requested, OCI, can_bound=False), "its start is refused instead"
     assert not is_writable(refused, OCI, can_bound=True)
     for relaxation in (Relaxation.OWN_INIT, Relaxation.RAW):
-        assert not is_writable(replace(asked, relaxations=[relaxation]), OCI, can_bound=True)
+        assert not is_writable(replace(requested, relaxations=[relaxation]), OCI, can_bound=True)
 
 
 def test_its_folders_are_opened_and_shared_volumes_and_sys_stay_closed() -> None:
@@ -68,7 +68,7 @@ def test_run_is_in_memory_and_the_same_for_commands_inside() -> None:
 
 
 @given(st.lists(NAMES), st.lists(NAMES))
-def test_no_name_of_an_image_says_more_than_a_folder(tops: list[str], runs: list[str]) -> None:
+def test_names_in_an_image_open_no_special_folder(tops: list[str], runs: list[str]) -> None:
     found = choose_tops({"": [*tops, "run"], "run": runs})
     assert not {*found} & {"proc", "sys", "dev", "run", "run/systemd"}
     encode(opened({}, a_spec(), found))

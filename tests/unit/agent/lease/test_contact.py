@@ -93,7 +93,7 @@ async def _start(host: FakeHost, uptime: Uptime, client: AgentClient, **fields: 
 
 
 @pytest.mark.usefixtures("component")
-async def test_a_task_ends_when_its_control_plane_falls_silent_and_says_why(
+async def test_a_task_ends_when_its_control_plane_falls_silent_and_reports_why(
     host: FakeHost, uptime: Uptime
 ) -> None:
     async with host.agent() as client:

@@ -30,7 +30,7 @@ from agent.tasks.core.lifecycle import Action, Decision, decide
 
 S, A = TaskState, Action
 STOP = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0)
-HEARD = 1000.0
+CONTACT_AT = 1000.0
 REASON = "its host had no contact with the control plane for 30 s, the limit of its job"
 
 
@@ -46,7 +46,7 @@ def _task(state: S = S.RUNNING, **fields: object) -> TaskRecord:
 
 
 def _at(silent_s: float, **fields: object) -> LeaseMoment:
-    return LeaseMoment(wall=50.0, boot_s=HEARD + silent_s, contact_s=HEARD, **fields)  # type: ignore[arg-type]
+    return LeaseMoment(wall=50.0, boot_s=CONTACT_AT + silent_s, contact_s=CONTACT_AT, **fields)  # type: ignore[arg-type]
 
 
 def _gone(task: TaskRecord, now: LeaseMoment) -> Decision:
@@ -74,7 +74,7 @@ def test_a_bound_task_does_not_run_before_the_first_contact_in_a_boot() -> None:
 
 def test_a_running_task_is_checked_again_at_its_time_limit() -> None:
     limited = _task(limits=a_spec().limits)
-    assert decide(limited, seen(a_unit(limited)), _at(7.0)).until == HEARD + 30.0
+    assert decide(limited, seen(a_unit(limited)), _at(7.0)).until == CONTACT_AT + 30.0
 
 
 def test_a_task_without_a_time_limit_keeps_running() -> None:
@@ -110,7 +110,7 @@ def test_new_contact_starts_nothing_until_a_command_arrives() -> None:
 def test_a_begun_stop_is_finished_even_after_new_contact() -> None:
     task = _task()
     stopping = decide(task, seen(a_unit(task)), _at(30.0)).task
-    after_contact = LeaseMoment(wall=60.0, boot_s=HEARD + 31, contact_s=HEARD + 30.5)
+    after_contact = LeaseMoment(wall=60.0, boot_s=CONTACT_AT + 31, contact_s=CONTACT_AT + 30.5)
     leaving = decide(stopping, seen(a_unit(task, active="deactivating")), after_contact)
     unheeded = decide(stopping, seen(a_unit(task)), after_contact)
 

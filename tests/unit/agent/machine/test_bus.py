@@ -44,15 +44,15 @@ def test_other_threads_run_while_one_waits_for_an_answer(silent: socket.socket) 
         except DBusBaseError as e:
             failed.append(e)
 
-    asking = threading.Thread(target=ask)
+    caller = threading.Thread(target=ask)
     with near:
-        asking.start()
+        caller.start()
         assert near.recv(64)  # the connection exists, and waits
-        asking.join(0.05)
-        assert asking.is_alive()
-    asking.join(60)
+        caller.join(0.05)
+        assert caller.is_alive()
+    caller.join(60)
 
-    assert not asking.is_alive()
+    assert not caller.is_alive()
     assert len(failed) == 1
     bus.close()
 

@@ -76,7 +76,7 @@ def test_an_unnamed_processor_is_called_by_its_architecture(tmp_path: Path) -> N
     assert read_hardware(fs).cpu.model
 
 
-def test_a_kernel_that_hides_its_memory_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_kernel_that_hides_its_memory_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(KernelFileError, match="MemTotal"):
         read_hardware(a_host(tmp_path, {"proc/meminfo": "nothing\n"}))
 

@@ -354,7 +354,7 @@ def test_too_many_entries_are_refused(tree: Path, monkeypatch: pytest.MonkeyPatc
         put(tree, layer(*(entry(f"f{n}") for n in range(4))))
 
 
-def test_the_program_says_in_one_line_why_not(
+def test_the_program_reports_a_refusal_in_one_line(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tree.parent / "blob").write_bytes(b"x")
@@ -368,13 +368,13 @@ def test_the_program_says_in_one_line_why_not(
 @pytest.mark.behaviour("BUG-AG38")
 def test_one_process_applies_each_layer_on_request(tree: Path) -> None:
     """One process was started for each layer, which takes longer than unpacking a small layer."""
-    words, asked, output = [], io.BytesIO(b"go on\n"), io.BytesIO()
+    words, requests, output = [], io.BytesIO(b"go on\n"), io.BytesIO()
     for name in ("one", "two", "three"):
         data = files(**{name: name})
         (tree.parent / name).write_bytes(data)
         words += [name, "tar", sha(data), sha(data)]
     owners = os.geteuid() == 0
-    code = program.main([str(tree.parent), str(tree), *words], asked, output, owners=owners)
+    code = program.main([str(tree.parent), str(tree), *words], requests, output, owners=owners)
     assert (code, output.getvalue()) == (0, b"applied\n" * 2)
     assert (tree / "one").read_text() + (tree / "two").read_text() == "onetwo"
-    assert not (tree / "three").exists(), "nobody asked for it"
+    assert not (tree / "three").exists(), "no member requested it"

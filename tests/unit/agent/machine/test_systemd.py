@@ -78,7 +78,7 @@ class Bus:
             raise answer
         return Reply(answer() if callable(answer) else answer)
 
-    def tell(self, signal: Signal | DBusBaseError) -> None:
+    def send(self, signal: Signal | DBusBaseError) -> None:
         """Deliver a signal."""
         self.signals.put(signal)
         os.write(self.write, b"x")
@@ -197,8 +197,8 @@ def test_an_older_unit_is_not_taken_for_the_lost_start(connect: Connect) -> None
 def test_a_start_while_its_journal_ends_is_tried_again(connect: Connect) -> None:
     """The last task of a namespace ends its journal as well; the next task waits for that."""
     name = b"org.freedesktop.systemd1.TransactionIsDestructive"
-    says = b"Transaction for t.service/start is destructive"
-    systemd = connect(Bus({"StartTransientUnit": DBusBaseError(-errno.EDEADLK, name, says)}))
+    message = b"Transaction for t.service/start is destructive"
+    systemd = connect(Bus({"StartTransientUnit": DBusBaseError(-errno.EDEADLK, name, message)}))
 
     with pytest.raises(Conflict, match="destructive"):
         systemd.start_transient(UNIT, A_SERVICE)
@@ -285,33 +285,33 @@ def test_a_unit_that_never_started_exceeded_its_start_limit(
 
 def test_signals_name_the_unit_whichever_they_are(connect: Connect) -> None:
     bus = Bus({})
-    heard: queue.Queue[str] = queue.Queue()
-    connect(bus).listen(heard.put)
+    changed_units: queue.Queue[str] = queue.Queue()
+    connect(bus).listen(changed_units.put)
 
     path = b"/org/freedesktop/systemd1/unit/a_2db_2eservice"
-    bus.tell(Signal(b"PropertiesChanged", path))
-    assert heard.get(timeout=5) == "a-b.service"
-    bus.tell(Signal(b"JobRemoved", body=[1, b"/job/1", b"c.service", b"done"]))
-    assert heard.get(timeout=5) == "c.service"
-    bus.tell(Signal(b"UnitRemoved", body=[b"d.service", b"/unit/d"]))
-    assert heard.get(timeout=5) == "d.service"
+    bus.send(Signal(b"PropertiesChanged", path))
+    assert changed_units.get(timeout=5) == "a-b.service"
+    bus.send(Signal(b"JobRemoved", body=[1, b"/job/1", b"c.service", b"done"]))
+    assert changed_units.get(timeout=5) == "c.service"
+    bus.send(Signal(b"UnitRemoved", body=[b"d.service", b"/unit/d"]))
+    assert changed_units.get(timeout=5) == "d.service"
 
 
 def test_changes_of_a_starting_unit_are_reported_once_it_has_started(connect: Connect) -> None:
     bus = Bus({})
-    heard: queue.Queue[str] = queue.Queue()
-    connect(bus).listen(heard.put)
+    changed_units: queue.Queue[str] = queue.Queue()
+    connect(bus).listen(changed_units.put)
     changed = Signal(b"PropertiesChanged", b"/org/freedesktop/systemd1/unit/a_2eservice")
 
-    bus.tell(Signal(b"JobNew", body=[1, b"/job/1", b"a.service"]))
-    bus.tell(changed)
-    bus.tell(changed)
-    bus.tell(Signal(b"UnitRemoved", body=[b"other.service", b"/unit/other"]))
-    assert heard.get(timeout=5) == "other.service"
-    bus.tell(Signal(b"JobRemoved", body=[1, b"/job/1", b"a.service", b"done"]))
-    assert heard.get(timeout=5) == "a.service"
-    bus.tell(changed)
-    assert heard.get(timeout=5) == "a.service"
+    bus.send(Signal(b"JobNew", body=[1, b"/job/1", b"a.service"]))
+    bus.send(changed)
+    bus.send(changed)
+    bus.send(Signal(b"UnitRemoved", body=[b"other.service", b"/unit/other"]))
+    assert changed_units.get(timeout=5) == "other.service"
+    bus.send(Signal(b"JobRemoved", body=[1, b"/job/1", b"a.service", b"done"]))
+    assert changed_units.get(timeout=5) == "a.service"
+    bus.send(changed)
+    assert changed_units.get(timeout=5) == "a.service"
 
 
 def test_the_end_of_a_job_and_the_change_that_follows_are_reported_once(
@@ -319,17 +319,17 @@ def test_the_end_of_a_job_and_the_change_that_follows_are_reported_once(
 ) -> None:
     monkeypatch.setattr("agent.machine.unit_watch.JOB_SETTLES_S", 60.0)
     bus = Bus({})
-    heard: queue.Queue[str] = queue.Queue()
-    connect(bus).listen(heard.put)
+    changed_units: queue.Queue[str] = queue.Queue()
+    connect(bus).listen(changed_units.put)
 
-    bus.tell(Signal(b"JobNew", body=[1, b"/job/1", b"a.service"]))
-    bus.tell(Signal(b"JobRemoved", body=[1, b"/job/1", b"a.service", b"done"]))
-    bus.tell(Signal(b"PropertiesChanged", b"/org/freedesktop/systemd1/unit/a_2eservice"))
-    bus.tell(Signal(b"UnitRemoved", body=[b"other.service", b"/unit/other"]))
+    bus.send(Signal(b"JobNew", body=[1, b"/job/1", b"a.service"]))
+    bus.send(Signal(b"JobRemoved", body=[1, b"/job/1", b"a.service", b"done"]))
+    bus.send(Signal(b"PropertiesChanged", b"/org/freedesktop/systemd1/unit/a_2eservice"))
+    bus.send(Signal(b"UnitRemoved", body=[b"other.service", b"/unit/other"]))
 
-    received = [heard.get(timeout=5)]
+    received = [changed_units.get(timeout=5)]
     while received[-1] != "other.service":
-        received.append(heard.get(timeout=5))
+        received.append(changed_units.get(timeout=5))
     assert received == ["a.service", "other.service"]
 
 
@@ -338,54 +338,54 @@ def test_a_unit_that_vanishes_with_its_job_is_reported_at_once(
 ) -> None:
     monkeypatch.setattr("agent.machine.unit_watch.JOB_SETTLES_S", 60.0)
     bus = Bus({})
-    heard: queue.Queue[str] = queue.Queue()
-    connect(bus).listen(heard.put)
+    changed_units: queue.Queue[str] = queue.Queue()
+    connect(bus).listen(changed_units.put)
 
-    bus.tell(Signal(b"JobRemoved", body=[1, b"/job/1", b"a.service", b"done"]))
-    bus.tell(Signal(b"UnitRemoved", body=[b"a.service", b"/unit/a"]))
+    bus.send(Signal(b"JobRemoved", body=[1, b"/job/1", b"a.service", b"done"]))
+    bus.send(Signal(b"UnitRemoved", body=[b"a.service", b"/unit/a"]))
 
-    assert heard.get(timeout=5) == "a.service"
+    assert changed_units.get(timeout=5) == "a.service"
 
 
 def test_changes_of_other_units_than_services_call_no_listener(connect: Connect) -> None:
     """A start changes the slices, mounts and targets that the unit depends on."""
     bus = Bus({})
-    heard: queue.Queue[str] = queue.Queue()
-    connect(bus).listen(heard.put)
+    changed_units: queue.Queue[str] = queue.Queue()
+    connect(bus).listen(changed_units.put)
 
-    bus.tell(Signal(b"JobRemoved", body=[1, b"/job/1", b"workload-web.slice", b"done"]))
-    bus.tell(Signal(b"UnitRemoved", body=[b"var.mount", b"/unit/v"]))
-    bus.tell(Signal(b"UnitRemoved", body=[b"d.service", b"/unit/d"]))
+    bus.send(Signal(b"JobRemoved", body=[1, b"/job/1", b"workload-web.slice", b"done"]))
+    bus.send(Signal(b"UnitRemoved", body=[b"var.mount", b"/unit/v"]))
+    bus.send(Signal(b"UnitRemoved", body=[b"d.service", b"/unit/d"]))
 
-    assert heard.get(timeout=5) == "d.service"
+    assert changed_units.get(timeout=5) == "d.service"
 
 
 def test_a_listener_receives_an_empty_name_after_a_bus_reconnect(connect: Connect) -> None:
     first, second = Bus({}), Bus({})
-    heard: queue.Queue[str] = queue.Queue()
+    changed_units: queue.Queue[str] = queue.Queue()
     systemd = connect(first, DBusBaseError(-errno.ECONNREFUSED, None, ""), second)
-    systemd.listen(heard.put)
+    systemd.listen(changed_units.put)
 
-    first.tell(LOST)
+    first.send(LOST)
 
-    assert heard.get(timeout=5) == ""
-    second.tell(Signal(b"UnitRemoved", body=[b"d.service", b"/unit/d"]))
-    assert heard.get(timeout=5) == "d.service"
+    assert changed_units.get(timeout=5) == ""
+    second.send(Signal(b"UnitRemoved", body=[b"d.service", b"/unit/d"]))
+    assert changed_units.get(timeout=5) == "d.service"
 
 
 def test_a_listener_that_fails_does_not_silence_the_others(connect: Connect) -> None:
     bus = Bus({})
-    heard: queue.Queue[str] = queue.Queue()
+    changed_units: queue.Queue[str] = queue.Queue()
     systemd = connect(bus)
 
     def fails(unit: str) -> None:
         raise RuntimeError(unit)
 
     systemd.listen(fails)
-    systemd.listen(heard.put)
+    systemd.listen(changed_units.put)
     for _ in range(2):
-        bus.tell(Signal(b"UnitRemoved", body=[b"d.service", b"/unit/d"]))
-        assert heard.get(timeout=5) == "d.service"
+        bus.send(Signal(b"UnitRemoved", body=[b"d.service", b"/unit/d"]))
+        assert changed_units.get(timeout=5) == "d.service"
 
 
 def test_no_bus_to_listen_to_is_an_error_at_once(connect: Connect) -> None:

@@ -110,6 +110,6 @@ def test_another_network_is_another_process_and_the_default_changes_no_key() -> 
         {"port": 1},
     ],
 )
-def test_a_network_that_cannot_be_is_refused_at_the_door(wrong: dict[str, Any]) -> None:
+def test_an_impossible_network_is_refused_at_admission(wrong: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(wrong, Network)

@@ -29,11 +29,11 @@ pytestmark = pytest.mark.behaviour("EL9")
 REVOKED = HostNotice(id="m1-revoked-1", kind="revoked", start=100.0, deadline=220.0, reason="peak")
 ABSENT = LentCapacity(entitlement="batch", state="absent", wanted=3)
 OTHER = LentCapacity(entitlement="other", state="full", machines=1)
-TOLD = HostNotices(notices=[REVOKED], capacity=[ABSENT, OTHER])
+NOTICES = HostNotices(notices=[REVOKED], capacity=[ABSENT, OTHER])
 
 
-def wishing(**wish: Any) -> TaskSpec:
-    return a_spec(life=Life(notice=NoticeWish(**wish)))
+def wishing(**fields: Any) -> TaskSpec:
+    return a_spec(life=Life(notice=NoticeWish(**fields)))
 
 
 def folder(host: FakeHost) -> Path:
@@ -89,7 +89,7 @@ async def test_a_task_reads_planned_events_in_a_read_only_file(host: FakeHost) -
         await running(client, "web")
         assert file_of(host, "web") == {"notices": [], "capacity": []}
         before = os.stat(folder(host) / "web" / "notice.json")
-        await client.put_notices(TOLD)
+        await client.put_notices(NOTICES)
         await until(lambda: file_of(host, "web")["notices"])
     found = file_of(host, "web")
     assert found["notices"][0]["deadline"] == 220.0
@@ -106,7 +106,7 @@ async def test_a_task_reads_planned_events_in_a_read_only_file(host: FakeHost) -
 
 async def test_notices_outlive_the_agent_and_go_with_the_task(host: FakeHost) -> None:
     async with host.agent() as client:
-        await client.put_notices(TOLD)
+        await client.put_notices(NOTICES)
     async with host.agent() as client:
         await client.put_task("web", wishing())
         await running(client, "web")
@@ -131,7 +131,7 @@ async def test_a_hook_is_called_once_and_again_only_for_new_notices(
             await client.put_task("web", wishing(port=port, path="/notice"))
             await running(client, "web")
             hook.status = 503
-            await client.put_notices(TOLD)
+            await client.put_notices(NOTICES)
             await until(lambda: len(hook.bodies) >= 3)
             hook.status = 200
             notified = folder(host) / ".told-web"
@@ -140,7 +140,7 @@ async def test_a_hook_is_called_once_and_again_only_for_new_notices(
         known = len(hook.bodies)
         async with host.agent() as client:
             await running(client, "web")
-            later = replace(TOLD, notices=[replace(REVOKED, deadline=200.0)])
+            later = replace(NOTICES, notices=[replace(REVOKED, deadline=200.0)])
             await client.put_notices(later)
             await until(lambda: len(hook.bodies) > known)
         assert [body["notices"][0]["deadline"] for body in hook.bodies[known:]] == [200.0]
@@ -152,7 +152,7 @@ async def test_a_task_that_starts_while_something_is_planned_gets_a_notice(
     monkeypatch.setattr(module, "CHECK_S", 0.02)
     hook = HookServer()
     async with hook.serving() as port, host.agent() as client:
-        await client.put_notices(TOLD)
+        await client.put_notices(NOTICES)
         await client.put_task("web", wishing(port=port, path="/notice"))
         await until(lambda: hook.bodies)
         # no process listens there: nothing is blocked
@@ -182,9 +182,9 @@ async def test_a_damaged_file_of_an_earlier_agent_is_no_obstacle(host: FakeHost)
 
 def test_the_unit_depends_only_on_whether_notices_are_requested() -> None:
     """Another hook, or another capacity to report, restarts nothing."""
-    plain, asked = key_of(a_spec()), key_of(wishing())
-    assert plain != asked
-    assert key_of(wishing(port=80, capacity_of=["batch"])) == asked
+    plain, with_notices = key_of(a_spec()), key_of(wishing())
+    assert plain != with_notices
+    assert key_of(wishing(port=80, capacity_of=["batch"])) == with_notices
 
 
 def test_pauses_between_calls_of_a_hook_are_bounded() -> None:
@@ -206,7 +206,7 @@ async def test_a_call_that_is_given_up_ends(host: FakeHost) -> None:
     port = runner.addresses[0][1]
     try:
         async with host.agent() as client:
-            await client.put_notices(TOLD)
+            await client.put_notices(NOTICES)
             await client.put_task("web", wishing(port=port, timeout_s=60.0))
             await running(client, "web")
             await until(lambda: file_of(host, "web")["notices"])
@@ -220,7 +220,7 @@ async def delivering(host: FakeHost, tasks: dict[str, TaskRecord]) -> AsyncItera
     """Deliver `TOLD` to these tasks."""
     lanes = Lanes()
     service = module.TaskNotices(folder(host), lanes)
-    await service.put(TOLD)
+    await service.put(NOTICES)
     watching = asyncio.create_task(service.watch(lambda: tasks))
     try:
         yield

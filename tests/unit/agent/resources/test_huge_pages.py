@@ -68,10 +68,10 @@ def test_huge_pages_are_refused_if_the_kernel_cannot_limit_them() -> None:
     st.integers(0, 4),
 )
 def test_admitted_tasks_never_exceed_the_pools(
-    asked: list[tuple[int, int]], small: int, large: int
+    requests: list[tuple[int, int]], small: int, large: int
 ) -> None:
     pools, have = {SMALL: small, LARGE: large}, list[TaskSpec]()
-    for pages in asked:
+    for pages in requests:
         spec = with_pages(*pages)
         before = {size: sum(pages_of(o.resources).get(size, 0) for o in have) for size in pools}
         fits = before[SMALL] + pages[0] <= small and before[LARGE] + pages[1] <= large
@@ -113,10 +113,10 @@ def test_the_limit_is_written_before_all_else_and_a_unit_without_one_stays_as_it
 def test_a_command_inside_has_none() -> None:
     whole = unit_properties("web", with_pages(1), "/r") | {"ExecStartPre": [["/bin/mount", "x"]]}
     unit = bounded_unit(whole, bounds(with_pages(1), [SMALL]))
-    asked = InsideCommand(("/bin/true",), 1.0)
-    inside = inside_properties(unit, "web", "/g", "twine-in-web.x.service", asked)
+    requests = InsideCommand(("/bin/true",), 1.0)
+    inside = inside_properties(unit, "web", "/g", "twine-in-web.x.service", requests)
     assert inside["ExecStartPre"] == [command("", none_of([SMALL]))]
-    assert "ExecStartPre" not in inside_properties(whole, "web", "/g", "x.service", asked)
+    assert "ExecStartPre" not in inside_properties(whole, "web", "/g", "x.service", requests)
     assert bounded_inside(()) == []
 
 

@@ -40,9 +40,9 @@ async def until(seen: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def reason(client: AgentClient, task_id: str, words: str) -> None:
+async def reason(client: AgentClient, task_id: str, text: str) -> None:
     async with asyncio.timeout(60):
-        while words not in (await client.get_task(task_id)).reason:
+        while text not in (await client.get_task(task_id)).reason:
             await asyncio.sleep(0.01)
 
 

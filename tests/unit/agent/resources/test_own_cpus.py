@@ -99,9 +99,9 @@ def test_a_choice_is_exact_free_whole_and_found_whenever_there_is_one(
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), max_size=30))
-def test_no_two_tasks_ever_have_a_cpu_together(asked: list[tuple[int, int]]) -> None:
+def test_no_two_tasks_ever_have_a_cpu_together(requests: list[tuple[int, int]]) -> None:
     have: dict[int, tuple[int, ...]] = {}
-    for task, cores in asked:
+    for task, cores in requests:
         others = {cpu for other, cpus in have.items() if other != task for cpu in cpus}
         have[task] = chosen(TWO_NODES, others, 2 * cores, have.get(task, ()))
         all_own = [cpu for cpus in have.values() for cpu in cpus]

@@ -27,7 +27,7 @@ from agent.tasks.core.lifecycle import Action, decide
 
 MIB = 1 << 20
 DISKS = {"vda": "vda", "vdb": "vdb", "disk/by-id/a": "vda", "disk/by-id/b": "vdb"}
-MUCH = Resources(
+ALL_LIMITS = Resources(
     memory_min_bytes=MIB,
     memory_low_bytes=2 * MIB,
     memory_high_bytes=8 * MIB,
@@ -40,7 +40,7 @@ MUCH = Resources(
 
 
 def test_every_resource_is_a_property_that_systemd_takes() -> None:
-    found = limit_properties(a_spec(resources=MUCH))
+    found = limit_properties(a_spec(resources=ALL_LIMITS))
 
     assert found["MemoryMin"] == MIB
     assert found["MemoryHigh"] == 8 * MIB
@@ -63,7 +63,7 @@ def test_a_task_that_asks_for_nothing_more_has_no_more_properties() -> None:
 
 
 def test_a_removed_property_is_lifted_from_a_running_unit() -> None:
-    found = live_properties(a_spec(), MUCH)
+    found = live_properties(a_spec(), ALL_LIMITS)
 
     assert found["MemoryMin"] == 0
     assert found["MemoryHigh"] == 2**64 - 1
@@ -83,7 +83,7 @@ def test_a_cpu_limit_is_rounded_as_systemd_rounds_it(cores: float) -> None:
     assert kernel_values(spec, 4096)["cpu.max"] == f"{quota_usec * 100_000 // 1_000_000} 100000"
 
 
-def test_limits_count_once_the_kernel_says_so() -> None:
+def test_limits_count_once_the_kernel_reports_them() -> None:
     spec = a_spec(limits=Limits(memory_max_bytes=16 * MIB + 5, cpu_max_cores=1.5))
     right = kernel_values(spec, 4096)
 
@@ -101,7 +101,7 @@ def test_limits_count_once_the_kernel_says_so() -> None:
 
 
 def test_a_change_of_resources_alone_is_made_without_a_restart() -> None:
-    old, new = a_spec(), a_spec(generation=2, resources=MUCH)
+    old, new = a_spec(), a_spec(generation=2, resources=ALL_LIMITS)
     task = a_record(spec=new, limits=old.limits, state=TaskState.RUNNING, invocation_id="i1")
     now = LeaseMoment(wall=100.0, boot_s=100.0)
 
@@ -109,7 +109,7 @@ def test_a_change_of_resources_alone_is_made_without_a_restart() -> None:
 
     assert key_of(old) == key_of(new)
     assert decision.action is Action.LIMIT
-    done = replace(decision.task, resources=MUCH)
+    done = replace(decision.task, resources=ALL_LIMITS)
     assert decide(done, seen(a_unit(task)), now).action is Action.REST
 
 

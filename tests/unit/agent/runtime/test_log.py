@@ -24,7 +24,7 @@ def a_log_record(message: str, **fields: object) -> logging.LogRecord:
 
 @pytest.mark.behaviour("BUG-AG16")
 @pytest.mark.parametrize(
-    ("message", "fields", "words"),
+    ("message", "fields", "message_shown"),
     [
         ("ready", {"tasks": 7}, "ready (tasks 7)"),
         ("cannot renew", {"why": "no answer"}, "cannot renew: no answer"),
@@ -36,10 +36,10 @@ def a_log_record(message: str, **fields: object) -> logging.LogRecord:
         ("task web: starting → running", {"task": "web"}, "task web: starting → running"),
     ],
 )
-def test_a_line_says_what_its_fields_know(
-    message: str, fields: dict[str, object], words: str
+def test_a_line_shows_what_its_fields_contain(
+    message: str, fields: dict[str, object], message_shown: str
 ) -> None:
-    assert ours.one_line(a_log_record(message, **fields)) == words
+    assert ours.one_line(a_log_record(message, **fields)) == message_shown
 
 
 @pytest.mark.behaviour("BUG-AG16")

@@ -25,11 +25,11 @@ def calls(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(units_module, "READ_S", 0.02)
 
     def counting(name: str) -> None:
-        asked = getattr(systemd, name)
+        original = getattr(systemd, name)
 
         def ask(argument: str) -> object:
             counted[name] += 1
-            return asked(argument)
+            return original(argument)
 
         monkeypatch.setattr(systemd, name, ask)
 
@@ -59,11 +59,11 @@ async def test_units_without_followers_do_not_wake_the_event_loop(
     units = units_module.Units(host.fake.systemd, lanes)
     ends = units.listen()
     monkeypatch.setattr(loop, "call_soon_threadsafe", lambda _, *args: woken.append(args))
-    say = host.fake.systemd._notify
+    notify = host.fake.systemd._notify
     with units.changes("a.service", asyncio.Event()):
         for name in ("sshd.service", "a.service", "b.service", ""):
-            say(name)
-    say("a.service")
+            notify(name)
+    notify("a.service")
     monkeypatch.undo()
     ends()
     lanes.close()
@@ -104,12 +104,12 @@ async def test_an_end_right_after_the_look_of_a_start_is_seen(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     systemd, name = host.fake.systemd, unit("one")
-    look, ended = systemd.find, list[str]()
+    find_unit, ended = systemd.find, list[str]()
 
-    def find(asked: str) -> object:
-        state = look(asked)
-        if asked == name and state is not None and state.active == "active" and not ended:
-            ended.append(asked)
+    def find(original: str) -> object:
+        state = find_unit(original)
+        if original == name and state is not None and state.active == "active" and not ended:
+            ended.append(original)
             systemd.exit(name, 7)  # after the result was read, before the agent acts on it
         return state
 

@@ -34,12 +34,12 @@ async def test_calls_of_a_lane_run_in_their_order_in_one_thread_of_its_name(lane
 
 
 async def test_a_lane_that_waits_holds_up_no_other(lanes: Lanes) -> None:
-    go = threading.Event()
-    slow = asyncio.ensure_future(lanes.run("slow", go.wait))
+    released = threading.Event()
+    slow = asyncio.ensure_future(lanes.run("slow", released.wait))
 
     assert await lanes.run("quick", lambda word, end="": word + end, "a", end="b") == "ab"
     assert not slow.done()
-    go.set()
+    released.set()
     assert await slow
 
 
@@ -58,11 +58,11 @@ async def test_an_exception_of_a_call_is_raised_in_its_caller(
 
 
 async def test_a_started_call_runs_to_its_end_without_a_waiting_caller(lanes: Lanes) -> None:
-    begun, go, done = threading.Event(), threading.Event(), list[str]()
+    begun, released, done = threading.Event(), threading.Event(), list[str]()
 
     def call() -> None:
         begun.set()
-        go.wait()
+        released.wait()
         done.append("begun")
 
     first = asyncio.ensure_future(lanes.run("disk", call))
@@ -71,7 +71,7 @@ async def test_a_started_call_runs_to_its_end_without_a_waiting_caller(lanes: La
     first.cancel()
     second.cancel()
     await asyncio.gather(first, second, return_exceptions=True)
-    go.set()
+    released.set()
     await lanes.run("disk", done.append, "later")
 
     assert done == ["begun", "later"]
@@ -89,20 +89,20 @@ async def test_closing_waits_for_all_requests() -> None:
 
 
 def test_a_call_that_ends_after_its_event_loop_raises_nothing() -> None:
-    lanes, begun, go, done = Lanes(), threading.Event(), threading.Event(), list[int]()
+    lanes, begun, released, done = Lanes(), threading.Event(), threading.Event(), list[int]()
 
     def call() -> None:
         begun.set()
-        go.wait()
+        released.wait()
         done.append(1)
 
     async def ask() -> None:
-        asking = asyncio.ensure_future(lanes.run("disk", call))
+        calling = asyncio.ensure_future(lanes.run("disk", call))
         await asyncio.get_running_loop().run_in_executor(None, begun.wait)
-        asking.cancel()
+        calling.cancel()
 
     asyncio.run(ask())
-    go.set()
+    released.set()
     lanes.close()  # a thread that failed would fail this test (filterwarnings)
 
     assert done == [1]

@@ -375,7 +375,7 @@ async def test_traffic_of_private_networks_and_processor_power_are_reported(
 async def test_machine_facts_are_reported_while_systemd_hangs(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Facts waited behind the starts of tasks, and the host looked dead."""
+    """Facts waited behind the starts of tasks, and the host appeared dead."""
     async with host.agent() as client:
         before = await client.get_machine()
 

@@ -139,7 +139,7 @@ def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "words"),
+    ("argv", "code", "message"),
     [
         (("stop", "nothing"), 3, "there is no task nothing"),
         (("logs", "nothing"), 3, "there is no task nothing"),
@@ -163,15 +163,15 @@ def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run
     ],
 )
 def test_an_impossible_command_has_one_message_and_an_exit_code(
-    host: FakeHost, run: Run, argv: tuple[str, ...], code: int, words: str
+    host: FakeHost, run: Run, argv: tuple[str, ...], code: int, message: str
 ) -> None:
     found, out, err = run(*argv, host=host)
 
     assert (found, out) == (code, "")
-    assert err.count(words) == 1
+    assert err.count(message) == 1
 
 
-def test_without_an_agent_the_tool_says_so(run: Run) -> None:
+def test_without_an_agent_the_tool_reports_it(run: Run) -> None:
     code, _, err = run("ps")
 
     assert code == 69

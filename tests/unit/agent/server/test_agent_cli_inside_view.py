@@ -29,7 +29,7 @@ def test_the_words_of_the_run_before_are_found(host: FakeHost, run: Run) -> None
     none_yet = run("logs", "web", "--previous", host=host)
     run("restart", "web", host=host)
     code, out, _ = run("logs", "web", "--previous", host=host)
-    asked = _called(host, "journalctl")
+    arguments = _called(host, "journalctl")
     again = host.fake.systemd.find(unit("web"))
 
     assert first is not None
@@ -37,7 +37,7 @@ def test_the_words_of_the_run_before_are_found(host: FakeHost, run: Run) -> None
     assert none_yet[0] == 3
     assert "no earlier run" in none_yet[2]
     assert (code, out) == (0, "one\nt\x1bwo\n")
-    own, about_drops = asked[: asked.index("+")], asked[asked.index("+") + 1 :]
+    own, about_drops = arguments[: arguments.index("+")], arguments[arguments.index("+") + 1 :]
     assert own[-2:] == (
         "_SYSTEMD_UNIT=twine-task-web.service",
         f"_SYSTEMD_INVOCATION_ID={first.invocation_id}",
@@ -57,10 +57,10 @@ def test_the_previous_run_of_an_ended_task_is_its_last_run(host: FakeHost, run: 
     host.fake.systemd.programs["once"] = ends_with(7)
     run("run", "job", f"--image={IMAGE}", "--restart=never", "--", "once", host=host)
     code, _, _ = run("logs", "job", "--previous", host=host)
-    asked = _called(host, "journalctl")
+    arguments = _called(host, "journalctl")
 
     assert code == 0
-    own = asked[: asked.index("+")]
+    own = arguments[: arguments.index("+")]
     assert own[-1].startswith("_SYSTEMD_INVOCATION_ID=")
 
 
@@ -98,10 +98,10 @@ def test_the_exact_unit_is_shown_next_to_systemds(host: FakeHost, run: Run) -> N
 
     shown = json.loads(out)
     found = {p["name"]: (p["wanted"], p["in_force"]) for p in shown["properties"]}
-    asked_for = host.fake.systemd.properties(unit("web"))
+    properties = host.fake.systemd.properties(unit("web"))
     assert code == 0
     assert shown["unit"] == unit("web")
-    assert set(found) == set(asked_for)
+    assert set(found) == set(properties)
     assert found["MemoryMax"] == ("50331648", "50331648")
     assert found["NoNewPrivileges"] == ("true", "yes")
     assert "MemoryMax" in table

@@ -20,11 +20,11 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize(
-    ("program", "code", "words"),
+    ("program", "code", "message"),
     [("/bin/good", 0, "web: running, healthy"), ("/bin/bad", 1, "web: ")],
 )
 def test_a_first_version_without_a_probe_has_to_run_for_the_time_of_its_gate(
-    host: FakeHost, run: Run, program: str, code: int, words: str
+    host: FakeHost, run: Run, program: str, code: int, message: str
 ) -> None:
     """The command reported healthy, with 0, before the task ended."""
     host.fake.systemd.programs["/bin/bad"] = ends_with(4)  # and is started repeatedly
@@ -33,7 +33,7 @@ def test_a_first_version_without_a_probe_has_to_run_for_the_time_of_its_gate(
     )
 
     assert ended == code
-    assert words in out
+    assert message in out
 
 
 def test_a_version_that_fails_after_its_gate_is_reported_with_the_restored_one(
@@ -85,14 +85,14 @@ async def test_an_absent_agent_is_reported(tmp_path: Path, monkeypatch: pytest.M
             await StatusWatch(client).verdict("web")
 
 
-def test_logs_of_a_time_are_asked_for_by_how_long_ago(host: FakeHost, run: Run) -> None:
+def test_logs_of_a_time_are_requested_by_their_age(host: FakeHost, run: Run) -> None:
     """The option took seconds since 1970, which users do not know."""
     run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)
     code = run("logs", "web", "--since=10m", host=host)[0]
     wrong = run("logs", "web", "--since=yesterday", host=host)
 
-    asked = [call for call in host.fake.processes.calls if call[0] == "journalctl"][-1]
+    call_of_journalctl = [call for call in host.fake.processes.calls if call[0] == "journalctl"][-1]
     assert code == 0
-    assert any(word.startswith("--since=@") for word in asked)
+    assert any(word.startswith("--since=@") for word in call_of_journalctl)
     assert wrong[0] == 64
     assert "is not a duration" in wrong[2]

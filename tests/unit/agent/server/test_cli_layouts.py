@@ -62,7 +62,7 @@ def test_a_tag_names_one_image_of_an_archive(layout: Layout, tmp_path: Path) -> 
 
 
 @pytest.mark.behaviour("BUG-AG36")
-def test_an_image_is_looked_up_by_its_tag(layout: Layout) -> None:
+def test_an_image_is_found_by_its_tag(layout: Layout) -> None:
     with pytest.raises(InvalidInput, match="holds 2 images") as raised:  # noqa: SIM117
         with archived("oci-layout", str(layout.path)):
             pass
@@ -110,9 +110,9 @@ async def test_a_refusal_names_the_request(
         raise Unprocessable(f"layer {digest} is refused", hint="look")
 
     monkeypatch.setattr(AgentClient, "put_image", refuse)
-    asked = f"oci-layout:{layout.path}:1.0"
+    reference = f"oci-layout:{layout.path}:1.0"
     async with AgentClient("unix:/nowhere") as client:
-        with pytest.raises(Unprocessable, match=rf"^{asked}: layer sha256:") as raised:
-            await image_of(client, asked)
+        with pytest.raises(Unprocessable, match=rf"^{reference}: layer sha256:") as raised:
+            await image_of(client, reference)
     assert raised.value.hint == "look"
-    assert capsys.readouterr().err == f"reading {asked}\n"
+    assert capsys.readouterr().err == f"reading {reference}\n"

@@ -85,7 +85,7 @@ class Mortal:
 Story = Callable[[AgentClient], Awaitable[None]]
 
 
-async def _tell(host: FakeHost, scenario: Story, steps: int, before: bool) -> bool:
+async def _play(host: FakeHost, scenario: Story, steps: int, before: bool) -> bool:
     """Run the scenario on an agent that is killed after `steps`; return whether it was killed."""
     killer = Killer(steps, before=before)
     save = Journal.save
@@ -96,14 +96,14 @@ async def _tell(host: FakeHost, scenario: Story, steps: int, before: bool) -> bo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Journal, "save", mortal_save)
         async with host.agent(killer.machine(host)) as client:
-            telling = asyncio.ensure_future(scenario(client))
+            playing = asyncio.ensure_future(scenario(client))
             dying = asyncio.ensure_future(killer.dead.wait())
-            await asyncio.wait({telling, dying}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (telling, dying):
+            await asyncio.wait({playing, dying}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (playing, dying):
                 task.cancel()
-            await asyncio.wait({telling, dying})
+            await asyncio.wait({playing, dying})
             if not killer.dead.is_set():
-                telling.result()
+                playing.result()
     return killer.dead.is_set()
 
 
@@ -116,7 +116,7 @@ async def _at_every_step(
             host = FakeHost(tmp_path / f"{'b' if before else 'a'}{steps}")
             host.give_image()
             host.give_image(OTHER_IMAGE)
-            killed = await _tell(host, scenario, steps, before)
+            killed = await _play(host, scenario, steps, before)
             async with host.agent() as client, asyncio.timeout(10):
                 await check(host, client)
             if not killed:

@@ -69,7 +69,9 @@ async def test_output_errors_and_exit_code_come_back_and_nothing_stays(host: Fak
 
 
 @pytest.mark.behaviour("BUG-AG32")
-async def test_a_command_that_took_too_much_memory_ends_alone_and_says_so(host: FakeHost) -> None:
+async def test_a_command_that_used_too_much_memory_ends_alone_and_reports_it(
+    host: FakeHost,
+) -> None:
     """The command was in the task's cgroup, and the OOM killer ended the task because of it."""
     host.fake.systemd.programs["/bin/eat"] = lambda _argv, _properties: Ended(
         code=None, signal="SIGKILL", result="oom-kill"
@@ -86,7 +88,7 @@ async def test_a_command_that_took_too_much_memory_ends_alone_and_says_so(host: 
 
 
 @pytest.mark.behaviour("BUG-AG32")
-async def test_a_probe_that_took_too_much_memory_says_so(host: FakeHost) -> None:
+async def test_a_probe_that_used_too_much_memory_reports_it(host: FakeHost) -> None:
     """The reason named the task as the cause."""
     host.fake.systemd.programs["/bin/eat"] = lambda _argv, _properties: Ended(
         code=None, signal="SIGKILL", result="oom-kill"
@@ -162,10 +164,10 @@ async def test_a_state_read_during_a_start_is_no_end(
 
 
 @pytest.mark.behaviour("AG8")
-async def test_a_command_that_ended_with_its_task_says_so(
+async def test_a_command_that_ended_with_its_task_reports_it(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message said that a unit was not started, and the exit code blamed the host."""
+    """The message stated that a unit was not started, and the exit code blamed the host."""
     find = host.fake.systemd.find
     gone = lambda name: None if name.startswith("twine-in-") else find(name)  # noqa: E731
     async with host.agent() as client:
@@ -317,8 +319,8 @@ async def test_the_last_output_of_a_command_arrives_even_at_a_slow_client(
     session = sessions._Session(whatever, "unit", whatever, duplex, 60.0)
     session._output.taken(0)
     await session._output.room(WINDOW_BYTES)
-    telling = asyncio.ensure_future(session._send_output(1))
-    reported = asyncio.ensure_future(session._until_sent([telling], set()))
+    sending = asyncio.ensure_future(session._send_output(1))
+    reported = asyncio.ensure_future(session._until_sent([sending], set()))
     await asyncio.wait({reported}, timeout=0.1)
     assert (reported.done(), duplex.sent) == (False, [])
 
@@ -505,7 +507,7 @@ async def test_a_failed_exec_is_reported_in_the_last_message_or_before(host: Fak
             await client.exec_task("none", [], tty=False).__aenter__()
 
 
-async def test_a_request_that_is_no_websocket_is_refused_in_words(host: FakeHost) -> None:
+async def test_a_request_that_is_no_websocket_is_refused_with_a_message(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web", a_spec())
         await running(client, "web")

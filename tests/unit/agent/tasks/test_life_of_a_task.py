@@ -75,7 +75,7 @@ async def test_init_steps_run_in_order_with_the_rights_of_the_task(host: FakeHos
     assert main["User"] == user_of("web")
 
 
-async def test_a_step_that_fails_is_a_failed_start_that_says_which(host: FakeHost) -> None:
+async def test_a_step_that_fails_is_a_failed_start_that_names_the_step(host: FakeHost) -> None:
     given(host, "migrate", 3)
     async with host.agent() as client:
         slow = RestartPolicy(backoff_s=100.0)
@@ -218,7 +218,7 @@ async def test_a_task_that_may_not_restart_stays_down_after_its_liveness_failed(
     assert (status.state, status.restarts) == (TaskState.STOPPED, 0)
 
 
-async def test_nothing_else_is_asked_before_the_startup_probe_succeeded(host: FakeHost) -> None:
+async def test_no_other_probe_runs_before_the_startup_probe_succeeded(host: FakeHost) -> None:
     up, alive = given(host, "up", 1), given(host, "alive", 1)
     life = Life(startup=asks("up", start_period_s=3600), liveness=asks("alive"))
     async with host.agent() as client:
@@ -230,7 +230,7 @@ async def test_nothing_else_is_asked_before_the_startup_probe_succeeded(host: Fa
         assert (status.health, alive.seen) == (Health.UNKNOWN, [])
         alive.code = up.code = 0
         await until(client, "web", lambda s: s.health is Health.HEALTHY)
-    asked = len(up.seen)
+    probes = len(up.seen)
     # the task has passed its startup probe, also for a new agent
     async with host.agent() as client:
         assert (await client.get_task("web")).health is Health.HEALTHY
@@ -239,7 +239,7 @@ async def test_nothing_else_is_asked_before_the_startup_probe_succeeded(host: Fa
             while len(alive.seen) < seen + 3:
                 await asyncio.sleep(0)
 
-    assert len(up.seen) == asked
+    assert len(up.seen) == probes
     assert len(host.units()) == 1
 
 
@@ -394,7 +394,7 @@ async def test_a_command_inside_is_never_more_than_its_task(host: FakeHost) -> N
 
 
 @pytest.mark.behaviour("AG4")
-async def test_a_start_that_its_host_was_too_slow_for_says_so(host: FakeHost) -> None:
+async def test_a_start_that_its_host_was_too_slow_for_reports_it(host: FakeHost) -> None:
     """The task never ran, so the reason is not that it ran for too long."""
     host.fake.systemd.never_up.add(unit("web"))
     restart = RestartPolicy(backoff_s=0.05, backoff_max_s=0.05)

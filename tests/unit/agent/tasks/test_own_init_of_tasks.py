@@ -146,7 +146,9 @@ async def test_an_operator_switches_it_off_for_a_host(host: FakeHost, image: str
 
 
 @pytest.mark.behaviour("AG4")
-async def test_a_host_without_nspawn_says_so_and_takes_none(host: FakeHost, image: str) -> None:
+async def test_a_host_without_nspawn_reports_it_and_accepts_no_such_task(
+    host: FakeHost, image: str
+) -> None:
     """Other tasks are still accepted."""
     async with host.agent() as client:
         assert {"own-init", "nested"} < {*(await client.get_machine()).capabilities}

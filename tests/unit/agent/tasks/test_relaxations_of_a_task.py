@@ -49,8 +49,8 @@ def test_a_task_lists_the_interfaces_of_a_network_that_is_its_own() -> None:
     """In the host's network the interfaces are shared by all, so listing them is a relaxation."""
     families = [properties(network=n)["RestrictAddressFamilies"] for n in NETWORKS]
     assert ["AF_NETLINK" in words for words in families] == [False, False, True]  # type: ignore[operator]
-    asked = properties(Relaxation.NETLINK, network=NETWORKS[2])["RestrictAddressFamilies"]
-    assert asked == families[2]
+    requested = properties(Relaxation.NETLINK, network=NETWORKS[2])["RestrictAddressFamilies"]
+    assert requested == families[2]
 
 
 @pytest.mark.behaviour("F-83")

@@ -117,12 +117,12 @@ def test_a_decision_made_again_is_the_same_or_rest(
     task: str, host: str, state: S, action: A
 ) -> None:
     there = host != "nothing"
-    look = seen(_seen_unit(host), root=there, leftover=there)
-    first = decide(_task(task), look, AT)
-    second = decide(first.task, look, AT)
+    observed = seen(_seen_unit(host), root=there, leftover=there)
+    first = decide(_task(task), observed, AT)
+    second = decide(first.task, observed, AT)
 
     assert second.action in (first.action, A.REST)
-    assert decide(second.task, look, AT).task == second.task
+    assert decide(second.task, observed, AT).task == second.task
 
 
 def _after_end(when: RestartWhen, code: int) -> Decision:

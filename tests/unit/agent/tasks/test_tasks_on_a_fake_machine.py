@@ -312,7 +312,7 @@ async def test_memory_of_a_task_that_is_over_is_there_for_others(host: FakeHost)
     assert again.last_exit is not None
 
 
-async def test_tasks_asked_for_at_once_do_not_get_more_than_there_is(host: FakeHost) -> None:
+async def test_tasks_requested_at_once_get_at_most_what_the_host_has(host: FakeHost) -> None:
     large = a_spec(limits=Limits(memory_max_bytes=1 << 30))
     async with host.agent() as client:
         answers = await asyncio.gather(
@@ -604,7 +604,9 @@ async def test_records_of_a_newer_agent_stop_this_one_and_nothing_else(host: Fak
 
 
 @pytest.mark.behaviour("F-38", "BUG-AG15")
-async def test_on_another_file_system_the_agent_says_so_and_does_not_begin(host: FakeHost) -> None:
+async def test_on_another_file_system_the_agent_reports_it_and_does_not_start(
+    host: FakeHost,
+) -> None:
     """The agent sent READY, and every image was refused with a 503."""
     host.fake.btrfs.root = host.folder / "elsewhere"
     with pytest.raises(ConfigError, match="is not on a btrfs file system") as refused:
@@ -628,15 +630,15 @@ async def test_only_starts_that_fail_in_a_row_make_systemd_wait_longer(
     """An agent that cannot start takes processor time from the dpkg that would replace it."""
     text = (Path(agent_package.__file__).parent / "units" / "twine-agent.service").read_text()
     assert "\nRestartSec=1\nRestartSteps=5\nRestartMaxDelaySec=30\n" in text
-    loop, asked = asyncio.get_running_loop(), asyncio.Queue[str]()
+    loop, units = asyncio.get_running_loop(), asyncio.Queue[str]()
 
     def refused(unit: str) -> None:
-        loop.call_soon_threadsafe(asked.put_nowait, unit)
+        loop.call_soon_threadsafe(units.put_nowait, unit)
         raise SystemdError(f"cannot reset {unit}: not now")
 
     monkeypatch.setattr(host.fake.systemd, "reset_failed", refused)
     async with asyncio.timeout(60), host.agent() as client:
-        assert await asked.get() == "twine-agent.service"
+        assert await units.get() == "twine-agent.service"
         assert (await client.readyz()).ok
 
 

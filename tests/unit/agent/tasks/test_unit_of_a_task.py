@@ -135,7 +135,7 @@ def test_argv_and_environment_are_passed_on_letter_by_letter(argv: list[str], va
 
 @pytest.mark.behaviour("BUG-UX9")
 @pytest.mark.parametrize("own", ["", "de_DE.UTF-8"])
-def test_a_task_has_a_locale_that_every_image_has_unless_it_says_another(own: str) -> None:
+def test_a_task_has_a_locale_that_every_image_has_unless_it_sets_another(own: str) -> None:
     """Small images lack the host's locale C.UTF-8, and redis-server exited because of this."""
     spec = a_spec(environment={"LANG": own} if own else {})
     environment = unit_properties("web", spec, "/r")["Environment"]
@@ -301,7 +301,7 @@ def test_a_task_has_shared_memory_of_its_own_within_its_memory() -> None:
 
 
 @pytest.mark.behaviour("BUG-AG35")
-def test_new_files_of_a_task_are_readable_by_others_unless_it_says_otherwise() -> None:
+def test_new_files_of_a_task_are_readable_by_others_unless_its_job_overrides_it() -> None:
     """Other runtimes use 0022; the keys of running units stay unchanged."""
     plain = a_spec()
     same, strict = replace(plain, umask="022"), replace(plain, umask="0077")
@@ -348,7 +348,7 @@ def test_a_session_of_pam_may_be_opened_by_default() -> None:
 
 
 @pytest.mark.behaviour("BUG-AG33")
-def test_an_owner_says_what_ends_above_the_memory_limit() -> None:
+def test_an_owner_chooses_what_ends_above_the_memory_limit() -> None:
     plain, process = a_spec(), a_spec(oom=OomPolicy.PROCESS)
     assert unit_properties("web", plain, "/r")["OOMPolicy"] == "kill"
     assert unit_properties("web", process, "/r")["OOMPolicy"] == "continue"

@@ -57,7 +57,7 @@ async def test_a_limit_changes_while_the_task_runs(host: FakeHost) -> None:
         assert (await client.get_task("web")).invocation_id == before
 
 
-async def test_a_scratch_volume_that_is_no_longer_asked_for_goes(host: FakeHost) -> None:
+async def test_a_scratch_volume_that_is_no_longer_requested_is_removed(host: FakeHost) -> None:
     async with host.agent() as client:
         await client.put_task("web", with_volumes())
         await running(client, "web")

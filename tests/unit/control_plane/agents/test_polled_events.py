@@ -32,10 +32,10 @@ def stream(ask: Callable[[int, float], Awaitable[Events]], *, alive: bool = Fals
 
 def test_quiet_answers_are_signs_of_life_and_no_news():
     answers = iter([quiet(), quiet(), quiet(), news(7)])
-    asked: list[int] = []
+    requests: list[int] = []
 
     async def ask(after: int, _: float) -> Events:
-        asked.append(after)
+        requests.append(after)
         return next(answers)
 
     async def main() -> None:
@@ -47,7 +47,7 @@ def test_quiet_answers_are_signs_of_life_and_no_news():
         assert events.last_contact_at > began
 
     asyncio.run(main())
-    assert asked == [0, 0, 0, 0]
+    assert requests == [0, 0, 0, 0]
 
 
 def test_another_boot_is_news():
@@ -80,7 +80,7 @@ def test_no_answer_in_time_means_something_else_on_a_host_that_lives(
 
 
 @pytest.mark.behaviour("BUG-CP21")
-def test_an_agent_that_takes_connections_and_says_nothing_is_busy():
+def test_an_agent_that_accepts_connections_without_an_answer_is_busy():
     """Uses real sockets. If no program listens, the connection is refused."""
 
     async def main() -> None:
@@ -97,9 +97,9 @@ def test_an_agent_that_takes_connections_and_says_nothing_is_busy():
             await agent.follow(0).next()
         await agent.close()
         server.close()
-        nobody = PolledAgent(f"https://127.0.0.1:{unused_port()}", None, Runtime(), SHORT)
+        absent = PolledAgent(f"https://127.0.0.1:{unused_port()}", None, Runtime(), SHORT)
         with pytest.raises(Refused):
-            await nobody.get_machine()
-        await nobody.close()
+            await absent.get_machine()
+        await absent.close()
 
     asyncio.run(main())

@@ -171,9 +171,9 @@ async def test_a_neighbour_placed_meanwhile_is_seen_at_the_commit():
         request = allocator._request(late)
         stale, times = request, iter(range(99))
 
-        def bound(asked):
+        def bound(rules):
             """Return the state at the start of the first plan, and the current state after that."""
-            return stale if next(times) < 2 else allocator._neighbours.bound(asked)
+            return stale if next(times) < 2 else allocator._neighbours.bound(rules)
 
         made = await allocator.allocations.allocate(
             request, lambda: allocator.quotas.allowance(request), "", bound
@@ -182,7 +182,7 @@ async def test_a_neighbour_placed_meanwhile_is_seen_at_the_commit():
         assert allocator.allocations.counts.conflicts == 1
 
 
-async def test_an_allocation_that_is_overtaken_again_and_again_says_what_went_to_others():
+async def test_an_allocation_that_is_overtaken_repeatedly_reports_what_others_received():
     async with region(machines(4), {"front": EntitlementSpec(machines=4)}) as allocator:
         request = allocator._request(a_job(1))
         times = iter(range(99))

@@ -97,7 +97,7 @@ async def test_requests_of_a_program_keep_quotas_promises_and_priorities():
 
 
 @pytest.mark.behaviour("AL21", "BUG-CP15")
-async def test_a_job_that_says_nothing_of_cpu_claims_the_default():
+async def test_a_job_without_a_cpu_key_claims_the_default():
     async with allocator_of(machines(1, 1, memory_bytes=100 * GIB), FRONT) as allocator:
         made = await allocator.place(a_job(20, limits=Limits(memory_max_bytes=GIB)))
         assert len(made.unplaced) == 4  # 0.25 of 4 cores each

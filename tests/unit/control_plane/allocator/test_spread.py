@@ -66,7 +66,7 @@ def test_no_move_gains_less_than_one_task_of_spread():
 
 def test_without_a_possible_gain_no_move_is_found():
     """The check without a plan agrees with the plans, over random regions."""
-    told = Counter[bool]()
+    answers = Counter[bool]()
     for seed in range(60):
         chance = random.Random(seed)
         index = a_region(msbs=chance.randint(2, 5), machines=2)
@@ -81,10 +81,10 @@ def test_without_a_possible_gain_no_move_is_found():
         found = repairs(index, request)
         may = spread.may_gain(index.claims[request.job], OVER_MSBS)
         assert may or not found, seed
-        told[may] += 1
-        told[bool(found)] += 1
-    assert told[True] > 20
-    assert told[False] > 20
+        answers[may] += 1
+        answers[bool(found)] += 1
+    assert answers[True] > 20
+    assert answers[False] > 20
 
 
 def test_where_the_emptier_bin_is_full_nothing_moves():

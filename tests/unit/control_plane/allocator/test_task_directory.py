@@ -67,7 +67,7 @@ def there(directory: TaskDirectory) -> dict[str, dict[str, Entry]]:
     return {name: dict(directory.tasks(name)) for name in MACHINES[:3]}
 
 
-def test_after_each_change_it_has_what_the_record_says_and_names_the_machines() -> None:
+def test_after_each_change_it_equals_the_record_and_names_the_machines() -> None:
     for seed in range(200):
         rng, directory, record = random.Random(seed), TaskDirectory(), None
         for _ in range(12):

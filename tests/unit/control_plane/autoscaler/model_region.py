@@ -60,7 +60,7 @@ class ModelRegion:
         """Whether agents give no answer."""
         self.sizes: list[tuple[float, int]] = []
         """Each resize, with its time."""
-        self.looks = 0
+        self.reads = 0
         """Number of listings of jobs. Each has a new revision, as if the store had changed."""
         self._cpu: dict[int, float] = {}
         self._used_until = 0.0
@@ -82,14 +82,14 @@ class ModelRegion:
     async def list_job_briefs(self) -> JobBriefs:
         status = await self.get_job("web")
         record, policy = status.record, status.record.spec.autoscale
-        self.looks += 1
+        self.reads += 1
         brief = JobBrief(
             name="web",
             entitlement=record.spec.entitlement,
             tasks=record.spec.tasks,
             healthy=status.healthy,
             autoscale=None if policy is None or record.stopping else policy.mode,
-            revision=self.looks,
+            revision=self.reads,
         )
         return JobBriefs(jobs=[brief])
 

@@ -146,7 +146,7 @@ def test_a_policy_makes_no_new_version() -> None:
 @pytest.mark.parametrize(
     ("written", "known", "size"), [(6, None, 6), (1, None, 2), (6, 30, 30), (6, 300, 100)]
 )
-def test_the_file_says_the_first_size_and_the_autoscaler_the_others(
+def test_the_file_sets_the_first_size_and_the_autoscaler_the_others(
     written: int, known: int | None, size: int
 ) -> None:
     assert starting_size(a_policy(), written, known) == size

@@ -136,7 +136,7 @@ def test_it_only_recommends_unless_it_is_to_apply() -> None:
 
 @pytest.mark.behaviour("AS1")
 @pytest.mark.parametrize("trouble", ["front end", "agents"])
-def test_silence_holds_the_size_and_says_so(trouble: str) -> None:
+def test_silence_holds_the_size_and_is_reported(trouble: str) -> None:
     """While the front end or the agents are away, the size is held and never reduced."""
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
@@ -287,7 +287,7 @@ def test_a_stored_job_has_at_most_12_kb() -> None:
     course(body, policy=a_policy(horizon_s=7200.0, minimum=4, maximum=200))
 
 
-def test_a_refused_size_is_shown_and_asked_for_again() -> None:
+def test_a_refused_size_is_shown_and_requested_again() -> None:
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 10 * 60)
         region.record = _with_version(region, 2)
@@ -326,7 +326,7 @@ def test_a_simulation_compares_policies_on_the_jobs_own_history() -> None:
     course(body)
 
 
-class OneAway(ModelRegion):
+class OneUnreachable(ModelRegion):
     """A region with a second job, whose shard may be away."""
 
     async def list_job_briefs(self) -> JobBriefs:
@@ -344,7 +344,7 @@ def test_a_shard_that_is_away_holds_the_sizes_of_its_jobs_only() -> None:
     """Formerly no size of any job changed until the shard was back."""
 
     async def main() -> None:
-        region = OneAway(a_policy(minimum=4, maximum=200), 60, diurnal)
+        region = OneUnreachable(a_policy(minimum=4, maximum=200), 60, diurnal)
         async with MemoryStore() as store:
             autoscaler = autoscaler_of(region, store)
             await lasts(autoscaler, 3 * HOUR_S)
@@ -364,13 +364,13 @@ def test_a_job_that_cannot_be_read_for_weeks_keeps_its_history() -> None:
 
     async def body(region: ModelRegion, autoscaler: Autoscaler, store: MemoryStore) -> None:
         await lasts(autoscaler, HOUR_S)
-        region.get_job = _away  # type: ignore[method-assign]
+        region.get_job = _unreachable  # type: ignore[method-assign]
         mode = AutoscaleMode.APPLY
         briefs = JobBrief(name="web", entitlement="front", tasks=60, healthy=60, autoscale=mode)
 
         async def listed() -> JobBriefs:
-            region.looks += 1
-            return JobBriefs(jobs=[replace(briefs, revision=region.looks)])
+            region.reads += 1
+            return JobBriefs(jobs=[replace(briefs, revision=region.reads)])
 
         region.list_job_briefs = listed  # type: ignore[method-assign]
         await lasts(autoscaler, 8 * DAY_S)
@@ -380,7 +380,7 @@ def test_a_job_that_cannot_be_read_for_weeks_keeps_its_history() -> None:
     course(body)
 
 
-async def _away(_: str) -> JobStatus:
+async def _unreachable(_: str) -> JobStatus:
     raise Busy("shard 2 is away")
 
 

@@ -25,17 +25,17 @@ pytestmark = pytest.mark.behaviour("AS1")
 POLICY = msgspec.convert(
     tomllib.loads((demo.FILES / "web.toml").read_text())["autoscale"], Autoscale
 )
-ANSWERED, EVERY, WINDOW, CALM = 2.0, 10, 20, 600
+ANSWERED, EVERY, WINDOW, FLAT = 2.0, 10, 20, 600
 """Requests per second that one task serves. In seconds: the interval of the autoscaler, the window
-of a rate, and the calm time before the rise."""
+of a rate, and the flat time before the rise."""
 
 
 def slowest(start_s: int) -> float:
     """Return how long the slowest request takes, in seconds; new tasks serve after `start_s`."""
     sizing, begun, waiting = JobSizing(), [-10_000] * POLICY.minimum, [0.0] * POLICY.minimum
     rates, worst = list[float](), 0.0
-    for second in range(CALM + int(demo.STEPS * demo.STEP_S) + 60):
-        step = max(0, min(demo.STEPS, int((second - CALM) // demo.STEP_S) + 1))
+    for second in range(FLAT + int(demo.STEPS * demo.STEP_S) + 60):
+        step = max(0, min(demo.STEPS, int((second - FLAT) // demo.STEP_S) + 1))
         rates.append(demo.LOW + (demo.HIGH - demo.LOW) * step / demo.STEPS)
         serving = [n for n, at in enumerate(begun) if second - at >= start_s]
         for n in serving:
@@ -63,7 +63,7 @@ def test_by_the_present_load_alone_it_would_be_missed(monkeypatch: pytest.Monkey
 
 
 def risen(sizing: JobSizing, step: float = 8.0) -> Forecast | None:
-    """Return the forecast after ten calm minutes and three minutes of rising load."""
+    """Return the forecast after ten flat minutes and three minutes of rising load."""
     found = None
     for minute, load in enumerate([20.0] * 10 + [20 + step * n for n in (1, 2, 3)]):
         found = sizing.advance(a_policy(), seen(load, 100, NOON + 60.0 * minute)).forecast

@@ -73,7 +73,7 @@ def test_the_wanted_share_of_forecasts_holds() -> None:
 
 
 @pytest.mark.behaviour("AS5")
-def test_a_level_that_changed_is_followed_though_the_history_says_otherwise() -> None:
+def test_a_level_that_changed_is_followed_although_the_history_differs() -> None:
     """The load rises suddenly and stays higher for the week."""
     history, state = learned(lambda at: diurnal(at) * (1.8 if at > START + 16 * DAY_S else 1), 16.5)
     found = forecast(history, state, 2)

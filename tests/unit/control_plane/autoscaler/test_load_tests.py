@@ -44,7 +44,7 @@ class ModelService:
         self.weights: list[dict[int, int]] = []
         self.phase, self.healthy = JobPhase.STABLE, TASKS
         self.trouble: Exception | None = None
-        self.asked: list[str] = []
+        self.queries: list[str] = []
 
     def load(self) -> float:
         now = self.weights[-1] if self.weights else {}
@@ -74,7 +74,7 @@ class ModelService:
         return await self.endpoints(job)
 
     async def query(self, promql: str) -> PrometheusData:
-        self.asked.append(promql)
+        self.queries.append(promql)
         if self.trouble is not None:
             raise self.trouble
         load = self.load()
@@ -108,7 +108,7 @@ async def test_the_capacity_of_a_task_is_found_with_the_requests_that_there_are(
     assert loads == sorted(loads)
     assert loads[0] == pytest.approx(RATE / TASKS)
     assert model.weights[-1] == {}  # each task has its usual share again
-    assert "web-0" in model.asked[0]
+    assert "web-0" in model.queries[0]
 
 
 async def test_it_stops_at_the_limit_and_restores() -> None:
@@ -126,17 +126,17 @@ def _fields(**changes: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("befalls", "reason"),
+    ("fault", "reason"),
     [
         (lambda m: setattr(m, "trouble", Unreachable("no answer")), "no answer"),
         (lambda m: setattr(m, "healthy", 3), "3 of 4 tasks are healthy"),
     ],
 )
 async def test_trouble_ends_it_and_restores(
-    befalls: Callable[[ModelService], None], reason: str
+    fault: Callable[[ModelService], None], reason: str
 ) -> None:
     model = ModelService()
-    befalls(model)
+    fault(model)
     found = await outcome(model)
     assert (found.state, found.capacity) == (LoadTestState.FAILED, None)
     assert reason in found.reason
@@ -220,13 +220,13 @@ def test_a_measurement_that_is_no_number_is_a_limit() -> None:
     assert capacity([]) is None
 
 
-def typed(path: Path, *words: str) -> Result:
+def typed(path: Path, *arguments: str) -> Result:
     return CliRunner().invoke(
-        main, ["autoscale", "load-test", "web", "--socket", str(path), *words]
+        main, ["autoscale", "load-test", "web", "--socket", str(path), *arguments]
     )
 
 
-async def test_twinectl_runs_a_test_and_says_what_the_task_carries(tmp_path: Path) -> None:
+async def test_twinectl_runs_a_test_and_reports_what_the_task_carries(tmp_path: Path) -> None:
     """Through the autoscaler's socket. The command lists every mistake before it sends a
     request."""
     model, runtime = ModelService(), Runtime()

@@ -121,7 +121,7 @@ def test_a_minimum_of_the_schedule_wins_over_its_maximum() -> None:
 
 
 @pytest.mark.parametrize("load", [None, math.nan, math.inf, -3.0])
-def test_without_a_load_the_size_is_held_and_says_so(load: float | None) -> None:
+def test_without_a_load_the_size_is_held_and_this_is_reported(load: float | None) -> None:
     found = of(load, tasks=30)
     assert found.tasks == 30
     assert found.held in found.reason

@@ -42,7 +42,7 @@ def test_a_folder_in_place_of_a_file_is_not_reported_as_missing(tmp_path: Path) 
 
 @pytest.mark.behaviour("BUG-UX89")
 @pytest.mark.parametrize(
-    ("content", "options", "told"),
+    ("content", "options", "message"),
     [
         (
             b"root:x:0:0:root:/root:/bin/bash\n" * 40,
@@ -59,7 +59,7 @@ def test_a_folder_in_place_of_a_file_is_not_reported_as_missing(tmp_path: Path) 
     ],
 )
 def test_a_file_that_is_no_image_is_refused(
-    tmp_path: Path, content: bytes, options: tuple[str, ...], told: str
+    tmp_path: Path, content: bytes, options: tuple[str, ...], message: str
 ) -> None:
     """Formerly `image push /etc/passwd` was accepted, and each host refused it later."""
     file = tmp_path / "file"
@@ -67,7 +67,7 @@ def test_a_file_that_is_no_image_is_refused(
     target = ["--endpoint", "unix:/nowhere"]
     found = CliRunner().invoke(main, [*target, "image", "push", str(file), *options])
     assert found.exit_code == 64
-    assert told in found.output
+    assert message in found.output
 
 
 @pytest.mark.behaviour("BUG-UX75")
@@ -97,10 +97,12 @@ def test_an_empty_name_is_refused_and_not_treated_as_absent(arguments: tuple[str
 
 @pytest.mark.behaviour("BUG-UX86")
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "message"),
     [(2, "no longer has version 2"), (8, "no longer has version 8"), (9, "has never had a")],
 )
-def test_a_version_that_never_existed_is_not_reported_as_dropped(version: int, told: str) -> None:
+def test_a_version_that_never_existed_is_not_reported_as_dropped(
+    version: int, message: str
+) -> None:
     """Formerly version 9 of a job with 4 versions was reported as not there "any more"."""
     record = JobRecord(name="web", spec=SPEC, version=4, specs={4: SPEC}, highest=8)
     status = JobStatus(
@@ -108,7 +110,7 @@ def test_a_version_that_never_existed_is_not_reported_as_dropped(version: int, t
     )
     target = SimpleNamespace(ask=lambda _: status)
     found = CliRunner().invoke(job_show, ["web", "--version", str(version)], obj=target)
-    assert told in str(found.exception)
+    assert message in str(found.exception)
 
 
 @pytest.mark.behaviour("BUG-UX87")

@@ -21,24 +21,26 @@ JOB = {"name": "index", "entitlement": "batch", "tasks": 1, "image": "web:v1", "
 
 @pytest.mark.behaviour("BUG-UX92")
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ('{"a": [0], "a": [1]}', "'a' is written twice"),
         ('{"a": [0]}, "expect": 1', "Extra data"),
         ("", "line 1 column 1"),
     ],
 )
-def test_a_shard_map_with_a_key_twice_is_refused(tmp_path: Path, content: str, told: str) -> None:
+def test_a_shard_map_with_a_key_twice_is_refused(
+    tmp_path: Path, content: str, message: str
+) -> None:
     """Formerly the last of two equal keys won, and errors gave places of another text."""
     file = tmp_path / "map.json"
     file.write_text(content)
-    asked: list[Any] = []
+    requests: list[Any] = []
     found = CliRunner().invoke(
-        shards, ["web", "--set", str(file)], obj=SimpleNamespace(ask=asked.append)
+        shards, ["web", "--set", str(file)], obj=SimpleNamespace(ask=requests.append)
     )
     assert isinstance(found.exception, InvalidInput)
-    assert told in str(found.exception)
-    assert asked == []
+    assert message in str(found.exception)
+    assert requests == []
 
 
 @pytest.mark.behaviour("BUG-UX93")
@@ -56,7 +58,7 @@ def test_work_is_submitted_with_the_digest_of_its_image_name(
         return made
 
     client = SimpleNamespace(call=call)
-    monkeypatch.setattr(work, "_ask", lambda _, asked: asked(client))
+    monkeypatch.setattr(work, "_ask", lambda _, requests: requests(client))
     known = SimpleNamespace(images=[SimpleNamespace(digest=DIGEST, names=["web:v1"])])
     found = CliRunner().invoke(
         work.work_submit, [str(file)], obj=SimpleNamespace(ask=lambda _: known)
@@ -74,12 +76,12 @@ def test_a_policy_is_replayed_without_asking_for_its_image(
     policy = {"minimum": 1, "maximum": 4, "target": 0.6}
     limits = {"cpu_max_cores": 1.0}
     file.write_text(json.dumps({**JOB, "limits": limits, "autoscale": policy}))
-    asked: list[str] = []
-    monkeypatch.setattr(autoscale, "_ask", lambda socket, _: asked.append(socket))
+    requests: list[str] = []
+    monkeypatch.setattr(autoscale, "_ask", lambda socket, _: requests.append(socket))
     monkeypatch.setattr(show, "emit", lambda *_: None)
     found = CliRunner().invoke(autoscale.simulate, [str(file), "--socket", "/s"])
     assert found.exception is None, found.output
-    assert asked == ["/s"]
+    assert requests == ["/s"]
 
 
 @pytest.mark.behaviour("BUG-UX97")

@@ -64,8 +64,8 @@ def test_waiting_ends_early_on_a_crash_loop_and_names_the_log(
         waited(monkeypatch, *crashing)
     assert "last with exit code 3" in str(found.value)
     assert "twinectl job logs web 0 --previous" in found.value.hint
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == len(set(said)) == 3  # once for each of the alternating lines
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(set(lines)) == 3  # once for each of the alternating lines
 
 
 @pytest.mark.behaviour("BUG-UX1")
@@ -120,6 +120,6 @@ def test_a_failed_update_quotes_the_last_output_of_its_task(
     client.log = log
     with pytest.raises(follow.NotReached) as failed:
         asyncio.run(follow.wait_stable(client, "web", 5.0, 2))  # type: ignore[arg-type]
-    said = "; last output of web-4: no such file: /bin/bad" if log else ""
-    assert str(failed.value) == f"job web: {why}{said}"
+    lines = "; last output of web-4: no such file: /bin/bad" if log else ""
+    assert str(failed.value) == f"job web: {why}{lines}"
     assert "twinectl job logs web 4 --previous" in failed.value.hint

@@ -61,9 +61,9 @@ def test_an_unknown_image_name_is_reported_with_all_other_errors(tmp_path: Path)
     path.write_text('name = "web"\nentitlement = "e"\ntasks = -1\nimage = "latest"\nreplicas = 3\n')
     with pytest.raises(InvalidInput) as refused:
         read_job(path, [], dict)
-    told = {error.field: error.reason for error in refused.value.errors}
-    assert {"tasks", "image", "replicas", "command"} <= told.keys()
-    assert "the image store has no image with the name 'latest'" in told["image"]
+    reasons = {error.field: error.reason for error in refused.value.errors}
+    assert {"tasks", "image", "replicas", "command"} <= reasons.keys()
+    assert "the image store has no image with the name 'latest'" in reasons["image"]
 
 
 @pytest.mark.behaviour("BUG-UX63")

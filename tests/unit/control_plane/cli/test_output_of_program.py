@@ -24,11 +24,11 @@ def test_a_program_without_stdout_succeeds(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
     @program.command()
-    def say() -> None:
+    def report() -> None:
         click.echo(sys.stdout.isatty())
 
     monkeypatch.setattr(sys, "stdout", None)
-    program.main(["say"], standalone_mode=False)
+    program.main(["report"], standalone_mode=False)
     assert isinstance(sys.stdout, io.TextIOBase)
     sys.stdout.close()
 
@@ -43,10 +43,10 @@ def test_a_full_disk_below_the_output_is_a_failure_not_wrong_use(number: int) ->
         pass
 
     @program.command()
-    def say() -> None:
+    def report() -> None:
         raise OSError(number, "it does not fit")
 
-    found = CliRunner().invoke(program, ["say"])
+    found = CliRunner().invoke(program, ["report"])
     assert found.exit_code == 1
     assert "cannot write the output: it does not fit" in found.output
 
@@ -77,7 +77,7 @@ def test_an_endpoint_without_an_address_is_refused_with_the_reason(endpoint: str
 
 
 @pytest.mark.behaviour("BUG-UX109")
-def test_the_audit_log_is_asked_for_an_object_of_a_kind() -> None:
+def test_the_audit_log_is_queried_for_an_object_of_a_kind() -> None:
     """Formerly `audit --object web` printed an empty table."""
     found = CliRunner().invoke(main, ["audit", "--object", "web"])
     assert found.exit_code == 64

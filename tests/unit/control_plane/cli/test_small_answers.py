@@ -20,7 +20,7 @@ DIGEST = "sha256:" + "a" * 64
 
 
 @pytest.mark.behaviour("BUG-UX113")
-def test_a_pipeline_without_runs_has_a_history_that_says_so(
+def test_a_pipeline_without_runs_has_a_history_that_states_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Formerly `pipeline history` of a pipeline without runs printed nothing."""
@@ -89,7 +89,7 @@ def test_an_audit_filter_for_an_unknown_kind_of_object_is_refused_with_the_kinds
 
 @pytest.mark.behaviour("BUG-UX114")
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.is_change])
-def test_each_object_of_the_audit_log_can_be_asked_for(
+def test_each_object_of_the_audit_log_can_be_queried(
     route: Route, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Target, "ask", lambda *_: AuditPage(entries=[]))

@@ -18,7 +18,7 @@ PLAIN = JobSpec(
 
 
 @pytest.mark.behaviour("BUG-CP15")
-def test_a_job_that_says_nothing_of_cpu_claims_the_default():
+def test_a_job_without_a_cpu_key_claims_the_default():
     """Such a job claimed no CPU, and seven of its tasks were placed on two cores."""
     assert demand_of(claiming(PLAIN, None, 0.25)).cpus == 0.25
 

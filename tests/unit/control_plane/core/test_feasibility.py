@@ -52,7 +52,7 @@ ALL_PORTS = tuple(f"p{i}" for i in range(PORTS + 1))
 
 
 @pytest.mark.parametrize(
-    ("demand", "lack", "words"),
+    ("demand", "lack", "message"),
     [
         (
             requiring(Property.SKU, "db", "ai"),
@@ -80,12 +80,12 @@ ALL_PORTS = tuple(f"p{i}" for i in range(PORTS + 1))
         (Demand(ports=ALL_PORTS), Lack.PORTS, "1 machine: no free ports"),
     ],
 )
-def test_each_lack_has_its_words(demand, lack, words):
+def test_each_lack_has_its_message(demand, lack, message):
     machine = a_machine()
     tally = Tally(demand)
     tally.add(machine, machine)
     assert judge(demand, machine, machine) == lack
-    assert tally.reasons() == (words,)
+    assert tally.reasons() == (message,)
     assert (tally.machines, tally.fitting) == (1, 0)
 
 

@@ -51,7 +51,7 @@ def test_thirty_thousand_machines_are_granted_where_they_are():
 
 @pytest.mark.behaviour("CP1", "CP10", "MO6")
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("wanted", "message"),
     [
         (
             spec(machines=30, machine_types=["skylake"]),
@@ -91,13 +91,13 @@ def test_thirty_thousand_machines_are_granted_where_they_are():
         ),
     ],
 )
-def test_a_refusal_names_the_machines_and_the_sum(wanted, words):
+def test_a_refusal_names_the_machines_and_the_sum(wanted, message):
     specs = {"others": spec(machines=120, machine_types=["skylake"])}
     found = shortage("web", wanted, specs, SUPPLY)
-    assert str(found) == words
+    assert str(found) == message
 
 
-def test_a_refusal_says_how_much_there_is():
+def test_a_refusal_reports_the_available_amount():
     found = shortage("web", spec(machines=191, datacenter="dc1"), {}, SUPPLY)
     assert found.hint == "190 machines of these could be granted"
 

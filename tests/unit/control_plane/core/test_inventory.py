@@ -50,7 +50,7 @@ def test_every_column_reaches_the_record() -> None:
     assert imported(machine, 10.0, simulated=True).state is MachineState.UP
 
 
-def test_json_says_the_same_as_csv() -> None:
+def test_json_is_equivalent_to_csv() -> None:
     row = dict(zip(COLUMNS, ROW.split(","), strict=True)) | {"cpus": 36, "gpu_type": None}
     assert parse_json(msgspec.json.encode([row])) == parse_csv(f"{HEADER}\n{ROW}\n")
     assert parse_json(msgspec.json.encode({"machines": [row]})).errors == ()
@@ -100,7 +100,7 @@ def test_all_errors_are_reported_at_once_with_their_lines() -> None:
         (HEADER + '\n"m1', "unexpected end of data"),
     ],
 )
-def test_a_list_that_cannot_be_read_says_why(text: str, reason: str) -> None:
+def test_a_list_that_cannot_be_read_reports_why(text: str, reason: str) -> None:
     inventory = parse_csv(text)
     assert inventory.machines == ()
     assert reason in inventory.errors[0].reason
@@ -119,7 +119,7 @@ def test_a_list_that_cannot_be_read_says_why(text: str, reason: str) -> None:
         (b"\xff", "is not JSON"),
     ],
 )
-def test_json_that_cannot_be_read_says_why(data: bytes, reason: str) -> None:
+def test_json_that_cannot_be_read_reports_why(data: bytes, reason: str) -> None:
     assert reason in parse_json(data).errors[0].reason
 
 

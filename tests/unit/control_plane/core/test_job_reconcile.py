@@ -151,7 +151,7 @@ def test_silence_concludes_nothing_and_a_down_machine_loses_its_task():
     assert task.placement == Placement(machine="m1")  # until a better one is found
 
 
-def test_a_task_on_its_way_out_is_remembered_where_its_machine_died():
+def test_a_leaving_task_is_remembered_when_its_machine_died():
     for phase in (TaskPhase.DRAINING, TaskPhase.STOPPING):
         seen = observe(a_record(a_task(phase=phase), version=2), m1(up=False), at(1.0))
         assert seen.leaving == {"m1": ["web-0"]}
@@ -253,7 +253,7 @@ def test_a_task_that_must_not_run_twice_moves_after_its_machine_refuses_it():
     assert (gone.phase, gone.avoid) == (TaskPhase.PENDING, "m1")
 
 
-def test_strays_are_our_own_tasks_that_belong_elsewhere():
+def test_unexpected_tasks_are_our_own_tasks_that_belong_elsewhere():
     mine, local = a_status(0), a_status(1, epoch=0)
     tasks = {t.task_id: t for t in (mine, local, a_status(2))}
     assert unknown_tasks("m1", tasks, {"web-2"}) == [Stop("m1", "web-0", 5)]
@@ -385,7 +385,7 @@ def test_a_lost_task_that_is_back_is_not_taken_for_a_version_that_it_never_ran()
         (TaskPhase.RUNNING, "", True),
     ],
 )
-def test_a_version_runs_everywhere_once_no_task_is_on_its_way_to_it(
+def test_a_version_runs_everywhere_once_no_task_is_being_updated_to_it(
     phase: TaskPhase, reason: str, *, is_done: bool
 ):
     """Tasks without room or on a dead machine are not waited for. A task between two versions is.
@@ -427,7 +427,7 @@ def test_an_update_is_not_done_before_one_task_of_its_version_served(phase: Task
 @pytest.mark.parametrize(
     ("state", "is_blamed"), [(TaskState.STOPPING, False), (TaskState.STARTING, True)]
 )
-def test_a_task_that_its_host_ends_in_a_cut_says_nothing_of_its_version(state, is_blamed):
+def test_a_task_that_its_host_ends_in_a_cut_is_no_evidence_about_its_version(state, is_blamed):
     """Such a task may take longer to stop than a task may take to become healthy."""
     update = UpdatePolicy(on_failure=OnFailure.ROLLBACK, healthy_within_s=60.0)
     task = a_task(phase=TaskPhase.STARTING, version=2, state=state)

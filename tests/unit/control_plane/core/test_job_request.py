@@ -37,7 +37,7 @@ def running(index: RegionIndex, limits: Limits = LIMITS) -> JobRecord:
     return JobRecord(name="web", spec=new, version=2, specs={1: a_spec(OLD), 2: new}, tasks=tasks)
 
 
-def asked(record: JobRecord, index: RegionIndex) -> Request:
+def request_for(record: JobRecord, index: RegionIndex) -> Request:
     return request_of(record, {}, "e1", None, index.claims.get("web"))
 
 
@@ -64,15 +64,15 @@ def with_task(record: JobRecord, phase: TaskPhase, version: int = 2, **fields) -
 def test_an_update_in_place_asks_for_the_same_at_each_of_its_steps(phase, version):
     index = a_region()
     record = running(index)
-    before = asked(record, index)
+    before = request_for(record, index)
     (group,) = before.groups
     assert (group.tasks, group.running) == ((0, 1, 2), True)
-    assert asked(with_task(record, phase, version), index) == before
+    assert request_for(with_task(record, phase, version), index) == before
 
 
 def waits(record: JobRecord, index: RegionIndex, **fields) -> bool:
     """Return whether the request asks for a machine for task 1, which does not run."""
-    groups = asked(with_task(record, TaskPhase.PENDING, **fields), index).groups
+    groups = request_for(with_task(record, TaskPhase.PENDING, **fields), index).groups
     return [group.tasks for group in groups if not group.running] == [(1,)]
 
 
@@ -101,7 +101,7 @@ def test_a_version_that_needs_more_is_requested_separately():
     index = a_region()
     record = running(index, Limits(memory_max_bytes=2 << 30, cpu_max_cores=1.0))
     assert waits(record, index)
-    started = asked(with_task(record, TaskPhase.STARTING), index)
+    started = request_for(with_task(record, TaskPhase.STARTING), index)
     assert [(group.tasks, group.running) for group in started.groups] == [
         ((0, 2), True),
         ((1,), True),

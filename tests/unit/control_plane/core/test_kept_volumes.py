@@ -78,9 +78,9 @@ def test_a_task_that_is_to_leave_is_named_with_the_reason() -> None:
     mine = notes(with_task(a_job(data=DATA), operation=move))[1]
     assert "which it has to leave because of maintenance: it will start empty elsewhere" in mine
     assert "controller" not in mine
-    asked = a_job(data=DATA)
+    job = a_job(data=DATA)
     asks = replace(
-        asked, spec=replace(asked.spec, controller=ControllerRef(url="https://c:1", name="zk"))
+        job, spec=replace(job.spec, controller=ControllerRef(url="https://c:1", name="zk"))
     )
     assert notes(with_task(asks, operation=move))[1].endswith(
         "it stays until its controller acknowledges the move"
@@ -110,18 +110,18 @@ def test_leftover_objects_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "said"),
+    ("owner", "shown"),
     [
         ("m1", "data of db-0, on m1, too"),
         ("m2", "which is on m2: on m1 the task waits"),
         ("", "which is on no machine"),
     ],
 )
-def test_a_volume_is_shown_with_its_owner_and_place(owner: str, said: str) -> None:
+def test_a_volume_is_shown_with_its_owner_and_place(owner: str, shown: str) -> None:
     shared = Volume(kind=VolumeKind.SHARED, path="/r", source="db-0.data")
     reader = a_job("reader", ref=shared)
     [mine] = notes(reader, a_job("db", owner, data=DATA))
-    assert said in mine
+    assert shown in mine
     assert "on no machine" in notes(reader)[0], "its job is not there at all"
 
 

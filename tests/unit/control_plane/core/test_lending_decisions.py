@@ -115,11 +115,11 @@ def test_borrowers_get_machines_by_their_shares_those_that_they_have_included() 
     st.integers(0, 10),
 )
 def test_no_machine_is_lent_twice_and_kept_machines_stay(
-    stock: list[tuple[str, int]], wishes: list[tuple[int, int]], keep: int
+    stock: list[tuple[str, int]], demands: list[tuple[int, int]], keep: int
 ) -> None:
     machines = [idle(n, donor, msb=f"msb{msb}") for n, (donor, msb) in enumerate(stock)]
     offers = {"": Offer(300, 0, keep), "x": Offer(300, 0, 0)}  # y lends nothing
-    takers = [taker(f"t{n}", wants, has=has) for n, (wants, has) in enumerate(wishes)]
+    takers = [taker(f"t{n}", wants, has=has) for n, (wants, has) in enumerate(demands)]
     loans = matched(machines, offers, takers)
     names = [loan.machine for loan in loans]
     assert len(names) == len(set(names))

@@ -440,7 +440,7 @@ def test_every_reason_is_given_at_once():
     )
 
 
-def test_an_entitlement_without_machines_says_so():
+def test_an_entitlement_without_machines_is_named_as_the_reason():
     made = plan(RegionIndex(), a_request(1), Allowance())
     assert made.reasons == ("the entitlement holds no machine yet", "the free pool is empty")
 

@@ -54,7 +54,7 @@ def test_even_over_racks_is_even_however_many_machines_they_have(each, pool):
 
 
 @pytest.mark.behaviour("BUG-AL3")
-def test_five_hundred_tasks_stand_evenly_in_ten_racks_of_a_thousand_machines():
+def test_five_hundred_tasks_are_spread_evenly_over_ten_racks_of_a_thousand_machines():
     assert set(per_rack(racks(10, 1000), 500, by(Property.RACK)).values()) == {50}
 
 

@@ -238,8 +238,10 @@ def test_unknown_properties_of_a_group_exclude_no_machine():
 
 
 def test_which_properties_a_requirement_asks_for():
-    asked = properties_of(parse("not (msb = b or gpus > 1) and label.x exists or rack in (r)"))
-    assert asked == {"msb", "gpus", "label.x", "rack"}
+    found_properties = properties_of(
+        parse("not (msb = b or gpus > 1) and label.x exists or rack in (r)")
+    )
+    assert found_properties == {"msb", "gpus", "label.x", "rack"}
 
 
 def test_the_reference_is_what_the_parser_knows():

@@ -62,7 +62,7 @@ def test_commands_of_an_earlier_term_are_old(epoch: int, restored: int, expected
 
 
 @pytest.mark.behaviour("F-88")
-def test_a_task_unknown_to_a_restored_copy_is_no_stray_until_released() -> None:
+def test_a_task_unknown_to_a_restored_copy_is_not_unexpected_until_released() -> None:
     """A task that was started after the store was restored is unknown as usual, and stopped."""
     tasks = {s.task_id: s for s in (a_status("c-0"), a_status("d-0", epoch=RESTORED + 1))}
     assert unknown_tasks("m1", tasks, set()) == [Stop("m1", "c-0", 5), Stop("m1", "d-0", 5)]
@@ -84,7 +84,7 @@ def test_changes_since_the_copy_stay(phase: TaskPhase) -> None:
         )
         after = observe(record, {"m1": machine}, NOW)
         assert after.tasks[0].phase is expected
-        assert after.generation >= 9, "what comes next is above all that was told"
+        assert after.generation >= 9, "what comes next is above all that was sent"
         assert bool(commands(after, {"m1": machine})) is (not restored)
 
 

@@ -154,8 +154,8 @@ def test_a_bin_from_which_the_tasks_are_kept_holds_up_no_other(group, allowance)
     """Tasks are kept out by the place of other jobs, because they leave the bin, or by a quota."""
     index = uneven(9, 9, pool=FREE)
     add(index, ["m3"], "msb3", machine_type="large", pool=FREE, **a_room(9))
-    asked = (Group(Demand(GIB, cpus=1), tuple(range(6)), **group),)
-    request = Request("web", "e1", asked, preferences=bounded(1))
+    groups = (Group(Demand(GIB, cpus=1), tuple(range(6)), **group),)
+    request = Request("web", "e1", groups, preferences=bounded(1))
     made = allocate(index, request, Allowance(**allowance))
     assert not made.unplaced, made.reasons
     assert Counter(where(index).values()) == {"m1": 3, "m2": 3}

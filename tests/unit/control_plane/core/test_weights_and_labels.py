@@ -213,7 +213,7 @@ def refusal(*preferences: dict[str, object]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("preference", "said"),
+    ("preference", "message"),
     [
         (
             {"property": "msbs"},
@@ -234,14 +234,14 @@ def refusal(*preferences: dict[str, object]) -> str:
         ({"property": "msb", "weights": {"a": 1001}}, "weights"),
     ],
 )
-def test_a_preference_without_effect_is_refused_with_a_hint(preference, said):
-    assert said in refusal(preference)
+def test_a_preference_without_effect_is_refused_with_a_hint(preference, message):
+    assert message in refusal(preference)
 
 
 def test_all_errors_of_preferences_are_reported_at_once():
-    told = refusal({"property": "msbs"}, {"property": "rack", "strategy": "pack", "max_skew": 1})
-    assert "preferences[0].property" in told
-    assert "preferences[1].max_skew" in told
+    message = refusal({"property": "msbs"}, {"property": "rack", "strategy": "pack", "max_skew": 1})
+    assert "preferences[0].property" in message
+    assert "preferences[1].max_skew" in message
 
 
 def test_a_task_takes_its_claim_at_any_weights():

@@ -147,11 +147,11 @@ async def test_an_invalid_address_of_a_task_is_not_listed(w: World):
     agent = w.region.machines[before[0].machine]
     zones = ("fd00::1%eth0", "fd00::1%x\n  server evil 192.0.2.9:80")
     none = ("127.0.0.1", "::1", "fe80::1", "ff02::1", "::", "a.b", "1 {", *zones)
-    for said in (*none, "192.0.2.8"):
-        agent.report(before[0].task, addresses=[said])
+    for address in (*none, "192.0.2.8"):
+        agent.report(before[0].task, addresses=[address])
         await asyncio.sleep(5)
         host = (await w.cp.endpoints("web")).endpoints[0].host
-        assert host == (said if said == "192.0.2.8" else before[0].host)
+        assert host == (address if address == "192.0.2.8" else before[0].host)
 
 
 def tasks(w: World) -> list[TaskRecord]:
@@ -163,10 +163,10 @@ async def test_weights_are_listed_for_a_limited_time(w: World):
     """If a load tester that shifts requests dies, its weights expire."""
     await w.deployed(a_job(3))
     before = await w.cp.endpoints("web")
-    told = w.cp.discovery.put_weights("web", EndpointWeights(weights={1: 200}, for_s=60))
-    assert told.revision > before.revision
-    assert [e.weight for e in told.endpoints] == [100, 200, 100]
-    waiting = asyncio.create_task(w.cp.endpoints("web", after=told.revision, wait_s=50))
+    answer = w.cp.discovery.put_weights("web", EndpointWeights(weights={1: 200}, for_s=60))
+    assert answer.revision > before.revision
+    assert [e.weight for e in answer.endpoints] == [100, 200, 100]
+    waiting = asyncio.create_task(w.cp.endpoints("web", after=answer.revision, wait_s=50))
     await asyncio.sleep(30)
     w.cp.discovery.put_weights("web", EndpointWeights(weights={0: 50}, for_s=60))
     assert [e.weight for e in (await waiting).endpoints] == [50, 100, 100]

@@ -102,5 +102,5 @@ async def test_a_core_that_lost_its_lease_passes_no_request_on_to_a_shard() -> N
 
 
 async def unreachable(_: Call) -> object:
-    """Stands in for the handler of a process that does not run the shard. It must not be called."""
+    """Replaces the handler of a process that does not run the shard. It must not be called."""
     raise AssertionError

@@ -26,14 +26,14 @@ class Refusing:
 
 @pytest.mark.behaviour("BUG-CP4")
 @pytest.mark.parametrize(
-    ("why", "heard"),
+    ("why", "expected"),
     [
         (Busy("the disk is full"), ["the disk is full"]),
         (OSError("no such thing"), ["no such thing"]),
         (NotFound("m1 is gone"), []),
     ],
 )
-def test_silences_begin_again_when_a_mark_was_not_written(why: TwineError, heard: list[str]):
+def test_silences_begin_again_when_a_mark_was_not_written(why: TwineError, expected: list[str]):
     """A conclusion that the store refused is drawn again. A removed machine is no error."""
 
     async def main() -> None:
@@ -43,7 +43,7 @@ def test_silences_begin_again_when_a_mark_was_not_written(why: TwineError, heard
         running = asyncio.create_task(marker.run(lambda _: True, lambda _: True, written.append))
         await asyncio.sleep(1)
         running.cancel()
-        assert troubles == heard
+        assert troubles == expected
         assert written == [["m1"]]
 
     run(main())

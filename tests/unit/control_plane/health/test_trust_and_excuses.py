@@ -52,7 +52,7 @@ def test_a_record_restores_the_counted_values():
 
 @pytest.mark.behaviour("BUG-CP21", "HP1")
 @pytest.mark.parametrize(
-    ("signs", "words"),
+    ("signs", "reason"),
     [
         (Signs(50, joined_until=130), "just joined"),
         (Signs(50, away_until=130), "ordered to reboot"),
@@ -68,9 +68,9 @@ def test_a_record_restores_the_counted_values():
         (Signs(50, alive_at=91.0), ""),
     ],
 )
-def test_silence_is_excused_for_as_long_as_its_reason_holds(signs, words):
+def test_silence_is_excused_for_as_long_as_its_reason_holds(signs, reason):
     found = excuse(signs, 100.0, GRACES)
-    assert (words in found.reason) if words else (found is None)
+    assert (reason in found.reason) if reason else (found is None)
 
 
 def record(*events: UnavailabilityEvent) -> MachineRecord:

@@ -74,7 +74,7 @@ def test_below_the_share_machines_are_down_one_by_one():
     assert held(racks["dc1_b1"]) == ""
 
 
-def test_machines_that_are_gone_for_long_tell_nothing_about_the_others():
+def test_machines_lost_long_ago_are_no_evidence_about_the_others():
     _, racks = region(dc1_b1=(10, 4), dc1_b2=(10, 0))
     rack = racks["dc1_b1"]
     for _ in range(4):

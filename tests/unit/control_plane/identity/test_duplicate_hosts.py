@@ -49,14 +49,14 @@ class World:
 
     def __init__(self, at_address: Host | None = None) -> None:
         self.store, self.there = MemoryStore(), at_address
-        self.told: list[Duplicate] = []
+        self.recorded: list[Duplicate] = []
         self.cut: list[str] = []
         self.happens: Callable[[], None] = lambda: None
         self.service = self.started()
 
     def started(self) -> DuplicateHosts:
         service = DuplicateHosts(self.store, Runtime(lambda: 1_700_000_000.0))
-        service.ask, service.audit, service.disconnect = self._ask, self._tell, self._disconnect
+        service.ask, service.audit, service.disconnect = self._ask, self._record, self._disconnect
         return service
 
     async def _ask(self, _machine: str) -> Presence:
@@ -65,8 +65,8 @@ class World:
             raise Unreachable("nobody")
         return self.there.presence()
 
-    async def _tell(self, duplicate: Duplicate) -> None:
-        self.told.append(duplicate)
+    async def _record(self, duplicate: Duplicate) -> None:
+        self.recorded.append(duplicate)
 
     async def _disconnect(self, machine: str) -> None:
         self.cut.append(machine)
@@ -75,9 +75,9 @@ class World:
         """Make one round as an agent does. An agent that ends during the round sends nothing
         more."""
         host.mark = mark = secrets.token_hex(4)
-        said = host.presence()
+        presence = host.presence()
         for _ in range(3):
-            answer = await self.service.check("vm1", said, address)
+            answer = await self.service.check("vm1", presence, address)
             self.happens()
             if answer.verdict is not Verdict.AGAIN or host.mark != mark:
                 break
@@ -119,7 +119,7 @@ def test_one_host_is_never_taken_for_two(faults: list[str]) -> None:
             assert not world.service.known
 
     asyncio.run(scenario())
-    assert world.told == []
+    assert world.recorded == []
 
 
 @pytest.mark.behaviour("F-89")
@@ -146,11 +146,11 @@ def test_two_hosts_are_found_in_any_order_of_requests(steps: list[str]) -> None:
             assert not world.service.is_second("vm1", first.boot)
 
     asyncio.run(scenario())
-    assert [(d.boot_id, d.other_boot_id) for d in world.told] == [(second.boot, first.boot)]
+    assert [(d.boot_id, d.other_boot_id) for d in world.recorded] == [(second.boot, first.boot)]
 
 
 @pytest.mark.behaviour("F-89")
-def test_a_process_that_ended_after_it_asked_proves_nothing() -> None:
+def test_a_process_that_ended_after_its_request_proves_nothing() -> None:
     """The request came from an agent that has restarted since, or whose host has."""
     for again in (Host.agent_restarts, Host.boots):
         host = Host()
@@ -171,10 +171,10 @@ def test_a_host_that_takes_a_running_hosts_address_is_the_clone() -> None:
         async with world.store:
             assert await world.asks(first) is Verdict.ALONE
             world.there = second
-            assert await world.asks(second) is Verdict.ALONE, "it is asked itself"
+            assert await world.asks(second) is Verdict.ALONE, "it gets the request itself"
             assert await world.asks(first) is Verdict.ALONE
             assert world.service.is_second("vm1", second.boot)
-            assert world.cut == ["vm1"], "nothing more is said to it"
+            assert world.cut == ["vm1"], "it gets no further message"
             assert await world.asks(second) is Verdict.SECOND
 
     asyncio.run(scenario())
@@ -199,7 +199,7 @@ def test_two_processes_from_one_snapshot_are_distinguished() -> None:
 
 
 @pytest.mark.behaviour("F-89")
-def test_a_second_host_stays_one_over_its_reboot_until_an_operator_says_otherwise() -> None:
+def test_a_clone_stays_one_over_its_reboot_until_an_operator_overrides_it() -> None:
     """The clone keeps this state while the other host is cut off. After the operator's command the
     remaining host is the machine."""
     first, second = Host(), Host()
@@ -296,8 +296,8 @@ async def test_a_write_without_an_answer_is_made_again() -> None:
     world = World(first)
     real, answers = world.store.txn, iter([False])
 
-    async def txn(*asked: Any) -> int:
-        revision = await real(*asked)
+    async def txn(*arguments: Any) -> int:
+        revision = await real(*arguments)
         if not next(answers, True):
             raise UnknownOutcome("the store did not say what became of the write")
         return revision
@@ -308,4 +308,4 @@ async def test_a_write_without_an_answer_is_made_again() -> None:
         with pytest.raises(UnknownOutcome):
             await world.asks(second)
         assert await world.asks(second) is Verdict.SECOND
-    assert [duplicate.boot_id for duplicate in world.told] == [second.boot]
+    assert [duplicate.boot_id for duplicate in world.recorded] == [second.boot]

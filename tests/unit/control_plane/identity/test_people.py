@@ -70,13 +70,13 @@ def test_only_the_configuration_revokes_rights_that_it_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    "who", ["", "ann", "user:", "user:Ann", "role:x", "user:ann\n", "group:a b"]
+    "principal", ["", "ann", "user:", "user:Ann", "role:x", "user:ann\n", "group:a b"]
 )
-def test_only_a_user_or_group_becomes_operator(who: str) -> None:
+def test_only_a_user_or_group_becomes_operator(principal: str) -> None:
     async def work(store: MemoryStore) -> None:
         people = await opened(store)
         with pytest.raises(InvalidInput, match="expected user:NAME or group:NAME"):
-            await people.grant(who, "local:0")
+            await people.grant(principal, "local:0")
         assert people.operators().granted == []
 
     on_a_store(work)

@@ -32,7 +32,7 @@ def test_an_owner_owns_everything_that_a_call_is_about(about: dict[str, list[str
 
 
 @pytest.mark.parametrize(
-    ("needs", "words", "way"),
+    ("needs", "message", "way"),
     [
         (
             Needs.OWNER,
@@ -45,11 +45,11 @@ def test_an_owner_owns_everything_that_a_call_is_about(about: dict[str, list[str
     ],
 )
 def test_a_refusal_names_the_missing_right_and_how_to_get_it(
-    needs: Needs, words: str, way: str
+    needs: Needs, message: str, way: str
 ) -> None:
     found = refusal(needs, ANN, {"db": ["user:bob"]})
     assert found is not None
-    assert words in found.reason
+    assert message in found.reason
     assert way in found.hint
 
 

@@ -69,7 +69,7 @@ class Hands:
     def __init__(self, w: World, plan: str, breaks: frozenset[str] = frozenset()) -> None:
         self.w, self.plan, self.breaks = w, plan, breaks
         self.upgraded: list[str] = []
-        self.away: list[set[str]] = []
+        self.taken_together: list[set[str]] = []
         """Sets of machines that were under work at the same time."""
         self.least = 10**6
 
@@ -80,7 +80,7 @@ class Hands:
             for wave in self.w.cp.maintenance.show(self.plan).waves:
                 new = [m for m in wave.ready if m not in self.upgraded]
                 if new:
-                    self.away.append(set(new))
+                    self.taken_together.append(set(new))
                 for name in new:
                     machine = self.w.region.machines[name]
                     machine.power_off()
@@ -110,7 +110,7 @@ async def test_a_fleet_gets_its_kernel_in_waves_of_one_msb(w: World):
     await w.until(lambda: w.cp.maintenance.show("kernel").plan.ended, within_s=9000)
     working.cancel()
     assert sorted(hands.upgraded) == sorted(w.region.machines)
-    assert all(len(together) == 1 for together in hands.away)
+    assert all(len(together) == 1 for together in hands.taken_together)
     assert hands.least >= 3
     await w.stable()
     view = w.cp.maintenance.show("kernel")
@@ -443,8 +443,8 @@ async def test_a_preview_lists_some_jobs_and_counts_the_others(w: World):
     assert (await w.cp.maintenance.preview("kernel", wish)).more_jobs == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preview, "_JOBS_SHOWN", 1)
-        told = await w.cp.maintenance.preview("kernel", wish)
-    assert (len(told.jobs), told.more_jobs) == (1, 1)
+        shown = await w.cp.maintenance.preview("kernel", wish)
+    assert (len(shown.jobs), shown.more_jobs) == (1, 1)
 
 
 @pytest.mark.behaviour("BUG-UX69")

@@ -173,7 +173,7 @@ def test_a_job_is_judged_by_the_wave_that_takes_most_of_it():
     assert a_job("db", 1, controller="db", there=[{0}]).impact(stay=True).stay
 
 
-def test_a_plan_is_refused_for_want_of_room_or_for_its_size():
+def test_a_plan_is_refused_for_lack_of_room_or_for_its_size():
     homeless = a_job("web", 1, there=[{0, 1}], unplaced=2, reasons=["2 machines: no memory"])
     impacts = [homeless.impact(stay=False)]
     found = warnings(impacts, 0.1, has_deadline=True, tasks_survive=False)
@@ -217,8 +217,8 @@ def test_waves_with_returning_machines_need_room_for_one_machine_at_a_time(wish,
 
 @pytest.mark.parametrize(("count", "ending"), [(5, "m4"), (6, "m4 and 1 more")])
 def test_five_machines_of_another_plan_are_named_and_the_others_counted(count, ending):
-    [told] = overlaps({"plan b": [f"m{n}" for n in range(count)]}, {})
-    assert f"m0, m1, m2, m3, {ending});" in told
+    [message] = overlaps({"plan b": [f"m{n}" for n in range(count)]}, {})
+    assert f"m0, m1, m2, m3, {ending});" in message
 
 
 def test_a_wave_cancelled_before_its_begin_has_no_start():

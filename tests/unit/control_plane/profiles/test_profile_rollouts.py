@@ -122,7 +122,7 @@ async def test_a_boot_without_spare_machines_stops_a_task_in_its_place(w: World)
 
 @pytest.mark.behaviour("BUG-CP53")
 @scenario()
-async def test_a_task_that_may_not_stop_for_a_boot_says_that_it_waits_for_room(w: World):
+async def test_a_task_that_may_not_stop_for_a_boot_reports_that_it_waits_for_room(w: World):
     """The owner of a job that can spare no task sees why a switch waits."""
     update = UpdatePolicy(drain_s=0, max_unavailable=0, surge=1)
     await w.deployed(a_job(3, update=update, limits=LARGE))
@@ -168,7 +168,7 @@ def test_a_controller_that_approves_a_move_for_a_boot_learns_of_missing_room(ins
 
 
 @scenario()
-async def test_a_host_that_refuses_because_of_tasks_is_drained_and_asked_again(w: World):
+async def test_a_host_that_refuses_because_of_tasks_is_drained_and_requested_again(w: World):
     await spread(w)
     for machine in w.region.machines.values():
         refuses_while_full(machine)

@@ -72,6 +72,6 @@ def test_power_is_measured_over_a_counter_that_begins_again() -> None:
     assert seen == [None, 150.0, 150.0, 200.0]
 
 
-def test_where_the_host_says_nothing_power_follows_type_and_use() -> None:
+def test_where_the_host_reports_no_power_it_follows_type_and_use() -> None:
     assert [modelled_w(400, share) for share in (0.0, 0.5, 1.0, 1.5)] == [200, 300, 400, 400]
     assert watts_per_rru(TYPE) == 100.0

@@ -292,7 +292,7 @@ def test_measured_loads_move_tasks_that_claim_alike() -> None:
 
 
 @pytest.mark.behaviour("EX10")
-def test_a_plan_says_how_much_of_each_entitlement_is_in_use() -> None:
+def test_a_plan_shows_the_use_of_each_entitlement() -> None:
     """By dimension, relative to the machines that it holds. The use is measured if agents reported
     it."""
 
@@ -356,8 +356,8 @@ def test_a_restarted_control_plane_continues_its_plan() -> None:
             await asyncio.sleep(5_000)
             async with world.running() as w:
                 await w.until(lambda: w.moves(MoveState.WITHDRAWN))
-                told = [m.reason for m in w.cp.rebalancer.history().moves]
-                assert "the control plane restarted, and the plan is too old" in told
+                reasons = [m.reason for m in w.cp.rebalancer.history().moves]
+                assert "the control plane restarted, and the plan is too old" in reasons
                 assert await w.moves(MoveState.WITHDRAWN) == len(left)
 
     run(main())

@@ -153,7 +153,7 @@ def test_a_free_machine_is_taken_only_where_it_relieves_more_than_it_costs() -> 
     assert solved(a_region([[5.0], [5.0], []], is_free=free)).steps == []
 
 
-def test_the_bound_says_how_much_is_left_to_gain() -> None:
+def test_the_bound_limits_the_remaining_gain() -> None:
     pinned = a_region([[3.0, 3.0, 3.0], []], can_move=[False, True, True])
     stuck = a_region([[9.0], []])
     answer = solved(stuck)

@@ -57,11 +57,11 @@ async def caught_up(store: Store, following: Following) -> None:
 
 
 @pytest.mark.behaviour("AL2")
-async def test_each_process_hears_what_the_other_wrote_and_its_own_once() -> None:
+async def test_each_process_observes_the_writes_of_the_other_and_its_own_once() -> None:
     """Each of two processes has a table and a listener."""
     async with MemoryStore() as store:
-        here, there, heard = owners(store, "here"), owners(store, "there"), list[object]()
-        here.listen(lambda name, before, after: heard.append((name, before, after)))
+        here, there, changes = owners(store, "here"), owners(store, "there"), list[object]()
+        here.listen(lambda name, before, after: changes.append((name, before, after)))
         async with followed(store, here) as one, followed(store, there) as other:
             await put(here, "a", 1)
             await caught_up(store, other)
@@ -72,7 +72,7 @@ async def test_each_process_hears_what_the_other_wrote_and_its_own_once() -> Non
             await caught_up(store, one)
             await put(here, "a", 4)
             await caught_up(store, one)
-        assert heard == [
+        assert changes == [
             ("a", None, owner("a", 1)),
             ("a", owner("a", 1), owner("a", 2)),
             ("b", None, owner("b", 3)),
@@ -83,15 +83,15 @@ async def test_each_process_hears_what_the_other_wrote_and_its_own_once() -> Non
 
 async def test_the_echo_of_a_deleted_record_does_not_restore_it() -> None:
     async with MemoryStore() as store:
-        here, heard = owners(store, "here"), list[object]()
-        here.listen(lambda name, _, after: heard.append((name, after)))
+        here, changes = owners(store, "here"), list[object]()
+        here.listen(lambda name, _, after: changes.append((name, after)))
         following = Following(store, [here])
         await put(here, "a", 1)
         await put(here, "a", None)
         running = asyncio.create_task(following.run())
         await caught_up(store, following)
         running.cancel()
-        assert heard == [("a", owner("a", 1)), ("a", None)]
+        assert changes == [("a", owner("a", 1)), ("a", None)]
         assert len(here) == 0
 
 
@@ -154,12 +154,12 @@ async def test_a_machine_that_another_process_moves_is_never_gone() -> None:
     change."""
     async with MemoryStore() as store:
         here, there = (Brokers(store, Runtime(), writer=name) for name in ("here", "there"))
-        heard: list[tuple[str, str]] = []
+        changes: list[tuple[str, str]] = []
 
-        def hears(name: str, _: MachineRecord | None, after: MachineRecord | None) -> None:
-            heard.append((name, after.location.datacenter if after is not None else "gone"))
+        def record_change(name: str, _: MachineRecord | None, after: MachineRecord | None) -> None:
+            changes.append((name, after.location.datacenter if after is not None else "gone"))
 
-        here.listen(hears)
+        here.listen(record_change)
         async with followed(store, FollowedMachines(here, store)) as following:
             location = Location(datacenter="dc1", msb="m1", rack="r1")
             machine = MachineRecord(machine="m1", location=location, machine_type="small")
@@ -167,7 +167,7 @@ async def test_a_machine_that_another_process_moves_is_never_gone() -> None:
             await there.move("m1", "dc2")
             await caught_up(store, following)
             assert here.table.get("m1").location.datacenter == "dc2"
-            assert heard == [("m1", "dc1"), ("m1", "dc2")]
+            assert changes == [("m1", "dc1"), ("m1", "dc2")]
             await here.assign("m1", "web", "p", revision=here.table.revision("m1"))
             assert here.count("web") == 1
 

@@ -82,7 +82,7 @@ def test_spawned_work_that_is_not_awaited_is_covered():
         (lambda control_plane: control_plane._checker, "health"),
     ],
 )
-def test_readiness_says_which_loop_of_the_control_plane_failed(role, name):
+def test_readiness_names_the_failed_loop_of_the_control_plane(role, name):
     async def main() -> None:
         world = World(a_region())
         async with world.store:

@@ -28,15 +28,15 @@ class Clocks:
 
 async def watched(clocks: Clocks, happens) -> list[float]:
     """Return the pauses that a runtime reports while its clocks change."""
-    runtime, told = Runtime(clocks.wall, 0, clocks.boot), list[float]()
-    runtime.on_pause(told.append)
+    runtime, reported = Runtime(clocks.wall, 0, clocks.boot), list[float]()
+    runtime.on_pause(reported.append)
     watching = asyncio.create_task(runtime.watch_clocks())
     await asyncio.sleep(10)
     happens(runtime)
     await asyncio.sleep(10)
     watching.cancel()
     await asyncio.wait([watching])
-    return told
+    return reported
 
 
 def stop(seconds: float) -> None:
@@ -47,11 +47,11 @@ def stop(seconds: float) -> None:
 
 
 @pytest.mark.behaviour("BUG-CP3")
-@pytest.mark.parametrize(("stopped_s", "told"), [(299.0, 1), (3.0, 1), (1.0, 0)])
-def test_a_stopped_process_detects_its_pause(stopped_s, told):
+@pytest.mark.parametrize(("stopped_s", "reported"), [(299.0, 1), (3.0, 1), (1.0, 0)])
+def test_a_stopped_process_detects_its_pause(stopped_s, reported):
     """A process knows its own pauses, so it can distinguish them from the silence of others."""
     pauses = run(watched(Clocks(), lambda _: stop(stopped_s)))
-    assert len(pauses) == told
+    assert len(pauses) == reported
     assert all(stopped_s <= pause <= stopped_s + 1.0 for pause in pauses)
 
 
@@ -99,8 +99,8 @@ def test_a_step_of_the_wall_clock_is_no_pause_and_is_logged(step_s, caplog):
 
 def test_failed_work_is_logged_with_its_name_and_reported(caplog):
     async def main() -> list[tuple[str, str]]:
-        told: list[tuple[str, str]] = []
-        end = RUNTIME.on_failure(lambda name, error: told.append((name, str(error))))
+        reported: list[tuple[str, str]] = []
+        end = RUNTIME.on_failure(lambda name, error: reported.append((name, str(error))))
 
         async def fails() -> None:
             await RUNTIME.sleep(1)
@@ -112,7 +112,7 @@ def test_failed_work_is_logged_with_its_name_and_reported(caplog):
         cancelled.cancel()
         end()
         await RUNTIME.sleep(1)
-        return told
+        return reported
 
     assert run(main()) == [("keeper", "no such thing")]
     assert [(r.message, r.actor) for r in caplog.records] == [("work failed", "keeper")]
@@ -203,7 +203,7 @@ def test_the_meter_counts_each_actors_steps():
     assert 0 < meter.longest_s["worker"] <= meter.busy_s["worker"]
 
 
-async def test_of_those_that_wait_only_as_many_go_on_as_a_turn_has_time_for():
+async def test_only_as_many_waiting_calls_continue_as_a_turn_has_time_for():
     """Formerly 64 waiters were released at once after light turns, and their heavy steps made one
     long turn."""
     runtime, turns = Runtime(seed=1), list[int]()

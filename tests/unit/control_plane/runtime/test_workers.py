@@ -65,7 +65,7 @@ def test_keys_that_are_due_at_once_are_woken_a_few_at_a_time():
     run(main())
 
 
-def test_a_failing_key_is_tried_less_and_less_often_and_says_why():
+def test_a_failing_key_is_tried_less_and_less_often_and_reports_why():
     async def main() -> None:
         times: list[float] = []
 

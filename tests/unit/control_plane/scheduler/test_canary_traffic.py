@@ -45,7 +45,7 @@ async def weights(w: World) -> set[int]:
     return {e.weight for e in (await w.cp.endpoints("web")).endpoints}
 
 
-def told(w: World, shown) -> tuple[str, str]:
+def effect_of(w: World, shown) -> tuple[str, str]:
     (view,) = [view for view in shown.intents if view.dimension == "canary"]
     return view.effect, view.waits_for
 
@@ -62,7 +62,7 @@ async def test_a_canary_gets_its_part_of_the_requests_at_every_size_until_it_end
         await w.cp.intents.size("web", SizeWish(tasks=size), TESTER)
         await w.stable()
         assert (await parts(w))[2] == pytest.approx(0.05, abs=0.001)
-        effect, waits = told(w, await w.cp.intents.show("web"))
+        effect, waits = effect_of(w, await w.cp.intents.show("web"))
         assert "with 5.0" in effect or "with 4.9" in effect
         assert not waits
     await w.cp.intents.push(
@@ -92,7 +92,9 @@ async def test_a_part_of_none_or_all_is_kept_and_all_serve_when_one_kind_is_away
     await w.cp.intents.canary("web", a_canary(0.0), TESTER)
     await w.until(lambda: {t.version for t in w.cp._jobs.get("web").tasks} == {2}, 600)
     assert await weights(w) == {100}  # only canaries remain
-    assert told(w, await w.cp.intents.show("web"))[1].startswith("0.00% of the requests: no other")
+    assert effect_of(w, await w.cp.intents.show("web"))[1].startswith(
+        "0.00% of the requests: no other"
+    )
 
 
 @pytest.mark.behaviour("JC10")
@@ -152,7 +154,7 @@ async def test_a_traffic_share_that_weights_cannot_reach_is_reported(w: World):
     await w.deployed(a_job(6, update=FAST))
     await w.cp.intents.canary("web", a_canary(0.001, tasks=5), TESTER)
     await w.stable()
-    effect, waits = told(w, await w.cp.intents.show("web"))
+    effect, waits = effect_of(w, await w.cp.intents.show("web"))
     assert effect == "5 tasks should run version 2, with 1.92% of the requests"
     assert waits == "0.10% of the requests: weights must be from 1 to 256"
 

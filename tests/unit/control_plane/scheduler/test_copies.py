@@ -65,9 +65,9 @@ async def test_a_task_that_may_continue_when_cut_off_has_two_copies_in_its_job_s
     w.region.machines["m1"].reachable = False
     await w.until(lambda: len(w.region.copies(task)) == 2)
     await w.stable()
-    said = f"{task} may still run on m1, which is cut off"
-    assert (await w.cp.get_job("web")).detail == said
-    assert (await w.cp.job_planner.explain("web")).second_copies == [said]
+    expected = f"{task} may still run on m1, which is cut off"
+    assert (await w.cp.get_job("web")).detail == expected
+    assert (await w.cp.job_planner.explain("web")).second_copies == [expected]
     w.region.machines["m1"].reachable = True
     await w.until(lambda: len(w.region.copies(task)) == 1)
     await asyncio.sleep(10)
@@ -101,15 +101,15 @@ def test_the_certain_end_of_a_copy_follows_from_reports_of_its_machine(spec: Job
     latest_s = certainly_ended_s(spec.disconnect, spec.stop_timeout_s)
     left_s = 0.0 if latest_s is None else latest_s - 20
     assert ended_in_s(spec, "web-0", silent) == pytest.approx(left_s)
-    assert ended_in_s(spec, "web-0", replace_heard(silent, 1e6)) == 0.0
+    assert ended_in_s(spec, "web-0", with_silence(silent, 1e6)) == 0.0
     assert ended_in_s(spec, "web-0", None) == 0.0
 
 
-def replace_heard(machine: SeenMachine, unheard_s: float) -> SeenMachine:
+def with_silence(machine: SeenMachine, unheard_s: float) -> SeenMachine:
     return SeenMachine(up=machine.up, answering=False, ready=False, unheard_s=unheard_s)
 
 
-def test_a_job_file_says_it_as_people_write_it(tmp_path: Path) -> None:
+def test_a_job_file_has_it_in_the_notation_for_people(tmp_path: Path) -> None:
     file = tmp_path / "web.toml"
     image = "sha256:" + "1" * 64
     file.write_text(

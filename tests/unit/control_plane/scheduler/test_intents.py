@@ -40,7 +40,7 @@ def indexes(w: World, version: int) -> set[int]:
     return {task.index for task in w.cp._jobs.get("web").tasks if task.version == version}
 
 
-def told(w: World, task: TaskRecord) -> TaskSpec:
+def sent_spec(w: World, task: TaskRecord) -> TaskSpec:
     """Return the specification that the machine of a task received."""
     return w.region.machines[task.placement.machine].specs[f"web-{task.index}"]
 
@@ -217,8 +217,8 @@ async def test_a_canary_changes_the_image_the_configuration_or_both(w: World):
         spec = w.cp._jobs.get("web").specs[on_trial.version]
         assert spec.configuration == first | wish.configuration
         assert (spec.command == OTHER) is bool(wish.command)
-        assert told(w, on_trial).configuration == spec.configuration
-        assert told(w, on_trial).command[0] == spec.command[0]
+        assert sent_spec(w, on_trial).configuration == spec.configuration
+        assert sent_spec(w, on_trial).command[0] == spec.command[0]
     await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
     await w.stable()
     assert counts(w) == {1: 4}
@@ -232,13 +232,13 @@ async def test_a_push_brings_a_configuration_to_its_share_and_a_rollback_takes_i
     await w.cp.intents.push("web", wish, DEPLOYER)
     await w.stable()
     assert counts(w) == {1: 2, 2: 2}
-    assert {told(w, t).configuration["app.toml"] for t in w.cp._jobs.get("web").tasks} == {
+    assert {sent_spec(w, t).configuration["app.toml"] for t in w.cp._jobs.get("web").tasks} == {
         "pool = 1",
         "pool = 2",
     }
     await w.cp.intents.push("web", PushWish(share=0.0), DEPLOYER)
     await w.stable()
-    assert {told(w, t).configuration["app.toml"] for t in w.cp._jobs.get("web").tasks} == {
+    assert {sent_spec(w, t).configuration["app.toml"] for t in w.cp._jobs.get("web").tasks} == {
         "pool = 1"
     }
 
@@ -302,12 +302,12 @@ async def test_a_canary_that_fails_ends_at_once_and_its_tasks_go_back_first(w: W
     await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)
     order = list[int]()
 
-    def all_went() -> bool:
+    def all_ended() -> bool:
         going = [t.index for t in w.cp._jobs.get("web").tasks if t.phase in ENDING]
         order.extend(index for index in going if index not in order)
         return len(order) >= 4
 
-    await w.until(all_went, 600)
+    await w.until(all_ended, 600)
     assert set(order[:2]) == trials
     intent = w.cp._jobs.get("web").intents["canary"]
     assert intent.value is None
@@ -592,7 +592,7 @@ def test_an_intent_outlives_the_control_plane():
 
 @pytest.mark.behaviour("BUG-UX61", "BUG-UX70")
 @scenario()
-async def test_a_plan_says_what_its_writer_would_get(w: World):
+async def test_a_plan_shows_what_its_writer_would_get(w: World):
     """After `job scale`, a plan kept the size although applying the same file changed it."""
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)

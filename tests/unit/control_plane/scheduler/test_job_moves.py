@@ -97,15 +97,15 @@ async def test_job_status_shows_the_progress_of_a_transfer(w: World):
     await w.cp.move_job("web", "back")
     words = "the job moves from entitlement front to back: 2 of 6 tasks serve there"
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         return (await w.cp.get_job("web")).update == words
 
-    await w.until(is_told, 600)
+    await w.until(is_reported, 600)
     with pytest.raises(Conflict, match="web"):
         await w.cp.delete_entitlement("front")  # the job has tasks there
     await w.stable(within_s=600)
     words = words.replace("2 of 6", "6 of 6")
-    await w.until(is_told)  # the last task has to pass its gate
+    await w.until(is_reported)  # the last task has to pass its gate
 
     async def is_over() -> bool:
         return (await w.cp.get_job("web")).update == ""
@@ -256,14 +256,14 @@ async def test_a_move_that_cannot_be_is_refused_as_a_whole(w: World):
 
 @pytest.mark.behaviour("SC11", "WH2")
 @scenario()
-async def test_a_move_is_asked_of_the_controller_task_by_task(w: World):
+async def test_a_move_is_requested_of_the_controller_task_by_task(w: World):
     """The owner's controller orchestrates the move."""
-    asked: list[tuple[str, str]] = []
-    may_go = [False]
+    requested: list[tuple[str, str]] = []
+    may_start = [False]
 
     async def ask(_ref, request: TaskControlRequest) -> TaskControlResponse:
-        asked.extend((o.kind, o.cause) for o in request.request)
-        return TaskControlResponse(ack=[o.id for o in request.request if may_go[0]])
+        requested.extend((o.kind, o.cause) for o in request.request)
+        return TaskControlResponse(ack=[o.id for o in request.request if may_start[0]])
 
     w.cp._controllers._call = ask
     ref = ControllerRef(url="https://10.0.0.1:7450", name="db")
@@ -272,8 +272,8 @@ async def test_a_move_is_asked_of_the_controller_task_by_task(w: World):
     await w.cp.move_job("web", "back")
     await asyncio.sleep(600)
     assert w.region.where() == before
-    assert set(asked) == {("update", "transfer")}
-    may_go[0] = True
+    assert set(requested) == {("update", "transfer")}
+    may_start[0] = True
     await w.stable(within_s=600)
     assert await all_in(w, "back")
 

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from faulty_store import LOST, MADE, UNHEARD, Fate, FaultyStore
+from faulty_store import LOST, MADE, UNANSWERED, Fate, FaultyStore
 from msgspec.structs import replace
 
 from agent.api import Health, TaskState
@@ -68,16 +68,16 @@ async def stored(store: MemoryStore) -> JobRecord:
 async def test_a_change_of_health_writes_nothing() -> None:
     async with Watched() as store:
         table = JobTable(store)
-        heard: list[str] = []
-        table.listen(lambda name, *_: heard.append(name))
+        changed: list[str] = []
+        table.listen(lambda name, *_: changed.append(name))
         record = a_record(600)
         await table.commit("web", record)
         store.writes.clear()
-        heard.clear()
+        changed.clear()
         sick = replace(record.tasks[3], health=Health.UNHEALTHY, state=TaskState.RUNNING)
         tasks = [*record.tasks[:3], replace(sick, restarts=4), *record.tasks[4:]]
         await table.commit("web", replace(record, tasks=tasks))
-        assert (store.writes, heard) == ([], [])
+        assert (store.writes, changed) == ([], [])
         assert table.get("web").tasks == tasks
         assert (await stored(store)).tasks[3] == record.tasks[3]
 
@@ -172,8 +172,8 @@ async def test_a_record_of_the_release_before_is_split_once() -> None:
         assert len(store.writes) == written
 
 
-@pytest.mark.parametrize("fate", [UNHEARD, LOST])
-async def test_a_split_whose_answer_is_lost_is_looked_up(fate: Fate) -> None:
+@pytest.mark.parametrize("fate", [UNANSWERED, LOST])
+async def test_a_split_whose_answer_is_lost_is_read_back(fate: Fate) -> None:
     """A start failed, or continued with guessed revisions."""
     async with MemoryStore() as inner:
         record = a_record(300)
@@ -181,7 +181,7 @@ async def test_a_split_whose_answer_is_lost_is_looked_up(fate: Fate) -> None:
         fates = [fate]
         store = FaultyStore(inner, lambda _: fates.pop() if fates else MADE)
         table = JobTable(store)
-        if fate is UNHEARD:
+        if fate is UNANSWERED:
             await table.load()
             assert table.get("web") == record
             await table.update("web", lambda r: replace(r, generation=1_000))  # no conflict

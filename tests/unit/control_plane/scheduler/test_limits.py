@@ -137,8 +137,8 @@ async def test_profiles_are_switched_no_faster_than_the_limit(w: World):
     await w.set_up(6)
     await w.cp.apply_job(a_job(6, limits=LARGE))
     await asyncio.sleep(30)
-    asked = [m for m in w.region.machines.values() if m.wanted.name == "web"]
-    assert 1 <= len(asked) <= 3
+    started = [m for m in w.region.machines.values() if m.wanted.name == "web"]
+    assert 1 <= len(started) <= 3
     assert view(w, LimitName.PROFILES).reason
     await w.stable(within_s=600)
 
@@ -232,9 +232,9 @@ def test_an_upgrade_halts_while_power_is_capped_and_no_further_capacity_is_lost(
         return run(main())
 
     least, upgraded, end = replay(share=0.3)
-    worse, went_on, _ = replay(share=1.0)
+    worse, continued, _ = replay(share=1.0)
     assert end == 9
-    assert upgraded < went_on
+    assert upgraded < continued
     assert least > worse
 
 

@@ -22,7 +22,7 @@ from control_plane.store.memory import MemoryStore
 from wire.errors import NotFound
 
 
-async def told(w: World, job: str = "web") -> list[JobEvent]:
+async def events_of(w: World, job: str = "web") -> list[JobEvent]:
     """Return the whole log, read page by page."""
     found: list[JobEvent] = []
     while True:
@@ -40,23 +40,23 @@ def brief(events: list[JobEvent]) -> set[tuple[int, str, str, str]]:
 @scenario()
 async def test_every_operation_ends_in_the_log_with_its_cause(w: World):
     await w.deployed(a_job(3))
-    events = await told(w)
+    events = await events_of(w)
     assert brief(events) == {(i, "start", "release", "done") for i in range(3)}
     assert [e.seq for e in events] == [1, 2, 3]
     assert all(e.end > e.start and e.to_machine for e in events)
 
     await w.cp.apply_job(a_job(3, command=["/bin/other"]))
     await w.stable()
-    assert brief((await told(w))[3:]) == {(i, "update", "release", "done") for i in range(3)}
+    assert brief((await events_of(w))[3:]) == {(i, "update", "release", "done") for i in range(3)}
 
     await w.cp.apply_job(a_job(2, command=["/bin/other"]))
     await w.stable()
-    (removed,) = (await told(w))[6:]
+    (removed,) = (await events_of(w))[6:]
     assert (removed.kind, removed.cause, removed.outcome) == ("remove", "resize", "done")
 
     await w.cp.stop_job("web")
     await w.until(lambda: w.cp._jobs.find("web") is None)
-    gone = (await told(w))[7:]
+    gone = (await events_of(w))[7:]
     assert {(e.kind.value, e.cause.value, e.outcome.value) for e in gone} == {
         ("remove", "stop", "done")
     }
@@ -66,14 +66,14 @@ async def test_every_operation_ends_in_the_log_with_its_cause(w: World):
 
 
 @scenario()
-async def test_a_failure_and_a_drain_tell_from_where_to_where(w: World):
+async def test_a_failure_and_a_drain_show_both_machines_of_the_move(w: World):
     await w.deployed(a_job(3))
-    (first,) = [e for e in (await told(w)) if e.task == 0]
+    (first,) = [e for e in (await events_of(w)) if e.task == 0]
     w.region.machines[first.to_machine].power_off()
     await w.until(lambda: w.alive()[first.to_machine] == 0)
     await w.until(lambda: w.alive().total() == 3)
     await w.stable()
-    moved = [e for e in (await told(w))[3:] if e.outcome == "done"]
+    moved = [e for e in (await events_of(w))[3:] if e.outcome == "done"]
     assert [(e.kind, e.cause, e.from_machine) for e in moved] == [
         ("move", "failure", first.to_machine)
     ]
@@ -81,12 +81,12 @@ async def test_a_failure_and_a_drain_tell_from_where_to_where(w: World):
     leaving = moved[0].to_machine
     w.region.machines[first.to_machine].power_on()
     await w.until(w.all_answer)
-    seen = len(await told(w))
+    seen = len(await events_of(w))
     await w.cp.inventory.drain(Drain(machines=[leaving], reason="new fans"))
     await w.until(lambda: w.alive()[leaving] == 0)
     await w.until(lambda: w.alive().total() == 3)
     await w.stable()
-    drained = [e for e in (await told(w))[seen:] if e.cause == "maintenance"]
+    drained = [e for e in (await events_of(w))[seen:] if e.cause == "maintenance"]
     assert {(e.kind.value, e.outcome.value, e.from_machine, e.reason) for e in drained} == {
         ("move", "done", leaving, "new fans")
     }
@@ -97,14 +97,14 @@ async def test_a_failure_and_a_drain_tell_from_where_to_where(w: World):
 async def test_restarts_of_a_crash_loop_are_in_the_log_and_the_task_story(w: World):
     """The log has few events, even if the task crashes often; each event has its exit code."""
     await w.deployed(a_job(1))
-    (start,) = await told(w)
+    (start,) = await events_of(w)
     machine = w.region.machines[start.to_machine]
     for count in range(1, 11):
         ended = Exit(result="exit-code", code=3, at=clock())
         run = f"run-{count}"
         machine.report("web-0", restarts=count, last_exit=ended, invocation_id=run)
         await w.until(lambda n=count: w.cp._jobs.get("web").tasks[0].restarts == n)
-    crashes = (await told(w))[1:]
+    crashes = (await events_of(w))[1:]
     assert brief(crashes) == {(0, "restart", "failure", "failed")}
     assert [e.reason for e in crashes] == [
         f"exit code 3; it ended {n} so far" for n in ("once", "2 times", "4 times", "8 times")
@@ -124,7 +124,7 @@ async def test_the_log_has_an_automatic_rollback_with_the_exit_that_caused_it(w:
     await w.deployed(a_job(1, update=update))
     await w.cp.apply_job(a_job(1, update=update, command=["/bin/bad"]))
     await w.until(lambda: w.cp._jobs.get("web").tasks[0].version == 2)
-    machine = w.region.machines[(await told(w))[0].to_machine]
+    machine = w.region.machines[(await events_of(w))[0].to_machine]
     await w.until(lambda: w.cp._jobs.get("web").tasks[0].state is TaskState.RUNNING)
     ended = Exit(result="exit-code", code=127, at=clock())
     machine.report("web-0", state=TaskState.BACKOFF, health=Health.UNHEALTHY, last_exit=ended)
@@ -185,11 +185,11 @@ async def test_tasks_move_back_towards_even_spread(w: World):
     await w.until(is_even, 600)
     await w.stable()
     assert lowest >= 5  # the budget is one task
-    moves = [e for e in await told(w) if e.cause == "rebalance"]
+    moves = [e for e in await events_of(w) if e.cause == "rebalance"]
     assert len([e for e in moves if e.outcome == "done"]) == 4
-    count = len(await told(w))
+    count = len(await events_of(w))
     await asyncio.sleep(300)
-    assert len(await told(w)) == count
+    assert len(await events_of(w)) == count
 
 
 @pytest.mark.behaviour("BUG-CP3")
@@ -294,15 +294,15 @@ async def test_the_logs_of_jobs_that_are_gone_have_a_common_bound(monkeypatch) -
             await log.commit(table, record, [an_event(0)])
             return record
 
-        async def goes(record: JobRecord) -> None:
+        async def is_removed(record: JobRecord) -> None:
             await log.commit(table, record, [an_event(0)], is_gone=True)
 
         for number in range(5):
-            await goes(await there(f"job{number}", number))
+            await is_removed(await there(f"job{number}", number))
         assert await logs_of(store) == {"job2", "job3", "job4"}
         await there("job2", 9)  # the job exists again, and its log continues
         for number in range(5, 8):
-            await goes(await there(f"job{number}", number))
+            await is_removed(await there(f"job{number}", number))
         assert await logs_of(store) == {"job2", "job5", "job6", "job7"}
         assert [event.seq for event in (await log.page(table, "job2", 0, 500)).events] == [1, 2, 3]
         with pytest.raises(NotFound):

@@ -21,22 +21,22 @@ from wire.errors import Busy
 REF = ControllerRef(url="https://10.0.0.9:7450", name="db", failure_wait_s=3600)
 
 
-class Told:
+class Steps:
     """Records events as short sentences, in the order in which they were reported."""
 
     def __init__(self, w: World) -> None:
-        self.said: list[str] = []
-        self.may_go = False
+        self.seen: list[str] = []
+        self.permits = False
         self.rule: Callable[[TaskControlRequest], list[str]] = lambda r: [o.id for o in r.request]
         w.cp._broker.listen(self._machine)
         w.cp._jobs.listen(self._job)
-        w.cp._controllers._call = self._asked
+        w.cp._controllers._call = self._controller_called
         for machine in w.region.machines.values():
             self._follow(machine)
 
     def once(self, *words: str) -> list[str]:
         """Return these sentences in the order of their first occurrence."""
-        return sorted(words, key=self.said.index)
+        return sorted(words, key=self.seen.index)
 
     def _machine(
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
@@ -45,9 +45,9 @@ class Told:
             return
         if after.state is MachineState.DOWN and before.state is MachineState.UP:
             assert after.unavailability[-1].end is None
-            self.said.append(f"{name} is down, by an open event")
+            self.seen.append(f"{name} is down, by an open event")
         if before.entitlement != after.entitlement:
-            self.said.append(f"{name} is {after.entitlement or 'free'}")
+            self.seen.append(f"{name} is {after.entitlement or 'free'}")
 
     def _job(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
         if before is None or after is None:
@@ -58,31 +58,33 @@ class Told:
             if old is None:
                 continue
             if old.listed != task.listed:
-                self.said.append(f"{task.index} {'listed' if task.listed else 'unlisted'}")
+                self.seen.append(f"{task.index} {'listed' if task.listed else 'unlisted'}")
             if task.placement is not None and old.placement != task.placement:
-                self.said.append(f"{task.index} placed")
+                self.seen.append(f"{task.index} placed")
 
-    async def _asked(self, _: ControllerRef, request: TaskControlRequest) -> TaskControlResponse:
+    async def _controller_called(
+        self, _: ControllerRef, request: TaskControlRequest
+    ) -> TaskControlResponse:
         for operation in request.request:
-            self.said.append(f"{operation.task} asked")
-        ack = self.rule(request) if self.may_go else []
+            self.seen.append(f"{operation.task} requested")
+        ack = self.rule(request) if self.permits else []
         for operation in request.request:
             if operation.id in ack:
-                self.said.append(f"{operation.task} let")
+                self.seen.append(f"{operation.task} acknowledged")
         return TaskControlResponse(ack=ack)
 
     def _follow(self, machine) -> None:
-        say = machine.say
+        send_event = machine.send_event
 
-        def said(kind: str, name: str, task=None) -> None:
+        def record_event(kind: str, name: str, task=None) -> None:
             index = name.rpartition("-")[2]
             if task is not None and task.state is TaskState.RUNNING:
-                self.said.append(f"{index} started")
+                self.seen.append(f"{index} started")
             elif kind == "task-removed":
-                self.said.append(f"{index} stopped")
-            say(kind, name, task)
+                self.seen.append(f"{index} stopped")
+            send_event(kind, name, task)
 
-        machine.say = said
+        machine.send_event = record_event
 
 
 def on(w: World, machine: str) -> list[int]:
@@ -93,30 +95,33 @@ def on(w: World, machine: str) -> list[int]:
 @pytest.mark.behaviour("SC3", "SC9", "HC1", "HC10", "HC11")
 @scenario()
 async def test_a_machine_fails(w: World):
-    """Order: event, unlisted, asked, acknowledged, placed elsewhere, started, listed."""
+    """Order: event, unlisted, requested, acknowledged, placed elsewhere, started, listed."""
     await w.deployed(a_job(6, controller=REF, update=UpdatePolicy(max_unavailable=2)))
     counts = w.cp.allocations[0].counts
-    told, lost, misses = Told(w), on(w, "m1"), counts.misses
+    steps_seen, lost, misses = Steps(w), on(w, "m1"), counts.misses
     w.region.machines["m1"].power_off()
-    await w.until(lambda: told.said.count(f"{lost[0]} asked") > 2)
+    await w.until(lambda: steps_seen.seen.count(f"{lost[0]} requested") > 2)
     assert counts.misses == misses  # no allocation before the controller's acknowledgement
-    told.may_go = True
+    steps_seen.permits = True
     await w.stable()
     for index in lost:
         steps = [
             "m1 is down, by an open event",
-            *(f"{index} {step}" for step in ("unlisted", "asked", "let", "placed", "started")),
+            *(
+                f"{index} {step}"
+                for step in ("unlisted", "requested", "acknowledged", "placed", "started")
+            ),
             f"{index} listed",
         ]
-        assert told.once(*steps) == steps
+        assert steps_seen.once(*steps) == steps
     assert counts.misses > misses  # the earlier answer is not used any more
-    assert {int(s.split()[0]) for s in told.said if s.endswith("placed")} == set(lost)
+    assert {int(s.split()[0]) for s in steps_seen.seen if s.endswith("placed")} == set(lost)
 
 
 @pytest.mark.behaviour("SC19", "SD2")
 @scenario()
 async def test_a_lent_machine_returns_after_its_tasks_have_stopped(w: World):
-    """Order: asked, unlisted, stopped; only then the machine gets another owner."""
+    """Order: requested, unlisted, stopped; only then the machine gets another owner."""
     w.region.add("m4", "dc1", "msb1")
     await w.set_up()
     await w.cp.put_entitlement("back", EntitlementSpec(machines=1, host_profile="web"))
@@ -127,13 +132,18 @@ async def test_a_lent_machine_returns_after_its_tasks_have_stopped(w: World):
     await w.stable()
     there = on(w, "m4")
     assert there
-    told = Told(w)
-    told.may_go = True
+    steps_seen = Steps(w)
+    steps_seen.permits = True
     await w.cp.inventory.revoke(Revoke(machines=["m4"], return_within_s=600))
-    await w.until(lambda: "m4 is free" in told.said)
+    await w.until(lambda: "m4 is free" in steps_seen.seen)
     for index in there:
-        steps = [f"{index} asked", f"{index} let", f"{index} unlisted", f"{index} stopped"]
-        assert told.once(*steps, "m4 is free") == [*steps, "m4 is free"]
+        steps = [
+            f"{index} requested",
+            f"{index} acknowledged",
+            f"{index} unlisted",
+            f"{index} stopped",
+        ]
+        assert steps_seen.once(*steps, "m4 is free") == [*steps, "m4 is free"]
     assert w.alive()["m4"] == 0
 
 
@@ -142,13 +152,13 @@ async def test_a_lent_machine_returns_after_its_tasks_have_stopped(w: World):
 async def test_no_task_of_a_machine_that_is_drained_is_listed_when_it_stops(w: World):
     """Tasks leave one after the other, as the budget requires."""
     await w.deployed(a_job(6, update=UpdatePolicy(max_unavailable=1, drain_s=3)))
-    told, leaving = Told(w), on(w, "m1")
+    steps_seen, leaving = Steps(w), on(w, "m1")
     await w.cp.inventory.drain(Drain(machines=["m1"], reason="a fan"))
     await w.until(lambda: on(w, "m1") == [] and w.alive()["m1"] == 0)
     await w.stable()
     for index in leaving:
         steps = [f"{index} unlisted", f"{index} stopped", f"{index} placed", f"{index} started"]
-        assert told.once(*steps) == steps
+        assert steps_seen.once(*steps) == steps
     assert "m1" not in {e.machine for e in (await w.cp.endpoints("web")).endpoints}
 
 
@@ -161,7 +171,7 @@ async def test_an_application_scheduler_takes_over_the_life_of_its_tasks(w: Worl
     the data to another task, which takes time. Twine does not know about this.
     """
     await w.deployed(a_job(4, controller=REF, update=UpdatePolicy(max_unavailable=4)))
-    told, held = Told(w), {index: {f"shard{index}"} for index in range(4)}
+    steps_seen, held = Steps(w), {index: {f"shard{index}"} for index in range(4)}
     order, empty = [2, 0, 3, 1], set[int]()
     moved: list[tuple[int, int]] = []
 
@@ -180,12 +190,12 @@ async def test_an_application_scheduler_takes_over_the_life_of_its_tasks(w: Worl
             empty.add(order[0])  # copied before the next request
         return ready
 
-    told.rule, told.may_go = rule, True
+    steps_seen.rule, steps_seen.permits = rule, True
     await w.cp.apply_job(
         a_job(4, controller=REF, update=UpdatePolicy(max_unavailable=4), command=["/bin/other"])
     )
     await w.stable(within_s=600)
-    gone = [s for s in told.said if s.endswith("unlisted")]
+    gone = [s for s in steps_seen.seen if s.endswith("unlisted")]
     assert gone == ["2 unlisted", "0 unlisted", "3 unlisted", "1 unlisted"]
     assert [index for index, _ in moved] == [2, 0, 3, 1]
     assert sorted(set().union(*held.values())) == [f"shard{index}" for index in range(4)]

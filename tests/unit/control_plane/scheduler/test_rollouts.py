@@ -41,7 +41,7 @@ async def rollouts(w: World) -> list[str]:
     return [e.reason for e in (await w.cp.job_events("web")).events if e.kind == "rollout"]
 
 
-async def is_told(w: World, count: int) -> bool:
+async def is_reported(w: World, count: int) -> bool:
     return len(await rollouts(w)) == count
 
 
@@ -153,16 +153,16 @@ def test_a_failing_version_is_rolled_back_automatically(canary):
             break_version(w, OTHER[0])
             await w.cp.apply_job(a_job(6, update=update, command=OTHER))
 
-            async def went_back() -> bool:
+            async def is_rolled_back() -> bool:
                 status = await w.cp.get_job("web")
                 return status.phase is JobPhase.STABLE and await commands(w) == {"/bin/serve"}
 
-            assert await least_served(w, went_back) >= (5 if canary else 4)
+            assert await least_served(w, is_rolled_back) >= (5 if canary else 4)
             status = await w.cp.get_job("web")
             assert status.record.version == 3
             assert "version 2 failed on 1 task" in status.update
             assert "was rolled back to version 1" in status.update
-            await w.until(lambda: is_told(w, 2))
+            await w.until(lambda: is_reported(w, 2))
             (text, end) = await rollouts(w)
             assert text.startswith("rolled back to version 1: version 2 failed on 1 task")
             assert end == "all tasks run version 3"
@@ -252,7 +252,7 @@ async def test_a_successor_serves_before_its_predecessor_stops(w: World):
 @pytest.mark.behaviour("BUG-AU1")
 @scenario()
 async def test_a_release_repairs_a_job_of_which_every_task_is_broken(w: World):
-    """Two tasks are replaced at a time, as the budget says (ADR 0132)."""
+    """Two tasks are replaced at a time, as the budget permits (ADR 0132)."""
     update = policy(max_unavailable=2)
     await w.deployed(a_job(4, update=update))
     bad = w.cp._jobs.get("web").spec.command[0]
@@ -302,15 +302,15 @@ async def test_without_room_for_an_extra_task_the_update_continues_within_the_bu
 
 
 @scenario()
-async def test_an_update_that_needs_an_extra_task_says_so_where_there_is_no_room(w: World):
+async def test_an_update_that_needs_an_extra_task_reports_it_where_there_is_no_room(w: World):
     update = policy(max_unavailable=0, surge=1)
     await w.deployed(a_job(3, update=update, limits=LARGE))
     await w.cp.apply_job(a_job(3, update=update, limits=LARGE, command=OTHER))
 
-    async def says() -> bool:
+    async def shows_update() -> bool:
         return "waits for an extra task" in (await w.cp.get_job("web")).detail
 
-    await w.until(says)
+    await w.until(shows_update)
     await asyncio.sleep(300)
     assert len(await w.endpoints()) == 3
     update = policy(max_unavailable=1)
@@ -465,11 +465,11 @@ async def test_a_version_that_fails_in_extra_tasks_is_rolled_back_without_a_loss
     break_version(w, OTHER[0])
     await w.cp.apply_job(a_job(3, update=update, command=OTHER))
 
-    async def went_back() -> bool:
+    async def is_rolled_back() -> bool:
         status = await w.cp.get_job("web")
         return status.phase is JobPhase.STABLE and status.record.version == 3
 
-    assert await least_served(w, went_back) == 3
+    assert await least_served(w, is_rolled_back) == 3
     assert w.alive().total() == 3
 
 
@@ -546,7 +546,7 @@ async def test_a_broken_extra_task_does_not_hold_its_batch_and_the_verdict_up(w:
 
 
 @scenario()
-async def test_no_verdict_while_another_new_task_may_still_tell_more(w: World):
+async def test_no_verdict_while_another_new_task_may_still_add_evidence(w: World):
     """Two failures are required and one task has failed. The other one becomes healthy slowly."""
     update = policy(
         max_unavailable=2,

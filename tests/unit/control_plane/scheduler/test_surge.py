@@ -80,8 +80,8 @@ def region(*down: int, **last) -> dict[str, SeenMachine]:
             image="sha256:" + "a" * 64,
             job="web",
         )
-        said = seen | (last if n == 6 else {})
-        view[f"m{n}"] = SeenMachine(**said, tasks={status.task_id: status})
+        values = seen | (last if n == 6 else {})
+        view[f"m{n}"] = SeenMachine(**values, tasks={status.task_id: status})
     return view
 
 
@@ -110,20 +110,20 @@ def controlled(*down: int, controller: bool = True) -> JobRecord:
 
 @pytest.mark.behaviour("BUG-CP33")
 @pytest.mark.parametrize("controller", [True, False])
-@pytest.mark.parametrize(("down", "goes"), [((), True), ((0,), True), ((0, 1), False)])
+@pytest.mark.parametrize(("down", "expected"), [((), True), ((0,), True), ((0, 1), False)])
 def test_an_acknowledged_removal_of_an_extra_task_waits_for_the_budget(
-    down: tuple[int, ...], goes: bool, controller: bool
+    down: tuple[int, ...], expected: bool, controller: bool
 ):
     """Two of six tasks are down and at most one may be. The extra task serves instead of one."""
     view, answer = region(*down), ControllerAnswer(down=frozenset({*down}))
     record = controlled(*down, controller=controller)
     made = decide(record, Seen(view, Moment(100.0, 100.0), answer=answer))
     extra = made.record.tasks[-1]
-    assert extra.phase is (TaskPhase.DRAINING if goes else TaskPhase.RUNNING)
+    assert extra.phase is (TaskPhase.DRAINING if expected else TaskPhase.RUNNING)
 
 
 @pytest.mark.behaviour("BUG-CP33")
-def test_an_extra_task_on_a_machine_that_must_be_empty_now_goes_whatever_the_budget_says():
+def test_an_extra_task_on_a_machine_that_must_be_empty_now_is_removed_at_any_budget():
     """A deadline overrides the budget, and no second extra task is started."""
     view = region(0, 1, leaving=True, overdue=True)
     made = decide(controlled(0, 1), Seen(view, Moment(100.0, 100.0)))

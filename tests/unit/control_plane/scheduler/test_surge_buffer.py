@@ -31,33 +31,33 @@ async def most_at_once(w: World) -> tuple[int, set[str]]:
     """Push to all jobs; return the largest number of extra tasks, and details of waiting jobs."""
     for name in NAMES:
         await w.cp.apply_job(a_job(1, name=name, update=ALWAYS, command=["/bin/other"]))
-    most, said = 0, set[str]()
+    most, details = 0, set[str]()
     for _ in range(3000):
         most = max(most, extras(w))
-        said |= {(await w.cp.get_job(name)).detail for name in NAMES}
+        details |= {(await w.cp.get_job(name)).detail for name in NAMES}
         assert all([(await w.cp.endpoints(name)).endpoints for name in NAMES])
         if all(t.version == 2 for n in NAMES for t in w.cp._jobs.get(n).tasks) and not extras(w):
-            return most, said
+            return most, details
         await asyncio.sleep(0.1)
     raise AssertionError("the push does not end")
 
 
 @pytest.mark.behaviour("JC12")
 @scenario()
-async def test_no_more_extra_tasks_run_at_once_than_the_entitlement_says(w: World):
+async def test_at_most_as_many_extra_tasks_run_at_once_as_the_entitlement_allows(w: World):
     """Five jobs share two extra tasks in turns. Each waiting job reports the reason."""
     await of_models(w, 2)
-    most, said = await most_at_once(w)
+    most, details = await most_at_once(w)
     assert most == 2
-    assert WAITS in said
+    assert WAITS in details
 
 
 @scenario()
 async def test_without_a_shared_number_each_job_has_its_own(w: World):
     await of_models(w, None)
-    most, said = await most_at_once(w)
+    most, details = await most_at_once(w)
     assert most > 2
-    assert WAITS not in said
+    assert WAITS not in details
 
 
 def test_decisions_that_are_made_at_the_same_time_share_it_too(monkeypatch: pytest.MonkeyPatch):

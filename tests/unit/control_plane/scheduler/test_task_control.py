@@ -56,13 +56,13 @@ class Controller:
         none = TaskControlRequest(job_handle="", sequence_number=0, tasks=0, at=0.0)
         return self.requests[-1] if self.requests else none
 
-    def asked(self) -> list[tuple[list[int], list[int]]]:
+    def exchanges(self) -> list[tuple[list[int], list[int]]]:
         """Return (request, completed) of each call in which they differ from the previous call."""
         found: list[tuple[list[int], list[int]]] = []
         for r in self.requests:
-            told = ([o.task for o in r.request], [o.task for o in r.completed])
-            if not found or told != found[-1]:
-                found.append(told)
+            sent = ([o.task for o in r.request], [o.task for o in r.completed])
+            if not found or sent != found[-1]:
+                found.append(sent)
         return found
 
 
@@ -102,8 +102,8 @@ async def test_figure_8_call_by_call(w: World):
     await w.cp.apply_job(a_controlled_job(2, command=["/bin/other"]))
     await w.until(lambda: controller.last.completed)
     await w.stable()
-    await w.until(lambda: controller.asked()[-1] == ([], [0]))
-    assert controller.asked() == [
+    await w.until(lambda: controller.exchanges()[-1] == ([], [0]))
+    assert controller.exchanges() == [
         ([0, 1], []),  # S1; ack=[t1]
         ([0], []),  # t1 is being updated, as allUnhealthyTasks shows; no acknowledgement
         ([0], [1]),  # S2; ack=[t0]
@@ -210,10 +210,10 @@ async def test_a_failed_task_moves_once_it_is_acknowledged_or_its_wait_is_over(w
     ]
     w.region.machines[lost].power_off()
     await w.until(lambda: controller.last.request)
-    asked = controller.last
-    assert [o.task for o in asked.request] == down
-    assert {(o.kind, o.cause) for o in asked.request} == {("move", "failure")}
-    assert asked.down == set(down)
+    request = controller.last
+    assert [o.task for o in request.request] == down
+    assert {(o.kind, o.cause) for o in request.request} == {("move", "failure")}
+    assert request.down == set(down)
     assert not set(await w.endpoints()) & {f"web-{task}" for task in down}
     await asyncio.sleep(120)
     assert w.alive().total() == 3 - len(down)

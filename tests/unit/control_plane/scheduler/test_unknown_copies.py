@@ -87,7 +87,7 @@ async def test_it_waits_until_the_copy_is_gone_known_or_its_machine_is(begins_la
         if begins_late:
             copies.begin()
         assert copies.elsewhere("e-0", "m1") == "m2"
-        assert copies.elsewhere("e-0", "m2") == "", "there it goes on as it is"
+        assert copies.elsewhere("e-0", "m2") == "", "there it continues unchanged"
         assert copies.elsewhere("e-1", "m1") == ""
         assert "restored stop e-0 --machine m2" in copies.waiting(a_job("m1"))
         assert copies.waiting(a_job("m2")) == ""

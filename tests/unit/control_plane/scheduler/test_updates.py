@@ -49,7 +49,7 @@ async def test_a_paused_update_takes_down_no_further_task_until_it_is_resumed(w:
 
 @pytest.mark.behaviour("BUG-UX80")
 @scenario()
-async def test_an_answer_to_a_change_says_at_once_what_a_pause_or_a_hold_postpones(w: World):
+async def test_an_answer_to_a_change_shows_at_once_what_a_pause_or_a_hold_postpones(w: World):
     """During a hold, `job pause` and `job apply` answered "progressing"."""
     await w.deployed(a_job(6))
     await w.cp.apply_job(a_job(6, command=OTHER))

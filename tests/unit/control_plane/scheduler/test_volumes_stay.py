@@ -11,17 +11,17 @@ from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.scheduler.placement import Placements
 
 
-class Asked(Exception):
-    """The allocator was asked for moves."""
+class MoveRequested(Exception):
+    """The allocator was called for moves."""
 
 
 class Allocator:
-    """Raises `Asked` on every request for moves."""
+    """Raises `MoveRequested` on every request for moves."""
 
     index: Any = None
 
     def pool_of(self, _: JobSpec) -> str:
-        raise Asked
+        raise MoveRequested
 
     entitlement_of = repairs = pool_of
 
@@ -42,5 +42,5 @@ def a_job(kind: VolumeKind) -> JobRecord:
 async def test_no_move_for_the_spread_leaves_a_persistent_volume_behind() -> None:
     placing = Placements(cast("Any", Allocator()))
     assert await placing.repairs(a_job(VolumeKind.PERSISTENT), {}) == ()
-    with pytest.raises(Asked):
+    with pytest.raises(MoveRequested):
         await placing.repairs(a_job(VolumeKind.SCRATCH), {})

@@ -58,7 +58,7 @@ def test_a_short_silence_shortens_the_polls() -> None:
 
 
 @pytest.mark.behaviour("BUG-AG17")
-def test_a_file_may_say_how_long_and_how_much_in_words(tmp_path: Path) -> None:
+def test_a_file_may_contain_durations_and_sizes_as_text(tmp_path: Path) -> None:
     file = tmp_path / "cp.toml"
     file.write_text(
         'image_max_bytes = "2GiB"\nleaf_life_s = "8h"\n[scheduler]\ndown_after_s = "30s"'

@@ -211,11 +211,11 @@ def test_an_invalid_image_signature_is_not_stored(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = a_store(tmp_path)
         await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))
-        stranger = a_signature(signatures.new_key())
+        unknown_signature = a_signature(signatures.new_key())
         for bad in (
             elsewhere,
             ImageSignature(name="web/2", key=good.key, signature=good.signature),
-            ImageSignature(name=good.name, key=good.key, signature=stranger.signature),
+            ImageSignature(name=good.name, key=good.key, signature=unknown_signature.signature),
         ):
             with pytest.raises(Unprocessable, match="this signature does not match image"):
                 await store.sign(DIGEST, bad)

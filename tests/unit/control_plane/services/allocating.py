@@ -121,10 +121,10 @@ class Process:
 
     def _made(self, own: str) -> None:
         self.index = RegionIndex()
-        self.hears = True
+        self.is_connected = True
         """Whether the index receives the changes of the brokers."""
         self.allocations = Allocations(self.store, self.index, self.brokers, self.refresh, name=own)
-        self.brokers.listen(self._heard)
+        self.brokers.listen(self._on_change)
 
     async def start(self) -> "Process":
         await self.brokers.load()
@@ -136,7 +136,7 @@ class Process:
         self.refresh(list(self.brokers.table))
         await self.allocations.load()
 
-    def beside(self, own: str) -> "Process":
+    def with_own(self, own: str) -> "Process":
         """Return another allocator on the same brokers."""
         other = object.__new__(Process)
         other.now, other.stores, other.brokers = self.now, self.stores, self.brokers
@@ -152,8 +152,8 @@ class Process:
             else:
                 self._put(record)
 
-    def _heard(self, name: str, _: MachineRecord | None, after: MachineRecord | None) -> None:
-        if self.hears:
+    def _on_change(self, name: str, _: MachineRecord | None, after: MachineRecord | None) -> None:
+        if self.is_connected:
             self.refresh([name])
 
     def _put(self, record: MachineRecord) -> None:
@@ -269,8 +269,8 @@ async def settle_all() -> None:
     """Cancel all tasks of this process, as its death does. Pending writes end as they would, and
     the outcome of each is recorded.
     """
-    spared = {asyncio.current_task(), *_under_way}
-    others = [task for task in asyncio.all_tasks() if task not in spared]
+    kept = {asyncio.current_task(), *_under_way}
+    others = [task for task in asyncio.all_tasks() if task not in kept]
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)

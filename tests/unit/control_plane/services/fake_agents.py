@@ -172,7 +172,7 @@ class FakeMachine:
     def kill_task(self, task: str) -> None:
         """Remove a task without any report."""
         del self.tasks[task]
-        self.say("task-removed", task)
+        self.send_event("task-removed", task)
 
     def report(self, task: str, **changes: object) -> None:
         """Change the state of a task without a command."""
@@ -185,7 +185,7 @@ class FakeMachine:
         self.jobs.add(job)
         job.add_done_callback(self.jobs.discard)
 
-    def say(self, kind: str, name: str, task: api.TaskStatus | None = None) -> None:
+    def send_event(self, kind: str, name: str, task: api.TaskStatus | None = None) -> None:
         self.sequence += 1
         self.events.append(
             api.Event(
@@ -197,7 +197,7 @@ class FakeMachine:
 
     def _set(self, status: api.TaskStatus) -> None:
         self.tasks[status.task_id] = status
-        self.say("task", status.task_id, status)
+        self.send_event("task", status.task_id, status)
         self.check()
 
     def check(self) -> None:
@@ -238,7 +238,7 @@ class FakeMachine:
         await asyncio.sleep(self.behaviour.stop_s)
         self.tasks.pop(task, None)
         self.specs.pop(task, None)
-        self.say("task-removed", task)
+        self.send_event("task-removed", task)
 
     async def _switch(self, wanted: api.ProfileSpec) -> None:
         await asyncio.sleep(self.behaviour.switch_s)
@@ -262,7 +262,7 @@ class FakeMachine:
 
     def _profile(self, state: ProfileState) -> None:
         self.profile = replace(self.profile, state=state)
-        self.say("profile", self.profile.name)
+        self.send_event("profile", self.profile.name)
 
 
 class FakeAgent:
@@ -297,7 +297,7 @@ class FakeAgent:
         if m.behaviour.refuse_pull:
             raise Unprocessable(m.behaviour.refuse_pull)
         m.images.add(pull.digest)
-        m.say("image", pull.digest)
+        m.send_event("image", pull.digest)
         return _image(pull.digest)
 
     async def list_tasks(self) -> api.Tasks:
@@ -375,7 +375,7 @@ class FakeAgent:
         ]
         return Usages(at_boot_s=clock() if used else 1.0, tasks=tasks)
 
-    def open_exec(self, task_id: str, asked: dict[str, str]) -> None:
+    def open_exec(self, task_id: str, options: dict[str, str]) -> None:
         raise NotFound(f"{task_id} has nothing inside")
 
     def task_logs(
@@ -393,10 +393,10 @@ class FakeAgent:
 
         return lines()
 
-    async def put_notices(self, told: HostNotices) -> HostNotices:
+    async def put_notices(self, notices: HostNotices) -> HostNotices:
         m = await self._enter()
-        m.notices.append(told)
-        return told
+        m.notices.append(notices)
+        return notices
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         m = await self._enter()

@@ -255,7 +255,7 @@ async def test_a_store_that_fails_before_the_decision_changes_nothing(small: Reg
 
 
 @pytest.mark.behaviour("BUG-CP14", "AL12")
-async def test_a_write_with_unknown_outcome_is_looked_up(small: Region):
+async def test_a_write_with_unknown_outcome_is_read_back(small: Region):
     """The allocator finds the outcome, even if the write is made late."""
     async with small.process() as p:
         p.store.fails_after = [UnknownOutcome("the answer was lost")]
@@ -377,7 +377,7 @@ def maintenance(record):
     return began(record, event)
 
 
-async def goes_down(p, name: str) -> None:
+async def take_down(p, name: str) -> None:
     await p.brokers.carry_out(name, MarkDown(reason="fire"))
 
 
@@ -402,12 +402,12 @@ async def is_removed(p, name: str) -> None:
 
 @pytest.mark.behaviour("AL2", "AL11")
 @pytest.mark.parametrize(
-    "happens", [goes_down, is_taken, is_promised, is_planned_away], ids=lambda f: f.__name__
+    "happens", [take_down, is_taken, is_promised, is_planned_away], ids=lambda f: f.__name__
 )
 async def test_machines_that_the_broker_does_not_give_lead_to_another_plan(small: Region, happens):
 
     async with small.process() as p:
-        p.hears = False  # events were missed, so the index is outdated
+        p.is_connected = False  # events were missed, so the index is outdated
         gone = [f"{site}-1" for site in SITES]
         for name in gone:
             await happens(p, name)
@@ -419,7 +419,7 @@ async def test_machines_that_the_broker_does_not_give_lead_to_another_plan(small
 
 async def test_a_machine_removed_without_an_event_leads_to_another_plan(small: Region):
     async with small.process() as p:
-        p.hears = False
+        p.is_connected = False
         await is_removed(p, "dc1-1")
         got = await p.allocate(a_request(9, demand=WHOLE))
         assert len(p.where()) == 8
@@ -606,7 +606,7 @@ async def test_busy_after_too_many_conflicts_changes_nothing(small: Region, monk
 async def test_two_allocators_with_one_set_of_brokers_never_get_the_same_machine(region: Region):
 
     async with region.process("second") as p:
-        q = p.beside("second")
+        q = p.with_own("second")
         await q.recover()
         async with asyncio.TaskGroup() as group:
             for n in range(4):
@@ -627,7 +627,7 @@ async def test_an_entitlement_moves_to_another_allocator_while_its_tasks_stay(re
     Brokers know entitlements and no allocators, so no machine changes hands.
     """
     async with region.process("second") as p:
-        q = p.beside("second")
+        q = p.with_own("second")
         await q.recover()
         await patient(p, a_request(3, "a", "pa", WHOLE))
         await patient(q, a_request(2, "b", "pb", WHOLE))
@@ -638,7 +638,7 @@ async def test_an_entitlement_moves_to_another_allocator_while_its_tasks_stay(re
         await q.store.txn({entry.key: 0 for entry in entries}, copied)
         await p.store.txn({entry.key: entry.revision for entry in entries}, deleted)
     async with region.process("second") as p:
-        q = p.beside("second")
+        q = p.with_own("second")
         await q.recover()
         assert p.index.claims == {}
         assert (q.where("a"), q.held()) == (where, held)
@@ -655,7 +655,7 @@ async def test_an_allocator_leaves_the_transactions_of_another_alone(small: Regi
         work = asyncio.create_task(first(p))
         await fate.dead.wait()
         fate.dead = asyncio.Event()
-        q = p.beside("second")
+        q = p.with_own("second")
         await q.recover()
         assert len(p.brokers.in_doubt()) == 1
         await q.allocate(a_request(2, "b", "pb", WHOLE))

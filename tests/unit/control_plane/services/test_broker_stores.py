@@ -170,7 +170,7 @@ class Mortal:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("write", range(1, 6))
-async def test_a_start_that_ends_at_any_write_does_not_stand_in_the_way_of_the_next(
+async def test_a_start_that_ends_at_any_write_does_not_block_the_next(
     s: Stores, write: int, after: bool
 ) -> None:
     fate = Mortal(write, after)

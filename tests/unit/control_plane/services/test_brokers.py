@@ -142,13 +142,13 @@ async def test_a_move_that_is_interrupted_leaves_one_machine() -> None:
             await brokers.join(a_join("m1", "dc2"))
         assert len((await main.list_prefix("machines/")).entries) == 1
         assert len((await other.list_prefix("machines/")).entries) == 1
-        heard = []
+        changes_of_table = []
         again = Brokers(main, Runtime(lambda: 0.0), stores)
-        again.listen(lambda name, before, after: heard.append((before, after)))
+        again.listen(lambda name, before, after: changes_of_table.append((before, after)))
         await again.load()
         assert again.of("m1").datacenter == "dc2"
         assert (await main.list_prefix("machines/")).entries == ()
-        assert heard[-1][1].location.datacenter == "dc2"
+        assert changes_of_table[-1][1].location.datacenter == "dc2"
         home._slots.store = real
         await brokers.join(a_join("m2", "dc1"))  # the first process continues too
         assert brokers.of("m1").datacenter == "dc2"
@@ -172,14 +172,14 @@ async def test_subscribers_get_every_change_after_the_list(store: Store) -> None
         assert [m.machine for m in machines] == ["m0", "m1", "m2"]
         await broker.carry_out({"m1": MarkDown(reason="test")})
         await broker.assign("m0", "front", "web", revision=broker.table.revision("m0"))
-        told = []
+        changes = []
         async for change in broker.watch(revision):
-            told.append(change)
-            if len(told) == 2:
+            changes.append(change)
+            if len(changes) == 2:
                 break
-        assert [change.name for change in told] == ["m1", "m0"]
-        assert told[1].record is broker.table.get("m0")  # the same object, decoded once
-        waiting = asyncio.create_task(anext(aiter(broker.watch(told[1].revision))))
+        assert [change.name for change in changes] == ["m1", "m0"]
+        assert changes[1].record is broker.table.get("m0")  # the same object, decoded once
+        waiting = asyncio.create_task(anext(aiter(broker.watch(changes[1].revision))))
         await asyncio.sleep(0)
         assert not waiting.done()
         await broker.carry_out({"m1": MarkUp()})
@@ -323,12 +323,12 @@ async def test_listeners_have_the_true_state_after_a_failed_move(write: int, mad
                 raise OSError("the disk did not answer")
             return revision
 
-    told: dict[str, MachineRecord] = {}
+    changes: dict[str, MachineRecord] = {}
 
     def listen(name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
-        assert before == told.pop(name, None)
+        assert before == changes.pop(name, None)
         if after is not None:
-            told[name] = after
+            changes[name] = after
 
     async with Failing() as store:
         brokers = await loaded(store)
@@ -342,8 +342,8 @@ async def test_listeners_have_the_true_state_after_a_failed_move(write: int, mad
         await brokers.add({"m2": a_machine("m2")})  # this completes the move first
         again = await loaded(store)
         (m1, _) = again.table.records()
-        assert told == {r.machine: r for r in brokers.table.records()}
-        assert told["m1"] == m1
+        assert changes == {r.machine: r for r in brokers.table.records()}
+        assert changes["m1"] == m1
         assert m1.location.datacenter == ("dc1" if (write, made) == (1, False) else "dc2")
 
 

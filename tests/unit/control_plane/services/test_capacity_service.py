@@ -31,13 +31,13 @@ async def test_a_job_runs_once_its_entitlement_is_approved(w: World):
     await joined(w)
     portal = w.cp.capacity._portal
     portal.settings = replace(portal.settings, approval=Approval.ALWAYS)
-    asked = await w.cp.capacity.request("front", wish(machines=3), ANN)
-    assert asked.state is RequestState.PENDING
+    request = await w.cp.capacity.request("front", wish(machines=3), ANN)
+    assert request.state is RequestState.PENDING
     with pytest.raises(InvalidInput, match="there is no entitlement 'front'"):
         await w.cp.apply_job(a_job())
-    with pytest.raises(NotFound, match=f"{asked.request_id} waits for approval"):
+    with pytest.raises(NotFound, match=f"{request.request_id} waits for approval"):
         await w.cp.capacity.get_entitlement("front")
-    await w.cp.capacity.approve(asked.request_id, ROOT, "")
+    await w.cp.capacity.approve(request.request_id, ROOT, "")
     await w.cp.apply_job(a_job())
     await w.stable()
 
@@ -105,7 +105,7 @@ async def test_the_report_shows_what_tasks_were_promised(w: World):
 
 @pytest.mark.behaviour("AL22")
 @scenario(power=PowerSettings(budgets_w={"dc1": 600}))
-async def test_a_data_center_without_power_keeps_tasks_waiting_and_says_so(w: World):
+async def test_a_data_center_without_power_keeps_tasks_waiting_and_reports_it(w: World):
     """One of its two machines of 400 W may be used; the other one once the draw is corrected."""
     hardware = Hardware(cpus=2, memory_bytes=4 << 30, power_w=400)
     listed = [
@@ -121,8 +121,8 @@ async def test_a_data_center_without_power_keeps_tasks_waiting_and_says_so(w: Wo
     await asyncio.sleep(60)
     explained = await w.cp.job_planner.explain("web")
     assert (explained.placed, len(explained.waiting)) == (2, 1)
-    told = "machine: power: dc1 has 350 W left of 750 W; another machine draws 400 W"
-    assert any(told in reason for reason in explained.reasons), explained.reasons
+    message = "machine: power: dc1 has 350 W left of 750 W; another machine draws 400 W"
+    assert any(message in reason for reason in explained.reasons), explained.reasons
     report = await w.cp.capacity.report()
     [budget] = report.power
     assert (budget.place, budget.budget_w, budget.limit_w, budget.used_w) == ("dc1", 600, 750, 400)

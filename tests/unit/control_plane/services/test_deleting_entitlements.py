@@ -46,10 +46,10 @@ async def test_a_deletion_fails_if_another_process_wrote_a_job_meanwhile():
         portal = Portal(store, Runtime())
         await portal.put("front", EntitlementSpec(machines=0, host_profile="web"), jobs=[])
 
-        def nobody(_: str) -> list[str]:
+        def no_jobs(_: str) -> list[str]:
             return []
 
-        portal.jobs_of = nobody
+        portal.jobs_of = no_jobs
         real = store.txn
 
         async def txn(compare, operations):

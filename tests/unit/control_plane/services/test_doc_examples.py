@@ -35,7 +35,7 @@ def first_block(page: str) -> str:
     found = re.search(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert found is not None
     assert found[1] == "toml"
-    assert len(text[: found.start()].splitlines()) < 30, "it stands at the beginning"
+    assert len(text[: found.start()].splitlines()) < 30, "it is at the beginning"
     return found[2]
 
 

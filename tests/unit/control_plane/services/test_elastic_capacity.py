@@ -77,10 +77,10 @@ async def test_free_machines_are_lent_and_come_back_when_an_owner_needs_them(
     assert {v.promise_s for v in report(world).loans} == {300.0}
     await world.until(lambda: state(world) is CapacityState.FULL)
 
-    asked_at = world.runtime.now()
+    requested_at = world.runtime.now()
     await world.cp.apply_job(a_job(2, limits=WHOLE))
     await world.stable("web", 400)
-    assert world.runtime.now() - asked_at <= 300
+    assert world.runtime.now() - requested_at <= 300
     found = report(world)
     assert len(found.loans) == 1
     (counts,) = found.promises
@@ -110,10 +110,10 @@ async def test_an_entitlement_lends_idle_machines_and_gets_them_back_first(world
     assert (view.donor, view.promise_s) == ("front", 120.0)
     await world.until(lambda: running_one(world), 200)
 
-    asked_at = world.runtime.now()
+    requested_at = world.runtime.now()
     await world.cp.apply_job(a_job(3, limits=WHOLE))
     await world.stable("web", 400)
-    assert world.runtime.now() - asked_at <= 120 + 10
+    assert world.runtime.now() - requested_at <= 120 + 10
     assert report(world).promises[0].broken == 0
 
 
@@ -256,7 +256,7 @@ async def test_a_store_that_is_slow_to_lend_does_not_delay_owners(world: World) 
     await world.set_up(quota=3)
     await borrower(world)
     lender, loans = world.cp.elastic._lender, world.cp.elastic._parts.loans
-    of_round, lend, look = [0], loans.lend, lender._round
+    of_round, lend, run_round = [0], loans.lend, lender._round
 
     async def slowly(*given, **named):
         of_round[-1] += 1
@@ -265,7 +265,7 @@ async def test_a_store_that_is_slow_to_lend_does_not_delay_owners(world: World) 
 
     async def counted() -> None:
         of_round.append(0)
-        await look()
+        await run_round()
 
     loans.lend, lender._round = slowly, counted
     await world.cp.apply_job(best_effort())
@@ -329,7 +329,7 @@ async def test_counts_that_cannot_be_stored_do_not_stop_the_lender(world: World)
     await world.cp.apply_job(best_effort(1))
     await world.until(lambda: lent(world), 600)
     lender, txn = world.cp.elastic._lender, world.store.txn
-    refused, rounds, look = [], [], lender._survey
+    refused, rounds, take_survey = [], [], lender._survey
 
     async def refusing(compare, operations):
         if any(operation.key.startswith(PROMISES) for operation in operations):
@@ -339,7 +339,7 @@ async def test_counts_that_cannot_be_stored_do_not_stop_the_lender(world: World)
 
     async def counted(*given):
         rounds.append(world.runtime.now())
-        return await look(*given)
+        return await take_survey(*given)
 
     world.store.txn, lender._survey = refusing, counted
     await world.until(lambda: len(refused) >= 20, 5_000)

@@ -67,16 +67,16 @@ class Watch:
         """Largest number of machines that an entitlement ever held, draining and lent ones
         included.
         """
-        world.cp._broker.listen(self.heard)
+        world.cp._broker.listen(self.on_change)
 
-    def heard(self, name: str, _: MachineRecord | None, after: MachineRecord | None) -> None:
+    def on_change(self, name: str, _: MachineRecord | None, after: MachineRecord | None) -> None:
         if after is None or not after.entitlement:
             return
-        self.look(after.entitlement, name)
+        self.check(after.entitlement, name)
         if after.loan is not None and after.loan.donor:
-            self.look(after.loan.donor, name)
+            self.check(after.loan.donor, name)
 
-    def look(self, pool: str, name: str) -> None:
+    def check(self, pool: str, name: str) -> None:
         records = self.world.cp._broker.table.records()
         lent = sum(r.loan is not None and pool == r.loan.donor != r.entitlement for r in records)
         own = [

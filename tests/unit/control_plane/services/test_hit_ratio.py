@@ -5,7 +5,7 @@ generated region of any size has some 40 machines per job. So the day is that of
 million machines, scaled down.
 
 Two rates determine the ratio, and both stay the same. One is how often a job asks: every 300 s,
-because a calm job rests for ten times `resync_s`. The other is how often the job or its machines
+because an idle job rests for ten times `resync_s`. The other is how often the job or its machines
 change. Only the largest jobs are missing.
 
 Where a change leads to several changed requests of a scheduler, it does so here too. Waiting tasks
@@ -165,7 +165,7 @@ class Day:
 
 @pytest.mark.behaviour("AL14", "BUG-AU3")
 def test_in_a_day_of_churn_every_unchanged_job_is_answered_from_the_cache():
-    """The figure "over 99 %" was the share of asks that calm jobs do not make.
+    """The figure "over 99 %" was the share of asks that idle jobs do not make.
 
     The paper's ratio covers jobs that are allocated again without a change; here no such ask is a
     miss. All asks of a day, including those after a change, have a ratio of 0.985.
@@ -190,10 +190,10 @@ def test_in_a_day_of_churn_every_unchanged_job_is_answered_from_the_cache():
             assert seen["ask"] > 250 * DAYS * len(jobs)
             assert counts.misses > seen["resize"] + seen["fail"]  # changes always miss
             ratio = counts.hits / (counts.hits + counts.misses)
-            assert ratio > 0.95  # of all asks, including those after a change
+            assert ratio > 0.95  # of all requests, including those after a change
             events = sum(seen.values()) - seen["ask"]
             assert day.settled_asks > 200 * DAYS * len(jobs)
-            assert day.settled_misses == 0  # asks without a change cause no computation
+            assert day.settled_misses == 0  # requests without a change cause no computation
             assert counts.misses < 2 * (events + day.replaced)  # each event is computed once
             check(process.index)
 

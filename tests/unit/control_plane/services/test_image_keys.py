@@ -56,7 +56,7 @@ async def keys(w: World, *named: str) -> None:
     await w.cp.put_entitlement("front", spec)
 
 
-def told(w: World) -> set[tuple[str, ...]]:
+def trusted_keys(w: World) -> set[tuple[str, ...]]:
     """Return the keys that agents received, with each running task."""
     up = [m for m in w.region.machines.values() if m.on]
     specs = [spec for m in up for spec in m.specs.values()]
@@ -81,7 +81,7 @@ def test_a_job_with_an_unsigned_image_is_refused_with_a_hint(
         store.sign(KEY)
         await w.cp.apply_job(a_job())
         await w.stable()
-        assert told(w) == {(PUBLIC,)}
+        assert trusted_keys(w) == {(PUBLIC,)}
 
     in_a_region_with_a_policy(body, monkeypatch)
 
@@ -115,7 +115,7 @@ def test_tasks_stay_when_their_key_goes_and_none_is_started_until_another_one_si
         store.sign(OTHER)
         await w.until(lambda: sum(w.alive().values()) == 3, 900)
         await w.stable(within_s=900)
-        assert told(w) == {(STRANGE,)}
+        assert trusted_keys(w) == {(STRANGE,)}
         assert (await w.cp.job_planner.explain("web")).image == ""
 
     in_a_region_with_a_policy(body, monkeypatch)

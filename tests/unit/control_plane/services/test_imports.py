@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from faulty_store import MADE, REFUSED, UNHEARD, Fate, FaultyStore
+from faulty_store import MADE, REFUSED, UNANSWERED, Fate, FaultyStore
 from inventory import a_machine, loaded
 
 from agent.api import Location
@@ -197,7 +197,7 @@ async def test_a_decision_with_a_lost_answer_is_read_back(engines) -> None:
     """The decision counts if it was made."""
 
     def loses_answers(operations: Sequence[Operation]) -> Fate:
-        return UNHEARD if operations[0].key.startswith("import-decisions/") else MADE
+        return UNANSWERED if operations[0].key.startswith("import-decisions/") else MADE
 
     stores = engines()
     await set_up(stores)

@@ -306,7 +306,7 @@ async def test_the_largest_job_never_keeps_others_from_their_turn():
                 steps.append(sum(len(m.jobs) for m in index.machines.values()))
                 await asyncio.sleep(0)
 
-        beside = asyncio.create_task(others())
+        concurrent = asyncio.create_task(others())
         got = await allocations.allocate(a_request(15_000, demand=TASK), Allowance)
         assert got.unplaced == ()
         assert turns > 2 * 15_000 / STEP
@@ -317,7 +317,7 @@ async def test_the_largest_job_never_keeps_others_from_their_turn():
         assert allocations.counts.hits == 1
         await allocations.allocate(a_request(0), Allowance)
         assert turns - before > 15_000 / STEP
-        beside.cancel()
+        concurrent.cancel()
         assert index.claims == {}
 
 
@@ -328,18 +328,18 @@ async def test_reports_of_large_jobs_are_computed_outside_the_loop(w: World):
     await entitle(w, "front", 5)
     await w.cp.apply_job(job("a", 3, limits=Limits(memory_max_bytes=100 * MIB)))
     await w.stable("a")
-    said = await w.cp.job_planner.explain("a"), await w.cp.intents.show("a")
+    before = await w.cp.job_planner.explain("a"), await w.cp.intents.show("a")
     with pytest.MonkeyPatch.context() as patch:
-        beside, offload = set[str](), w.cp._runtime.offload
+        concurrent, offload = set[str](), w.cp._runtime.offload
 
         async def noted(work, *args):
-            beside.add(work.__name__)
+            concurrent.add(work.__name__)
             return await offload(work, *args)
 
         patch.setattr(runtime, "LARGE", 1)
         patch.setattr(w.cp._runtime, "offload", noted)
-        assert (await w.cp.job_planner.explain("a"), await w.cp.intents.show("a")) == said
-    assert beside >= {"_places", "remaining", "next_to_move", "kept_notes", "_effects"}
+        assert (await w.cp.job_planner.explain("a"), await w.cp.intents.show("a")) == before
+    assert concurrent >= {"_places", "remaining", "next_to_move", "kept_notes", "_effects"}
 
 
 class NoBrokers:

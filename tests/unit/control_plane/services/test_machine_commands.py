@@ -72,14 +72,14 @@ async def test_only_brokers_of_a_transaction_learn_of_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A broker that does not answer blocks only allocations that include it."""
-    told: list[str] = []
+    sent: list[str] = []
     async with MortalStore() as store:
         brokers = await four_machines(store)
         for datacenter, broker in brokers.by_datacenter.items():
             for verb in ("commit", "abort"):
 
                 async def noted(transaction: str, verb=verb, at=datacenter, of=broker):  # type: ignore[no-untyped-def]
-                    told.append(f"{verb} {at}")
+                    sent.append(f"{verb} {at}")
                     return await getattr(type(of), verb)(of, transaction)
 
                 monkeypatch.setattr(broker, verb, noted)
@@ -88,7 +88,7 @@ async def test_only_brokers_of_a_transaction_learn_of_its_end(
         await brokers.prepare("t2", {"m3": TAKES["m3"]})
         await brokers.abort("t2")
         await brokers.commit("t3")  # no broker holds anything for t3
-    assert told == ["commit dc0", "abort dc1"]
+    assert sent == ["commit dc0", "abort dc1"]
 
 
 async def test_after_a_restart_holds_name_their_brokers() -> None:

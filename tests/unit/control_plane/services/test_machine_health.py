@@ -386,7 +386,7 @@ async def test_a_host_that_announced_its_shutdown_is_down_once_silent(w: World):
     await w.deployed()
     m1 = w.region.machines["m1"]
     m1.leaving = True
-    m1.say("leaving", "host")
+    m1.send_event("leaving", "host")
     await asyncio.sleep(2)
     assert "goes down" in (await w.cp.get_machine("m1")).health
     assert await down(w) == []
@@ -502,7 +502,7 @@ async def test_pages_that_a_profile_took_are_known_before_it_counts_as_in_force(
     await w.deployed()
     machine = w.region.machines["m1"]
     machine.hugepages_bytes = 1 << 28
-    machine.say("profile", machine.profile.name)
+    machine.send_event("profile", machine.profile.name)
 
     async def known() -> bool:
         facts = w.cp._broker.table.get("m1").facts

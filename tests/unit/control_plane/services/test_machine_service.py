@@ -97,7 +97,7 @@ async def test_the_map_counts_every_machine_of_the_region_once() -> None:
 
 
 @pytest.mark.behaviour("RB4", "AL2")
-async def test_a_subscriber_lists_a_broker_and_then_hears_its_changes() -> None:
+async def test_a_subscriber_lists_a_broker_and_then_receives_its_changes() -> None:
     async with MemoryStore() as store:
         world = await a_world(store)
         await world.brokers.add({f"m{i}": a_machine(f"m{i}") for i in range(5)})

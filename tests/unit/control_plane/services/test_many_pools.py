@@ -46,7 +46,7 @@ async def all_stable(w: World) -> bool:
     return len(jobs) == SERVICES and all(job.phase is JobPhase.STABLE for job in jobs)
 
 
-async def strangers(w: World) -> list[str]:
+async def foreign_tasks(w: World) -> list[str]:
     """Return tasks that run on a machine of a pool other than their service's."""
     views = (await w.cp.list_machines()).machines
     pools = {view.record.machine: view.record.entitlement for view in views}
@@ -69,7 +69,7 @@ def test_hundreds_of_services_in_tens_of_private_pools_outlive_an_msb() -> None:
             await w.until(lambda: all_stable(w), 600)
             wanted = sum(1 + n % 3 for n in range(SERVICES))
             assert sum(w.alive().values()) == wanted
-            assert await strangers(w) == []
+            assert await foreign_tasks(w) == []
             loads = w.cp.shards.loads()
             assert sum(load.jobs for load in loads) == SERVICES
             assert [len(load.entitlements) for load in loads] == [POOLS // SHARDS] * SHARDS
@@ -87,7 +87,7 @@ def test_hundreds_of_services_in_tens_of_private_pools_outlive_an_msb() -> None:
                 for task in list(m.starts)[len(before[m.name]) :]
             }
             assert started == away, "only what was lost is started again"
-            assert await strangers(w) == []
+            assert await foreign_tasks(w) == []
         assert w.region.broken_rules == []
 
     run(main())

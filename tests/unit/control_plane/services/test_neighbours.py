@@ -67,14 +67,14 @@ def msbs(made: Allocation) -> set[str]:
     return {claim.machine.place.msb for claim in made.claims or ()}
 
 
-@pytest.mark.parametrize("first_says_it", [True, False])
-async def test_jobs_keep_apart_whichever_names_the_other_or_comes_first(first_says_it: bool):
-    said: dict[str, Any] = {"apart_from": near("b" if first_says_it else "a")}
+@pytest.mark.parametrize("first_names_it", [True, False])
+async def test_jobs_keep_apart_whichever_names_the_other_or_comes_first(first_names_it: bool):
+    rules: dict[str, Any] = {"apart_from": near("b" if first_names_it else "a")}
     async with allocator_of(machines(2, 2), FRONT) as allocator:
-        if not first_says_it:  # later requests are known in advance, as job files are
-            allocator._neighbours.note("b", Near.of(a_job(1, "b", **said)))
-        one = await allocator.place(a_job(3, "a", **(said if first_says_it else {})))
-        other = await allocator.place(a_job(9, "b", **({} if first_says_it else said)))
+        if not first_names_it:  # later requests are known in advance, as job files are
+            allocator._neighbours.note("b", Near.of(a_job(1, "b", **rules)))
+        one = await allocator.place(a_job(3, "a", **(rules if first_names_it else {})))
+        other = await allocator.place(a_job(9, "b", **({} if first_names_it else rules)))
         assert len(hosts(one)) == len(hosts(other)) == 2
         assert not hosts(one) & hosts(other)
         assert len(other.unplaced) == 1
@@ -181,7 +181,7 @@ async def test_a_plan_does_not_change_the_recorded_neighbours():
 
 
 @pytest.mark.behaviour("BUG-AL29")
-async def test_a_plan_keeps_to_what_the_planned_form_says_of_others():
+async def test_a_plan_obeys_what_the_planned_form_states_about_others():
     async with allocator_of(machines(1, 2, **BIG), FRONT) as allocator:
         (there,) = hosts(await allocator.place(a_job(1, "a", preferences=PACK)))
         found = await allocator.plan(a_job(1, "b", apart_from=near("a")))

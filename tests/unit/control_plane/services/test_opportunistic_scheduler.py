@@ -140,10 +140,10 @@ async def test_an_owner_comes_first_and_the_work_runs_again_afterwards(world: Wo
         await optimus.submit("index", wish("index", 3), "ann")
         await until(world, optimus, lambda: world.cp.elastic.signal("batch").machines == 3)
         await world.until(lambda: is_running(world, "index", 3), 300)
-        asked_at = world.runtime.now()
+        requested_at = world.runtime.now()
         await world.cp.apply_job(a_job(3, limits=WHOLE))
         await world.stable("web", 400)
-        assert world.runtime.now() - asked_at <= 300
+        assert world.runtime.now() - requested_at <= 300
         await optimus.look()
         assert states(optimus) == {"index": QueuedState.RUNNING}
         await world.cp.stop_job("web")
@@ -247,12 +247,12 @@ class HeldUp:
     """Delays one call of a front end until `answer` is set."""
 
     def __init__(self, front: FrontEnd, call: str) -> None:
-        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+        self.requested, self.answer = asyncio.Event(), asyncio.Event()
         self._call = getattr(front, call)
         setattr(front, call, self)
 
     async def __call__(self, *given, **named):
-        self.asked.set()
+        self.requested.set()
         await self.answer.wait()
         return await self._call(*given, **named)
 
@@ -266,12 +266,12 @@ async def cancelled_during(world: World, call: str) -> None:
         await optimus.load()
         await optimus.submit("index", wish("index"), "ann")
         held = HeldUp(front, call)
-        looking = asyncio.create_task(optimus.look())
-        await held.asked.wait()
+        round_task = asyncio.create_task(optimus.look())
+        await held.requested.wait()
         cancelling = asyncio.create_task(optimus.cancel("index"))
         await asyncio.sleep(1)
         held.answer.set()
-        await asyncio.gather(looking, cancelling)
+        await asyncio.gather(round_task, cancelling)
         await optimus.look()
         assert optimus.queue().work == []
         await world.until(lambda: is_gone(world, "index"), 300)
@@ -404,8 +404,8 @@ def test_its_jobs_are_in_its_entitlement_and_do_not_restart_by_themselves() -> N
     assert (job.name, job.entitlement, job.restart.when) == ("index", "batch", "never")
 
 
-def typed(socket: str, *words: str) -> Result:
-    return CliRunner().invoke(main, ["work", *words, "--socket", socket])
+def typed(socket: str, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["work", *arguments, "--socket", socket])
 
 
 @pytest.mark.behaviour("EL8")

@@ -33,11 +33,11 @@ def a_machine() -> JobSpec:
     return replace(a_job(), command=[], relaxations=given, network=private)
 
 
-async def told(w: World, name: str, capabilities: list[str]) -> None:
+async def report_capabilities(w: World, name: str, capabilities: list[str]) -> None:
     """Make a host report other capabilities than before."""
     machine = w.region.machines[name]
     machine.capabilities = capabilities
-    machine.say("profile", "web")  # the control plane then reads its facts
+    machine.send_event("profile", "web")  # the control plane then reads its facts
 
     async def is_known() -> bool:
         facts = (await w.cp.get_machine(name)).record.facts
@@ -133,14 +133,14 @@ def test_its_tasks_go_only_to_hosts_that_say_they_can_start_them() -> None:
             await w.stable()
             assert +w.alive() == {"m2": 2}
 
-            await told(w, "m2", [])
+            await report_capabilities(w, "m2", [])
             plan = await w.cp.job_planner.plan(replace(a_machine(), tasks=3))
             assert plan.unplaced == [2]
             assert any(f"requirement not met: {wanted}" in reason for reason in plan.reasons)
             assert (plan.staying, plan.placed) == (2, [])
 
             await w.cp.apply_job(replace(a_machine(), tasks=3))
-            await told(w, "m3", ["own-init"])
+            await report_capabilities(w, "m3", ["own-init"])
             await w.stable()
             assert +w.alive() == {"m2": 2, "m3": 1}
         assert w.region.broken_rules == []
@@ -178,7 +178,7 @@ def test_nested_containers_can_be_allowed_alone_and_need_a_host_that_supports_th
             assert any(lacking in reason for reason in plan.reasons), plan.reasons
 
             await w.cp.apply_job(nested)
-            await told(w, "m2", ["own-init", "nested"])
+            await report_capabilities(w, "m2", ["own-init", "nested"])
             await w.stable()
             assert +w.alive() == {"m2": 1}
         assert w.region.broken_rules == []

@@ -118,14 +118,14 @@ async def test_more_than_the_region_has_is_refused_with_the_sum(p: Portal):
 @pytest.mark.behaviour("CP1")
 @scenario()
 async def test_two_grants_that_fit_alone_are_not_both_made(p: Portal):
-    asked = [p.request(f"e{i}", wish(machines=4), ANN, NOTHING) for i in range(5)]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+    requested = [p.request(f"e{i}", wish(machines=4), ANN, NOTHING) for i in range(5)]
+    answers = await asyncio.gather(*requested, return_exceptions=True)
     assert [isinstance(a, Unprocessable) for a in answers] == [False, False, True, True, True]
     assert len(p.specs()) == 2
 
 
 @scenario(overgrant="allow")
-async def test_a_region_may_promise_more_than_it_has_if_its_operator_says_so(p: Portal):
+async def test_a_region_may_promise_more_than_it_has_if_its_operator_permits_it(p: Portal):
     await p.put("front", EntitlementSpec(machines=10), jobs=[])
     await p.put("back", EntitlementSpec(machines=10), jobs=[])
 
@@ -227,16 +227,16 @@ async def test_reservations_fit_their_materialization(p: Portal):
 @pytest.mark.behaviour("CP6", "CP12")
 @scenario(**MANUAL)
 async def test_more_waits_for_approval_and_less_does_not(p: Portal):
-    asked = await p.request("front", wish(machines=5), ANN, NOTHING)
-    assert (asked.state, asked.why_pending) == (
+    requested = await p.request("front", wish(machines=5), ANN, NOTHING)
+    assert (requested.state, requested.why_pending) == (
         RequestState.PENDING,
         "approval is required for more capacity",
     )
     assert p.specs() == {}
-    assert p.requests.pending("front") == [asked.request_id]
+    assert p.requests.pending("front") == [requested.request_id]
     with pytest.raises(Forbidden, match="ann may not decide"):
-        await p.approve(asked.request_id, ANN, "", NOTHING)
-    decided = await p.approve(asked.request_id, BOB, "in the budget", NOTHING)
+        await p.approve(requested.request_id, ANN, "", NOTHING)
+    decided = await p.approve(requested.request_id, BOB, "in the budget", NOTHING)
     assert (decided.state, decided.decided_by, decided.note) == (
         RequestState.APPROVED,
         "bob",
@@ -248,7 +248,7 @@ async def test_more_waits_for_approval_and_less_does_not(p: Portal):
     with pytest.raises(Forbidden, match="approval is required"):
         await p.put("front", EntitlementSpec(machines=3), jobs=[])
     with pytest.raises(Conflict, match="is already approved"):
-        await p.deny(asked.request_id, ROOT, "")
+        await p.deny(requested.request_id, ROOT, "")
 
 
 @pytest.mark.behaviour("F-83")
@@ -282,16 +282,16 @@ async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p:
         ({"image_keys": KEYS}, "approval is required for the change or removal of its image keys"),
     ):
         spec = replace(p.specs()["front"], **changes)
-        asked = await p.request("front", EntitlementWish(spec=spec), ANN, NOTHING)
-        assert (asked.state, asked.why_pending) == (RequestState.PENDING, why)
+        requested = await p.request("front", EntitlementWish(spec=spec), ANN, NOTHING)
+        assert (requested.state, requested.why_pending) == (RequestState.PENDING, why)
     new = await p.request("back", wish(machines=1, priority=501), ANN, NOTHING)
     assert new.state is RequestState.PENDING
     more = replace(p.specs()["front"], machines=3, priority=400)
     assert (await p.request("front", EntitlementWish(spec=more), ANN, NOTHING)).state == "approved"
     back = replace(more, priority=500)
-    asked = await p.request("front", EntitlementWish(spec=back), ANN, NOTHING)
-    assert asked.why_pending == "approval is required for priority 500 instead of 400"
-    await p.approve(asked.request_id, ROOT, "", NOTHING)
+    requested = await p.request("front", EntitlementWish(spec=back), ANN, NOTHING)
+    assert requested.why_pending == "approval is required for priority 500 instead of 400"
+    await p.approve(requested.request_id, ROOT, "", NOTHING)
     assert p.specs()["front"].priority == 500
 
 
@@ -299,8 +299,8 @@ async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p:
 @scenario(owners_raise=["priority"], approvers=["bob"])
 async def test_operators_decide_what_owners_may_raise(p: Portal):
     """Under another rule, approvers still raise everything at once."""
-    asked = await p.request("front", wish(machines=2), ANN, NOTHING)
-    assert asked.why_pending == "approval is required for more capacity"
+    requested = await p.request("front", wish(machines=2), ANN, NOTHING)
+    assert requested.why_pending == "approval is required for more capacity"
     assert (await p.request("front", wish(machines=2), BOB, NOTHING)).state == "approved"
     raised = await p.request("front", wish(machines=2, priority=900), ANN, NOTHING)
     assert raised.state is RequestState.APPROVED
@@ -308,7 +308,7 @@ async def test_operators_decide_what_owners_may_raise(p: Portal):
 
 @pytest.mark.behaviour("BUG-UX8")
 @scenario()
-async def test_a_dry_run_says_what_would_become_of_a_wish_and_stores_nothing(p: Portal):
+async def test_a_dry_run_reports_the_outcome_of_a_request_and_stores_nothing(p: Portal):
     for spec, state in ((wish(machines=4), "approved"), (wish(machines=4, priority=9), "approved")):
         made = await p.request("front", replace(spec, dry_run=True), ANN, NOTHING)
         assert (made.state, made.request_id) == (state, "")
@@ -342,13 +342,13 @@ async def test_requests_are_denied_and_withdrawn(p: Portal):
 @scenario()
 async def test_a_request_for_machines_that_are_still_to_be_bought_waits(p: Portal):
     later = EntitlementWish(spec=EntitlementSpec(machines=12), queue=True)
-    asked = await p.request("front", later, ANN, NOTHING)
-    assert "the region has too few machines: the whole region" in asked.why_pending
+    requested = await p.request("front", later, ANN, NOTHING)
+    assert "the region has too few machines: the whole region" in requested.why_pending
     with pytest.raises(Unprocessable):
-        await p.approve(asked.request_id, ROOT, "", NOTHING)
+        await p.approve(requested.request_id, ROOT, "", NOTHING)
     for i in (10, 11):
         p.supply.on_machine_change(f"m{i}", None, machine(i))
-    await p.approve(asked.request_id, ROOT, "", NOTHING)
+    await p.approve(requested.request_id, ROOT, "", NOTHING)
     assert p.specs()["front"].machines == 12
 
 
@@ -453,7 +453,7 @@ STEPS = st.lists(
 @pytest.mark.behaviour("CP1", "CP7")
 @settings(deadline=None, max_examples=60)
 @given(STEPS)
-def test_whatever_is_asked_and_decided_never_more_is_granted_than_there_is(steps):
+def test_grants_never_exceed_the_region_for_any_requests_and_decisions(steps):
     async def main() -> None:
         async with a_portal(machines=0) as portal:
             for i in range(8):

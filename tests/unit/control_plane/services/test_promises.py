@@ -20,7 +20,7 @@ pytestmark = pytest.mark.behaviour("CP7")
 PLAIN, RARE = MachineClass("plain", "dc1", 4 * MICRO), MachineClass("rare", "dc1", 4 * MICRO)
 P, R = ("plain", "dc1", 4 * MICRO, "local"), ("rare", "dc1", 4 * MICRO, "local")
 ANY, ONLY = Quota(machines=2), Quota(per_type={"rare": 1})
-NOBODY = Counter[MachineClass]()
+NO_MACHINES = Counter[MachineClass]()
 
 
 class HastyRuntime(Runtime):
@@ -41,7 +41,7 @@ def a_region() -> RegionIndex:
 
 
 def a_keeper(index: RegionIndex, quotas: Mapping[str, Quota]) -> PromiseKeeper:
-    return PromiseKeeper(index, lambda: quotas, lambda _: NOBODY, HastyRuntime())
+    return PromiseKeeper(index, lambda: quotas, lambda _: NO_MACHINES, HastyRuntime())
 
 
 def give(index: RegionIndex, name: str, pool: str, machine_type: str = "rare") -> None:
@@ -50,7 +50,7 @@ def give(index: RegionIndex, name: str, pool: str, machine_type: str = "rare") -
 
 async def test_limits_follow_machines_and_quotas():
     index, quotas = a_region(), {"any": ANY, "only": ONLY}
-    keeper = PromiseKeeper(index, lambda: quotas, lambda _: NOBODY, HastyRuntime())
+    keeper = PromiseKeeper(index, lambda: quotas, lambda _: NO_MACHINES, HastyRuntime())
     assert keeper.limits("any") == {P: 1, R: 1}
     assert keeper.limits("only") == {P: 0, R: 1}
     give(index, "m2", "only")
@@ -64,11 +64,11 @@ async def test_where_all_quotas_are_of_one_kind_nothing_is_kept():
 
 
 async def test_machines_that_are_put_aside_do_not_count():
-    index, aside = a_region(), NOBODY.copy()
+    index, aside = a_region(), NO_MACHINES.copy()
     keeper = PromiseKeeper(
         index,
         lambda: {"any": Quota(machines=1), "only": ONLY},
-        lambda pool: NOBODY if pool else aside,
+        lambda pool: NO_MACHINES if pool else aside,
         HastyRuntime(),
     )
     assert keeper.limits("any") == {P: 1, R: 1}

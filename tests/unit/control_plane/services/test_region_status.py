@@ -36,8 +36,8 @@ def test_an_unavailable_shard_is_named_first_and_a_drained_one_is_not() -> None:
     known = RoleProcess(role="shard-1", epoch=7, life="x", host="h1", since=3.0)
     away = [away_status(1, "no answer", known, SHARDS[1]), away_status(2, "gone", None, SHARDS[2])]
     assert (away[0].host, away[0].term, away[0].since) == ("h1", 7, 3.0)
-    told = problems_of([CORE, *away], SHARDS, {"up": 4, "down": 2}, [limit("too fast")], 3)
-    assert told == [
+    problems = problems_of([CORE, *away], SHARDS, {"up": 4, "down": 2}, [limit("too fast")], 3)
+    assert problems == [
         "shard-1: no answer",
         "2 machines are down",
         "3 machines are silent and their state is not decided yet",
@@ -47,8 +47,8 @@ def test_an_unavailable_shard_is_named_first_and_a_drained_one_is_not() -> None:
 
 def test_held_back_work_a_slow_store_and_a_late_follower_are_named() -> None:
     slow = ProcessStatus(role="shard-1", detail="a store was put back", write_p50_s=0.7, lag=5000)
-    told = problems_of([CORE, slow], [ShardLoad(shard=1, moving=["e1"])], {}, [], 0)
-    assert told == [
+    problems = problems_of([CORE, slow], [ShardLoad(shard=1, moving=["e1"])], {}, [], 0)
+    assert problems == [
         "shard-1: a store was put back",
         "shard-1: the store takes 0.7 s for a write (P50)",
         "shard-1: is 5000 revisions behind the store",

@@ -21,16 +21,16 @@ def test_unchanged_machines_are_compared_every_ten_minutes_at_most():
             await w.set_up()
             await w.until(w.all_answer)
             await asyncio.sleep(60)
-            allocator, looked = w.cp._allocator, []
+            allocator, read = w.cp._allocator, []
             real = allocator._as_indexed
-            allocator._as_indexed = lambda record: looked.append(record.machine) or real(record)
+            allocator._as_indexed = lambda record: read.append(record.machine) or real(record)
             await asyncio.sleep(3600)
-            assert len(looked) <= 6 * 6
+            assert len(read) <= 6 * 6
             allocator._counted.note(w.cp._broker.table.get("m1"))
-            looked.clear()
+            read.clear()
             await w.cp._broker.carry_out("m1", RaiseGeneration(above=1))
             await asyncio.sleep(w.settings.resync_s + 5)
-            assert set(looked) == {"m1"}
+            assert set(read) == {"m1"}
 
     run(main())
 
@@ -45,22 +45,22 @@ def test_a_checkpoint_follows_each_hundred_updated_machines():
             for machine in w.region.machines.values():
                 await w.cp.joined(machine.join())
             allocator = w.cp._allocator
-            looked = [0]
+            read = [0]
             real, checkpoint = allocator._as_indexed, w.runtime.checkpoint
 
-            def look(record):
-                looked[-1] += 1
+            def count_read(record):
+                read[-1] += 1
                 return real(record)
 
             async def turn() -> None:
-                looked.append(0)
+                read.append(0)
                 await checkpoint()
 
-            allocator._as_indexed, w.runtime.checkpoint = look, turn
+            allocator._as_indexed, w.runtime.checkpoint = count_read, turn
             await allocator.resync.compare()
             allocator.usability.awaited = dict.fromkeys(allocator.index.machines)
             await allocator.look_at_clock()
-            assert sum(looked) >= 2 * 450
-            assert max(looked) <= 100
+            assert sum(read) >= 2 * 450
+            assert max(read) <= 100
 
     run(main())

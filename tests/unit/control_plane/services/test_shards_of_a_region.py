@@ -265,13 +265,13 @@ def test_a_copy_that_a_transfer_left_on_a_lost_machine_keeps_both_in_one_shard(m
 
 @pytest.mark.behaviour("SH3")
 @pytest.mark.parametrize("moved", ["e0", "e1"])
-def test_no_job_passes_from_or_to_an_entitlement_that_is_on_its_way(moved: str) -> None:
+def test_no_job_moves_from_or_to_an_entitlement_in_transfer(moved: str) -> None:
     """The check was made before the lock only, so a job ended in no shard."""
 
     async def main() -> None:
         async with three() as w:
             await w.cp.shards.move("e1", 0)
-            await asyncio.sleep(5.0)  # its new shard has made its first asks
+            await asyncio.sleep(5.0)  # its new shard has sent its first requests
             asking = w.cp.shards.all[0].scheduler.asking
             asking.add(f"job-{moved}")
             moving = asyncio.create_task(w.cp.shards.move(moved, 2))

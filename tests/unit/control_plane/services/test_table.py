@@ -44,19 +44,19 @@ async def test_listeners_are_notified_of_bulk_and_single_reads() -> None:
     async with MemoryStore() as store:
         await store.txn({}, [machine(f"m{i:05}") for i in range(PAGE + 2)])
         table = Table(store, "machines/dc1/", MachineRecord, "machine")
-        told: list[int] = []
+        page_sizes: list[int] = []
         single: list[str] = []
         changed: list[str] = []
 
         def loaded(records: object) -> None:
             assert isinstance(records, dict)
             assert all(table.find(name) is record for name, record in records.items())
-            told.append(len(records))
+            page_sizes.append(len(records))
 
         table.listen(lambda name, *_: changed.append(name), loaded)
         table.listen(lambda name, *_: single.append(name))
         await table.load()
-        assert told == [PAGE, 2]
+        assert page_sizes == [PAGE, 2]
         assert changed == []
         assert single == [f"m{i:05}" for i in range(PAGE + 2)]
 
@@ -66,10 +66,10 @@ async def test_brokers_know_holders_after_the_start_and_notify_each_machine() ->
     async with MemoryStore() as store:
         one, two = machine("m1", entitlement="web"), machine("m2", hold=hold)
         await store.txn({}, [one, two])
-        brokers, heard = Brokers(store, Runtime(lambda: 0.0)), []
-        brokers.listen(lambda name, before, after: heard.append((name, before, after)))
+        brokers, changes = Brokers(store, Runtime(lambda: 0.0)), []
+        brokers.listen(lambda name, before, after: changes.append((name, before, after)))
         await asyncio.wait_for(brokers.load(), 10)
         assert [record.machine for record in brokers.held("web")] == ["m1"]
         assert (brokers.count("web"), brokers.count("")) == (1, 1)
         assert brokers.in_doubt() == {"t1": ["m2"]}
-        assert heard == [(name, None, brokers.table.get(name)) for name in ("m1", "m2")]
+        assert changes == [(name, None, brokers.table.get(name)) for name in ("m1", "m2")]

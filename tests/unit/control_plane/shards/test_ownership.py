@@ -47,7 +47,7 @@ async def test_a_request_has_the_present_owner_of_the_machine() -> None:
         ownership = OwnershipMap(store)
         await ownership.load()
         ownership.find_machine = {"m1": free}.get
-        assert ownership.headers("m1") == {}, "nobody owns a free machine"
+        assert ownership.headers("m1") == {}, "a free machine has no owner"
         taken = replace(free, entitlement="web")
         ownership.find_machine = {"m1": taken}.get
         assert ownership.headers("m1") == {OWNER_HEADER: "web/1"}

@@ -26,7 +26,7 @@ async def elected(store: MemoryStore, role: OwnRole, epoch: int) -> None:
 
 
 @pytest.mark.behaviour("SH3")
-async def test_the_newest_epoch_of_any_role_counts_and_every_process_says_it() -> None:
+async def test_the_newest_epoch_of_any_role_counts_and_every_process_sends_it() -> None:
     """A machine that passes to another shard never receives a lower number."""
     async with MemoryStore() as store:
         await elected(store, CORE, 4)
@@ -92,19 +92,19 @@ async def test_shards_are_known_once_their_processes_have_led() -> None:
         running.cancel()
 
 
-async def test_hosts_hear_one_life_of_the_store_from_all_processes() -> None:
+async def test_hosts_receive_one_term_of_the_store_from_all_processes() -> None:
     """The term is the one of the core, as far as each process has followed it (docs/adr/0111)."""
     async with MemoryStore() as store:
         await elected(store, CORE, 1)
-        said = []
+        terms = []
         for role in (CORE, FIRST):
             leaders = RoleLeaders(store, role)
             leaders.following = Following(store, [leaders.table])
             await leaders.load()
-            said.append(read_term(leaders.headers()[HEADER]))
-        assert said[0] == said[1]
-        assert said[0] is not None
-        assert said[0].began == said[0].now == store.revision()
+            terms.append(read_term(leaders.headers()[HEADER]))
+        assert terms[0] == terms[1]
+        assert terms[0] is not None
+        assert terms[0].began == terms[0].now == store.revision()
 
 
 @pytest.mark.behaviour("AV7")

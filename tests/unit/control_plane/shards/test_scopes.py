@@ -69,7 +69,7 @@ def test_the_best_shard_of_each_scope_is_tried_when_a_shard_is_drained() -> None
 
 
 @pytest.mark.behaviour("SH13")
-def test_a_move_out_of_scope_says_what_where_why_and_what_to_try() -> None:
+def test_a_move_out_of_scope_reports_what_where_why_and_what_to_try() -> None:
     check_move("pay", "west", 1, "west", {"m1": "west"})
     check_move("pay", None, 0, "", {"m1": "west"})
     with pytest.raises(Conflict) as refused:
@@ -125,13 +125,13 @@ def test_entitlements_without_another_possible_shard_are_found_before_a_drain() 
     assert stuck(full, SHARDS[1:]) == []
 
 
-def test_a_scope_is_shown_in_words() -> None:
+def test_a_scope_is_shown_as_text() -> None:
     assert (in_words(""), in_words("west")) == ("global", "region west")
 
 
 @pytest.mark.behaviour("SH13")
 @pytest.mark.parametrize(
-    ("regions", "words"),
+    ("regions", "message"),
     [
         ({"0": "west"}, "shard 0 has what no other shard has, so it is global"),
         ({"64": "west"}, "a shard from 1 to 63"),
@@ -141,11 +141,11 @@ def test_a_scope_is_shown_in_words() -> None:
     ],
 )
 def test_regions_of_shards_that_cannot_be_are_refused(
-    regions: dict[str, str] | list[str], words: str
+    regions: dict[str, str] | list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match="scheduler") as refused:
         load(None, {"scheduler": {"shards": 3, "shard_regions": regions}})
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.behaviour("SH13")

@@ -34,7 +34,7 @@ async def _filled(folder: Path, count: int = 3) -> None:
 
 @pytest.mark.behaviour("F-88")
 @pytest.mark.parametrize("lost", [None, Facts(0, 4, 9, 1), Facts(0, 70_000, 1 << 40, 1)])
-def test_a_store_that_is_put_back_is_above_all_that_may_be_known(lost: Facts | None) -> None:
+def test_a_restored_store_is_above_all_that_may_be_known(lost: Facts | None) -> None:
     """The numbers exceed those of the copy by the growth of a day, and those of the remains of the
     lost store."""
     copy = Facts(1.0, 5, 10, 1)
@@ -79,7 +79,7 @@ async def test_a_copy_made_during_writes_is_consistent(tmp_path: Path, config: C
 
 
 @pytest.mark.behaviour("F-88")
-async def test_a_copy_is_no_store_until_it_is_put_back(tmp_path: Path, config: Config) -> None:
+async def test_a_copy_is_no_store_until_it_is_restored(tmp_path: Path, config: Config) -> None:
     """A control plane that starts on the file reports an error before it calls any host."""
     await _filled(config.store_path)
     copy = copy_all(config, tmp_path / "copies") / "main.db"
@@ -139,7 +139,7 @@ async def test_a_damaged_copy_changes_nothing(tmp_path: Path, config: Config, da
 
 
 @pytest.mark.behaviour("F-88")
-async def test_a_store_in_use_is_not_put_back_and_a_file_is_not_overwritten(
+async def test_a_store_in_use_is_not_restored_and_a_file_is_not_overwritten(
     tmp_path: Path, config: Config
 ) -> None:
     """Two mistakes that an operator in a hurry may make."""
@@ -156,7 +156,7 @@ async def test_a_store_in_use_is_not_put_back_and_a_file_is_not_overwritten(
 
 
 @pytest.mark.behaviour("F-88")
-async def test_the_stores_of_data_centers_are_copied_at_rest_and_put_back_together(
+async def test_the_stores_of_data_centers_are_copied_at_rest_and_restored_together(
     tmp_path: Path,
 ) -> None:
     """Copies made at different moments would disagree about the owner of a machine."""

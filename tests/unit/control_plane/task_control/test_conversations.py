@@ -66,10 +66,10 @@ def test_a_nearer_deadline_makes_the_next_call_of_a_silent_controller_earlier():
         controllers.ask("web", REF, a_question())
         await asyncio.sleep(70)
         before = list(calls)
-        asked = 70.0
+        called_at = 70.0
         controllers.ask("web", REF, a_question(deadline=RUNTIME.date() + 40.0))
         await asyncio.sleep(15)
-        assert [round(at - asked) for at in calls[len(before) :]][:1] == [10]
+        assert [round(at - called_at) for at in calls[len(before) :]][:1] == [10]
 
     talking(body, answers=False)
 
@@ -90,7 +90,7 @@ def test_a_waiting_request_is_repeated_after_its_delay():
     talking(body)
 
 
-def test_a_conversation_says_how_old_it_is():
+def test_a_conversation_reports_its_age():
     async def body(controllers: Controllers, _: list[float]) -> None:
         await asyncio.sleep(30)
         assert controllers.age_s("web") == 30.0

@@ -82,7 +82,7 @@ async def page_of_shards(*processes: ProcessStatus) -> list[list[str]]:
     ]
 
 
-async def test_the_page_of_shards_says_how_far_each_role_is_behind() -> None:
+async def test_the_page_of_shards_shows_how_far_each_role_is_behind() -> None:
     core = ProcessStatus(role="core", host="a", revision=1500, lag=0)
     shard = ProcessStatus(role="shard-1", host="b", revision=288, lag=1212)
     away = ProcessStatus(role="shard-2", ok=False, detail="no answer", host="c")

@@ -146,7 +146,7 @@ def test_an_empty_text_of_a_new_entitlement_is_no_change() -> None:
     assert [(c.before, c.after) for c in changes(sold, spec)] == [("ads", "")]
 
 
-def test_the_newest_two_versions_are_compared_unless_others_are_asked_for() -> None:
+def test_the_newest_two_versions_are_compared_unless_others_are_requested() -> None:
     known = dict.fromkeys((1, 3, 4))
     assert compared(known, 0, 0) == (3, 4)
     assert compared(known, 1, 3) == (1, 3)

@@ -68,7 +68,7 @@ def test_a_job_without_extra_tasks_or_with_a_pending_stop_is_not_checked() -> No
     assert SurgeChecker().excess("web", None, copies(9)) == ""
 
 
-def test_a_copy_that_was_asked_to_stop_does_not_count() -> None:
+def test_a_copy_that_was_requested_to_stop_does_not_count() -> None:
     assert SurgeChecker().excess("web", Owned(SPEC, most=3), copies(9, wanted=False)) == ""
 
 
