@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from control_plane.api.jobs import Endpoint, Endpoints
 from control_plane.api.weights import USUAL_WEIGHT
+from resolver.zone import is_job_name
 from wire.errors import InvalidInput
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -46,7 +47,7 @@ def service(text: str) -> ProxiedService:
     """Return the service of `web:http` or `web:http=:8080`, or raise `InvalidInput`."""
     target, given, listen = text.partition("=")
     job, colon, port = target.partition(":")
-    if not (colon and NAME.fullmatch(job) and NAME.fullmatch(port)):
+    if not (colon and is_job_name(job) and NAME.fullmatch(port)):
         raise InvalidInput(f"{text[:100]!r} does not name a port of a job", hint=_ACCEPTED)
     match = _LISTEN.fullmatch(listen) if given else None
     if given and (match is None or not 1 <= int(match["port"]) <= 65535):
