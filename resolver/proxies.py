@@ -17,6 +17,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.watch import MAX_JOBS_WATCHED
 from control_plane.api.weights import USUAL_WEIGHT
 from resolver.zone import is_job_name
 from wire.errors import InvalidInput
@@ -61,6 +62,11 @@ def services(texts: Sequence[str]) -> list[ProxiedService]:
     Two backends with one name, or two listeners at one address, are no valid configuration.
     """
     found = list(dict.fromkeys(service(text) for text in texts))
+    if (jobs := len({one.job for one in found})) > MAX_JOBS_WATCHED:
+        raise InvalidInput(
+            f"{jobs} jobs are more than one resolver follows ({MAX_JOBS_WATCHED})",
+            hint="run several, each with a part of the jobs and its own --file",
+        )
     named, listening = dict[str, ProxiedService](), dict[str, ProxiedService]()
     for one in found:
         if (other := named.setdefault(one.name, one)) is not one:
