@@ -74,6 +74,7 @@ class Agent:
             lanes = Lanes()
             stack.callback(lanes.close)
             await self._require_btrfs(lanes)
+            self._lock_state(stack)
             hardware = await lanes.run("facts", self._machine.hardware)
             parts = HostParts(self.config, self._machine, hardware, self.identity, lanes)
             stack.push_async_callback(parts.prober.close)
@@ -107,6 +108,23 @@ class Agent:
                 f"another agent runs on this host (it holds {run / 'agent.lock'})",
                 hint="systemctl status twine-agent",
             ) from e
+
+    def _lock_state(self, stack: AsyncExitStack) -> None:
+        """Raise `Busy` if an agent with another run folder uses the same state.
+
+        The folder itself is locked, which also works on a read-only disk.
+        """
+        try:
+            fd = os.open(self._state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            raise Busy(
+                f"another agent uses the state folder {self._state}",
+                hint="stop it, or give this agent its own state_dir and run_dir",
+            ) from e
+        except OSError as e:  # `StateDisk` reports a failing disk
+            log.warning("cannot lock the state folder", extra={"why": e.strerror})
 
     async def _require_btrfs(self, lanes: Lanes) -> None:
         """Raise `ConfigError` on a file system other than btrfs, which images need (F-38)."""

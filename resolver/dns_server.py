@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import cast
 
+import dns.exception
 import dns.message
 
 from control_plane.api.jobs import Endpoints
@@ -65,7 +66,12 @@ class DnsServer:
         except Busy:
             return dns_message.unknown(question)
         found = answer(about, question.kind, endpoints)
-        return dns_message.answered(question, zone, found, self._random)
+        try:
+            return dns_message.answered(question, zone, found, self._random)
+        except dns.exception.DNSException as e:
+            why = f"a task of job {about.job} has an address that DNS cannot hold: {e}"
+            log.warning("a question cannot be answered", extra={"why": why})
+            return dns_message.unknown(question)
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:

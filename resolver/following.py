@@ -74,6 +74,7 @@ class ZoneFollower:
         found = self._jobs.get(job)
         if found is None:
             self._forget_idle(now)
+            self._make_room()
             if len(self._jobs) >= MAX_JOBS_WATCHED:
                 raise Busy(
                     f"{MAX_JOBS_WATCHED} jobs, the maximum, are followed already; {job!r} is not"
@@ -88,6 +89,17 @@ class ZoneFollower:
     def _forget_idle(self, now: float) -> None:
         for job in [j for j, f in self._jobs.items() if now - f.asked_at > IDLE_S]:
             del self._jobs[job]
+
+    def _make_room(self) -> None:
+        """Forget a job that does not exist if the maximum is followed.
+
+        Otherwise questions for invented names would keep clients from the jobs that exist.
+        """
+        if len(self._jobs) < MAX_JOBS_WATCHED:
+            return
+        missing = [job for job, found in self._jobs.items() if found.revision == 0]
+        if missing:
+            del self._jobs[min(missing, key=lambda job: self._jobs[job].asked_at)]
 
     async def run(self) -> None:
         """Follow until cancelled; retry with growing pauses while the control plane fails."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from resolver.following import ZoneFollower
@@ -23,6 +23,8 @@ SETTLE_S = 0.1
 proxy. Much shorter than a job's `update.drain_s`, the limit for removing a task from the proxy."""
 _ASK_AGAIN_S = 60.0
 _RETRY_S = 2.0
+_TAIL_BYTES = 1 << 16
+"""How much of a program's output is kept: the capacity of a pipe."""
 
 
 class ProxyFile:
@@ -114,25 +116,55 @@ def _counts(known: Known) -> dict[str, object]:
 
 
 async def run(argv: Sequence[str]) -> None:
-    """Run a program to its end. Raises `ProgramError` with the last line of its output."""
-    command = " ".join(argv)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-    except OSError as e:
-        raise ProgramError(f"cannot run {argv[0]}: {e.strerror or e}") from e
-    try:
-        async with asyncio.timeout(PROGRAM_S):
-            output, _ = await process.communicate()
-    except TimeoutError as e:
-        process.kill()
-        await process.wait()
-        raise ProgramError(f"{command} did not end within {PROGRAM_S:g} s") from e
+    """Run a program to its end. Raises `ProgramError` with the last line of its output.
+
+    A process that it leaves behind, such as a proxy in the background, may keep its output open.
+    """
+    command, tail = " ".join(argv), bytearray()
+    with _reading(tail) as output:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        except OSError as e:
+            raise ProgramError(f"cannot run {argv[0]}: {e.strerror or e}") from e
+        try:
+            async with asyncio.timeout(PROGRAM_S):
+                await process.wait()
+        except TimeoutError as e:
+            raise ProgramError(f"{command} did not end within {PROGRAM_S:g} s") from e
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
     if process.returncode:
-        last = output.decode(errors="replace").strip().splitlines()[-1:]
+        last = tail.decode(errors="replace").strip().splitlines()[-1:]
         why = last[0] if last else "it printed nothing"
         raise ProgramError(f"{command} failed with {process.returncode}: {why}")
+
+
+@contextmanager
+def _reading(tail: bytearray) -> Iterator[int]:
+    """Yield a pipe for a program's output; `tail` has the last bytes afterwards."""
+    loop = asyncio.get_running_loop()
+    out, into = os.pipe()
+    os.set_blocking(out, False)
+
+    def read() -> None:
+        try:
+            data = os.read(out, _TAIL_BYTES)
+        except BlockingIOError:
+            return
+        tail.extend(data)
+        del tail[:-_TAIL_BYTES]
+        if not data:
+            loop.remove_reader(out)
+
+    loop.add_reader(out, read)
+    try:
+        yield into
+        read()  # what the program wrote just before its end
+    finally:
+        loop.remove_reader(out)
+        os.close(out)
+        os.close(into)

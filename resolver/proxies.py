@@ -17,7 +17,9 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.watch import MAX_JOBS_WATCHED
 from control_plane.api.weights import USUAL_WEIGHT
+from resolver.zone import is_job_name
 from wire.errors import InvalidInput
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -46,7 +48,7 @@ def service(text: str) -> ProxiedService:
     """Return the service of `web:http` or `web:http=:8080`, or raise `InvalidInput`."""
     target, given, listen = text.partition("=")
     job, colon, port = target.partition(":")
-    if not (colon and NAME.fullmatch(job) and NAME.fullmatch(port)):
+    if not (colon and is_job_name(job) and NAME.fullmatch(port)):
         raise InvalidInput(f"{text[:100]!r} does not name a port of a job", hint=_ACCEPTED)
     match = _LISTEN.fullmatch(listen) if given else None
     if given and (match is None or not 1 <= int(match["port"]) <= 65535):
@@ -60,6 +62,11 @@ def services(texts: Sequence[str]) -> list[ProxiedService]:
     Two backends with one name, or two listeners at one address, are no valid configuration.
     """
     found = list(dict.fromkeys(service(text) for text in texts))
+    if (jobs := len({one.job for one in found})) > MAX_JOBS_WATCHED:
+        raise InvalidInput(
+            f"{jobs} jobs are more than one resolver follows ({MAX_JOBS_WATCHED})",
+            hint="run several, each with a part of the jobs and its own --file",
+        )
     named, listening = dict[str, ProxiedService](), dict[str, ProxiedService]()
     for one in found:
         if (other := named.setdefault(one.name, one)) is not one:

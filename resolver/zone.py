@@ -18,7 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.policy import JobName
 from control_plane.api.weights import USUAL_WEIGHT
 
 SRV_PRIORITY, SRV_WEIGHT = 0, 1
@@ -63,8 +66,22 @@ class DnsAnswer:
     additional: tuple[DnsRecord, ...] = ()
 
 
+def is_job_name(text: str) -> bool:
+    """Return whether a job can have this name."""
+    try:
+        msgspec.convert(text, JobName)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 def subject(labels: Sequence[str]) -> ZoneSubject | None:
-    """Return the subject of the labels before the zone, None if there is no such name."""
+    """Return the subject of the labels before the zone, None if there is no such name.
+
+    A name that no job can have is not looked up: the front end refuses requests that contain one.
+    """
+    if not labels or not is_job_name(labels[-1].lower()):
+        return None
     match [label.lower() for label in labels]:
         case [job]:
             return ZoneSubject(job)
@@ -135,8 +152,8 @@ def _addresses(name: str, kind: str, hosts: Iterable[str]) -> tuple[DnsRecord, .
 
 
 def _version(host: str) -> int:
-    """Return 4 or 6 for an address, 0 for a host name."""
+    """Return 4 or 6 for an address, 0 for a host name or an address with a zone (`fe80::1%e0`)."""
     try:
-        return ipaddress.ip_address(host).version
+        return 0 if "%" in host else ipaddress.ip_address(host).version
     except ValueError:
         return 0

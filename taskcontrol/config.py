@@ -190,7 +190,7 @@ async def _document(where: str) -> Any:
         return await observations.read(where)
     try:
         return await asyncio.to_thread(_from_file, Path(where))
-    except (OSError, msgspec.DecodeError, RecursionError) as e:
+    except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as e:
         raise ConfigError(f"cannot read the shard map {where}: {e}") from e
 
 

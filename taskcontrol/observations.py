@@ -7,6 +7,7 @@ shard map, a load of 1.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -55,7 +56,7 @@ async def read(url: str, *, post: bool = False) -> Any:
         raise Unreachable(f"cannot ask {url}: {type(e).__name__}") from e
     try:
         return msgspec.json.decode(answer)
-    except (msgspec.DecodeError, RecursionError) as e:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         raise Unreachable(f"{url} did not answer with JSON") from e
 
 
@@ -85,7 +86,8 @@ async def load(url: str) -> float:
     """Return the load that the application reports, 0 to 1; 1 without a valid report."""
     try:
         answer = await read(url)
-        return min(1.0, max(0.0, float(answer["load"] if isinstance(answer, dict) else answer)))
+        found = float(answer["load"] if isinstance(answer, dict) else answer)
+        return 1.0 if math.isnan(found) else min(1.0, max(0.0, found))
     except (TwineError, KeyError, TypeError, ValueError):
         return 1.0
 

@@ -7,9 +7,9 @@ import inspect
 import logging
 import signal
 import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,8 @@ def _authorize(request: web.Request, _: Route) -> Peer:
 async def serving(process: Process, credential: Path, host: str, port: int) -> AsyncIterator[int]:
     """Serve until left; yields the port, a free one if `port` is 0."""
     held = tls.load(credential)
-    context = tls.server_context(held, require_client=True)
+    contexts = tls.Followers()
+    context = contexts.add(partial(tls.server_context, require_client=True), held)
     sock = _listening(host, port)
     runner = web.AppRunner(
         app(process),
@@ -82,7 +83,7 @@ async def serving(process: Process, credential: Path, host: str, port: int) -> A
         logger=_http_log,
         shutdown_timeout=3.0,
     )
-    following = asyncio.create_task(_follow(credential, held, context))
+    following = asyncio.create_task(_follow(credential, held, contexts))
     try:
         await runner.setup()
         await web.SockSite(runner, sock, ssl_context=context).start()
@@ -103,14 +104,14 @@ def _listening(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}") from e
 
 
-async def _follow(path: Path, held: Credential, context: ssl.SSLContext) -> None:
-    """Load a renewed credential without a restart, until cancelled."""
+async def _follow(path: Path, held: Credential, contexts: tls.Followers) -> None:
+    """Load a renewed credential and its authorities without a restart, until cancelled."""
     while True:
         await asyncio.sleep(_LOOK_S)
         try:
             found = tls.load(path)
             if found != held:
-                tls.install(context, found)
+                contexts.take(found)
                 held = found
                 log.info("new credential loaded", extra={"not_after": held.not_after})
         except ConfigError as e:

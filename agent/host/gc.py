@@ -6,10 +6,10 @@ Also removes unused images, and layers that no image is built on.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,20 +177,33 @@ class HostInspector:
         async with self._collecting:
             done = []
             for (kind, name), fate in (await self._goes()).items():
-                if kind == "image":
-                    with contextlib.suppress(Conflict, NotFound):  # another request was faster
-                        await self._images.delete(name, self._tasks.using)
-                        done.append(f"image {name} is removed: {fate.why}")
-                        passed("gc.image-deleted")
+                if kind == "image" and await self._removed(name, self._delete_image):
+                    done.append(f"image {name} is removed: {fate.why}")
+                    passed("gc.image-deleted")
             # Decided again: layers of the removed images are removed in the same round, but not
             # layers of an image that began to arrive meanwhile.
             for (kind, name), fate in (await self._goes()).items():
-                if kind == "layer" and await self._images.layers.discard(name):
+                if kind == "layer" and await self._removed(name, self._images.layers.discard):
                     done.append(f"layer {name} is removed: {fate.why}")
                     passed("gc.layer-deleted")
         for line in done:
             log.info("%s", line)
         return done
+
+    async def _delete_image(self, digest: str) -> bool:
+        try:
+            await self._images.delete(digest, self._tasks.using)
+        except (Conflict, NotFound):  # another request was faster
+            return False
+        return True
+
+    async def _removed(self, name: str, remove: Callable[[str], Awaitable[bool]]) -> bool:
+        """Return whether an object was removed; an error of one does not keep the others."""
+        try:
+            return await remove(name)
+        except (TwineError, OSError) as e:
+            log.warning("cannot remove an unused object", extra={"object": name, "why": str(e)})
+            return False
 
     async def _goes(self) -> dict[tuple[str, str], RetentionFate]:
         fates = await self._lanes.run("btrfs", self._fates)

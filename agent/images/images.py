@@ -378,7 +378,10 @@ class HostImages:
                     hint="stop them first",
                 )
             # Removed first, so that no new task can be made from it (trust F-40).
-            (self.folder / f"{_hex(digest)}.json").unlink()
+            try:
+                (self.folder / f"{_hex(digest)}.json").unlink()
+            except OSError as e:
+                raise HostError(f"cannot delete image {digest}: {e.strerror}") from e
             passed("delete.undeclared")
             await self._lanes.run("btrfs", self._btrfs.delete, self.folder / _hex(digest))
             passed("delete.removed")

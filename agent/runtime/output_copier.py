@@ -326,8 +326,9 @@ class OutputCopier:
         self.totals = [a + b for a, b in zip(self.totals, pipe.report_missing(now), strict=True)]
         if self.totals != before:
             new = self._folder / f"{TOTALS}.new"
-            new.write_text(json.dumps(self.totals))
-            new.replace(self._folder / TOTALS)
+            with contextlib.suppress(OSError):  # a full /run must not end the copying of output
+                new.write_text(json.dumps(self.totals))
+                new.replace(self._folder / TOTALS)
 
 
 def main() -> None:

@@ -80,7 +80,8 @@ class Prober:
 
     async def _http(self, probe: Probe, at: str) -> str:
         if self._session is None:
-            connector = aiohttp.TCPConnector(force_close=True)
+            # No limit for all tasks together: servers that hang must not delay other probes.
+            connector = aiohttp.TCPConnector(force_close=True, limit=0)
             self._session = aiohttp.ClientSession(connector=connector)
         url = f"http://{at}:{probe.port}{probe.path}"
         async with self._session.get(url, allow_redirects=False) as response:

@@ -200,6 +200,27 @@ def test_lines_above_the_rate_are_counted_and_reported(host: Host, clock: list[f
     assert totals(host.folder) == [3000, 0]
 
 
+@pytest.mark.behaviour("BUG-AG67")
+def test_output_is_copied_while_the_counts_cannot_be_written(
+    host: Host, clock: list[float]
+) -> None:
+    """For instance on a full /run; the counts are written with the next missing line."""
+    host.turned()
+    blocked = host.folder / ".lost.new"
+    blocked.mkdir()
+    with host.pipe.open("wb", buffering=0) as out:
+        for number in (1, 2):
+            out.write(b"x\n" * (BURST_LINES + 1))
+            host.turned()
+            clock[0] += 11.0
+            found = host.turned()
+            out.write(b"again\n")
+            assert b"again" in [*found, *host.turned()]
+            assert totals(host.folder) == ([0, 0] if number == 1 else [3, 0])
+            if blocked.is_dir():
+                blocked.rmdir()
+
+
 @pytest.mark.behaviour("BUG-AG34")
 def test_a_blocked_journal_delays_a_task_by_ten_seconds_at_most(
     host: Host, clock: list[float]

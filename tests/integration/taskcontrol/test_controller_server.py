@@ -131,6 +131,31 @@ def test_another_controller_at_the_address_is_not_believed(
     asyncio.run(main())
 
 
+@pytest.mark.behaviour("BUG-AG72")
+def test_a_new_credential_also_brings_its_authority(
+    authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The region's authority is replaced from time to time; no controller has to restart."""
+    monkeypatch.setattr(server, "_LOOK_S", 0.01)
+    following = open_authority(tmp_path / "next.pem", "test")
+
+    async def main() -> None:
+        credential = a_credential(authority, tmp_path / "c.json")
+        async with server.serving(first, credential, "127.0.0.1", 0) as port:
+            a_credential(following, credential)
+            async with asyncio.timeout(60), calling(following, port) as client:
+                while True:
+                    try:
+                        answer = await client.call(PROCESS, a_request())
+                    except Unreachable:
+                        await asyncio.sleep(0.01)
+                        continue
+                    assert answer.ack == ["db-0.7"]
+                    return
+
+    asyncio.run(main())
+
+
 @pytest.mark.behaviour("TC2")
 def test_the_request_and_response_have_the_papers_field_names():
     """Figure 8 of the paper and OpenAPI have the same names."""

@@ -61,6 +61,10 @@ ETCD = [
         (Dialect.PLAIN, [{"leader": True}, {"leader": False}, b"not JSON"], 0),
         (Dialect.PLAIN, [{"leader": True}, {"leader": True}], None),
         (Dialect.PLAIN, [[], "x", b"[" * 100_000], None),
+        pytest.param(
+            *(Dialect.PLAIN, [b'"\xff"', {"leader": True}], 1),
+            marks=pytest.mark.behaviour("BUG-AG71"),
+        ),
     ],
 )
 def test_one_process_leads_or_the_leader_is_unknown(dialect, answers, expected):
@@ -70,7 +74,10 @@ def test_one_process_leads_or_the_leader_is_unknown(dialect, answers, expected):
 @pytest.mark.behaviour("TC14")
 @pytest.mark.parametrize(
     ("answer", "expected"),
-    [(0.4, 0.4), ({"load": 0.6}, 0.6), (7, 1.0), (b"busy", 1.0), ({}, 1.0), (b"NaN", 1.0)],
+    [
+        *((0.4, 0.4), ({"load": 0.6}, 0.6), (7, 1.0), (b"busy", 1.0), ({}, 1.0), (b"NaN", 1.0)),
+        pytest.param({"load": "NaN"}, 1.0, marks=pytest.mark.behaviour("BUG-AG71")),
+    ],
 )
 def test_a_missing_load_counts_as_full(answer, expected):
     assert query_members([answer], lambda urls: observations.load(urls[0])) == expected

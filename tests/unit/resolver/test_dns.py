@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from control_plane.api.jobs import Endpoint, Endpoints
 from resolver.dns_message import MAX_ANSWERS, UDP_PAYLOAD, Zone
 from resolver.dns_server import DnsServer
+from resolver.zone import subject
 from wire.errors import Busy
 
 ZONE = Zone(dns.name.from_text("twine.internal"), 1)
@@ -128,6 +129,27 @@ def test_srv_records_have_differing_weights_and_omit_tasks_without_requests():
     alone = a_server(web=[replace(none, weight=0), WEB[2]])
     assert data(ask("web.twine.internal", "A", alone).answer) == []
     assert data(ask("web.twine.internal", "AAAA", alone).answer) == ["AAAA 2001:db8::1"]
+
+
+@pytest.mark.behaviour("BUG-AG62")
+@pytest.mark.parametrize("name", ["_dmarc", "a_b", "-x", "x-", "j" * 57, r"\000"])
+def test_a_name_that_no_job_can_have_is_not_looked_up(name: str):
+    """The front end refuses a request with such a name, also for all other jobs in it."""
+    for asked in (name, f"{name}-1.{name}", f"_http._tcp.{name}"):
+        assert subject(dns.name.from_text(asked, None).to_text().split(".")) is None
+    assert ask(f"{name}.twine.internal").rcode() == dns.rcode.NXDOMAIN
+
+
+@pytest.mark.behaviour("BUG-AG64")
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example", "foo bar", "fe80::1%eth0"])
+def test_an_impossible_host_harms_no_other_task_and_is_answered(host: str):
+    server = a_server(web=[an_endpoint(0, host), an_endpoint(1, "2001:db8::1")])
+    assert data(ask("web.twine.internal", "AAAA", server).answer) == ["AAAA 2001:db8::1"]
+    assert len(data(ask("_http._tcp.web.twine.internal", "SRV", server).answer)) == 2
+    assert ask("web-0.web.twine.internal", "MX", server).rcode() in (
+        dns.rcode.SERVFAIL,
+        dns.rcode.NOERROR,
+    )
 
 
 def test_an_unknown_job_is_answered_with_an_error_not_as_missing():

@@ -135,8 +135,23 @@ def test_a_job_without_requests_is_no_longer_followed():
 def test_more_jobs_than_one_call_takes_are_refused():
     async def scenario(front: Front, follower: ZoneFollower) -> None:
         for i in range(MAX_JOBS_WATCHED):
-            assert await follower.get(f"job{i}", 2) is None
+            front.serve(f"job{i}", 1)
+            assert hosts(await follower.get(f"job{i}", 2)) == []
         with pytest.raises(Busy, match="followed already"):
             await follower.get("one-more", 2)
+
+    following(scenario)
+
+
+@pytest.mark.behaviour("BUG-AG63")
+def test_invented_names_do_not_keep_clients_from_jobs():
+    async def scenario(front: Front, follower: ZoneFollower) -> None:
+        front.serve("web", 1, "a")
+        front.serve("api", 1, "b")
+        assert hosts(await follower.get("web", 2)) == ["a"]
+        for i in range(MAX_JOBS_WATCHED):
+            assert await follower.get(f"invented{i}", 2) is None
+        assert hosts(await follower.get("api", 2)) == ["b"]
+        assert hosts(await follower.get("web")) == ["a"]
 
     following(scenario)

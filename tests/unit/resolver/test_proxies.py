@@ -110,6 +110,16 @@ def test_a_service_that_is_named_twice_is_written_once() -> None:
 
 
 @pytest.mark.behaviour("BUG-UX84")
+@pytest.mark.behaviour("BUG-AG70")
+def test_more_jobs_than_a_resolver_follows_are_refused_at_once() -> None:
+    texts = [f"web{number}:{port}" for number in range(1000) for port in ("http", "admin")]
+    assert len(proxies.services(texts)) == 2000
+    with pytest.raises(InvalidInput, match=r"1001 jobs are more than one resolver follows"):
+        proxies.services([*texts, "one-more:http"])
+    with pytest.raises(InvalidInput, match="does not name a port of a job"):
+        proxies.services(["j" * 57 + ":http"])
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from builders import IMAGE, OTHER_IMAGE, FakeHost, a_spec, gone, running
@@ -14,6 +16,7 @@ from oci import Layout, Registry, files
 
 from agent.api.accounts import Account
 from agent.client import AgentClient
+from wire.errors import HostError
 
 PLACE = "registry.example/web:"
 
@@ -120,6 +123,29 @@ async def test_images_go_by_age_and_their_layers_with_the_last_of_them(host: Fak
         assert len(list((host.state / "layers").glob("*.json"))) == 2
         assert (host.state / "tasks" / "web" / "base").read_text() == "b"
         await at_rest(client)
+
+
+@pytest.mark.behaviour("BUG-AG69")
+async def test_an_image_that_cannot_be_removed_keeps_no_other(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.give_image(OTHER_IMAGE)
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.name == f"{IMAGE[7:]}.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        unlink(path, missing_ok)
+
+    async with serving(host) as client:
+        for digest in (IMAGE, OTHER_IMAGE):
+            os.utime(host.state / "images" / f"{digest[7:]}.json", (1, 1))
+        monkeypatch.setattr(Path, "unlink", refuse)
+        done = (await client.collect_garbage()).done
+        assert [line.split(" is removed")[0] for line in done] == [f"image {OTHER_IMAGE}"]
+        with pytest.raises(HostError, match=f"cannot delete image {IMAGE}: Input/output error"):
+            await client.delete_image(IMAGE)
+        monkeypatch.undo()
 
 
 @pytest.mark.behaviour("F-33")

@@ -159,6 +159,42 @@ async def test_a_server_that_does_not_answer_in_time_is_unhealthy(host: FakeHost
     assert "no answer within" in status.reason
 
 
+@pytest.mark.behaviour("BUG-AG66")
+async def test_servers_that_hang_delay_no_other_probe() -> None:
+    """A client of aiohttp has at most 100 connections by default: this task became unhealthy."""
+    found = asyncio.Queue[Health]()
+
+    async def report(health: Health, _: str) -> None:
+        found.put_nowait(health)
+
+    async def inside(_: list[str], __: float) -> str:
+        return ""
+
+    prober, asked = Prober(), 0
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    slow = a_probe(server.sockets[0].getsockname()[1], timeout_s=600)
+    async with server, a_server(["200"]) as port:
+        watches = [prober.watch(slow, Health.UNKNOWN, report, inside) for _ in range(101)]
+        tasks = [asyncio.create_task(watch) for watch in watches]
+        async with asyncio.timeout(60):
+            while asked < 100:
+                await asyncio.sleep(0.01)
+            quick = a_probe(port, timeout_s=60)
+            tasks.append(asyncio.create_task(prober.watch(quick, Health.UNKNOWN, report, inside)))
+            assert await found.get() is Health.HEALTHY
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await prober.close()
+
+
 async def test_a_prober_with_a_bug_is_started_again(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
