@@ -128,6 +128,20 @@ async def test_capacity_is_not_full_while_work_has_no_machine(world: World) -> N
         assert optimus.queue().capacity == "short"
 
 
+@pytest.mark.behaviour("BUG-UX137")
+@scenario(elastic=APPLY)
+async def test_no_capacity_is_reported_while_rounds_fail(world: World) -> None:
+    await lent_region(world)
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        rounds = asyncio.create_task(optimus.run())
+        await world.until(lambda: optimus.queue().capacity == "full")
+        await world.cp.capacity.delete_entitlement("batch")
+        await world.until(lambda: optimus.queue().failing)
+        assert optimus.queue().capacity == ""
+        rounds.cancel()
+
+
 async def is_running(world: World, name: str, tasks: int) -> bool:
     return await healthy(world, name) == tasks
 
