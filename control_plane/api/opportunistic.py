@@ -62,7 +62,7 @@ class WorkQueue(msgspec.Struct, frozen=True, kw_only=True):
 
     entitlement: str
     capacity: str
-    """What the region reports: full, short or absent; empty: no report yet."""
+    """What the region reports: full, short or absent; empty: the last round got no report."""
     failing: str = ""
     """Why the front end cannot be used at present; running work continues."""
     work: list[QueuedWork] = []

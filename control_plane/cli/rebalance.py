@@ -235,6 +235,8 @@ def _state(status: RebalanceStatus) -> str:
 def _print_history(found: RebalanceHistory) -> None:
     _print_swaps(found.swaps)
     _print_moves(found.moves)
+    if not (found.swaps or found.moves):
+        click.echo("no move or exchange has ended yet")
 
 
 def _print_swaps(swaps: Sequence[SwapView]) -> None:

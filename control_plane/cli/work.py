@@ -81,9 +81,7 @@ def work_list(socket: str, output: str) -> None:
     ]
 
     def lines() -> None:
-        click.echo(
-            f"entitlement {found.entitlement}: capacity {found.capacity or 'not reported yet'}"
-        )
+        click.echo(f"entitlement {found.entitlement}: capacity {found.capacity or 'not reported'}")
         if found.failing:
             click.echo(show.printable(f"no work is chosen: {found.failing}"), err=True)
         show.table(columns, rows)

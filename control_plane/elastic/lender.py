@@ -104,6 +104,8 @@ class Lender:
         self.proposed = 0
         self._matched_at = float("-inf")
         self.now: dict[str, PoolNow] = {}
+        self.has_surveyed = False
+        """Whether `now` has been read since this process started."""
         self.loans = self.leaving = 0
         self._counted_at = float("-inf")
         self.by_msb: dict[str, Counter[str]] = {}
@@ -130,6 +132,7 @@ class Lender:
         loans = self._open_loans()
         self.loans, self.leaving = len(loans), sum(loan.revoked for loan in loans)
         self.now = await self._survey(loans)
+        self.has_surveyed = True
         await self._revoke(loans)
         if self._runtime.now() - self._matched_at >= self._settings.every_s:
             self._matched_at = self._runtime.now()

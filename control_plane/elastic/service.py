@@ -28,6 +28,7 @@ from control_plane.elastic.notice_sender import NoticeSender
 from control_plane.elastic.survey import OwnerOf, machine_share
 from control_plane.runtime.table import Table
 from control_plane.store import Store
+from wire.errors import Busy
 
 
 class ElasticService:
@@ -68,7 +69,8 @@ class ElasticService:
         """Send notices to agents until cancelled."""
         runtime, settings = self._parts.region.runtime, self._parts.region.settings.elastic
         while True:
-            await self._sender.look(self._signal)
+            if self._lender.has_surveyed:  # before that every borrower seems to have all it wants
+                await self._sender.look(self._signal)
             await runtime.sleep(settings.look_s)
 
     def _signal(self, entitlement: str) -> CapacitySignal | None:
@@ -78,9 +80,14 @@ class ElasticService:
     def signal(self, entitlement: str) -> CapacitySignal:
         """Return whether a borrower has the machines it wants.
 
-        Raises `NotFound` if there is no such entitlement.
+        Raises `NotFound` if there is no such entitlement, and `Busy` until the first round.
         """
         record = self._parts.entitlements.get(entitlement)
+        if not self._lender.has_surveyed:
+            raise Busy(
+                f"cannot report the capacity of {entitlement}: this control plane has just started",
+                hint=f"try again in {self._parts.region.settings.elastic.look_s:.0f} s",
+            )
         loans = [v for v in self._views() if v.borrower == entitlement]
         leaving = [v for v in loans if v.revoked_at is not None]
         has = len(loans) - len(leaving)

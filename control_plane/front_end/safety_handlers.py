@@ -13,6 +13,7 @@ from agent.api import Ack
 from control_plane.api.health import ConfirmedDown, HeldBackMachines
 from control_plane.api.limits import LimitName, LimitView, LimitViews
 from control_plane.api.restored import Restored, RestoredView
+from control_plane.front_end.recorder import caller_of
 from control_plane.health.service import HealthService
 from control_plane.runtime.limits import FrontEndLimits, TokenBucket
 from control_plane.scheduler.restored import RestoredStore
@@ -48,8 +49,8 @@ class SafetyHandlers:
 
     async def confirm_down(self, call: Call) -> ConfirmedDown:
         """Mark machines as down that an operator confirms."""
-        wish = call.body
-        return await self._health.confirm(wish.machines, wish.scope, wish.reason, call.peer.name)
+        wish, by = call.body, principal(call.peer)
+        return await self._health.confirm(wish.machines, wish.scope, wish.reason, by)
 
     async def list_limits(self, _: Call) -> LimitViews:
         """Return all limits."""
@@ -67,7 +68,7 @@ class SafetyHandlers:
         """Raise `Busy` if a user deletes too much at once."""
         if call.route.method != "DELETE":
             return
-        now, who = self._now(), f"{call.peer.role}:{call.peer.name}"
+        now, who = self._now(), caller_of(call.peer)
         if self._deletes.is_lifted(now):
             self._deletes.passed += 1
             return

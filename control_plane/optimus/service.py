@@ -220,8 +220,12 @@ class Optimus:
     def _capacity_now(self) -> str:
         """Return the last report of the region, or less if work waits for machines since then.
 
+        Empty: there is none, because the last round failed or none has ended.
+
         The region knows of a task only after the round that starts it.
         """
+        if self._failing:
+            return ""
         now = self._runtime.date()
         homeless = any(
             one.name not in self._housed

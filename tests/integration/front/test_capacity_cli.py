@@ -223,7 +223,7 @@ def test_a_capacity_report_has_a_table_for_each_question(ctl: Ctl) -> None:
 
 @pytest.mark.behaviour("EL7", "EL9", "EL10")
 @pytest.mark.usefixtures("machines")
-def test_loans_and_spare_machines_have_tables(ctl: Ctl, tmp_path: Path) -> None:
+def test_loans_and_spare_machines_have_tables(ctl: Ctl, region: Region, tmp_path: Path) -> None:
     ctl("entitlement", "create", "front", "--machines", "3")
     file = tmp_path / "batch.toml"
     file.write_text("machines = 0\n[elastic]\nborrow = 2\nnotice = '5m'\n")
@@ -236,6 +236,8 @@ def test_loans_and_spare_machines_have_tables(ctl: Ctl, tmp_path: Path) -> None:
     assert "mode off: 1 machines on loan" in shown.stdout
     loans = ctl("capacity", "elastic", "--loans").stdout.splitlines()
     assert loans[1].split()[:4] == ["vm2", "(free", "pool)", "batch"]
+    assert ctl("capacity", "signal", "batch").exit_code == 75, "no round of the lender has ended"
+    region.run(region.control_plane.elastic._lender._round())
     signal = json.loads(ctl("capacity", "signal", "batch", "-o", "json").stdout)
     assert (signal["state"], signal["machines"]) == ("full", 1)
     assert "STATE" in ctl("capacity", "signal", "batch").stdout.upper()

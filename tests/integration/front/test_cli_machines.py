@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from control_plane.api.health import HeldBack
+from control_plane.api.health import ConfirmDown, HeldBack
 from control_plane.api.machine_commands import MarkDown
+from control_plane.api.routes import ROUTES
 from control_plane.cli import main
 from control_plane.client import ControlPlaneClient
 
 from .conftest import Region
+
+ROUTE = {route.name: route for route in ROUTES}
 
 Ctl = Callable[..., Result]
 LIST = """machine,region,datacenter,msb,row,rack,machine_type,generation,sku,rru,cpus,memory,cluster
@@ -205,7 +208,7 @@ def test_machines_without_waiters_are_not_confirmed(ctl: Ctl, region: Region) ->
     assert ctl("machine", "confirm-down", "m1").exit_code == 64
 
 
-@pytest.mark.behaviour("BUG-CP23")
+@pytest.mark.behaviour("BUG-CP23", "BUG-UX138")
 @pytest.mark.usefixtures("imported")
 def test_held_back_changes_are_shown_and_confirmed(ctl: Ctl, region: Region) -> None:
     """The reason is shown, and the caller's name and reason are passed on."""
@@ -227,3 +230,12 @@ def test_held_back_changes_are_shown_and_confirmed(ctl: Ctl, region: Region) -> 
     done = ctl("machine", "confirm-down", "--scope", "dc=prn1", "--reason", "fire")
     assert done.stdout == "2 machine(s) confirmed down: m1, m2\n"
     assert messages == [f"confirmed by local:{os.getuid()}: fire"]
+    assert ctl("role", "grant", "user:sue", "operator").exit_code == 0
+    wish = ConfirmDown(machines=["m1"], reason="flood")
+
+    async def as_sue() -> None:
+        async with region.client("user", "sue") as client:
+            await client.call(ROUTE["confirm_down"], wish)
+
+    asyncio.run(as_sue())
+    assert messages[1:] == ["confirmed by sue: flood"]

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from control_plane.api.people import AuditPage
+from control_plane.api.rebalancing import RebalanceHistory
 from control_plane.api.routes import ROUTES
 from control_plane.cli import main, pipeline
 from control_plane.cli.program import Target
@@ -27,6 +28,14 @@ def test_a_pipeline_without_runs_has_a_history_that_states_it(
     monkeypatch.setattr(pipeline, "_ask", lambda *_: RunHistory(runs=[]))
     found = CliRunner().invoke(main, ["pipeline", "history", "web"])
     assert (found.exit_code, found.stdout) == (0, "pipeline web has no run yet\n")
+
+
+@pytest.mark.behaviour("BUG-UX136")
+def test_a_history_without_moves_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formerly `rebalance history` printed nothing before the first move."""
+    monkeypatch.setattr(Target, "ask", lambda *_: RebalanceHistory(moves=[]))
+    found = CliRunner().invoke(main, ["rebalance", "history"])
+    assert (found.exit_code, found.stdout) == (0, "no move or exchange has ended yet\n")
 
 
 @pytest.mark.behaviour("BUG-UX118")

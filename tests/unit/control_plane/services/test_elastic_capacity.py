@@ -21,6 +21,7 @@ from control_plane.api.elastic import (
     Promise,
 )
 from control_plane.api.intent_wishes import SizeWish
+from control_plane.api.job_life import JobLife, JobNotice
 from control_plane.api.jobs import JobSpec
 from control_plane.elastic import survey
 from control_plane.elastic.core.matching import OpenLoan
@@ -201,6 +202,27 @@ async def test_counts_and_loans_outlive_the_process(world: World) -> None:
     async with again:
         assert again.elastic.report().promises == before
         assert [v.machine for v in again.elastic.report().loans] == list(lent(world))
+
+
+@pytest.mark.behaviour("BUG-CP93")
+@scenario(elastic=APPLY)
+async def test_a_new_process_reports_no_full_capacity_before_it_knows(world: World) -> None:
+    await world.set_up(quota=3)
+    await borrower(world, borrow=4)
+    await world.cp.apply_job(
+        a_job(1, limits=WHOLE, life=JobLife(notice=JobNotice(capacity_of=["batch"])))
+    )
+    await world.cp.apply_job(best_effort(4))
+    await world.stable("web")
+    (mine,) = [name for name, tasks in world.region.where().items() if "web-0" in tasks]
+    sent = world.region.machines[mine].notices
+    await world.until(lambda: sent and sent[-1].capacity[0].state == "short", 600)
+    known, again = len(sent), world.control_plane()
+    async with again:
+        with pytest.raises(Busy, match="has just started"):
+            again.elastic.signal("batch")
+        await world.until(lambda: len(sent) > known, 60)
+        assert sent[known].capacity[0].state == "short"
 
 
 @pytest.mark.behaviour("AS3", "AS6", "EL6", "EL11")

@@ -65,6 +65,7 @@ async def lent_region(world: World) -> None:
     await world.set_up(quota=3)
     spec = EntitlementSpec(machines=0, host_profile="batch", elastic=Elastic(borrow=3))
     await world.cp.put_entitlement("batch", spec)
+    await world.until(lambda: world.cp.elastic._lender.has_surveyed)
 
 
 async def until(world: World, optimus: Optimus, condition, within_s: float = 900) -> None:
@@ -125,6 +126,20 @@ async def test_capacity_is_not_full_while_work_has_no_machine(world: World) -> N
         assert len(optimus._placed["index"]) == 2
         await optimus.submit("more", wish("more", 1), "ann")
         assert optimus.queue().capacity == "short"
+
+
+@pytest.mark.behaviour("BUG-UX137")
+@scenario(elastic=APPLY)
+async def test_no_capacity_is_reported_while_rounds_fail(world: World) -> None:
+    await lent_region(world)
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        rounds = asyncio.create_task(optimus.run())
+        await world.until(lambda: optimus.queue().capacity == "full")
+        await world.cp.capacity.delete_entitlement("batch")
+        await world.until(lambda: optimus.queue().failing)
+        assert optimus.queue().capacity == ""
+        rounds.cancel()
 
 
 async def is_running(world: World, name: str, tasks: int) -> bool:
