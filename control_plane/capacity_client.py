@@ -42,10 +42,6 @@ class CapacityClient(WireClient):
         answer = await self.call(_ROUTE["put_entitlement"], spec, entitlement=name)
         return answer_as(EntitlementView, answer)
 
-    async def delete_entitlement(self, name: str) -> None:
-        """Remove an entitlement that has no jobs."""
-        await self.call(_ROUTE["delete_entitlement"], entitlement=name)
-
     async def request_entitlement(self, name: str, wish: EntitlementWish) -> EntitlementRequest:
         """Request an entitlement, a change or a removal; the answer has the outcome."""
         answer = await self.call(_ROUTE["request_entitlement"], wish, entitlement=name)
@@ -55,12 +51,6 @@ class CapacityClient(WireClient):
         """Return the requests that wait for a decision, or all of them."""
         answer = await self.call(_ROUTE["list_requests"], all="true" if decided else None)
         return answer_as(EntitlementRequests, answer)
-
-    async def get_request(self, request_id: str) -> EntitlementRequest:
-        """Return a request, or raise `NotFound`."""
-        return answer_as(
-            EntitlementRequest, await self.call(_ROUTE["get_request"], request=request_id)
-        )
 
     async def approve_request(self, request_id: str, note: str = "") -> EntitlementRequest:
         """Grant a request."""

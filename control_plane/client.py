@@ -231,10 +231,6 @@ class ControlPlaneClient(
         wish = NamedImage(name=name)
         return answer_as(ImageInfo, await self.call(_ROUTE["name_image"], wish, digest=digest))
 
-    def fetch_image(self, digest: str) -> AsyncIterator[bytes]:
-        """Yield the stream of an image."""
-        return self.stream(_ROUTE["fetch_image"], digest=digest)
-
     async def create_token(self, request: TokenRequest) -> Token:
         """Return a one-time join token."""
         return answer_as(Token, await self.call(_ROUTE["create_token"], request))

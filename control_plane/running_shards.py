@@ -254,7 +254,6 @@ def _shard(number: int, parts: ShardParts, allocator: Allocator) -> RunningShard
     return RunningShard(
         number=number,
         allocator=allocator,
-        placements=placements,
         keeper=PoolKeeper(allocator.region, allocator),
         scheduler=scheduler,
         planner=JobPlanner(parts.jobs, placements, parts.control, scheduler),

@@ -24,7 +24,6 @@ from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.losses import Losses
-from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.scheduler import Scheduler
 from control_plane.shards.core.transfers import in_transfer
 from control_plane.shards.ownership import SHARDS_MAX, OwnershipMap
@@ -39,7 +38,6 @@ class RunningShard:
 
     number: int
     allocator: Allocator
-    placements: Placements
     keeper: PoolKeeper
     scheduler: Scheduler
     planner: JobPlanner

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -15,8 +14,7 @@ from control_plane.config import EtcdSettings
 from control_plane.store import Store
 from control_plane.store.sqlite import SqliteStore
 from wire.errors import ConfigError
-from wire.violations import violations
-from wire.written import WRITTEN, plain
+from wire.violations import read_config
 
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+)):(\d{1,5})")
 DEFAULT_SOCKET = "/run/twine-conveyor/conveyor.sock"
@@ -83,17 +81,7 @@ def load(path: Path | None) -> ConveyorConfig:
     """Return the configuration of a TOML file, or raise `ConfigError` with all its errors."""
     if path is None:
         return ConveyorConfig()
-    try:
-        document: Any = tomllib.loads(path.read_text(WRITTEN))
-    except OSError as e:
-        raise ConfigError(f"cannot read {path}: {e.strerror}") from e
-    except ValueError as e:
-        raise ConfigError(f"{path} is not TOML: {e}") from e
-    document = plain(document, ConveyorConfig)
-    if found := violations(document, ConveyorConfig):
-        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
-        raise ConfigError(f"{path} is not valid: {listed}", errors=tuple(found))
-    config = msgspec.convert(document, ConveyorConfig)
+    config = read_config(path, ConveyorConfig)
     config.listen_on()
     for name, fleet in config.fleets.items():
         if fleet.probe and not fleet.hosts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,8 +17,6 @@ from resolver import dns_message
 from resolver.dns_message import DnsQuestion, Zone
 from resolver.zone import answer
 from wire.errors import Busy, ConfigError
-
-log = logging.getLogger(__name__)
 
 Find = Callable[[str, float], Awaitable[Endpoints | None]]
 """`Follower.get`."""
@@ -42,7 +39,6 @@ class DnsServer:
         self._random = random_ or random.Random()
         self._pending: set[asyncio.Task[None]] = set()
         self._connections = 0
-        self.dropped = 0
 
     async def reply_to(self, wire: bytes, *, tcp: bool) -> bytes | None:
         """Return the answer to a message; None if none must be sent."""
@@ -103,7 +99,6 @@ class DnsServer:
     def on_datagram(self, wire: bytes, send: Callable[[bytes], None]) -> None:
         """Answer a datagram, unless too many wait."""
         if len(self._pending) >= MAX_PENDING:
-            self.dropped += 1
             return
         task = asyncio.ensure_future(self._answer(wire, send))
         self._pending.add(task)

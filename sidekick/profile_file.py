@@ -31,10 +31,6 @@ class Section(Protocol):
     """The part of a kind of setting that profiles need; each kind has one table."""
 
     @property
-    def kind(self) -> str:
-        """The name of its table, and the first part of its settings' names."""
-
-    @property
     def section(self) -> Any:
         """The type of the table; every field has a default, because a file may set only some."""
 

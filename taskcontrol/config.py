@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import tomllib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,8 +20,7 @@ from taskcontrol.shards import Sharded
 from taskcontrol.stateless import Stateless
 from taskcontrol.windows import Never
 from wire.errors import ConfigError, InvalidInput, TwineError
-from wire.violations import violations
-from wire.written import WRITTEN, plain
+from wire.violations import read_config
 
 log = logging.getLogger(__name__)
 Process = Callable[[TaskControlRequest], Awaitable[TaskControlResponse]]
@@ -100,17 +98,7 @@ class ControllerConfig(_FileTable, frozen=True, kw_only=True):
 
 def load(path: Path) -> ControllerConfig:
     """Return the configuration of a TOML file, or raise `ConfigError` with all its errors."""
-    try:
-        document: Any = tomllib.loads(path.read_text(WRITTEN))
-    except OSError as e:
-        raise ConfigError(f"cannot read {path}: {e.strerror}") from e
-    except ValueError as e:
-        raise ConfigError(f"{path} is not TOML: {e}") from e
-    document = plain(document, ControllerConfig)
-    if found := violations(document, ControllerConfig):
-        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
-        raise ConfigError(f"{path} is not valid: {listed}", errors=tuple(found))
-    config = msgspec.convert(document, ControllerConfig)
+    config = read_config(path, ControllerConfig)
     kinds = [k for k in ("quorum", "shards", "stateless") if getattr(config, k) is not None]
     if len(kinds) != 1:
         raise ConfigError(

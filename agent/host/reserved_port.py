@@ -8,14 +8,11 @@ would make callers wait, and silence means a dead host.
 
 from __future__ import annotations
 
-import logging
 import socket
 from contextlib import suppress
 
 from agent.machine.notify import keep, kept, let_go
 from wire.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 NAME = "port"
 

@@ -8,7 +8,6 @@ them directly: the folder is in memory, and a request is answered only after its
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -27,8 +26,6 @@ from agent.lease.core.lease import (
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.journal import Replay
 from wire.errors import Busy, Conflict, HostError, Unprocessable
-
-log = logging.getLogger(__name__)
 
 CONTACT, ALIVE, EPOCH, BOOT = ".heard", ".alive", ".epoch", ".boot"
 """Names of files that belong to no task: a task id never begins with a dot."""

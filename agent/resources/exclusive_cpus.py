@@ -179,10 +179,6 @@ class ExclusiveCpus(TaskStage):
             if self._held.pop(task_id, None) is not None:
                 await self._apply()
 
-    def holds(self, task_id: str) -> bool:
-        """Return whether other tasks are kept off CPUs for this task."""
-        return task_id in self._held
-
     def forget(self, task_id: str) -> None:
         """Drop the claim of a removed task."""
         self._claims.pop(task_id, None)

@@ -26,9 +26,6 @@ class MachineTable(Protocol):
     def revision(self, name: str) -> int:
         """Return the store revision of a machine, 0 if there is none."""
 
-    def records(self) -> list[MachineRecord]:
-        """Return all records, by name."""
-
     def __iter__(self) -> Iterator[str]:
         """Yield all names, in order."""
 
@@ -68,11 +65,6 @@ class KnownMachines(Protocol):
 
     def away(self) -> dict[str, str]:
         """Return the data centers whose brokers do not answer at present, and why."""
-
-    async def assign(
-        self, machine: str, entitlement: str, profile: str, *, revision: int
-    ) -> MachineRecord:
-        """Give a free machine to an entitlement, unless anything changed since `revision`."""
 
     async def release(self, machine: str, *, revision: int) -> MachineRecord:
         """Give a machine back to the free pool, unless anything changed since `revision`."""

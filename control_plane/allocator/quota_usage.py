@@ -86,10 +86,6 @@ class QuotaUsage:
         special = self._special.get(name)
         return special is not None and special.leaves
 
-    def going(self, pool: str) -> list[Machine]:
-        """Return the machines of a pool that its tasks must leave now."""
-        return [machine for machine, special in self._of(pool) if special.leaves]
-
     def held(self, pool: str, quota: Quota) -> Held:
         """Return the amounts that count against a pool's quota."""
         found = self._index.pool(pool)

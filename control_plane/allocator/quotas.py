@@ -27,7 +27,7 @@ class Quotas:
     ) -> None:
         """`counted` has the machines that count against quotas."""
         self._broker, self._runtime = region.broker, region.runtime
-        self._portal, self._index, self._counted = portal, index, counted
+        self._portal, self._counted = portal, counted
         self._shards = Shards.of(region)
         self._quotas: dict[str, Quota] | None = None
         self.waiting = Waiting(self.priority, index.gains, lambda: index.losses)

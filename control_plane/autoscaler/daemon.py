@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-import tomllib
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import msgspec
@@ -29,10 +29,9 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.store.sqlite import SqliteStore
 from wire import log as logs
 from wire import tls
-from wire.errors import Busy, ConfigError, TwineError
+from wire.errors import Busy, TwineError
 from wire.prometheus import Prometheus
-from wire.violations import violations
-from wire.written import WRITTEN, plain
+from wire.violations import read_config
 
 STANDBY_S = 2.0
 """Between two attempts to open a store that another process holds."""
@@ -57,21 +56,6 @@ class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Address of the Prometheus server for policies with a query; empty: they are held."""
     every_s: Annotated[float, Meta(ge=10, le=120)] = EVERY_S
     """From one evaluation to the next."""
-
-
-def read_config(path: Path | None) -> AutoscalerConfig:
-    """Return the configuration of a file, or raise `ConfigError` with everything that is wrong."""
-    if path is None:
-        return AutoscalerConfig()
-    try:
-        document: dict[str, Any] = tomllib.loads(path.read_text(WRITTEN))
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"cannot read {path}: {e}") from e
-    document = plain(document, AutoscalerConfig)
-    if found := violations(document, AutoscalerConfig):
-        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
-        raise ConfigError(f"{path} is not valid: {listed}", errors=tuple(found))
-    return msgspec.convert(document, AutoscalerConfig)
 
 
 def client_of(config: AutoscalerConfig) -> ControlPlaneClient:
@@ -156,14 +140,24 @@ def main(file: Path | None, **options: str | None) -> None:
     logs.configure("twine-autoscaler", "info")
     given = {name: value for name, value in options.items() if value is not None}
 
-    async def work() -> None:
+    async def work(stopping: asyncio.Event) -> None:
+        config = AutoscalerConfig() if file is None else read_config(file, AutoscalerConfig)
+        await serve(msgspec.structs.replace(config, **given), stopping)
+
+    run(work)
+
+
+def run(work: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run a program until SIGTERM or SIGINT sets its event; a `TwineError` ends the process."""
+
+    async def until_signal() -> None:
         stopping = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        await serve(msgspec.structs.replace(read_config(file), **given), stopping)
+        await work(stopping)
 
     try:
-        asyncio.run(work())
+        asyncio.run(until_signal())
     except TwineError as e:
         click.echo(f"error: {e}", err=True)
         if e.hint:

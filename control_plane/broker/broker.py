@@ -79,10 +79,6 @@ class Broker:
         """Call `on_change(machine, before, after)` after each change; see `Table.listen`."""
         self.table.listen(on_change, loaded)
 
-    def list(self) -> tuple[int, Machines]:
-        """Return the revision from which to watch, and all machines by name."""
-        return self.table.latest, self.table.records()
-
     async def watch(self, after: int) -> AsyncIterator[MachineChange]:
         """Yield each change after a revision, without end.
 

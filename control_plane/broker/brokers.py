@@ -52,7 +52,7 @@ class Brokers:
         among them, and the same after a restart.
         """
         self.by_datacenter: dict[str, Broker] = {}
-        self.table = RegionTable(self.by_datacenter, store)
+        self.table = RegionTable(self.by_datacenter)
         self._store = store
         self._stores = dict(stores or {})
         self._runtime, self._writer = runtime, writer
@@ -131,21 +131,8 @@ class Brokers:
         """Return how many machines an entitlement has in the region."""
         return sum(broker.count(entitlement) for broker in self.by_datacenter.values())
 
-    def find_scope(self, scope: MachineScope) -> list[MachineRecord]:
-        """Return the machines of a scope, by name."""
-        suits = scope_test(scope)
-        found = []
-        for broker in self.by_datacenter.values():
-            if scope.datacenter not in (None, broker.datacenter):
-                continue
-            if scope.entitlement is not None:
-                found += [r for r in broker.held(scope.entitlement) if suits(r)]
-            else:
-                found += [r for r in broker.table.values() if suits(r)]
-        return sorted(found, key=lambda record: record.machine)
-
     async def scan(self, scope: MachineScope) -> list[MachineRecord]:
-        """Return the machines of a scope as `find_scope` does; other tasks run meanwhile."""
+        """Return the machines of a scope, by name; other tasks run meanwhile."""
         suits, found = scope_test(scope), list[MachineRecord]()
         for number, name in enumerate(self.table):
             if number % _LOOK == 0:
@@ -213,12 +200,6 @@ class Brokers:
 
     # -- calls to the broker of each machine
 
-    async def assign(
-        self, machine: str, entitlement: str, profile: str, *, revision: int
-    ) -> MachineRecord:
-        """Give a free machine to an entitlement, unless anything changed since `revision`."""
-        return await self.of(machine).assign(machine, entitlement, profile, revision=revision)
-
     async def release(self, machine: str, *, revision: int) -> MachineRecord:
         """Give a machine back to the free pool, unless anything changed since `revision`."""
         return await self.of(machine).release(machine, revision=revision)
@@ -227,13 +208,6 @@ class Brokers:
         """Read a machine again if the outcome of its last write is unknown."""
         async with self.of(machine).table.lock(machine):
             pass  # taking the lock reads the record first
-
-    async def release_many(self, machines: Mapping[str, int]) -> list[MachineRecord]:
-        """Free several machines, in one transaction per data center."""
-        freed = []
-        for broker, names in self.split(machines).items():
-            freed += await broker.release_many({name: machines[name] for name in names})
-        return freed
 
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
         """Hold all these machines at their brokers, or none and raise `Conflict` (AL12)."""

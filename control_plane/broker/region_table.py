@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.broker import Broker
-from control_plane.store import Store
-from control_plane.store.records import MACHINES
 from wire.errors import NotFound
 
 
 class RegionTable:
     """The tables of all brokers, read as one."""
 
-    def __init__(self, brokers: Mapping[str, Broker], store: Store) -> None:
-        """`brokers` may grow later; `store` is the region's main store."""
+    def __init__(self, brokers: Mapping[str, Broker]) -> None:
+        """`brokers` may grow later."""
         self._brokers = brokers
-        self._store = store
         self._names: tuple[list[tuple[str, ...]], tuple[str, ...]] = ([], ())
 
     def home(self, name: str) -> Broker | None:
@@ -76,17 +73,3 @@ class RegionTable:
         """Return the store revision of a machine, 0 if there is none."""
         home = self.home(name)
         return 0 if home is None else home.table.revision(name)
-
-    def expect(self, names: Sequence[str]) -> dict[str, int]:
-        """Return comparisons for the region's store that hold while these machines are unchanged.
-
-        Machines whose broker has another store cannot be compared there and are left out.
-        """
-        compare: dict[str, int] = {}
-        for name in names:
-            home = self.home(name)
-            if home is None:
-                compare[MACHINES + name] = 1  # never true: the machine is gone
-            elif home.table.store is self._store:
-                compare |= home.table.expect([name])
-        return compare

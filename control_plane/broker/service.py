@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -39,7 +38,6 @@ from control_plane.store import Compacted
 from wire.errors import Conflict, InvalidInput, NotFound
 from wire.written import WRITTEN
 
-log = logging.getLogger(__name__)
 MAX_PAGE = 5000
 """Machines in one answer, which is then some 5 MB."""
 _Row = tuple[tuple[str | int, ...], str]

@@ -201,7 +201,7 @@ class ElasticService:
                 surge.setdefault(record.spec.entitlement, []).append(self._surge(record))
             await self._parts.region.runtime.checkpoint()
         owners = [
-            OwnerUse(pool, by_msb, surge.get(pool, ()), self._ledger.history(pool))
+            OwnerUse(by_msb, surge.get(pool, ()), self._ledger.history(pool))
             for pool, by_msb in self._lender.by_msb.items()
         ]
         return await self._parts.region.runtime.offload(buffers, owners)

@@ -385,7 +385,7 @@ def _policies(settings: SchedulerSettings) -> tuple[Brakes, Graces, Patience]:
     delays = {Level.RACK: small, Level.MSB: small, Level.DATACENTER: large, Level.REGION: large}
     alive_s = settings.poll_patience_s + CONNECT_S + settings.poll_retry_s + _AGAIN_S
     return (
-        Brakes(settings.down_after_s, settings.brake_share, delays),
+        Brakes(settings.brake_share, delays),
         Graces(settings.reboot_grace_s, settings.agent_grace_s, alive_s),
         Patience(settings.flap_trust_s, settings.flap_trust_max_s, settings.flap_forget_s),
     )

@@ -72,7 +72,6 @@ class OpsPlanner:
         census: Counters,
         store: Store,
     ) -> None:
-        self._store = store
         self._plans: Table[PlanRecord] = Table(store, PLANS, PlanRecord, "maintenance plan")
         self._waves: Table[WaveRecord] = Table(store, WAVES, WaveRecord, "wave")
         self._broker, self._observations, self._runtime = (

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import metadata
@@ -21,20 +19,19 @@ from msgspec import Meta
 from agent.api import Ack, Name
 from control_plane.api.opportunistic import OPTIMUS_ROUTES, QueuedWork, WorkQueue
 from control_plane.autoscaler.daemon import AutoscalerConfig as ClientConfig
-from control_plane.autoscaler.daemon import client_of, opened
+from control_plane.autoscaler.daemon import client_of, opened, run
 from control_plane.cli.jobfile import read_document
 from control_plane.optimus.service import EVERY_S, Optimus
 from control_plane.process import boot_id, until
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from wire import log as logs
-from wire.errors import ConfigError, Forbidden, TwineError
+from wire.errors import ConfigError, Forbidden
 from wire.fairness import Peer
 from wire.peers import local_user
 from wire.routes import Route
 from wire.server import Call, http_log, make_app
-from wire.violations import violations
-from wire.written import plain
+from wire.violations import config_of
 
 _http_log = http_log(__name__)
 Share = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -62,11 +59,7 @@ class OptimusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def optimus_config(path: Path) -> OptimusConfig:
     """Return the configuration of a file, or raise `ConfigError` with all its errors."""
-    document = plain(read_document(path), OptimusConfig)
-    if found := violations(document, OptimusConfig):
-        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
-        raise ConfigError(f"{path} is not valid: {listed}", errors=tuple(found))
-    return msgspec.convert(document, OptimusConfig)
+    return config_of(read_document(path), OptimusConfig, path)
 
 
 def application(optimus: Optimus) -> web.Application:
@@ -157,20 +150,7 @@ async def serve(config: OptimusConfig, stopping: asyncio.Event) -> None:
 def main(file: Path) -> None:
     """Run queued best-effort work on the machines that are lent to one entitlement."""
     logs.configure("twine-optimus", "info")
-
-    async def work() -> None:
-        stopping = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        await serve(optimus_config(file), stopping)
-
-    try:
-        asyncio.run(work())
-    except TwineError as e:
-        click.echo(f"error: {e}", err=True)
-        if e.hint:
-            click.echo(f"hint:  {e.hint}", err=True)
-        sys.exit(e.exit_code)
+    run(lambda stopping: serve(optimus_config(file), stopping))
 
 
 if __name__ == "__main__":

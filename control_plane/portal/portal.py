@@ -63,9 +63,6 @@ class Use:
     held: Sequence[str] = ()
 
 
-NOTHING = Use()
-
-
 def _in_any_shard(_name: str, _spec: EntitlementSpec) -> Mapping[str, int]:
     return {}
 

@@ -41,9 +41,6 @@ class IndexedPlaces(Protocol):
     def entitlement_of(self, spec: JobSpec) -> EntitlementSpec | None:
         """Return the specification of a job's entitlement."""
 
-    async def give_back(self, machine: Machine) -> None:
-        """Give a machine to the free pool; no task is placed there from now on."""
-
     async def take(self, machine: str, pool: str) -> bool:
         """Take a free machine for a pool ahead of its tasks; return whether that was done."""
 

@@ -76,9 +76,6 @@ class Plans(Protocol):
     async def in_steps(self, work: Generator[None, None, T]) -> T:
         """Return the result of a plan; other actors run between its steps."""
 
-    def forget_answer(self, job: str) -> None:
-        """Drop the cached answer, so that the next request of a job is planned again."""
-
 
 class Places(Protocol):
     """Where tasks go: the allocator."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, SpeedLimit
-from vm_lab.region.load import LoadedJobs, LoadSample
+from tests.loaded_jobs import LoadedJobs, LoadSample
 from vm_lab.region.scenario import Scenario, ScenarioWork, Shape
 from vm_lab.region.seed import SimulatedRegion
 from vm_lab.region.topology import image

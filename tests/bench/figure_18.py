@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, SpeedLimit
-from vm_lab.region.load import LoadedJobs
+from tests.loaded_jobs import LoadedJobs
 from vm_lab.region.scenario import Scenario, ScenarioWork, Shape
 from vm_lab.region.seed import SimulatedRegion
 

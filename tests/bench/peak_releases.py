@@ -20,8 +20,8 @@ from pathlib import Path
 
 from control_plane.api.autoscale import Autoscale
 from conveyor.runs import PipelineRun
+from tests.loaded_jobs import LoadedJobs, LoadSample
 from vm_lab.region.delivery import DeliveredJobs
-from vm_lab.region.load import LoadedJobs, LoadSample
 from vm_lab.region.scenario import Scenario, ScenarioWork, Shape
 from vm_lab.region.seed import SimulatedRegion
 

@@ -50,8 +50,8 @@ from tests.bench.placement_region import (
     new_jobs,
     region_of,
 )
+from tests.generated_jobs import make_jobs
 from vm_lab.region.generator import make_region
-from vm_lab.region.workload import make_jobs
 from wire.errors import Busy
 
 SIZES = (10_000, 100_000, 1_000_000)

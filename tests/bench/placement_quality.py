@@ -23,7 +23,7 @@ from tests.bench.placement_floors import (
     small_instance,
 )
 from tests.bench.placement_region import as_entry, entitlements_of, region_of
-from vm_lab.region.workload import make_jobs
+from tests.generated_jobs import make_jobs
 
 Figures = dict[str, Any]
 

@@ -10,8 +10,8 @@ from itertools import accumulate
 from control_plane.api.capacity import EntitlementRecord
 from control_plane.api.machines import MachineRecord
 from tests.bench.placement_floors import Demand
+from tests.generated_jobs import GeneratedJob, assigned, make_entitlements
 from vm_lab.region.generator import make_racks, make_region
-from vm_lab.region.workload import GeneratedJob, assigned, make_entitlements
 
 TASKS = 36
 ASSIGNED = 0.7

@@ -9,7 +9,7 @@ import pytest
 
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, SpeedLimit
 from tests.bench.figure_15 import DAY_S, TARGET, Course, replayed, svg_of
-from vm_lab.region.load import LoadedJobs
+from tests.loaded_jobs import LoadedJobs
 from vm_lab.region.scenario import Scenario, ScenarioWork, Shape
 from vm_lab.region.seed import SimulatedRegion
 from vm_lab.region.story import read

@@ -15,7 +15,7 @@ import agent.config
 import control_plane.config
 import conveyor.config
 from agent.cli.asked import _read as read_task
-from control_plane.autoscaler.daemon import read_config
+from control_plane.autoscaler.daemon import AutoscalerConfig
 from control_plane.cli import main
 from control_plane.cli.jobfile import read_document
 from control_plane.cli.offline import read_machines
@@ -23,6 +23,7 @@ from control_plane.cli.profiles import _read as read_profile
 from control_plane.cli.shards import _shard_map
 from sidekick.profile import Library
 from taskcontrol.config import load as load_controller
+from wire.violations import read_config
 
 TOML = 'name = "web"\n'
 PLACE = {"datacenter": "d", "msb": "b", "row": "r", "rack": "k"}
@@ -59,7 +60,7 @@ def explain_model(path: Path) -> Any:
         ("profile.toml", TOML, read_profile),
         ("agent.toml", 'listen = "127.0.0.1:0"\n', agent.config.load),
         ("plane.toml", 'listen = "127.0.0.1:0"\n', read_plane),
-        ("autoscaler.toml", "every_s = 20\n", read_config),
+        ("autoscaler.toml", "every_s = 20\n", lambda path: read_config(path, AutoscalerConfig)),
         ("conveyor.toml", "# defaults\n", conveyor.config.load),
         ("machines.json", MACHINES, read_machines),
         ("own.toml", "", read_host_profile),

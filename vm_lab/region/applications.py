@@ -60,7 +60,6 @@ class Application:
     """Machine → when the first notice about it arrived."""
     serving: set[int] = field(default_factory=set)
     """Listed tasks that still have their shards."""
-    calls: int = 0
     replicas: int = 3
     load: float = 0.3
     """CPU use of its tasks, as a share, as the controller of a stateless service measures it."""
@@ -75,7 +74,6 @@ class Application:
 
     def answer(self, request: TaskControlRequest, now: float) -> TaskControlResponse:
         """Return the answer of its controller, and record it."""
-        self.calls += 1
         for notice in request.advance_notices:
             self.first_notices.setdefault(notice.machine, now)
         for done in request.completed:

@@ -267,7 +267,6 @@ class Checker(Observer):
         if record.state == "up":
             standing.up_since = self.now
         else:
-            standing.down_since = self.now
             self._verdict(record.machine, standing)
 
     def _lent(self, name: str, standing: CheckerStanding, loan: StoredLoan | None) -> None:

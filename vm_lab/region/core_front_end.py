@@ -55,7 +55,7 @@ class CoreFrontEnd:
         find: Callable[[str], ProcessLife | None],
     ) -> None:
         """`find(url)` returns the process that takes requests there now."""
-        self._plane, self._life = plane, life
+        self._plane = plane
         handlers = CoreHandlers(plane)
         forwarding = Forwarding(plane, lambda *to: ShardLine(life, find, *to))
         self._handlers: dict[str, Handler] = {

@@ -63,7 +63,6 @@ class DeliveredJobs:
         self._sizing: dict[str, tuple[int, int]] = {}
         """Job → life and size of a request for a size that has no answer."""
         self._store = MemoryStore()
-        self._service: DeliveryService | None = None
         self._over_since: dict[str, float] = {}
         self._records: dict[str, PipelineRecord] = {}
         self._is_random = is_random

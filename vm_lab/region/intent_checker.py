@@ -41,8 +41,6 @@ class GrantedIntents:
     canaries: int = 0
     canaries_end: float = 0.0
     held_until: float = 0.0
-    in_force: int = 0
-    """The size while the job is held."""
     owned: set[str] = field(default_factory=set)
     """Dimensions that have been written."""
     versions: dict[int, int] = field(default_factory=dict)

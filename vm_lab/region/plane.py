@@ -158,7 +158,6 @@ class Plane:
         self.lives = 0
         self.writer: ProcessLife | None = None
         """The process that made the write that is being checked."""
-        self.cpu_steps = 0
         self.started: list[Callable[[PlaneLife], None]] = []
         """Called with each life once it serves."""
         self._seed = seed
@@ -228,7 +227,6 @@ class Plane:
         finally:
             life.sever()
             life.loop.free()
-            self.cpu_steps += life.loop.steps
         for disk in self.disks.values():
             at_once(disk.engine.__aexit__(None, None, None))
         if not self._over:

@@ -192,7 +192,6 @@ class RegionProcesses(Plane):
     def _free(self, life: ProcessLife) -> None:
         life.sever()
         life.loop.free()
-        self.cpu_steps += life.loop.steps
 
     def _start(self, host: ProcessHost) -> None:
         if self._over or host.life is not None:

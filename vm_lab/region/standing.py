@@ -41,7 +41,6 @@ class CheckerStanding:
     entitlement: str = ""
     state: str = "up"
     up_since: float = 0.0
-    down_since: float = 0.0
     sound: bool = True
     """Whether it can answer in time: no fault of it or its network prevents that."""
     sound_since: float = float("-inf")

@@ -87,20 +87,3 @@ def _hidden(site: Site) -> list[Rule]:
         Rule((Match("ip saddr", site.prefix4), elsewhere), "masquerade"),
         Rule((Match("ip6 saddr", site.prefix6), elsewhere), "masquerade"),
     ]
-
-
-def describe(chains: Collection[Chain]) -> str:
-    """Return the table as text for people."""
-    lines = []
-    for chain in chains:
-        lines.append(f"{chain.name} ({chain.kind} {chain.hook} {chain.priority})")
-        for rule in chain.rules:
-            words = [
-                f"{m.what} {'!= ' if m.negated else ''}{_shown(m.value)}" for m in rule.matches
-            ]
-            lines.append(f"  {', '.join(words)}: {rule.verdict}")
-    return "\n".join(lines) + "\n"
-
-
-def _shown(value: str | int | bytes) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)

@@ -90,7 +90,7 @@ _WITHOUT = frozenset(
 """Properties of a plain unit that systemd-nspawn gets in another way or does not get."""
 _OF_START = ("Delegate", "ExecCondition", "ExecStartPre", "ExecStopPost")
 _SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
-ROOT, BELOW, MEMORY, NESTED = ".root", ".below", ".memory", ".nested"
+ROOT, NESTED = ".root", ".nested"
 """Mount points for the root of a container, in the folder of its volumes; the name of a volume has
 no dot. Writes to the root go to an overlay in memory; the container cannot change the task's root.
 `NESTED` is for containers inside."""

@@ -36,8 +36,6 @@ class RegionMachines:
         self.pools: dict[str, Pool] = {FREE: Pool(FREE, relief=self._relief)}
         self._least_gain = 0
         """The gain with which a pool begins: at least the gain it had when it was dropped."""
-        self.gain = 0
-        """Rises whenever any machine gets more room or becomes usable."""
         self.losses = 0
         """Rises whenever a machine stops taking tasks, so that its bin may no longer count."""
         self._kinds = KindCounts()
@@ -188,7 +186,6 @@ class RegionMachines:
     def _gained(self, bucket: Bucket) -> None:
         bucket.gain += 1
         bucket.pool.gain += 1
-        self.gain += 1
 
     @staticmethod
     def _invalidate(machine: Machine) -> None:
@@ -235,7 +232,6 @@ class RegionMachines:
             found.gain += 1
         else:
             self._least_gain += 1
-        self.gain += 1
 
     def _is_short(self, machine: Machine) -> bool:
         return self.power is not None and self.power.short(machine) is not None

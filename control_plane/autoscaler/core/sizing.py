@@ -24,8 +24,6 @@ class Needed(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int
     at_target: int
     """Without headroom."""
-    survivors: int = 0
-    """Tasks that must remain after the loss of an MSB; 0: the policy plans for no loss."""
 
 
 def tasks_for(load: float, per_task: float) -> int:
@@ -60,7 +58,7 @@ def needed(policy: Autoscale, load: float, capacity: float, msbs: int) -> Needed
         return Needed(tasks=at_target, at_target=at_target)
     survivors = tasks_for(load, (policy.ceiling or policy.target) * capacity)
     tasks = max(at_target, surviving(survivors, msbs))
-    return Needed(tasks=tasks, at_target=at_target, survivors=survivors)
+    return Needed(tasks=tasks, at_target=at_target)
 
 
 def bounds_at(policy: Autoscale, now: float) -> tuple[int, int, str]:

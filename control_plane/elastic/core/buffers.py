@@ -30,7 +30,6 @@ GROWTH_SHARE = 0.99
 class OwnerUse:
     """The use of one pool, as far as buffers depend on it."""
 
-    pool: str
     by_msb: Mapping[str, int]
     """Machines with tasks."""
     surge: Sequence[float] = ()

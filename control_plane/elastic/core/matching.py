@@ -131,8 +131,6 @@ class CallBack:
     machine: str
     within_s: float
     why: str
-    pool: str = ""
-    """The pool that waits for it."""
 
 
 # -- lending
@@ -146,7 +144,6 @@ class _Stock:
     """
 
     def __init__(self, idle: Iterable[Idle], offers: Mapping[str, Offer]) -> None:
-        self._offers = offers
         self._heaps: dict[object, list[int]] = {}
         there, ripe = Counter[str](), list[Idle]()
         for machine in idle:
@@ -265,7 +262,7 @@ def called_back(
                 if loan.usable and loan.machine not in calls and need.suits(loan)
             )
             for loan in islice(suiting, max(0, min(rest, limit))):
-                calls[loan.machine] = _call(loan, need.why, need.pool)
+                calls[loan.machine] = _call(loan, need.why)
                 rest -= 1
     for loan in open_:
         if loan.machine in calls:
@@ -277,8 +274,8 @@ def called_back(
     return list(calls.values())[:most]
 
 
-def _call(loan: OpenLoan, why: str, pool: str = "") -> CallBack:
-    return CallBack(loan.machine, loan.promise_s - MARGIN_S, why, pool)
+def _call(loan: OpenLoan, why: str) -> CallBack:
+    return CallBack(loan.machine, loan.promise_s - MARGIN_S, why)
 
 
 def _least_work(loan: OpenLoan) -> tuple[int, str]:

@@ -15,9 +15,8 @@ from control_plane.health.core.parts import Level, Part, looks_cut
 
 @dataclass(frozen=True, slots=True)
 class Brakes:
-    """After how many seconds silence counts, and which share of silent machines is suspicious."""
+    """Which share of silent machines is suspicious, and how long that holds back a verdict."""
 
-    down_after_s: float
     share: float
     """A part may be cut off if more than this share of its machines is silent."""
     delays_s: Mapping[Level, float]
@@ -36,7 +35,7 @@ class Held:
 
 
 def verdict(rack: Part, silent_s: float, brakes: Brakes) -> Held | None:
-    """Return why a machine that was silent for `down_after_s` is held back; None if it is down.
+    """Return why a machine that was silent for too long is held back; None if it is down.
 
     If several parts seem cut off, the largest counts: its delay is the longest.
     """

@@ -62,18 +62,8 @@ class PoolRemainder:
         self._micro_rru += micro(rru)
         self._per_type[machine_type] += 1
 
-    def give_back(self, machine_type: str, rru: float) -> None:
-        """Count one machine less as held."""
-        self._machines -= 1
-        self._micro_rru -= micro(rru)
-        self._per_type[machine_type] -= 1
-
-    def allows(self, machine_type: str, rru: float) -> bool:
-        """Return whether one more such machine may be held (CP3)."""
-        return not self.why_not(machine_type, rru)
-
     def why_not(self, machine_type: str, rru: float) -> str:
-        """Return why one more such machine may not be held; empty if it may."""
+        """Return why one more such machine may not be held (CP3); empty if it may."""
         quota = self.quota
         if quota.types and machine_type not in quota.types:
             return f"its quota is for machines of type {', '.join(sorted(quota.types))}"

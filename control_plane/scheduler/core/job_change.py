@@ -35,12 +35,9 @@ from wire.errors import Conflict, InvalidInput, NotFound
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """One write: its writer, and the functions that make the new specification and record."""
+    """One write: the functions that make the new specification and record."""
 
     job: str
-    writer: str
-    now: float
-    """Seconds since 1970."""
     spec: Callable[[JobRecord | None], JobSpec]
     """The present record → the specification to check."""
     record: Callable[[JobRecord, JobSpec], JobRecord]
@@ -87,7 +84,7 @@ def applied(spec: JobSpec, writer: str, now: float, *, is_new: bool = False) -> 
             after = written(after, Dimension.SIZE, size, writer, now)
         return sized(after)
 
-    return JobChange(spec.name, writer, now, checked, record, must_fit=spec.tasks)
+    return JobChange(spec.name, checked, record, must_fit=spec.tasks)
 
 
 def returning(name: str, version: int, writer: str, now: float) -> JobChange:
@@ -101,7 +98,7 @@ def returning(name: str, version: int, writer: str, now: float) -> JobChange:
         reason = f"its owner restored version {version} instead of {known.version}"
         return pushed(returned(known, spec, reason), writer, now, reason=reason)
 
-    return JobChange(name, writer, now, checked, record, moves=True)
+    return JobChange(name, checked, record, moves=True)
 
 
 def moving(name: str, entitlement: str, writer: str, now: float) -> JobChange:
@@ -115,7 +112,7 @@ def moving(name: str, entitlement: str, writer: str, now: float) -> JobChange:
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
         return pushed(_changed(known, spec), writer, now, reason=f"moved to {entitlement}")
 
-    return JobChange(name, writer, now, checked, record, moves=True)
+    return JobChange(name, checked, record, moves=True)
 
 
 def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
@@ -160,7 +157,7 @@ def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
             is_owned=not wish.gives_back,
         )
 
-    return JobChange(name, writer, now, checked, record)
+    return JobChange(name, checked, record)
 
 
 def _goes_back_to(record: JobRecord, wish: PushWish) -> int | None:
@@ -205,7 +202,7 @@ def sizing(name: str, wish: SizeWish, writer: str, now: float) -> JobChange:
         )
         return sized(after)
 
-    return JobChange(name, writer, now, checked, record, is_resize=True)
+    return JobChange(name, checked, record, is_resize=True)
 
 
 def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
@@ -258,7 +255,7 @@ def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
             is_owned=True,
         )
 
-    return JobChange(name, writer, now, checked, record)
+    return JobChange(name, checked, record)
 
 
 # -- records

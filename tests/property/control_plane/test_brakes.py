@@ -13,7 +13,6 @@ from control_plane.health.core.verdict import Brakes, verdict
 
 DOWN_AFTER_S, WORRY_S, WINDOW_S = 10.0, 5.0, 60.0
 BRAKES = Brakes(
-    down_after_s=DOWN_AFTER_S,
     share=0.4,
     delays_s={Level.RACK: 30, Level.MSB: 30, Level.DATACENTER: 300, Level.REGION: 300},
 )

@@ -88,7 +88,9 @@ class BrokerModel(RuleBasedStateMachine):
     @rule(name=MACHINE, entitlement=ENTITLEMENT, stale=st.booleans())
     def assign(self, name: str, entitlement: str, stale: bool) -> None:
         revision = self.revision(name) - stale
-        done = self.succeeds(self.brokers.assign(name, entitlement, "p", revision=revision))
+        done = self.succeeds(
+            self.brokers.of(name).assign(name, entitlement, "p", revision=revision)
+        )
         assert done == (self.takeable(name) and not stale)
         if done:
             self.owner[name] = entitlement

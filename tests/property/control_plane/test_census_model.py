@@ -97,7 +97,8 @@ class CensusModel(RuleBasedStateMachine):
     @rule(name=MACHINE)
     def assign(self, name: str) -> None:
         revision = self.brokers.table.revision(name)
-        self.attempt(self.brokers.assign(name, "front", "web", revision=revision))
+        if (home := self.brokers.table.home(name)) is not None:
+            self.attempt(home.assign(name, "front", "web", revision=revision))
 
     @rule(name=MACHINE)
     def release(self, name: str) -> None:

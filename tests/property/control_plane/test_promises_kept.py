@@ -63,7 +63,7 @@ def test_taking_unpromised_machines_breaks_no_promise(supply, quotas):
 
 def allows(quota: Quota, held: Counter[MachineClass], kind: MachineClass) -> bool:
     left = quota.left((k.machine_type, k.micro_rru / MICRO) for k in held.elements())
-    return left.allows(kind.machine_type, kind.micro_rru / MICRO)
+    return not left.why_not(kind.machine_type, kind.micro_rru / MICRO)
 
 
 class HastyRuntime(Runtime):

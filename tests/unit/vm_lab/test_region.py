@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from control_plane.broker.core.inventory import COLUMNS, parse_csv, parse_json
 from control_plane.portal.core.report import NOTHING, PortalReport, Used
-from vm_lab.region.generator import columns, main, make_racks, make_region, make_regions
-from vm_lab.region.workload import (
+from tests.generated_jobs import (
     assigned,
     make_entitlements,
     make_jobs,
     off_peak,
     service_of,
 )
+from vm_lab.region.generator import columns, main, make_racks, make_region, make_regions
 
 
 @pytest.fixture(scope="module")

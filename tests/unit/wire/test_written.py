@@ -16,11 +16,11 @@ from agent.config import AgentConfig
 from control_plane.api.capacity import EntitlementSpec, EntitlementWish
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke, Undrain
 from control_plane.api.jobs import JobSpec
-from control_plane.autoscaler.daemon import read_config
+from control_plane.autoscaler.daemon import AutoscalerConfig
 from control_plane.config import Config
 from control_plane.optimus.daemon import optimus_config
 from wire.units import quantity_of
-from wire.violations import violations
+from wire.violations import read_config, violations
 from wire.written import plain
 
 WRITTEN = (
@@ -123,7 +123,7 @@ def test_the_files_of_the_services_next_to_the_control_plane_take_durations(tmp_
     sizes, work = tmp_path / "autoscaler.toml", tmp_path / "optimus.toml"
     sizes.write_text('every_s = "30s"')
     work.write_text('entitlement = "batch"\nevery_s = "30s"')
-    assert read_config(sizes).every_s == 30.0
+    assert read_config(sizes, AutoscalerConfig).every_s == 30.0
     assert optimus_config(work).every_s == 30.0
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.api import Network, NetworkMode
 from agent.api.network import contradiction
-from agent.netplan import Rule, Site
+from agent.netplan import Chain, Rule, Site
 from agent.network.core.addresses import (
     address4,
     address6,
@@ -26,7 +26,7 @@ from agent.network.core.addresses import (
     read_alias,
     veth_of,
 )
-from agent.network.core.firewall import describe, table
+from agent.network.core.firewall import table
 from wire.errors import HostError
 
 SITE = Site(prefix6="fd74:7769::/32", host4="10.77.0.11", prefix4="100.64.0.0/10", agent_port=7443)
@@ -137,8 +137,18 @@ def test_a_task_sends_from_its_own_addresses_only() -> None:
     )
 
 
+def _as_text(chains: list[Chain]) -> str:
+    lines = []
+    for chain in chains:
+        lines.append(f"{chain.name} ({chain.kind} {chain.hook} {chain.priority})")
+        for rule in chain.rules:
+            words = (f"{m.what} {'!= ' * m.negated}{m.value}" for m in rule.matches)
+            lines.append(f"  {', '.join(words)}: {rule.verdict}")
+    return "\n".join(lines) + "\n"
+
+
 def test_no_task_reaches_the_agent_or_the_clouds_metadata() -> None:
-    reported = describe(table(SITE, []))
+    reported = _as_text(table(SITE, []))
 
     assert reported == (
         "from-tasks (filter input 0)\n"

@@ -143,9 +143,12 @@ def test_of_the_free_pool_an_owner_gets_back_what_its_quota_allows() -> None:
 
 
 def test_higher_priority_is_served_first_and_no_machine_twice() -> None:
-    needs = [Need("low", 1, priority=100, from_free=1), Need("high", 1, priority=900, from_free=1)]
+    needs = [
+        Need("low", 1, priority=100, from_free=1, why="low"),
+        Need("high", 1, priority=900, from_free=1, why="high"),
+    ]
     calls = called_back([loan(0)], needs, NOW, idle_after_s=120, most=9)
-    assert [(call.machine, call.pool) for call in calls] == [("m000", "high")]
+    assert [(call.machine, call.why) for call in calls] == [("m000", "high")]
 
 
 def test_a_deadline_comes_before_the_end_of_the_promise() -> None:
@@ -207,7 +210,6 @@ def test_central_buffers_are_smaller_than_those_of_every_owner_and_say_why() -> 
 
     owners = [
         OwnerUse(
-            f"p{n}",
             {"dc1/msb0": 10 + 30 * (n == 0), "dc1/msb1": 10 + 30 * (n == 1)},
             [0.5, 2.0],
             history(f"p{n}", 3 * n),

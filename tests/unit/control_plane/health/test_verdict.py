@@ -7,7 +7,6 @@ from control_plane.health.core.parts import Level, Part, Parts, Standing, looks_
 from control_plane.health.core.verdict import Brakes, verdict
 
 BRAKES = Brakes(
-    down_after_s=10,
     share=0.4,
     delays_s={Level.RACK: 30, Level.MSB: 30, Level.DATACENTER: 300, Level.REGION: 300},
 )

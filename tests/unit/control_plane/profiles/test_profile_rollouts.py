@@ -256,7 +256,7 @@ async def test_a_reboot_owed_to_one_entitlement_is_not_awaited_by_the_next(w: Wo
     await broker.carry_out(
         name, ExpectReboot(reason="for the old profile", deadline=w.runtime.date() + 60)
     )
-    await broker.assign(name, "front", "web", revision=broker.table.revision(name))
+    await broker.of(name).assign(name, "front", "web", revision=broker.table.revision(name))
     assert open_event(broker.table.get(name), EventKind.PLANNED) is None
 
 

@@ -168,7 +168,8 @@ async def test_a_machine_that_another_process_moves_is_never_gone() -> None:
             await caught_up(store, following)
             assert here.table.get("m1").location.datacenter == "dc2"
             assert changes == [("m1", "dc1"), ("m1", "dc2")]
-            await here.assign("m1", "web", "p", revision=here.table.revision("m1"))
+            revision = here.table.revision("m1")
+            await here.of("m1").assign("m1", "web", "p", revision=revision)
             assert here.count("web") == 1
 
 

@@ -383,7 +383,7 @@ async def take_down(p, name: str) -> None:
 
 async def is_taken(p, name: str) -> None:
     revision = p.brokers.table.revision(name)
-    await p.brokers.assign(name, "others", "web", revision=revision)
+    await p.brokers.of(name).assign(name, "others", "web", revision=revision)
 
 
 async def is_promised(p, name: str) -> None:

@@ -598,7 +598,7 @@ async def test_the_end_of_a_quarantine_is_noticed(w: World):
     broker = w.cp._broker
     for name in ("m1", "m2", "m3"):
         revision = broker.table.revision(name)
-        await broker.assign(name, "front", "front", revision=revision)
+        await broker.of(name).assign(name, "front", "front", revision=revision)
         await broker.carry_out(name, QuarantineMachine(reason="it is broken", until=clock() + 300))
     await w.cp.apply_job(job("a", 3))
     await asyncio.sleep(120)

@@ -29,9 +29,9 @@ from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementRecord
 from control_plane.api.machine_commands import MarkDown, MarkUp
 from tests.bench.churn import Churn, Event
+from tests.generated_jobs import GeneratedJob, assigned, make_entitlements, make_jobs
 from tests.regions import check
 from vm_lab.region.generator import make_racks, make_region
-from vm_lab.region.workload import GeneratedJob, assigned, make_entitlements, make_jobs
 
 MACHINES = 3_000
 DAYS = 5

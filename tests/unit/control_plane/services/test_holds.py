@@ -89,7 +89,7 @@ async def test_every_blocking_machine_is_named_and_none_is_held() -> None:
     async with MemoryStore() as store:
         brokers = await four_machines(store)
         await brokers.add({"m5": a_machine("m5"), "m6": a_machine("m6")})
-        await brokers.assign("m1", "other", "web", revision=brokers.table.revision("m1"))
+        await brokers.of("m1").assign("m1", "other", "web", revision=brokers.table.revision("m1"))
         await brokers.carry_out("m2", MarkDown(reason="test"))
         await brokers.prepare("t0", {"m3": Take("other", "web")})
         event = UnavailabilityEvent(
@@ -120,7 +120,7 @@ async def test_a_held_machine_is_neither_assigned_nor_released_nor_removed() -> 
         await brokers.prepare("t1", TAKES)
         revision = brokers.table.revision("m1")
         with pytest.raises(Conflict, match="it is held by transaction 't1'"):
-            await brokers.assign("m1", "other", "web", revision=revision)
+            await brokers.of("m1").assign("m1", "other", "web", revision=revision)
         with pytest.raises(Conflict, match="it is held by transaction 't1'"):
             await brokers.release("m1", revision=revision)
         with pytest.raises(Conflict, match="it is held by transaction 't1'"):
@@ -137,9 +137,10 @@ async def test_several_are_released_together_or_not_at_all() -> None:
         revisions = {name: brokers.table.revision(name) for name in ("m1", "m2")}
         await brokers.carry_out("m2", RaiseGeneration(above=0))
         with pytest.raises(Conflict, match="'m2': it was changed by another request"):
-            await brokers.release_many(revisions)
+            await brokers.of("m1").release_many(revisions)
         assert len(brokers.held("front")) == 4
-        await brokers.release_many({n: brokers.table.revision(n) for n in MACHINES})
+        for name in MACHINES:
+            await brokers.release(name, revision=brokers.table.revision(name))
         assert len(brokers.held(FREE)) == 4
 
 

@@ -243,7 +243,7 @@ async def test_a_machine_taken_before_the_decision_blocks_the_list(engines) -> N
 
         async def taking() -> None:
             revision = brokers.table.revision("moves")
-            await brokers.assign("moves", "online", "web", revision=revision)
+            await brokers.of("moves").assign("moves", "online", "web", revision=revision)
 
         main.first = taking
         with pytest.raises(Conflict, match="moves is in entitlement 'online'"):
@@ -267,7 +267,7 @@ async def test_a_machine_that_is_taken_after_the_decision_stays_in_its_place(eng
     async with started(stores, fate) as brokers:
         assert (await brokers.import_machines(the_list())).pending
         revision = brokers.table.revision("moves")
-        await brokers.assign("moves", "online", "web", revision=revision)
+        await brokers.of("moves").assign("moves", "online", "web", revision=revision)
         fails = False
         with pytest.raises(Conflict, match="moves is in entitlement 'online'"):
             await brokers.import_machines(the_list())

@@ -50,7 +50,7 @@ async def four(store: MemoryStore, time: Time | None = None) -> tuple[Brokers, O
 
 async def assign(brokers: Brokers, name: str, entitlement: str) -> None:
     revision = brokers.table.revision(name)
-    await brokers.assign(name, entitlement, entitlement, revision=revision)
+    await brokers.of(name).assign(name, entitlement, entitlement, revision=revision)
 
 
 @pytest.mark.behaviour("EL1", "EL3", "EL4", "RB8", "EL2")

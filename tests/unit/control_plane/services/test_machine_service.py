@@ -59,7 +59,7 @@ async def test_machines_are_listed_page_by_page() -> None:
             if not page.next:
                 break
             after = page.next
-        assert seen == [r.machine for r in world.brokers.find_scope(MachineScope(msb="dc1-msb0"))]
+        assert seen == [r.machine for r in await world.brokers.scan(MachineScope(msb="dc1-msb0"))]
         assert len(seen) == 50
 
 
@@ -68,7 +68,7 @@ async def test_machines_are_searched_and_sorted_by_pages_of_numbers() -> None:
     async with MemoryStore() as store:
         world = await a_world(store)
         await world.brokers.add(a_region_of(datacenters=2, msbs=2, rows=1, racks=5, machines=10))
-        names = [record.machine for record in world.brokers.find_scope(MachineScope())]
+        names = [record.machine for record in await world.brokers.scan(MachineScope())]
         world.tasks = {names[7]: ["a-0", "a-1"], names[30]: ["a-2"]}
         query, found, after = MachineQuery(MachineScope(), sort="tasks"), [], ""
         while not found or after:
@@ -154,7 +154,7 @@ async def test_an_import_with_errors_changes_nothing() -> None:
         assert len(caught.value.errors) == 2
         await world.service.import_inventory(a_list("m1", "m2"), "csv", simulated=True)
         revision = world.brokers.table.revision("m1")
-        await world.brokers.assign("m1", "online", "web", revision=revision)
+        await world.brokers.of("m1").assign("m1", "online", "web", revision=revision)
         with pytest.raises(Conflict, match="m1 is in entitlement 'online': its place"):
             await world.service.import_inventory(a_list("m1", "m2", "m3", rack="r2"), "csv")
         assert "m3" not in list(world.brokers.table)

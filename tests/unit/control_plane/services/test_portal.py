@@ -25,12 +25,13 @@ from control_plane.api.machines import (
 from control_plane.api.settings import PortalSettings
 from control_plane.broker.core.capacity import micro
 from control_plane.portal.core.grants import MachineClass, is_leaving, rru_of, unkept
-from control_plane.portal.portal import NOTHING, Person, Portal, Use
+from control_plane.portal.portal import Person, Portal, Use
 from control_plane.portal.supply import SupplyIndex
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, TwineError, Unprocessable
 
+NOTHING = Use()
 ANN, BOB, ROOT = Person("ann"), Person("bob"), Person("local:0", is_operator=True)
 KEYS = ["key a", "key b"]
 MANUAL = {"approval": "always", "approvers": ["bob"]}

@@ -95,7 +95,7 @@ def test_a_drain_that_begins_later_changes_nothing_yet():
     region.put(drained(a_machine("m1", entitlement="front"), start=NOW + 60))
     assert region.machines("front", Quota(machines=1)) == 1
     assert region.counted.special() == ["m1"]
-    assert region.counted.going("front") == []
+    assert not region.counted.leaves("m1")
 
 
 def test_it_reports_when_something_else_counts():
