@@ -58,8 +58,8 @@ def call_api(face: Face, ask: Callable[[ControlPlaneClient], Awaitable[T]]) -> T
 
 def job(name: str, tasks: int = 1, **fields: object) -> JobSpec:
     """Return a job of the entitlement that has all machines."""
-    wish = {"entitlement": "front", "image": digest_of(DATA), "command": ["/bin/server"]}
-    return JobSpec(**{"name": name, "tasks": tasks, **wish, **fields})  # type: ignore[arg-type]
+    job_spec = {"entitlement": "front", "image": digest_of(DATA), "command": ["/bin/server"]}
+    return JobSpec(**{"name": name, "tasks": tasks, **job_spec, **fields})  # type: ignore[arg-type]
 
 
 def tasks_on(*folders: Path) -> dict[str, TaskStatus]:

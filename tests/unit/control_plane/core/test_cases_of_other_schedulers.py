@@ -114,8 +114,8 @@ def test_a_machine_by_name_and_one_that_takes_no_tasks(theirs, blocked, only, ho
     index = RegionIndex()
     for name in ("m1", "m2"):
         add(index, name, blocked="is drained" if name == blocked else "")
-    wish = (In("machine", frozenset({only})),) if only else ()
-    made = allocate(index, a_request(1, demand=Demand(GIB, cpus=1, requires=wish)))
+    requires = (In("machine", frozenset({only})),) if only else ()
+    made = allocate(index, a_request(1, demand=Demand(GIB, cpus=1, requires=requires)))
     assert where(index).get(0) == host, theirs
     assert any("is drained" in reason for reason in made.reasons) is (host is None)
 
@@ -199,8 +199,8 @@ def test_tasks_are_spread_by_targets(theirs, weights, tasks, zones):
     index = RegionIndex()
     for zone in range(3):
         add(index, [f"z{zone}-{i}" for i in range(4)], f"msb{zone}")
-    wish = Preference(property=Property.MSB, weights=weights)
-    allocate(index, a_request(tasks, preferences=(wish,)))
+    preference = Preference(property=Property.MSB, weights=weights)
+    allocate(index, a_request(tasks, preferences=(preference,)))
     assert per(index, "msb") == zones, theirs
 
 
@@ -217,8 +217,8 @@ def test_labels_attract_and_repel(theirs, strategy, values, name):
     index = RegionIndex()
     for label in ("hdd", "ssd"):
         add(index, label, labels=(("disk", label),))
-    wish = Preference(property="label.disk", strategy=strategy, values=values)
-    allocate(index, a_request(1, preferences=(wish,)))
+    preference = Preference(property="label.disk", strategy=strategy, values=values)
+    allocate(index, a_request(1, preferences=(preference,)))
     assert where(index)[0] in ((name,) if name else ("hdd", "ssd")), theirs
 
 
