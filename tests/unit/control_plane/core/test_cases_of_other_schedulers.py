@@ -57,7 +57,7 @@ def test_a_requirement_means_what_theirs_does(theirs, ours, suits):
         ("kube: all that is left is enough", Demand(2 * GIB, cpus=2), True),
         ("kube: one resource too many", Demand(2 * GIB, cpus=2.001), False),
         ("kube: the other one", Demand(2 * GIB + 1, cpus=2), False),
-        ("kube: who asks for nothing fits", Demand(), True),
+        ("kube: a task without demands fits", Demand(), True),
         ("kube: what the node does not have", Demand(gpus=1), False),
     ],
 )
@@ -208,7 +208,12 @@ def test_tasks_are_spread_by_targets(theirs, weights, tasks, zones):
     ("theirs", "strategy", "values", "name"),
     [
         ("kube preferred affinity by a label", Strategy.PREFER, ["ssd"], "ssd"),
-        ("kube preferred, nobody has it: it is scheduled all the same", Strategy.PREFER, ["x"], ""),
+        (
+            "kube preferred, no machine has it: it is scheduled nevertheless",
+            Strategy.PREFER,
+            ["x"],
+            "",
+        ),
         ("Nomad affinity with a negative weight", Strategy.AVOID, ["hdd"], "ssd"),
         ("kube PreferNoSchedule taint", Strategy.AVOID, ["ssd"], "hdd"),
     ],
@@ -226,7 +231,7 @@ def test_labels_attract_and_repel(theirs, strategy, values, name):
     ("theirs", "near", "hosts"),
     [
         ("kube affinity: where the others are", In("msb", frozenset({"dc1/msb2"})), 2),
-        ("kube affinity to nobody: it waits", In("msb", frozenset()), 0),
+        ("kube affinity to no machine: it waits", In("msb", frozenset()), 0),
     ],
 )
 def test_nearness_to_another_job_is_hard(theirs, near, hosts):

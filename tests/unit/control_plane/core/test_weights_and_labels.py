@@ -128,7 +128,7 @@ def test_machines_are_distinguished_by_their_properties(property_, field, values
         ("Nomad spread 50/50", {"a": 50, "b": 50}, 10, {"a": 5, "b": 5}),
         ("Nomad spread 100 percent in one: the rest gets little", {"a": 100}, 10, {"a": 10}),
         ("one task goes where most belong", {"a": 3, "b": 1}, 1, {"a": 1}),
-        ("a bin that nobody names has weight 1", {"a": 3}, 8, {"a": 6, "b": 2}),
+        ("a bin without a given weight has weight 1", {"a": 3}, 8, {"a": 6, "b": 2}),
         ("a full bin leaves the others its part", {"a": 9, "b": 1}, 30, {"a": 20, "b": 10}),
     ],
 )
