@@ -71,9 +71,9 @@ def asks_ms(index: RegionIndex, name: str) -> Iterator[float]:
     """Place new jobs, and yield the CPU time of each plan in milliseconds."""
     for number in range(WARM + COUNTED):
         group = Group(TASK, tuple(range(TASKS)))
-        wish = Request(f"{name}-{number}", POOL, (group,), PREFERENCES[name])
+        request = Request(f"{name}-{number}", POOL, (group,), PREFERENCES[name])
         began = time.process_time()
-        made = plan(index, wish, Allowance(machines=0))
+        made = plan(index, request, Allowance(machines=0))
         took = time.process_time() - began
         assert index.reserve(made.change) == ()
         index.settle(made.change)

@@ -33,11 +33,11 @@ from tests.bench.preference_cost import GIB, POOL, TASKS, region
 STATES = ("power", "waits", "too_large", "full", "little", "busy")
 SIZES = (10_000, 100_000, 1_000_000)
 NEXT = 20
-WISH = Demand(memory_bytes=GIB, cpus=1.0)
+DEMAND = Demand(memory_bytes=GIB, cpus=1.0)
 """Demand of the job of higher priority, which waits."""
 KEEPING = Allowance(
-    refuses=lambda machine: "kept" if not judge(WISH, machine, machine) else "",
-    refuses_all=lambda bucket: "kept" if fits_each(WISH, bucket) else "",
+    refuses=lambda machine: "kept" if not judge(DEMAND, machine, machine) else "",
+    refuses_all=lambda bucket: "kept" if fits_each(DEMAND, bucket) else "",
 )
 HELD = {
     "full": Demand(memory_bytes=32 * GIB, cpus=16.0),
@@ -64,9 +64,9 @@ def asks_ms(index: RegionIndex, state: str) -> Iterator[float]:
         demand = Demand(
             memory_bytes=most - number * GIB // 16, cpus=4.0 if state == "power" else 4.5
         )
-        wish = Request(f"new-{number}", POOL, (Group(demand, tuple(range(TASKS))),))
+        request = Request(f"new-{number}", POOL, (Group(demand, tuple(range(TASKS))),))
         began = time.process_time()
-        made = plan(index, wish, KEEPING if state == "waits" else Allowance(machines=0))
+        made = plan(index, request, KEEPING if state == "waits" else Allowance(machines=0))
         yield (time.process_time() - began) * 1e3
         assert len(made.unplaced) == TASKS, state
         if state == "busy":

@@ -97,7 +97,7 @@ class WebBench(Bench):
     async def _phases(self) -> None:
         self.unheard = list(self.hosts.by_name)
         async with self._phase("hear"):
-            await self._until(self._all_heard)
+            await self._until(self._all_reported)
         await self.cp.put_entitlement("e0", EntitlementSpec(machines=self.machines // 2))
         async with self._phase("deploy"):
             await self.cp.apply_job(_spec(BIG, self.big_tasks))

@@ -38,7 +38,7 @@ class Willing:
         pass
 
     async def abort(self, transaction: str) -> None:
-        raise AssertionError(f"{transaction}: nobody competes here")
+        raise AssertionError(f"{transaction}: no competing transaction")
 
     def in_doubt(self) -> Mapping[str, object]:
         return {}
@@ -68,7 +68,7 @@ def per(claims: Claims, level: str) -> Counter[str]:
 
 @pytest.mark.behaviour("AL16", "AL8")
 def test_one_allocator_manages_a_million_machines() -> None:
-    gc.disable()  # a collection over so many objects takes as long as creating them
+    gc.disable()  # a collection over these objects takes as long as creating them
     try:
         index = generated(MACHINES)
         assert len(index.machines) == MACHINES == index.pool(FREE).size

@@ -18,7 +18,7 @@ def available() -> int:
         for line in file:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
-    raise SystemExit("the kernel tells no MemAvailable")
+    raise SystemExit("the kernel reports no MemAvailable")
 
 
 def main(left: int) -> None:

@@ -166,7 +166,9 @@ def test_a_log_is_complete_across_restarts(guest: OneGuest) -> None:
     for end in ends:
         before = int(guest.find(logs) or 0)
         guest.ssh(end)
-        guest.until("it is heard again", lambda n=before: int(guest.find(logs) or 0) > n + 20)
+        guest.until(
+            "its output is read again", lambda n=before: int(guest.find(logs) or 0) > n + 20
+        )
     output = guest.ssh("twine-agent logs talks | base64 -w 0", timeout_s=900)
     text = base64.b64decode(output).decode()
     assert text.startswith(EXACT + "\n1\n2\n")
@@ -189,7 +191,7 @@ def test_last_lines_and_dropped_lines_are_reported(guest: OneGuest) -> None:
     guest.ssh(f"{run} -- /bin/sh -c '{script}'", timeout_s=900)
     logs = "twine-agent logs loud"
     guest.until("it spoke to its end", lambda: "last" in guest.find(logs).splitlines())
-    guest.until("it is said", lambda: "Suppressed" in guest.find(logs))
+    guest.until("it is reported", lambda: "Suppressed" in guest.find(logs))
     assert "exit code 3" in guest.ssh("twine-agent show loud")
     facts = json.loads(guest.ssh("twine-agent facts -o json"))
     assert facts["log_lines_suppressed"] > 0

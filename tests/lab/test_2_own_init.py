@@ -186,8 +186,8 @@ def test_excess_use_inside_ends_only_that_task(guest: OneGuest) -> None:
     """The limit of the task holds, whatever cgroups exist below it."""
     plain, before = invocation(guest, "plain"), invocation(guest, "web")
     inside(guest, "sh -c 'head -c 1G /dev/zero | tail'")
-    guest.until("it began anew", lambda: invocation(guest, "web") not in ("", before))
-    guest.until("told why", lambda: "oom-kill" in guest.find("twine-agent show web"))
+    guest.until("it started again", lambda: invocation(guest, "web") not in ("", before))
+    guest.until("the reason is reported", lambda: "oom-kill" in guest.find("twine-agent show web"))
     up(guest)
     assert invocation(guest, "plain") == plain
     assert "kept" not in inside(guest, "ls /"), "its root is as in the image again"
@@ -202,7 +202,7 @@ def test_it_restarts_on_reboot_and_shuts_down_in_order(
     """The services inside are shut down; mounts, users, cgroups and folders are removed."""
     before = invocation(guest, "web")
     inside(guest, "systemctl --no-block reboot")
-    guest.until("it began anew", lambda: invocation(guest, "web") not in ("", before))
+    guest.until("it started again", lambda: invocation(guest, "web") not in ("", before))
     up(guest)
     end_count = guest.ssh("twine-agent logs web").count("hello: told to end")
     assert end_count >= 1

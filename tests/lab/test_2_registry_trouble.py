@@ -105,7 +105,7 @@ class Shop:
         waits.unlink(missing_ok=True)
         self.hold.touch()
         self.guest.ssh(self.asks(name, port=RELAY_PORT))
-        self.guest.until("a layer is on its way", waits.exists)
+        self.guest.until("a layer is in transfer", waits.exists)
 
     def remove(self, *names: str) -> str:
         """Remove images and unused layers; return the remaining layers."""

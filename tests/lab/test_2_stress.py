@@ -90,7 +90,7 @@ def test_a_task_under_stress_keeps_its_limits_and_its_neighbour_answers(guest: O
     peak = int(guest.ssh(f"cat {GROUP}/memory.peak"))
     print(f"CPUs {share:.3f} of {CORES}, memory {peak} of {MEMORY} bytes;", end=" ")
     print(f"neighbour {found['neighbour']}; bare responder {found['bare']}")
-    assert CORES / 4 < share < CORES * 1.05, "it works, and no more than it may"
+    assert CORES / 4 < share < CORES * 1.05, "it works, and at most as much as it may"
     assert max(sample[2] for sample in samples) <= peak <= MEMORY
     assert PIDS // 2 < max(sample[3] for sample in samples) <= PIDS
     assert found["neighbour"].is_as_good_as(found["bare"])

@@ -227,7 +227,7 @@ def test_a_journald_that_is_killed_costs_no_task_its_output(guest: OneGuest) -> 
     restarts = f"systemctl show -p NRestarts --value {unit}"
     guest.until("another journald is there", lambda: guest.find(restarts) not in ("", "0"))
     before = guest.ssh(logs)
-    guest.until("it is heard on", lambda: guest.find(logs) not in ("", before.strip()))
+    guest.until("its output continues", lambda: guest.find(logs) not in ("", before.strip()))
     assert re.search(r"restarts +0", guest.ssh("twine-agent show speaks"))
     guest.ssh("twine-agent stop speaks", timeout_s=900)
 

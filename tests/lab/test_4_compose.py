@@ -127,7 +127,7 @@ def test_web_app_and_database_find_one_another_by_name(
         received.add(page().rpartition(" ")[2])
         return {"app-0", "app-1"} <= received
 
-    the_lab.until("the page is told by both tasks of app", both, WAIT_S)
+    the_lab.until("both tasks of app send the page", both, WAIT_S)
     visits = int(re.findall(r"visit (\d+),", page())[0])
     assert visits >= 3, "what one task of app wrote the other one reads"
     assert '"GET / HTTP/1.1" 200' in the_lab.run("twinectl", "task", "logs", "web-0")

@@ -234,7 +234,7 @@ def test_a_failed_canary_rolls_back_and_a_healthy_one_continues(
         assert len({t for t in kept if t.startswith("web-")}) == 5  # all but the canary
         rollout_count = len(rollouts(web))
         applied(web, good, images["v2"])
-        web.until("it is told", lambda: len(rollouts(web)) > rollout_count + 1)
+        web.until("it is reported", lambda: len(rollouts(web)) > rollout_count + 1)
         assert "1 canaries" in rollouts(web)[rollout_count]
         assert rollouts(web)[rollout_count + 1].startswith("all tasks run version ")
     assert called_unlisted(outcomes[0]) == []
@@ -266,7 +266,7 @@ def test_an_owners_profile_is_rolled_out_by_machine_under_running_tasks(
         assert lengths() == {"7321"}
         web.run("twinectl", "profile", "rollback", "demo")
         web.until("all are back", lambda: lengths() == before)
-        web.until("that is told", lambda: state() == "returned")
+        web.until("that is reported", lambda: state() == "returned")
         web.rest()
     assert web.invocations() == units
     assert called_unlisted(outcomes[0]) == []

@@ -61,7 +61,7 @@ def test_one_section_is_rewritten_and_the_others_stay():
     one, two = (RUN["Bench"](name, f"About {name}.", False) for name in ("one", "two"))
     result = {"ms": 1.25, "deep": {"n": 12_345}, "list": [1, 2]}
     first = RUN["section"](two, {**result, "details": {"ms": {"1": 9.75}}}, "abc")
-    assert first == RUN["section"](two, result, "abc"), "details are for who asks for them"
+    assert first == RUN["section"](two, result, "abc"), "details are shown on request"
     page = RUN["merged"]("", {"two": first})
     page = RUN["merged"](page, {"one": RUN["failed"](one, "ended with 3", "abc")})
     assert page.index("## one") < page.index("## two")

@@ -26,7 +26,7 @@ GOOD = {
     "nothing": [],
     "a read of what was never written": [read(None, 0, 1)],
     "one after the other": [write(1, 0, 1), read(1, 2, 3), write(2, 4, 5), read(2, 6, 7)],
-    "a read beside a write may see either": [write(1, 0, 9), read(None, 1, 2), read(1, 3, 4)],
+    "a read during a write may see either": [write(1, 0, 9), read(None, 1, 2), read(1, 3, 4)],
     "an unknown write may be seen late": [write(1, 0), read(None, 1, 2), read(1, 3, 4)],
     "an unknown write may never happen": [write(1, 0), read(None, 1, 2), read(None, 3, 4)],
     "writes of two clients at once": [write(1, 0, 9), write(2, 0, 9), read(2, 10, 11)],

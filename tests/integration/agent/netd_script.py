@@ -92,7 +92,7 @@ async def walls() -> dict[str, Any]:
         "other": within("other", lambda: reaches(web, 80, TIMEOUT_S)),
         "other by IPv4": within("other", lambda: reaches(nets[0].address4, 80, TIMEOUT_S)),
         "agent": within("db", lambda: reaches("10.77.0.11", 7443, 60)),
-        "beside the agent": within("db", lambda: reaches("10.77.0.11", 7444, 60)),
+        "next to the agent": within("db", lambda: reaches("10.77.0.11", 7444, 60)),
         "metadata": within("db", lambda: reaches("169.254.169.254", 80, TIMEOUT_S)),
         "metadata from the host": reaches("169.254.169.254", 80, 60),
         "same again": again == nets,

@@ -51,7 +51,7 @@ def test_a_private_task_is_reached_only_by_its_host_and_the_allowed_jobs(
 def test_a_private_task_reaches_neither_agent_nor_metadata(found: dict[str, Any]) -> None:
     walls = found["walls"]
     assert walls["agent"] not in ("open", "silence")
-    assert walls["beside the agent"] == "open"
+    assert walls["next to the agent"] == "open"
     assert (walls["metadata"], walls["metadata from the host"]) == ("silence", "open")
 
 

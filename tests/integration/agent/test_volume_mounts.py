@@ -111,7 +111,7 @@ def test_a_root_is_shown_to_its_images_user_before_volumes_are_put_into_it(tmp_p
     spec = a_spec(volumes={"data": DATA})
     root = an_image(tmp_path, spec)
     outside = tmp_path / "outside"
-    outside.write_text("nobody's business")
+    outside.write_text("outside text")
     (root / "etc/group").unlink()
     # an existing file is replaced, never written in place
     (root / "etc/group").hardlink_to(outside)
@@ -129,7 +129,7 @@ def test_a_root_is_shown_to_its_images_user_before_volumes_are_put_into_it(tmp_p
     assert users.read_text() == "app:x:64957:64957::/home/app:/bin/sh\nroot:x:0:0\n"
     assert groups.read_text() == "staff:x:64957:\nroot:x:0:\n"
     assert (users.stat().st_mode & 0o777, groups.stat().st_mode & 0o777) == (0o644, 0o644)
-    assert outside.read_text() == "nobody's business"
+    assert outside.read_text() == "outside text"
 
 
 @pytest.mark.behaviour("AG3")

@@ -78,7 +78,7 @@ def test_a_file_that_is_lost_under_a_control_plane_is_written_again(control_plan
     before = path.read_bytes()
     path.unlink()
     with agent_in(folder, port):
-        face.until(lambda: answering(face, "vm1"), "vm1 is not heard")
+        face.until(lambda: answering(face, "vm1"), "vm1 does not answer")
         held = tls.load(folder / "state/identity/identity.json")
         ctl(face, "authority", "prepare")
         face.until(
@@ -101,7 +101,7 @@ def test_a_lost_key_stops_no_task_and_hosts_join_again(control_plane: Face) -> N
     joined(face, "vm1", port, folder)
     path = face.folder / "state/authority.pem"
     with agent_in(folder, port):
-        face.until(lambda: serves(folder) and answering(face, "vm1"), "vm1 is not heard")
+        face.until(lambda: serves(folder) and answering(face, "vm1"), "vm1 does not answer")
         on(folder, _gives)
         face.until(lambda: runs(folder), "the task does not run")
         before = task(folder)
@@ -121,7 +121,7 @@ def test_a_lost_key_stops_no_task_and_hosts_join_again(control_plane: Face) -> N
 
         path.write_bytes(kept)  # with a backup
         again(face)
-        face.until(lambda: answering(face, "vm1"), "vm1 is not heard with the backup")
+        face.until(lambda: answering(face, "vm1"), "vm1 does not answer with the backup")
         ends(face)
 
         path.write_bytes(b"damaged")  # without a backup
@@ -147,7 +147,7 @@ def test_a_lost_key_stops_no_task_and_hosts_join_again(control_plane: Face) -> N
 
     joined(face, "vm1", port, folder)
     with agent_in(folder, port):
-        face.until(lambda: answering(face, "vm1"), "vm1 is not heard after it joined again")
+        face.until(lambda: answering(face, "vm1"), "vm1 does not answer after it joined again")
     shown = json.loads(ctl(face, "machine", "show", "vm1", "--output", "json"))
     assert shown["record"]["machine"] == "vm1"
     _whoami(credential(face, "bob"))

@@ -97,7 +97,9 @@ def test_the_root_certificate_is_exchanged_under_load_without_errors(control_pla
         joins(face, machine, f"{USER}:{port}")
     first = shown(face).roots[0].ca_hash
     with agent(face, "vm1", ports["vm1"]), agent(face, "vm2", ports["vm2"]):
-        face.until(lambda: all(answering(face, machine) for machine in ports), "not heard")
+        face.until(
+            lambda: all(answering(face, machine) for machine in ports), "an agent does not answer"
+        )
         assert "next: twinectl authority activate" in ctl(face, "authority", "prepare")
         load = Load(credential(face, "new"))
         with load.running():

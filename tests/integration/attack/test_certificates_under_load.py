@@ -111,7 +111,9 @@ def test_no_request_fails_while_leaves_are_renewed_and_the_root_is_exchanged(
             joins(face, machine, f"{USER}:{port}")
             stack.enter_context(agent(face, machine, port))
         loads = [HostLoad(joins(face, host)) for host in HOSTS]
-        face.until(lambda: all(answering(face, machine) for machine in ports), "not heard")
+        face.until(
+            lambda: all(answering(face, machine) for machine in ports), "an agent does not answer"
+        )
         for load in loads:
             stack.enter_context(load.running())
 

@@ -117,13 +117,13 @@ def test_a_cloned_host_starts_nothing_and_the_original_continues(control_plane: 
     port, other_port = free_port(USER), free_port(USER)
     joined(face, "vm1", port, original)
     with agent_in(original, port):
-        face.until(lambda: serves(original) and answering(face, "vm1"), "vm1 is not heard")
+        face.until(lambda: serves(original) and answering(face, "vm1"), "vm1 does not answer")
         on(original, _gives)
         face.until(lambda: runs(original), "the task does not run")
         before = task(original)
         copy = copied(face, original)
         with agent_in(copy, other_port, boots=1):
-            face.until(lambda: waits(copy, "another host has the identity of vm1"), "not told")
+            face.until(lambda: waits(copy, "another host has the identity of vm1"), "not reported")
             with pytest.raises(Conflict, match="starts no tasks"):
                 on(copy, lambda client: client.put_task("other", WEB))
             (found,) = json.loads(ctl(face, "machine", "duplicates", "--output", "json"))[
@@ -149,7 +149,7 @@ def test_a_cloned_host_starts_nothing_and_the_original_continues(control_plane: 
         joined(face, "vm2", other_port, copy)
         with agent_in(copy, other_port, boots=3):
             face.until(lambda: answering(face, "vm2"), "it is no machine of its own")
-            face.until(lambda: answering(face, "vm1"), "the first one is not heard")
+            face.until(lambda: answering(face, "vm1"), "the first one does not answer")
             again = task(original)
             assert again is not None
             assert again.invocation_id == before.invocation_id
@@ -167,17 +167,17 @@ def test_the_clone_becomes_the_machine_after_the_original_is_removed(
     port, other_port = free_port(USER), free_port(USER)
     joined(face, "vm1", port, original)
     with agent_in(original, port):
-        face.until(lambda: serves(original) and answering(face, "vm1"), "vm1 is not heard")
+        face.until(lambda: serves(original) and answering(face, "vm1"), "vm1 does not answer")
         on(original, _gives)
         face.until(lambda: runs(original), "the task does not run")
         copy = copied(face, original)
         with agent_in(copy, other_port, boots=1):
-            face.until(lambda: waits(copy, "another host has the identity of vm1"), "not told")
+            face.until(lambda: waits(copy, "another host has the identity of vm1"), "not reported")
     with agent_in(copy, other_port, boots=2):
         face.until(lambda: waits(copy, "another host has the identity of vm1"), "silence is enough")
     ctl(face, "machine", "forget-duplicate", "vm1")
     with agent_in(copy, other_port, boots=2):
-        face.until(lambda: is_tried(copy), "nobody may start it any more")
+        face.until(lambda: is_tried(copy), "no host may start it any more")
     words = ["--endpoint", f"unix:{face.socket}", "machine", "forget-duplicate", "vm1"]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 3, result.output

@@ -137,8 +137,8 @@ def requests(face: Face, route: Route, size: int) -> dict[str, bytes]:
 def fresh(face: Face, route: Route, body: bytes) -> bytes:
     """Return a body with new single-use values: a token, a generation."""
     if route.name == "join":
-        wish = json.dumps({"machine": "m0"}).encode()
-        status, body_text = send_request(face, "POST", "/v1/tokens", wish)
+        token_request = json.dumps({"machine": "m0"}).encode()
+        status, body_text = send_request(face, "POST", "/v1/tokens", token_request)
         assert status == 200, body_text
         return json.dumps(json.loads(body) | {"token": json.loads(body_text)["token"]}).encode()
     if route.name == "put_task":

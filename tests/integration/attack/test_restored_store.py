@@ -58,8 +58,8 @@ def call_api(face: Face, ask: Callable[[ControlPlaneClient], Awaitable[T]]) -> T
 
 def job(name: str, tasks: int = 1, **fields: object) -> JobSpec:
     """Return a job of the entitlement that has all machines."""
-    wish = {"entitlement": "front", "image": digest_of(DATA), "command": ["/bin/server"]}
-    return JobSpec(**{"name": name, "tasks": tasks, **wish, **fields})  # type: ignore[arg-type]
+    job_spec = {"entitlement": "front", "image": digest_of(DATA), "command": ["/bin/server"]}
+    return JobSpec(**{"name": name, "tasks": tasks, **job_spec, **fields})  # type: ignore[arg-type]
 
 
 def tasks_on(*folders: Path) -> dict[str, TaskStatus]:
@@ -91,14 +91,14 @@ class Hosts:
         self._ports[name] = port
         joined(self.face, name, port, folder)
         self._stack.enter_context(agent_in(folder, port, program="a_host.py"))
-        self.face.until(lambda: answering(self.face, name), f"{name} is not heard")
+        self.face.until(lambda: answering(self.face, name), f"{name} does not answer")
         self.folders.append(folder)
         return folder
 
     def join_again(self, name: str) -> None:
         """Let a host join that the control plane no longer knows; its agent keeps running."""
         joined(self.face, name, self._ports[name], self.face.folder / f"runs-{name}")
-        self.face.until(lambda: answering(self.face, name), f"{name} is not heard again")
+        self.face.until(lambda: answering(self.face, name), f"{name} does not answer again")
 
     def run(self, *names: str) -> None:
         """Wait until exactly these tasks run."""
@@ -159,7 +159,7 @@ def test_hosts_notice_a_store_restored_by_copying_an_old_file(
     ends(face)
     copied(face, face.folder / "copy")
     again(face)
-    face.until(lambda: answering(face, "vm1"), "vm1 is not heard")
+    face.until(lambda: answering(face, "vm1"), "vm1 does not answer")
     apply(face, job("c"))
     hosts.run("a-0", "b-0", "c-0")
     update(face, hosts)
@@ -182,7 +182,7 @@ def test_hosts_notice_a_store_restored_by_copying_an_old_file(
 
     restored(face, newest)
     again(face)
-    face.until(lambda: answering(face, "vm1"), "vm1 is not heard with the newest store")
+    face.until(lambda: answering(face, "vm1"), "vm1 does not answer with the newest store")
     apply(face, job("d"))
     hosts.run("a-0", "b-0", "c-0", "d-0")
     assert before.items() <= lives(*hosts.folders).items()
@@ -278,7 +278,7 @@ def test_the_restore_drill_keeps_every_task_and_waits_for_an_operator(
     restored_result = manages(face, "restore-store", "--from", str(copy), "--yes")
     assert "the credentials of ann" in restored_result
     again(face)
-    face.until(lambda: answering(face, "vm1"), "vm1 is not heard")
+    face.until(lambda: answering(face, "vm1"), "vm1 does not answer")
     assert shown(face) == {
         ("vm1", "a-0"): "missing",
         ("vm1", "b-0"): "changed",
@@ -346,7 +346,7 @@ def test_a_host_with_a_restarted_agent_refuses_the_old_copy_too(
     copied(face, face.folder / "copy")
     again(face)
     with agent_in(folder, port, program="a_host.py"):
-        face.until(lambda: answering(face, "vm1"), "vm1 is not heard")
+        face.until(lambda: answering(face, "vm1"), "vm1 does not answer")
         call_api(face, _prepare)
         apply(face, job("a"))
         face.until(lambda: "a-0" in lives(folder), "a-0 does not run")

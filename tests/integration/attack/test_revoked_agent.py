@@ -81,7 +81,7 @@ def test_a_revoked_agent_gets_no_more_requests(control_plane: Face) -> None:
     face, port = control_plane, free_port(USER)
     joins(face, "vm7", f"{USER}:{port}")
     with agent(face, "vm7", port):
-        face.until(lambda: answering(face, "vm7"), "the agent is not heard")
+        face.until(lambda: answering(face, "vm7"), "the agent does not answer")
         assert standing(port) >= 1
         ctl(face, "machine", "revoke-identity", "vm7")
         face.until(lambda: standing(port) == 0, "a connection stands")
@@ -97,7 +97,7 @@ def test_an_agent_that_joined_again_gets_requests_again(control_plane: Face) -> 
     face, port = control_plane, free_port(USER)
     joins(face, "vm6", f"{USER}:{port}")
     with agent(face, "vm6", port):
-        face.until(lambda: answering(face, "vm6"), "the agent is not heard")
+        face.until(lambda: answering(face, "vm6"), "the agent does not answer")
         ctl(face, "machine", "revoke-identity", "vm6")
         revoked_at = time.time()
         face.until(lambda: not answering(face, "vm6"), "the agent is still believed")

@@ -70,7 +70,7 @@ async def test_an_unavailable_shard_fails_only_its_own_jobs_and_restarts_no_task
         async def all_restarted() -> bool:
             return len([unit for unit in region.started() if "j2" in unit]) == 6
 
-        await region.until(all_restarted, "the other shard goes on")
+        await region.until(all_restarted, "the other shard continues")
         await region.until(lambda: region.is_stable("j2"), "the other shard is stable")
         listed = {status.record.name: status for status in (await region.client.list_jobs()).jobs}
         assert sorted(listed) == ["j1", "j2"]

@@ -133,7 +133,7 @@ async def _nothing_to_release(entitlement: str) -> None:
 
 
 def _no_agent(record: MachineRecord) -> AgentApi:
-    raise AssertionError(f"nobody asks {record.machine}")
+    raise AssertionError(f"no call to {record.machine} is expected")
 
 
 EVENT = JobEvent(

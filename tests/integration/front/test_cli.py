@@ -505,7 +505,7 @@ EXITS: list[tuple[str, int, tuple[str, ...]]] = [
     ("bad host", 64, ("token", "create", "--host", "VM 1")),
     ("no such file", 64, ("job", "apply", "/nonexistent.toml")),
     ("bad endpoint", 64, ("--endpoint", "http://x", "job", "list")),
-    ("nobody there", 69, ("--endpoint", "unix:/nonexistent.sock", "job", "list")),
+    ("no server", 69, ("--endpoint", "unix:/nonexistent.sock", "job", "list")),
     ("no credential", 77, ("--endpoint", "https://127.0.0.1:1", "job", "list")),
     ("bad credential", 78, ("--credential", "/nonexistent", "job", "list")),
 ]

@@ -12,7 +12,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.integration.web.test_console import PATIENCE_S, chromium, console, ctl, said
+from tests.integration.web.test_console import PATIENCE_S, chromium, console, ctl, matching_output
 
 AGENTS = 40
 READINGS = 8
@@ -60,7 +60,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         dev = ["vm_lab.cli", "dev", "--agents", str(AGENTS)]
-        endpoint = stack.enter_context(said(dev, r"TWINE_ENDPOINT=(\S+)"))
+        endpoint = stack.enter_context(matching_output(dev, r"TWINE_ENDPOINT=(\S+)"))
         history(endpoint)
         browser = stack.enter_context(chromium(stack.enter_context(console(endpoint))))
         base = browser.current_url.split("/ui/")[0]

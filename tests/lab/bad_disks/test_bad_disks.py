@@ -73,7 +73,8 @@ def test_failed_reads_are_reported_and_end_with_the_fault(agent: TheAgent, disk:
     )
     if failed.returncode == 0:
         agent.until(
-            "its start has failed in words", lambda: agent.tasks()["new"].get("reason", "") != ""
+            "its start has failed with a reason",
+            lambda: agent.tasks()["new"].get("reason", "") != "",
         )
         print(agent.tasks()["new"]["reason"])
     else:
@@ -114,7 +115,9 @@ def test_a_read_only_file_system_is_reported_and_tasks_keep_running(
     shell(f"systemctl stop twine-agent.service; umount -l {STATE}")
     disk.works()
     shell("systemctl stop 'twine-task-*.service'")
-    agent.until("nobody uses it", lambda: shell("dmsetup info -c --noheadings -o open bad") == "0")
+    agent.until(
+        "no process uses it", lambda: shell("dmsetup info -c --noheadings -o open bad") == "0"
+    )
     disk.mount()
     agent.start()
     agent.until("it runs again", lambda: agent.tasks()["old"]["state"] == "running")

@@ -6,7 +6,7 @@ import itertools
 import time
 
 import pytest
-from the_host import PROFILES, TheHost, differences, everything, said
+from the_host import PROFILES, TheHost, differences, everything, output_of
 
 from sidekick.profile import Library
 from sidekick.report import ApplyOutcome, ProfileState
@@ -72,9 +72,9 @@ VERIFY = "sidekick-verify.service"
 
 def shown() -> str:
     """Return which check was the last one, after it has ended."""
-    while said(f"systemctl is-active {VERIFY}").strip() in ("active", "activating"):
+    while output_of(f"systemctl is-active {VERIFY}").strip() in ("active", "activating"):
         time.sleep(0.2)
-    return said(f"systemctl show -P InvocationID {VERIFY}").strip()
+    return output_of(f"systemctl show -P InvocationID {VERIFY}").strip()
 
 
 @pytest.mark.behaviour("BUG-SK34", "BUG-SK35")
@@ -86,14 +86,14 @@ def test_udev_has_sidekick_look_when_hardware_comes_or_goes(
     host: TheHost, action: str, device: str
 ) -> None:
     """Sidekick checks within a moment, not only when the timer fires next."""
-    said("systemctl stop sidekick-verify.timer")
+    output_of("systemctl stop sidekick-verify.timer")
     try:
         assert host.apply("web").state is ProfileState.VERIFIED
         before = shown()
-        said(f"udevadm trigger --settle --action={action} {device}")
+        output_of(f"udevadm trigger --settle --action={action} {device}")
         until = time.monotonic() + 300
         while shown() == before:
             assert time.monotonic() < until, "udev started no look"
             time.sleep(0.5)
     finally:
-        said("systemctl start sidekick-verify.timer")
+        output_of("systemctl start sidekick-verify.timer")

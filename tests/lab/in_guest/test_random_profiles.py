@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from the_host import TheHost, differences, everything, profile, said
+from the_host import TheHost, differences, everything, output_of, profile
 
 from sidekick.profile import Profile
 from sidekick.report import ProfileState, Report
@@ -56,7 +56,7 @@ class Drawn:
 
     def _sysctls(self) -> Iterator[tuple[str, str]]:
         section = SETTINGS["sysctl"]
-        for line in said("sysctl -a 2>/dev/null").splitlines():
+        for line in output_of("sysctl -a 2>/dev/null").splitlines():
             name, _, value = line.partition(" = ")
             path = Path("/proc/sys", *name.split("."))
             if HARMFUL.fullmatch(name) or not path.exists() or not path.stat().st_mode & 0o200:
@@ -129,7 +129,7 @@ def test_random_profiles_leave_no_trace(host: TheHost, untouched: dict[str, str]
             wrong.append(f"round {number}: {e}")
         left = differences(before, everything())
         if left:
-            text = "\n".join(said(f"cat /run/profiles-of-the-test/{n}.toml") for n in names)
+            text = "\n".join(output_of(f"cat /run/profiles-of-the-test/{n}.toml") for n in names)
             wrong.append(f"round {number}: {left}\n{text}")
             before = everything()
         print(f"round {number}: {len(wrong)} wrong, {counts}", *wrong[found:], sep="\n", flush=True)

@@ -98,10 +98,10 @@ def test_every_tuned_profile_has_the_same_effect_or_reports_the_difference() -> 
         missing = sorted(theirs.keys() - mine.keys()) if took == 0 else []
         reported = [left for each in ancestors(name, found) for left in found[each]["left"]]
         if missing and not reported and code == 0:
-            wrong.append(f"{name}: TuneD changed {missing}, and nothing was said")
+            wrong.append(f"{name}: TuneD changed {missing}, and nothing was reported")
         rows.append(
             f"{name}: ours {code}, {len(mine)} changed; TuneD {took}, {len(theirs)} changed;"
-            f" {len(reported)} lines told; only TuneD's: {missing}"
+            f" {len(reported)} lines reported; only TuneD's: {missing}"
         )
         print(rows[-1], *wrong[-1:], sep="\n", flush=True)
         if took:

@@ -104,7 +104,7 @@ def test_the_first_bins_are_known_before(own, free, begin, growing):
 
 ZONES, RACKS = ("", "a", "b"), ("r1", "r2", "r3")
 KINDS = st.tuples(st.sampled_from(ZONES), st.sampled_from(RACKS), st.sampled_from(["x", "y"]))
-WISHES = st.one_of(
+PREFERENCES = st.one_of(
     st.builds(
         Preference,
         property=st.sampled_from(["label.zone", "rack", "gpu_type", "msb", "gpus"]),
@@ -136,13 +136,13 @@ def one_of(kind: tuple[str, str, str]) -> Machine:
 @pytest.mark.behaviour("AL7")
 @given(
     st.lists(KINDS, unique=True, min_size=1, max_size=12),
-    st.lists(WISHES, min_size=1, max_size=3),
+    st.lists(PREFERENCES, min_size=1, max_size=3),
     st.integers(0, 2**32),
     st.lists(st.sampled_from(["placed", "placed", "placed", "drop"]), max_size=40),
 )
-def test_the_best_bins_are_next_for_every_preference(kinds, wishes, begin, outcomes):
+def test_the_best_bins_are_next_for_every_preference(kinds, preferences, begin, outcomes):
     """Covers labels, sizes and weights. No remaining bin has a better score than the next one."""
-    ranking = Ranking(wishes)
+    ranking = Ranking(preferences)
     samples = {ranking.bins_of_many(one_of(kind)): one_of(kind) for kind in kinds}
     own: dict[tuple[str, ...], tuple[()]] = dict.fromkeys(samples, ())
     order = bin_order(ranking, own, {}, begin, growing=1)

@@ -62,8 +62,8 @@ def _placed(machines, jobs, watts: int | None) -> list[list[tuple[int, str]]]:
     index, found = _region(machines, watts), []
     for number, (kind, tasks, demand) in enumerate(jobs):
         group = Group(demand, tuple(range(tasks)))
-        wish = (Preference(property=kind),)
-        request = Request(f"j{number}", "e1", (group,), spread_by_default(wish))
+        preferences = (Preference(property=kind),)
+        request = Request(f"j{number}", "e1", (group,), spread_by_default(preferences))
         made = plan(index, request, Allowance(machines=3))
         assert index.reserve(made.change) == ()
         index.settle(made.change)

@@ -187,7 +187,7 @@ async def test_layers_are_snapshots_of_one_tree_and_their_blobs_are_gone_by_then
         snapshot(source, target, read_only=read_only)
 
     def never(_: Path) -> None:
-        raise AssertionError("everything that anybody wrote was flushed")
+        raise AssertionError("the files of all processes were flushed")
 
     monkeypatch.setattr(host.fake.btrfs, "snapshot", noted)
     monkeypatch.setattr(host.fake.btrfs, "sync", never)

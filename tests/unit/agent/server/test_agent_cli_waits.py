@@ -80,7 +80,7 @@ async def test_a_waiter_continues_with_the_next_agent(tmp_path: Path) -> None:
 
 async def test_an_absent_agent_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.0)
-    async with AgentClient(f"unix:{tmp_path}/nobody.sock") as client:
+    async with AgentClient(f"unix:{tmp_path}/absent.sock") as client:
         with pytest.raises(Unreachable):
             await StatusWatch(client).verdict("web")
 

@@ -249,10 +249,10 @@ def test_the_fetcher_has_no_capability_and_sees_no_secret() -> None:
 
 @pytest.mark.behaviour("F-06")
 def test_an_object_without_a_task_is_left_over_unless_it_is_excluded() -> None:  # P9
-    units = [unit_of(t) for t in ("known", "spared", "orphan")]
-    roots = ["known", "spared", "old"]
+    units = [unit_of(t) for t in ("known", "kept", "orphan")]
+    roots = ["known", "kept", "old"]
 
-    assert leftovers({"known"}, {"spared"}, units, roots) == ["old", "orphan"]
+    assert leftovers({"known"}, {"kept"}, units, roots) == ["old", "orphan"]
 
 
 @pytest.mark.behaviour("BUG-AG18")

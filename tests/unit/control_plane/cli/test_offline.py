@@ -60,7 +60,7 @@ def test_the_table_shows_where_tasks_are_placed_and_why_others_wait(files: Path)
 
 
 def test_preferences_by_labels_and_weights_are_planned(files: Path):
-    wish = """
+    requirement = """
 [[preferences]]
 property = "label.disk"
 strategy = "prefer"
@@ -71,7 +71,7 @@ values = ["nvme"]
 property = "datacenter"
 weights = { dc2 = 3 }
 """
-    (files / "near.toml").write_text(JOB + wish)
+    (files / "near.toml").write_text(JOB + requirement)
     (files / "heavy.toml").write_text(JOB.replace("web", "heavy").replace("= 2", "= 8", 1) + heavy)
     result = plan(files, "-o", "json", jobs=("near.toml", "heavy.toml"))
     assert result.exit_code == 0, result.output

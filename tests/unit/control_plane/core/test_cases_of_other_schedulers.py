@@ -57,7 +57,7 @@ def test_a_requirement_means_what_theirs_does(theirs, ours, suits):
         ("kube: all that is left is enough", Demand(2 * GIB, cpus=2), True),
         ("kube: one resource too many", Demand(2 * GIB, cpus=2.001), False),
         ("kube: the other one", Demand(2 * GIB + 1, cpus=2), False),
-        ("kube: who asks for nothing fits", Demand(), True),
+        ("kube: a task without demands fits", Demand(), True),
         ("kube: what the node does not have", Demand(gpus=1), False),
     ],
 )
@@ -114,8 +114,8 @@ def test_a_machine_by_name_and_one_that_takes_no_tasks(theirs, blocked, only, ho
     index = RegionIndex()
     for name in ("m1", "m2"):
         add(index, name, blocked="is drained" if name == blocked else "")
-    wish = (In("machine", frozenset({only})),) if only else ()
-    made = allocate(index, a_request(1, demand=Demand(GIB, cpus=1, requires=wish)))
+    requires = (In("machine", frozenset({only})),) if only else ()
+    made = allocate(index, a_request(1, demand=Demand(GIB, cpus=1, requires=requires)))
     assert where(index).get(0) == host, theirs
     assert any("is drained" in reason for reason in made.reasons) is (host is None)
 
@@ -199,8 +199,8 @@ def test_tasks_are_spread_by_targets(theirs, weights, tasks, zones):
     index = RegionIndex()
     for zone in range(3):
         add(index, [f"z{zone}-{i}" for i in range(4)], f"msb{zone}")
-    wish = Preference(property=Property.MSB, weights=weights)
-    allocate(index, a_request(tasks, preferences=(wish,)))
+    preference = Preference(property=Property.MSB, weights=weights)
+    allocate(index, a_request(tasks, preferences=(preference,)))
     assert per(index, "msb") == zones, theirs
 
 
@@ -208,7 +208,12 @@ def test_tasks_are_spread_by_targets(theirs, weights, tasks, zones):
     ("theirs", "strategy", "values", "name"),
     [
         ("kube preferred affinity by a label", Strategy.PREFER, ["ssd"], "ssd"),
-        ("kube preferred, nobody has it: it is scheduled all the same", Strategy.PREFER, ["x"], ""),
+        (
+            "kube preferred, no machine has it: it is scheduled nevertheless",
+            Strategy.PREFER,
+            ["x"],
+            "",
+        ),
         ("Nomad affinity with a negative weight", Strategy.AVOID, ["hdd"], "ssd"),
         ("kube PreferNoSchedule taint", Strategy.AVOID, ["ssd"], "hdd"),
     ],
@@ -217,8 +222,8 @@ def test_labels_attract_and_repel(theirs, strategy, values, name):
     index = RegionIndex()
     for label in ("hdd", "ssd"):
         add(index, label, labels=(("disk", label),))
-    wish = Preference(property="label.disk", strategy=strategy, values=values)
-    allocate(index, a_request(1, preferences=(wish,)))
+    preference = Preference(property="label.disk", strategy=strategy, values=values)
+    allocate(index, a_request(1, preferences=(preference,)))
     assert where(index)[0] in ((name,) if name else ("hdd", "ssd")), theirs
 
 
@@ -226,7 +231,7 @@ def test_labels_attract_and_repel(theirs, strategy, values, name):
     ("theirs", "near", "hosts"),
     [
         ("kube affinity: where the others are", In("msb", frozenset({"dc1/msb2"})), 2),
-        ("kube affinity to nobody: it waits", In("msb", frozenset()), 0),
+        ("kube affinity to no machine: it waits", In("msb", frozenset()), 0),
     ],
 )
 def test_nearness_to_another_job_is_hard(theirs, near, hosts):

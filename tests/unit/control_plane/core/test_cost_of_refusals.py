@@ -125,14 +125,14 @@ def test_machines_with_too_little_left_are_searched_once_for_any_later_request(f
     held = [Claim(n, machine, most) for n, machine in enumerate(index.machines.values())]
     index.restore("others", "e1", held)
     for size in (1_010, 1_009, 1_008, 1_005):
-        wish = a_request(3, demand=Demand(size * mib, cpus=1), fit=fit)
-        made = plan(index, wish, Allowance())
+        request = a_request(3, demand=Demand(size * mib, cpus=1), fit=fit)
+        made = plan(index, request, Allowance())
         assert len(made.unplaced) == 3
         assert any("at most 1000 MiB free" in reason for reason in made.reasons)
     assert len(tried) < 1_100
     staying = Request("others", "e1", (Group(most, tuple(range(1, 1_000))),))
     settle(index, plan(index, staying, Allowance()))
-    assert plan(index, wish, Allowance()).change.claims[0].machine is held[0].machine
+    assert plan(index, request, Allowance()).change.claims[0].machine is held[0].machine
 
 
 @pytest.mark.behaviour("BUG-AL27")
@@ -178,14 +178,14 @@ def test_a_machine_in_use_gets_more_tasks_where_power_is_used_up():
 def test_free_machines_that_another_entitlement_needs_are_refused_as_one():
     """An ask took 1.3 s at 100,000 free machines."""
     index = a_region_with({}, 25, FREE)
-    wish, checked = Demand(GIB, cpus=1), []
+    demand, checked = Demand(GIB, cpus=1), []
 
     def refuses(machine):
         checked.append(machine.name)
-        return "reserved for entitlement e2" if not judge(wish, machine, machine) else ""
+        return "reserved for entitlement e2" if not judge(demand, machine, machine) else ""
 
     def refuses_all(bucket):
-        return "reserved for entitlement e2" if fits_each(wish, bucket) else ""
+        return "reserved for entitlement e2" if fits_each(demand, bucket) else ""
 
     made = plan(index, a_request(3), Allowance(refuses=refuses, refuses_all=refuses_all))
     assert len(made.unplaced) == 3
@@ -264,14 +264,14 @@ def test_a_preference_over_racks_examines_at_most_one_per_task(level, monkeypatc
             for rack in range(racks)
             for n in range(5)
         )
-        wish = (Preference(property=level),)
-        assert not allocate(index, a_request(3, "first", preferences=wish)).unplaced
+        spread_evenly = (Preference(property=level),)
+        assert not allocate(index, a_request(3, "first", preferences=spread_evenly)).unplaced
         parted.clear()
         checked_bins.clear()
-        assert not allocate(index, a_request(9, "next", preferences=wish)).unplaced
+        assert not allocate(index, a_request(9, "next", preferences=spread_evenly)).unplaced
         assert parted == []
         assert len(checked_bins) <= 20
         index.put("new", a_capacity(), a_place(rack="new", row="new"), "e1", "")
-        made = allocate(index, a_request(racks + 1, "all", preferences=wish))
+        made = allocate(index, a_request(racks + 1, "all", preferences=spread_evenly))
         assert "new" in {claim.machine.name for claim in made.change.claims}
         check(index)

@@ -60,7 +60,7 @@ def test_tasks_are_spread_over_the_values_of_a_label(pool):
 @pytest.mark.behaviour("AL7")
 @pytest.mark.parametrize("pool", ["e1", FREE])
 @pytest.mark.parametrize(
-    ("wish", "found"),
+    ("preference", "found"),
     [
         (prefer("b", "a"), {"b": 10, "a": 2}),
         (Preference(property=ZONE, strategy=Strategy.PACK), None),
@@ -68,8 +68,8 @@ def test_tasks_are_spread_over_the_values_of_a_label(pool):
         (Preference(property=ZONE, max_skew=1), {"a": 4, "b": 4, "none": 4}),
     ],
 )
-def test_every_strategy_knows_labels(pool, wish, found):
-    made = by_zone(labelled(pool, a=2, b=1, none=1), 12, wish)
+def test_every_strategy_knows_labels(pool, preference, found):
+    made = by_zone(labelled(pool, a=2, b=1, none=1), 12, preference)
     if found is None:
         assert len(made) == 2
         assert max(made.values()) >= 10
@@ -87,8 +87,8 @@ def test_machines_of_a_label_are_avoided_while_there_are_others(pool):
 
 def test_a_label_is_a_preference_like_any_other_in_their_order():
     index = labelled(a=2, b=2)
-    wishes = (prefer("b"), Preference(property=Property.RACK))
-    assert by_zone(index, 4, *wishes) == {"b": 4}
+    preferences = (prefer("b"), Preference(property=Property.RACK))
+    assert by_zone(index, 4, *preferences) == {"b": 4}
     assert Counter(where(index).values()) == {"b0": 2, "b1": 2}
 
 
@@ -128,7 +128,7 @@ def test_machines_are_distinguished_by_their_properties(property_, field, values
         ("Nomad spread 50/50", {"a": 50, "b": 50}, 10, {"a": 5, "b": 5}),
         ("Nomad spread 100 percent in one: the rest gets little", {"a": 100}, 10, {"a": 10}),
         ("one task goes where most belong", {"a": 3, "b": 1}, 1, {"a": 1}),
-        ("a bin that nobody names has weight 1", {"a": 3}, 8, {"a": 6, "b": 2}),
+        ("a bin without a given weight has weight 1", {"a": 3}, 8, {"a": 6, "b": 2}),
         ("a full bin leaves the others its part", {"a": 9, "b": 1}, 30, {"a": 20, "b": 10}),
     ],
 )
@@ -141,8 +141,8 @@ def test_weights_of_msbs_name_them_as_people_do():
     index = RegionIndex()
     for msb in ("msb1", "msb2", "msb3"):
         add(index, [f"{msb}-{i}" for i in range(9)], msb)
-    wish = Preference(property=Property.MSB, weights={"msb1": 2, "dc1/msb2": 1})
-    allocate(index, a_request(20, preferences=(wish, *DEFAULT)))
+    preference = Preference(property=Property.MSB, weights={"msb1": 2, "dc1/msb2": 1})
+    allocate(index, a_request(20, preferences=(preference, *DEFAULT)))
     assert Counter(n[:4] for n in where(index).values()) == {"msb1": 10, "msb2": 5, "msb3": 5}
 
 
@@ -160,9 +160,9 @@ def test_shares_are_as_near_to_the_weights_as_whole_tasks_can_be():
 
 def test_a_requested_uneven_spread_is_not_repaired_and_shrinks_as_it_grew():
     index = labelled(a=2, b=2)
-    wish = (Preference(property=ZONE, weights={"a": 3}),)
-    assert by_zone(index, 8, *wish) == {"a": 6, "b": 2}
-    over, claims = spread.evened(wish), list(index.claims["web"])
+    preference = (Preference(property=ZONE, weights={"a": 3}),)
+    assert by_zone(index, 8, *preference) == {"a": 6, "b": 2}
+    over, claims = spread.evened(preference), list(index.claims["web"])
     assert over == Even(ZONE, (("a", 3),))
     assert spread.unevenness(claims, over, ["b"]) is None
     gone = spread.fullest_first(claims, over, 4)
@@ -174,13 +174,13 @@ def test_tasks_that_left_a_heavy_bin_return_to_it():
     index = labelled(a=2, b=2)
     for name in ("a0", "a1"):
         index.block(name, "is down")
-    wish = (Preference(property=ZONE, weights={"a": 3}),)
-    assert by_zone(index, 8, *wish) == {"b": 8}
+    preference = (Preference(property=ZONE, weights={"a": 3}),)
+    assert by_zone(index, 8, *preference) == {"b": 8}
     for name in ("a0", "a1"):
         index.block(name, "")
-    over, claims = spread.evened(wish), list(index.claims["web"])
+    over, claims = spread.evened(preference), list(index.claims["web"])
     assert over is not None
-    request = a_request(8, preferences=wish)
+    request = a_request(8, preferences=preference)
     tried = spread.fullest_first(claims, over, 9)
     left = {c.machine.name for c in claims if c.task in tried}
     made = plan(index, spread.trying(request, tried, left), Allowance(machines=0))

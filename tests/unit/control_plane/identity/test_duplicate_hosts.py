@@ -270,7 +270,7 @@ def test_one_machine_is_checked_by_one_call_at_a_time() -> None:
 
 @pytest.mark.behaviour("F-89")
 def test_the_audit_log_has_one_entry_of_it() -> None:
-    """It has both boots and the address from which the second host called."""
+    """It has both boots and the address from which the clone called."""
     first, second = Host(), Host()
     world = World(first)
 
@@ -299,7 +299,7 @@ async def test_a_write_without_an_answer_is_made_again() -> None:
     async def txn(*arguments: Any) -> int:
         revision = await real(*arguments)
         if not next(answers, True):
-            raise UnknownOutcome("the store did not say what became of the write")
+            raise UnknownOutcome("the store did not report the outcome of the write")
         return revision
 
     async with world.store:

@@ -105,8 +105,8 @@ def a_request(
     builder = x509.CertificateSigningRequestBuilder().subject_name(
         x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     )
-    wish = x509.UniformResourceIdentifier("spiffe://twine/component/control-plane")
-    builder = builder.add_extension(x509.SubjectAlternativeName([wish]), critical=False)
+    requested_name = x509.UniformResourceIdentifier("spiffe://twine/component/control-plane")
+    builder = builder.add_extension(x509.SubjectAlternativeName([requested_name]), critical=False)
     signed = builder.sign(key or ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
     return signed.public_bytes(serialization.Encoding.PEM).decode()
 

@@ -73,13 +73,13 @@ def test_the_first_check_of_the_clocks_learns_of_a_pause():
     seen = []
 
     def happens(runtime: Runtime) -> None:
-        runtime.on_pause(lambda _: seen.append("told"))
+        runtime.on_pause(lambda _: seen.append("reported"))
         stop(60.0)
         runtime.look_at_clocks()
         seen.append("concluded")
 
     assert len(run(watched(Clocks(), happens))) == 1
-    assert seen == ["told", "concluded"]
+    assert seen == ["reported", "concluded"]
 
 
 @pytest.mark.behaviour("BUG-CP9")

@@ -110,7 +110,7 @@ def test_each_cause_counts_against_the_one_budget_together_with_failures(name, f
             for _ in range(600):
                 least = min(least, len(await w.endpoints()))
                 await asyncio.sleep(0.1)
-            assert least >= TASKS - 2, "no more than the budget was ever away"
+            assert least >= TASKS - 2, "at most the budget was ever down"
             events = (await w.cp.job_events("web")).events
             done = [e for e in events if (e.kind, e.cause) == (kind, cause)]
             mends = kind == "update" or cause == "profile"  # all are replaced, broken first

@@ -127,8 +127,8 @@ async def test_a_lent_machine_returns_after_its_tasks_have_stopped(w: World):
     await w.cp.put_entitlement("back", EntitlementSpec(machines=1, host_profile="web"))
     await w.until(w.all_answer)
     await w.cp.inventory.lend(Lend(machine="m4", borrower="front"))
-    wish = a_job(8, controller=REF, update=UpdatePolicy(max_unavailable=2, drain_s=2))
-    await w.cp.apply_job(wish)
+    job_spec = a_job(8, controller=REF, update=UpdatePolicy(max_unavailable=2, drain_s=2))
+    await w.cp.apply_job(job_spec)
     await w.stable()
     there = on(w, "m4")
     assert there

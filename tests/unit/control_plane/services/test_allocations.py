@@ -113,8 +113,8 @@ async def exchange(p) -> None:
 
 async def two_at_once(p) -> None:
     """One job takes machines while another one stacks on them."""
-    wishes = [a_request(9, "x", demand=replace(TASK, cpus=2.0)), a_request(9, "y")]
-    await asyncio.gather(*(p.allocate(wish, quota=9) for wish in wishes))
+    requests = [a_request(9, "x", demand=replace(TASK, cpus=2.0)), a_request(9, "y")]
+    await asyncio.gather(*(p.allocate(request, quota=9) for request in requests))
 
 
 async def leave(p) -> None:
@@ -559,27 +559,27 @@ async def test_tasks_without_room_are_retried_once_there_is_room(small: Region):
 @pytest.mark.behaviour("AL11")
 async def test_many_at_once_on_few_machines_never_take_too_much(region: Region):
     async with region.process() as p:
-        wishes = [a_request(3, f"job{n}", f"pool{n % 3}") for n in range(30)]
+        requests = [a_request(3, f"job{n}", f"pool{n % 3}") for n in range(30)]
         async with asyncio.TaskGroup() as group:
-            for wish in wishes:
-                group.create_task(patient(p, wish))
+            for request in requests:
+                group.create_task(patient(p, request))
         await p.check()
-        placed = sum(len(p.where(wish.job)) for wish in wishes)
+        placed = sum(len(p.where(request.job)) for request in requests)
         assert placed == 36  # nine machines of four tasks each, all of them in use
         async with asyncio.TaskGroup() as group:
-            for wish in wishes[::2]:
-                group.create_task(patient(p, a_request(0, wish.job, wish.pool)))
-            for wish in wishes[1::2]:
-                group.create_task(patient(p, a_request(1, wish.job, wish.pool)))
+            for request in requests[::2]:
+                group.create_task(patient(p, a_request(0, request.job, request.pool)))
+            for request in requests[1::2]:
+                group.create_task(patient(p, a_request(1, request.job, request.pool)))
         await p.check()
     async with region.process() as p:
         await p.check()
 
 
-async def patient(p, wish: Request) -> None:
+async def patient(p, request: Request) -> None:
     while True:
         try:
-            await p.allocate(wish)
+            await p.allocate(request)
         except Busy:
             await asyncio.sleep(0.01)
         else:

@@ -46,7 +46,7 @@ PREFERENCES = st.sampled_from(
         [Preference(property=Property.DATACENTER, strategy=Strategy.PREFER, values=["dc2"])],
     ]
 )
-WISHES = st.lists(
+JOBS_APPLIED = st.lists(
     st.fixed_dictionaries(
         {
             "name": st.sampled_from(["a", "b"]),
@@ -62,12 +62,12 @@ WISHES = st.lists(
 )
 
 
-def spec_of(wish: dict):
-    fields = {k: v for k, v in wish.items() if k not in ("memory", "image", "name", "tasks")}
-    if wish["image"]:
-        fields["image"] = wish["image"]
-    limits = Limits(memory_max_bytes=wish["memory"] * MIB)
-    return job(wish["name"], wish["tasks"], limits=limits, **fields)
+def spec_of(job_fields: dict):
+    fields = {k: v for k, v in job_fields.items() if k not in ("memory", "image", "name", "tasks")}
+    if job_fields["image"]:
+        fields["image"] = job_fields["image"]
+    limits = Limits(memory_max_bytes=job_fields["memory"] * MIB)
+    return job(job_fields["name"], job_fields["tasks"], limits=limits, **fields)
 
 
 def claims(w: World, name: str) -> dict[int, str]:
@@ -115,8 +115,8 @@ def compare(planned: JobPlan, before: dict[int, str], after: dict[int, str]) -> 
 
 @pytest.mark.behaviour("MO8")
 @settings(deadline=None, max_examples=30)
-@given(WISHES)
-def test_a_plan_is_what_applying_then_does(wishes):
+@given(JOBS_APPLIED)
+def test_a_plan_is_what_applying_then_does(jobs_applied):
     async def main() -> None:
         w = World(region_of(*PLACES), give_back_after_s=100_000, repair_after_s=100_000)
         async with w.running():
@@ -125,11 +125,11 @@ def test_a_plan_is_what_applying_then_does(wishes):
             await entitle(w, "front", 4)
             await w.until(w.all_answer)
             known: dict[str, dict] = {}
-            for wish in wishes:
+            for job_fields in jobs_applied:
                 # the result of a rolling change of size depends on the room in between
-                wish["memory"] = known.get(wish["name"], wish)["memory"]
-                known[wish["name"]] = wish
-                await plan_and_apply(w, spec_of(wish))
+                job_fields["memory"] = known.get(job_fields["name"], job_fields)["memory"]
+                known[job_fields["name"]] = job_fields
+                await plan_and_apply(w, spec_of(job_fields))
         assert w.region.broken_rules == []
 
     run(main())

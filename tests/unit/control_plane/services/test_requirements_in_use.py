@@ -94,8 +94,8 @@ def test_claims_are_stored_as_before_where_nothing_new_is_required():
 
 
 def test_claims_with_any_requirement_are_read_back_as_they_were():
-    wish = ["label.a = b", "rack = r1", "gpus > 1 or not msb in (a, b)"]
-    demand = demand_of(job("a", 1, requires=wish), "dc1")
+    requirements = ["label.a = b", "rack = r1", "gpus > 1 or not msb in (a, b)"]
+    demand = demand_of(job("a", 1, requires=requirements), "dc1")
     again = msgspec.json.decode(msgspec.json.encode(_stored(demand)), type=StoredDemand)
     assert _demand(again) == demand
 

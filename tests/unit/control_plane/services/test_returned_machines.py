@@ -55,7 +55,7 @@ class SilentStore:
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
         if self.is_silent:
             self.sent.append((compare, operations))
-            raise UnknownOutcome("the store did not say what became of the write")
+            raise UnknownOutcome("the store did not report the outcome of the write")
         return await self._inner.txn(compare, operations)
 
     async def make_late(self) -> None:
