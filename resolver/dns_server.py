@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +18,8 @@ from resolver import dns_message
 from resolver.dns_message import DnsQuestion, Zone
 from resolver.zone import answer
 from wire.errors import Busy, ConfigError
+
+log = logging.getLogger(__name__)
 
 Find = Callable[[str, float], Awaitable[Endpoints | None]]
 """`Follower.get`."""
