@@ -40,6 +40,11 @@ class HostNetwork:
                 s.sendall(msgspec.json.encode(ask) + b"\n")
                 with s.makefile("rb") as lines:
                     line = lines.readline()
+            if not line:
+                raise HostError(
+                    "twine-network.service ended without an answer",
+                    hint="journalctl -u twine-network",
+                )
             answer = msgspec.json.decode(line, type=NetAnswer)
         except (OSError, msgspec.MsgspecError, UnicodeError) as e:
             why = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
