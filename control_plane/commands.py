@@ -1,10 +1,11 @@
-"""Common parts of the commands of `twine-control-plane`: options, and exit."""
+"""Common parts of the commands of daemons: options, signals, and exit."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         asyncio.run(work)
     except TwineError as e:
         fail(e)
+
+
+async def until_signal(work: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Do work that ends soon after SIGTERM or SIGINT has set its event."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await work(stopping)
 
 
 def fail(error: TwineError) -> None:

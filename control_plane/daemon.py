@@ -10,17 +10,17 @@ import asyncio
 import importlib
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from control_plane import config as configuration
-from control_plane.commands import CONFIG, STATE, fail, run
+from control_plane.commands import CONFIG, STATE, fail, run, until_signal
 from control_plane.config import Config
 from control_plane.copy_commands import backup, forget_store, migrate_store, restore_store
 from control_plane.credential_commands import (
@@ -280,12 +280,7 @@ def _role_of(config: Config) -> OwnRole:
     )
 
 
-async def _serve_until_signal(config: Config) -> None:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-
+async def _serve_role(config: Config, stopping: asyncio.Event) -> None:
     def started(url: str) -> None:
         notify(f"READY=1\nSTATUS=serving at {url}")
         where = "" if config.role in ("shard", "front-end") else f" and {config.socket}"
@@ -344,7 +339,7 @@ def serve_command(
     except TwineError as e:
         fail(e)
         return
-    run(_serve_until_signal(config))
+    run(until_signal(partial(_serve_role, config)))
 
 
 @main.command("check-store")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import click
 
 from control_plane.cli.jobfile import read_document
 from control_plane.cli.program import Program, Target
+from control_plane.commands import until_signal
 from control_plane.notify import notify
 from control_plane.process import before, boot_id, until
 from control_plane.runtime.anchor import Anchor
@@ -46,7 +47,8 @@ def serve(file: Path | None) -> None:
     """Carry out pipelines until SIGTERM; tasks and jobs stay as they are when it ends."""
     config = load(file)
     logs.configure("twine-conveyor", "info")
-    asyncio.run(_until_signal(config))
+    started = partial(click.echo, f"serves at {config.socket}", err=True)
+    asyncio.run(until_signal(lambda stopping: run_service(config, stopping, started)))
 
 
 @main.command()
@@ -56,13 +58,6 @@ def check(file: Path) -> None:
     spec = pipeline_spec(read_document(file), str(file))
     targets = f"{len(spec.jobs)} jobs" if spec.jobs else f"{len(spec.fleets)} fleets"
     click.echo(f"{file}: pipeline {spec.name}, {len(spec.stages)} stages, {targets}")
-
-
-async def _until_signal(config: ConveyorConfig) -> None:
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    await run_service(config, stopping, lambda: click.echo(f"serves at {config.socket}", err=True))
 
 
 async def run_service(

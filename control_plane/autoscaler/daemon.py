@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
@@ -23,13 +20,14 @@ from control_plane.autoscaler.serving import serving
 from control_plane.autoscaler.signals import LoadSource, TaskUsageSource
 from control_plane.autoscaler.sizes import SizeIntents
 from control_plane.client import ControlPlaneClient
+from control_plane.commands import run, until_signal
 from control_plane.process import before, boot_id, until
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.sqlite import SqliteStore
 from wire import log as logs
 from wire import tls
-from wire.errors import Busy, TwineError
+from wire.errors import Busy
 from wire.prometheus import Prometheus
 from wire.violations import read_config
 
@@ -144,25 +142,7 @@ def main(file: Path | None, **options: str | None) -> None:
         config = AutoscalerConfig() if file is None else read_config(file, AutoscalerConfig)
         await serve(msgspec.structs.replace(config, **given), stopping)
 
-    run(work)
-
-
-def run(work: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run a program until SIGTERM or SIGINT sets its event; a `TwineError` ends the process."""
-
-    async def until_signal() -> None:
-        stopping = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        await work(stopping)
-
-    try:
-        asyncio.run(until_signal())
-    except TwineError as e:
-        click.echo(f"error: {e}", err=True)
-        if e.hint:
-            click.echo(f"hint:  {e.hint}", err=True)
-        sys.exit(e.exit_code)
+    run(until_signal(work))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from msgspec import Meta
 from agent.api import Ack, Name
 from control_plane.api.opportunistic import OPTIMUS_ROUTES, QueuedWork, WorkQueue
 from control_plane.autoscaler.daemon import AutoscalerConfig as ClientConfig
-from control_plane.autoscaler.daemon import client_of, opened, run
+from control_plane.autoscaler.daemon import client_of, opened
 from control_plane.cli.jobfile import read_document
+from control_plane.commands import run, until_signal
 from control_plane.optimus.service import EVERY_S, Optimus
 from control_plane.process import boot_id, until
 from control_plane.runtime.anchor import Anchor
@@ -150,7 +151,7 @@ async def serve(config: OptimusConfig, stopping: asyncio.Event) -> None:
 def main(file: Path) -> None:
     """Run queued best-effort work on the machines that are lent to one entitlement."""
     logs.configure("twine-optimus", "info")
-    run(lambda stopping: serve(optimus_config(file), stopping))
+    run(until_signal(lambda stopping: serve(optimus_config(file), stopping)))
 
 
 if __name__ == "__main__":
