@@ -224,12 +224,12 @@ class TaskIdentities(TaskStage):
 
     def _refresh(self, task_id: str) -> None:
         """Write the authorities that the host trusts now for a task. Raises `HostError`."""
-        path, text = self._folder / task_id / BUNDLE, self._certifier.trusted()
+        path, pem = self._folder / task_id / BUNDLE, self._certifier.trusted().encode()
         try:
             with contextlib.suppress(FileNotFoundError):
-                if path.read_text() == text:
+                if path.read_bytes() == pem:
                     return
-            swap(path, text.encode(), 0o444)
+            swap(path, pem, 0o444)
         except OSError as e:
             reason = f"the trusted authorities of task {task_id} cannot be stored: {e.strerror}"
             raise HostError(reason, hint="is /run full?") from e

@@ -91,8 +91,9 @@ class Contact:
         if epoch < self._epoch:
             return
         if epoch > self.request_epoch:
-            self._epoch = self.request_epoch = epoch
+            # Written first: after a failed write the next request of this term writes it again.
             self._write(EPOCH, f"{epoch}\n")
+            self._epoch = self.request_epoch = epoch
         now = self.now_s()
         at = answered_at(name, self._boot_id, now)
         if at is None or (self._contact_s is not None and at <= self._contact_s):

@@ -214,6 +214,16 @@ async def test_tasks_get_the_trust_bundle_of_their_host_at_once(
     assert len(certifier.requests) == 1
 
 
+@pytest.mark.behaviour("BUG-AG75")
+async def test_a_damaged_trust_bundle_is_replaced(service: Setup, certifier: Certifier) -> None:
+    await service.service.ensure(record("web-0", WEB))
+    bundle = service.folder / "web-0" / "bundle.pem"
+    bundle.chmod(0o644)
+    bundle.write_bytes(b"\xff\xfe damaged")
+    await service.check_certificates()
+    assert bundle.read_text() == certifier.bundle
+
+
 async def test_a_control_plane_that_is_away_costs_nothing_until_the_identity_ends(
     service: Setup, certifier: Certifier
 ) -> None:

@@ -17,7 +17,7 @@ from agent.api.term import OWNER_HEADER
 from agent.client import AgentClient
 from agent.host import callers
 from agent.lease.contact import Contact
-from wire.errors import Busy, Conflict, Unprocessable
+from wire.errors import Busy, Conflict, HostError, Unprocessable
 from wire.fairness import Peer
 
 STOP = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0)
@@ -186,6 +186,20 @@ async def test_requests_of_an_older_term_do_not_count_as_contact(
         with pytest.raises(Conflict, match="epoch 6 is older than 7"):
             await old.put_task("other", a_spec(disconnect=STOP, epoch=6))
         assert (await until(new, "web", lambda s: s.state is TaskState.STOPPED)).reason == REASON
+
+
+@pytest.mark.behaviour("BUG-AG74")
+def test_a_term_that_could_not_be_written_is_written_at_its_next_request(tmp_path: Path) -> None:
+    contact = Contact(tmp_path / "fence", "boot", lambda: 1.0)
+    obstacle = tmp_path / "fence" / ".new.epoch"
+    obstacle.mkdir()
+    with pytest.raises(HostError, match="cannot write"):
+        contact.record_contact("", 7)
+    assert contact.term == 0
+    obstacle.rmdir()
+    contact.record_contact("", 7)
+    assert contact.term == 7
+    assert Contact(tmp_path / "fence", "boot", lambda: 1.0).term == 7
 
 
 @pytest.mark.usefixtures("component")
