@@ -229,6 +229,5 @@ class Workers:
             when, key = heappop(self._heap)
             if self._due.get(key) == when:
                 del self._due[key]
-                self._rests.pop(key, None)
                 self.wake(key)
         self._set_timer()

@@ -7,7 +7,8 @@ import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from virtual_time import RUNTIME, run
 
@@ -69,12 +70,16 @@ async def replay(calls, plans, pace) -> tuple[Story, Workers]:
     return story, workers
 
 
+@pytest.mark.behaviour("BUG-CP94")
 @settings(max_examples=150)
 @given(
     st.lists(CALL, max_size=25),
     st.dictionaries(KEYS, st.lists(ROUND, max_size=6)),
     st.integers(1, 3),
     st.sampled_from([0.0, 0.01]),
+)
+@example(  # due in the pause after the round that was running at the call
+    [(0.0, "wake", "a", 0.0), (0.005, "wake_at", "a", 0.02)], {"a": [(0.02, None)]}, 1, 0.01
 )
 def test_no_news_is_lost_and_no_round_is_for_nothing(calls, plans, limit, gather_s):
     """A round follows each wake and each due time, and each round had a cause."""
