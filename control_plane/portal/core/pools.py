@@ -46,7 +46,7 @@ class Quota:
 
 
 class PoolRemainder:
-    """The unused part of a quota; answers in constant time and follows each change."""
+    """What is held of a quota."""
 
     __slots__ = ("_machines", "_micro_rru", "_per_type", "quota")
 
@@ -61,29 +61,6 @@ class PoolRemainder:
         self._machines += 1
         self._micro_rru += micro(rru)
         self._per_type[machine_type] += 1
-
-    def why_not(self, machine_type: str, rru: float) -> str:
-        """Return why one more such machine may not be held (CP3); empty if it may."""
-        quota = self.quota
-        if quota.types and machine_type not in quota.types:
-            return f"its quota is for machines of type {', '.join(sorted(quota.types))}"
-        if quota.per_type and machine_type not in quota.per_type:
-            return f"its quota has no machines of type {machine_type}"
-        if quota.per_type and self._per_type[machine_type] >= quota.per_type[machine_type]:
-            count = quota.per_type[machine_type]
-            return f"the quota of {count} machines of type {machine_type} is used up"
-        if quota.machines is not None and self._machines >= quota.machines:
-            return f"the quota of {quota.machines} machines is used up"
-        if quota.rru is not None:
-            if rru <= 0:
-                return "its quota is in RRU, and the RRU of the machine are unknown"
-            free = micro(quota.rru) - self._micro_rru
-            if micro(rru) > free:
-                return (
-                    f"{max(free, 0) / MICRO:g} RRU are left of its quota of {quota.rru:g}; the "
-                    f"machine has {rru:g}"
-                )
-        return ""
 
     def over(self) -> list[str]:
         """Describe what is held beyond a quota that was made smaller."""

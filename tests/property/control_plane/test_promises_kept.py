@@ -62,8 +62,10 @@ def test_taking_unpromised_machines_breaks_no_promise(supply, quotas):
 
 
 def allows(quota: Quota, held: Counter[MachineClass], kind: MachineClass) -> bool:
-    left = quota.left((k.machine_type, k.micro_rru / MICRO) for k in held.elements())
-    return not left.why_not(kind.machine_type, kind.micro_rru / MICRO)
+    if not quota.allows(kind.machine_type, kind.datacenter, kind.region):
+        return False
+    after = (*held.elements(), kind)
+    return not quota.left((k.machine_type, k.micro_rru / MICRO) for k in after).over()
 
 
 class HastyRuntime(Runtime):
