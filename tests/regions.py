@@ -125,6 +125,11 @@ def _bin(machine: Machine, level: str) -> str:
     return machine.name if level == "machine" else str(getattr(machine.place, level))
 
 
+def gains(index: RegionIndex) -> int:
+    """Return a number that rises whenever a request in any pool may find more room."""
+    return sum(index.gains(pool) for pool in index.pools)
+
+
 def state(index: RegionIndex) -> object:
     """Return everything that allocations may change, in a comparable form."""
     machines = {

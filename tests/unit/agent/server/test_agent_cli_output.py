@@ -97,7 +97,8 @@ def test_events_are_shown_in_order(host: FakeHost, run: Run) -> None:
     assert lines[0].endswith(": ready")
     assert "task web: running, healthy" in lines
     assert len(set(lines)) == len(lines)
-    assert lines[-1] == "task-removed web: stopped and removed"
+    of_tasks = [line for line in lines if line.startswith("task")]
+    assert of_tasks[-1] == "task-removed web: stopped and removed"
     assert [e["sequence"] for e in as_json] == sorted(e["sequence"] for e in as_json)
 
 
