@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from regions import FREE, Allowance, RegionIndex, a_capacity, a_place, check, plan, state
+from regions import FREE, Allowance, RegionIndex, a_capacity, a_place, check, gains, plan, state
 
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand
@@ -162,9 +162,9 @@ class Region(RuleBasedStateMachine):
     def plan(self, request, allowance) -> None:
         if request.job in self.reserved:
             return  # one change of a job at a time
-        before, left = state(self.index), self.index.gain
+        before, left = state(self.index), gains(self.index)
         made = plan(self.index, request, allowance)
-        assert (state(self.index), self.index.gain) == (before, left)
+        assert (state(self.index), gains(self.index)) == (before, left)
         self.waiting[request.job] = request, made
         self.check_plan(request, made)
 
