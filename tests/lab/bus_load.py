@@ -112,7 +112,7 @@ async def main(image: str) -> None:
         for name in STAYING:
             await client.put_task(name, load.spec(1))
         before = {name: await load.running(client, name) for name in STAYING}
-        async with going(load.come_and_go(), load.ask()):
+        async with going(load.start_and_stop(), load.ask()):
             await load.more(AFTERWARDS)
             for verb in (["restart", "dbus.service"], ["daemon-reexec"], ["daemon-reload"]):
                 doing = await asyncio.create_subprocess_exec("systemctl", *verb)
