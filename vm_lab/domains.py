@@ -1,8 +1,18 @@
 """Power, snapshots and network links of the VMs, through virsh."""
 
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
 from vm_lab.errors import LabError
 from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import BRIDGE, LabSandbox
+
+_PANIC = b"end Kernel panic"
+_CHECK_S = 2.0
+_MAX_RESTARTS = 3
+"""Restarts of one VM during one boot; a kernel that always panics is left to the time limit."""
 
 
 class Domains:
@@ -26,6 +36,10 @@ class Domains:
     def power_on(self, name: str) -> None:
         """Start the VM again from the disk it had."""
         self.virsh("start", name)
+
+    def reset(self, name: str) -> None:
+        """Start the VM again at once, as its reset button would."""
+        self.virsh("reset", name)
 
     def suspend(self, name: str) -> None:
         """Stop the VM's processor."""
@@ -70,6 +84,52 @@ class Domains:
     def connect(self, name: str) -> None:
         """Plug the VM into the bridge again."""
         self.sandbox.run(["ip", "link", "set", "dev", self.tap(name), "master", BRIDGE])
+
+
+@contextlib.contextmanager
+def restarting_panicked(
+    domains: Domains, consoles: Path, names: Sequence[str], say: Callable[[str], None]
+) -> Iterator[None]:
+    """Reset VMs whose kernel panics meanwhile, as their console logs show.
+
+    An emulated kernel with several processors panics at few of its boots ("Oops: int3"): QEMU's
+    TCG runs an instruction on one processor that another one is just replacing.
+    """
+    read = {name: _size(consoles / f"{name}.log") for name in names}
+    ended = threading.Event()
+
+    def watch() -> None:
+        left = dict.fromkeys(names, _MAX_RESTARTS)
+        while not ended.wait(_CHECK_S):
+            for name in names:
+                log = consoles / f"{name}.log"
+                if left[name] and has_panicked(log, read[name]):
+                    left[name] -= 1
+                    read[name] = _size(log)
+                    say(f"{name}: its kernel panicked ({log}); it is started again")
+                    with contextlib.suppress(LabError):  # it was switched off meanwhile
+                        domains.reset(name)
+
+    thread = threading.Thread(target=watch, name="panics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def has_panicked(log: Path, offset: int) -> bool:
+    """Return whether a console log reports a kernel panic after this offset."""
+    if _size(log) <= offset:
+        return False
+    with log.open("rb") as file:
+        file.seek(offset)
+        return _PANIC in file.read()
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
 
 
 def parse_list(text: str) -> dict[str, str]:

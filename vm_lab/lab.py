@@ -11,7 +11,7 @@ import msgspec
 
 from vm_lab.accel import find_accel
 from vm_lab.control import LabControlPlane
-from vm_lab.domains import Domains
+from vm_lab.domains import Domains, restarting_panicked
 from vm_lab.errors import LabError
 from vm_lab.guests import Guests, on_each
 from vm_lab.image.build import Image, build_image
@@ -118,15 +118,22 @@ class Lab:
 
     def _boot(self, record: LabRecord, machines: Sequence[LabMachine]) -> None:
         states = self.domains.power()
-        if all(states.get(m.name) == "running" for m in machines):
-            self.progress.say(f"{len(machines)} machines are running already")
-        else:
-            what = f"{len(machines)} x {record.cpus} CPU, {record.memory_mib} MiB"
-            with self.progress.step(f"vagrant up: {what}, {record.accel.upper()}"):
-                vagrant = Vagrant(self.sandbox, self.topology, record)
-                vagrant.run("up", "--no-provision", timeout_s=3 * PATIENCE_S)
-        on_each(machines, lambda m: self.guests.wait_reachable(m, PATIENCE_S))
+        with self._restarting_panicked(machines):
+            if all(states.get(m.name) == "running" for m in machines):
+                self.progress.say(f"{len(machines)} machines are running already")
+            else:
+                what = f"{len(machines)} x {record.cpus} CPU, {record.memory_mib} MiB"
+                with self.progress.step(f"vagrant up: {what}, {record.accel.upper()}"):
+                    vagrant = Vagrant(self.sandbox, self.topology, record)
+                    vagrant.run("up", "--no-provision", timeout_s=3 * PATIENCE_S)
+            on_each(machines, lambda m: self.guests.wait_reachable(m, PATIENCE_S))
         self.progress.say("ssh answers on every machine")
+
+    def _restarting_panicked(
+        self, machines: Sequence[LabMachine]
+    ) -> contextlib.AbstractContextManager[None]:
+        names = [m.name for m in machines]
+        return restarting_panicked(self.domains, self.paths.consoles, names, self.progress.say)
 
     def _join(self, machines: Sequence[LabMachine]) -> None:
         """Join the machines that are not members yet, and return once all are ready."""
@@ -175,8 +182,9 @@ class Lab:
     def power_on(self, name: str) -> None:
         """Start a VM from its disk, and return once ssh answers."""
         machine = self.machine(name)
-        self.domains.power_on(name)
-        self.guests.wait_reachable(machine, PATIENCE_S)
+        with self._restarting_panicked([machine]):
+            self.domains.power_on(name)
+            self.guests.wait_reachable(machine, PATIENCE_S)
 
     def partition(self, name: str, *, heal: bool) -> None:
         """Unplug a VM from the network, or plug it in again."""
