@@ -120,11 +120,15 @@ def restarting_panicked(
 
 
 def has_panicked(log: Path, offset: int) -> bool:
-    """Return whether a console log reports a kernel panic after this offset."""
-    if _size(log) <= offset:
+    """Return whether a console log reports a kernel panic after this offset.
+
+    libvirt truncates the log when it starts a VM; then all of it counts.
+    """
+    size = _size(log)
+    if size == offset:
         return False
     with log.open("rb") as file:
-        file.seek(offset)
+        file.seek(offset if size > offset else 0)
         return _PANIC in file.read()
 
 
