@@ -103,11 +103,11 @@ def restarting_panicked(
         while not ended.wait(_CHECK_S):
             for name in names:
                 log = consoles / f"{name}.log"
-                if left[name] and has_panicked(log, read[name]):
-                    left[name] -= 1
-                    read[name] = _size(log)
-                    say(f"{name}: its kernel panicked ({log}); it is started again")
-                    with contextlib.suppress(LabError):  # it was switched off meanwhile
+                with contextlib.suppress(LabError, OSError):  # it was switched off meanwhile
+                    if left[name] and has_panicked(log, read[name]):
+                        left[name] -= 1
+                        read[name] = _size(log)
+                        say(f"{name}: its kernel panicked ({log}); it is started again")
                         domains.reset(name)
 
     thread = threading.Thread(target=watch, name="panics", daemon=True)
