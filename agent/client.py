@@ -12,7 +12,7 @@ from agent import api
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
 from agent.api.notices import HostNotices
-from agent.api.oci import ArrivalName, Arrivals
+from agent.api.oci import ImageImports, ImportName
 from agent.api.presence import Presence
 from agent.api.unit import UnitShown
 from agent.routes import ROUTES
@@ -68,13 +68,13 @@ class AgentClient(WireClient):
             api.Ack, await self.call(_ROUTE["stage_image"], api.OciPull(reference=reference))
         )
 
-    async def list_arrivals(self) -> Arrivals:
+    async def list_imports(self) -> ImageImports:
         """Return the images that are being fetched or received."""
-        return answer_as(Arrivals, await self.call(_ROUTE["list_arrivals"]))
+        return answer_as(ImageImports, await self.call(_ROUTE["list_imports"]))
 
-    async def cancel_arrival(self, name: str) -> api.Ack:
-        """Cancel the fetch of an image, by its name in `list_arrivals`."""
-        return answer_as(api.Ack, await self.call(_ROUTE["cancel_arrival"], ArrivalName(name=name)))
+    async def cancel_import(self, name: str) -> api.Ack:
+        """Cancel the fetch of an image, by its name in `list_imports`."""
+        return answer_as(api.Ack, await self.call(_ROUTE["cancel_import"], ImportName(name=name)))
 
     async def put_image(
         self, digest: str, format_: api.ImageFormat, stream: AsyncIterator[bytes]

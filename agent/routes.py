@@ -25,7 +25,7 @@ from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
 from agent.api.joining import Authority, Certificate, JoinRequest, RenewRequest
 from agent.api.notices import HostNotices
-from agent.api.oci import ArrivalName, Arrivals
+from agent.api.oci import ImageImports, ImportName
 from agent.api.presence import Presence, PresenceAnswer
 from agent.api.task_identity import TaskCertificate, TaskIdentityRequest
 from agent.api.unit import UnitShown
@@ -63,17 +63,17 @@ ROUTES: tuple[Route, ...] = (
         summary="Start to fetch an image from a registry; events show its progress",
     ),
     Route(
-        "list_arrivals",
+        "list_imports",
         "GET",
         "/v1/images:arriving",
-        response=Arrivals,
+        response=ImageImports,
         summary="Images that are being fetched or received, and since when",
     ),
     Route(
-        "cancel_arrival",
+        "cancel_import",
         "POST",
         "/v1/images:cancel",
-        request=ArrivalName,
+        request=ImportName,
         response=Ack,
         summary="Cancel the fetch of an image; complete layers stay",
     ),

@@ -11,7 +11,7 @@ from agent import api
 from agent.api.accounts import Accounts
 from agent.api.credentials import CredentialInfo, Credentials
 from agent.api.notices import HostNotices
-from agent.api.oci import ArrivalName, Arrivals
+from agent.api.oci import ImageImports, ImportName
 from agent.api.presence import Presence
 from agent.api.unit import UnitShown
 from agent.credentials.credentials import MOST_BYTES
@@ -115,12 +115,12 @@ def _image_handlers(s: AgentServices) -> dict[str, Handler]:
         s.spawn(_staged(s, pull.reference))
         return api.Ack(detail=f"{pull.reference} is being fetched")
 
-    async def list_arrivals(_: Call) -> Arrivals:
-        return Arrivals(images=s.images.arrivals.all())
+    async def list_imports(_: Call) -> ImageImports:
+        return ImageImports(images=s.images.imports.all())
 
-    async def cancel_arrival(call: Call) -> api.Ack:
-        asked: ArrivalName = call.body
-        count = s.images.arrivals.cancel(asked.name)
+    async def cancel_import(call: Call) -> api.Ack:
+        asked: ImportName = call.body
+        count = s.images.imports.cancel(asked.name)
         return api.Ack(detail=f"{count} cancelled")
 
     async def delete_image(call: Call) -> api.Ack:
@@ -135,8 +135,8 @@ def _image_handlers(s: AgentServices) -> dict[str, Handler]:
         "pull_image": pull_image,
         "fetch_oci_image": fetch_oci_image,
         "stage_image": stage_image,
-        "list_arrivals": list_arrivals,
-        "cancel_arrival": cancel_arrival,
+        "list_imports": list_imports,
+        "cancel_import": cancel_import,
         "delete_image": delete_image,
     }
 

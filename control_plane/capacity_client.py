@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from control_plane.api.capacity import (
     DecisionNote,
+    EntitlementChange,
     EntitlementRequest,
     EntitlementRequests,
     Entitlements,
     EntitlementSpec,
     EntitlementView,
-    EntitlementWish,
 )
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.capacity_routes import CAPACITY_ROUTES, PROFILE_ROUTES
-from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
+from control_plane.api.profiles import ProfileProposal, ProfileStats, ProfileView
 from wire.client import WireClient, answer_as
 from wire.routes import Route
 
@@ -42,9 +42,9 @@ class CapacityClient(WireClient):
         answer = await self.call(_ROUTE["put_entitlement"], spec, entitlement=name)
         return answer_as(EntitlementView, answer)
 
-    async def request_entitlement(self, name: str, wish: EntitlementWish) -> EntitlementRequest:
+    async def request_entitlement(self, name: str, change: EntitlementChange) -> EntitlementRequest:
         """Request an entitlement, a change or a removal; the answer has the outcome."""
-        answer = await self.call(_ROUTE["request_entitlement"], wish, entitlement=name)
+        answer = await self.call(_ROUTE["request_entitlement"], change, entitlement=name)
         return answer_as(EntitlementRequest, answer)
 
     async def list_requests(self, *, decided: bool = False) -> EntitlementRequests:
@@ -73,11 +73,11 @@ class CapacityClient(WireClient):
         return answer_as(CapacityReport, await self.call(_ROUTE["get_capacity"], timeout_s=120.0))
 
     async def propose_profile(
-        self, entitlement: str, wish: ProfileWish, *, dry_run: bool = False
+        self, entitlement: str, change: ProfileProposal, *, dry_run: bool = False
     ) -> ProfileView:
         """Bring the machines of an entitlement to a changed profile, a few at a time."""
         route, dry = _ROUTE["propose_profile"], "true" if dry_run else None
-        answer = await self.call(route, wish, entitlement=entitlement, dry_run=dry)
+        answer = await self.call(route, change, entitlement=entitlement, dry_run=dry)
         return answer_as(ProfileView, answer)
 
     async def get_profile_rollout(self, entitlement: str) -> ProfileView:

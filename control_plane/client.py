@@ -15,12 +15,12 @@ from agent.api.exec import Window
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.limits import Lift, LimitView, LimitViews
 from control_plane.api.machines import Token, TokenRequest
-from control_plane.api.operations import JobEvents, JobMove, MoveWish, RestartWish, TaskStory
+from control_plane.api.operations import JobEvents, JobMove, MoveRequest, RestartRequest, TaskStory
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.tasks import TaskDescription
-from control_plane.api.watch import EndpointsNews, WatchedJobs
+from control_plane.api.watch import EndpointChanges, WatchedJobs
 from control_plane.api.weights import EndpointWeights
 from control_plane.capacity_client import CapacityClient
 from control_plane.intent_client import IntentClient
@@ -88,8 +88,8 @@ class ControlPlaneClient(
 
     async def move_job(self, job: str, entitlement: str) -> JobStatus:
         """Move a job to another entitlement, by a rolling update."""
-        wish = JobMove(entitlement=entitlement)
-        return answer_as(JobStatus, await self.call(_ROUTE["move_job"], wish, job=job))
+        request = JobMove(entitlement=entitlement)
+        return answer_as(JobStatus, await self.call(_ROUTE["move_job"], request, job=job))
 
     async def job_events(self, job: str, after: int = 0, limit: int = 100) -> JobEvents:
         """Return what was done to a job's tasks after an event, oldest first."""
@@ -130,14 +130,14 @@ class ControlPlaneClient(
             TaskDescription, await self.call(_ROUTE["describe_task"], job=job, index=index)
         )
 
-    async def restart_task(self, job: str, index: int, wish: RestartWish) -> TaskStory:
+    async def restart_task(self, job: str, index: int, request: RestartRequest) -> TaskStory:
         """Stop a task and start it again where it is."""
-        answer = await self.call(_ROUTE["restart_task"], wish, job=job, index=str(index))
+        answer = await self.call(_ROUTE["restart_task"], request, job=job, index=str(index))
         return answer_as(TaskStory, answer)
 
-    async def move_task(self, name: str, index: int, wish: MoveWish) -> TaskStory:
+    async def move_task(self, name: str, index: int, request: MoveRequest) -> TaskStory:
         """Move a task of a job to another machine."""
-        answer = await self.call(_ROUTE["move_task"], wish, job=name, index=str(index))
+        answer = await self.call(_ROUTE["move_task"], request, job=name, index=str(index))
         return answer_as(TaskStory, answer)
 
     def exec_task(
@@ -187,19 +187,19 @@ class ControlPlaneClient(
 
     async def watch_endpoints(
         self, known: Mapping[str, int | None], wait_s: float = 0.0
-    ) -> EndpointsNews:
+    ) -> EndpointChanges:
         """Return the endpoints of the jobs that changed, out of many."""
         wanted = WatchedJobs(known=dict(known), wait_s=wait_s)
         answer = await self.call(_ROUTE["watch_endpoints"], wanted, timeout_s=wait_s + 10.0)
-        return answer_as(EndpointsNews, answer)
+        return answer_as(EndpointChanges, answer)
 
     async def list_limits(self) -> LimitViews:
         """Return the limits on destructive operations, and what they hold back."""
         return answer_as(LimitViews, await self.call(_ROUTE["list_limits"]))
 
-    async def lift_limit(self, name: str, wish: Lift) -> LimitView:
+    async def lift_limit(self, name: str, request: Lift) -> LimitView:
         """Lift a limit for a while."""
-        return answer_as(LimitView, await self.call(_ROUTE["lift_limit"], wish, limit=name))
+        return answer_as(LimitView, await self.call(_ROUTE["lift_limit"], request, limit=name))
 
     async def list_images(self) -> Images:
         """Return all images of the image store."""
@@ -228,8 +228,8 @@ class ControlPlaneClient(
 
     async def name_image(self, digest: str, name: str) -> ImageInfo:
         """Let a name mean an image of the store from now on."""
-        wish = NamedImage(name=name)
-        return answer_as(ImageInfo, await self.call(_ROUTE["name_image"], wish, digest=digest))
+        request = NamedImage(name=name)
+        return answer_as(ImageInfo, await self.call(_ROUTE["name_image"], request, digest=digest))
 
     async def create_token(self, request: TokenRequest) -> Token:
         """Return a one-time join token."""

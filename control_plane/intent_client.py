@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from control_plane.api.intent_routes import INTENT_ROUTES
-from control_plane.api.intent_wishes import (
-    IntentWish,
+from control_plane.api.intent_changes import (
+    IntentChange,
     JobIntents,
+    SizeChange,
+    SizeChanges,
     SizesWritten,
-    SizeWish,
-    SizeWishes,
 )
+from control_plane.api.intent_routes import INTENT_ROUTES
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobBriefs
 from wire.client import WireClient, answer_as
@@ -32,24 +32,26 @@ class IntentClient(WireClient):
         """Return the intents of each writer for a job, and their effect."""
         return answer_as(JobIntents, await self.call(_ROUTE["get_intents"], job=job))
 
-    async def put_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
-        """Write one dimension of a job; the type of the wish is that of the dimension."""
-        return answer_as(JobIntents, await self.call(_ROUTE[f"put_{dimension}"], wish, job=job))
+    async def put_intent(self, job: str, dimension: Dimension, change: IntentChange) -> JobIntents:
+        """Write one dimension of a job; the type of the change is that of the dimension."""
+        return answer_as(JobIntents, await self.call(_ROUTE[f"put_{dimension}"], change, job=job))
 
-    async def put_sizes(self, sizes: dict[str, SizeWish]) -> SizesWritten:
+    async def put_sizes(self, sizes: dict[str, SizeChange]) -> SizesWritten:
         """Write the sizes of many jobs; each is written or refused separately."""
         return answer_as(
-            SizesWritten, await self.call(_ROUTE["put_sizes"], SizeWishes(sizes=sizes))
+            SizesWritten, await self.call(_ROUTE["put_sizes"], SizeChanges(sizes=sizes))
         )
 
-    async def withdraw_intent(self, job: str, dimension: Dimension, wish: IntentWish) -> JobIntents:
+    async def withdraw_intent(
+        self, job: str, dimension: Dimension, change: IntentChange
+    ) -> JobIntents:
         """End a job's canary or hold before its time."""
         answer = await self.call(
             _ROUTE["withdraw_intent"],
             job=job,
             dimension=dimension.value,
-            reason=wish.reason or None,
-            expect=wish.expect,
-            take_over="true" if wish.take_over else None,
+            reason=change.reason or None,
+            expect=change.expect,
+            take_over="true" if change.take_over else None,
         )
         return answer_as(JobIntents, answer)

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 from agent.api import Relaxation
 from control_plane.allocator.core.claims import Claims
 from control_plane.api.jobs import Endpoints, JobRecord, Jobs, JobSpec, JobStatus
-from control_plane.api.operations import JobEvents, RestartWish, TaskStory
-from control_plane.api.watch import EndpointsNews
+from control_plane.api.operations import JobEvents, RestartRequest, TaskStory
+from control_plane.api.watch import EndpointChanges
 from control_plane.discovery.discovery import Discovery
 from control_plane.running_shards import RunningShards
 from control_plane.runtime.job_table import JobTable
@@ -94,11 +94,11 @@ class JobCalls:
         await self._control.move_task(name, index, to, reason)
         return await self.task_story(name, index)
 
-    async def restart_task(self, name: str, index: int, wish: RestartWish) -> TaskStory:
-        """Restart a task on its machine: within the budget, or at once (`wish.now`)."""
-        if not wish.now:
-            await self._control.restart_task(name, index, wish.reason)
-        elif not wish.reason:
+    async def restart_task(self, name: str, index: int, request: RestartRequest) -> TaskStory:
+        """Restart a task on its machine: within the budget, or at once (`request.now`)."""
+        if not request.now:
+            await self._control.restart_task(name, index, request.reason)
+        elif not request.reason:
             raise InvalidInput(
                 f"task {name}-{index} is restarted without its job's budget and controller only "
                 "for a reason, which the audit log keeps",
@@ -144,7 +144,7 @@ class JobCalls:
 
     async def watch_endpoints(
         self, known: Mapping[str, int | None], wait_s: float = 0.0
-    ) -> EndpointsNews:
+    ) -> EndpointChanges:
         """Return the endpoints of those jobs whose revision is not the known one."""
         return await self.discovery.watch(known, wait_s)
 

@@ -81,7 +81,7 @@ class MachineCalls:
         memory = capacity.memory_bytes - machine.free_memory
         return Used(max(0.0, rru), max(0, memory))
 
-    def _glance(self, machine: str) -> tuple[int, bool]:
+    def _tasks_of(self, machine: str) -> tuple[int, bool]:
         """Return how many tasks a machine has, and whether its agent answers."""
         tasks = self._allocator.directory.tasks(machine)
         return len(tasks), self._observations.look(machine).answering

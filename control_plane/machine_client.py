@@ -22,7 +22,7 @@ from control_plane.api.machine_routes import MACHINE_ROUTES
 from control_plane.api.machines import MachineRecord, Machines, MachineView
 from control_plane.api.maintenance import (
     GoOn,
-    MaintenanceWish,
+    MaintenanceRequest,
     Plans,
     PlanView,
     Preview,
@@ -86,33 +86,33 @@ class MachineClient(WireClient):
         )
         return answer_as(ImportResult, answer)
 
-    async def label_machines(self, wish: Relabel) -> Records:
+    async def label_machines(self, request: Relabel) -> Records:
         """Set and remove labels of machines."""
-        return answer_as(Records, await self.call(_ROUTE["label_machines"], wish))
+        return answer_as(Records, await self.call(_ROUTE["label_machines"], request))
 
-    async def drain_machines(self, wish: Drain) -> Records:
+    async def drain_machines(self, request: Drain) -> Records:
         """Announce that machines will be away: their tasks move, and no new ones come."""
-        return answer_as(Records, await self.call(_ROUTE["drain_machines"], wish))
+        return answer_as(Records, await self.call(_ROUTE["drain_machines"], request))
 
-    async def undrain_machines(self, wish: Undrain) -> Records:
+    async def undrain_machines(self, request: Undrain) -> Records:
         """End planned unavailability of machines."""
-        return answer_as(Records, await self.call(_ROUTE["undrain_machines"], wish))
+        return answer_as(Records, await self.call(_ROUTE["undrain_machines"], request))
 
-    async def lend_machine(self, wish: Lend) -> MachineRecord:
+    async def lend_machine(self, request: Lend) -> MachineRecord:
         """Give a whole, empty machine to another entitlement for a while."""
-        return answer_as(MachineRecord, await self.call(_ROUTE["lend_machine"], wish))
+        return answer_as(MachineRecord, await self.call(_ROUTE["lend_machine"], request))
 
-    async def revoke_machines(self, wish: Revoke) -> Records:
+    async def revoke_machines(self, request: Revoke) -> Records:
         """Call lent machines back."""
-        return answer_as(Records, await self.call(_ROUTE["revoke_machines"], wish))
+        return answer_as(Records, await self.call(_ROUTE["revoke_machines"], request))
 
     async def held_back_machines(self) -> HeldBackMachines:
         """Return silent machines whose state is not decided yet, and why."""
         return answer_as(HeldBackMachines, await self.call(_ROUTE["held_back_machines"]))
 
-    async def confirm_down(self, wish: ConfirmDown) -> ConfirmedDown:
+    async def confirm_down(self, request: ConfirmDown) -> ConfirmedDown:
         """Confirm that silent machines are down, whatever holds the verdict back."""
-        return answer_as(ConfirmedDown, await self.call(_ROUTE["confirm_down"], wish))
+        return answer_as(ConfirmedDown, await self.call(_ROUTE["confirm_down"], request))
 
     async def list_brokers(self) -> BrokerViews:
         """Return the resource brokers, one per data center."""
@@ -146,22 +146,22 @@ class MachineClient(WireClient):
         """Return a plan with all its waves."""
         return answer_as(PlanView, await self.call(_ROUTE["get_plan"], plan=name))
 
-    async def preview_plan(self, name: str, wish: MaintenanceWish) -> Preview:
+    async def preview_plan(self, name: str, request: MaintenanceRequest) -> Preview:
         """Return the effect of planned work on jobs; changes nothing."""
-        return answer_as(Preview, await self.call(_ROUTE["preview_plan"], wish, plan=name))
+        return answer_as(Preview, await self.call(_ROUTE["preview_plan"], request, plan=name))
 
-    async def accept_plan(self, name: str, wish: MaintenanceWish) -> PlanView:
+    async def accept_plan(self, name: str, request: MaintenanceRequest) -> PlanView:
         """Announce planned work on machines, wave by wave."""
-        return answer_as(PlanView, await self.call(_ROUTE["accept_plan"], wish, plan=name))
+        return answer_as(PlanView, await self.call(_ROUTE["accept_plan"], request, plan=name))
 
     async def cancel_plan(self, name: str) -> PlanView:
         """Cancel planned work."""
         return answer_as(PlanView, await self.call(_ROUTE["cancel_plan"], plan=name))
 
-    async def report_plan(self, name: str, wish: Reported) -> PlanView:
+    async def report_plan(self, name: str, request: Reported) -> PlanView:
         """Report that the work on some machines is over."""
-        return answer_as(PlanView, await self.call(_ROUTE["report_plan"], wish, plan=name))
+        return answer_as(PlanView, await self.call(_ROUTE["report_plan"], request, plan=name))
 
-    async def resume_plan(self, name: str, wish: GoOn) -> PlanView:
+    async def resume_plan(self, name: str, request: GoOn) -> PlanView:
         """Continue a paused plan."""
-        return answer_as(PlanView, await self.call(_ROUTE["resume_plan"], wish, plan=name))
+        return answer_as(PlanView, await self.call(_ROUTE["resume_plan"], request, plan=name))

@@ -12,12 +12,12 @@ from control_plane.api.duplicates import Duplicates
 from control_plane.api.people import (
     AuditPage,
     ConsoleSessions,
+    CurrentUser,
     Grant,
     Grants,
     Group,
     Groups,
     GroupSpec,
-    Myself,
     Revocation,
     Users,
 )
@@ -32,9 +32,9 @@ _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 class PeopleClient(WireClient):
     """Identities, operators, groups, users and the audit log."""
 
-    async def get_myself(self) -> Myself:
+    async def get_current_user(self) -> CurrentUser:
         """Return the caller's identity and rights."""
-        return answer_as(Myself, await self.call(_ROUTE["get_myself"]))
+        return answer_as(CurrentUser, await self.call(_ROUTE["get_current_user"]))
 
     async def list_sessions(self) -> ConsoleSessions:
         """Return which browsers have the web console open."""
@@ -120,5 +120,7 @@ class PeopleClient(WireClient):
 
     async def step_roots(self, step: Step, *, force: bool = False) -> AuthorityView:
         """Take one step of a root rotation."""
-        wish = RotationStep(step=step, force=force)
-        return answer_as(AuthorityView, await self.call(_ROUTE["step_roots"], wish, timeout_s=60.0))
+        request = RotationStep(step=step, force=force)
+        return answer_as(
+            AuthorityView, await self.call(_ROUTE["step_roots"], request, timeout_s=60.0)
+        )

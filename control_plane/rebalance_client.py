@@ -10,7 +10,7 @@ from control_plane.api.health_routes import HEALTH_ROUTES
 from control_plane.api.ownership import ShardLoads, ShardMove, ShardMoved
 from control_plane.api.rebalancing import (
     MoveExplanation,
-    PauseWish,
+    PauseRequest,
     RebalanceHistory,
     RebalancePlan,
     RebalanceStatus,
@@ -49,9 +49,9 @@ class RebalanceClient(WireClient):
         """Return why a task is moved, and the progress of the move."""
         return answer_as(MoveExplanation, await self.call(_ROUTE["explain_rebalance"], move=move))
 
-    async def pause_rebalance(self, wish: PauseWish) -> RebalanceStatus:
+    async def pause_rebalance(self, request: PauseRequest) -> RebalanceStatus:
         """Pause the ReBalancer: it begins no further moves."""
-        return answer_as(RebalanceStatus, await self.call(_ROUTE["pause_rebalance"], wish))
+        return answer_as(RebalanceStatus, await self.call(_ROUTE["pause_rebalance"], request))
 
     async def resume_rebalance(self) -> RebalanceStatus:
         """Resume the ReBalancer."""

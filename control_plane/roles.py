@@ -114,8 +114,8 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self._pool = AgentPool(agents)
         self._portal = Portal(store, runtime, portal)
         self._broker.listen(self._portal.supply.on_machine_change)
-        self.census = Counters()
-        self._broker.listen(self.census.machine_changed)
+        self.counters = Counters()
+        self._broker.listen(self.counters.machine_changed)
         self.limits = FrontEndLimits()
         take_away = self.limits.of(
             LimitName.TAKE_AWAY, settings.take_away_per_s, settings.take_away_burst
@@ -126,11 +126,11 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             view=self._view,
             profile_of=self._profile_of,
             take_away=take_away,
-            glance=self._glance,
+            glance=self._tasks_of,
             draw=self._draw,
         )
         self._jobs = JobTable(store, runtime.checkpoint, role.writer)
-        self._jobs.listen(self.census.job_changed)
+        self._jobs.listen(self.counters.job_changed)
         self._observations = Observations(self._broker, runtime)
         region = Region(
             self._broker,
@@ -171,7 +171,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             self._owner_of,
             jobs=self._jobs,
             outages=self.inventory.outages,
-            census=self.census,
+            counters=self.counters,
             store=store,
         )
         self._switcher = Switcher(region, self._dispatcher)
@@ -190,7 +190,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             event_log=self._events,
             controllers=self._controllers,
             losses=losses,
-            census=self.census,
+            counters=self.counters,
         )
         if processes is None:
             self.shards = RunningShards(parts, self.ownership, allocators)

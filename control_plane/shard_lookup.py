@@ -55,7 +55,7 @@ class ShardParts:
     event_log: EventLog
     controllers: Controllers
     losses: Losses
-    census: Counters
+    counters: Counters
 
 
 class ShardLookup:
@@ -142,7 +142,7 @@ class ShardLookup:
 
     def loads(self) -> list[ShardLoad]:
         """Return the load of each shard, by number."""
-        broker, census, loads = self._parts.region.broker, self._parts.census, []
+        broker, counters, loads = self._parts.region.broker, self._parts.counters, []
         specs, owner = self._parts.portal.specs(), self._ownership
         pools = members(specs)
         by_shard, coming = defaultdict[int, list[str]](list), defaultdict[int, list[str]](list)
@@ -164,8 +164,8 @@ class ShardLookup:
                         if self._has_shard(pool, held[pool], pools[pool])
                     ),
                     entitlements=own,
-                    jobs=sum(census.jobs_of[name] for name in names),
-                    tasks=sum(census.tasks_of[name] for name in names),
+                    jobs=sum(counters.jobs_of[name] for name in names),
+                    tasks=sum(counters.tasks_of[name] for name in names),
                     moving=sorted(coming[number]),
                     region=self.scopes.of(number),
                     pinned={pool: at for pool in own if (at := specs[pool].region)},

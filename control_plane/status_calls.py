@@ -31,7 +31,7 @@ NEEDS_ONE_PROCESS = (
 class StatusCalls:
     """Answers about the state of the services; a part of `ControlPlane`."""
 
-    census: Counters
+    counters: Counters
     health: HealthService
     limits: FrontEndLimits
     processes: RoleLeaders | None
@@ -74,14 +74,14 @@ class StatusCalls:
         loads = self.shards.loads()
         own = self.process_counts(loads)
         statuses = with_lag([own, *others], self._store.revision())
-        machines = {state.value: n for state, n in self.census.machines.items()}
+        machines = {state.value: n for state, n in self.counters.machines.items()}
         limits = self.limits.views(self._runtime.now()).limits
         found = problems_of(statuses, loads, machines, limits, self.health.count())
         return RegionStatus(
             ok=not found,
             troubles=found,
             machines=machines,
-            tasks={phase.value: n for phase, n in self.census.tasks.items()},
+            tasks={phase.value: n for phase, n in self.counters.tasks.items()},
             entitlements=len(self._portal.table),
             processes=statuses,
             shards=loads,

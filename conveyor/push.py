@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from agent.api import ImageInfo
-from control_plane.api.intent_wishes import PushWish
+from control_plane.api.intent_changes import PushChange
 from control_plane.api.intents import Dimension
 from control_plane.client import ControlPlaneClient
 from conveyor.core.acts import DeliveryAct, GiveBack, PushBack, PushStage, SetFrozen
@@ -57,15 +57,15 @@ class PushIntents:
         if isinstance(act, SetFrozen):
             await self._client.change_job("pause" if act.frozen else "resume", act.job)
         else:
-            await self._client.put_intent(act.job, Dimension.PUSH, push_wish(act))
+            await self._client.put_intent(act.job, Dimension.PUSH, push_change(act))
 
 
-def push_wish(act: PushStage | PushBack | GiveBack) -> PushWish:
+def push_change(act: PushStage | PushBack | GiveBack) -> PushChange:
     """Return the write of a push, which replaces the version that the act was decided on."""
     match act:
         case PushStage():
             part = push_of(act.stage)
-            return PushWish(
+            return PushChange(
                 image=act.image,
                 share=part.share,
                 tasks=part.tasks,
@@ -74,11 +74,11 @@ def push_wish(act: PushStage | PushBack | GiveBack) -> PushWish:
                 take_over=act.take_over,
             )
         case PushBack():
-            return PushWish(
+            return PushChange(
                 image=act.image, expect=act.expect, reason=act.reason, take_over=act.take_over
             )
         case GiveBack():
-            return PushWish(gives_back=True, expect=act.expect, reason=act.reason)
+            return PushChange(gives_back=True, expect=act.expect, reason=act.reason)
 
 
 def newest(images: list[ImageInfo], name: str) -> str:

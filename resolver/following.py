@@ -15,12 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from control_plane.api.jobs import Endpoints
-from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointsNews
+from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointChanges
 from wire.errors import Busy, TwineError
 
 log = logging.getLogger(__name__)
 
-Watch = Callable[[Mapping[str, int | None], float], Awaitable[EndpointsNews]]
+Watch = Callable[[Mapping[str, int | None], float], Awaitable[EndpointChanges]]
 """`ControlPlaneClient.watch_endpoints`."""
 
 WAIT_S = 30.0
@@ -48,7 +48,7 @@ class ZoneFollower:
         self._watch = watch
         self._changed = changed
         self._jobs: dict[str, _Followed] = {}
-        self._news: asyncio.Task[EndpointsNews] | None = None
+        self._news: asyncio.Task[EndpointChanges] | None = None
         self._asked = asyncio.Event()
         self.failing = ""
         """Why the control plane does not answer; empty while it answers."""
@@ -131,7 +131,7 @@ class ZoneFollower:
             self._take(news)
             self._forget_idle(asyncio.get_running_loop().time())
 
-    def _take(self, news: EndpointsNews) -> None:
+    def _take(self, news: EndpointChanges) -> None:
         for endpoints in news.changed:
             self._learn(endpoints.job, endpoints.revision, endpoints)
         for job in news.missing:

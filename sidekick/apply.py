@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sidekick import boot, reboot
 from sidekick.boot import LINE
 from sidekick.journal import Began, Planned, Step, Undoing, Undone, Wrote
-from sidekick.observe import LEFT_TO_BOOT, Sight, fresh
+from sidekick.observe import LEFT_TO_BOOT, HostObservation, fresh
 from sidekick.plan import claims, since_start
 from sidekick.record import Failure, Target, Trial
 from sidekick.report import (
@@ -80,15 +80,15 @@ class ApplyRun:
         self._record = self._before
         self._interrupted = state.unfinished()
         """The previous run, if it was interrupted: the host may have half of its profile."""
-        self._sight = Sight(host, self._record, target)
-        self._first = self._after = self._sight
+        self._observation = HostObservation(host, self._record, target)
+        self._first = self._after = self._observation
         self._written: list[SettingChange] = []
         self._results: dict[str, SettingReport] = {}
 
     @property
-    def sight(self) -> Sight:
+    def observation(self) -> HostObservation:
         """The observation at the start of the run, with its plan."""
-        return self._sight
+        return self._observation
 
     def carry_out(self) -> Report:
         """Make all changes, or none.
@@ -97,14 +97,14 @@ class ApplyRun:
         disruption that is not allowed now; nothing is changed then. Raises `Unprocessable` or
         `ProgramError` if a wanted reboot is refused; the profile stays staged for the next boot.
         """
-        if self._sight.plan.missing and not self._sight.brings_more:
+        if self._observation.plan.missing and not self._observation.brings_more:
             return self._refuse()
         self.check_allowed()
         try:
             self._claim()
-            if self._sight.brings_more:
+            if self._observation.brings_more:
                 self._bring_more()
-            self._write(self._sight.plan.changes)
+            self._write(self._observation.plan.changes)
             for change in self._staging():
                 self._make(change)
             self._restart(self._written, self._interrupted_changes())
@@ -120,24 +120,24 @@ class ApplyRun:
         if not self._may_reboot or report.state is not ProfileState.PENDING_REBOOT:
             return report
         return reboot.begin(
-            self._host, self._state, self._record, self._sight, self._purpose(), report
+            self._host, self._state, self._record, self._observation, self._purpose(), report
         )
 
     def check_allowed(self) -> None:
         """Raise `Unprocessable` if tasks or the trial forbid the disruption of the plan."""
-        self._sight.check_allowed(is_trial=self._trial_until is not None)
+        self._observation.check_allowed(is_trial=self._trial_until is not None)
 
     def _claim(self) -> None:
         """Put the originals, then the journal, on the disk: before the first write."""
-        sight = self._sight
-        originals = claims(sight.claimed, sight.observed, self._record.originals)
+        observation = self._observation
+        originals = claims(observation.claimed, observation.observed, self._record.originals)
         self._record = replace(self._record, originals=originals, trial=self._trial())
-        if not sight.plan.changes and self._trial_until is None:
+        if not observation.plan.changes and self._trial_until is None:
             return
         began = Began(
             command=self._command,
             target=self._target,
-            changes=(*sight.plan.changes, *self._interrupted_changes()),
+            changes=(*observation.plan.changes, *self._interrupted_changes()),
             boot_id=self._host.hardware.boot_id,
             at=self._host.now(),
         )
@@ -170,16 +170,16 @@ class ApplyRun:
 
     def _bring_more(self) -> None:
         """Load the modules, then observe the host again. Raises `_ChangeFailed`."""
-        planned = {change.setting for change in self._sight.plan.changes}
-        self._write(self._sight.brings_more)
-        self._sight = sight = Sight(self._host, self._record, self._target)
-        if sight.plan.missing:
-            raise _ChangeFailed(sight.lacks)
+        planned = {change.setting for change in self._observation.plan.changes}
+        self._write(self._observation.brings_more)
+        self._observation = observation = HostObservation(self._host, self._record, self._target)
+        if observation.plan.missing:
+            raise _ChangeFailed(observation.lacks)
         self.check_allowed()
-        originals = claims(sight.claimed, sight.observed, self._record.originals)
+        originals = claims(observation.claimed, observation.observed, self._record.originals)
         self._record = replace(self._record, originals=originals)
         self._keep(lambda: self._state.save(self._record))
-        if more := tuple(c for c in sight.plan.changes if c.setting not in planned):
+        if more := tuple(c for c in observation.plan.changes if c.setting not in planned):
             self._keep(lambda: self._state.step(Planned(changes=more)))
 
     def _write(self, changes: Iterable[SettingChange]) -> None:
@@ -189,7 +189,7 @@ class ApplyRun:
             left = list(group)
             while left:
                 try:
-                    write_all(left, self._make, self._sight.undo if depends else None)
+                    write_all(left, self._make, self._observation.undo if depends else None)
                     break
                 except _ChangeFailed as e:
                     left.remove(self._leave_to_boot(e))
@@ -202,7 +202,7 @@ class ApplyRun:
         change = failed.change
         if (
             change is None
-            or change.setting in self._sight.names
+            or change.setting in self._observation.names
             or not setting_of(change.setting).is_restored_by_boot
         ):
             raise failed
@@ -219,7 +219,7 @@ class ApplyRun:
         began = self._host.monotonic()
         self._written = [c for c in self._written if c.setting != change.setting] + [change]
         try:
-            applied = self._sight.apply(change)
+            applied = self._observation.apply(change)
         except TwineError as e:
             applied = Applied(ApplyOutcome.FAILED, "-", str(e))
         took_ms = (self._host.monotonic() - began) * 1000
@@ -227,7 +227,9 @@ class ApplyRun:
         fields = {"setting": change.setting, "before": change.before, "after": change.after}
         more = {"outcome": outcome, "took_ms": took_ms}
         self._host.log.info("setting changed", extra=fields | more)
-        wanted = change.setting in self._sight.names or (change.setting == LINE and change.after)
+        wanted = change.setting in self._observation.names or (
+            change.setting == LINE and change.after
+        )
         if outcome is ApplyOutcome.APPLIED and not wanted:
             outcome = ApplyOutcome.UNDONE
         self._results[change.setting] = SettingReport(
@@ -250,11 +252,11 @@ class ApplyRun:
         The record of sidekick's arguments is on the disk before the line is staged.
         """
         waiting = [s for s, r in self._results.items() if r.outcome is ApplyOutcome.PENDING_REBOOT]
-        changes = self._sight.fell_short(waiting)
+        changes = self._observation.fell_short(waiting)
         if changes:
-            self._record = replace(self._record, boot=self._sight.wish.owned)
+            self._record = replace(self._record, boot=self._observation.wanted.owned)
             self._keep(lambda: self._state.save(self._record))
-            if all(change.setting != LINE for change in self._sight.plan.changes):
+            if all(change.setting != LINE for change in self._observation.plan.changes):
                 self._keep(partial(self._state.step, Planned(changes=tuple(changes))))
         return changes
 
@@ -278,7 +280,9 @@ class ApplyRun:
         waiting = {s for s, r in self._results.items() if r.outcome in settled}
         before: int | None = None
         while True:
-            self._after = again = Sight(self._host, self._record, self._target, is_written=True)
+            self._after = again = HostObservation(
+                self._host, self._record, self._target, is_written=True
+            )
             waits = {LINE, *waiting}
             changed = [c for c in again.plan.changes if c.setting not in waits]
             if not changed:
@@ -327,12 +331,12 @@ class ApplyRun:
         return report
 
     def _purpose(self) -> str:
-        return f"{self._sight.wish.purpose} (generation {self._target.generation})"
+        return f"{self._observation.wanted.purpose} (generation {self._target.generation})"
 
     def _refuse(self) -> Report:
         """Report that this kernel cannot run the profile; nothing was written."""
-        self._results |= {report.setting: report for report in self._sight.missing_reports()}
-        report = self._failed(f"{self._sight.lacks}; nothing was changed")
+        self._results |= {report.setting: report for report in self._observation.missing_reports()}
+        report = self._failed(f"{self._observation.lacks}; nothing was changed")
         if not self._interrupted:
             self._state.end()
         return report
@@ -363,7 +367,7 @@ class ApplyRun:
         _, refused = in_passes(wrote, self._undo_one)
         dependent = [c for c in wrote if c.setting != LINE and setting_of(c.setting).interdependent]
         again = [*dependent, *self._first.changed_with(c.setting for c in wrote)]
-        for step in (self._sight.undo, self._sight.check_undone):
+        for step in (self._observation.undo, self._observation.check_undone):
             if not refused:
                 _, refused = in_passes(again, step)
         for change, error in refused:
@@ -376,7 +380,7 @@ class ApplyRun:
 
     def _undo_one(self, change: SettingChange) -> None:
         made = self._results[change.setting]
-        self._sight.undo(change)
+        self._observation.undo(change)
         self._note(Undone(setting=change.setting))
         if made.outcome is not ApplyOutcome.FAILED:
             made = replace(made, outcome=ApplyOutcome.UNDONE, actual=change.before, detail="")
@@ -385,9 +389,9 @@ class ApplyRun:
     def _go_back(self) -> list[str]:
         """Return to the recorded profile after an earlier, interrupted run of another one."""
         target = self._before.applied or Target()
-        problems = Sight(self._host, self._record, target).apply_all()
+        problems = HostObservation(self._host, self._record, target).apply_all()
         if not problems:
-            self._before = Sight(self._host, self._record, target).pruned(self._record)
+            self._before = HostObservation(self._host, self._record, target).pruned(self._record)
         return problems
 
     def _failed(self, reason: str, *, undone: bool = True) -> Report:

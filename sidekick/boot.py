@@ -53,7 +53,7 @@ def conflicts(contributions: Iterable[Contribution]) -> list[FieldError]:
     return errors
 
 
-class BootWish(msgspec.Struct, frozen=True):
+class WantedBoot(msgspec.Struct, frozen=True):
     """The entry that the next boot must use, and why."""
 
     entry: Entry | None
@@ -108,7 +108,9 @@ class BootLine:
         ours = [each for each in self.owned if set(each.arguments) <= tokens]
         return [argument for each in ours for argument in each.arguments]
 
-    def wish(self, contributions: Sequence[Contribution], short: Iterable[str] = ()) -> BootWish:
+    def wanted(
+        self, contributions: Sequence[Contribution], short: Iterable[str] = ()
+    ) -> WantedBoot:
         """Return the entry that the next boot must use, and why.
 
         A late contribution counts if its setting is in `short` (the values that this boot could
@@ -139,7 +141,7 @@ class BootLine:
         known = {(each.group, each.arguments) for each in owned}
         still = tuple(each for each in self.owned if (each.group, each.arguments) not in known)
         gone = leftovers(self.running, self.owned, groups)
-        return BootWish(
+        return WantedBoot(
             entry=self._entry(groups, owned, all(self._is_running(each) for each in due)),
             groups=groups,
             owned=owned + still,
@@ -148,28 +150,28 @@ class BootLine:
             why=", ".join(dict.fromkeys(each.source for each in due)) or "back to the original",
         )
 
-    def plan(self, wish: BootWish) -> list[SettingChange]:
+    def plan(self, wanted: WantedBoot) -> list[SettingChange]:
         """Return the staging of the line, if the loader does not have it already."""
-        if wish.entry == self.staged and not wish.needs_boot:
+        if wanted.entry == self.staged and not wanted.needs_boot:
             return []
         return [
             SettingChange(
                 setting=LINE,
                 before=_shown(self.staged),
-                after=_shown(wish.entry),
-                needs=Disruption.KEXEC if wish.needs_boot else Disruption.LIVE,
-                why=wish.why,
+                after=_shown(wanted.entry),
+                needs=Disruption.KEXEC if wanted.needs_boot else Disruption.LIVE,
+                why=wanted.why,
             )
         ]
 
-    def stage(self, wish: BootWish) -> Applied:
+    def stage(self, wanted: WantedBoot) -> Applied:
         """Write the line for the loader. Raises `HostError`, and then undo has to follow."""
-        line = wish.entry.line if wish.entry else ""
+        line = wanted.entry.line if wanted.entry else ""
         if len(line) > MAX_LINE:
             detail = f"the line is longer than {MAX_LINE} characters"
             return Applied(ApplyOutcome.FAILED, "", detail)
-        detail = self.put(wish.entry)
-        outcome = ApplyOutcome.PENDING_REBOOT if wish.needs_boot else ApplyOutcome.APPLIED
+        detail = self.put(wanted.entry)
+        outcome = ApplyOutcome.PENDING_REBOOT if wanted.needs_boot else ApplyOutcome.APPLIED
         return Applied(outcome, line, detail)
 
     def put(self, entry: Entry | None) -> str:
@@ -184,13 +186,13 @@ class BootLine:
             )
         return ""
 
-    def verify(self, wish: BootWish) -> list[SettingReport]:
+    def verify(self, wanted: WantedBoot) -> list[SettingReport]:
         """Report what no setting reports: arguments to remove, and a wrong staged entry."""
-        actual, detail = " ".join(wish.gone), ""
-        if wish.gone:
+        actual, detail = " ".join(wanted.gone), ""
+        if wanted.gone:
             outcome = ApplyOutcome.PENDING_REBOOT
-            detail = "after the next boot: " + ", ".join(f"without {a}" for a in wish.gone)
-        elif wish.entry != self.staged:
+            detail = "after the next boot: " + ", ".join(f"without {a}" for a in wanted.gone)
+        elif wanted.entry != self.staged:
             outcome, actual = ApplyOutcome.DRIFTED, _shown(self.staged)
             detail = f"{self.loader.name} would boot another line than the profile's"
         else:
@@ -199,38 +201,38 @@ class BootLine:
             SettingReport(
                 setting=LINE,
                 outcome=outcome,
-                wanted=_shown(wish.entry),
+                wanted=_shown(wanted.entry),
                 actual=actual or "-",
                 detail=detail,
             )
         ]
 
-    def kept(self, wish: BootWish) -> tuple[OwnedGroup, ...]:
+    def kept(self, wanted: WantedBoot) -> tuple[OwnedGroup, ...]:
         """Return the groups that sidekick owns after the run: wanted, or still in force."""
         tokens = set(tokens_of(self.running)[0])
         return tuple(
             each
-            for each in wish.owned
-            if wish.groups.get(each.group) == each.arguments or set(each.arguments) <= tokens
+            for each in wanted.owned
+            if wanted.groups.get(each.group) == each.arguments or set(each.arguments) <= tokens
         )
 
-    def kexec_line(self, wish: BootWish) -> str:
+    def kexec_line(self, wanted: WantedBoot) -> str:
         """Return the line for a kernel that is started without the loader.
 
         It is the running line with sidekick's arguments changed. The text in a loader's file may
         contain variables and quotes that only the loader understands.
         """
         base = without(self.running, self.owned)
-        groups = wish.groups if wish.entry else {}
+        groups = wanted.groups if wanted.entry else {}
         guarded = group_in(base, GUARD)
         return compose(base, {g: a for g, a in groups.items() if g != GUARD or not guarded})
 
-    def why_no_kexec_line(self, wish: BootWish) -> str:
+    def why_no_kexec_line(self, wanted: WantedBoot) -> str:
         """Return why the line is not known without the loader, "" if it is."""
         computed = [a for each in self.owned for a in each.displaced if "$" in a]
         if computed:
             return f"only {self.loader.name} knows the host's own {' '.join(computed)}"
-        too_long = len(self.kexec_line(wish)) > MAX_LINE
+        too_long = len(self.kexec_line(wanted)) > MAX_LINE
         return f"the line is longer than {MAX_LINE} characters" if too_long else ""
 
     def _guarded(self, group: OwnedGroup) -> OwnedGroup:

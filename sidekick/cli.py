@@ -151,7 +151,7 @@ def plan(ctx: Context, profile: str, output: str) -> None:
     """Show what applying a profile would change; exit code 2 if there are changes."""
     host = ctx.host()
     target = target_of(ctx.profile(profile, host), host)
-    report = describe(profile, ApplyRun(host, ctx.state, target).sight.plan, target.wanted)
+    report = describe(profile, ApplyRun(host, ctx.state, target).observation.plan, target.wanted)
     ctx.code = 2 if report.changes or report.missing else 0
     if output == "json":
         print_json(report)

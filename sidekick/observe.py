@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from sidekick.boot import LINE, PANIC, BootLine, BootWish
+from sidekick.boot import LINE, PANIC, BootLine, WantedBoot
 from sidekick.plan import ApplyPlan, make_plan
 from sidekick.record import OwnedGroup, Record, Target
 from sidekick.report import ApplyOutcome, Disruption, SettingChange, SettingReport
@@ -37,7 +37,7 @@ def fresh(host: Host, record: Record) -> Record:
     return replace(record, boot_id=host.hardware.boot_id, originals=originals, left={})
 
 
-class Sight:
+class HostObservation:
     """The wanted and the observed values at one moment."""
 
     def __init__(
@@ -60,11 +60,11 @@ class Sight:
         for setting in self._settings:
             self.observed |= setting.observe(host, names)
         self.claimed = {name for n in names for name in setting_of(n).claims(n)}
-        self.wish: BootWish = self.boot.wish(self._contributions)
+        self.wanted: WantedBoot = self.boot.wanted(self._contributions)
         originals = self._to_restore(record, is_written)
         live = make_plan(self._settings, target.wanted, self.observed, originals)
         self.plan = ApplyPlan(
-            changes=(*live.changes, *self.boot.plan(self.wish)),
+            changes=(*live.changes, *self.boot.plan(self.wanted)),
             missing=live.missing,
             unsupported=live.unsupported,
         )
@@ -150,13 +150,13 @@ class Sight:
 
     def fell_short(self, short: Iterable[str]) -> list[SettingChange]:
         """Return the staging of the line; `short` are the settings that need the next boot."""
-        self.wish = self.boot.wish(self._contributions, short)
-        return self.boot.plan(self.wish)
+        self.wanted = self.boot.wanted(self._contributions, short)
+        return self.boot.plan(self.wanted)
 
     def apply(self, change: SettingChange) -> Applied:
         """Write one change and read it back. Raises `HostError`."""
         if change.setting == LINE:
-            return self.boot.stage(self.wish)
+            return self.boot.stage(self.wanted)
         return setting_of(change.setting).apply(self.host, change)
 
     def apply_all(self) -> list[str]:
@@ -195,7 +195,7 @@ class Sight:
             for setting in self._settings
             for wanted in of_kind(setting, self.target.wanted)
         ]
-        return reports + self._left_reports() + self.boot.verify(self.wish)
+        return reports + self._left_reports() + self.boot.verify(self.wanted)
 
     def _left_reports(self) -> list[SettingReport]:
         """Return the originals that only a boot restores."""
@@ -215,7 +215,7 @@ class Sight:
 
     def owned_after(self) -> tuple[OwnedGroup, ...]:
         """Return the groups of the boot line that sidekick owns after the run."""
-        return self.boot.kept(self.wish)
+        return self.boot.kept(self.wanted)
 
 
 def tasks_of(host: Host) -> list[str]:

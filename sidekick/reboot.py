@@ -12,9 +12,9 @@ import tomllib
 import msgspec
 from msgspec.structs import replace
 
-from sidekick.boot import BootLine, BootWish
+from sidekick.boot import BootLine, WantedBoot
 from sidekick.bootline import GUARD, VERSION
-from sidekick.observe import Sight, tasks_of
+from sidekick.observe import HostObservation, tasks_of
 from sidekick.record import Attempt, Failure, Rebooted, Record, Target
 from sidekick.report import Report
 from sidekick.setting import Host
@@ -101,7 +101,7 @@ def begin(
     host: Host,
     state: StateFolder,
     record: Record,
-    sight: Sight,
+    observation: HostObservation,
     purpose: str,
     report: Report,
 ) -> Report:
@@ -116,12 +116,12 @@ def begin(
                 f"no reboot while tasks run ({', '.join(tasks[:3])})",
                 hint="drain the machine first; the profile stays staged",
             )
-        way, attempt = plan(host, record, sight.boot, sight.wish, purpose)
+        way, attempt = plan(host, record, observation.boot, observation.wanted, purpose)
         state.save(replace(record, attempt=attempt, reboots=noted(host, record.reboots)))
         report = replace(report, detail=f"rebooting by {way.name}")
         state.write_status(report)
         host.log.info("reboot", extra={"way": way.name, "purpose": attempt.purpose})
-        carry_out(host, way, sight.boot, sight.wish)
+        carry_out(host, way, observation.boot, observation.wanted)
     except (Unprocessable, HostError) as e:
         state.write_status(replace(report, detail=str(e)))
         raise
@@ -129,16 +129,16 @@ def begin(
 
 
 def plan(
-    host: Host, record: Record, boot: BootLine, wish: BootWish, purpose: str
+    host: Host, record: Record, boot: BootLine, wanted: WantedBoot, purpose: str
 ) -> tuple[Way, Attempt]:
     """Return how to reboot, and the attempt to record first. Raises what `choose` raises."""
-    way = choose(host, read_config(host), boot, wish, record.reboots)
+    way = choose(host, read_config(host), boot, wanted, record.reboots)
     boot_id, now = host.hardware.boot_id, host.now()
     return way, Attempt(boot_id=boot_id, purpose=purpose, way=way.name, at=now)
 
 
 def choose(
-    host: Host, config: RebootConfig, boot: BootLine, wish: BootWish, reboots: Reboots
+    host: Host, config: RebootConfig, boot: BootLine, wanted: WantedBoot, reboots: Reboots
 ) -> Way:
     """Return how to reboot into the wanted line.
 
@@ -150,9 +150,9 @@ def choose(
             f"{WINDOW_S / 60:.0f} minutes for its profile",
             hint="`sidekick status` shows the purpose of each; reboot by hand if necessary",
         )
-    kernel, initrd, reason = _kexec(host, config, wish)
-    reason = reason or boot.why_no_kexec_line(wish)
-    ours = any(group != GUARD for group in wish.groups) and wish.entry is not None
+    kernel, initrd, reason = _kexec(host, config, wanted)
+    reason = reason or boot.why_no_kexec_line(wanted)
+    ours = any(group != GUARD for group in wanted.groups) and wanted.entry is not None
     why_not_once = boot.loader.why_not_once(host) if ours else ""
     if not reason:
         return Way("kexec", kernel, initrd, once=ours and not why_not_once)
@@ -166,10 +166,10 @@ def choose(
     )
 
 
-def carry_out(host: Host, way: Way, boot: BootLine, wish: BootWish) -> None:
+def carry_out(host: Host, way: Way, boot: BootLine, wanted: WantedBoot) -> None:
     """Start the reboot; returns while the host goes down. Raises `HostError`."""
     if way.name == "kexec":
-        load = ["kexec", "-l", way.kernel, f"--command-line={boot.kexec_line(wish)}"]
+        load = ["kexec", "-l", way.kernel, f"--command-line={boot.kexec_line(wanted)}"]
         if way.initrd:
             load.append(f"--initrd={way.initrd}")
         try:
@@ -177,7 +177,7 @@ def carry_out(host: Host, way: Way, boot: BootLine, wish: BootWish) -> None:
             host.processes.run(["systemctl", "kexec"])
             return
         except ProgramError as e:
-            if wish.entry is not None and not way.once:
+            if wanted.entry is not None and not way.once:
                 e.hint = "the kernel may refuse kexec (Secure Boot); no boot loader has the line"
                 raise
     if way.once:
@@ -185,9 +185,9 @@ def carry_out(host: Host, way: Way, boot: BootLine, wish: BootWish) -> None:
     host.processes.run(["systemctl", "reboot"])
 
 
-def _kexec(host: Host, config: RebootConfig, wish: BootWish) -> tuple[str, str, str]:
+def _kexec(host: Host, config: RebootConfig, wanted: WantedBoot) -> tuple[str, str, str]:
     """Return kernel and initial RAM disk to load, and why kexec is impossible ("" if it is not)."""
-    version = next(iter(wish.groups.get(VERSION, ())), host.hardware.kernel)
+    version = next(iter(wanted.groups.get(VERSION, ())), host.hardware.kernel)
     kernel = config.kexec_kernel or f"/boot/vmlinuz-{version}"
     initrd = config.kexec_initrd or ("" if config.kexec_kernel else f"/boot/initrd.img-{version}")
     if host.fs.find("/proc/sys/kernel/kexec_load_disabled") == "1":

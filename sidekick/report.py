@@ -103,7 +103,7 @@ class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
     """Units that must be restarted before it is in force; each once, after all writes."""
     undo_setting: str = ""
     """The setting that undo writes if the kernel refuses `before`: a sysctl that reads 0 because
-    its twin is in force refuses the 0 (see `settings/sysctl.py`)."""
+    its counterpart is in force refuses the 0 (see `settings/sysctl.py`)."""
     undo_value: str = ""
 
 

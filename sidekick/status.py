@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from sidekick.boot import LINE
-from sidekick.observe import Sight
+from sidekick.observe import HostObservation
 from sidekick.record import Failure, Record, Target
 from sidekick.report import ApplyOutcome, ProfileState, Report, SettingReport
 from sidekick.setting import Host
@@ -89,7 +89,7 @@ def _looked_at(host: Host, state: StateFolder, record: Record, last: Report | No
     applied = record.applied or Target()
     target, problem = rendered_again(applied, host)
     applied_names = {wanted.setting for wanted in applied.wanted}
-    found = Sight(host, record, target).verify()
+    found = HostObservation(host, record, target).verify()
     reports = [
         replace(report, detail=NEW_HERE)
         if report.outcome is ApplyOutcome.DRIFTED and report.setting not in {*applied_names, LINE}

@@ -22,7 +22,7 @@ from control_plane.api.machines import Machines
 from control_plane.api.tasks import TaskDescription
 from control_plane.autoscaler.service import Autoscaler
 from control_plane.autoscaler.signals import LoadSource, TaskUsageSource
-from control_plane.autoscaler.sizes import NewSize, size_wish
+from control_plane.autoscaler.sizes import NewSize, size_change
 from control_plane.broker.service import MachineQuery
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
@@ -162,7 +162,7 @@ class LoadedJobs:
         owned.asked = replace(asked, tasks=min(was, tasks))
         owned.most = max(owned.most, tasks)
         try:
-            await life.control_plane.intents.size(name, size_wish(size), "autoscaler")
+            await life.control_plane.intents.size(name, size_change(size), "autoscaler")
         except TwineError as e:
             owned.asked = asked
             return str(e)

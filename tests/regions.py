@@ -8,12 +8,12 @@ from typing import Any
 
 from agent.api import Location
 from control_plane.allocator.core.claims import Change
+from control_plane.allocator.core.class_maxima import FREE_OF
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.machine_pools import Bucket, Machine
 from control_plane.allocator.core.planner import plan
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Plan, Request
-from control_plane.allocator.core.shelf_maxima import FREE_OF
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import Capacity, Place
 
@@ -184,12 +184,12 @@ def check(index: RegionIndex, unsettled: Iterable[Change] = ()) -> None:
 
 
 def _check_maxima(bucket: Bucket) -> None:
-    """Make the bucket keep maxima of all its shelves, as if a search had failed in each."""
-    for shelf, row in enumerate(bucket.shelves):
+    """Make the bucket keep maxima of all its space classes, as if a search had failed in each."""
+    for space_class, row in enumerate(bucket.by_class):
         if not row:
             continue
         for kind, free in FREE_OF.items():
-            found = bucket.roomiest(kind, shelf)
+            found = bucket.roomiest(kind, space_class)
             assert found in row
             assert free(found) == max(map(free, row))
 

@@ -81,7 +81,7 @@ class ElasticDemo(Demo):
         self._folder = self._paths.state / "elastic"
         self._autoscaler = self._paths.run / "autoscaler.sock"
         self._optimus = self._paths.run / "optimus.sock"
-        self._tide: subprocess.Popen[bytes] | None = None
+        self._load_client: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
         """Run all steps; the lab stays up, the other programs end."""
@@ -123,23 +123,23 @@ class ElasticDemo(Demo):
 
     def end(self) -> None:
         """End the programs; the requests first."""
-        if self._tide is not None:
-            self._tide.kill()
-            self._tide.wait()
-            self._tide = None
+        if self._load_client is not None:
+            self._load_client.kill()
+            self._load_client.wait()
+            self._load_client = None
         super().end()
 
     def day(self) -> dict[str, Any]:
         """Raise, lower and raise the rate of requests; return what was observed."""
-        words = ["-m", "vm_lab.tide", "--url", PROXY, "--rate", str(LOW)]
-        self._tide = tide = self._inside(sys.executable, *words, pipes=True)
+        words = ["-m", "vm_lab.load_client", "--url", PROXY, "--rate", str(LOW)]
+        self._load_client = load_client = self._inside(sys.executable, *words, pipes=True)
         seen: dict[str, Any] = {"began": time.time()}
         click.secho("\nRequests rise: the job grows", bold=True)
-        self._rise(tide.stdin)
+        self._rise(load_client.stdin)
         self._until("the peak's tasks are healthy", lambda look: look.grown)
         seen["grown"] = time.time()
         click.secho("\nRequests fall: the job shrinks, a machine is lent", bold=True)
-        self._set(tide.stdin, LOW)
+        self._set(load_client.stdin, LOW)
         file = self._folder / "index.toml"
         file.write_text(f'image = "{self._image}"\n{(FILES / "index.toml").read_text()}')
         self._twinectl("work", "submit", str(file), "--socket", str(self._optimus))
@@ -149,13 +149,13 @@ class ElasticDemo(Demo):
         self._twinectl("capacity", "elastic", "--loans")
         seen["tasks_when_lent"] = look.web.record.spec.tasks
         click.secho("\nRequests return: the machine comes back", bold=True)
-        self._rise(tide.stdin)
+        self._rise(load_client.stdin)
         self._until("the machine is back", lambda look: not look.loans)
         look = self._until("the peak's tasks are healthy", lambda look: look.grown)
         seen["grown_again"] = time.time()
         seen["web_on"] = sorted(machines_of(look.web))
-        out, _ = tide.communicate(timeout=PHASE_S)
-        self._tide = None
+        out, _ = load_client.communicate(timeout=PHASE_S)
+        self._load_client = None
         seen["requests"] = json.loads(out.splitlines()[-1])
         seen["report"] = self._ask("capacity", "elastic")
         self._twinectl("capacity", "elastic")

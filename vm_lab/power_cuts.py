@@ -22,7 +22,7 @@ import msgspec
 
 from vm_lab.cli import name_option, open_lab, timed
 from vm_lab.errors import LabError
-from vm_lab.hands import BUSYBOX, Done, Order
+from vm_lab.guest_requests import BUSYBOX, Done, Order
 from vm_lab.image.build import BUSYBOX as OUR_BUSYBOX
 from vm_lab.lab import Lab, UpOptions
 from vm_lab.progress import PATIENCE_S
@@ -34,7 +34,7 @@ IMAGES_AT_MOST = 6
 ORDERS_MOST, PAUSE_S = 20, 2.0
 """A cut follows at most 20 acknowledged orders, then within 2 s. On a slow machine a series takes
 longer, but tests as much."""
-HANDS = "/opt/twine/bin/python -I -m vm_lab.hands"
+GUEST_COMMAND = "/opt/twine/bin/python -I -m vm_lab.guest_requests"
 DISK_ERRORS = "btrfs device stats -c / && ! dmesg | grep -E 'BTRFS (error|critical)'"
 
 
@@ -61,8 +61,8 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
     cuts: list[Cut] = []
 
 
-class Hands:
-    """The program in the guest that carries out orders (`vm_lab.hands`)."""
+class GuestClient:
+    """The program in the guest that carries out orders (`vm_lab.guest_requests`)."""
 
     def __init__(self, process: asyncio.subprocess.Process, promises: LabPromises) -> None:
         self._process = process
@@ -127,38 +127,38 @@ class PowerCuts:
 
     async def run(self, cuts: int) -> None:
         """Run until there were `cuts` cuts, or one found an error."""
-        hands, seen = await self._look(LabPromises())
-        seen = await self._cleared(hands, seen)
+        guest, seen = await self._look(LabPromises())
+        seen = await self._cleared(guest, seen)
         while len(self.series.cuts) < cuts:
-            hands.promises = hands.promises.renewed(seen)
-            cut, hands, seen = await self._cut(hands, len(self.series.cuts) + 1)
+            guest.promises = guest.promises.renewed(seen)
+            cut, guest, seen = await self._cut(guest, len(self.series.cuts) + 1)
             self.series.cuts.append(cut)
             self.lab.paths.save(self.file, self.series)
             self.say(f"cut {cut.number}/{cuts}: {'; '.join(cut.wrong) or 'all is as promised'}")
             if cut.wrong:
                 break
-        await hands.close()
+        await guest.close()
 
-    async def _cleared(self, hands: Hands, seen: Done) -> Done:
+    async def _cleared(self, guest: GuestClient, seen: Done) -> Done:
         """Remove tasks and images of other programs: those images may lack our task's program."""
         for task in seen.tasks:
-            await hands.do("no-task", task, self._next())
-        while (seen := await hands.do("look")).tasks:
+            await guest.do("no-task", task, self._next())
+        while (seen := await guest.do("look")).tasks:
             await asyncio.sleep(0.5)
         for digest in seen.images:
-            await hands.do("no-image", image=digest)
-        return await hands.do("look")
+            await guest.do("no-image", image=digest)
+        return await guest.do("look")
 
-    async def _cut(self, hands: Hands, number: int) -> tuple[Cut, Hands, Done]:
+    async def _cut(self, guest: GuestClient, number: int) -> tuple[Cut, GuestClient, Done]:
         chance = random.Random(f"{self.series.seed}/{number}")
         orders, pause_s = chance.randint(1, ORDERS_MOST), chance.uniform(0.0, PAUSE_S)
         work = [
-            asyncio.create_task(self._on_task(hands, f"t{n}", random.Random(chance.random())))
+            asyncio.create_task(self._on_task(guest, f"t{n}", random.Random(chance.random())))
             for n in range(TASKS)
         ]
-        work.append(asyncio.create_task(self._on_images(hands, random.Random(chance.random()))))
-        began, before = time.monotonic(), hands.promises.acknowledged
-        while hands.promises.acknowledged < before + orders and not any(t.done() for t in work):
+        work.append(asyncio.create_task(self._on_images(guest, random.Random(chance.random()))))
+        began, before = time.monotonic(), guest.promises.acknowledged
+        while guest.promises.acknowledged < before + orders and not any(t.done() for t in work):
             await asyncio.sleep(0.05)
         await asyncio.wait(work, timeout=pause_s, return_when=asyncio.FIRST_EXCEPTION)
         self._kill()
@@ -168,15 +168,15 @@ class PowerCuts:
         for ended in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(ended, Exception):
                 raise ended
-        await hands.close()
-        promises = hands.promises
+        await guest.close()
+        promises = guest.promises
         acknowledged = promises.acknowledged - before
         open_ = [f"{o.what} {o.name or o.image[:15]}" for o in promises.open.values()]
         began = time.monotonic()
         await asyncio.to_thread(self._boot)
         booted = time.monotonic()
-        hands, seen = await self._look(promises)
-        wrong = promises.broken(seen) + (await hands.do("fsck")).wrong
+        guest, seen = await self._look(promises)
+        wrong = promises.broken(seen) + (await guest.do("fsck")).wrong
         wrong += await asyncio.to_thread(self._disk_errors)
         return (
             Cut(
@@ -188,7 +188,7 @@ class PowerCuts:
                 rest_s=round(time.monotonic() - booted, 1),
                 wrong=wrong,
             ),
-            hands,
+            guest,
             seen,
         )
 
@@ -205,22 +205,22 @@ class PowerCuts:
     def _power(self) -> str:
         return self.lab.domains.power()[MACHINE]
 
-    async def _look(self, promises: LabPromises) -> tuple[Hands, Done]:
+    async def _look(self, promises: LabPromises) -> tuple[GuestClient, Done]:
         """Return the state of the host once the agent keeps its promises, or after the timeout."""
         wait = "until systemctl is-active -q twine-agent.service; do sleep 1; done"
         await asyncio.to_thread(self._ssh, f"timeout {PATIENCE_S:g} sh -c '{wait}'")
-        argv = self.lab.guests.command(self.machine, f"exec {HANDS}")
+        argv = self.lab.guests.command(self.machine, f"exec {GUEST_COMMAND}")
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 22
         )
-        hands = Hands(process, LabPromises())
+        guest = GuestClient(process, LabPromises())
         deadline = time.monotonic() + PATIENCE_S
         while True:
             async with asyncio.timeout(PATIENCE_S):
-                seen = await hands.do("look")
+                seen = await guest.do("look")
             self._generation = max([self._generation, *(g for g, _ in seen.tasks.values())])
             if not promises.broken(seen) or time.monotonic() > deadline:
-                return hands, seen
+                return guest, seen
             await asyncio.sleep(0.5)
 
     def _disk_errors(self) -> list[str]:
@@ -235,24 +235,24 @@ class PowerCuts:
         self._generation += 1
         return self._generation
 
-    async def _on_task(self, hands: Hands, name: str, chance: random.Random) -> None:
+    async def _on_task(self, guest: GuestClient, name: str, chance: random.Random) -> None:
         """Start, update and stop a task, again and again."""
         while True:
-            images = sorted(d for d, there in hands.promises.images.items() if there)
-            if hands.promises.tasks.get(name) and chance.random() < 0.4:
-                await hands.do("no-task", name, self._next())
+            images = sorted(d for d, there in guest.promises.images.items() if there)
+            if guest.promises.tasks.get(name) and chance.random() < 0.4:
+                await guest.do("no-task", name, self._next())
             elif images:
-                await hands.do("task", name, self._next(), chance.choice(images))
+                await guest.do("task", name, self._next(), chance.choice(images))
             await asyncio.sleep(chance.uniform(0.0, 2.0))
 
-    async def _on_images(self, hands: Hands, chance: random.Random) -> None:
+    async def _on_images(self, guest: GuestClient, chance: random.Random) -> None:
         """Add and remove images until cancelled."""
         while True:
-            images = sorted(d for d, there in hands.promises.images.items() if there)
+            images = sorted(d for d, there in guest.promises.images.items() if there)
             if len(images) < 2 or (len(images) < IMAGES_AT_MOST and chance.random() < 0.6):
-                await hands.do("image", f"{chance.random()}")
+                await guest.do("image", f"{chance.random()}")
             else:
-                await hands.do("no-image", image=chance.choice(images))
+                await guest.do("no-image", image=chance.choice(images))
             await asyncio.sleep(chance.uniform(0.0, 1.0))
 
 

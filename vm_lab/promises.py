@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vm_lab.hands import Done, Order
+from vm_lab.guest_requests import Done, Order
 
 
 @dataclass(slots=True)

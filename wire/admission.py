@@ -39,7 +39,7 @@ _AT_ONCE = 32
 """Connections that are accepted before other work of the event loop (about 20 us each)."""
 _SWEEP_S = 1.0
 """Time from an event of a connection to the next sweep; the least time between two sweeps."""
-_CALM_S = 30.0
+_IDLE_S = 30.0
 """The longest time between two sweeps while a connection is open: setting the clock moves the end
 of a certificate."""
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -155,7 +155,7 @@ class ConnectionAdmission:
             return
         pending = PendingConnection(sock, address, network, self._loop.time())
         self._pending.add(pending)
-        self._stir()
+        self._notify()
         if self._is_silent(pending):
             self._loop.add_reader(sock.fileno(), self._is_silent, pending)
 
@@ -221,8 +221,8 @@ class ConnectionAdmission:
             transport.abort()
             return
         self._connections[connection] = None
-        connection.stir = self._stir
-        self._stir()
+        connection.notify = self._notify
+        self._notify()
         if name:
             self._of_peer[name] += 1
             self._suspects.proved(pending.network, self._loop.time())
@@ -276,9 +276,9 @@ class ConnectionAdmission:
     def _count(self, why: str) -> None:
         """Count a connection that was ended, for the log."""
         self._ended[why] += 1
-        self._stir()
+        self._notify()
 
-    def _stir(self) -> None:
+    def _notify(self) -> None:
         """Schedule a sweep soon: a connection may have got a deadline, or an earlier one."""
         if not self._is_soon:
             self._is_soon = True
@@ -305,7 +305,7 @@ class ConnectionAdmission:
         Returns the seconds until the next sweep is due; None without connections.
         """
         now, wall, limits = self._loop.time(), time.time(), self.limits
-        next_s = _CALM_S
+        next_s = _IDLE_S
         for pending in list(self._pending):
             left_s = pending.since + limits.first_byte_s - now
             if pending.task is None and left_s <= 0:

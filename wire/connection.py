@@ -50,7 +50,7 @@ class HttpConnection(web.RequestHandler):
         "network",
         "not_after",
         "peer",
-        "stir",
+        "notify",
         "valid_from",
     )
 
@@ -84,7 +84,7 @@ class HttpConnection(web.RequestHandler):
         self.peer: Any = None
         """What the server has stored about the caller; None before its first request."""
         self._left = left
-        self.stir: Callable[[], None] = _nothing
+        self.notify: Callable[[], None] = _nothing
         """Called when a deadline begins; it may be earlier than the present one."""
         self._leaving: list[Callable[[], object]] = []
         """Called when the connection is lost."""
@@ -140,7 +140,7 @@ class HttpConnection(web.RequestHandler):
     def rest(self) -> None:
         """Record that the handler of the request has answered."""
         self._request, self._rested_at = None, self._loop.time()
-        self.stir()
+        self.notify()
 
     @property
     def is_half_closed(self) -> bool:
@@ -153,7 +153,7 @@ class HttpConnection(web.RequestHandler):
         """Process received bytes, and record when a header began."""
         if self._request is None and self._header_began_at is None:
             self._header_began_at = self._loop.time()
-            self.stir()
+            self.notify()
         super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -162,7 +162,7 @@ class HttpConnection(web.RequestHandler):
         if self._request is None and self._header_began_at is None:
             return False  # the client sent no request
         self._half_closed_at = self._loop.time()
-        self.stir()
+        self.notify()
         if self._request is not None:
             self._no_more_body()
         return not isinstance(self._get_ssl(), ssl.SSLObject)  # TLS cannot be half closed here
@@ -179,7 +179,7 @@ class HttpConnection(web.RequestHandler):
     def pause_writing(self) -> None:
         """Record that the client does not read what is written."""
         self._blocked_at = self._loop.time()
-        self.stir()
+        self.notify()
         super().pause_writing()
 
     def resume_writing(self) -> None:
@@ -225,7 +225,7 @@ class HttpConnection(web.RequestHandler):
             content_type="application/problem+json",
         )
         response.force_close()
-        self.stir()
+        self.notify()
         return response
 
 

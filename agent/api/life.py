@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from agent.api.notices import NoticeWish
+from agent.api.notices import NoticeSettings
 from agent.api.probes import Probe
 from agent.api.ranges import Argument, Name, Seconds, Written
 
@@ -45,7 +45,7 @@ class Life(Written, frozen=True, kw_only=True):
     """Run inside the task before it gets SIGTERM; its time comes before `stop_timeout_s`."""
     max_run_s: LongSeconds | None = None
     """A main process that runs longer is ended; this counts as a failure (`timeout`)."""
-    notice: NoticeWish | None = None
+    notice: NoticeSettings | None = None
     """Notices that its machine will be taken away, or that lent capacity is short."""
     startup: Probe | None = None
     """Until this probe succeeds, no other probe runs and the task is not healthy. If it fails for

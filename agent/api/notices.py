@@ -23,7 +23,7 @@ CAPACITY_OF_MAX = 8
 """The most entitlements whose capacity a task can ask about."""
 
 
-class NoticeWish(Written, frozen=True, kw_only=True):
+class NoticeSettings(Written, frozen=True, kw_only=True):
     """How a task receives notices; they are always in `/run/twine-notice/notice.json`."""
 
     port: Port | None = None

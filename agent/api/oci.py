@@ -36,7 +36,7 @@ class OciPull(Written, frozen=True, kw_only=True):
     reference: Reference
 
 
-class Arrival(Reported, frozen=True, kw_only=True):
+class ImageImport(Reported, frozen=True, kw_only=True):
     """An image that is being received."""
 
     name: Annotated[str, Meta(max_length=512)]
@@ -44,17 +44,17 @@ class Arrival(Reported, frozen=True, kw_only=True):
     began_at: Moment
 
 
-class Arrivals(Reported, frozen=True, kw_only=True):
+class ImageImports(Reported, frozen=True, kw_only=True):
     """All images that are being received, the oldest first."""
 
-    images: Annotated[list[Arrival], Meta(max_length=100_000)]
+    images: Annotated[list[ImageImport], Meta(max_length=100_000)]
 
 
-class ArrivalName(Written, frozen=True, kw_only=True):
+class ImportName(Written, frozen=True, kw_only=True):
     """A request to cancel an image that is being received."""
 
     name: Annotated[str, Meta(max_length=512)]
-    """`Arrival.name` of the image."""
+    """`ImageImport.name` of the image."""
 
 
 class ImageUser(Reported, frozen=True, kw_only=True):

@@ -100,7 +100,7 @@ def image_pull(
     interrupted: --list shows running fetches, --cancel ends one.
     """
     if listed:
-        found = call(config_path, lambda client: client.list_arrivals())
+        found = call(config_path, lambda client: client.list_imports())
         if output == "json":
             return show.json(found)
         rows = [(i.name, show.age(i.began_at)) for i in found.images]
@@ -109,7 +109,7 @@ def image_pull(
         raise InvalidInput("which image?", hint="image pull REGISTRY/REPOSITORY:TAG, or --list")
     if cancel:
         name = reference.removeprefix("oci:")
-        answer = call(config_path, lambda client: client.cancel_arrival(name))
+        answer = call(config_path, lambda client: client.cancel_import(name))
         return click.echo(f"{name}: {answer.detail}")
     info = call(config_path, lambda client: fetch(client, _reference(reference)))
     return show.json(info) if output == "json" else click.echo(info.digest)

@@ -18,7 +18,7 @@ from agent.host.core.census import FoundOnHost, SubvolumeStore, judge, lasting
 from agent.images.core.retention import (
     ImageUse,
     LayerUse,
-    RetentionFate,
+    RetentionDecision,
     RetentionLimits,
     decide_images,
     decide_layers,
@@ -80,7 +80,7 @@ class HostInspector:
         seen = await self._lanes.run("btrfs", self._walk)
         again, _ = self._tasks.known()
         observed = await self._lanes.run("files", self._machine.observe, self._state, self._run)
-        fates = await self._lanes.run("btrfs", self._fates)
+        decisions = await self._lanes.run("btrfs", self._decisions)
         ports = await self._lanes.run("ports", self._machine.network.gates)
         # A task that was added or removed meanwhile counts with its latest state.
         return replace(
@@ -94,7 +94,7 @@ class HostInspector:
             veths=observed.veths,
             ports=ports,
             mounts=observed.mounts,
-            fates=fates,
+            decisions=decisions,
         )
 
     def _walk(self) -> FoundOnHost:
@@ -150,8 +150,8 @@ class HostInspector:
             [n for n in subvolumes if not _closed(self._machine.btrfs, folder / n)],
         )
 
-    def _fates(self) -> dict[tuple[str, str], RetentionFate]:
-        """Return the fate of each image and layer by use, age and free space."""
+    def _decisions(self) -> dict[tuple[str, str], RetentionDecision]:
+        """Return the decision of each image and layer by use, age and free space."""
         _, free = self._machine.btrfs.free_bytes(self._state)
         uses = [
             ImageUse(
@@ -168,23 +168,23 @@ class HostInspector:
             for info in self._images.layers.all()
         ]
         images = decide_images(uses, replace(self._room, free=free), time.time())
-        found = {("image", digest): fate for digest, fate in images.items()}
+        found = {("image", digest): decision for digest, decision in images.items()}
         of_layers = decide_layers(layers, uses, images)
-        return found | {("layer", chain): fate for chain, fate in of_layers.items()}
+        return found | {("layer", chain): decision for chain, decision in of_layers.items()}
 
     async def collect(self) -> list[str]:
         """Remove unused images and layers; return a description of each."""
         async with self._collecting:
             done = []
-            for (kind, name), fate in (await self._goes()).items():
+            for (kind, name), decision in (await self._goes()).items():
                 if kind == "image" and await self._removed(name, self._delete_image):
-                    done.append(f"image {name} is removed: {fate.why}")
+                    done.append(f"image {name} is removed: {decision.why}")
                     passed("gc.image-deleted")
             # Decided again: layers of the removed images are removed in the same round, but not
             # layers of an image that began to arrive meanwhile.
-            for (kind, name), fate in (await self._goes()).items():
+            for (kind, name), decision in (await self._goes()).items():
                 if kind == "layer" and await self._removed(name, self._images.layers.discard):
-                    done.append(f"layer {name} is removed: {fate.why}")
+                    done.append(f"layer {name} is removed: {decision.why}")
                     passed("gc.layer-deleted")
         for line in done:
             log.info("%s", line)
@@ -205,9 +205,9 @@ class HostInspector:
             log.warning("cannot remove an unused object", extra={"object": name, "why": str(e)})
             return False
 
-    async def _goes(self) -> dict[tuple[str, str], RetentionFate]:
-        fates = await self._lanes.run("btrfs", self._fates)
-        return {key: fate for key, fate in fates.items() if not fate.stays}
+    async def _goes(self) -> dict[tuple[str, str], RetentionDecision]:
+        decisions = await self._lanes.run("btrfs", self._decisions)
+        return {key: decision for key, decision in decisions.items() if not decision.stays}
 
     async def repair(self) -> Accounts:
         """Repair errors; return a description of each repair, and the remaining errors."""

@@ -7,14 +7,14 @@ import logging
 from collections.abc import Callable
 
 from agent.host.core.pressure import (
-    CALM,
+    LOW_PRESSURE,
     PAUSE_S,
     SHORT,
     Load,
     ShortageWatch,
     Waits,
     at_own_limits,
-    is_calm,
+    is_low,
     seen_full,
     starts_at_once,
     victim,
@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """Pause between checks: the kernel renews its averages every two seconds (psi.rst)."""
-CALM_S = 5.0
+IDLE_CHECK_S = 5.0
 """Pause between checks on a calm host while no task starts. It is short enough that no shortage of
-memory is missed (`host.core.pressure.CALM`)."""
+memory is missed (`host.core.pressure.LOW_PRESSURE`)."""
 AGENT_SLICE = "/hostcritical.slice"
 TASKS_SLICE = "/workload.slice"
 
@@ -77,10 +77,10 @@ class Pressure:
 
     async def _pause(self) -> None:
         """Wait until the next check; on a calm host a starting task ends the longer pause."""
-        if self._starts.under_way or not is_calm(self._waits):
+        if self._starts.under_way or not is_low(self._waits):
             await asyncio.sleep(LOOK_S)
         else:
-            await self._rest.until_round(CALM_S)
+            await self._rest.until_round(IDLE_CHECK_S)
 
     async def look(self) -> None:
         """Limit how many tasks may start by the pressure; evict a task if memory stays short."""
@@ -89,7 +89,7 @@ class Pressure:
         waits = self._waits = self._read()
         self._starts.allow(starts_at_once(self._cpus, waits))
         now_s = self._boottime_s()
-        loads = await self._loads() if waits.tasks >= CALM else []
+        loads = await self._loads() if waits.tasks >= LOW_PRESSURE else []
         self._full = seen_full(self._full, loads, now_s)
         own = at_own_limits(loads, self._full) if waits.tasks >= SHORT else []
         if own and own != self._own:

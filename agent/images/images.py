@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from agent.api import ImageFormat, ImageInfo, pull_event_text
 from agent.images.core.oci import place_of
 from agent.images.core.unpack import drop_setuid_properties, unpack_properties
-from agent.images.intakes import Intakes
+from agent.images.imports import RunningImports
 from agent.images.layers import Hold, Layers, declare, sync_folder
 from agent.images.oci import Assembled, Oci, Registries
 from agent.images.sandbox import Sandbox
@@ -78,7 +78,7 @@ class HostImages:
         self._lanes = lanes
         self._events = events
         self.idle_s = IDLE_S
-        self.arrivals = Intakes(events)
+        self.imports = RunningImports(events)
         self._quiet = asyncio.Lock()
         """Held while leftovers are removed, so that no image begins to arrive."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -184,7 +184,7 @@ class HostImages:
     @property
     def is_receiving(self) -> bool:
         """Whether an image is being received now."""
-        return len(self.arrivals) > 0
+        return len(self.imports) > 0
 
     async def receive(
         self, digest: str, format_: ImageFormat, chunks: AsyncIterator[bytes]
@@ -194,7 +194,7 @@ class HostImages:
         Raises `Unprocessable` for a stream that has another digest, cannot be unpacked or
         leaves too little space, `Unreachable` for one that stalls. Then nothing of it stays.
         """
-        async with self._intake(digest) as hold, self._lock(digest):
+        async with self._import(digest) as hold, self._lock(digest):
             if info := self.find(digest):
                 return info
             stream = self._staging / f"{_hex(digest)}.stream"
@@ -307,7 +307,7 @@ class HostImages:
             raise HostError(f"cannot store image {reference}: {e.strerror}") from e
 
     async def _pull(self, reference: str) -> ImageInfo:
-        async with self._intake(reference) as hold, self._oci.lock(reference):
+        async with self._import(reference) as hold, self._oci.lock(reference):
             if info := self.find(place_of(reference).digest):
                 return info
             place, data = await self._oci.resolve(reference)
@@ -326,11 +326,11 @@ class HostImages:
                     await self._lanes.run("btrfs", self._discard, place.digest)
 
     @asynccontextmanager
-    async def _intake(self, name: str) -> AsyncIterator[Hold]:
+    async def _import(self, name: str) -> AsyncIterator[Hold]:
         """List an image as being received; yield a function that keeps its layers until then."""
         async with self._quiet:
             pass  # waits for a running `tidy`; there is no await before the image is listed
-        with self.arrivals.listed(name), self.layers.holding() as hold:
+        with self.imports.listed(name), self.layers.holding() as hold:
             yield hold
 
     async def _complete(self, info: ImageInfo) -> ImageInfo:

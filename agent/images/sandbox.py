@@ -61,7 +61,7 @@ class Sandbox:
         idle: list[float] = []
         watches = [asyncio.create_task(self._watch_room(unit, short.append))]
         if received is not None:
-            watches.append(asyncio.create_task(self._watch_arrival(unit, received, idle.append)))
+            watches.append(asyncio.create_task(self._watch_import(unit, received, idle.append)))
         try:
             end = await self._units.run(unit, properties, timeout_s=timeout_s + 60)
         except asyncio.CancelledError:
@@ -103,7 +103,7 @@ class Sandbox:
                 return
             await asyncio.sleep(until_next_look_s(free, FREE_RESERVE_BYTES))
 
-    async def _watch_arrival(
+    async def _watch_import(
         self, unit: str, received: Callable[[], int], report: Callable[[float], None]
     ) -> None:
         """Stop a unit that receives nothing; call `report` with the idle seconds.

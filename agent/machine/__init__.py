@@ -91,7 +91,7 @@ class Systemd(Protocol):
     def units(self, pattern: str) -> list[UnitState]:
         """Return all loaded units whose name matches a glob, with all fields of their states."""
 
-    def glance(self, pattern: str) -> dict[str, tuple[str, str]]:
+    def unit_states(self, pattern: str) -> dict[str, tuple[str, str]]:
         """Return active and sub state of all loaded units whose name matches a glob.
 
         One D-Bus call for all; `units` also reads the properties of each.

@@ -165,7 +165,7 @@ class FakeSystemd:
                 u.state for name, u in self._units.items() if fnmatch.fnmatchcase(name, pattern)
             ]
 
-    def glance(self, pattern: str) -> dict[str, tuple[str, str]]:
+    def unit_states(self, pattern: str) -> dict[str, tuple[str, str]]:
         """Return active and sub state of the units whose name matches a glob."""
         return {state.unit: (state.active, state.sub) for state in self.units(pattern)}
 

@@ -96,7 +96,7 @@ class HostSystemd(SystemdCalls):
         except DBusBaseError as e:
             raise SystemdError(f"cannot list units {pattern}: {reason_of(e)}") from e
 
-    def glance(self, pattern: str) -> dict[str, tuple[str, str]]:
+    def unit_states(self, pattern: str) -> dict[str, tuple[str, str]]:
         """Return active and sub state of all loaded units whose name matches a glob."""
         try:
             return {unit: (active, sub) for unit, _, active, sub in self._rows(pattern)}

@@ -17,8 +17,8 @@ NOTHING = b'{"notices":[],"capacity":[]}'
 
 def text_for(spec: TaskSpec, held: HostNotices) -> bytes:
     """Return a task's notices as JSON, with the capacity of the entitlements that it named."""
-    wish = spec.life.notice
-    asked = set(wish.capacity_of) if wish is not None else set()
+    request = spec.life.notice
+    asked = set(request.capacity_of) if request is not None else set()
     capacity = [state for state in held.capacity if state.entitlement in asked]
     return msgspec.json.encode({"notices": held.notices, "capacity": capacity})
 

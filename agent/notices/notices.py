@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 
 from agent.api import TaskState
-from agent.api.notices import HostNotices, NoticeWish
+from agent.api.notices import HostNotices, NoticeSettings
 from agent.notices.core import FILE, NOTHING, notice_binds, pause_s, text_for
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.offload import Lanes
@@ -111,19 +111,19 @@ class TaskNotices(TaskStage):
         for task_id in [name for name in self._calls if name not in run]:
             self._give_up(task_id)
         for task in run.values():
-            if (wish := task.spec.life.notice) is not None:
+            if (request := task.spec.life.notice) is not None:
                 try:
-                    await self._update(task, wish)
+                    await self._update(task, request)
                 except HostError as e:  # the notices of all other tasks are still delivered
                     log.warning("a notice is not delivered", extra={"why": str(e)})
 
-    async def _update(self, task: TaskRecord, wish: NoticeWish) -> None:
+    async def _update(self, task: TaskRecord, request: NoticeSettings) -> None:
         text = text_for(task.spec, self._held)
         await self._lanes.run(_LANE, self._write, task.task_id, text)
-        if wish.port is not None:
-            await self._notify(task, wish, text)
+        if request.port is not None:
+            await self._notify(task, request, text)
 
-    async def _notify(self, task: TaskRecord, wish: NoticeWish, text: bytes) -> None:
+    async def _notify(self, task: TaskRecord, request: NoticeSettings, text: bytes) -> None:
         """Start calling a task's hook with notices that it has not accepted yet."""
         known = self._calls.get(task.task_id)
         if known is not None and known[0] == text:
@@ -132,7 +132,7 @@ class TaskNotices(TaskStage):
         self._give_up(task.task_id)
         if accepted != text:
             at = task.addresses[0] if task.addresses else LOOPBACK
-            call = self._call(task.task_id, wish, at, text)
+            call = self._call(task.task_id, request, at, text)
             self._calls[task.task_id] = text, asyncio.create_task(call)
 
     def _give_up(self, task_id: str) -> None:
@@ -142,10 +142,10 @@ class TaskNotices(TaskStage):
 
     # -- the hook
 
-    async def _call(self, task_id: str, wish: NoticeWish, at: str, text: bytes) -> None:
+    async def _call(self, task_id: str, request: NoticeSettings, at: str, text: bytes) -> None:
         """Call a task's hook until it accepts the notices."""
         failures = 0
-        while problem := await self._post(wish, at, text):
+        while problem := await self._post(request, at, text):
             failures += 1
             if failures in (1, 10):
                 log.warning("task %s: its notice was not accepted: %s", task_id, problem)
@@ -161,7 +161,7 @@ class TaskNotices(TaskStage):
                 e.strerror,
             )
 
-    async def _post(self, wish: NoticeWish, at: str, text: bytes) -> str:
+    async def _post(self, request: NoticeSettings, at: str, text: bytes) -> str:
         """Return why the hook did not accept the notices, empty if it did."""
         if self._session is None:
             # No limits for all hooks together: a hook that hangs must not delay the others.
@@ -172,9 +172,9 @@ class TaskNotices(TaskStage):
         host = f"[{at}]" if ":" in at else at
         try:
             async with (
-                asyncio.timeout(wish.timeout_s),
+                asyncio.timeout(request.timeout_s),
                 self._session.post(
-                    f"http://{host}:{wish.port}{wish.path}",
+                    f"http://{host}:{request.port}{request.path}",
                     data=text,
                     headers={"Content-Type": "application/json"},
                     allow_redirects=False,
@@ -182,7 +182,7 @@ class TaskNotices(TaskStage):
             ):
                 return "" if 200 <= response.status < 300 else f"HTTP {response.status}"
         except TimeoutError:
-            return f"no answer within {wish.timeout_s:g} s"
+            return f"no answer within {request.timeout_s:g} s"
         except (OSError, aiohttp.ClientError) as e:
             return why(e)
 

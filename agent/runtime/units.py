@@ -76,7 +76,7 @@ class Units:
         while True:
             await pause(READ_S)
             try:
-                seen = await self._lanes.run(_LANE, self._systemd.glance, pattern)
+                seen = await self._lanes.run(_LANE, self._systemd.unit_states, pattern)
             except SystemdError as e:
                 log.warning("cannot read the states of all units", extra={"why": str(e)})
                 continue

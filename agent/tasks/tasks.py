@@ -109,9 +109,9 @@ class HostTasks(TaskQueries):
         self._group.create_task(loop.run(), name=f"task-{record.task_id}")
 
     async def _removed(self, record: TaskRecord) -> None:
-        stone = tombstone_of(record, time.time())
-        await self._host.storage.save(stone)
-        self._tombstones[record.task_id] = stone
+        tombstone = tombstone_of(record, time.time())
+        await self._host.storage.save(tombstone)
+        self._tombstones[record.task_id] = tombstone
         self._capacity.cpus.forget(record.task_id)
         del self._loops[record.task_id]
         self._host.contact.recompute_term(loop.record.spec.epoch for loop in self._loops.values())
@@ -124,7 +124,9 @@ class HostTasks(TaskQueries):
     async def _forget_expired(self) -> None:
         """Remove tombstones that are too old, from memory and from the disk."""
         now = time.time()
-        for task_id in [t for t, stone in self._tombstones.items() if is_expired(stone, now)]:
+        for task_id in [
+            t for t, tombstone in self._tombstones.items() if is_expired(tombstone, now)
+        ]:
             if task_id in self._loops or task_id in self._being_created:
                 continue
             if self._tombstones.pop(task_id, None) is not None:
@@ -265,11 +267,13 @@ class HostTasks(TaskQueries):
         known = self._tombstones.get(task_id)
         if generation is None or stale(generation, epoch or 0, known):
             return
-        stone = Tombstone(task_id=task_id, generation=generation, epoch=epoch or 0, at=time.time())
+        tombstone = Tombstone(
+            task_id=task_id, generation=generation, epoch=epoch or 0, at=time.time()
+        )
         async with self._creating:
             if task_id not in self._loops:
-                self._tombstones[task_id] = stone
-                await self._host.storage.save(stone)
+                self._tombstones[task_id] = tombstone
+                await self._host.storage.save(tombstone)
 
     async def restart(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:
         """Stop a task and start it again, without back-off."""

@@ -316,7 +316,7 @@ class Observations:
             stopped=observation.stopped,
             refused=observation.refused,
             restored=self.restored,
-            unheard_s=0.0 if is_in_contact else observation.silent_s(steady),
+            no_report_s=0.0 if is_in_contact else observation.silent_s(steady),
         )
         plans = planned(record) if record.unavailability else ()
         if not plans:  # almost always

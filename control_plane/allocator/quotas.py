@@ -13,7 +13,7 @@ from control_plane.allocator.ports import Grants
 from control_plane.allocator.promises import Limits, PromiseKeeper
 from control_plane.allocator.quota_usage import QuotaUsage
 from control_plane.allocator.shards import Shards
-from control_plane.allocator.waiting import Waiting, Wish
+from control_plane.allocator.waiting import Waiting, WaitingDemand
 from control_plane.api.settings import Overgrant
 from control_plane.broker.core.capacity import Capacity, micro
 from control_plane.portal.core.pools import Quota, pool_quotas
@@ -108,13 +108,13 @@ class Quotas:
             return True
         return (yield from self.promises.kept_without(pool, taken))
 
-    def _ahead_of(self, pool: str) -> list[Wish]:
-        """Return the wishes that come before those of a pool."""
+    def _ahead_of(self, pool: str) -> list[WaitingDemand]:
+        """Return the waiting_demands that come before those of a pool."""
         return [
-            wish
+            waiting_demand
             for waiting in self._shards.waiting()
-            for wish in waiting.ahead_of(self.priority(pool))
-            if wish.pool != pool and self._may_grow(wish.pool)
+            for waiting_demand in waiting.ahead_of(self.priority(pool))
+            if waiting_demand.pool != pool and self._may_grow(waiting_demand.pool)
         ]
 
     def _refuses_all(self, pool: str, request: Request) -> Callable[[Bucket], str]:
@@ -124,10 +124,12 @@ class Quotas:
         def refuses_all(bucket: Bucket) -> str:
             if away and (why := away.get(bucket.place.datacenter)):
                 return f"the broker of {bucket.place.datacenter} does not answer: {why}"
-            for wish in before:
-                if fits_each(wish.demand, bucket) and self.allows(wish.pool, bucket):
+            for waiting_demand in before:
+                if fits_each(waiting_demand.demand, bucket) and self.allows(
+                    waiting_demand.pool, bucket
+                ):
                     self.waiting.yielded(request.job)
-                    return f"reserved for entitlement {wish.pool}, which has a higher priority"
+                    return f"reserved for entitlement {waiting_demand.pool}, which has a higher priority"
             return ""
 
         return refuses_all
@@ -148,10 +150,12 @@ class Quotas:
                 and record.quarantined_until > self._runtime.date()
             ):
                 return f"cannot reach profile {profile}: {record.quarantine_reason}"
-            for wish in before:
-                if not judge(wish.demand, machine, machine) and self.allows(wish.pool, machine):
+            for waiting_demand in before:
+                if not judge(waiting_demand.demand, machine, machine) and self.allows(
+                    waiting_demand.pool, machine
+                ):
                     self.waiting.yielded(request.job)
-                    return f"reserved for entitlement {wish.pool}, which has a higher priority"
+                    return f"reserved for entitlement {waiting_demand.pool}, which has a higher priority"
             return ""
 
         return refuses

@@ -111,7 +111,7 @@ class Allocations:
         self._answers: dict[str, tuple[Request, Allocation]] = {}
         """Job → its last request, and the answer."""
         self._turns = JobTurns()
-        self._takers: dict[Machine, asyncio.Event] = {}
+        self._claimed_by: dict[Machine, asyncio.Event] = {}
         """Machine that is being taken → event that is set when that has ended."""
         self._assigning: dict[str, str] = {}
         """Machine that was taken → its transaction, until all brokers have acknowledged it."""
@@ -264,10 +264,12 @@ class Allocations:
 
     async def _carry_out(self, change: Change, asked: _Asked) -> bool:
         """Carry out a plan durably; return False if another allocation was faster."""
-        before_us = [work for claim in change.claims if (work := self._takers.get(claim.machine))]
+        before_us = [
+            work for claim in change.claims if (work := self._claimed_by.get(claim.machine))
+        ]
         done = asyncio.Event()
         for machine in change.takes:
-            self._takers.setdefault(machine, done)
+            self._claimed_by.setdefault(machine, done)
         is_decided, shown = False, list[Machine]()
         try:
             judged = partial(self._judged, asked, change, shown)
@@ -282,8 +284,8 @@ class Allocations:
             emptied = await self.in_steps(self.index.settling(change))
         finally:
             for machine in change.takes:
-                if self._takers.get(machine) is done:
-                    del self._takers[machine]
+                if self._claimed_by.get(machine) is done:
+                    del self._claimed_by[machine]
             done.set()
             if change.takes and not is_decided:
                 self.taken(shown)
@@ -344,7 +346,7 @@ class Allocations:
     def is_taking(self, machine: str) -> bool:
         """Return whether a running allocation is taking a machine."""
         found = self.index.machines.get(machine)
-        return machine in self._assigning or (found is not None and found in self._takers)
+        return machine in self._assigning or (found is not None and found in self._claimed_by)
 
     async def in_steps(self, work: Generator[None, None, T]) -> T:
         """Run a generator to its end, with a checkpoint of the loop between its steps."""

@@ -9,13 +9,13 @@ from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.request import Request
 
 _MOST_AHEAD = 100
-"""The most wishes of higher priority that one plan respects; those with the highest come first."""
+"""The most waiting_demands of higher priority that one plan respects; those with the highest come first."""
 _STALE = -1
 """Gain of an entry whose last answer is void."""
 
 
 @dataclass(slots=True)
-class Wish:
+class WaitingDemand:
     """The demand of equal jobs of one pool that wait."""
 
     pool: str
@@ -56,8 +56,8 @@ class Waiting:
         self._entries: dict[str, _Entry] = {}
         self._arrived = 0
         """How many jobs ever began to wait."""
-        self._wishes: dict[tuple[str, Demand], Wish] = {}
-        self._order: list[Wish] | None = None
+        self._waiting_demands: dict[tuple[str, Demand], WaitingDemand] = {}
+        self._order: list[WaitingDemand] | None = None
         self._turns = 0
         """How often jobs had their turn: they were served, or tried without success."""
         self._began: dict[str, int] = {}
@@ -98,19 +98,19 @@ class Waiting:
             self._bounded[job] = None
         if known is None or known.request != request:
             if known is not None:
-                self._unwish(job, known.request)
+                self._forget_demand(job, known.request)
             for group in request.groups:
                 key = (request.pool, group.demand)
-                wish = self._wishes.get(key)
-                if wish is None:
-                    wish = self._wishes[key] = Wish(*key)
+                waiting_demand = self._waiting_demands.get(key)
+                if waiting_demand is None:
+                    waiting_demand = self._waiting_demands[key] = WaitingDemand(*key)
                     self._order = None
-                wish.jobs.add(job)
+                waiting_demand.jobs.add(job)
         moved = False
         for group in request.groups:
-            wish = self._wishes[request.pool, group.demand]
-            moved = moved or gain > wish.gain
-            wish.gain = max(wish.gain, gain)
+            waiting_demand = self._waiting_demands[request.pool, group.demand]
+            moved = moved or gain > waiting_demand.gain
+            waiting_demand.gain = max(waiting_demand.gain, gain)
         if moved:
             self.served()
         if job in self._refused:
@@ -136,7 +136,7 @@ class Waiting:
         self._bounded.pop(job, None)
         known = self._entries.pop(job, None)
         if known is not None:
-            self._unwish(job, known.request)
+            self._forget_demand(job, known.request)
             self.served()
 
     def yielded(self, job: str) -> None:
@@ -183,28 +183,32 @@ class Waiting:
         """Return all requests."""
         return [entry.request for entry in self._entries.values()]
 
-    def ahead_of(self, priority: int) -> list[Wish]:
-        """Return the wishes of higher priority, highest first, for which there may be room."""
+    def ahead_of(self, priority: int) -> list[WaitingDemand]:
+        """Return the waiting_demands of higher priority, highest first, for which there may be room."""
         if self._order is None:
             self._order = sorted(
-                self._wishes.values(), key=lambda wish: (-self._priority(wish.pool), wish.pool)
+                self._waiting_demands.values(),
+                key=lambda waiting_demand: (
+                    -self._priority(waiting_demand.pool),
+                    waiting_demand.pool,
+                ),
             )
-        found = list[Wish]()
-        for wish in self._order:
-            if len(found) == _MOST_AHEAD or self._priority(wish.pool) <= priority:
+        found = list[WaitingDemand]()
+        for waiting_demand in self._order:
+            if len(found) == _MOST_AHEAD or self._priority(waiting_demand.pool) <= priority:
                 break
-            if wish.gain < self._gains(wish.pool):
-                found.append(wish)
+            if waiting_demand.gain < self._gains(waiting_demand.pool):
+                found.append(waiting_demand)
         return found
 
-    def _unwish(self, job: str, request: Request) -> None:
+    def _forget_demand(self, job: str, request: Request) -> None:
         for group in request.groups:
             key = (request.pool, group.demand)
-            wish = self._wishes.get(key)
-            if wish is not None:
-                wish.jobs.discard(job)
-                if not wish.jobs:
-                    del self._wishes[key]
+            waiting_demand = self._waiting_demands.get(key)
+            if waiting_demand is not None:
+                waiting_demand.jobs.discard(job)
+                if not waiting_demand.jobs:
+                    del self._waiting_demands[key]
                     self._order = None
 
     def let_others_try(self) -> None:

@@ -112,7 +112,7 @@ class RequestState(StrEnum):
 Note = Annotated[str, Meta(max_length=1000)]
 
 
-class EntitlementWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EntitlementChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request to create or change an entitlement, or to remove it."""
 
     spec: EntitlementSpec | None = None

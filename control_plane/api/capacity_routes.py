@@ -5,19 +5,19 @@ from __future__ import annotations
 from agent.api import Ack
 from control_plane.api.capacity import (
     DecisionNote,
+    EntitlementChange,
     EntitlementRequest,
     EntitlementRequests,
     Entitlements,
     EntitlementSpec,
     EntitlementView,
-    EntitlementWish,
 )
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
-from control_plane.api.entitlement_rules import entitlement_relations, wish_relations
+from control_plane.api.entitlement_rules import change_relations, entitlement_relations
 from control_plane.api.ownership import ShardLoads, ShardMove, ShardMoved
 from control_plane.api.people import Needs
-from control_plane.api.profiles import ProfileStats, ProfileView, ProfileWish
+from control_plane.api.profiles import ProfileProposal, ProfileStats, ProfileView
 from wire.routes import Route
 
 _ALL = "/v1/entitlements"
@@ -76,10 +76,10 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         "request_entitlement",
         "POST",
         f"{_ONE}/requests",
-        request=EntitlementWish,
+        request=EntitlementChange,
         response=EntitlementRequest,
         needs=Needs.ASKER,
-        relations=wish_relations,
+        relations=change_relations,
         summary="Request an entitlement, a change, or a removal; it is granted or waits",
     ),
     Route(
@@ -166,7 +166,7 @@ PROFILE_ROUTES: tuple[Route, ...] = (
         "propose_profile",
         "PUT",
         _PROFILE,
-        request=ProfileWish,
+        request=ProfileProposal,
         response=ProfileView,
         query=("dry_run",),
         needs=Needs.OWNER,

@@ -33,8 +33,8 @@ def entitlement_relations(document: Any, where: str = "") -> list[FieldError]:
     return [FieldError(field=where + e.field, reason=e.reason) for e in found]
 
 
-def wish_relations(document: Any) -> list[FieldError]:
-    """Return the contradictions between fields of an `EntitlementWish`."""
+def change_relations(document: Any) -> list[FieldError]:
+    """Return the contradictions between fields of an `EntitlementChange`."""
     if not isinstance(document, dict):
         return []
     return entitlement_relations(document.get("spec"), "spec.")

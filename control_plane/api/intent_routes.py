@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from control_plane.api.intent_wishes import (
-    CanaryWish,
-    HoldWish,
-    InfrastructureWish,
+from control_plane.api.intent_changes import (
+    CanaryChange,
+    HoldChange,
+    InfrastructureChange,
     JobIntents,
-    PushWish,
+    PushChange,
+    SizeChange,
+    SizeChanges,
     SizesWritten,
-    SizeWish,
-    SizeWishes,
 )
 from control_plane.api.jobs import JobBriefs
 from control_plane.api.people import Needs
@@ -40,7 +40,7 @@ INTENT_ROUTES: tuple[Route, ...] = (
         "put_push",
         "PUT",
         f"{_INTENTS}/push",
-        request=PushWish,
+        request=PushChange,
         response=JobIntents,
         needs=Needs.OWNER,
         relations=push_relations,
@@ -51,19 +51,24 @@ INTENT_ROUTES: tuple[Route, ...] = (
             f"put_{dimension}",
             "PUT",
             f"{_INTENTS}/{dimension}",
-            request=wish,
+            request=change,
             response=JobIntents,
             needs=needs,
-            relations=canary_relations if wish is CanaryWish else None,
+            relations=canary_relations if change is CanaryChange else None,
             summary=summary,
         )
-        for dimension, wish, needs, summary in (
-            ("size", SizeWish, Needs.OWNER, "Set the number of tasks of a job"),
-            ("canary", CanaryWish, Needs.OWNER, "Run a variant on some tasks for a while"),
-            ("hold", HoldWish, Needs.OWNER, "Begin no change that an intent asks for, for a while"),
+        for dimension, change, needs, summary in (
+            ("size", SizeChange, Needs.OWNER, "Set the number of tasks of a job"),
+            ("canary", CanaryChange, Needs.OWNER, "Run a variant on some tasks for a while"),
+            (
+                "hold",
+                HoldChange,
+                Needs.OWNER,
+                "Begin no change that an intent asks for, for a while",
+            ),
             (
                 "infrastructure",
-                InfrastructureWish,
+                InfrastructureChange,
                 Needs.OPERATOR,
                 "Set the runtime with which the next push of a job starts",
             ),
@@ -73,7 +78,7 @@ INTENT_ROUTES: tuple[Route, ...] = (
         "put_sizes",
         "PUT",
         "/v1/sizes",
-        request=SizeWishes,
+        request=SizeChanges,
         response=SizesWritten,
         needs=Needs.ANY_OWNER,
         summary="Set the number of tasks of many jobs; each job is checked separately",

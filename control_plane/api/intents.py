@@ -1,4 +1,4 @@
-"""Intents: the wish of each writer for one dimension of a job (docs/intents.md)."""
+"""Intents: the change of each writer for one dimension of a job (docs/intents.md)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from wire.routes import Route
 Query = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
-class LoadTestWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LoadTestRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The request of an owner. In queries `$task` is the name of the task, such as `web-0`."""
 
     load: Query
@@ -72,7 +72,7 @@ LOAD_TEST_ROUTES: tuple[Route, ...] = (
         "begin_load_test",
         "POST",
         _ONE,
-        request=LoadTestWish,
+        request=LoadTestRequest,
         response=LoadTest,
         summary="Send one task of a job a growing share of the job's requests, up to a limit",
     ),

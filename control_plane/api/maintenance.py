@@ -66,7 +66,7 @@ class Within(StrEnum):
     DATACENTER = "datacenter"
 
 
-class MaintenanceWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MaintenanceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request for work on machines: named ones, or all of a scope (HC4)."""
 
     machines: Annotated[list[Name], Meta(max_length=10_000)] = []
@@ -138,7 +138,7 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = 1
     name: str
-    wish: MaintenanceWish
+    request: MaintenanceRequest
     """The request, without the names of machines, which are in the waves."""
     ends: Ends
     by: str
@@ -257,7 +257,7 @@ class GoOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Continue without the machines that are not back."""
 
 
-class PlacesWish(msgspec.Struct, frozen=True, kw_only=True):
+class PlacesRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request of the core to a shard's process: find places for tasks of leaving machines."""
 
     tasks: dict[str, list[int]]

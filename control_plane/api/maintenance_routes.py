@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from control_plane.api.maintenance import (
     GoOn,
-    MaintenanceWish,
+    MaintenanceRequest,
     Plans,
     PlanView,
     Preview,
@@ -37,7 +37,7 @@ MAINTENANCE_ROUTES: tuple[Route, ...] = (
         "preview_plan",
         "POST",
         f"{_PLAN}/preview",
-        request=MaintenanceWish,
+        request=MaintenanceRequest,
         response=Preview,
         body_bytes=MAX_BODY_BYTES,
         is_costly=True,
@@ -49,7 +49,7 @@ MAINTENANCE_ROUTES: tuple[Route, ...] = (
         "accept_plan",
         "PUT",
         _PLAN,
-        request=MaintenanceWish,
+        request=MaintenanceRequest,
         response=PlanView,
         needs=Needs.OPERATOR,
         summary="Announce planned work on machines, wave by wave",

@@ -114,7 +114,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     `deadline`."""
 
 
-class MoveWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MoveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request to move a task."""
 
     to: Annotated[str, Meta(max_length=256)] = ""
@@ -128,7 +128,7 @@ class JobMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     entitlement: Name
 
 
-class RestartWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RestartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request to restart a task on its machine."""
 
     reason: Annotated[str, Meta(max_length=REASON_MAX)] = ""

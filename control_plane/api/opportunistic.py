@@ -25,7 +25,7 @@ class QueuedState(StrEnum):
     """It failed as often as allowed; `reason` has the last failure."""
 
 
-class QueuedWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WorkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A piece of work as its user submits it."""
 
     job: JobSpec
@@ -43,7 +43,7 @@ class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = 1
     name: JobName
     user: str
-    wish: QueuedWish
+    request: WorkRequest
     submitted_at: float
     state: QueuedState = QueuedState.WAITING
     failures: int = 0
@@ -82,7 +82,7 @@ OPTIMUS_ROUTES: tuple[Route, ...] = (
         "submit_work",
         "PUT",
         _ONE,
-        request=QueuedWish,
+        request=WorkRequest,
         response=QueuedWork,
         needs=Needs.VIEWER,
         summary="Submit a piece of work; a repetition changes nothing",

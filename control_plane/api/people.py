@@ -128,7 +128,7 @@ class Users(msgspec.Struct, frozen=True, kw_only=True):
     users: list[UserView]
 
 
-class Myself(msgspec.Struct, frozen=True, kw_only=True):
+class CurrentUser(msgspec.Struct, frozen=True, kw_only=True):
     """The caller, as the front end sees it."""
 
     name: str

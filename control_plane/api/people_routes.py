@@ -8,12 +8,12 @@ from control_plane.api.duplicates import Duplicates
 from control_plane.api.people import (
     AuditPage,
     ConsoleSessions,
+    CurrentUser,
     Grant,
     Grants,
     Group,
     Groups,
     GroupSpec,
-    Myself,
     Needs,
     Revocation,
     Users,
@@ -26,10 +26,10 @@ _GROUP = "/v1/groups/{group}"
 
 PEOPLE_ROUTES: tuple[Route, ...] = (
     Route(
-        "get_myself",
+        "get_current_user",
         "GET",
         "/v1/myself",
-        response=Myself,
+        response=CurrentUser,
         needs=Needs.VIEWER,
         summary="The caller: name, role, groups, owned entitlements",
     ),

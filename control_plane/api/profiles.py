@@ -17,7 +17,7 @@ TEXT_MAX = 65_536
 ProfileText = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)]
 
 
-class ProfileWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProfileProposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A change to the host profile of an entitlement: a TOML file that extends the present one."""
 
     text: ProfileText

@@ -211,7 +211,7 @@ class MoveExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """The whole model in TOML, if it was requested instead of a move."""
 
 
-class PauseWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request to begin no more moves."""
 
     reason: Text

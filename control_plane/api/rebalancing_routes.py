@@ -5,7 +5,7 @@ from __future__ import annotations
 from control_plane.api.people import Needs
 from control_plane.api.rebalancing import (
     MoveExplanation,
-    PauseWish,
+    PauseRequest,
     RebalanceHistory,
     RebalancePlan,
     RebalanceStatus,
@@ -55,7 +55,7 @@ REBALANCING_ROUTES: tuple[Route, ...] = (
         "pause_rebalance",
         "POST",
         f"{_REBALANCE}/pause",
-        request=PauseWish,
+        request=PauseRequest,
         response=RebalanceStatus,
         needs=Needs.OPERATOR,
         summary="Pause the ReBalancer: it begins no further moves",

@@ -11,7 +11,7 @@ from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.api.machine_routes import MACHINE_ROUTES
 from control_plane.api.machines import Token, TokenRequest
 from control_plane.api.maintenance_routes import MAINTENANCE_ROUTES
-from control_plane.api.operations import JobEvents, JobMove, MoveWish, TaskStory
+from control_plane.api.operations import JobEvents, JobMove, MoveRequest, TaskStory
 from control_plane.api.people import Needs
 from control_plane.api.people_routes import PEOPLE_ROUTES
 from control_plane.api.plans import JobExplanation, JobPlan
@@ -19,7 +19,7 @@ from control_plane.api.rebalancing_routes import REBALANCING_ROUTES
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.task_routes import TASK_ROUTES
 from control_plane.api.validate import job_relations
-from control_plane.api.watch import EndpointsNews, WatchedJobs
+from control_plane.api.watch import EndpointChanges, WatchedJobs
 from control_plane.api.weights import EndpointWeights
 from wire.fairness import MAX_BODY_BYTES
 from wire.routes import Route
@@ -124,7 +124,7 @@ ROUTES: tuple[Route, ...] = (
         "move_task",
         "POST",
         f"{_JOB}/tasks/{{index}}/move",
-        request=MoveWish,
+        request=MoveRequest,
         response=TaskStory,
         needs=Needs.OWNER,
         summary="Move a task: it stops, and starts elsewhere, within the budget",
@@ -144,7 +144,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/endpoints/watch",
         request=WatchedJobs,
-        response=EndpointsNews,
+        response=EndpointChanges,
         roles=("host", "anyone"),
         needs=Needs.VIEWER,
         changes=False,

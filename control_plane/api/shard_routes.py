@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from agent.api import Ack
-from control_plane.api.maintenance import PlacesFound, PlacesWish
+from control_plane.api.maintenance import PlacesFound, PlacesRequest
 from control_plane.api.region_status import ProcessStatus
 from control_plane.api.routes import ROUTES
 from wire.routes import Route
@@ -52,7 +52,7 @@ FIND_PLACES = Route(
     "find_places",
     "POST",
     "/v1/places",
-    request=PlacesWish,
+    request=PlacesRequest,
     response=PlacesFound,
     roles=("component",),
     summary="Number of tasks of jobs that would find no other machine",

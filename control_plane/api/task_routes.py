@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from control_plane.api.operations import RestartWish, TaskStory
+from control_plane.api.operations import RestartRequest, TaskStory
 from control_plane.api.people import Needs
 from control_plane.api.tasks import HostDescription, TaskDescription
 from wire.routes import Route
@@ -32,7 +32,7 @@ TASK_ROUTES: tuple[Route, ...] = (
         "restart_task",
         "POST",
         f"{_TASK}/restart",
-        request=RestartWish,
+        request=RestartRequest,
         response=TaskStory,
         needs=Needs.OWNER,
         summary="Stop a task and start it again where it is, within the budget; or at once",

@@ -23,7 +23,7 @@ class WatchedJobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
 
 
-class EndpointsNews(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointChanges(msgspec.Struct, frozen=True, kw_only=True):
     """What differs from the caller's revisions; both empty when nothing changed in time."""
 
     changed: list[Endpoints] = []

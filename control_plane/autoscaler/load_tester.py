@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from control_plane.api.jobs import Endpoints, JobPhase, JobStatus, task_id
-from control_plane.api.load_tests import LoadTest, LoadTestState, LoadTestStep, LoadTestWish
+from control_plane.api.load_tests import LoadTest, LoadTestRequest, LoadTestState, LoadTestStep
 from control_plane.api.weights import EndpointWeights
 from control_plane.autoscaler.core.load_testing import (
     asked,
@@ -64,7 +64,7 @@ class LoadTester:
             raise NotFound(f"this process has not load-tested job {job!r}")
         return known
 
-    async def begin(self, job: str, wish: LoadTestWish) -> LoadTest:
+    async def begin(self, job: str, request: LoadTestRequest) -> LoadTest:
         """Begin a test; `Conflict` while one runs, `Unprocessable` where the job is not at rest."""
         self._check_idle(job)
         if self._prometheus is None:
@@ -72,7 +72,7 @@ class LoadTester:
             raise Unprocessable("this autoscaler has no Prometheus server", hint=hint)
         status = await self._api.get_job(job)
         listed = {endpoint.task for endpoint in (await self._api.endpoints(job)).endpoints}
-        name = task_id(job, wish.task)
+        name = task_id(job, request.task)
         if status.phase is not JobPhase.STABLE or name not in listed or len(listed) < 2:
             serves = "serves" if name in listed else "does not serve"
             raise Unprocessable(
@@ -83,7 +83,7 @@ class LoadTester:
         self._check_idle(job)  # another test may have begun meanwhile
         test = LoadTest(job=job, task=name, began_at=self._runtime.date())
         self._tests[job] = test
-        self._work[job] = asyncio.create_task(self._run(job, wish))
+        self._work[job] = asyncio.create_task(self._run(job, request))
         return test
 
     def _check_idle(self, job: str) -> None:
@@ -101,11 +101,11 @@ class LoadTester:
             self._note(job, LoadTestState.FAILED, "it was ended", None)
             await self._restore(job)
 
-    async def _run(self, job: str, wish: LoadTestWish) -> None:
+    async def _run(self, job: str, request: LoadTestRequest) -> None:
         try:
-            reason = f"{wish.most:g} times the usual requests were sent"
-            for multiple in multiples(wish):
-                step, why = await self._step(job, wish, multiple)
+            reason = f"{request.most:g} times the usual requests were sent"
+            for multiple in multiples(request):
+                step, why = await self._step(job, request, multiple)
                 if why:
                     reason = why
                     break
@@ -130,19 +130,19 @@ class LoadTester:
             log.warning("usual weights were not restored", extra={"job": job, "reason": str(e)})
 
     async def _step(
-        self, job: str, wish: LoadTestWish, multiple: float
+        self, job: str, request: LoadTestRequest, multiple: float
     ) -> tuple[LoadTestStep, str]:
         """Return the measurement at a multiple, and the limit that it exceeds."""
         status = await self._api.get_job(job)
         if status.healthy < status.record.spec.tasks:
             raise Unprocessable(f"{status.healthy} of {status.record.spec.tasks} tasks are healthy")
-        others = [i for i in range(status.record.spec.tasks) if i != wish.task]
-        weights = weights_for(multiple, wish.task, others)
+        others = [i for i in range(status.record.spec.tasks) if i != request.task]
+        weights = weights_for(multiple, request.task, others)
         step, why = LoadTestStep(multiple=round(multiple, 2), load=0.0, latency_s=0.0), ""
         for _ in range(LOOKS):
-            await self._shifted(job, weights, wish.step_s / LOOKS)
-            step = await self._measure(job, wish, multiple)
-            why = beyond(wish, step)
+            await self._shifted(job, weights, request.step_s / LOOKS)
+            step = await self._measure(job, request, multiple)
+            why = beyond(request, step)
             if why:
                 break
         return step, why
@@ -154,13 +154,13 @@ class LoadTester:
             await self._api.put_weights(job, EndpointWeights(weights=weights, for_s=FOR_S))
             await self._runtime.sleep(min(AGAIN_S, left))
 
-    async def _measure(self, job: str, wish: LoadTestWish, multiple: float) -> LoadTestStep:
-        task = task_id(job, wish.task)
+    async def _measure(self, job: str, request: LoadTestRequest, multiple: float) -> LoadTestStep:
+        task = task_id(job, request.task)
         return LoadTestStep(
             multiple=round(multiple, 2),
-            load=await self._value(asked(wish.load, task)),
-            latency_s=await self._value(asked(wish.latency, task)),
-            errors=await self._value(asked(wish.errors, task)) if wish.errors else 0.0,
+            load=await self._value(asked(request.load, task)),
+            latency_s=await self._value(asked(request.latency, task)),
+            errors=await self._value(asked(request.errors, task)) if request.errors else 0.0,
         )
 
     async def _value(self, query: str) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from control_plane.api.intent_wishes import REASON_MAX, SizeWish
+from control_plane.api.intent_changes import REASON_MAX, SizeChange
 from control_plane.api.intents import Dimension, StoredIntent
 from control_plane.api.jobs import JobStatus
 from control_plane.client import ControlPlaneClient
@@ -47,17 +47,19 @@ class SizeIntents:
         """Request sizes; return refused job → reason."""
         refused = dict[str, str]()
         for first in range(0, len(sizes), _AT_ONCE):
-            wishes = {s.status.record.name: size_wish(s) for s in sizes[first : first + _AT_ONCE]}
+            changes = {
+                s.status.record.name: size_change(s) for s in sizes[first : first + _AT_ONCE]
+            }
             try:
-                answer = await self.client.put_sizes(wishes)
+                answer = await self.client.put_sizes(changes)
             except TwineError as e:
-                refused |= dict.fromkeys(wishes, str(e))
+                refused |= dict.fromkeys(changes, str(e))
             else:
                 refused |= {job: problem.detail for job, problem in answer.refused.items()}
         return refused
 
 
-def size_wish(size: NewSize) -> SizeWish:
+def size_change(size: NewSize) -> SizeChange:
     """Return the write of a size that replaces the one that was read."""
     known = size.status.record.intents.get(Dimension.SIZE, StoredIntent())
-    return SizeWish(tasks=size.tasks, reason=size.reason[:REASON_MAX], expect=known.version)
+    return SizeChange(tasks=size.tasks, reason=size.reason[:REASON_MAX], expect=known.version)

@@ -48,7 +48,7 @@ _LOOK = 20
 """Machines that are read between two checks whether other tasks of the loop wait."""
 _ERRORS_SHOWN = 200
 View = Callable[[MachineRecord], MachineView]
-Glance = Callable[[str], tuple[int, bool]]
+TasksOf = Callable[[str], tuple[int, bool]]
 """Returns how many tasks a machine has, and whether its agent answered lately."""
 
 
@@ -87,14 +87,14 @@ class MachineService:
         view: View,
         profile_of: ProfileOf,
         take_away: Limit | None = None,
-        glance: Glance = lambda _: (0, False),
+        glance: TasksOf = lambda _: (0, False),
         draw: Draw = lambda _: (0.0, 0.0),
     ) -> None:
         """`view` returns the tasks of a machine, `profile_of` the profile of an entitlement.
 
         `glance` and `draw` are for the map of the region.
         """
-        self._glance, self._draw = glance, draw
+        self._tasks_of, self._draw = glance, draw
         self.outages = Outages(brokers, runtime)
         self.loans = Loans(brokers, runtime, take_away)
         self._brokers = brokers
@@ -133,7 +133,7 @@ class MachineService:
         end = begin + limit
         rows, first, suitable = list[_Row](), list[_Row](), 0
         async for record in self._suitable(query, ""):
-            rows.append((key(record, self._glance(record.machine)[0]), record.machine))
+            rows.append((key(record, self._tasks_of(record.machine)[0]), record.machine))
             suitable += 1
             if len(rows) == _ROWS:
                 first, rows = await self._runtime.offload(_first, end, first + rows), []
@@ -158,7 +158,7 @@ class MachineService:
         """Return the machines for which `counts` is true, by place and by one fact about each."""
         if by not in MAP_FACTS:
             raise InvalidInput(f"parameter by is one of {', '.join(MAP_FACTS)}, not {by!r}")
-        glance, found = self._glance, RegionCount(by, len(self._brokers.table), self._draw)
+        glance, found = self._tasks_of, RegionCount(by, len(self._brokers.table), self._draw)
         add = found.add  # names are looked up once, not for each of 50,000 machines
         for broker in list(self._brokers.by_datacenter.values()):
             find = broker.table.find
@@ -228,55 +228,55 @@ class MachineService:
 
     # -- changing
 
-    async def drain(self, wish: Drain) -> Records:
+    async def drain(self, request: Drain) -> Records:
         """Announce that machines will be unavailable, so that tasks move away in time."""
-        start = self._runtime.date() + wish.start_in_s
+        start = self._runtime.date() + request.start_in_s
         changed = await self.outages.plan_unavailability(
-            await self.outages.machines(wish.machines, wish.scope),
-            kind=wish.kind,
-            reason=wish.reason,
+            await self.outages.machines(request.machines, request.scope),
+            kind=request.kind,
+            reason=request.reason,
             start=start,
-            deadline=None if wish.deadline_s is None else start + wish.deadline_s,
-            expected_duration_s=wish.duration_s,
-            tasks_survive=wish.tasks_survive,
+            deadline=None if request.deadline_s is None else start + request.deadline_s,
+            expected_duration_s=request.duration_s,
+            tasks_survive=request.tasks_survive,
         )
         return Records(machines=changed)
 
-    async def undrain(self, wish: Undrain) -> Records:
+    async def undrain(self, request: Undrain) -> Records:
         """End planned unavailability of machines."""
-        names = await self.outages.machines(wish.machines, wish.scope)
+        names = await self.outages.machines(request.machines, request.scope)
         return Records(machines=await self.outages.undrain(names))
 
-    async def label(self, wish: Relabel) -> Records:
+    async def label(self, request: Relabel) -> Records:
         """Set and remove labels of machines: of all of them, or of none if one would be invalid."""
-        names = await self.outages.machines(wish.machines, wish.scope)
-        both = sorted(wish.set.keys() & set(wish.remove))
-        if both or not (wish.set or wish.remove):
+        names = await self.outages.machines(request.machines, request.scope)
+        both = sorted(request.set.keys() & set(request.remove))
+        if both or not (request.set or request.remove):
             why = f"{both[0]!r} is both set and removed" if both else "there is nothing to change"
             raise InvalidInput(f"cannot label machines: {why}", hint="--set NAME=VALUE")
         for name in names:
-            relabelled(self._brokers.table.get(name), wish.set, wish.remove)
+            relabelled(self._brokers.table.get(name), request.set, request.remove)
         changed = await change_each(
-            self._brokers, names, lambda record: relabelled(record, wish.set, wish.remove)
+            self._brokers, names, lambda record: relabelled(record, request.set, request.remove)
         )
         return Records(machines=changed)
 
-    async def lend(self, wish: Lend) -> MachineRecord:
+    async def lend(self, request: Lend) -> MachineRecord:
         """Give an empty machine to another entitlement for a while."""
-        profile = self._profile_of(wish.borrower)
+        profile = self._profile_of(request.borrower)
         if not profile:
             raise NotFound(
-                f"there is no entitlement {wish.borrower!r} with its own machines",
+                f"there is no entitlement {request.borrower!r} with its own machines",
                 hint="twinectl entitlement list",
             )
-        empty = self._is_empty(wish.machine)
+        empty = self._is_empty(request.machine)
         return await self.loans.lend(
-            wish.machine, wish.borrower, profile, donor=wish.donor, empty=empty
+            request.machine, request.borrower, profile, donor=request.donor, empty=empty
         )
 
-    async def revoke(self, wish: Revoke) -> Records:
+    async def revoke(self, request: Revoke) -> Records:
         """Call lent machines back."""
-        return Records(machines=await self.loans.revoke(wish.machines, wish.return_within_s))
+        return Records(machines=await self.loans.revoke(request.machines, request.return_within_s))
 
     async def remove(self, name: str) -> None:
         """Forget a machine that is free, empty, and decommissioned or replaced."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from control_plane.api.load_tests import LOAD_TEST_ROUTES, LoadTest, LoadTestState, LoadTestWish
+from control_plane.api.load_tests import LOAD_TEST_ROUTES, LoadTest, LoadTestRequest, LoadTestState
 from control_plane.api.sizings import AUTOSCALER_ROUTES, Simulation, SizingView, SizingViews
 from control_plane.cli import show
 from control_plane.cli.show import output_option
@@ -93,12 +93,12 @@ def load_test(job: str, socket: str, output: str, **given: Any) -> None:
         **{key: given[key] for key in ("task", "load", "latency", "errors", "errors_max", "most")},
         **{"latency_max_s": given["latency_max"], "step_s": given["step"]},
     }
-    if found := violations(document, LoadTestWish):
+    if found := violations(document, LoadTestRequest):
         raise invalid(found, "load-test")
-    wish = msgspec.convert(document, LoadTestWish)
+    request = msgspec.convert(document, LoadTestRequest)
 
     async def work(client: WireClient) -> LoadTest:
-        test: LoadTest = await client.call(_TEST["begin_load_test"], wish, job=job)
+        test: LoadTest = await client.call(_TEST["begin_load_test"], request, job=job)
         try:
             while test.state is LoadTestState.RUNNING:
                 await asyncio.sleep(1.0)

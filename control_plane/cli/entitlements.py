@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from agent.api.relaxations import TO_BE_ALLOWED
 from control_plane.api.capacity import (
+    EntitlementChange,
     EntitlementRequest,
     EntitlementRequests,
     Entitlements,
     EntitlementSpec,
     EntitlementView,
-    EntitlementWish,
     RequestState,
 )
 from control_plane.api.entitlement_rules import entitlement_relations
@@ -142,7 +142,7 @@ def entitlement_create(
     target: Target, /, name: str, output: str, *, dry_run: bool, **given: Any
 ) -> None:
     """Create an entitlement, or give an existing one exactly these properties."""
-    _ask(target, name, replace(_wish({}, given), dry_run=dry_run), output)
+    _ask(target, name, replace(_change({}, given), dry_run=dry_run), output)
 
 
 @entitlement.command("update")
@@ -155,7 +155,7 @@ def entitlement_update(
     target: Target, /, name: str, output: str, *, dry_run: bool, **given: Any
 ) -> None:
     """Grow, shrink or change an entitlement; properties that are not given stay."""
-    _ask(target, name, replace(_wish(_present(target, name), given), dry_run=dry_run), output)
+    _ask(target, name, replace(_change(_present(target, name), given), dry_run=dry_run), output)
 
 
 @entitlement.command("request")
@@ -167,12 +167,12 @@ def entitlement_update(
 def entitlement_request(target: Target, /, name: str, output: str, **given: Any) -> None:
     """Like update or create, but another user grants it, or it is granted later."""
     if given.pop("delete"):
-        wish = EntitlementWish(spec=None, reason=given["reason"], queue=True)
+        change = EntitlementChange(spec=None, reason=given["reason"], queue=True)
     else:
         known: Entitlements = target.ask(lambda client: client.list_entitlements())
         exists = any(view.record.name == name for view in known.entitlements)
-        wish = _wish(_present(target, name) if exists else {}, given, queue=True)
-    _ask(target, name, wish, output)
+        change = _change(_present(target, name) if exists else {}, given, queue=True)
+    _ask(target, name, change, output)
 
 
 @entitlement.command("delete")
@@ -182,7 +182,7 @@ def entitlement_request(target: Target, /, name: str, output: str, **given: Any)
 @click.pass_obj
 def entitlement_delete(target: Target, name: str, reason: str, output: str) -> None:
     """Remove an entitlement that has no jobs."""
-    _ask(target, name, EntitlementWish(spec=None, reason=reason), output)
+    _ask(target, name, EntitlementChange(spec=None, reason=reason), output)
 
 
 @entitlement.command("list")
@@ -294,8 +294,10 @@ def entitlement_withdraw(target: Target, request: str, note: str, output: str) -
     _say(target.ask(lambda client: client.withdraw_request(request, note)), output)
 
 
-def _ask(target: Target, name: str, wish: EntitlementWish, output: str) -> None:
-    _say(target.ask(lambda client: client.request_entitlement(name, wish)), output, wish.dry_run)
+def _ask(target: Target, name: str, change: EntitlementChange, output: str) -> None:
+    _say(
+        target.ask(lambda client: client.request_entitlement(name, change)), output, change.dry_run
+    )
 
 
 def _say(made: EntitlementRequest, output: str, dry_run: bool = False) -> None:
@@ -328,8 +330,10 @@ def _present(target: Target, name: str) -> dict[str, Any]:
     return present
 
 
-def _wish(base: dict[str, Any], given: dict[str, Any], *, queue: bool = False) -> EntitlementWish:
-    """Return the wish that a file and options ask for, on top of the present state."""
+def _change(
+    base: dict[str, Any], given: dict[str, Any], *, queue: bool = False
+) -> EntitlementChange:
+    """Return the change that a file and options ask for, on top of the present state."""
     document = dict(base)
     reason, file, unset = given.pop("reason"), given.pop("file"), given.pop("unset")
     _check_options(given, unset)
@@ -348,7 +352,7 @@ def _wish(base: dict[str, Any], given: dict[str, Any], *, queue: bool = False) -
     if found := violations(document, EntitlementSpec) + entitlement_relations(document):
         raise invalid(found, "the entitlement")
     spec = msgspec.convert(document, EntitlementSpec)
-    return EntitlementWish(spec=spec, reason=reason, queue=queue)
+    return EntitlementChange(spec=spec, reason=reason, queue=queue)
 
 
 def _check_options(given: dict[str, Any], unset: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.api import Exit, exit_text
-from control_plane.api.operations import REASON_MAX, JobEvent, JobEvents, MoveWish, TaskStory
+from control_plane.api.operations import REASON_MAX, JobEvent, JobEvents, MoveRequest, TaskStory
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -81,8 +81,8 @@ def move(target: Target, name: str, to: str | None, reason: str, output: str) ->
     It waits for the budget of its job and for its controller, like any operation.
     """
     job, index = task_named(name)
-    wish = MoveWish(to=to or "", reason=reason[:REASON_MAX])
-    found: TaskStory = target.ask(lambda client: client.move_task(job, index, wish))
+    request = MoveRequest(to=to or "", reason=reason[:REASON_MAX])
+    found: TaskStory = target.ask(lambda client: client.move_task(job, index, request))
 
     def lines() -> None:
         for line in head(name, found):

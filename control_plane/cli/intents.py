@@ -10,14 +10,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from control_plane.api.intent_wishes import (
-    CanaryWish,
-    HoldWish,
-    InfrastructureWish,
-    IntentWish,
+from control_plane.api.intent_changes import (
+    CanaryChange,
+    HoldChange,
+    InfrastructureChange,
+    IntentChange,
     JobIntents,
-    PushWish,
-    SizeWish,
+    PushChange,
+    SizeChange,
 )
 from control_plane.api.intents import Dimension, StoredIntent
 from control_plane.cli import show
@@ -48,7 +48,7 @@ def _options(command: Any) -> Any:
 
 
 def _config_option(text: str) -> Callable[[Any], Any]:
-    """Return an option that reads files: NAME=FILE → the configuration of a wish."""
+    """Return an option that reads files: NAME=FILE → the configuration of a change."""
 
     def read(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str]:
         found = {}
@@ -112,7 +112,7 @@ def push(
     from control_plane.cli.jobfile import read_job
 
     spec = None if file is None else read_job(file, (), lambda: names_of(target))
-    wish = PushWish(
+    change = PushChange(
         spec=spec,
         image=_digest(target, image),
         configuration=configuration or None,
@@ -121,7 +121,7 @@ def push(
         gives_back=gives_back,
         **meta,
     )
-    _put(target, name, Dimension.PUSH, wish, output)
+    _put(target, name, Dimension.PUSH, change, output)
 
 
 @click.command()
@@ -139,8 +139,8 @@ def scale(
     **meta: Any,
 ) -> None:
     """Set the number of tasks of job NAME. A running push keeps its share at every size."""
-    wish = SizeWish(tasks=tasks, minimum=minimum, maximum=maximum, **meta)
-    _put(target, name, Dimension.SIZE, wish, output)
+    change = SizeChange(tasks=tasks, minimum=minimum, maximum=maximum, **meta)
+    _put(target, name, Dimension.SIZE, change, output)
 
 
 @click.command()
@@ -187,8 +187,8 @@ def canary(
     if given["share"] is not None and source is ParameterSource.COMMANDLINE:
         raise click.UsageError("--tasks: a share is given as well: give one of them")
     pairs = _environment(environment)
-    wish = CanaryWish(lasts_s=lasts_s, image=_digest(target, image), environment=pairs, **given)
-    _put(target, name, Dimension.CANARY, wish, output)
+    change = CanaryChange(lasts_s=lasts_s, image=_digest(target, image), environment=pairs, **given)
+    _put(target, name, Dimension.CANARY, change, output)
 
 
 def _environment(given: Sequence[str]) -> dict[str, str]:
@@ -221,7 +221,7 @@ def hold(
         return
     if lasts_s is None:
         raise click.UsageError("--for DURATION is missing: a hold has a limited time")
-    _put(target, name, Dimension.HOLD, HoldWish(lasts_s=lasts_s, **meta), output)
+    _put(target, name, Dimension.HOLD, HoldChange(lasts_s=lasts_s, **meta), output)
 
 
 @click.command()
@@ -241,12 +241,12 @@ def adopt(target: Target, name: str, take_over: bool, reason: str, output: str) 
     meta: dict[str, Any] = {"reason": reason or "adopted", "take_over": take_over}
     pushed = (push.value or {}) if push is not None else {}
     tasks = (size.value or {}).get("tasks", known.size) if size is not None else known.size
-    owned = PushWish(
+    owned = PushChange(
         share=pushed.get("share", 1.0), tasks=pushed.get("tasks"), expect=_version(push), **meta
     )
     target.ask(lambda client: client.put_intent(name, Dimension.PUSH, owned))
-    wish = SizeWish(tasks=tasks, expect=_version(size), **meta)
-    _put(target, name, Dimension.SIZE, wish, output)
+    change = SizeChange(tasks=tasks, expect=_version(size), **meta)
+    _put(target, name, Dimension.SIZE, change, output)
 
 
 def _version(intent: StoredIntent | None) -> int:
@@ -258,8 +258,8 @@ def _version(intent: StoredIntent | None) -> int:
 @click.option("--to", "runtime", required=True, help="Name of the runtime.")
 def runtime(target: Target, name: str, runtime: str, output: str, **meta: Any) -> None:
     """Start the next push of job NAME with a runtime; operators only."""
-    wish = InfrastructureWish(runtime=runtime, **meta)
-    _put(target, name, Dimension.INFRASTRUCTURE, wish, output)
+    change = InfrastructureChange(runtime=runtime, **meta)
+    _put(target, name, Dimension.INFRASTRUCTURE, change, output)
 
 
 def _digest(target: Target, image: str | None) -> str | None:
@@ -268,14 +268,16 @@ def _digest(target: Target, image: str | None) -> str | None:
     return None if image is None else digest_of(image, lambda: names_of(target))
 
 
-def _put(target: Target, name: str, dimension: Dimension, wish: IntentWish, output: str) -> None:
-    _show(target.ask(lambda client: client.put_intent(name, dimension, wish)), output)
+def _put(
+    target: Target, name: str, dimension: Dimension, change: IntentChange, output: str
+) -> None:
+    _show(target.ask(lambda client: client.put_intent(name, dimension, change)), output)
 
 
 def _refuse_with_end() -> None:
     """Raise if `--end` is given together with an option that describes what begins."""
     context = click.get_current_context()
-    fits = {"name", "end", "output", *IntentWish.__struct_fields__}
+    fits = {"name", "end", "output", *IntentChange.__struct_fields__}
     given = [
         option.opts[0]
         for option in context.command.params
@@ -288,8 +290,8 @@ def _refuse_with_end() -> None:
 
 
 def _withdraw(target: Target, name: str, dimension: Dimension, output: str, **given: Any) -> None:
-    wish = IntentWish(**{key: given[key] for key in IntentWish.__struct_fields__})
-    _show(target.ask(lambda client: client.withdraw_intent(name, dimension, wish)), output)
+    change = IntentChange(**{key: given[key] for key in IntentChange.__struct_fields__})
+    _show(target.ask(lambda client: client.withdraw_intent(name, dimension, change)), output)
 
 
 def _show(found: JobIntents, output: str) -> None:

@@ -51,8 +51,8 @@ def machine_confirm_down(
     until they are back.
     """
     machines, scope = chosen(names, scopes)
-    wish = ConfirmDown(machines=machines, scope=scope, reason=reason)
-    found: ConfirmedDown = target.ask(lambda client: client.confirm_down(wish))
+    request = ConfirmDown(machines=machines, scope=scope, reason=reason)
+    found: ConfirmedDown = target.ask(lambda client: client.confirm_down(request))
     line = f"{len(found.machines)} machine(s) confirmed down: {', '.join(found.machines)}"
     show.emit(output, found, lambda: click.echo(show.printable(line)))
 
@@ -77,8 +77,8 @@ def machine_label(
     if malformed := [setting for setting in settings if "=" not in setting]:
         raise InvalidInput(f"cannot use --set {malformed[0]!r}", hint="NAME=VALUE")
     labels = dict(setting.split("=", 1) for setting in settings)
-    wish = Relabel(machines=machines, scope=scope, set=labels, remove=list(remove))
-    found: Records = target.ask(lambda client: client.label_machines(wish))
+    request = Relabel(machines=machines, scope=scope, set=labels, remove=list(remove))
+    found: Records = target.ask(lambda client: client.label_machines(request))
     rows = [(record.machine, labels_text(record)) for record in found.machines]
     show.emit(output, found, lambda: show.table(("machine", "labels"), rows))
 

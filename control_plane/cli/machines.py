@@ -218,7 +218,7 @@ def machine_drain(
 ) -> None:
     """Announce that machines will be unavailable: their tasks move, and no new ones start there."""
     machines, scope = chosen(names, scopes)
-    wish = Drain(
+    request = Drain(
         machines=machines,
         scope=scope,
         kind=EventKind(kind),
@@ -228,7 +228,7 @@ def machine_drain(
         duration_s=duration,
         tasks_survive=tasks_survive,
     )
-    found: Records = target.ask(lambda client: client.drain_machines(wish))
+    found: Records = target.ask(lambda client: client.drain_machines(request))
     show.emit(output, found, lambda: _print_plans(found.machines))
 
 
@@ -242,8 +242,8 @@ def machine_undrain(
 ) -> None:
     """End planned unavailability of machines: they are back, or the work was cancelled."""
     machines, scope = chosen(names, scopes)
-    wish = Undrain(machines=machines, scope=scope)
-    found: Records = target.ask(lambda client: client.undrain_machines(wish))
+    request = Undrain(machines=machines, scope=scope)
+    found: Records = target.ask(lambda client: client.undrain_machines(request))
     show.emit(output, found, lambda: _print_plans(found.machines))
 
 
@@ -296,8 +296,8 @@ def machine_import(
 @click.pass_obj
 def machine_lend(target: Target, name: str, borrower: str, donor: str | None, output: str) -> None:
     """Give a whole, empty machine to another entitlement for a while."""
-    wish = Lend(machine=name, borrower=borrower, donor=donor or "")
-    found: MachineRecord = target.ask(lambda client: client.lend_machine(wish))
+    request = Lend(machine=name, borrower=borrower, donor=donor or "")
+    found: MachineRecord = target.ask(lambda client: client.lend_machine(request))
     line = f"machine {name}: lent to {borrower} by {donor or 'the free pool'}"
     show.emit(output, found, lambda: click.echo(show.printable(line)))
 
@@ -315,8 +315,8 @@ def machine_lend(target: Target, name: str, borrower: str, donor: str | None, ou
 @click.pass_obj
 def machine_revoke(target: Target, names: tuple[str, ...], within: float, output: str) -> None:
     """Revoke loans: the borrower's tasks move away, then the machines return."""
-    wish = Revoke(machines=list(names), return_within_s=within)
-    found: Records = target.ask(lambda client: client.revoke_machines(wish))
+    request = Revoke(machines=list(names), return_within_s=within)
+    found: Records = target.ask(lambda client: client.revoke_machines(request))
     show.emit(output, found, lambda: _print_plans(found.machines))
 
 

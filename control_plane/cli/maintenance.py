@@ -11,7 +11,7 @@ import click
 from control_plane.api.maintenance import (
     Ends,
     GoOn,
-    MaintenanceWish,
+    MaintenanceRequest,
     Plans,
     PlanView,
     Preview,
@@ -33,7 +33,7 @@ def maintenance() -> None:
     """Work on machines: its effect, its waves, and its progress."""
 
 
-def _wish_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that describe the work."""
     works, withins = [w.value for w in Work], [w.value for w in Within]
     options = [
@@ -91,9 +91,9 @@ def _wish_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _wish(values: dict[str, Any], *, despite: bool = False) -> MaintenanceWish:
+def _request(values: dict[str, Any], *, despite: bool = False) -> MaintenanceRequest:
     machines, scope = chosen(values["names"], values["scopes"])
-    return MaintenanceWish(
+    return MaintenanceRequest(
         machines=machines,
         scope=scope,
         work=Work(values["work"]),
@@ -112,17 +112,17 @@ def _wish(values: dict[str, Any], *, despite: bool = False) -> MaintenanceWish:
 
 
 @maintenance.command("plan")
-@_wish_options
+@_request_options
 @click.pass_obj
 def maintenance_plan(target: Target, /, plan: str, output: str, **values: Any) -> None:
     """Show the effect of PLAN on jobs; nothing is announced."""
-    wish = _wish(values)
-    found: Preview = target.ask(lambda client: client.preview_plan(plan, wish))
+    request = _request(values)
+    found: Preview = target.ask(lambda client: client.preview_plan(plan, request))
     show.emit(output, found, lambda: _print_preview(found))
 
 
 @maintenance.command("apply")
-@_wish_options
+@_request_options
 @click.option("--despite", is_flag=True, help="Proceed although the preview warns.")
 @click.pass_obj
 def maintenance_apply(
@@ -132,8 +132,8 @@ def maintenance_apply(
 
     It is refused if the preview warns, unless --despite is given; the audit log records that.
     """
-    wish = _wish(values, despite=despite)
-    found: PlanView = target.ask(lambda client: client.accept_plan(plan, wish))
+    request = _request(values, despite=despite)
+    found: PlanView = target.ask(lambda client: client.accept_plan(plan, request))
     show.emit(output, found, lambda: _print_plan(found))
 
 
@@ -146,12 +146,12 @@ def maintenance_list(target: Target, output: str) -> None:
     rows = [
         (
             view.plan.name,
-            view.plan.wish.work.value,
+            view.plan.request.work.value,
             view.plan.state.value,
             f"{view.done}/{view.plan.machines}",
             f"{_under_way(view)}/{view.plan.waves}",
             view.plan.by,
-            view.plan.detail or view.plan.wish.reason,
+            view.plan.detail or view.plan.request.reason,
         )
         for view in found.plans
     ]
@@ -190,8 +190,8 @@ def maintenance_cancel(target: Target, plan: str, output: str) -> None:
 @click.pass_obj
 def maintenance_done(target: Target, plan: str, names: tuple[str, ...], output: str) -> None:
     """Report that the work of PLAN on these machines is over."""
-    wish = Reported(machines=list(names))
-    found: PlanView = target.ask(lambda client: client.report_plan(plan, wish))
+    request = Reported(machines=list(names))
+    found: PlanView = target.ask(lambda client: client.report_plan(plan, request))
     show.emit(output, found, lambda: _print_plan(found))
 
 
@@ -240,7 +240,7 @@ def _print_preview(found: Preview) -> None:
 
 def _print_plan(view: PlanView) -> None:
     plan = view.plan
-    text = f"plan {plan.name}: {plan.wish.work}, {plan.state}, {view.done}/{plan.machines} done"
+    text = f"plan {plan.name}: {plan.request.work}, {plan.state}, {view.done}/{plan.machines} done"
     click.echo(show.printable(text + (f"; {plan.detail}" if plan.detail else "")))
     rows = [
         (

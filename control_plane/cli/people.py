@@ -7,12 +7,12 @@ import time
 import click
 
 from control_plane.api.people import (
+    CurrentUser,
     Grant,
     Grants,
     Group,
     Groups,
     GroupSpec,
-    Myself,
     Revocation,
     Role,
     Users,
@@ -181,7 +181,7 @@ def machine_revoke_identity(target: Target, name: str, output: str) -> None:
 @click.pass_obj
 def whoami(target: Target, output: str) -> None:
     """Show your name, as the front end sees it, and your rights."""
-    found: Myself = target.ask(lambda client: client.get_myself())
+    found: CurrentUser = target.ask(lambda client: client.get_current_user())
     rows = [
         ("name", found.name),
         ("role", found.role.value),

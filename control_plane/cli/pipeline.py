@@ -154,7 +154,7 @@ def start(
     """Start a run by hand."""
     import msgspec
 
-    from control_plane.api.intent_wishes import REASON_MAX
+    from control_plane.api.intent_changes import REASON_MAX
     from conveyor.api import StartRequest
 
     if (image is None) == (release is None):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from control_plane.api.profiles import TEXT_MAX, ProfileStats, ProfileView, ProfileWish
+from control_plane.api.profiles import TEXT_MAX, ProfileProposal, ProfileStats, ProfileView
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -49,10 +49,10 @@ def propose(
     FILE is TOML, extends their present profile, and has only settings open to owners. Changes that
     need a boot, or disturb tasks, wait until the tasks have left, within the budgets of their jobs.
     """
-    wish = ProfileWish(
+    request = ProfileProposal(
         text=_read(file), reason=reason, at_once=at_once, gate_s=gate, failures=failures
     )
-    found = target.ask(lambda client: client.propose_profile(entitlement, wish, dry_run=dry_run))
+    found = target.ask(lambda client: client.propose_profile(entitlement, request, dry_run=dry_run))
     if dry_run:
         show.emit(output, found, lambda: click.echo("valid, nothing changed"))
         return

@@ -11,7 +11,7 @@ import click
 from control_plane.api.rebalancing import (
     MoveExplanation,
     MoveView,
-    PauseWish,
+    PauseRequest,
     RebalanceHistory,
     RebalancePlan,
     RebalanceStatus,
@@ -70,8 +70,8 @@ def rebalance_status(target: Target, output: str) -> None:
 @click.pass_obj
 def rebalance_pause(target: Target, reason: str, output: str) -> None:
     """Pause the ReBalancer: it begins no moves until `resume`, also after a restart."""
-    wish = PauseWish(reason=reason)
-    found: RebalanceStatus = target.ask(lambda client: client.pause_rebalance(wish))
+    request = PauseRequest(reason=reason)
+    found: RebalanceStatus = target.ask(lambda client: client.pause_rebalance(request))
     show.emit(output, found, lambda: _print_status(found))
 
 

@@ -45,8 +45,8 @@ def _row(view: LimitView) -> tuple[object, ...]:
 @click.pass_obj
 def limit_lift(target: Target, name: str, for_s: float, reason: str, output: str) -> None:
     """Lift limit NAME for a while; --for 0s restores it."""
-    wish = Lift(for_s=for_s, reason=reason)
-    found: LimitView = target.ask(lambda client: client.lift_limit(name, wish))
+    request = Lift(for_s=for_s, reason=reason)
+    found: LimitView = target.ask(lambda client: client.lift_limit(name, request))
     text = f"limit {name}: lifted for {show.duration(found.lifted_for_s)}"
     text = text if found.lifted_for_s else f"limit {name} holds"
     show.emit(output, found, lambda: click.echo(show.printable(text)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.usage import TaskUsage
-from control_plane.api.operations import REASON_MAX, RestartWish
+from control_plane.api.operations import REASON_MAX, RestartRequest
 from control_plane.api.tasks import TaskDescription
 from control_plane.cli import show
 from control_plane.cli.events import head, task, task_named
@@ -183,8 +183,8 @@ def restart(target: Target, name: str, reason: str, at_once: bool, output: str) 
     does not wait; the required reason is in the audit log. All tasks: `twinectl job restart`.
     """
     job, index = task_named(name)
-    wish = RestartWish(reason=reason[:REASON_MAX], now=at_once)
-    found = target.ask(lambda client: client.restart_task(job, index, wish))
+    request = RestartRequest(reason=reason[:REASON_MAX], now=at_once)
+    found = target.ask(lambda client: client.restart_task(job, index, request))
 
     def lines() -> None:
         for line in head(name, found):

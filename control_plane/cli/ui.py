@@ -127,7 +127,7 @@ async def _serve(target: Target, page: str, port: int) -> None:
     from aiohttp import web
 
     async with target.client() as client:
-        await client.get_myself()  # a bad credential is an error here, before a browser opens
+        await client.get_current_user()  # a bad credential is an error here, before a browser opens
         gate = Gate()
         app = web.Application(client_max_size=_BODY_MAX)
         app.router.add_route("*", "/{path:.*}", _passing(gate, page, client))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from control_plane.api.opportunistic import OPTIMUS_ROUTES, QueuedWish, QueuedWork, WorkQueue
+from control_plane.api.opportunistic import OPTIMUS_ROUTES, QueuedWork, WorkQueue, WorkRequest
 from control_plane.cli import show
 from control_plane.cli.images import names_of
 from control_plane.cli.jobfile import read_job
@@ -58,9 +58,9 @@ def work_submit(
 ) -> None:
     """Submit the work of a job FILE, to run on lent machines."""
     job = read_job(file, (), lambda: names_of(target))
-    wish = QueuedWish(job=job, priority=priority, attempts=attempts)
+    request = WorkRequest(job=job, priority=priority, attempts=attempts)
     made: QueuedWork = _ask(
-        socket, lambda client: client.call(_ROUTE["submit_work"], wish, work=wish.job.name)
+        socket, lambda client: client.call(_ROUTE["submit_work"], request, work=request.job.name)
     )
     show.emit(output, made, lambda: click.echo(f"work {made.name}: {made.state}"))
 
@@ -74,7 +74,15 @@ def work_list(socket: str, output: str) -> None:
     columns = ("work", "user", "priority", "tasks", "state", "failures", "moves", "reason")
     rows = [
         (
-            *(w.name, w.user, w.wish.priority, w.wish.job.tasks, w.state, w.failures, w.moves),
+            *(
+                w.name,
+                w.user,
+                w.request.priority,
+                w.request.job.tasks,
+                w.state,
+                w.failures,
+                w.moves,
+            ),
             w.reason or "-",
         )
         for w in found.work

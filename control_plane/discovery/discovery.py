@@ -14,7 +14,7 @@ from typing import Protocol
 from control_plane.api.jobs import Endpoint, Endpoints, JobRecord, TaskRecord, task_id
 from control_plane.api.machines import MachineRecord
 from control_plane.api.shards import ShardMapView
-from control_plane.api.watch import EndpointsNews
+from control_plane.api.watch import EndpointChanges
 from control_plane.api.weights import USUAL_WEIGHT, EndpointWeights
 from control_plane.discovery.shard_maps import ShardMaps
 from control_plane.job_control.core.traffic import traffic_of, weights_by_version
@@ -67,7 +67,7 @@ class Discovery:
         """Job → its endpoints, cached until they change."""
         self._weights: dict[str, tuple[Mapping[int, int], asyncio.TimerHandle]] = {}
         """Job → weights of its tasks by index, and the timer that ends them."""
-        self._bells: dict[str, set[asyncio.Event]] = {}
+        self._wakeups: dict[str, set[asyncio.Event]] = {}
         """Job → the events of callers that wait for it to change."""
         jobs.listen(self._job_changed)
         broker.listen(self._machine_changed, loaded=ignore)
@@ -130,7 +130,7 @@ class Discovery:
         """Return the shard map of a job."""
         return self._shards.view(job)
 
-    async def watch(self, known: Mapping[str, int | None], wait_s: float = 0.0) -> EndpointsNews:
+    async def watch(self, known: Mapping[str, int | None], wait_s: float = 0.0) -> EndpointChanges:
         """Return the jobs whose revision is not the known one, or nothing after `wait_s`.
 
         0 is the revision of a job that does not exist. A lower revision than the known one counts
@@ -138,7 +138,7 @@ class Discovery:
         """
         await self._until(lambda: bool(self._news(known)), known, wait_s)
         news = self._news(known)
-        return EndpointsNews(
+        return EndpointChanges(
             changed=[self._now(job) for job in news if job in self._revisions],
             missing=[job for job in news if job not in self._revisions],
         )
@@ -152,21 +152,21 @@ class Discovery:
         """Wait up to `wait_s` for a condition that only changes with one of these jobs."""
         if reached() or wait_s <= 0:
             return
-        bell = asyncio.Event()
+        wakeup = asyncio.Event()
         for job in jobs:
-            self._bells.setdefault(job, set()).add(bell)
+            self._wakeups.setdefault(job, set()).add(wakeup)
         try:
             async with asyncio.timeout(min(wait_s, _WAIT_MAX_S)):
                 while not reached():
-                    bell.clear()
-                    await bell.wait()
+                    wakeup.clear()
+                    await wakeup.wait()
         except TimeoutError:
             pass
         finally:
             for job in jobs:
-                self._bells[job].discard(bell)
-                if not self._bells[job]:
-                    del self._bells[job]
+                self._wakeups[job].discard(wakeup)
+                if not self._wakeups[job]:
+                    del self._wakeups[job]
 
     def _now(self, job: str) -> Endpoints:
         revision = self._revision(job)
@@ -206,8 +206,8 @@ class Discovery:
 
     def _wake_waiting(self, job: str) -> None:
         self._endpoints.pop(job, None)
-        for bell in self._bells.get(job, ()):
-            bell.set()
+        for wakeup in self._wakeups.get(job, ()):
+            wakeup.set()
 
     def _listed(self, record: JobRecord) -> list[Endpoint]:
         found, (weights, _) = [], self._weights.get(record.name, (_USUAL, None))

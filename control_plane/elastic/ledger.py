@@ -129,7 +129,7 @@ class ElasticLedger:
         for pool in [pool for pool in self._history if pool not in there]:
             del self._history[pool]
 
-    def note_wish(self, pool: str, has: int, wants: int, seconds: float) -> None:
+    def note_request(self, pool: str, has: int, wants: int, seconds: float) -> None:
         """Add a period of `seconds` in which a borrower `has` machines and `wants` more."""
         known = self.history(pool)
         self._history[pool] = replace(

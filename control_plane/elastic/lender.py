@@ -24,13 +24,13 @@ from control_plane.broker.loans import Loans
 from control_plane.elastic import survey
 from control_plane.elastic.core.expecting import expected
 from control_plane.elastic.core.matching import (
+    Borrower,
     CallBack,
     Idle,
     Need,
     NewLoan,
     Offer,
     OpenLoan,
-    Taker,
     called_back,
     matched,
 )
@@ -177,7 +177,7 @@ class Lender:
             else:
                 self.short_since.pop(pool, None)
             if spec.borrows:
-                self._ledger.note_wish(pool, usable[pool], wants, self._settings.look_s)
+                self._ledger.note_request(pool, usable[pool], wants, self._settings.look_s)
             most = expected(self._ledger.history(pool), used, wall, ahead_s)
             found[pool] = PoolNow(pool, spec, used, most, short, wants, types)
         return found
@@ -302,11 +302,11 @@ class Lender:
     async def _match(self, loans: Sequence[OpenLoan]) -> None:
         if self._settings.mode is ElasticMode.OFF:
             return
-        takers = self._takers(loans)
+        borrowers = self._borrowers(loans)
         new = list[NewLoan]()
-        if takers and not any(pool.short for pool in self.now.values()):
+        if borrowers and not any(pool.short for pool in self.now.values()):
             offers, idle = self._offers(), await self._idle()
-            new = await self._runtime.offload(matched, idle, offers, takers)
+            new = await self._runtime.offload(matched, idle, offers, borrowers)
         self.proposed = len(new)
         if self._settings.mode is not ElasticMode.APPLY or self.holding():
             return
@@ -345,13 +345,13 @@ class Lender:
         await allocator.releases.pass_on(new.machine, write)
         self._idle_since.pop(new.machine, None)
 
-    def _takers(self, loans: Sequence[OpenLoan]) -> list[Taker]:
-        found = list[Taker]()
+    def _borrowers(self, loans: Sequence[OpenLoan]) -> list[Borrower]:
+        found = list[Borrower]()
         for pool in self.now.values():
             elastic = pool.spec.elastic
             if elastic is not None and pool.wants:
                 found.append(
-                    Taker(
+                    Borrower(
                         pool=pool.pool,
                         wants=pool.wants,
                         has=sum(loan.borrower == pool.pool for loan in loans),

@@ -65,10 +65,10 @@ class NoticeSender:
         for number, record in enumerate(self._jobs.records()):
             if number % _LOOK == 0:
                 await self._region.runtime.checkpoint()
-            wish = record.spec.life.notice
-            if wish is not None:
+            request = record.spec.life.notice
+            if request is not None:
                 for machine in _machines(record):
-                    asked.setdefault(machine, set()).update(wish.capacity_of)
+                    asked.setdefault(machine, set()).update(request.capacity_of)
         names = {name for one in asked.values() for name in one}
         states = {name: state for name in names if (state := signal(name)) is not None}
         epoch, found = self._number(), dict[str, HostNotices]()

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from agent.api import ID_PATTERN, Ack
 from control_plane.api.capacity import (
+    EntitlementChange,
     EntitlementRequest,
     EntitlementRequests,
     Entitlements,
     EntitlementSpec,
     EntitlementView,
-    EntitlementWish,
 )
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
@@ -130,16 +130,16 @@ class CapacityHandlers:
         is_operator = self._callers.caller(peer).is_operator
         return Person(principal(peer), is_operator=is_operator, may_create=is_operator)
 
-    def _asked(self, name: str, wish: EntitlementWish, who: Person) -> EntitlementWish:
+    def _asked(self, name: str, change: EntitlementChange, who: Person) -> EntitlementChange:
         """Return the request, with its owners: the named ones, the present ones, or the caller."""
-        if wish.spec is None:
-            return wish
-        self._check_owners(wish.spec)
+        if change.spec is None:
+            return change
+        self._check_owners(change.spec)
         if who.is_operator:
-            return wish
+            return change
         known = list(self._callers.owners_of(name) or ())
-        owners = wish.spec.owners or known or [f"user:{who.name}"]
-        return replace(wish, spec=replace(wish.spec, owners=owners))
+        owners = change.spec.owners or known or [f"user:{who.name}"]
+        return replace(change, spec=replace(change.spec, owners=owners))
 
     def _check_owners(self, spec: EntitlementSpec) -> None:
         if missing := self._callers.people.unknown(spec.owners):

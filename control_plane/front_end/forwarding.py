@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from control_plane.api.jobs import Jobs, JobStatus
 from control_plane.api.machines import MachineRecord, Machines, MachineView, RegionMap
-from control_plane.api.maintenance import PlacesFound, PlacesWish
+from control_plane.api.maintenance import PlacesFound, PlacesRequest
 from control_plane.api.region_status import ProcessStatus, RegionStatus
 from control_plane.api.shard_routes import (
     CALLER_HEADER,
@@ -205,18 +205,18 @@ class Forwarding:
             raise away(number, str(e)) from e
         await self._followed(client)
 
-    async def _find_places(self, wish: PlacesWish) -> PlacesFound:
+    async def _find_places(self, request: PlacesRequest) -> PlacesFound:
         """Return the places that processes of shards find; shards that are away are skipped."""
         shards = self._plane.shards
         by_shard: dict[int, dict[str, list[int]]] = {}
-        for job, tasks in wish.tasks.items():
+        for job, tasks in request.tasks.items():
             number = shards.number_of_job(job)
             if number is not None and not self._plane.role.runs(number):
                 by_shard.setdefault(number, {})[job] = tasks
 
         async def ask(number: int, jobs: dict[str, list[int]]) -> PlacesFound:
             try:
-                body = PlacesWish(tasks=jobs, leave=wish.leave)
+                body = PlacesRequest(tasks=jobs, leave=request.leave)
                 answer: PlacesFound = await self._client(number).call(FIND_PLACES, body)
             except TwineError as e:
                 log.warning(

@@ -21,13 +21,13 @@ from agent.api import (
     Images,
     Liveness,
 )
-from control_plane.api.intent_wishes import JobIntents, SizesWritten, SizeWishes
+from control_plane.api.intent_changes import JobIntents, SizeChanges, SizesWritten
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import Endpoints, JobRecord
 from control_plane.api.people import IssuedCredential
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMapView
-from control_plane.api.watch import EndpointsNews, WatchedJobs
+from control_plane.api.watch import EndpointChanges, WatchedJobs
 from control_plane.front_end.access import Access
 from control_plane.front_end.capacity_handlers import CapacityHandlers, ProfileHandlers
 from control_plane.front_end.forwarding import Forwarding, ShardClient
@@ -132,7 +132,7 @@ class FrontEnd(
         self._metrics = Metrics(
             ROUTES,
             control_plane.allocations,
-            control_plane.census,
+            control_plane.counters,
             control_plane.health,
             lambda: control_plane.limits.views(control_plane.clock()),
             control_plane.quarantined,
@@ -220,10 +220,10 @@ class FrontEnd(
         Each has its own entry in the audit log and its own answer; together they share the disk's
         syncs, a connection and a request.
         """
-        wishes: SizeWishes = call.body
+        changes: SizeChanges = call.body
         calls = {
-            job: dataclasses.replace(call, route=_PUT_SIZE, path={"job": job}, body=wish)
-            for job, wish in wishes.sizes.items()
+            job: dataclasses.replace(call, route=_PUT_SIZE, path={"job": job}, body=change)
+            for job, change in changes.sizes.items()
         }
         for one in calls.values():
             self._guard.check(one)
@@ -285,7 +285,7 @@ class FrontEnd(
             call.path["job"], int(after or 0), min(wait_s or 0.0, MAX_WAIT_S)
         )
 
-    async def watch_endpoints(self, call: Call) -> EndpointsNews:
+    async def watch_endpoints(self, call: Call) -> EndpointChanges:
         """Show the endpoints of many jobs; can wait for a change."""
         wanted: WatchedJobs = call.body
         return await self._control_plane.watch_endpoints(wanted.known, wanted.wait_s)

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from agent.api import Relaxation
-from control_plane.api.capacity import EntitlementWish
-from control_plane.api.intent_wishes import PushWish
+from control_plane.api.capacity import EntitlementChange
+from control_plane.api.intent_changes import PushChange
 from control_plane.api.jobs import JobSpec
 from control_plane.api.operations import JobMove
-from control_plane.api.people import Myself, Needs, Role
+from control_plane.api.people import CurrentUser, Needs, Role
 from control_plane.identity.core.standing import Caller, Refusal, refusal, refusal_of_raw
 from control_plane.identity.people import People
 from wire.errors import Forbidden
@@ -116,12 +116,12 @@ class Guard:
         """Return the owners of an entitlement, if there is such an entitlement."""
         return self._ownership.owners_of(entitlement)
 
-    def myself(self, peer: Peer) -> Myself:
+    def current_user(self, peer: Peer) -> CurrentUser:
         """Return the rights of a caller."""
         caller = self.caller(peer)
         owned = self._owned(caller)
         role = Role.OWNER if owned else Role.VIEWER
-        return Myself(
+        return CurrentUser(
             name=caller.name,
             role=Role.OPERATOR if caller.is_operator else role,
             groups=sorted(caller.groups),
@@ -148,14 +148,14 @@ class Guard:
             names.add(call.path["entitlement"])
         if (spec := _spec_in(call)) is not None:
             names.add(spec.entitlement)
-        if isinstance(call.body, EntitlementWish) and call.body.spec is not None:
+        if isinstance(call.body, EntitlementChange) and call.body.spec is not None:
             names.add(call.body.spec.materialization or "")
         return names - {""}
 
 
 def _spec_in(call: Call) -> JobSpec | None:
     """Return the specification in a call, if there is one."""
-    body = call.body.spec if isinstance(call.body, PushWish) else call.body
+    body = call.body.spec if isinstance(call.body, PushChange) else call.body
     return body if isinstance(body, JobSpec) else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from control_plane.api.intent_wishes import IntentWish, JobIntents
+from control_plane.api.intent_changes import IntentChange, JobIntents
 from control_plane.api.jobs import JobBriefs, JobStatus
 from control_plane.api.operations import JobMove
 from control_plane.front_end.recorder import caller_of
@@ -34,9 +34,9 @@ class IntentHandlers:
 
     async def move_job(self, call: Call) -> JobStatus:
         """Move a job to another entitlement."""
-        wish: JobMove = call.body
+        change: JobMove = call.body
         writer = caller_of(call.peer)
-        return await self._jobs.move_job(call.path["job"], wish.entitlement, writer)
+        return await self._jobs.move_job(call.path["job"], change.entitlement, writer)
 
     async def list_job_briefs(self, _: Call) -> JobBriefs:
         """List the jobs in brief."""
@@ -71,10 +71,10 @@ class IntentHandlers:
     async def withdraw_intent(self, call: Call) -> JobIntents:
         """End a canary or a hold."""
         expect = call.number("expect")
-        wish = IntentWish(
+        change = IntentChange(
             reason=call.query.get("reason", "")[:512],
             expect=None if expect is None else int(expect),
             take_over=call.flag("take_over"),
         )
         name, dimension = call.path["job"], call.path["dimension"]
-        return await self._intents.withdraw(name, dimension, wish, caller_of(call.peer))
+        return await self._intents.withdraw(name, dimension, change, caller_of(call.peer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from control_plane.api.jobs import Jobs, JobStatus
-from control_plane.api.operations import JobEvents, MoveWish, RestartWish, TaskStory
+from control_plane.api.operations import JobEvents, MoveRequest, RestartRequest, TaskStory
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.region_status import RegionStatus
 from control_plane.front_end.recorder import caller_of
@@ -76,15 +76,15 @@ class JobHandlers:
 
     async def move_task(self, call: Call) -> TaskStory:
         """Move a task to another machine."""
-        wish: MoveWish = call.body
+        request: MoveRequest = call.body
         return await self._control_plane.move_task(
-            call.path["job"], index_of(call), wish.to, wish.reason
+            call.path["job"], index_of(call), request.to, request.reason
         )
 
     async def restart_task(self, call: Call) -> TaskStory:
         """Restart a task."""
-        wish: RestartWish = call.body
-        return await self._control_plane.restart_task(call.path["job"], index_of(call), wish)
+        request: RestartRequest = call.body
+        return await self._control_plane.restart_task(call.path["job"], index_of(call), request)
 
     async def job_logs(self, call: Call) -> AsyncIterator[bytes]:
         """Stream the output of a task."""

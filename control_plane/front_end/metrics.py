@@ -36,7 +36,7 @@ class Metrics:
         self,
         routes: Sequence[Route],
         allocations: Sequence[Allocations],
-        census: Counters,
+        counters: Counters,
         health: HealthService,
         limits: Callable[[], LimitViews],
         quarantined: Sequence[str] = (),
@@ -62,7 +62,7 @@ class Metrics:
             ["route"],
             registry=self._registry,
         )
-        self._registry.register(_CensusMetrics(census))
+        self._registry.register(_CounterMetrics(counters))
         self._registry.register(_HealthMetrics(health))
         self._registry.register(_LimitMetrics(limits))
         Gauge(
@@ -138,11 +138,11 @@ class _RoleMetrics(Collector):
         )
 
 
-class _CensusMetrics(Collector):
+class _CounterMetrics(Collector):
     """Machines by state and tasks by phase; absent ones are 0."""
 
-    def __init__(self, census: Counters) -> None:
-        self._counters = census
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
 
     def collect(self) -> Iterator[Metric]:
         machines = GaugeMetricFamily("twine_machines", "Machines by state.", labels=["state"])

@@ -8,12 +8,12 @@ from agent.api import Ack
 from control_plane.api.people import (
     AuditPage,
     ConsoleSessions,
+    CurrentUser,
     Grant,
     Grants,
     Group,
     Groups,
     IssuedCredential,
-    Myself,
     Revocation,
     Role,
     Users,
@@ -40,9 +40,9 @@ class PeopleHandlers:
         self.sessions = BrowserSessions()
         """Browsers that have the web console open."""
 
-    async def get_myself(self, call: Call) -> Myself:
+    async def get_current_user(self, call: Call) -> CurrentUser:
         """Show the caller."""
-        return self._known.myself(call.peer)
+        return self._known.current_user(call.peer)
 
     async def list_sessions(self, call: Call) -> ConsoleSessions:
         """Show which browsers have the console open."""

@@ -49,8 +49,8 @@ class SafetyHandlers:
 
     async def confirm_down(self, call: Call) -> ConfirmedDown:
         """Mark machines as down that an operator confirms."""
-        wish, by = call.body, principal(call.peer)
-        return await self._health.confirm(wish.machines, wish.scope, wish.reason, by)
+        request, by = call.body, principal(call.peer)
+        return await self._health.confirm(request.machines, request.scope, request.reason, by)
 
     async def list_limits(self, _: Call) -> LimitViews:
         """Return all limits."""

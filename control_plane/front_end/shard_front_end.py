@@ -59,7 +59,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         self._metrics = Metrics(
             SHARD_ROUTES,
             plane.allocations,
-            plane.census,
+            plane.counters,
             plane.health,
             lambda: plane.limits.views(plane.clock()),
             plane.quarantined,

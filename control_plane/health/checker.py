@@ -60,7 +60,7 @@ class HealthChecker:
         self._brakes, self._graces, self._patience = _policies(region.settings)
         answers_lag_s = region.settings.poll_wait_s + TICK_S
         down_after_s = region.settings.down_after_s
-        self._worry_s = max(down_after_s / 2, down_after_s - answers_lag_s)
+        self._suspect_after_s = max(down_after_s / 2, down_after_s - answers_lag_s)
         """Silence after which a machine counts as lost in its parts. It is less than
         `down_after_s`: machines that are cut off together reach that limit one after another, and
         the first must not look like a single loss."""
@@ -143,7 +143,7 @@ class HealthChecker:
             for name in sorted(set(machines))
             if (watch := self._watches.get(name)) is not None
             and watch.down_at is None
-            and watch.silent_s(now, self._counted_from) >= self._worry_s
+            and watch.silent_s(now, self._counted_from) >= self._suspect_after_s
         ]
         if not silent:
             raise Conflict(
@@ -228,7 +228,7 @@ class HealthChecker:
         watch.failures = recalled(ages_s, now, self._patience)
         watch.planned(record, now, self._runtime.date())
         watch.set_standing(Standing.LOST if down else Standing.WELL)
-        self._schedule(watch, now + self._worry_s)
+        self._schedule(watch, now + self._suspect_after_s)
         return watch
 
     def _forget(self, watch: Watch) -> None:
@@ -273,18 +273,18 @@ class HealthChecker:
     def _look_at_up(self, watch: Watch, now: float) -> bool:
         """Return whether a machine was silent for long enough to need a verdict."""
         if watch.is_unasked:
-            self._schedule(watch, now + self._worry_s)
+            self._schedule(watch, now + self._suspect_after_s)
             return False
         last_at = watch.last_at(self._counted_from)
         silent_s = now - last_at
-        if silent_s < self._worry_s:
+        if silent_s < self._suspect_after_s:
             if watch.is_plain:  # almost always
-                self._schedule(watch, last_at + self._worry_s)
+                self._schedule(watch, last_at + self._suspect_after_s)
                 return False
             watch.confirmed = ""
             watch.set_standing(Standing.WELL)
             self._held.put(watch, None)
-            self._schedule(watch, now - silent_s + self._worry_s)
+            self._schedule(watch, now - silent_s + self._suspect_after_s)
             return False
         excused = None
         if not watch.confirmed:
@@ -368,7 +368,9 @@ class HealthChecker:
         if watch is None or watch.down_at is not None:
             return False
         silent_s = watch.silent_s(self._runtime.now(), self._counted_from)
-        return silent_s >= (self._worry_s if watch.confirmed else self._settings.down_after_s)
+        return silent_s >= (
+            self._suspect_after_s if watch.confirmed else self._settings.down_after_s
+        )
 
     def _is_back(self, name: str) -> bool:
         watch = self._watches.get(name)

@@ -20,9 +20,9 @@ from control_plane.api.maintenance import (
     MACHINES_MAX,
     Ends,
     GoOn,
-    MaintenanceWish,
+    MaintenanceRequest,
     PlacesFound,
-    PlacesWish,
+    PlacesRequest,
     PlanRecord,
     PlanState,
     PlanView,
@@ -69,7 +69,7 @@ class OpsPlanner:
         owner: Callable[[str], Places | None],
         jobs: JobTable,
         outages: Announcements,
-        census: Counters,
+        counters: Counters,
         store: Store,
     ) -> None:
         self._plans: Table[PlanRecord] = Table(store, PLANS, PlanRecord, "maintenance plan")
@@ -90,11 +90,11 @@ class OpsPlanner:
                 jobs,
                 allocator,
                 owner,
-                census,
+                counters,
                 self._announced,
                 runtime.checkpoint,
                 runtime.date,
-                lambda wish: self.ask_others(wish),
+                lambda request: self.ask_others(request),
             )
         )
         self.ask_others: AskPlaces = _no_other_plans
@@ -121,20 +121,20 @@ class OpsPlanner:
 
     # -- what operators ask
 
-    async def preview(self, name: str, wish: MaintenanceWish) -> Preview:
+    async def preview(self, name: str, request: MaintenanceRequest) -> Preview:
         """Return what a plan would do; changes nothing."""
         _check_name(name)
-        waves = await self._divided(name, wish)
-        return await self._previewer.preview(name, wish, waves)
+        waves = await self._divided(name, request)
+        return await self._previewer.preview(name, request, waves)
 
-    async def accept(self, name: str, wish: MaintenanceWish, by: str) -> PlanView:
+    async def accept(self, name: str, request: MaintenanceRequest, by: str) -> PlanView:
         """Store a plan and begin it; `Conflict` if its preview warns and `despite` is not set."""
         _check_name(name)
         async with self._plans.lock(name):
             self._refuse_known(name)
-            waves = await self._divided(name, wish)
-            preview = await self._previewer.preview(name, wish, waves)
-            if preview.warnings and not wish.despite:
+            waves = await self._divided(name, request)
+            preview = await self._previewer.preview(name, request, waves)
+            if preview.warnings and not request.despite:
                 count = len(preview.warnings)
                 more = f" (and {count - 1} more)" if count > 1 else ""
                 raise Conflict(
@@ -144,8 +144,8 @@ class OpsPlanner:
             now = self._runtime.date()
             plan = PlanRecord(
                 name=name,
-                wish=replace(wish, machines=[], despite=False),
-                ends=how_it_ends(wish),
+                request=replace(request, machines=[], despite=False),
+                ends=how_it_ends(request),
                 by=by,
                 at=now,
                 machines=sum(map(len, waves)),
@@ -198,12 +198,12 @@ class OpsPlanner:
         await self._look(name)
         return self.show(name)
 
-    async def go_on(self, name: str, wish: GoOn) -> PlanView:
+    async def go_on(self, name: str, request: GoOn) -> PlanView:
         """Check a paused plan again; `without` leaves out the machines that are not back."""
         plan = self._plans.get(name)
         if plan.ended is not None:
             raise Conflict(f"plan {name} is {plan.state}")
-        if wish.without:
+        if request.without:
             hosts = self._hosts(plan)
             for wave in self._waves_of(plan):
                 if wave.state is WaveState.ANNOUNCED:
@@ -230,7 +230,7 @@ class OpsPlanner:
                         await self._put_wave(replace(wave, state=WaveState.CANCELLED, ended=now))
                         continue
                     await self._announce(plan, wave, now)
-                    if is_one_by_one(plan.wish):
+                    if is_one_by_one(plan.request):
                         break
                 elif wave.state is WaveState.ANNOUNCED:
                     await self._announced_again(plan, wave)
@@ -241,12 +241,12 @@ class OpsPlanner:
                     if then.finish:
                         await self._put_wave(replace(wave, state=WaveState.DONE, ended=now))
                         log.info("wave is over", extra={"plan": name, "wave": wave.number})
-                    elif is_one_by_one(plan.wish):
+                    elif is_one_by_one(plan.request):
                         break
             open_waves = [w for w in self._waves_of(plan) if w.ended is None]
             state = PlanState.PAUSED if waits else PlanState.RUNNING
             changed = replace(plan, state=state, detail=waits)
-            if not open_waves and plan.wish.work is not Work.POWER_CAP:
+            if not open_waves and plan.request.work is not Work.POWER_CAP:
                 changed = replace(changed, state=PlanState.DONE, ended=now)
             if changed != plan:
                 await self._plans.commit(name, changed)
@@ -255,8 +255,8 @@ class OpsPlanner:
 
     async def _announce(self, plan: PlanRecord, wave: WaveRecord, now: float) -> None:
         """Begin a wave: it is stored first, so that after a crash the same wave is announced."""
-        first = wave.number == 1 or not is_one_by_one(plan.wish)
-        start = plan.at + plan.wish.start_in_s if first else now
+        first = wave.number == 1 or not is_one_by_one(plan.request)
+        start = plan.at + plan.request.start_in_s if first else now
         boots = {
             name: record.facts.boot_id
             for name in wave.machines
@@ -270,7 +270,7 @@ class OpsPlanner:
 
     async def _announced_again(self, plan: PlanRecord, wave: WaveRecord) -> None:
         """Announce a wave to those of its machines that a crash left out."""
-        table, wish = self._broker.table, plan.wish
+        table, request = self._broker.table, plan.request
         untold = [
             name
             for name in wave.machines
@@ -280,15 +280,15 @@ class OpsPlanner:
         ]
         if not untold:
             return
-        deadline = None if wish.deadline_s is None else wave.start + wish.deadline_s
+        deadline = None if request.deadline_s is None else wave.start + request.deadline_s
         await self._outages.plan_unavailability(
             untold,
-            KIND.get(wish.work, EventKind.MAINTENANCE),
-            f"{wish.work}: {wish.reason}",
+            KIND.get(request.work, EventKind.MAINTENANCE),
+            f"{request.work}: {request.reason}",
             wave.start,
             deadline,
-            wish.duration_s,
-            tasks_survive=wish.tasks_survive,
+            request.duration_s,
+            tasks_survive=request.tasks_survive,
             plan=plan.name,
         )
 
@@ -311,12 +311,12 @@ class OpsPlanner:
 
     # -- machines and waves
 
-    async def _divided(self, name: str, wish: MaintenanceWish) -> list[list[str]]:
-        _check(wish)
-        names = await self._outages.machines(wish.machines, wish.scope)
+    async def _divided(self, name: str, request: MaintenanceRequest) -> list[list[str]]:
+        _check(request)
+        names = await self._outages.machines(request.machines, request.scope)
         if len(names) > MACHINES_MAX:
             raise InvalidInput(f"plan {name} has {len(names)} machines, more than {MACHINES_MAX}")
-        return await self._previewer.waves(names, wish)
+        return await self._previewer.waves(names, request)
 
     def _refuse_known(self, name: str) -> None:
         known = self._plans.find(name)
@@ -338,7 +338,7 @@ class OpsPlanner:
         if plan.ended is not None:
             return seen
         for wave in [only] if only is not None else self._waves_of(plan):
-            is_counted = plan.wish.work is Work.POWER_CAP and wave.state is WaveState.DONE
+            is_counted = plan.request.work is Work.POWER_CAP and wave.state is WaveState.DONE
             if wave.state is WaveState.ANNOUNCED or is_counted:
                 for name in wave.machines:
                     record = self._broker.table.find(name)
@@ -353,7 +353,7 @@ class OpsPlanner:
         )
         elsewhere = not self._follows(record.entitlement)  # then only its record shows its state
         is_up = record.state is MachineState.UP and (observation.answering or elsewhere)
-        may_stay = plan.wish.tasks_survive and event is not None and event.deadline is not None
+        may_stay = plan.request.tasks_survive and event is not None and event.deadline is not None
         may_stay = may_stay and self._runtime.date() >= (event.deadline or 0.0 if event else 0.0)
         return SeenHost(
             is_open=event is None or event.end is None,
@@ -361,7 +361,7 @@ class OpsPlanner:
             tasks=0 if may_stay else self._left(plan, record, is_reachable=is_up),
             boot=record.facts.boot_id if record.facts is not None else "",
             power_w=record.hardware.power_w if record.hardware is not None else 0,
-            is_held=bool(record.entitlement) and plan.wish.work is not Work.POWER_CAP,
+            is_held=bool(record.entitlement) and plan.request.work is not Work.POWER_CAP,
         )
 
     def _is_ready(self, record: MachineRecord) -> bool:
@@ -412,26 +412,28 @@ def _key(plan: str, number: int) -> str:
     return f"{plan}/{number:06d}"
 
 
-def _check(wish: MaintenanceWish) -> None:
-    """Raise `InvalidInput` for a contradictory wish."""
-    kind = KIND.get(wish.work, EventKind.MAINTENANCE)
-    if wish.tasks_survive and kind is not EventKind.MAINTENANCE:
-        raise InvalidInput(f"tasks do not survive a {wish.work}")
-    if wish.tasks_survive and (wish.deadline_s is None or wish.duration_s is None):
+def _check(request: MaintenanceRequest) -> None:
+    """Raise `InvalidInput` for a contradictory request."""
+    kind = KIND.get(request.work, EventKind.MAINTENANCE)
+    if request.tasks_survive and kind is not EventKind.MAINTENANCE:
+        raise InvalidInput(f"tasks do not survive a {request.work}")
+    if request.tasks_survive and (request.deadline_s is None or request.duration_s is None):
         raise InvalidInput(
             "work that tasks survive needs a deadline and a duration: they bound the expected "
             "silence",
             hint="--deadline 10m --duration 3m",
         )
-    if wish.ends is Ends.TIME and (wish.deadline_s is None or wish.duration_s is None):
+    if request.ends is Ends.TIME and (request.deadline_s is None or request.duration_s is None):
         raise InvalidInput("work that ends by time needs a deadline and a duration")
-    if wish.shed_w and wish.work is not Work.POWER_CAP:
-        raise InvalidInput(f"only power-cap sheds power, not {wish.work}", hint="--work power-cap")
-    if wish.ends is Ends.EMPTY and wish.tasks_survive:
+    if request.shed_w and request.work is not Work.POWER_CAP:
+        raise InvalidInput(
+            f"only power-cap sheds power, not {request.work}", hint="--work power-cap"
+        )
+    if request.ends is Ends.EMPTY and request.tasks_survive:
         raise InvalidInput("work that tasks survive cannot end when they are gone")
 
 
-async def _no_other_plans(_: PlacesWish) -> PlacesFound:
+async def _no_other_plans(_: PlacesRequest) -> PlacesFound:
     return PlacesFound()
 
 

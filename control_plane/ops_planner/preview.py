@@ -20,9 +20,9 @@ from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.maintenance import (
     Ends,
     JobPlaces,
-    MaintenanceWish,
+    MaintenanceRequest,
     PlacesFound,
-    PlacesWish,
+    PlacesRequest,
     PlanRecord,
     PlanView,
     Preview,
@@ -64,7 +64,7 @@ _TOGETHER_MAX = 2000
 With more, each job is judged as if it moved alone, and the preview notes it."""
 
 
-AskPlaces = Callable[[PlacesWish], Awaitable[PlacesFound]]
+AskPlaces = Callable[[PlacesRequest], Awaitable[PlacesFound]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class PreviewSources:
     allocator: Places
     owner: Callable[[str], Places | None]
     """Returns the allocator of a pool; None: another process has it."""
-    census: Counters
+    counters: Counters
     announced: Set[str]
     """Machines for which anything is planned."""
     checkpoint: Callable[[], Awaitable[None]]
@@ -92,7 +92,7 @@ class Previewer:
     def __init__(self, sources: PreviewSources) -> None:
         self._at = sources
 
-    async def waves(self, names: Sequence[str], wish: MaintenanceWish) -> list[list[str]]:
+    async def waves(self, names: Sequence[str], request: MaintenanceRequest) -> list[list[str]]:
         """Return the machines of each wave."""
         planned_machines = []
         for number, name in enumerate(names):
@@ -103,26 +103,26 @@ class Previewer:
                 at = record.location
                 place = (at.datacenter, at.msb, at.row, at.rack)
                 planned_machines.append(PlannedWave(name, place, self._priority(record)))
-        return divide(planned_machines, wish)
+        return divide(planned_machines, request)
 
     async def preview(
-        self, name: str, wish: MaintenanceWish, waves: Sequence[Sequence[str]]
+        self, name: str, request: MaintenanceRequest, waves: Sequence[Sequence[str]]
     ) -> Preview:
         """Return what a plan would do."""
         jobs, on, down = await self._affected(waves)
         scope = frozenset(machine for wave in waves for machine in wave)
-        leaves = not wish.tasks_survive
+        leaves = not request.tasks_survive
         notes = list[str]()
         if leaves:
-            for wave_numbers in _leaving_together(wish, len(waves)):
+            for wave_numbers in _leaving_together(request, len(waves)):
                 notes += await self._find_places(jobs, waves, wave_numbers)
         impacts = sorted(
-            (job.impact(stay=wish.tasks_survive) for job in jobs.values()), key=by_stake
+            (job.impact(stay=request.tasks_survive) for job in jobs.values()), key=by_stake
         )
-        wave_by_wave = is_one_by_one(wish)
+        wave_by_wave = is_one_by_one(request)
         first = waves[0] if wave_by_wave else [machine for wave in waves for machine in wave]
         at_once, held = within_budgets(first, on, jobs)
-        up = max(1, self._at.census.machines[MachineState.UP])
+        up = max(1, self._at.counters.machines[MachineState.UP])
         largest = max(map(len, waves)) if wave_by_wave else len(scope)
         if down:
             notes.append(f"{down} of these machines are down already")
@@ -130,7 +130,7 @@ class Previewer:
             name=name,
             machines=len(scope),
             waves=[len(wave) for wave in waves],
-            ends=how_it_ends(wish),
+            ends=how_it_ends(request),
             tasks=sum(impact.there for impact in impacts),
             jobs=impacts[:_JOBS_SHOWN],
             more_jobs=max(0, len(impacts) - _JOBS_SHOWN),
@@ -141,8 +141,8 @@ class Previewer:
             warnings=warnings(
                 impacts,
                 largest / up if largest > 1 else 0.0,
-                has_deadline=wish.deadline_s is not None,
-                tasks_survive=wish.tasks_survive,
+                has_deadline=request.deadline_s is not None,
+                tasks_survive=request.tasks_survive,
             ),
             notes=notes,
         )
@@ -247,18 +247,22 @@ class Previewer:
         """
         if not leaving:
             return []
-        wish = PlacesWish(tasks={n: list(of) for n, of in leaving.items()}, leave=sorted(scope))
-        found = (await self._at.ask_others(wish)).jobs
+        request = PlacesRequest(
+            tasks={n: list(of) for n, of in leaving.items()}, leave=sorted(scope)
+        )
+        found = (await self._at.ask_others(request)).jobs
         for name, places in found.items():
             if name in jobs and places.unplaced > jobs[name].unplaced:
                 jobs[name].unplaced, jobs[name].reasons = places.unplaced, list(places.reasons)
         return sorted(leaving.keys() - found.keys())
 
-    async def find_places(self, wish: PlacesWish) -> PlacesFound:
+    async def find_places(self, request: PlacesRequest) -> PlacesFound:
         """Return how many tasks of jobs of this process would have no place, and why."""
-        jobs = {name: job for name in wish.tasks if (job := self._job(name, 0)) is not None}
-        ours = {name: tuple(wish.tasks[name]) for name in jobs if self._places_of(name) is not None}
-        await self._find_here(jobs, ours, frozenset(wish.leave))
+        jobs = {name: job for name in request.tasks if (job := self._job(name, 0)) is not None}
+        ours = {
+            name: tuple(request.tasks[name]) for name in jobs if self._places_of(name) is not None
+        }
+        await self._find_here(jobs, ours, frozenset(request.leave))
         found = {n: JobPlaces(unplaced=jobs[n].unplaced, reasons=jobs[n].reasons) for n in ours}
         return PlacesFound(jobs=found)
 
@@ -366,9 +370,9 @@ class Previewer:
         return overlaps(machines, {plan: sorted(both) for plan, both in shared.items() if both})
 
 
-def _leaving_together(wish: MaintenanceWish, waves: int) -> list[list[int]]:
+def _leaving_together(request: MaintenanceRequest, waves: int) -> list[list[int]]:
     """Return which waves are away together: all, unless each returns before the next."""
-    if is_one_by_one(wish) and how_it_ends(wish) is not Ends.EMPTY:
+    if is_one_by_one(request) and how_it_ends(request) is not Ends.EMPTY:
         return [[number] for number in range(waves)]
     return [list(range(waves))]
 
@@ -396,7 +400,7 @@ def _wave_view(
         waiting = dict(sorted(Counter(at for at in stages.values() if at != Stage.DONE).items()))
         if wave.start <= now:
             ready = [name for name, at in stages.items() if at == Stage.WORK]
-    deadline_s = plan.wish.deadline_s
+    deadline_s = plan.request.deadline_s
     began = wave.state is not WaveState.WAITING and wave.start > 0
     return WaveView(
         number=wave.number,

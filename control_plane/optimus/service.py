@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from control_plane.api.capacity import EntitlementView
 from control_plane.api.elastic import CapacitySignal, CapacityState
 from control_plane.api.jobs import JobSpec, JobStatus
-from control_plane.api.opportunistic import QueuedState, QueuedWish, QueuedWork, WorkQueue
+from control_plane.api.opportunistic import QueuedState, QueuedWork, WorkQueue, WorkRequest
 from control_plane.optimus.core.choosing import RETRY_MAX_S, chosen, failed, in_order, job_of, seen
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
@@ -144,7 +144,7 @@ class Optimus:
         before = self._placed.get(work.name, {})
         moves = sum(before.get(task, machine) != machine for task, machine in places.items())
         self._placed[work.name] = before | places
-        if len(places) >= work.wish.job.tasks:
+        if len(places) >= work.request.job.tasks:
             self._housed.add(work.name)
         else:
             self._housed.discard(work.name)
@@ -227,7 +227,7 @@ class Optimus:
         if self._failing:
             return ""
         now = self._runtime.date()
-        homeless = any(
+        is_short = any(
             one.name not in self._housed
             if one.state is QueuedState.RUNNING
             else one.state is QueuedState.WAITING
@@ -235,27 +235,29 @@ class Optimus:
             and one.retry_at <= now
             for one in self._table.records()
         )
-        if self._capacity != CapacityState.FULL or not homeless:
+        if self._capacity != CapacityState.FULL or not is_short:
             return self._capacity
         return CapacityState.SHORT if any(self._placed.values()) else CapacityState.ABSENT
 
-    async def submit(self, name: str, wish: QueuedWish, user: str) -> QueuedWork:
+    async def submit(self, name: str, request: WorkRequest, user: str) -> QueuedWork:
         """Accept a piece of work; `Conflict` if another piece has the name."""
-        if wish.job.entitlement != self._entitlement:
+        if request.job.entitlement != self._entitlement:
             raise InvalidInput(
-                f"cannot accept work {name!r}: job.entitlement: {wish.job.entitlement!r} is not"
+                f"cannot accept work {name!r}: job.entitlement: {request.job.entitlement!r} is not"
                 f" {self._entitlement!r}, the entitlement of this queue",
                 hint=f"set entitlement = {self._entitlement!r} there, or apply the file as a job",
             )
-        if wish.job.tasks < 1:
+        if request.job.tasks < 1:
             raise InvalidInput(f"cannot accept work {name!r}: job.tasks: 0 tasks have no effect")
         async with self._table.lock(name):
             known = self._table.find(name)
             if known is not None:
-                if known.wish == wish and known.user == user:
+                if known.request == request and known.user == user:
                     return known
                 raise Conflict(f"there is already work {name!r}, of {known.user}")
-            made = QueuedWork(name=name, user=user, wish=wish, submitted_at=self._runtime.date())
+            made = QueuedWork(
+                name=name, user=user, request=request, submitted_at=self._runtime.date()
+            )
             await self._table.commit(name, made)
             return made
 

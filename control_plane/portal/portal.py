@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from control_plane.api.capacity import (
+    EntitlementChange,
     EntitlementRecord,
     EntitlementRequest,
     EntitlementSpec,
-    EntitlementWish,
     RequestState,
 )
 from control_plane.api.settings import Approval, Overgrant, PortalSettings
@@ -124,26 +124,26 @@ class Portal:
             await self._remove(name)
 
     async def request(
-        self, name: str, wish: EntitlementWish, who: Person, use: Use
+        self, name: str, change: EntitlementChange, who: Person, use: Use
     ) -> EntitlementRequest:
-        """Grant a wish, or store it as a request that a user with that right decides.
+        """Grant a change, or store it as a request that a user with that right decides.
 
-        Raises all errors of the wish at once, and `Unprocessable` if the machines do not suffice
-        and the wish may not wait in the queue. A dry run only returns the result.
+        Raises all errors of the change at once, and `Unprocessable` if the machines do not suffice
+        and the change may not wait in the queue. A dry run only returns the result.
         """
         async with self._lock:
             known = self.table.find(name)
             request = EntitlementRequest(
                 request_id=self.requests.new_id(),
                 entitlement=name,
-                spec=wish.spec,
+                spec=change.spec,
                 based_on=known.generation if known else 0,
                 requester=who.name,
-                reason=wish.reason,
+                reason=change.reason,
                 created_at=self._runtime.date(),
             )
-            why = await self._why_pending(wish, request, use, who)
-            if wish.dry_run:
+            why = await self._why_pending(change, request, use, who)
+            if change.dry_run:
                 state = RequestState.PENDING if why else RequestState.APPROVED
                 return replace(request, request_id="", why_pending=why, state=state)
             if why:
@@ -224,21 +224,21 @@ class Portal:
         return [text for kind, text in found.items() if kind not in self.settings.owners_raise]
 
     async def _why_pending(
-        self, wish: EntitlementWish, request: EntitlementRequest, use: Use, who: Person
+        self, change: EntitlementChange, request: EntitlementRequest, use: Use, who: Person
     ) -> str:
         name, spec = request.entitlement, request.spec
         known = self.table.find(name)
         if spec is None:
             self.table.get(name)
-            if not wish.queue:
+            if not change.queue:
                 self._check_unused(name, use)
-            return "another user has to decide" if wish.queue else ""
+            return "another user has to decide" if change.queue else ""
         more = await self._check(name, spec, use.jobs)
         if more is not None:
-            if wish.queue:
+            if change.queue:
                 return f"the region has too few machines: {more.short}"
             raise more.refusal(name)
-        if wish.queue:
+        if change.queue:
             return "another user has to decide"
         if self._needs_approval(known, spec):
             return "approval is required for more capacity"
@@ -359,7 +359,7 @@ class Portal:
 
 @dataclass(frozen=True, slots=True)
 class _TooMuch:
-    """A wish that exceeds the available machines."""
+    """A change that exceeds the available machines."""
 
     short: Shortage
 

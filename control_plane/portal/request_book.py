@@ -1,4 +1,4 @@
-"""Stores requests for entitlements, with requester, wish and decision."""
+"""Stores requests for entitlements, with requester, change and decision."""
 
 from __future__ import annotations
 

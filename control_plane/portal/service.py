@@ -10,13 +10,13 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from control_plane.api.capacity import (
+    EntitlementChange,
     EntitlementRecord,
     EntitlementRequest,
     EntitlementRequests,
     Entitlements,
     EntitlementSpec,
     EntitlementView,
-    EntitlementWish,
     RequestState,
 )
 from control_plane.api.capacity_report import CapacityReport, PowerBudget
@@ -101,12 +101,14 @@ class CapacityService:
         use = await self._emptied(name)
         await self._portal.delete(name, jobs=list(use.jobs), held=list(use.held))
 
-    async def request(self, name: str, wish: EntitlementWish, who: Person) -> EntitlementRequest:
-        """Grant a wish, or store it as a pending request (CP1, CP12)."""
-        remove_now = wish.spec is None and not wish.queue
+    async def request(
+        self, name: str, change: EntitlementChange, who: Person
+    ) -> EntitlementRequest:
+        """Grant a change, or store it as a pending request (CP1, CP12)."""
+        remove_now = change.spec is None and not change.queue
         use = await self._emptied(name) if remove_now else Use(self._jobs(name))
-        made = await self._portal.request(name, wish, who, use)
-        return replace(made, warnings=self._warnings(name, wish.spec))
+        made = await self._portal.request(name, change, who, use)
+        return replace(made, warnings=self._warnings(name, change.spec))
 
     def _warnings(self, name: str, spec: EntitlementSpec | None) -> list[str]:
         """Warn that a quota below the number of held machines does not stop tasks (BUG-UX8)."""

@@ -25,12 +25,12 @@ from control_plane.api.machines import (
     UnavailabilityEvent,
 )
 from control_plane.api.profiles import (
+    ProfileProposal,
     ProfileRollout,
     ProfileState,
     ProfileStats,
     ProfileVersion,
     ProfileView,
-    ProfileWish,
     digest_of,
     version_name,
 )
@@ -157,7 +157,7 @@ class ProfileRollouts:
         return await self._runtime.offload(stats_of, reports)
 
     async def propose(
-        self, entitlement: str, wish: ProfileWish, by: str, *, dry_run: bool = False
+        self, entitlement: str, request: ProfileProposal, by: str, *, dry_run: bool = False
     ) -> ProfileView:
         """Begin the rollout of a profile to an entitlement; a repeated call changes nothing."""
         async with self._rollouts.lock(entitlement):
@@ -169,8 +169,8 @@ class ProfileRollouts:
                     f"the machines of {entitlement!r} are those of {record.spec.materialization!r}",
                     hint="propose the profile for that entitlement",
                 )
-            errors = check_text(wish.text, root, self._keys.get(root, ()))
-            name = version_name(root, wish.text)
+            errors = check_text(request.text, root, self._keys.get(root, ()))
+            name = version_name(root, request.text)
             if errors:
                 listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
                 raise InvalidInput(
@@ -193,13 +193,13 @@ class ProfileRollouts:
             if self._versions.find(name) is None:
                 version = ProfileVersion(
                     name=name,
-                    digest=digest_of(wish.text),
+                    digest=digest_of(request.text),
                     extends=root,
-                    text=wish.text,
+                    text=request.text,
                     entitlement=entitlement,
                     by=by,
                     at=now,
-                    reason=wish.reason,
+                    reason=request.reason,
                 )
                 async with self._versions.lock(name):
                     await self._versions.commit(name, version)
@@ -210,10 +210,10 @@ class ProfileRollouts:
                 entitlement=entitlement,
                 name=name,
                 base=base,
-                at_once=wish.at_once,
-                gate_s=wish.gate_s,
-                failures=wish.failures,
-                reason=wish.reason,
+                at_once=request.at_once,
+                gate_s=request.gate_s,
+                failures=request.failures,
+                reason=request.reason,
                 by=by,
                 at=now,
             )

@@ -25,7 +25,7 @@ from control_plane.api.rebalancing import (
     MoveExplanation,
     MoveState,
     MoveView,
-    PauseWish,
+    PauseRequest,
     RebalanceHistory,
     RebalancePlan,
     RebalanceRecord,
@@ -274,8 +274,8 @@ class ReBalancer:
         if self._plan is None or self._held():
             return
         if self._plan.swaps and not self._open():
-            wished, self._plan = self._plan.swaps, replace(self._plan, swaps=[])
-            await self.swaps.begin(wished)
+            wanted, self._plan = self._plan.swaps, replace(self._plan, swaps=[])
+            await self.swaps.begin(wanted)
         for move in next_moves(self._plan.moves, self._settings.moves_at_once):
             now = self._runtime.date()
             why = self._objection(move)
@@ -433,10 +433,12 @@ class ReBalancer:
         move = self._move(name)
         return MoveExplanation(move=move, lines=explained(move, self._runtime.date()))
 
-    async def pause(self, wish: PauseWish, by: str) -> RebalanceStatus:
+    async def pause(self, request: PauseRequest, by: str) -> RebalanceStatus:
         """Stop beginning moves, also after a restart; waiting moves are withdrawn."""
-        await self._change_state(lambda state: replace(state, paused_by=by, paused_why=wish.reason))
-        log.warning("paused", extra={"by": by, "reason": wish.reason})
+        await self._change_state(
+            lambda state: replace(state, paused_by=by, paused_why=request.reason)
+        )
+        log.warning("paused", extra={"by": by, "reason": request.reason})
         return self.status()
 
     async def resume(self) -> RebalanceStatus:

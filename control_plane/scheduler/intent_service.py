@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from control_plane.allocator.core.claims import Claims
-from control_plane.api.intent_wishes import (
-    CanaryWish,
-    HoldWish,
-    InfrastructureWish,
+from control_plane.api.intent_changes import (
+    CanaryChange,
+    HoldChange,
+    InfrastructureChange,
+    IntentChange,
     IntentView,
-    IntentWish,
     JobIntents,
-    PushWish,
-    SizeWish,
+    PushChange,
+    SizeChange,
     TaskCount,
 )
 from control_plane.api.intents import Dimension, HoldIntent, InfrastructureIntent
@@ -74,49 +74,51 @@ class IntentService:
         self._briefs = found
         return JobBriefs(jobs=[brief for _, brief in found.values()])
 
-    async def push(self, name: str, wish: PushWish, writer: str) -> JobIntents:
+    async def push(self, name: str, change: PushChange, writer: str) -> JobIntents:
         """Push a specification to a part of the tasks."""
-        change = pushing(name, wish, writer, self._runtime.date())
-        return self._shown(await self._control.write(change))
+        write = pushing(name, change, writer, self._runtime.date())
+        return self._shown(await self._control.write(write))
 
     async def size(
-        self, name: str, wish: SizeWish, writer: str, also: Sequence[Operation] = ()
+        self, name: str, change: SizeChange, writer: str, also: Sequence[Operation] = ()
     ) -> JobIntents:
         """Set how many tasks are wanted; see `resize`."""
-        return self._shown(await self.resize(name, wish, writer, also))
+        return self._shown(await self.resize(name, change, writer, also))
 
     async def resize(
-        self, name: str, wish: SizeWish, writer: str, also: Sequence[Operation] = ()
+        self, name: str, change: SizeChange, writer: str, also: Sequence[Operation] = ()
     ) -> JobRecord:
         """Write a size, and `also` in the same transaction.
 
         The answer does not include the composed effect on the job.
         """
-        change = sizing(name, wish, writer, self._runtime.date())
-        return await self._control.write(change, also=also)
+        write = sizing(name, change, writer, self._runtime.date())
+        return await self._control.write(write, also=also)
 
-    async def canary(self, name: str, wish: CanaryWish, writer: str) -> JobIntents:
+    async def canary(self, name: str, change: CanaryChange, writer: str) -> JobIntents:
         """Run a variant of the job on some tasks for a limited time."""
-        change = trying(name, wish, writer, self._runtime.date())
-        return self._shown(await self._control.write(change))
+        write = trying(name, change, writer, self._runtime.date())
+        return self._shown(await self._control.write(write))
 
-    async def hold(self, name: str, wish: HoldWish, writer: str) -> JobIntents:
+    async def hold(self, name: str, change: HoldChange, writer: str) -> JobIntents:
         """Hold a job: postpone all changes that intents request, for a limited time."""
         hold = HoldIntent()
         record = await self._control.note(
-            name, Dimension.HOLD, hold, wish, writer, lasts_s=wish.lasts_s
+            name, Dimension.HOLD, hold, change, writer, lasts_s=change.lasts_s
         )
         return self._shown(record)
 
-    async def infrastructure(self, name: str, wish: InfrastructureWish, writer: str) -> JobIntents:
+    async def infrastructure(
+        self, name: str, change: InfrastructureChange, writer: str
+    ) -> JobIntents:
         """Set the runtime that the next push starts with."""
-        value = InfrastructureIntent(runtime=wish.runtime)
+        value = InfrastructureIntent(runtime=change.runtime)
         return self._shown(
-            await self._control.note(name, Dimension.INFRASTRUCTURE, value, wish, writer)
+            await self._control.note(name, Dimension.INFRASTRUCTURE, value, change, writer)
         )
 
     async def withdraw(
-        self, name: str, dimension: str, wish: IntentWish, writer: str
+        self, name: str, dimension: str, change: IntentChange, writer: str
     ) -> JobIntents:
         """End a canary or a hold before its time."""
         if dimension not in WITHDRAWABLE:
@@ -125,7 +127,7 @@ class IntentService:
                 f"the {dimension} of job {name!r} cannot be withdrawn, only its {names}",
                 hint="write another one instead",
             )
-        record = await self._control.note(name, Dimension(dimension), None, wish, writer)
+        record = await self._control.note(name, Dimension(dimension), None, change, writer)
         return self._shown(record)
 
     def _shown(self, record: JobRecord) -> JobIntents:

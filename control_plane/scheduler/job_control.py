@@ -1,4 +1,4 @@
-"""Job control: checks an owner's wish as a whole, then writes it into the job's record."""
+"""Job control: checks an owner's change as a whole, then writes it into the job's record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.api import ImageInfo
 from agent.api.volumes import VolumeKind
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.api.intent_wishes import IntentWish
+from control_plane.api.intent_changes import IntentChange
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.settings import SchedulerSettings
@@ -234,14 +234,14 @@ class JobControl:
         name: str,
         dimension: Dimension,
         value: Struct | None,
-        wish: IntentWish,
+        change: IntentChange,
         writer: str,
         lasts_s: float | None = None,
     ) -> JobRecord:
         """Write an intent that changes no specification; `None` withdraws it."""
         now = self._runtime.date()
         record = await self._jobs.update(
-            name, lambda r: noted(r, dimension, value, wish, writer, now, lasts_s)
+            name, lambda r: noted(r, dimension, value, change, writer, now, lasts_s)
         )
         log.info("intent written", extra={"job": name, "dimension": dimension.value})
         return record

@@ -32,7 +32,7 @@ from control_plane.api.policy import Admission
 from control_plane.api.requirements import In
 from control_plane.scheduler.core.job_request import Answer, Home, answer_of, request_of
 from control_plane.scheduler.core.owner_moves import goes_to
-from control_plane.scheduler.core.rollout import HOMELESS, Placed, to_place
+from control_plane.scheduler.core.rollout import UNPLACED, Placed, to_place
 from control_plane.scheduler.core.task_spec import task_spec
 from control_plane.scheduler.ports import Places
 
@@ -113,7 +113,7 @@ class Placements:
             return known[2]
         claims, homes = self.index.claims.get(record.name), self._homes(record)
         request = request_of(record, view, self.pool_of(record), entitlement, claims, homes)
-        if not homes and not any(task.phase in HOMELESS for task in record.tasks):
+        if not homes and not any(task.phase in UNPLACED for task in record.tasks):
             self._asked[record.name] = (record, entitlement, request)
         return request
 

@@ -12,10 +12,10 @@ from aiohttp import web
 
 from control_plane.api.capacity import DecisionNote
 from control_plane.api.health import ConfirmDown
-from control_plane.api.intent_wishes import HoldWish
+from control_plane.api.intent_changes import HoldChange
 from control_plane.api.inventory import Drain, Undrain
-from control_plane.api.operations import RestartWish
-from control_plane.api.rebalancing import PauseWish
+from control_plane.api.operations import RestartRequest
+from control_plane.api.rebalancing import PauseRequest
 from wire.errors import InvalidInput
 
 FORM_MAX = 64 << 10
@@ -59,7 +59,7 @@ def _hold(form: Fields) -> Any:
     minutes = form.get("minutes", "")
     if not (minutes.isascii() and minutes.isdecimal() and len(minutes) < 6):
         raise InvalidInput(f"minutes is a whole number, not {minutes[:20]!r}")
-    return _checked(HoldWish, lasts_s=60.0 * int(minutes), reason=_reason(form))
+    return _checked(HoldChange, lasts_s=60.0 * int(minutes), reason=_reason(form))
 
 
 ACTIONS: tuple[FormAction, ...] = (
@@ -68,7 +68,9 @@ ACTIONS: tuple[FormAction, ...] = (
     FormAction("rollback_job", "roll back a job"),
     FormAction("put_hold", "hold a job", _hold),
     FormAction(
-        "restart_task", "restart a task", lambda form: _checked(RestartWish, reason=_reason(form))
+        "restart_task",
+        "restart a task",
+        lambda form: _checked(RestartRequest, reason=_reason(form)),
     ),
     FormAction("approve_request", "approve a request", _note),
     FormAction("deny_request", "deny a request", _note),
@@ -82,7 +84,7 @@ ACTIONS: tuple[FormAction, ...] = (
     FormAction(
         "pause_rebalance",
         "pause the ReBalancer",
-        lambda form: _checked(PauseWish, reason=_reason(form)),
+        lambda form: _checked(PauseRequest, reason=_reason(form)),
     ),
     FormAction("resume_rebalance", "resume the ReBalancer"),
     FormAction("end_session", "end a session"),

@@ -348,8 +348,8 @@ async def _audit(request: PageRequest) -> dict[str, Any]:
 _OF_OWNERS = frozenset(route.name for route in ROUTES if route.needs == Needs.OWNER)
 
 
-async def _myself(request: PageRequest) -> dict[str, Any]:
-    me = await request.api.get("get_myself")
+async def _current_user(request: PageRequest) -> dict[str, Any]:
+    me = await request.api.get("get_current_user")
     owns = bool(me.owns) or me.role is Role.OPERATOR
     return {
         "me": me,
@@ -374,5 +374,5 @@ PAGES: tuple[Page, ...] = (
     Page("/ui/rebalance", "rebalance.html", _rebalance),
     Page("/ui/shards", "shards.html", _shards),
     Page("/ui/audit", "audit.html", _audit, ("before", "who", "object")),
-    Page("/ui/myself", "myself.html", _myself),
+    Page("/ui/myself", "myself.html", _current_user),
 )

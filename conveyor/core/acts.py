@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from control_plane.api.intent_wishes import REASON_MAX
+from control_plane.api.intent_changes import REASON_MAX
 from conveyor.api import FLEET, PipelineStage
 from conveyor.core.stages import DeliveryStep, push_of
 from conveyor.runs import JobProgress, PipelineRecord, PipelineRun

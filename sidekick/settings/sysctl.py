@@ -37,12 +37,15 @@ _NAME = re.compile(r"[a-z][A-Za-z0-9_]*([./][A-Za-z0-9_:@.-]+)+")
 _VALUE = re.compile(r"[\x20-\x7e\t]{1,1024}")
 """One line; the kernel takes a whole value in one write of at most a page."""
 
-_TWINS = {
+_COUNTERPARTS = {
     "vm.dirty_ratio": "vm.dirty_bytes",
     "vm.dirty_background_ratio": "vm.dirty_background_bytes",
     "vm.overcommit_ratio": "vm.overcommit_kbytes",
 }
-TWINS = {PREFIX + a: PREFIX + b for a, b in (*_TWINS.items(), *((b, a) for a, b in _TWINS.items()))}
+COUNTERPARTS = {
+    PREFIX + a: PREFIX + b
+    for a, b in (*_COUNTERPARTS.items(), *((b, a) for a, b in _COUNTERPARTS.items()))
+}
 """Two names of one limit: writing one makes the other read 0, and 0 cannot be written to it
 (sysctl/vm.rst: "only one of them may be specified at a time")."""
 _COARSE = re.compile(
@@ -112,12 +115,12 @@ def exact_of(setting: str) -> str:
     return setting + ("_bytes" if setting.endswith("unres_qlen") else "_ms")
 
 
-def twin_of(setting: str) -> str:
+def counterpart_of(setting: str) -> str:
     """Return the other name of the same value, "" where it has only one."""
     match = _COARSE.fullmatch(setting)
     if match and match[2]:
         return match[1] if exact_of(match[1]) == setting else ""
-    return exact_of(setting) or TWINS.get(setting, "")
+    return exact_of(setting) or COUNTERPARTS.get(setting, "")
 
 
 def text_of(value: Value) -> str:
@@ -165,7 +168,7 @@ class SysctlSetting(Setting):
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
         """Return the values of both; the child's name of a limit replaces the parent's other."""
-        replaced = {twin_of(PREFIX + name).removeprefix(PREFIX) for name in child}
+        replaced = {counterpart_of(PREFIX + name).removeprefix(PREFIX) for name in child}
         return {**{k: v for k, v in parent.items() if k not in replaced}, **child}
 
     def check(self, profile: Profile) -> list[FieldError]:
@@ -174,9 +177,9 @@ class SysctlSetting(Setting):
         values = values_of(profile)
         for name, wanted in values.items():
             reason = _why_not(name) or _why_not_value(text_of(wanted.value))
-            twin = twin_of(PREFIX + name).removeprefix(PREFIX)
-            if twin in values and name < twin:
-                reason = f"only one of it and {twin} can be in force"
+            counterpart = counterpart_of(PREFIX + name).removeprefix(PREFIX)
+            if counterpart in values and name < counterpart:
+                reason = f"only one of it and {counterpart} can be in force"
             if reason:
                 source = profile.source_of(PREFIX + name)
                 errors.append(FieldError(field=PREFIX + name, reason=f"{reason} (in {source})"))
@@ -196,8 +199,8 @@ class SysctlSetting(Setting):
 
     def partners(self, setting: str) -> tuple[str, ...]:
         """Return the other name of the same limit."""
-        twin = twin_of(setting)
-        return (twin,) if twin else ()
+        counterpart = counterpart_of(setting)
+        return (counterpart,) if counterpart else ()
 
     def changes_too(self, setting: str) -> tuple[str, ...]:
         """Return the values that the kernel extends with a write of this one."""
@@ -229,20 +232,20 @@ class SysctlSetting(Setting):
         undone through its exact one.
         """
         ours = {w.setting for w in wanted}
-        back = {s: v for s, v in originals.items() if twin_of(s) not in ours}
+        back = {s: v for s, v in originals.items() if counterpart_of(s) not in ours}
         targets = {s: v for s, v in back.items() if v is not None}
         targets |= {w.setting: w.value for w in wanted}
         changes = []
         for change in super().plan(wanted, observed, back):
-            twin, exact = twin_of(change.setting), exact_of(change.setting)
-            if exact or twin not in TWINS:
+            counterpart, exact = counterpart_of(change.setting), exact_of(change.setting)
+            if exact or counterpart not in COUNTERPARTS:
                 follows = exact in targets
                 inverse = observed.get(exact)
             else:
-                follows = change.after == "0" and targets.get(twin, "0") != "0"
-                inverse = observed.get(twin) if change.before == "0" else None
+                follows = change.after == "0" and targets.get(counterpart, "0") != "0"
+                inverse = observed.get(counterpart) if change.before == "0" else None
             if inverse:
-                change = replace(change, undo_setting=twin, undo_value=inverse)
+                change = replace(change, undo_setting=counterpart, undo_value=inverse)
             changes += [] if follows else [change]
         return changes
 
@@ -261,7 +264,7 @@ class SysctlSetting(Setting):
         return ""
 
     def undo(self, host: Host, change: SettingChange) -> None:
-        """Write the earlier value; through the twin if only that one can restore it."""
+        """Write the earlier value; through the counterpart if only that one can restore it."""
         if not change.undo_setting:
             super().undo(host, change)
             return

@@ -14,11 +14,11 @@ import random
 import time
 
 from control_plane.elastic.core.matching import (
+    Borrower,
     Idle,
     Need,
     Offer,
     OpenLoan,
-    Taker,
     called_back,
     matched,
 )
@@ -55,8 +55,8 @@ def main() -> None:
     count = options.machines
     chance = random.Random(1)
     idle, offers = stock(count, chance)
-    takers = [
-        Taker(
+    borrowers = [
+        Borrower(
             f"batch{n}",
             count // 20,
             chance.randrange(100),
@@ -68,7 +68,7 @@ def main() -> None:
         for n in range(40)
     ]
     began = time.process_time()
-    loans = matched(idle, offers, takers)
+    loans = matched(idle, offers, borrowers)
     lending_s = time.process_time() - began
     donors = {machine.machine: machine for machine in idle}
     open_ = [

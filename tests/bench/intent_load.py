@@ -31,7 +31,7 @@ sys.path[:1] = [str(ROOT)]
 
 from agent.api import Limits, Location  # noqa: E402
 from control_plane.api.capacity import EntitlementSpec  # noqa: E402
-from control_plane.api.intent_wishes import PushWish, SizesWritten, SizeWish, SizeWishes  # noqa: E402
+from control_plane.api.intent_changes import PushChange, SizeChange, SizeChanges, SizesWritten  # noqa: E402
 from control_plane.api.jobs import JobSpec, UpdatePolicy  # noqa: E402
 from control_plane.api.routes import ROUTES  # noqa: E402
 from control_plane.api.settings import PortalSettings, SchedulerSettings  # noqa: E402
@@ -175,12 +175,12 @@ class ManyJobs:
         due, gap = time.monotonic(), 60.0 / self.jobs * AT_ONCE
         await self.cp.intents.briefs()
         while time.monotonic() < until:
-            sizes_now = dict[str, SizeWish]()
+            sizes_now = dict[str, SizeChange]()
             for _ in range(AT_ONCE):
                 job = number % self.jobs
                 if number % CHANGES == 0:
                     sizes[job] = 3 - sizes[job]
-                sizes_now[f"job{job}"] = SizeWish(tasks=sizes[job], reason=f"load {number}")
+                sizes_now[f"job{job}"] = SizeChange(tasks=sizes[job], reason=f"load {number}")
                 number += 1
             await self._resize(sizes_now)
             if number % self.jobs == 0:
@@ -189,8 +189,8 @@ class ManyJobs:
             self.late_s = max(self.late_s, time.monotonic() - due)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
-    async def _resize(self, sizes: dict[str, SizeWish]) -> None:
-        call = Call(_PUT_SIZES, SCALER, SizeWishes(sizes=sizes), request_id=f"r{self.writes}")
+    async def _resize(self, sizes: dict[str, SizeChange]) -> None:
+        call = Call(_PUT_SIZES, SCALER, SizeChanges(sizes=sizes), request_id=f"r{self.writes}")
         answer: SizesWritten = await self.front_end.handlers[_PUT_SIZES.name](call)
         assert not answer.refused, answer.refused
         for name in answer.versions:
@@ -202,7 +202,7 @@ class ManyJobs:
         while time.monotonic() < until:
             name = f"job{number % self.jobs}"
             spec = self._spec(number % self.jobs, "2")
-            await self.cp.intents.push(name, PushWish(spec=spec), "user:conveyor")
+            await self.cp.intents.push(name, PushChange(spec=spec), "user:conveyor")
             self.waiting.setdefault(name, time.monotonic())
             number += 97
             await asyncio.sleep(1.0)

@@ -47,7 +47,7 @@ from attack.face import USER, Face, running  # noqa: E402
 
 from agent.api import ImageFormat  # noqa: E402
 from control_plane.api.capacity import EntitlementSpec  # noqa: E402
-from control_plane.api.intent_wishes import SizeWish, SizeWishes  # noqa: E402
+from control_plane.api.intent_changes import SizeChange, SizeChanges  # noqa: E402
 from control_plane.api.jobs import JobSpec  # noqa: E402
 from control_plane.client import ControlPlaneClient  # noqa: E402
 from control_plane.identity.authority import CertificateSubject  # noqa: E402
@@ -106,30 +106,30 @@ def _request(path: str, body: object) -> bytes:
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-def _wish(writer: int, number: int) -> SizeWish:
-    return SizeWish(tasks=number % 3, reason=f"write {number} of writer {writer}")
+def _change(writer: int, number: int) -> SizeChange:
+    return SizeChange(tasks=number % 3, reason=f"write {number} of writer {writer}")
 
 
 def single(writer: int) -> Iterator[bytes]:
     """Yield requests of one size."""
     for number in count():
         job = (writer + number * WRITERS) % WRITTEN
-        yield _request(f"/v1/jobs/job{job}/intents/size", _wish(writer, number))
+        yield _request(f"/v1/jobs/job{job}/intents/size", _change(writer, number))
 
 
 def confirming(writer: int) -> Iterator[bytes]:
     """Yield requests of one size, always the same one."""
     for number in count():
         job = (writer + number * WRITERS) % WRITTEN
-        yield _request(f"/v1/jobs/job{job}/intents/size", _wish(writer, 0))
+        yield _request(f"/v1/jobs/job{job}/intents/size", _change(writer, 0))
 
 
 def together(writer: int) -> Iterator[bytes]:
     """Yield requests of 100 sizes."""
     names = [f"job{(writer * AT_ONCE + n) % WRITTEN}" for n in range(AT_ONCE)]
     for number in count():
-        sizes = dict.fromkeys(names, _wish(writer, number))
-        yield _request("/v1/sizes", SizeWishes(sizes=sizes))
+        sizes = dict.fromkeys(names, _change(writer, number))
+        yield _request("/v1/sizes", SizeChanges(sizes=sizes))
 
 
 async def rate(
@@ -266,7 +266,7 @@ async def _serve_bare(folder: Path) -> None:
     rows = _Rows(folder / "rows.db")
 
     async def put(request: web.Request) -> web.Response:
-        msgspec.json.decode(await request.read(), type=SizeWish)
+        msgspec.json.decode(await request.read(), type=SizeChange)
         await rows.store(request.match_info["job"])
         return web.json_response({"version": 1})
 

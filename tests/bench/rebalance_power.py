@@ -30,7 +30,7 @@ from agent.api import Limits
 from control_plane.api.inventory import InventoryMachine
 from control_plane.api.machines import EventKind, Hardware
 from control_plane.api.policy import Fit
-from control_plane.api.rebalancing import MoveState, PauseWish
+from control_plane.api.rebalancing import MoveState, PauseRequest
 from control_plane.api.settings import PowerSettings, RebalanceMode
 
 NOMINAL_W, IDLE_W, PER_CORE_W = 400, 200.0, 100.0
@@ -155,7 +155,7 @@ def played(mode: RebalanceMode, *, late: bool = False) -> Powered:
             controller = asyncio.create_task(w.control())
             resumed = None
             if late:
-                await w.cp.rebalancer.pause(PauseWish(reason="not yet"), "a test")
+                await w.cp.rebalancer.pause(PauseRequest(reason="not yet"), "a test")
                 resumed = asyncio.create_task(resume_once_capped(w))
             await four_events(w)
             controller.cancel()

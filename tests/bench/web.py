@@ -101,7 +101,7 @@ class WebBench(Bench):
         await self.cp.put_entitlement("e0", EntitlementSpec(machines=self.machines // 2))
         async with self._phase("deploy"):
             await self.cp.apply_job(_spec(BIG, self.big_tasks))
-            await self._until(lambda: self.cp.census.tasks[TaskPhase.RUNNING] >= self.big_tasks)
+            await self._until(lambda: self.cp.counters.tasks[TaskPhase.RUNNING] >= self.big_tasks)
         self.pauses.phase = UNCOUNTED
         with tempfile.TemporaryDirectory(prefix="twine-web-") as folder:
             async with self._served(Path(folder)) as session:

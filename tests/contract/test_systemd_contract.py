@@ -401,9 +401,9 @@ def test_units_are_found_by_pattern(host: Host, unit: str) -> None:
 
     assert {state.unit: state.sub for state in found} == {first: "running", second: "running"}
     assert host.systemd.units("twine-no-such-*.service") == []
-    glance = host.systemd.glance(unit.replace(".service", "-*.service"))
+    glance = host.systemd.unit_states(unit.replace(".service", "-*.service"))
     assert glance == dict.fromkeys((first, second), ("active", "running"))
-    assert host.systemd.glance("twine-no-such-*.service") == {}
+    assert host.systemd.unit_states("twine-no-such-*.service") == {}
 
 
 def test_a_name_with_wildcards_finds_only_itself(host: Host, unit: str) -> None:

@@ -31,14 +31,14 @@ for turn in range(120):
         for name in rng.sample(names, 5):
             index.block(name, rng.choice(["", "", "is down"]))
     job = f"job{rng.randrange(12)}"
-    wish = rng.choice([
+    request = rng.choice([
         (), (Preference(property=Property.RACK, strategy=Strategy.EVEN),),
         (Preference(property=Property.MACHINE, strategy=Strategy.PACK),),
     ])
     leave = frozenset(rng.sample(names, 3))
     tasks = tuple(range(rng.randrange(9)))
     groups = (Group(TASK, tasks, leave),) if tasks else ()
-    request = Request(job, POOL, groups, wish) if wish else Request(job, POOL, groups)
+    request = Request(job, POOL, groups, request) if request else Request(job, POOL, groups)
     allowance = Allowance(machines=rng.randrange(3))
     made = plan(index, request, allowance)
     print(turn, made.unplaced, made.reasons, [m.name for m in made.change.takes])

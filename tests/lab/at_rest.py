@@ -16,7 +16,7 @@ _FIRST = "proposed"
 """The state of an operation without a `state` field: default values are not printed."""
 
 
-def unrest(machines: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> list[str]:
+def unsettled(machines: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> list[str]:
     """Return the pending changes as text; empty if the lab will stay as it is.
 
     `machines` is the JSON output of `twinectl machine list`, `jobs` that of `twinectl job status`.

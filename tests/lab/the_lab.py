@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.at_rest import uneven, unrest, unusable
+from tests.lab.at_rest import uneven, unsettled, unusable
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -105,7 +105,7 @@ class TheLab:
         names = jobs or ("web",)
         self.until_none(
             "reasons why the lab is not at rest",
-            lambda: unrest(self.machine_list(), [self.job(name) for name in names]),
+            lambda: unsettled(self.machine_list(), [self.job(name) for name in names]),
             REST_S,
         )
 

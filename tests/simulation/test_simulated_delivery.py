@@ -12,11 +12,11 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from control_plane.api.intent_wishes import PushWish
+from control_plane.api.intent_changes import PushChange
 from control_plane.api.intents import PushIntent
 from conveyor.core import acts, judge, stages
 from conveyor.core.acts import DeliveryAct
-from conveyor.push import push_wish
+from conveyor.push import push_change
 from vm_lab.region import delivery, scenario
 from vm_lab.region.results import as_story
 from vm_lab.region.run import Job, run_one
@@ -58,8 +58,8 @@ def test_a_canary_stage_that_is_pushed_to_all_tasks_is_found(
     monkeypatch.setattr(acts, "push_of", lambda _: whole)
     monkeypatch.setattr(
         delivery,
-        "push_wish",
-        lambda act: replace(push_wish(act), share=1.0, tasks=None),
+        "push_change",
+        lambda act: replace(push_change(act), share=1.0, tasks=None),
     )
     assert broken_by({"canary"}) <= MOST
 
@@ -77,8 +77,8 @@ def test_a_count_of_tasks_that_is_read_as_all_is_found(monkeypatch: pytest.Monke
 
 
 def test_a_push_that_is_never_released_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kept(act: DeliveryAct) -> PushWish:
-        return replace(push_wish(act), gives_back=False)  # type: ignore[arg-type]
+    def kept(act: DeliveryAct) -> PushChange:
+        return replace(push_change(act), gives_back=False)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(delivery, "push_wish", kept)
+    monkeypatch.setattr(delivery, "push_change", kept)
     assert broken_by({"rest"}) <= MOST

@@ -21,7 +21,7 @@ from agent.api import Health, Limits, RestartPolicy, RestartWhen, TaskState
 from control_plane.api.capacity import EntitlementSpec, EntitlementView
 from control_plane.api.elastic import CapacitySignal, Elastic, Promise
 from control_plane.api.jobs import JobSpec, JobStatus
-from control_plane.api.opportunistic import QueuedState, QueuedWish, QueuedWork
+from control_plane.api.opportunistic import QueuedState, QueuedWork, WorkRequest
 from control_plane.optimus.service import Optimus
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
@@ -67,8 +67,8 @@ class BestEffortWork:
     region: SimulatedRegion
     pieces: int
     tasks: dict[str, ModelledTask] = field(default_factory=dict)
-    wishes: dict[str, tuple[str, QueuedWish]] = field(default_factory=dict)
-    """Work → user and wish."""
+    requests: dict[str, tuple[str, WorkRequest]] = field(default_factory=dict)
+    """Work → user and request."""
     counts: Counter[str] = field(default_factory=Counter)
     """`revoked` (tasks that continued on another machine), `checkpoints`, `done`, `failures`."""
 
@@ -84,9 +84,9 @@ class BestEffortWork:
         half_s = region.scenario.minutes * 30.0
         for number in range(self.pieces):
             spec = self._job(f"work{number}", chance)
-            wish = QueuedWish(job=spec, priority=chance.choice((200, 500, 800)), attempts=4)
+            request = WorkRequest(job=spec, priority=chance.choice((200, 500, 800)), attempts=4)
             at = 200.0 + chance.uniform(0.0, half_s)
-            region.timeline.after(at, self._submit, chance.choice(USERS), wish)
+            region.timeline.after(at, self._submit, chance.choice(USERS), request)
             for index in range(spec.tasks):
                 fails = int(chance.random() < 0.1)
                 self.tasks[f"{spec.name}-{index}"] = ModelledTask(chance.uniform(60, 420), fails)
@@ -97,8 +97,8 @@ class BestEffortWork:
         region.timeline.after(5.0, region.clients.put_entitlement, OWNER, spare)
         region.plane.started.append(self._begin)
         region.timeline.after(STEP_S, self._step)
-        before = region.more_unrest
-        region.more_unrest = lambda: [*before(), *self._unrest()]
+        before = region.more_unsettled
+        region.more_unsettled = lambda: [*before(), *self._unsettled()]
 
     @staticmethod
     def _job(name: str, chance: random.Random) -> JobSpec:
@@ -126,20 +126,20 @@ class BestEffortWork:
             optimus = Optimus(runtime, front, self._store, OWNER, {"ann": 200}, AHEAD, EVERY_S)
             await optimus.load()
             self._optimus = optimus
-            for name, (user, wish) in self.wishes.items():
-                await optimus.submit(name, wish, user)
+            for name, (user, request) in self.requests.items():
+                await optimus.submit(name, request, user)
             await optimus.run()
 
-    def _submit(self, user: str, wish: QueuedWish) -> None:
-        self.wishes[wish.job.name] = user, wish
+    def _submit(self, user: str, request: WorkRequest) -> None:
+        self.requests[request.job.name] = user, request
         life = self.region.plane.life
         if life is not None and life.alive and self._optimus is not None:
-            life.loop.create_task(self._try_submit(self._optimus, user, wish))
+            life.loop.create_task(self._try_submit(self._optimus, user, request))
 
     @staticmethod
-    async def _try_submit(optimus: Optimus, user: str, wish: QueuedWish) -> None:
+    async def _try_submit(optimus: Optimus, user: str, request: WorkRequest) -> None:
         try:
-            await optimus.submit(wish.job.name, wish, user)
+            await optimus.submit(request.job.name, request, user)
         except TwineError:
             await asyncio.sleep(0)  # the next life submits it again
 
@@ -195,17 +195,17 @@ class BestEffortWork:
             self._misplaced.pop(key, None)
             return
         since = self._misplaced.setdefault(key, now)
-        calm = now - self.region.checker.undisturbed_since
-        if min(now - since, calm) > RETURNED_S:
+        is_undisturbed = now - self.region.checker.undisturbed_since
+        if min(now - since, is_undisturbed) > RETURNED_S:
             text = f"{copy.task_id} runs on {machine.name}, of {standing.entitlement or 'none'}"
             self.region.checker.violate("opportunistic", text, copy.task_id)
 
-    def _unrest(self) -> list[str]:
+    def _unsettled(self) -> list[str]:
         """Return the work that is not over; once all is over, check its outcome."""
         if not self.region.story_at:
             return []
         known = self.queue()
-        waits = [name for name in self.wishes if name not in known]
+        waits = [name for name in self.requests if name not in known]
         waits += [
             f"{name}: {work.state.value}: {work.reason}"
             for name, work in known.items()
@@ -217,7 +217,7 @@ class BestEffortWork:
             for name in known
             if serving is not None and serving.entitlement_of(name) is not None
         ]
-        if waits or len(self.wishes) < self.pieces:
+        if waits or len(self.requests) < self.pieces:
             return [f"{len(waits)} pieces of work are not over: {', '.join(waits[:3])}"]
         self._judge(known)
         return []

@@ -47,8 +47,8 @@ class BudgetChecker:
 
     def _deadline(self, names: Sequence[str], deadline: float, announced_at: float) -> None:
         """Check that controllers with tasks there got a notice before the deadline."""
-        calm = self._checker.undisturbed_since <= announced_at - NOTICE_S
-        if not calm or not self._region.stores_sound(deadline - announced_at + NOTICE_S):
+        is_undisturbed = self._checker.undisturbed_since <= announced_at - NOTICE_S
+        if not is_undisturbed or not self._region.stores_sound(deadline - announced_at + NOTICE_S):
             return
         for name in names:
             if self._standings[name].overdue_at == deadline and deadline - announced_at > NOTICE_S:

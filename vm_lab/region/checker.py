@@ -32,7 +32,7 @@ from vm_lab.region.standing import (
 from vm_lab.region.surge_checker import SurgeChecker
 
 if TYPE_CHECKING:
-    from vm_lab.region.clients import ClientWish
+    from vm_lab.region.clients import ClientRequest
     from vm_lab.region.seed import SimulatedRegion
 
 MACHINES = "machines/"
@@ -282,9 +282,9 @@ class Checker(Observer):
     def _is_back(self, name: str, since: float, called_at: float) -> None:
         loan = self.standings[name].loan
         life = self.region.plane.life
-        calm = life is not None and life.alive and self.undisturbed_since <= called_at
+        is_undisturbed = life is not None and life.alive and self.undisturbed_since <= called_at
         sound = self.region.stores_sound(self.now - called_at + LAG_S)
-        if loan is not None and loan.since == since and calm and sound:
+        if loan is not None and loan.since == since and is_undisturbed and sound:
             waited = self.now - called_at
             self.violate("promise", f"{name} is not back {waited:.0f} s after it was called", name)
 
@@ -338,17 +338,17 @@ class Checker(Observer):
         """Report that the control plane's process ended although no fault ended it."""
         self.violate("life", f"the control plane ended by itself: {reason[:300]}", reason[:60])
 
-    def late(self, wish: ClientWish) -> None:
+    def late(self, request: ClientRequest) -> None:
         """Report a request without an answer that no fault of process or main store explains."""
         life = self.region.plane.life
         awake = life is not None and life.alive and not life.frozen
         if (
             awake
-            and self.undisturbed_since <= wish.asked_at
-            and self.region.disks["main"].sound(self.now, self.now - wish.asked_at)
+            and self.undisturbed_since <= request.asked_at
+            and self.region.disks["main"].sound(self.now, self.now - request.asked_at)
         ):
-            waited = self.now - wish.asked_at
-            self.violate("answer", f"no answer for {waited:.0f} s: {wish.text}", wish.text)
+            waited = self.now - request.asked_at
+            self.violate("answer", f"no answer for {waited:.0f} s: {request.text}", request.text)
 
     def listed(self, endpoints: Endpoints) -> None:
         """Check which tasks a job no longer lists."""

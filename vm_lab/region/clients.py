@@ -1,6 +1,6 @@
 """The users of a simulated region: they send requests, and repeat them if the answer is lost.
 
-At most one wish for each object is under way at a time. Acknowledged wishes are kept, so that the
+At most one request for each object is under way at a time. Acknowledged requests are kept, so that the
 checker can compare them with the control plane's records.
 """
 
@@ -30,11 +30,11 @@ LISTEN_S = 60.0
 
 
 @dataclass(slots=True)
-class ClientWish:
+class ClientRequest:
     """One request of a client."""
 
     about: str
-    """The object; wishes for the same object are sent one after the other."""
+    """The object; requests for the same object are sent one after the other."""
     text: str
     ask: Callable[[ControlPlane], Awaitable[object]]
     granted: Callable[[], None]
@@ -59,7 +59,7 @@ class Owned:
     """The image that its tasks must run in the end; a rollback may have changed it."""
     most: int = 0
     """Largest number of tasks ever requested."""
-    wishes: tuple[JobSpec, ...] = ()
+    requests: tuple[JobSpec, ...] = ()
     """Every specification ever requested, oldest first."""
     intents: GrantedIntents | None = None
     """The intents granted to other writers, if the job has some (`writers.py`)."""
@@ -67,22 +67,22 @@ class Owned:
     @property
     def images(self) -> frozenset[str]:
         """Return every image ever requested."""
-        return frozenset(spec.image for spec in self.wishes)
+        return frozenset(spec.image for spec in self.requests)
 
     @property
     def fewest(self) -> int:
-        """Return the smallest size of the last acknowledged wish and of all later ones.
+        """Return the smallest size of the last acknowledged request and of all later ones.
 
-        Queued wishes count, too: the control plane may be carrying out any of them.
+        Queued requests count, too: the control plane may be carrying out any of them.
         """
         last = [spec for spec in (self.asked, self.granted) if spec is not None]
-        numbers = [n for n, spec in enumerate(self.wishes) if spec is self.granted]
-        since = self.wishes[numbers[-1] :] if numbers else ()
+        numbers = [n for n, spec in enumerate(self.requests) if spec is self.granted]
+        since = self.requests[numbers[-1] :] if numbers else ()
         return min(spec.tasks for spec in (*last, *since))
 
     @property
     def settled(self) -> bool:
-        """Return whether the last wish was acknowledged."""
+        """Return whether the last request was acknowledged."""
         return self.stopped if self.asked is None else self.asked == self.granted
 
 
@@ -95,14 +95,14 @@ class Clients:
         self.jobs: dict[str, Owned] = {}
         self.entitlements: dict[str, EntitlementSpec] = {}
         self.refused: list[str] = []
-        """Wishes that were refused with a final error, and the error."""
-        self.late: Callable[[ClientWish], None] = lambda _: None
-        """Called with a wish that got no answer within `PATIENCE_S`."""
+        """Requests that were refused with a final error, and the error."""
+        self.late: Callable[[ClientRequest], None] = lambda _: None
+        """Called with a request that got no answer within `PATIENCE_S`."""
         self._life: PlaneLife | None = None
-        self._queues: dict[str, deque[ClientWish]] = {}
+        self._queues: dict[str, deque[ClientRequest]] = {}
         self._watched: set[str] = set()
 
-    # -- wishes
+    # -- requests
 
     def apply_job(self, spec: JobSpec) -> None:
         """Create or change a job."""
@@ -110,15 +110,15 @@ class Clients:
         if owned is None or (owned.stopped and owned.asked is None):
             owned = self.jobs[spec.name] = Owned(spec)
         owned.asked, owned.most = spec, max(owned.most, spec.tasks)
-        owned.wishes = (*owned.wishes, spec)
+        owned.requests = (*owned.requests, spec)
 
         def granted() -> None:
             owned.granted, owned.granted_at = spec, self._timeline.now
             self._watch(spec.name)
 
         text = f"apply {spec.name} tasks={spec.tasks} image={spec.image[7:11]}"
-        wish = ClientWish(f"job {spec.name}", text, lambda cp: cp.apply_job(spec), granted)
-        self.want(wish)
+        request = ClientRequest(f"job {spec.name}", text, lambda cp: cp.apply_job(spec), granted)
+        self.want(request)
 
     def stop_job(self, name: str) -> None:
         """Stop a job."""
@@ -136,7 +136,7 @@ class Clients:
                 if owned.granted is None:
                     raise
 
-        self.want(ClientWish(f"job {name}", f"stop {name}", ask, granted))
+        self.want(ClientRequest(f"job {name}", f"stop {name}", ask, granted))
 
     def join(self, request: JoinRequest) -> None:
         """Join a host to the region."""
@@ -145,7 +145,7 @@ class Clients:
             await cp.joined(request)
 
         about = f"machine {request.machine}"
-        self.want(ClientWish(about, f"join {request.machine}", ask, lambda: None))
+        self.want(ClientRequest(about, f"join {request.machine}", ask, lambda: None))
 
     def put_entitlement(self, name: str, spec: EntitlementSpec) -> None:
         """Create or change an entitlement."""
@@ -156,17 +156,17 @@ class Clients:
         async def ask(cp: ControlPlane) -> None:
             await cp.put_entitlement(name, spec)
 
-        self.want(ClientWish(f"entitlement {name}", f"entitlement {name}", ask, granted))
+        self.want(ClientRequest(f"entitlement {name}", f"entitlement {name}", ask, granted))
 
-    def want(self, wish: ClientWish) -> None:
-        """Queue a wish; it is sent until it is granted, or refused with a final error."""
-        queue = self._queues.setdefault(wish.about, deque())
-        queue.append(wish)
+    def want(self, request: ClientRequest) -> None:
+        """Queue a request; it is sent until it is granted, or refused with a final error."""
+        queue = self._queues.setdefault(request.about, deque())
+        queue.append(request)
         if len(queue) == 1:
-            self._ask(wish)
+            self._ask(request)
 
     def has_settled(self, job: str) -> bool:
-        """Return whether the last wish for a job was acknowledged, and none is under way.
+        """Return whether the last request for a job was acknowledged, and none is under way.
 
         `Owned.settled` is not enough: a stop may be under way for a job that is then created again
         with the specification granted before.
@@ -174,11 +174,11 @@ class Clients:
         return self.jobs[job].settled and not self._queues.get(f"job {job}")
 
     def idle(self) -> bool:
-        """Return whether every wish got its answer."""
+        """Return whether every request got its answer."""
         return not any(self._queues.values())
 
     def waits(self, about: str) -> bool:
-        """Return whether a wish is under way for an object whose name begins with `about`."""
+        """Return whether a request is under way for an object whose name begins with `about`."""
         return any(queue for name, queue in self._queues.items() if name.startswith(about))
 
     # -- a life of the control plane
@@ -194,53 +194,53 @@ class Clients:
             if owned.granted is not None:
                 self._watch(name)
 
-    def _ask(self, wish: ClientWish) -> None:
+    def _ask(self, request: ClientRequest) -> None:
         life = self._life
-        if life is None or life.control_plane is None or wish.life == life.number:
+        if life is None or life.control_plane is None or request.life == life.number:
             return  # it is sent as soon as a control plane serves
-        queue = self._queues[wish.about]
-        if not queue or queue[0] is not wish:
+        queue = self._queues[request.about]
+        if not queue or queue[0] is not request:
             return
-        wish.life, wish.asked_at = life.number, self._timeline.now
-        wish.tries += 1
-        self._history.note(f"client asks: {wish.text}")
-        life.loop.create_task(self._attempt(wish, life, life.control_plane))
-        self._timeline.after(PATIENCE_S, self._still_waiting, wish, wish.tries)
+        request.life, request.asked_at = life.number, self._timeline.now
+        request.tries += 1
+        self._history.note(f"client asks: {request.text}")
+        life.loop.create_task(self._attempt(request, life, life.control_plane))
+        self._timeline.after(PATIENCE_S, self._still_waiting, request, request.tries)
 
     async def _attempt(
-        self, wish: ClientWish, life: PlaneLife, control_plane: ControlPlane
+        self, request: ClientRequest, life: PlaneLife, control_plane: ControlPlane
     ) -> None:
         try:
-            await wish.ask(control_plane)
+            await request.ask(control_plane)
             life.check_leads()
         except TwineError as e:
             if life.alive and life is self._life:
-                self._failed(wish, e)
+                self._failed(request, e)
         else:
             if life.alive and life is self._life:
-                self._history.note(f"client is granted: {wish.text}")
-                wish.granted()
-                self._done(wish)
+                self._history.note(f"client is granted: {request.text}")
+                request.granted()
+                self._done(request)
 
-    def _failed(self, wish: ClientWish, error: TwineError) -> None:
-        self._history.note(f"client is refused: {wish.text}: {error.code}")
-        wish.life = 0
+    def _failed(self, request: ClientRequest, error: TwineError) -> None:
+        self._history.note(f"client is refused: {request.text}: {error.code}")
+        request.life = 0
         if error.retryable or error.code == "conflict":
-            self._timeline.after(AGAIN_S, self._ask, wish)
+            self._timeline.after(AGAIN_S, self._ask, request)
             return
-        self.refused.append(f"{wish.text}: {error}")
-        self._done(wish)
+        self.refused.append(f"{request.text}: {error}")
+        self._done(request)
 
-    def _done(self, wish: ClientWish) -> None:
-        queue = self._queues[wish.about]
+    def _done(self, request: ClientRequest) -> None:
+        queue = self._queues[request.about]
         queue.popleft()
         if queue:
             self._ask(queue[0])
 
-    def _still_waiting(self, wish: ClientWish, tries: int) -> None:
-        queue = self._queues[wish.about]
-        if queue and queue[0] is wish and wish.tries == tries and wish.life:
-            self.late(wish)
+    def _still_waiting(self, request: ClientRequest, tries: int) -> None:
+        queue = self._queues[request.about]
+        if queue and queue[0] is request and request.tries == tries and request.life:
+            self.late(request)
 
     # -- endpoints
 

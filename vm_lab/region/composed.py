@@ -2,7 +2,7 @@
 
 The pairs of kinds are dealt to the seeds in turn, so that a series of seeds has all of them. In
 each pair the second event begins during the first one, or soon after it. Every seed adds a few
-pairs of a user's wish and a cut of machines: the effects of a wish during a cut show after it.
+pairs of a user's request and a cut of machines: the effects of a request during a cut show after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vm_lab.region.topology import MachinePlace, places
 
 MEET_S = 60.0
 """Most seconds between the starts of a pair's events, unless the first event lasts longer."""
-_WISHES = (
+_REQUESTS = (
     *("patience", "move-job", "release", "bad-release", "resize", "move-task", "restart"),
     *("stop-job", "drain", "propose-profile"),
 )
@@ -90,11 +90,11 @@ def _shape(shape: Shape, work: ScenarioWork, chance: random.Random) -> Shape:
 def _story(scenario: Scenario, seed: int, chance: random.Random) -> list[Fault]:
     rates = {rate.kind: rate for rate in scenario.faults}
     where, story = places(scenario.shape), list[Fault]()
-    step = scenario.minutes * 60 / (scenario.pairs + scenario.wishes)
-    wishes = [(chance.choice(_WISHES), chance.choice(_CUTS)) for _ in range(scenario.wishes)]
+    step = scenario.minutes * 60 / (scenario.pairs + scenario.requests)
+    requests = [(chance.choice(_REQUESTS), chance.choice(_CUTS)) for _ in range(scenario.requests)]
     pairs = [
         *pairs_of(list(rates), seed, scenario.pairs),
-        *(pair if chance.random() < 0.5 else pair[::-1] for pair in wishes),
+        *(pair if chance.random() < 0.5 else pair[::-1] for pair in requests),
     ]
     chance.shuffle(pairs)
     for number, (one, other) in enumerate(pairs):

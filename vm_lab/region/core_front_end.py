@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.api.machines import Machines
-from control_plane.api.operations import JobMove, MoveWish, RestartWish, TaskStory
+from control_plane.api.operations import JobMove, MoveRequest, RestartRequest, TaskStory
 from control_plane.api.routes import ROUTES
 from control_plane.front_end.forwarding import CoreState, Forwarding, ShardClient
 from control_plane.front_end.intent_handlers import IntentHandlers
@@ -84,17 +84,17 @@ class CoreFrontEnd:
 
     async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
         """Move a task to another machine."""
-        wish = MoveWish(to=to, reason=reason)
-        return await self._ask("move_task", wish, job=name, index=str(index))  # type: ignore[no-any-return]
+        request = MoveRequest(to=to, reason=reason)
+        return await self._ask("move_task", request, job=name, index=str(index))  # type: ignore[no-any-return]
 
-    async def restart_task(self, name: str, index: int, wish: RestartWish) -> TaskStory:
+    async def restart_task(self, name: str, index: int, request: RestartRequest) -> TaskStory:
         """Restart a task."""
-        return await self._ask("restart_task", wish, job=name, index=str(index))  # type: ignore[no-any-return]
+        return await self._ask("restart_task", request, job=name, index=str(index))  # type: ignore[no-any-return]
 
     async def move_job(self, name: str, entitlement: str) -> JobStatus:
         """Move a job to another entitlement."""
-        wish = JobMove(entitlement=entitlement)
-        return await self._ask("move_job", wish, job=name)  # type: ignore[no-any-return]
+        request = JobMove(entitlement=entitlement)
+        return await self._ask("move_job", request, job=name)  # type: ignore[no-any-return]
 
     async def list_machines(self) -> Machines:
         """Return all machines, each as reported by the process that follows it."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from control_plane.api.intent_wishes import HoldWish, SizeWish
+from control_plane.api.intent_changes import HoldChange, SizeChange
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.job_control.core.intents import size_of
 from control_plane.roles import ControlPlane
@@ -26,7 +26,7 @@ from conveyor.core.acts import DeliveryAct, SetFrozen
 from conveyor.core.judge import Measured
 from conveyor.core.progress import progress
 from conveyor.pipeline_file import pipeline_spec
-from conveyor.push import push_wish
+from conveyor.push import push_change
 from conveyor.records import DeliveryRecords
 from conveyor.runs import GateOutcome, JobProgress, PipelineRecord, PipelineRun
 from conveyor.service import DeliveryService
@@ -70,7 +70,7 @@ class DeliveredJobs:
         """Job and number → runs that ended."""
         self._figures = region.figures
         region.foreign = frozenset(self.jobs)
-        region.more_unrest = self.unrest
+        region.more_unsettled = self.unsettled
         region.plane.started.append(self._begin)
         region.timeline.after(LOOK_S, self._look)
 
@@ -86,14 +86,14 @@ class DeliveredJobs:
         region.timeline.after(LOOK_S, self._look)
 
     def _write(self, job: str) -> None:
-        """Draw wishes of a job's writers at random."""
+        """Draw requests of a job's writers at random."""
         if self._chance.random() < LOOK_S / IMAGE_S:
             self.release(job, self._chance.choice(["good", "good", "good", "wrong", "ill"]))
         if self._chance.random() < LOOK_S / SIZE_S:
             fewest, most = self._region.scenario.work.tasks
             self._size(job, self._chance.randint(fewest, most))
         if self._chance.random() < LOOK_S / HOLD_S:
-            hold = HoldWish(lasts_s=self._chance.uniform(*HELD_S), reason="an incident")
+            hold = HoldChange(lasts_s=self._chance.uniform(*HELD_S), reason="an incident")
             self._ask(lambda cp: cp.intents.hold(job, hold, "user:operator"))
 
     def _size(self, job: str, tasks: int) -> None:
@@ -101,10 +101,10 @@ class DeliveredJobs:
         if life is None or self._region.plane.serving is None:
             return
         self._sizing[job] = (life.number, tasks)
-        wish = SizeWish(tasks=tasks, reason="load")
+        request = SizeChange(tasks=tasks, reason="load")
 
         async def ask(cp: ControlPlane) -> None:
-            await cp.intents.size(job, wish, "user:scaler")
+            await cp.intents.size(job, request, "user:scaler")
             self._sizing.pop(job, None)
 
         self._expect(job, self._region.clients.jobs[job].asked, tasks)
@@ -129,7 +129,7 @@ class DeliveredJobs:
             self.wrong[digest] = job
         owned = region.clients.jobs[job]
         if owned.granted is not None:
-            owned.wishes = (*owned.wishes, replace(owned.granted, image=digest))
+            owned.requests = (*owned.requests, replace(owned.granted, image=digest))
         self.newest[job] = digest
         region.history.note(f"image {digest[7:11]} of {job} is {kind}")
         return digest
@@ -168,7 +168,7 @@ class DeliveredJobs:
             text = f"{image[7:11]}, which is wrong, runs on {len(tasks)} tasks of {job}"
             region.checker.violate("canary", text, image)
 
-    def unrest(self) -> list[str]:
+    def unsettled(self) -> list[str]:
         """Return the pipelines that are not at rest; report those that ended with a wrong image."""
         found = []
         for job, record in self._records.items():
@@ -262,7 +262,7 @@ class _RegionPushes:
         if isinstance(act, SetFrozen):
             await self._plane().pause_job(act.job, paused=act.frozen)
         else:
-            await self._plane().intents.push(act.job, push_wish(act), ME)
+            await self._plane().intents.push(act.job, push_change(act), ME)
 
 
 class _RegionMeter:

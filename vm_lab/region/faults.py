@@ -11,7 +11,7 @@ from agent.api import Health, TaskState
 from control_plane.api.inventory import Drain, Undrain
 from control_plane.roles import ControlPlane
 from vm_lab.region import owners
-from vm_lab.region.clients import ClientWish
+from vm_lab.region.clients import ClientRequest
 from vm_lab.region.machine import Copy, SimulatedMachine
 from vm_lab.region.network import Condition
 from vm_lab.region.operators import move_entitlement, power_cap, switch, upgrade
@@ -296,8 +296,8 @@ def _drain(region: SimulatedRegion, fault: Fault, number: int) -> None:
     async def announce(cp: ControlPlane) -> None:
         nonlocal asked_at
         asked_at = region.timeline.now
-        wish = Drain(machines=names, reason=f"work {number}", deadline_s=deadline)
-        await cp.inventory.drain(wish)
+        request = Drain(machines=names, reason=f"work {number}", deadline_s=deadline)
+        await cp.inventory.drain(request)
 
     async def end(cp: ControlPlane) -> None:
         await cp.inventory.undrain(Undrain(machines=names))
@@ -309,11 +309,11 @@ def _drain(region: SimulatedRegion, fault: Fault, number: int) -> None:
     def ended() -> None:
         region.checker.budgets.undrained(names)
 
-    region.clients.want(ClientWish(about, f"drain {' '.join(names)}", announce, announced))
+    region.clients.want(ClientRequest(about, f"drain {' '.join(names)}", announce, announced))
     region.timeline.after(
         fault.seconds,
         region.clients.want,
-        ClientWish(about, f"undrain {' '.join(names)}", end, ended),
+        ClientRequest(about, f"undrain {' '.join(names)}", end, ended),
     )
 
 

@@ -142,10 +142,10 @@ class IntentChecker:
             return []
         machines = [t.placement.machine for t in staying if t.placement is not None]
         standings = [self._region.checker.standings[name] for name in machines]
-        is_calm = len(machines) == len(staying) and all(
+        is_settled = len(machines) == len(staying) and all(
             s.state == MachineState.UP and s.sound and not s.drained for s in standings
         )
-        return inexact(intents, record, is_plan=True) if is_calm else []
+        return inexact(intents, record, is_plan=True) if is_settled else []
 
 
 def has_failed(record: JobRecord) -> bool:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from control_plane.api.maintenance import (
     GoOn,
-    MaintenanceWish,
+    MaintenanceRequest,
     PlanState,
     PlanView,
     WaveState,
@@ -22,7 +22,7 @@ from control_plane.api.maintenance import (
     Work,
 )
 from control_plane.roles import ControlPlane
-from vm_lab.region.clients import ClientWish
+from vm_lab.region.clients import ClientRequest
 from vm_lab.region.network import Condition
 from vm_lab.region.story import Fault
 from wire.errors import Busy, Conflict
@@ -43,40 +43,40 @@ class OperatorPlan:
     """One plan, from its request to its end."""
 
     def __init__(
-        self, region: SimulatedRegion, fault: Fault, number: int, wish: MaintenanceWish
+        self, region: SimulatedRegion, fault: Fault, number: int, request: MaintenanceRequest
     ) -> None:
         """Request the plan for the machines that the event names."""
         self._region, self._name = region, f"plan{number}"
         self._machines = [p.machine for p in region.places if p.within(fault.target)]
         reason = f"work {number}"
-        self._wish = replace(wish, machines=self._machines, reason=reason, despite=True)
+        self._request = replace(request, machines=self._machines, reason=reason, despite=True)
         self._number = number
         self._rebooted: set[str] = set()
         self._asked_at = 0.0
         self._over = False
         self._view: PlanView | None = None
-        self._want(f"{wish.work} of {' '.join(self._machines)}", self._accept, self._accepted)
+        self._want(f"{request.work} of {' '.join(self._machines)}", self._accept, self._accepted)
         region.timeline.after(fault.seconds, self._end)
 
     def _want(self, text: str, ask: object, granted: object) -> None:
-        wish = ClientWish(f"plan {self._name}", text, ask, granted)  # type: ignore[arg-type]
-        self._region.clients.want(wish)
+        request = ClientRequest(f"plan {self._name}", text, ask, granted)  # type: ignore[arg-type]
+        self._region.clients.want(request)
 
     async def _accept(self, cp: ControlPlane) -> None:
         self._asked_at = self._region.timeline.now
         try:
-            await cp.maintenance.accept(self._name, self._wish, "operator")
+            await cp.maintenance.accept(self._name, self._request, "operator")
         except Conflict:
             if cp.maintenance.show(self._name).plan.ended is not None:
                 raise
 
     def _accepted(self) -> None:
         self._region.timeline.after(LOOK_S, self._look)
-        if self._wish.work is Work.KERNEL and self._wish.deadline_s is not None:
-            deadline = self._asked_at + self._wish.deadline_s
+        if self._request.work is Work.KERNEL and self._request.deadline_s is not None:
+            deadline = self._asked_at + self._request.deadline_s
             self._region.checker.budgets.drained(self._machines, deadline)
-        if self._wish.work is Work.SWITCH:
-            self._region.timeline.after(self._wish.deadline_s or 0.0, self._replace_switch)
+        if self._request.work is Work.SWITCH:
+            self._region.timeline.after(self._request.deadline_s or 0.0, self._replace_switch)
 
     def _replace_switch(self) -> None:
         network, cut = self._region.network, Condition(cut_in=True, cut_out=True)
@@ -98,10 +98,10 @@ class OperatorPlan:
         if view is None or view.plan.ended is not None:
             return
         open_waves = [w for w in view.waves if w.state is WaveState.ANNOUNCED]
-        self._region.checker.budgets.waves(self._name, len(open_waves), self._wish.work)
+        self._region.checker.budgets.waves(self._name, len(open_waves), self._request.work)
         for name in (name for wave in open_waves for name in wave.ready):
             machine = self._region.machines[name]
-            if self._wish.work is not Work.SWITCH and name not in self._rebooted and machine.on:
+            if self._request.work is not Work.SWITCH and name not in self._rebooted and machine.on:
                 self._rebooted.add(name)
                 machine.reboot()
         self._region.timeline.after(LOOK_S, self._look)
@@ -111,7 +111,7 @@ class OperatorPlan:
         self._want(f"cancel {self._name}", self._cancel, lambda: None)
 
     async def _cancel(self, cp: ControlPlane) -> None:
-        if self._wish.work is Work.KERNEL and self._wish.deadline_s is not None:
+        if self._request.work is Work.KERNEL and self._request.deadline_s is not None:
             self._region.checker.budgets.undrained(self._machines)
         if cp.maintenance.show(self._name).plan.ended is None:
             await cp.maintenance.cancel(self._name)
@@ -120,12 +120,12 @@ class OperatorPlan:
 def upgrade(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Plan to reboot machines for a kernel: wave by wave, or all with a deadline."""
     if fault.value:
-        wish = MaintenanceWish(
+        request = MaintenanceRequest(
             work=Work.KERNEL, reason="-", deadline_s=fault.value, duration_s=REBOOT_S
         )
     else:
-        wish = _in_waves(Work.KERNEL)
-    OperatorPlan(region, fault, number, wish)
+        request = _in_waves(Work.KERNEL)
+    OperatorPlan(region, fault, number, request)
 
 
 def power_cap(region: SimulatedRegion, fault: Fault, number: int) -> None:
@@ -134,26 +134,26 @@ def power_cap(region: SimulatedRegion, fault: Fault, number: int) -> None:
     Wave by wave; with a `value` all machines at once, as if a power feed had failed.
     """
     if fault.value:
-        wish = MaintenanceWish(work=Work.POWER_CAP, reason="-")
+        request = MaintenanceRequest(work=Work.POWER_CAP, reason="-")
     else:
-        wish = _in_waves(Work.POWER_CAP)
-    OperatorPlan(region, fault, number, wish)
+        request = _in_waves(Work.POWER_CAP)
+    OperatorPlan(region, fault, number, request)
 
 
 def switch(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Announce that machines will be unreachable, and cut them off at the deadline (TC9)."""
-    wish = MaintenanceWish(
+    request = MaintenanceRequest(
         work=Work.SWITCH,
         reason="-",
         deadline_s=fault.value,
         duration_s=SWITCH_S,
         tasks_survive=True,
     )
-    OperatorPlan(region, fault, number, wish)
+    OperatorPlan(region, fault, number, request)
 
 
-def _in_waves(work: Work) -> MaintenanceWish:
-    return MaintenanceWish(
+def _in_waves(work: Work) -> MaintenanceRequest:
+    return MaintenanceRequest(
         work=work, reason="-", wave_size=WAVE, within=Within.RACK, return_within_s=60.0
     )
 
@@ -170,4 +170,4 @@ def move_entitlement(region: SimulatedRegion, _: Fault, number: int) -> None:
             await cp.shards.move(name, to)
 
     text = f"move entitlement {name} to shard {to} {number}"
-    region.clients.want(ClientWish(f"shard of {name}", text, ask, lambda: None))
+    region.clients.want(ClientRequest(f"shard of {name}", text, ask, lambda: None))

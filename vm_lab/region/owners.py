@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from agent.api import Disconnect, DisconnectPolicy
 from control_plane.api.jobs import JobRecord, JobSpec
-from control_plane.api.operations import RestartWish
-from control_plane.api.profiles import ProfileWish
+from control_plane.api.operations import RestartRequest
+from control_plane.api.profiles import ProfileProposal
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 from control_plane.roles import ControlPlane
-from vm_lab.region.clients import ClientWish, Owned
+from vm_lab.region.clients import ClientRequest, Owned
 from vm_lab.region.intent_checker import granted_spec
 from vm_lab.region.machine import STUBBORN
 from vm_lab.region.scenario import Scenario
@@ -111,23 +111,25 @@ def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
         except (Conflict, NotFound):
             return  # the task cannot move now, or not to this machine
 
-    region.clients.want(ClientWish(f"job {name}", f"move {name}-{index} {to}", ask, lambda: None))
+    region.clients.want(
+        ClientRequest(f"job {name}", f"move {name}-{index} {to}", ask, lambda: None)
+    )
 
 
 def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Restart every task of a job in place, each as an operation."""
     name = fault.target.partition(":")[2]
     spec = region.clients.jobs[name].asked
-    wish = RestartWish(reason=f"restart {number}")
+    request = RestartRequest(reason=f"restart {number}")
 
     async def ask(cp: ControlPlane) -> None:
         for index in range(spec.tasks if spec is not None else 0):
             try:
-                await cp.restart_task(name, index, wish)
+                await cp.restart_task(name, index, request)
             except (Conflict, NotFound):
                 continue  # another operation on the task is pending
 
-    region.clients.want(ClientWish(f"job {name}", f"restart {name}", ask, lambda: None))
+    region.clients.want(ClientRequest(f"job {name}", f"restart {name}", ask, lambda: None))
 
 
 def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
@@ -156,7 +158,7 @@ def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
     def granted() -> None:
         owned.granted, owned.granted_at = moved, region.timeline.now
 
-    region.clients.want(ClientWish(f"job {name}", f"move {name} to {to} {number}", ask, granted))
+    region.clients.want(ClientRequest(f"job {name}", f"move {name} to {to} {number}", ask, granted))
 
 
 def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
@@ -170,23 +172,25 @@ def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
         f'description = "{number}"\nextends = "{base}"\n{FAILS if number % 3 == 0 else ""}\n'
         f'[sysctl]\n"kernel.panic" = {number}\n'
     )
-    wish = ProfileWish(text=text, reason=f"profile {number}", at_once=1 + number % 2, gate_s=10.0)
+    request = ProfileProposal(
+        text=text, reason=f"profile {number}", at_once=1 + number % 2, gate_s=10.0
+    )
 
     async def ask(cp: ControlPlane) -> None:
         try:
-            await cp.profiles.propose(name, wish, "owner")
+            await cp.profiles.propose(name, request, "owner")
         except Conflict:
             return  # another proposal is under way
 
     region.clients.want(
-        ClientWish(f"entitlement {name}", f"profile {name} {number}", ask, lambda: None)
+        ClientRequest(f"entitlement {name}", f"profile {name} {number}", ask, lambda: None)
     )
 
 
 def expected(owned: Owned, record: JobRecord) -> JobSpec | None:
     """Return the specification that an owner expects, which an automatic rollback may change.
 
-    A rollback returns to one earlier wish as a whole, never to the image of one wish with the
+    A rollback returns to one earlier request as a whole, never to the image of one request with the
     environment of another.
     """
     if owned.intents is not None:
@@ -197,19 +201,19 @@ def expected(owned: Owned, record: JobRecord) -> JobSpec | None:
         return spec
     if rollout is None or not rollout.returns_from:
         return spec
-    back = [_as_before(spec, wish) for wish in owned.wishes]
+    back = [_as_before(spec, request) for request in owned.requests]
     if record.spec not in back:
         return spec
     owned.runs = record.spec.image
     return record.spec
 
 
-def _as_before(spec: JobSpec, wish: JobSpec) -> JobSpec:
-    """Return the current specification with the fields of an earlier wish that owners change."""
+def _as_before(spec: JobSpec, request: JobSpec) -> JobSpec:
+    """Return the current specification with the fields of an earlier request that owners change."""
     return replace(
         spec,
-        image=wish.image,
-        environment=wish.environment,
-        stop_timeout_s=wish.stop_timeout_s,
-        disconnect=wish.disconnect,
+        image=request.image,
+        environment=request.environment,
+        stop_timeout_s=request.stop_timeout_s,
+        disconnect=request.disconnect,
     )

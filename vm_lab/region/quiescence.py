@@ -56,7 +56,7 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
     return lost
 
 
-async def unrest(region: SimulatedRegion, control_plane: ControlPlane) -> list[str]:
+async def unsettled(region: SimulatedRegion, control_plane: ControlPlane) -> list[str]:
     """Return all reasons why the region is not at rest."""
     if not region.clients.idle():
         return ["a client still waits for an answer"]
@@ -108,7 +108,7 @@ async def _jobs(
             if task.placement is not None:
                 placed[task_id(name, task.index)] = task.placement.machine
         if status.record.spec.image in region.setting.bad_images:
-            if not is_hopeless(status.record):
+            if not may_stay_unhealthy(status.record):
                 found.append(f"job {name} runs a version that never gets healthy")
             bound.add(name)
             continue
@@ -164,7 +164,7 @@ def _is_held_up_in_transfer(region: SimulatedRegion, status: JobStatus, listed: 
     )
 
 
-def is_hopeless(record: JobRecord) -> bool:
+def may_stay_unhealthy(record: JobRecord) -> bool:
     """Return whether a job may stay with a version that never becomes healthy.
 
     It has no automatic rollback, or no version to roll back to. Its tasks need not serve;

@@ -48,7 +48,7 @@ class RoleChecker:
         region.figures |= {"take-overs": 0, "moves": 0}
         plane.etcd.applied = self.applied
         region.setting.obeyed = self.obeyed
-        region.more_unrest = self.unrest
+        region.more_unsettled = self.unsettled
 
     def applied(self, sender: int, events: Sequence[pb.Event]) -> None:
         """Record a transaction that etcd has carried out; `sender` 0: a lease expired."""
@@ -123,7 +123,7 @@ class RoleChecker:
         else:
             self._obeyed[machine.name, entitlement] = at
 
-    def unrest(self) -> list[str]:
+    def unsettled(self) -> list[str]:
         """Return the roles without a serving leader, and the entitlements without an owner."""
         plane, found = self._plane, list[str]()
         self._check_scopes()

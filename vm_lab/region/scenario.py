@@ -136,8 +136,8 @@ class Scenario(_Written, frozen=True, kw_only=True):
     pairs: Annotated[int, Meta(ge=0, le=100)] = 0
     """Pairs of kinds of `faults` in the story of each seed, which also draws its region and ignores
     the rates. 0: the region is as given here."""
-    wishes: Annotated[int, Meta(ge=0, le=100)] = 0
-    """Pairs of a wish and a cut that each seed adds."""
+    requests: Annotated[int, Meta(ge=0, le=100)] = 0
+    """Pairs of a request and a cut that each seed adds."""
     settings: dict[str, int | float | dict[str, int | float | str]] = {}
     """Settings of the control plane's schedulers that differ from their defaults."""
 

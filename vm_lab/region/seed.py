@@ -141,7 +141,7 @@ class SimulatedRegion:
         """Jobs whose image and size are written by other clients than their owners."""
         self.figures: dict[str, int] = {}
         """Further figures of the outcome."""
-        self.more_unrest: Callable[[], list[str]] = list
+        self.more_unsettled: Callable[[], list[str]] = list
         """Returns further reasons why the region is not at rest."""
         if self.roles is not None:
             from vm_lab.region.role_checker import RoleChecker
@@ -274,7 +274,7 @@ class SimulatedRegion:
         serving = life.control_plane
         if serving is None:
             return
-        reasons = [*await quiescence.unrest(self, serving), *self.more_unrest()]
+        reasons = [*await quiescence.unsettled(self, serving), *self.more_unsettled()]
         if not life.alive:
             return
         self._reasons = reasons

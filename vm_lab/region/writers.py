@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from control_plane.api.intent_wishes import (
-    CanaryWish,
-    HoldWish,
-    InfrastructureWish,
-    IntentWish,
-    PushWish,
-    SizeWish,
+from control_plane.api.intent_changes import (
+    CanaryChange,
+    HoldChange,
+    InfrastructureChange,
+    IntentChange,
+    PushChange,
+    SizeChange,
 )
 from control_plane.api.jobs import JobRecord
 from control_plane.roles import ControlPlane
-from vm_lab.region.clients import ClientWish
+from vm_lab.region.clients import ClientRequest
 from vm_lab.region.intent_checker import GrantedIntents, in_force
 from vm_lab.region.story import Fault
 from vm_lab.region.topology import image
@@ -68,7 +68,9 @@ def _writes(
         in_force(owned, region.timeline.now)
 
     about = f"job {name} {dimension}"
-    region.clients.want(ClientWish(about, f"{fault.kind} {name} {fault.value:.3f}", attempt, done))
+    region.clients.want(
+        ClientRequest(about, f"{fault.kind} {name} {fault.value:.3f}", attempt, done)
+    )
 
 
 def push(region: SimulatedRegion, fault: Fault, number: int) -> None:
@@ -77,8 +79,8 @@ def push(region: SimulatedRegion, fault: Fault, number: int) -> None:
     digest = _image(region, name, 0x1000 + number)
 
     async def ask(cp: ControlPlane, record: JobRecord) -> None:
-        wish = PushWish(image=digest, share=_part(fault), expect=_version(record, "push"))
-        await cp.intents.push(name, wish, "user:conveyor")
+        change = PushChange(image=digest, share=_part(fault), expect=_version(record, "push"))
+        await cp.intents.push(name, change, "user:conveyor")
 
     def granted(now: GrantedIntents) -> None:
         now.stable |= {now.image}
@@ -92,8 +94,8 @@ def stage(region: SimulatedRegion, fault: Fault, _: int) -> None:
     name = fault.target.partition(":")[2]
 
     async def ask(cp: ControlPlane, record: JobRecord) -> None:
-        wish = PushWish(share=_part(fault), expect=_version(record, "push"))
-        await cp.intents.push(name, wish, "user:conveyor")
+        change = PushChange(share=_part(fault), expect=_version(record, "push"))
+        await cp.intents.push(name, change, "user:conveyor")
 
     def granted(now: GrantedIntents) -> None:
         now.share = _part(fault)
@@ -112,7 +114,7 @@ def size(region: SimulatedRegion, fault: Fault, _: int) -> None:
         if owned.asked is not None:
             owned.asked = replace(owned.asked, tasks=min(owned.asked.tasks, tasks))
         owned.most = max(owned.most, tasks)
-        await cp.intents.size(name, SizeWish(tasks=tasks), "user:scaler")
+        await cp.intents.size(name, SizeChange(tasks=tasks), "user:scaler")
 
     def granted(now: GrantedIntents) -> None:
         now.size = tasks
@@ -128,8 +130,8 @@ def stale_size(region: SimulatedRegion, fault: Fault, _: int) -> None:
     async def ask(cp: ControlPlane, record: JobRecord) -> None:
         known = _version(record, "size")
         if known:
-            wish = SizeWish(tasks=tasks, expect=known - 1)
-            await cp.intents.size(name, wish, "user:scaler")
+            change = SizeChange(tasks=tasks, expect=known - 1)
+            await cp.intents.size(name, change, "user:scaler")
             region.checker.violate("last-write", f"{name}: a stale size was granted", name)
 
     _writes(region, fault, "stale", ask, lambda _: None)
@@ -143,10 +145,10 @@ def canary(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
     async def ask(cp: ControlPlane, record: JobRecord) -> None:
         if not ends:
-            wish = CanaryWish(tasks=tasks, image=digest, lasts_s=fault.seconds)
-            await cp.intents.canary(name, wish, "user:tester")
+            change = CanaryChange(tasks=tasks, image=digest, lasts_s=fault.seconds)
+            await cp.intents.canary(name, change, "user:tester")
         elif _version(record, "canary"):
-            await cp.intents.withdraw(name, "canary", IntentWish(), "user:tester")
+            await cp.intents.withdraw(name, "canary", IntentChange(), "user:tester")
 
     def granted(now: GrantedIntents) -> None:
         now.canaries = 0 if ends else tasks
@@ -162,9 +164,9 @@ def hold(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
     async def ask(cp: ControlPlane, record: JobRecord) -> None:
         if not ends:
-            await cp.intents.hold(name, HoldWish(lasts_s=fault.seconds), "user:sre")
+            await cp.intents.hold(name, HoldChange(lasts_s=fault.seconds), "user:sre")
         elif _version(record, "hold"):
-            await cp.intents.withdraw(name, "hold", IntentWish(), "user:sre")
+            await cp.intents.withdraw(name, "hold", IntentChange(), "user:sre")
 
     def granted(now: GrantedIntents) -> None:
         now.held_until = 0.0 if ends else region.timeline.now + fault.seconds
@@ -176,10 +178,10 @@ def hold(region: SimulatedRegion, fault: Fault, _: int) -> None:
 def runtime(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Write the runtime for the next push."""
     name = fault.target.partition(":")[2]
-    wish = InfrastructureWish(runtime=f"r{number}")
+    change = InfrastructureChange(runtime=f"r{number}")
 
     async def ask(cp: ControlPlane, _: JobRecord) -> None:
-        await cp.intents.infrastructure(name, wish, "user:sre")
+        await cp.intents.infrastructure(name, change, "user:sre")
 
     _writes(region, fault, "infrastructure", ask, lambda _: None)
 
@@ -192,7 +194,7 @@ def old_file(region: SimulatedRegion, fault: Fault, _: int) -> None:
     async def ask(cp: ControlPlane, _: JobRecord) -> None:
         intents = owned.intents
         if intents is not None and {"push", "size"} <= intents.owned:
-            await cp.apply_job(owned.wishes[0], writer="user:owner")
+            await cp.apply_job(owned.requests[0], writer="user:owner")
 
     _writes(region, fault, "file", ask, lambda _: None)
 
@@ -224,5 +226,5 @@ def _image(region: SimulatedRegion, name: str, number: int) -> str:
     region.plane.images.add(digest)
     region.setting.known_images.add(digest)
     owned = region.clients.jobs[name]
-    owned.wishes = (*owned.wishes, replace(owned.wishes[0], image=digest))
+    owned.requests = (*owned.requests, replace(owned.requests[0], image=digest))
     return digest

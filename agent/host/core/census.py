@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from agent.api import TaskState
 from agent.api.accounts import Account
-from agent.images.core.retention import RetentionFate
+from agent.images.core.retention import RetentionDecision
 from agent.tasks.core.reconcile import KnownTask
 from agent.volumes.core.volumes import read_name
 
@@ -79,7 +79,7 @@ class FoundOnHost:
     files: Collection[str] = ()
     """Other names in the state folder and in those of roots, images and layers."""
     bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    fates: Mapping[tuple[str, str], RetentionFate] = field(default_factory=dict)
+    decisions: Mapping[tuple[str, str], RetentionDecision] = field(default_factory=dict)
     """Decision of retention for each image and layer."""
 
 
@@ -201,9 +201,16 @@ def _store(kind: str, store: SubvolumeStore, found: FoundOnHost) -> Iterator[Acc
         owner, size = f"{kind} sha256:{name}", found.bytes.get((kind, name))
         there, described = name in store.subvolumes, name in store.described
         if there and described and name not in store.open:
-            fate = found.fates.get((kind, f"sha256:{name}"), RetentionFate(True, "it is complete"))
+            decision = found.decisions.get(
+                (kind, f"sha256:{name}"), RetentionDecision(True, "it is complete")
+            )
             yield Account(
-                kind=kind, name=name, owner=owner, stays=fate.stays, why=fate.why, bytes=size
+                kind=kind,
+                name=name,
+                owner=owner,
+                stays=decision.stays,
+                why=decision.why,
+                bytes=size,
             )
         elif found.is_receiving and not (there and described):
             yield Account(kind=kind, name=name, owner=owner, why="it is being received", bytes=size)

@@ -15,7 +15,7 @@ SHORT = 0.4
 """Memory is short when no task could run for lack of memory for this share of time."""
 LOOKS = 3
 """Checks in a row that find memory short before a task is evicted; a short peak passes."""
-CALM = 0.05
+LOW_PRESSURE = 0.05
 """Below this pressure a host is calm. From there the ten-second average needs 4.6 s without
 progress to reach `SHORT`."""
 PAUSE_S = 30.0
@@ -41,9 +41,9 @@ class Waits:
     """Share of time in which all processes of tasks waited for memory."""
 
 
-def is_calm(waits: Waits) -> bool:
+def is_low(waits: Waits) -> bool:
     """Return whether this host needs no decision for some seconds."""
-    return waits.agent < CALM and waits.tasks < CALM
+    return waits.agent < LOW_PRESSURE and waits.tasks < LOW_PRESSURE
 
 
 def starts_at_once(cpus: int, waits: Waits) -> int:

@@ -44,7 +44,7 @@ class RetentionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class RetentionFate:
+class RetentionDecision:
     """Whether something stays, and why."""
 
     stays: bool
@@ -53,39 +53,41 @@ class RetentionFate:
 
 def decide_images(
     images: Sequence[ImageUse], limits: RetentionLimits, now: float
-) -> dict[str, RetentionFate]:
-    """Return the fate of each image. Images unused for the longest time are removed first."""
-    fates: dict[str, RetentionFate] = {}
+) -> dict[str, RetentionDecision]:
+    """Return the decision of each image. Images unused for the longest time are removed first."""
+    decisions: dict[str, RetentionDecision] = {}
     free = limits.free
     for image in sorted(images, key=lambda i: (i.last_used, i.digest)):
         idle = max(0.0, now - image.last_used)
         if image.tasks:
             others = f" and {len(image.tasks) - 1} more" if len(image.tasks) > 1 else ""
-            fates[image.digest] = RetentionFate(True, f"task {image.tasks[0]}{others} runs from it")
+            decisions[image.digest] = RetentionDecision(
+                True, f"task {image.tasks[0]}{others} runs from it"
+            )
         elif idle >= limits.keep_s:
             kept = _age(limits.keep_s)
             why = f"it was not used for {_age(idle)}; unused images are kept for {kept}"
-            fates[image.digest] = RetentionFate(False, why)
+            decisions[image.digest] = RetentionDecision(False, why)
             free += image.bytes
         elif free < limits.wanted and idle >= GRACE_S:
             why = f"the disk is short: {free >> 20} MiB of {limits.wanted >> 20} MiB are free"
-            fates[image.digest] = RetentionFate(
+            decisions[image.digest] = RetentionDecision(
                 False, f"{why}, and it was not used for {_age(idle)}"
             )
             free += image.bytes
         else:
             why = f"used {_age(idle)} ago; it is kept for {_age(limits.keep_s)}"
-            fates[image.digest] = RetentionFate(True, why)
-    return fates
+            decisions[image.digest] = RetentionDecision(True, why)
+    return decisions
 
 
 def decide_layers(
-    layers: Sequence[LayerUse], images: Sequence[ImageUse], fates: dict[str, RetentionFate]
-) -> dict[str, RetentionFate]:
-    """Return the fate of each layer, given the fates of the images."""
+    layers: Sequence[LayerUse], images: Sequence[ImageUse], decisions: dict[str, RetentionDecision]
+) -> dict[str, RetentionDecision]:
+    """Return the decision of each layer, given the decisions of the images."""
     users: dict[str, int] = {}
     for image in images:
-        if fates[image.digest].stays:
+        if decisions[image.digest].stays:
             for chain in image.layers:
                 users[chain] = users.get(chain, 0) + 1
     found = {}
@@ -93,11 +95,11 @@ def decide_layers(
         count = users.get(layer.chain, 0)
         if count:
             users_text = "1 image uses" if count == 1 else f"{count} images use"
-            found[layer.chain] = RetentionFate(True, f"{users_text} it")
+            found[layer.chain] = RetentionDecision(True, f"{users_text} it")
         elif layer.held:
-            found[layer.chain] = RetentionFate(True, "a running image fetch needs it")
+            found[layer.chain] = RetentionDecision(True, "a running image fetch needs it")
         else:
-            found[layer.chain] = RetentionFate(False, "no image uses it")
+            found[layer.chain] = RetentionDecision(False, "no image uses it")
     return found
 
 

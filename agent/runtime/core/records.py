@@ -107,9 +107,9 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
-def is_expired(stone: Tombstone, now: float) -> bool:
+def is_expired(tombstone: Tombstone, now: float) -> bool:
     """Return whether a tombstone is too old to be needed; `now` is in seconds since 1970."""
-    return now - stone.at >= TOMBSTONE_S
+    return now - tombstone.at >= TOMBSTONE_S
 
 
 def key_of(spec: TaskSpec) -> str:

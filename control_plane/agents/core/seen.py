@@ -53,7 +53,7 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Task id → why the agent refused the last command about it."""
     restored: int = 0
     """The term in which the store was restored from a copy; 0: it never was."""
-    unheard_s: float = 0.0
+    no_report_s: float = 0.0
     """Of a machine that is down or does not answer: since the last certain answer of its agent, or
     since the start of this process without one. Pauses of this process count. An answer takes time:
     the agent had its request before that."""

@@ -21,7 +21,7 @@ from control_plane.broker.core.matching import holds
 _PAUSE_AFTER = 2_000
 """Machines that are judged between two checkpoints of the loop."""
 _MANY = 1 << 30
-_AT_SIGHT = 16
+_QUICK_MACHINES = 16
 """Machines that are tried before a `Source` is made, which keeps its position."""
 
 
@@ -108,7 +108,7 @@ class Search:
             ]
         )
 
-    def at_sight(self, work: Draft, kinds: Kinds) -> Machine | None:
+    def quick_fit(self, work: Draft, kinds: Kinds) -> Machine | None:
         """Return the machine that a `Source` of whole buckets would offer first.
 
         Return None if that is not quick to find: the search is not simple, or the first machines
@@ -117,10 +117,10 @@ class Search:
         demand, mine, spaces, gained = self.demand, work.mine, work.spaces, work.gained
         powered, tried = work.power is not None, 0
         for bucket, tight in kinds:
-            frees = bucket in gained  # shelves lack the room that the request itself frees
-            if not frees and bucket.is_hopeless(demand):
+            frees = bucket in gained  # space classes lack the room that the request itself frees
+            if not frees and bucket.is_no_fit(demand):
                 continue
-            news, moves, barren = bucket.news, bucket.moves, not (powered or spaces)
+            news, moves, no_fit = bucket.news, bucket.moves, not (powered or spaces)
             if not tight:
                 machine = bucket.first()
                 if machine is None:
@@ -132,14 +132,14 @@ class Search:
             supply = work if powered else None
             for machine in bucket.usable(None if frees else demand, tight=tight, supply=supply):
                 if machine in mine:
-                    barren = False
+                    no_fit = False
                 elif not judge(demand, machine, spaces.get(machine, machine)):
                     return None if powered and work.is_short(machine) else machine
                 tried += 1
-                if tried > _AT_SIGHT:
+                if tried > _QUICK_MACHINES:
                     return None
-            if barren:
-                bucket.missed(demand, news, moves)
+            if no_fit:
+                bucket.note_no_fit(demand, news, moves)
         return None
 
     def first_empty(self, work: Draft, parts: Sequence[Part]) -> Machine | None:
@@ -156,10 +156,10 @@ class Search:
             return None
         if cell.is_scarce or self.fills(cell.capacity) or self.keeps(cell):
             return None
-        if bucket in work.gained or bucket.is_hopeless(demand):
+        if bucket in work.gained or bucket.is_no_fit(demand):
             return None
-        for machine in islice(cast("Cell", cell).machines, _AT_SIGHT):
-            if machine.shelf == EMPTY and machine.bucket is bucket and machine not in mine:
+        for machine in islice(cast("Cell", cell).machines, _QUICK_MACHINES):
+            if machine.space_class == EMPTY and machine.bucket is bucket and machine not in mine:
                 fails = judge(demand, machine, work.room(machine)) or work.is_short(machine)
                 return None if fails else machine
         return None
@@ -338,11 +338,11 @@ class Source:
         work, search, mine = self._work, self._search, self._work.mine
         demand, plain, apart = search.demand, search.plain, work.apart
         simple = plain and work.power is None
-        gained = work.gained  # shelves lack the room that the request itself frees
+        gained = work.gained  # space classes lack the room that the request itself frees
         parts = [p for p in parts if p.bucket in gained or self._may_have_room(p, demand)]
         if not parts:
             return
-        barren = plain and all(part is part.bucket for part in parts)
+        no_fit = plain and all(part is part.bucket for part in parts)
         seen = [(part.bucket, part.bucket.news, part.bucket.moves) for part in parts]
         work.lacks_own = False
         orders = [
@@ -358,25 +358,25 @@ class Source:
         skips = apart and not parts[0].is_apart
         for machine in orders[0] if len(orders) == 1 else heapq.merge(*orders, key=scarcity):
             if skips and machine in apart:
-                barren = False
+                no_fit = False
                 continue
             if machine in mine and not again:
-                barren = False
+                no_fit = False
                 self.used(machine)
                 continue
             if not judge(demand, machine, work.room(machine)) if simple else self._fits(machine):
-                barren = False
+                no_fit = False
                 yield machine
                 while again and self._fits(machine):
                     yield machine
                 continue
-            barren = barren and machine not in work.spaces and not work.is_short(machine)
+            no_fit = no_fit and machine not in work.spaces and not work.is_short(machine)
             if self._pauses():
                 yield None
                 self.paused = False
-        if barren and not work.lacks_own:
+        if no_fit and not work.lacks_own:
             for bucket, news, moves in seen:
-                bucket.missed(demand, news, moves)
+                bucket.note_no_fit(demand, news, moves)
 
     def _takeable(self, parts: Sequence[Part]) -> Iterator[Machine | None]:
         """Yield fitting machines of the free pool that the entitlement may take."""
@@ -386,26 +386,26 @@ class Source:
             if not self._may_have_room(part, demand):
                 continue
             bucket = part.bucket
-            news, moves, barren = bucket.news, bucket.moves, part is bucket and search.plain
+            news, moves, no_fit = bucket.news, bucket.moves, part is bucket and search.plain
             work.lacks_own, supply = False, None if work.power is None else work
             if work.refuses_all(bucket):
                 continue
             for machine in part.usable(tight=search.tight, supply=supply):
                 if allowance.lacks(machine):  # the same holds for all machines of this bucket
-                    barren = False
+                    no_fit = False
                     break
                 if machine in work.apart and not part.is_apart:
-                    barren = False
+                    no_fit = False
                     continue
                 if machine in work.taken or machine.jobs or work.refuses(machine):
-                    barren = False
+                    no_fit = False
                 elif self._fits(machine):
-                    barren = False
+                    no_fit = False
                     yield machine
                     continue
-                barren = barren and not work.is_short(machine)
+                no_fit = no_fit and not work.is_short(machine)
                 if self._pauses():
                     yield None
                     self.paused = False
-            if barren and not work.lacks_own:
-                bucket.missed(demand, news, moves)
+            if no_fit and not work.lacks_own:
+                bucket.note_no_fit(demand, news, moves)

@@ -33,7 +33,7 @@ class Change:
     freed: list[Claim] = field(default_factory=list)
     takes: list[Machine] = field(default_factory=list)
     """Free machines that the pool gets."""
-    credits: dict[Machine, FreedRoom] = field(default_factory=dict)
+    freed_rooms: dict[Machine, FreedRoom] = field(default_factory=dict)
     """Freed room on machines that only the change itself may use."""
     charged: int = 0
     """How many of the claims, in order, are charged to their machines."""
@@ -222,10 +222,10 @@ def recounted_cpu(machine: Machine) -> int:
             continue
         wanted = cpu(change.claims[: change.charged])
         free -= wanted
-        credit = change.credits.get(machine)
-        if credit is not None:
+        freed_room = change.freed_rooms.get(machine)
+        if freed_room is not None:
             freed = [c for c in change.freed[: change.granted] if claims.get(c.task) == c]
-            free += credit.recount_cpu(cpu(freed), wanted)
+            free += freed_room.recount_cpu(cpu(freed), wanted)
     return free
 
 

@@ -122,8 +122,12 @@ def _requirements(
 ) -> Iterator[Term]:
     if spec.machine_types:
         yield In(Property.MACHINE_TYPE, frozenset(spec.machine_types))
-    for wish in spec.requires:
-        yield parse(wish) if isinstance(wish, str) else In(wish.property, frozenset(wish.values))
+    for request in spec.requires:
+        yield (
+            parse(request)
+            if isinstance(request, str)
+            else In(request.property, frozenset(request.values))
+        )
     for level, pin in pins.items():
         if pin is not None:
             yield In(level, frozenset({pin}))

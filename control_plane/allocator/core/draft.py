@@ -39,7 +39,7 @@ class Draft:
         self.taken_in: dict[Bucket, list[Machine]] = {}
         """The machines that were taken for other tasks of the request."""
         self.power = index.power
-        self.lit: set[Machine] = set()
+        self.powered_on: set[Machine] = set()
         """Machines that get their first task by this plan."""
         self._watts: dict[Budget, int] = {}
         """Power budget → watts that the machines of `lit` draw."""
@@ -106,11 +106,11 @@ class Draft:
             return self.space(machine)
         return machine
 
-    def light(self, machine: Machine) -> None:
+    def reserve_power(self, machine: Machine) -> None:
         """Count the power of a machine that gets a task."""
-        if self.power is None or machine.jobs or machine in self.lit:
+        if self.power is None or machine.jobs or machine in self.powered_on:
             return
-        self.lit.add(machine)
+        self.powered_on.add(machine)
         for budget in self.power.budgets_of(machine.place):
             self._watts[budget] = self._watts.get(budget, 0) + machine.capacity.power_w
 
@@ -124,13 +124,13 @@ class Draft:
 
     def is_short(self, machine: Machine) -> bool:
         """Return whether a machine lacks the power for a first task."""
-        if self.power is None or machine in self.lit:
+        if self.power is None or machine in self.powered_on:
             return False
         return self.power.short(machine, self._watts) is not None
 
     def why_short(self, machine: Machine) -> str:
         """Describe the lack of power; empty if there is none."""
-        if self.power is None or machine in self.lit:
+        if self.power is None or machine in self.powered_on:
             return ""
         return self.power.why(machine, self._watts)
 

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from itertools import islice
 
+from control_plane.allocator.core.class_maxima import FREE_OF
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.feasibility import Tally
 from control_plane.allocator.core.free_space_classes import ALL, BY_CLASS, EMPTY, LEAST
 from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
 from control_plane.allocator.core.request import Group
-from control_plane.allocator.core.shelf_maxima import FREE_OF
 from control_plane.api.requirements import Because, text_of
 from control_plane.broker.core.matching import holds
 
@@ -69,7 +69,7 @@ def _compare_all(
 ) -> Generator[None, None, None]:
     """Find the largest free amount on any machine of a pool, of each resource that tasks lack.
 
-    In each bucket, only shelves that may hold the largest amount are searched.
+    In each bucket, only space classes that may hold the largest amount are searched.
     """
     lacks, seen = tally.lacks(), 0
     for bucket in list(pool.buckets.values()):
@@ -92,7 +92,7 @@ def _compare_all(
 
 def _roomiest(bucket: Bucket, kind: str, wanted: float) -> Machine | None:
     """Return the machine that has most of a resource, but less than wanted."""
-    free, empty = FREE_OF[kind], bucket.shelves[EMPTY]
+    free, empty = FREE_OF[kind], bucket.by_class[EMPTY]
     if empty and free(empty[0]) < wanted:
         return empty[0]
     whole = {"memory": bucket.capacity.memory_bytes, "cpu": bucket.capacity.cpu_room}.get(kind, 0)
@@ -100,17 +100,21 @@ def _roomiest(bucket: Bucket, kind: str, wanted: float) -> Machine | None:
     for group, least in zip(BY_CLASS[kind], LEAST, strict=True) if by_class else ((ALL[0], 0.0),):
         if least and least * whole >= wanted:
             continue  # each of these machines has enough
-        some = [machine for shelf in group if (machine := _most_below(bucket, kind, shelf, wanted))]
+        some = [
+            machine
+            for space_class in group
+            if (machine := _most_below(bucket, kind, space_class, wanted))
+        ]
         if some:
             return max(some, key=free)
     return None
 
 
-def _most_below(bucket: Bucket, kind: str, shelf: int, wanted: float) -> Machine | None:
-    free, found = FREE_OF[kind], bucket.roomiest(kind, shelf)
+def _most_below(bucket: Bucket, kind: str, space_class: int, wanted: float) -> Machine | None:
+    free, found = FREE_OF[kind], bucket.roomiest(kind, space_class)
     if found is None or free(found) < wanted:
         return found
-    row = bucket.shelves[shelf] or ()
+    row = bucket.by_class[space_class] or ()
     return max((m for m in row if free(m) < wanted), key=free, default=None)
 
 

@@ -1,4 +1,4 @@
-"""Classes of free room: the shelf of a machine, and the order in which shelves are tried."""
+"""Classes of free room: the space class of a machine, and the order in which space classes are tried."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from control_plane.broker.core.capacity import Capacity
 
 
 class FreeSpaceClass(Protocol):
-    """The properties of a machine that determine its shelf (`machine_pools.Machine`)."""
+    """The properties of a machine that determine its space class (`machine_pools.Machine`)."""
 
     free_cpu: int
     free_memory: int
     free_gpus: float
-    shelf: int
+    space_class: int
 
     @property
     def capacity(self) -> Capacity: ...
@@ -27,7 +27,7 @@ class FreeSpaceClass(Protocol):
 
 T = TypeVar("T", bound=FreeSpaceClass)
 CUTS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
-"""Bounds between shelves: shares of a machine's room that are free."""
+"""Bounds between space classes: shares of a machine's room that are free."""
 CLASSES = len(CUTS) + 1
 BY_ROOM = sorted(
     ((rru, memory) for rru in range(CLASSES) for memory in range(CLASSES)),
@@ -35,22 +35,26 @@ BY_ROOM = sorted(
     reverse=True,
 )
 """Classes of RRU and memory left, most room first."""
-SHELF = {classes: 1 + place for place, classes in enumerate(BY_ROOM)}
-SHELF_OF = [[SHELF[rru, memory] for memory in range(CLASSES)] for rru in range(CLASSES)]
+SPACE_CLASS = {classes: 1 + place for place, classes in enumerate(BY_ROOM)}
+SPACE_CLASS_OF = [[SPACE_CLASS[rru, memory] for memory in range(CLASSES)] for rru in range(CLASSES)]
 EMPTY, BLOCKED = 0, 1 + len(BY_ROOM)
-"""Numbers of shelves, in the order in which they are tried: first machines without tasks, then the
+"""Numbers of space classes, in the order in which they are tried: first machines without tasks, then the
 classes of room, last machines that take no tasks."""
 ORDERS = {
     (rru, memory): (
         EMPTY,
-        *(shelf for (r, m), shelf in SHELF.items() if r >= rru and m >= memory),
+        *(space_class for (r, m), space_class in SPACE_CLASS.items() if r >= rru and m >= memory),
     )
     for rru, memory in BY_ROOM
 }
-"""Least sufficient classes of RRU and memory → the shelves to try."""
+"""Least sufficient classes of RRU and memory → the space classes to try."""
 BY_TIGHTNESS = {
     (rru, memory): [
-        [shelf for (r, m), shelf in SHELF.items() if r >= rru and m >= memory and min(r, m) == low]
+        [
+            space_class
+            for (r, m), space_class in SPACE_CLASS.items()
+            if r >= rru and m >= memory and min(r, m) == low
+        ]
         for low in range(CLASSES)
     ]
     for rru, memory in BY_ROOM
@@ -66,16 +70,18 @@ BY_GPUS = {
     for gpus in range(MOST_GPUS + 1)
     for rru in range(4)
 }
-"""Least sufficient number of GPUs and quarter of RRU → the shelves to try, fewest GPUs first.
+"""Least sufficient number of GPUs and quarter of RRU → the space classes to try, fewest GPUs first.
 
-Machines with GPUs are on shelves by the number of free GPUs and by quarters of free RRU."""
+Machines with GPUs are on space classes by the number of free GPUs and by quarters of free RRU."""
 
 
 BY_CLASS = {
-    "memory": [[SHELF[rru, low] for rru in range(CLASSES)] for low in reversed(range(CLASSES))],
-    "cpu": [[SHELF[low, mem] for mem in range(CLASSES)] for low in reversed(range(CLASSES))],
+    "memory": [
+        [SPACE_CLASS[rru, low] for rru in range(CLASSES)] for low in reversed(range(CLASSES))
+    ],
+    "cpu": [[SPACE_CLASS[low, mem] for mem in range(CLASSES)] for low in reversed(range(CLASSES))],
 }
-"""Shelves without the empty machines, in groups: those with most memory or CPU left first."""
+"""Space classes without the empty machines, in groups: those with most memory or CPU left first."""
 LEAST = tuple(CUTS[low - 1] if low else 0.0 for low in reversed(range(CLASSES)))
 """For each group of `BY_CLASS`, the least share that is free on each of its machines."""
 ALL = [list(range(1, BLOCKED))]
@@ -83,7 +89,7 @@ ALL = [list(range(1, BLOCKED))]
 
 def scarcity(machine: FreeSpaceClass) -> tuple[int, bool, int]:
     """Return the sort key of a machine with GPUs, in the order of the shelves."""
-    return min(int(machine.free_gpus), MOST_GPUS), not machine.jobs, machine.shelf
+    return min(int(machine.free_gpus), MOST_GPUS), not machine.jobs, machine.space_class
 
 
 def tightness(machine: FreeSpaceClass) -> tuple[float, float]:
@@ -96,15 +102,15 @@ def most_room_first(machines: Iterable[T]) -> Iterator[T]:
     """Yield machines without tasks at once, so that a caller may stop at the first; then others."""
     others = list[T]()
     for machine in machines:
-        if machine.shelf == EMPTY:
+        if machine.space_class == EMPTY:
             yield machine
         else:
             others.append(machine)
-    yield from sorted(others, key=lambda m: m.shelf)
+    yield from sorted(others, key=lambda m: m.space_class)
 
 
 def space_class_of(machine: FreeSpaceClass) -> int:
-    """Return the shelf of a machine."""
+    """Return the space class of a machine."""
     if machine.blocked:
         return BLOCKED
     if not machine.jobs:
@@ -114,7 +120,7 @@ def space_class_of(machine: FreeSpaceClass) -> int:
     rru = machine.free_cpu / capacity.cpu_room if capacity.cpu_room else 1.0
     if capacity.gpus:
         return 1 + 4 * max(0, min(int(machine.free_gpus), MOST_GPUS)) + bisect_right(QUARTERS, rru)
-    return SHELF_OF[bisect_right(CUTS, rru)][bisect_right(CUTS, memory)]
+    return SPACE_CLASS_OF[bisect_right(CUTS, rru)][bisect_right(CUTS, memory)]
 
 
 def _shares(machine: FreeSpaceClass) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
     pool (an entitlement, or the free pool)
       └─ bucket: its machines of one class in one MSB
-           └─ shelf: machines with about the same share of free room
+           └─ space class: machines with about the same share of free room
 
 Each machine is one small object; properties that many machines share (capacity, place, bucket) are
 shared objects. A million machines take about 300 MB. Only `region_index` changes these objects.
@@ -26,10 +26,10 @@ from control_plane.allocator.core.free_space_classes import (
     tightness,
 )
 from control_plane.allocator.core.machine_class import class_key, class_of
+from control_plane.allocator.core.machines_by_class import MachinesByClass
 from control_plane.allocator.core.no_fit_cache import NoFitCache, Relief
 from control_plane.allocator.core.partition import Bins, Partition
 from control_plane.allocator.core.ports import Ports as Ports
-from control_plane.allocator.core.shelves import Shelves
 from control_plane.broker.core.capacity import Capacity, Place, micro
 
 FREE = ""
@@ -47,7 +47,7 @@ class Holder(Protocol):
 class Supply(Protocol):
     """The power that is left after the changes of a plan."""
 
-    lit: set[Machine]
+    powered_on: set[Machine]
     """Machines without tasks that the plan uses; their power is counted."""
 
     def has_power(self, place: Place, watts: int) -> bool:
@@ -60,7 +60,7 @@ class Machine:
 
     __slots__ = (
         *("at", "blocked", "bucket", "capacity", "free_cpu", "free_disk", "free_gpus"),
-        *("free_memory", "free_network", "jobs", "name", "place", "ports", "shelf"),
+        *("free_memory", "free_network", "jobs", "name", "place", "ports", "space_class"),
     )
 
     def __init__(self, name: str, capacity: Capacity, place: Place, blocked: str) -> None:
@@ -78,9 +78,9 @@ class Machine:
         """The jobs with tasks here, once per task."""
         self.ports: Ports | None = None
         self.bucket: Bucket
-        self.shelf = 0
+        self.space_class = 0
         self.at = 0
-        """Position on its shelf; -1 if it has left the region."""
+        """Position on its space class; -1 if it has left the region."""
 
     @property
     def free_ports(self) -> int:
@@ -93,13 +93,13 @@ class Machine:
         return self.bucket.pool.name
 
 
-class Bucket(Shelves[Machine]):
+class Bucket(MachinesByClass[Machine]):
     """The machines of one pool that have class and MSB in common.
 
     A bucket can be used like a machine for the shared properties (`feasibility.OF_BUCKETS`).
     """
 
-    __slots__ = ("_cells", "_misses", "gain", "memo", "most_disk", "place", "pool", "size")
+    __slots__ = ("_cells", "_no_fit_cache", "gain", "memo", "most_disk", "place", "pool", "size")
     name = blocked = ""
     is_apart = False
 
@@ -116,28 +116,28 @@ class Bucket(Shelves[Machine]):
         """Largest disk of all machines that were ever in this bucket, like `most_memory`."""
         self.gain = 0
         """Rises whenever a machine here gets more room or becomes usable."""
-        self._misses: NoFitCache | None = None
+        self._no_fit_cache: NoFitCache | None = None
         """Made when a demand finds no room for the first time."""
 
     def put_all(self, machines: list[Machine]) -> None:
         """Add equal machines to this bucket, on their common shelf."""
         sample = machines[0]
         self._changed()
-        shelf = space_class_of(sample)
+        space_class = space_class_of(sample)
         self.most_memory = max(self.most_memory, sample.capacity.memory_bytes)
         self.most_disk = max(self.most_disk, sample.capacity.disk_bytes)
-        row = self.shelves[shelf]
+        row = self.by_class[space_class]
         if row is None:
-            row = self.shelves[shelf] = []
+            row = self.by_class[space_class] = []
         for at, machine in enumerate(machines, len(row)):
-            machine.bucket, machine.shelf, machine.at = self, shelf, at
+            machine.bucket, machine.space_class, machine.at = self, space_class, at
         row += machines
         self.maxima.raised(sample)
 
     def drop(self, machine: Machine) -> None:
         """Take a machine out of the bucket."""
         self._changed()
-        self._take_off(machine)
+        self._remove(machine)
 
     def _changed(self) -> None:
         self._cells, self.memo = {}, {}
@@ -159,7 +159,7 @@ class Bucket(Shelves[Machine]):
         """Yield the machines that take tasks; the bucket may change meanwhile.
 
         Machines with most room come first; with `tight`, those with least room. Machines with GPUs
-        are ordered by free GPUs, fewest first, and machines without tasks come last. Shelves that
+        are ordered by free GPUs, fewest first, and machines without tasks come last. Space classes that
         cannot have room for the demand are left out, and so are empty machines without power.
         """
         if tight and not self.is_scarce:
@@ -168,19 +168,21 @@ class Bucket(Shelves[Machine]):
 
     def _on(self, order: Iterable[int], supply: Supply | None = None) -> Iterator[Machine]:
         if supply is None:
-            return chain.from_iterable(filter(None, map(self.shelves.__getitem__, order)))
-        rows = (self._powered(supply) if n == EMPTY else self.shelves[n] for n in order)
+            return chain.from_iterable(filter(None, map(self.by_class.__getitem__, order)))
+        rows = (self._powered(supply) if n == EMPTY else self.by_class[n] for n in order)
         return chain.from_iterable(filter(None, rows))
 
     def _powered(self, supply: Supply) -> Iterator[Machine]:
         """Yield machines without tasks that have power; skips racks and MSBs without power."""
         watts = self.capacity.power_w
-        racks = self._racks() if self.shelves[EMPTY] and supply.has_power(self.place, watts) else ()
+        racks = (
+            self._racks() if self.by_class[EMPTY] and supply.has_power(self.place, watts) else ()
+        )
         for rack in racks:
             if supply.has_power(rack.place, watts):
-                yield from (m for m in rack.machines if not m.shelf and m.bucket is self)
-        for machine in list(supply.lit):
-            if machine.bucket is self and not machine.shelf:
+                yield from (m for m in rack.machines if not m.space_class and m.bucket is self)
+        for machine in list(supply.powered_on):
+            if machine.bucket is self and not machine.space_class:
                 yield machine
 
     def _racks(self) -> list[Cell]:
@@ -210,15 +212,15 @@ class Bucket(Shelves[Machine]):
             cells = self._cells[by_size] = [Cell(self, machines) for machines in found.values()]
         return cells
 
-    def is_hopeless(self, demand: Demand) -> bool:
+    def is_no_fit(self, demand: Demand) -> bool:
         """Return whether this demand or a smaller one found no room since the last gain."""
-        return self._misses is not None and self._misses.include(demand, self.news)
+        return self._no_fit_cache is not None and self._no_fit_cache.include(demand, self.news)
 
     def is_closed(self, demand: Demand) -> bool:
         """Return whether the demand is hopeless here, or larger than every machine."""
         capacity = self.capacity
         return (
-            self.is_hopeless(demand)
+            self.is_no_fit(demand)
             or demand.memory_bytes > self.most_memory
             or demand.cpu_on(capacity) > capacity.cpu_room
             or demand.gpus > capacity.gpus
@@ -226,24 +228,24 @@ class Bucket(Shelves[Machine]):
             or demand.disk_bytes > self.most_disk
         )
 
-    def missed(self, demand: Demand, news: int, moves: int) -> None:
+    def note_no_fit(self, demand: Demand, news: int, moves: int) -> None:
         """Remember that no machine had room while `news` and `moves` had these values.
 
-        If machines changed shelves meanwhile, nothing is remembered: the search may have missed
-        one. Exact maxima of the searched shelves save the next demand of another size this search.
+        If machines changed space classes meanwhile, nothing is remembered: the search may have missed
+        one. Exact maxima of the searched space classes save the next demand of another size this search.
         """
         if moves == self.moves and not moves % 2:
-            if self._misses is None:
-                self._misses = NoFitCache()
-            self._misses.add(demand, news)
-            for shelf in self._promising(self._order(demand), demand):
-                if len(self.shelves[shelf] or ()) > _FEW:
-                    self.roomiest("memory", shelf)
-                    self.roomiest("cpu", shelf)
+            if self._no_fit_cache is None:
+                self._no_fit_cache = NoFitCache()
+            self._no_fit_cache.add(demand, news)
+            for space_class in self._promising(self._order(demand), demand):
+                if len(self.by_class[space_class] or ()) > _FEW:
+                    self.roomiest("memory", space_class)
+                    self.roomiest("cpu", space_class)
 
 
 _FEW = 16
-"""Shelves with at most this many machines are searched instead of keeping an exact maximum."""
+"""Space classes with at most this many machines are searched instead of keeping an exact maximum."""
 
 
 class Cell:
@@ -288,11 +290,11 @@ class Cell:
         there = (
             m
             for m in self.machines
-            if (m.shelf != BLOCKED and m.bucket is self.bucket and m.free_gpus >= gpus)
-            and (not supply or m.jobs or m in supply.lit or supply.has_power(m.place, watts))
+            if (m.space_class != BLOCKED and m.bucket is self.bucket and m.free_gpus >= gpus)
+            and (not supply or m.jobs or m in supply.powered_on or supply.has_power(m.place, watts))
         )
         if self.is_scarce:
-            return iter(sorted(there, key=lambda m: m.shelf or BLOCKED))
+            return iter(sorted(there, key=lambda m: m.space_class or BLOCKED))
         if tight:
             return iter(sorted(there, key=lambda m: (not m.jobs, tightness(m))))
         return most_room_first(there)
@@ -318,7 +320,7 @@ class Pool:
     """The machines of one entitlement, or the free ones."""
 
     __slots__ = (
-        *("_missed_at", "_misses", "_partitions", "buckets", "fine", "gain", "micro_rru"),
+        *("_no_fit_at", "_no_fit_cache", "_partitions", "buckets", "fine", "gain", "micro_rru"),
         *("name", "per_type", "relief", "shape", "size"),
     )
 
@@ -334,25 +336,27 @@ class Pool:
         self._partitions: dict[tuple[str, ...], Partition[Bucket]] = {}
         self.fine: dict[object, Any] = {}  # cache of fine_bins
         self.shape = 0  # rises when a machine comes or goes
-        self._misses: set[tuple[object, ...]] = set()
-        """Sizes of demands for which no bucket had room at `_missed_at`."""
-        self._missed_at = 0
-        """The value of `gain` plus relief for which `_misses` hold."""
+        self._no_fit_cache: set[tuple[object, ...]] = set()
+        """Sizes of demands for which no bucket had room at `_no_fit_at`."""
+        self._no_fit_at = 0
+        """The value of `gain` plus relief for which `_no_fit_cache` hold."""
 
-    def is_hopeless(self, demand: Demand) -> bool:
+    def is_no_fit(self, demand: Demand) -> bool:
         """Return whether this demand found no room in any bucket since the last gain of room."""
-        return self._missed_at == self.gain + self.relief.count and demand.size in self._misses
+        return (
+            self._no_fit_at == self.gain + self.relief.count and demand.size in self._no_fit_cache
+        )
 
-    def missed(self, demand: Demand) -> None:
+    def note_no_fit(self, demand: Demand) -> None:
         """Record that a demand found no room, if that holds for every bucket."""
         news = self.gain + self.relief.count
-        if self._missed_at != news:
-            self._misses, self._missed_at = set(), news
+        if self._no_fit_at != news:
+            self._no_fit_cache, self._no_fit_at = set(), news
         if all(
             not bucket.size or bucket.is_closed(demand) or not admits_any_of(demand, bucket)
             for bucket in list(self.buckets.values())
         ):
-            self._misses.add(demand.size)
+            self._no_fit_cache.add(demand.size)
 
     def bucket(self, machine: Machine) -> Bucket:
         """Return the bucket of a machine's class and MSB; a new one if there is none."""

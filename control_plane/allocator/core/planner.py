@@ -114,14 +114,14 @@ class Planning(Draft):
         pools = (self.pool, self.free) if may_grow else (self.pool,)
         plain = search.plain and not self.gained
         left = tasks
-        if not plain or not all(pool.is_hopeless(group.demand) for pool in pools):
+        if not plain or not all(pool.is_no_fit(group.demand) for pool in pools):
             left = yield from self._search(search, tasks, may_grow=may_grow)
             if left and self.gave_up:
                 search = Search(self, group, self.totals, may_be_avoided=True)
                 left = yield from self._search(search, left, may_grow=may_grow)
             if left and plain:
                 for pool in pools:
-                    pool.missed(group.demand)
+                    pool.note_no_fit(group.demand)
         if left:
             reasons = yield from self._explained(group, may_grow=may_grow, plain=plain)
             self.reasons += [reason for reason in reasons if reason not in self.reasons]
@@ -177,7 +177,7 @@ class Planning(Draft):
                 yield
             if search.is_simple:
                 some = tasks[position : done + STEP]
-                position += self._place_at_sight(search, some, order, own, sources)
+                position += self._place_quickly(search, some, order, own, sources)
                 if position == len(tasks) or position - done >= STEP or order.bins is None:
                     continue
             bins, growing = order.bins, order.growing
@@ -260,7 +260,7 @@ class Planning(Draft):
         binned.setdefault(bins, []).append(Cell(machine.bucket, [machine], is_apart=True))
         return bins
 
-    def _place_at_sight(
+    def _place_quickly(
         self,
         search: Search,
         tasks: list[int],
@@ -276,7 +276,7 @@ class Planning(Draft):
         if self.moving or demand.ports or demand.gpus:
             return 0
         mine, spaces, lone = self.mine, self.spaces, self.lone
-        claims, add_bins, at_sight = self.change.claims, self.ranking.add_bins, search.at_sight
+        claims, add_bins, quick_fit = self.change.claims, self.ranking.add_bins, search.quick_fit
         assert isinstance(own, Partition)
         orders = own.orders(demand, self.totals)
         placed, powered = 0, self.power is not None
@@ -286,11 +286,11 @@ class Planning(Draft):
             kinds = orders.get(bins)
             if kinds is None:
                 kinds = orders[bins] = search.kinds(own.get(bins, ()))
-            machine = at_sight(self, kinds)
+            machine = quick_fit(self, kinds)
             if machine is None:
                 break
             if powered:
-                self.light(machine)
+                self.reserve_power(machine)
             mine[machine] = 1
             add_bins(bins, machine)
             if machine in spaces:
@@ -310,7 +310,7 @@ class Planning(Draft):
         Return their bins and machines. The bins are known beforehand, so no order is needed. Most
         new jobs are placed by this method alone.
         """
-        demand, claims, at_sight = search.demand, self.change.claims, search.at_sight
+        demand, claims, quick_fit = search.demand, self.change.claims, search.quick_fit
         found: list[tuple[Bins, Machine]] = []
         if not search.is_simple or demand.ports or demand.gpus or self.power is not None:
             return found
@@ -325,7 +325,7 @@ class Planning(Draft):
             kinds = orders.get(bins)
             if kinds is None:
                 kinds = orders[bins] = search.kinds(own[bins])
-            machine = at_sight(self, kinds)
+            machine = quick_fit(self, kinds)
             if machine is None:
                 break
             claims.append(Claim(task, machine, demand))
@@ -351,7 +351,7 @@ class Planning(Draft):
             ports = space.pick_ports(demand.ports) if demand.ports else None
         else:
             self.lone[machine] = demand
-        self.light(machine)
+        self.reserve_power(machine)
         self.change.claims.append(Claim(task, machine, demand, ports))
 
     def without_those_that_may_stay(

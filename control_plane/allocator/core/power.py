@@ -60,7 +60,7 @@ class Power:
         ]
         self._by_place = {budget.place: budget for budget in self.budgets}
         self._of: dict[Place, tuple[Budget, ...]] = {}
-        self._lit: dict[str, tuple[int, tuple[Budget, ...]]] = {}
+        self._powered_on: dict[str, tuple[int, tuple[Budget, ...]]] = {}
         """Machine in use → its watts, and the budgets against which these count."""
         self._listeners: list[Callable[[], None]] = []
 
@@ -93,21 +93,21 @@ class Power:
             found = self._of[place] = tuple(known[level] for level in levels if level in known)
         return found
 
-    def light(self, machine: Powered) -> bool:
+    def reserve_power(self, machine: Powered) -> bool:
         """Count a machine that gets its first task, or whose record changed.
 
         Return whether a job may have waited for power that this releases.
         """
-        waited = self.dark(machine)
+        waited = self.release_power(machine)
         watts, budgets = machine.capacity.power_w, self.budgets_of(machine.place)
         for budget in budgets:
             budget.used += watts
-        self._lit[machine.name] = watts, budgets
+        self._powered_on[machine.name] = watts, budgets
         return waited
 
-    def dark(self, machine: Powered) -> bool:
+    def release_power(self, machine: Powered) -> bool:
         """Stop counting a machine; return whether a job may have waited for its power."""
-        watts, budgets = self._lit.pop(machine.name, (0, ()))
+        watts, budgets = self._powered_on.pop(machine.name, (0, ()))
         waited = False
         for budget in budgets:
             budget.used -= watts

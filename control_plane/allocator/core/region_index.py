@@ -52,7 +52,7 @@ class RegionIndex(RegionMachines):
             if not claims.machines and claims.reserved is None:
                 del self.claims[claims.job]
         self._drop(self._leave(machine))
-        self._dark(machine)
+        self._release_power(machine)
         self._kinds.count(machine.capacity, machine.place, -1)
         self.losses += not machine.blocked
         machine.blocked, machine.at = "is gone", -1  # plans that use it fail
@@ -90,7 +90,7 @@ class RegionIndex(RegionMachines):
             if demand.disk_bytes:
                 machine.free_disk -= demand.disk_bytes
             if self.power is not None and not machine.jobs:
-                self.power.light(machine)
+                self.power.reserve_power(machine)
             machine.jobs = machine.jobs + only if machine.jobs else only
         for machine in dict.fromkeys(placed):
             self._reshelve(machine)
@@ -162,9 +162,9 @@ class RegionIndex(RegionMachines):
             for claim in change.freed[start : start + STEP]:
                 if claim.machine.at >= 0:
                     self._uncharge(claims, claim)
-                    credit = change.credits.get(claim.machine)
-                    if credit is not None:
-                        credit.release(claim.machine, claim.demand)
+                    freed_room = change.freed_rooms.get(claim.machine)
+                    if freed_room is not None:
+                        freed_room.release(claim.machine, claim.demand)
                     claims.unset(claim.task)
                     self._reshelve(claim.machine)
         claims.pool = change.pool
@@ -177,8 +177,8 @@ class RegionIndex(RegionMachines):
         claims = self.claims[change.job]
         for claim in change.claims[: change.charged]:
             self._uncharge(claims, claim)
-        for machine, credit in change.credits.items():
-            credit.pay(machine)
+        for machine, freed_room in change.freed_rooms.items():
+            freed_room.pay(machine)
         for claim in change.claims[: change.charged]:
             self._reshelve(claim.machine)
         change.charged = 0
@@ -186,7 +186,7 @@ class RegionIndex(RegionMachines):
             for machine in change.takes:
                 self._taken(machine, FREE)
         change.took = False
-        change.credits = {}
+        change.freed_rooms = {}
         self._close(claims)
 
     def _close(self, claims: Claims) -> None:
@@ -198,10 +198,10 @@ class RegionIndex(RegionMachines):
     def _grant(change: Change, freed: list[Claim]) -> None:
         """Record the room that a change frees, as credit for its claims on the same machines."""
         for claim in freed:
-            credit = change.credits.get(claim.machine)
-            if credit is None:
-                credit = change.credits[claim.machine] = FreedRoom()
-            credit.add(claim.demand, claim.machine.capacity)
+            freed_room = change.freed_rooms.get(claim.machine)
+            if freed_room is None:
+                freed_room = change.freed_rooms[claim.machine] = FreedRoom()
+            freed_room.add(claim.demand, claim.machine.capacity)
 
     def _try(self, change: Change, job: tuple[Claims], claim: Claim) -> bool:
         """Charge a machine for one task of a change, if it has room and belongs to the pool."""
@@ -211,19 +211,19 @@ class RegionIndex(RegionMachines):
         ports = machine.ports
         if claim.ports and ports and not ports.taken.isdisjoint(claim.ports.values()):
             return False
-        credit = change.credits.get(machine) if change.credits else None
-        if credit is not None:
-            credit.lend(machine)
+        freed_room = change.freed_rooms.get(machine) if change.freed_rooms else None
+        if freed_room is not None:
+            freed_room.lend(machine)
         fits = not judge(demand, machine, machine)
         if fits and self.power is not None:
             fits = not self._is_short(machine)
         if fits:
             self._charge(job, claim)
             change.charged += 1
-        if credit is not None:
-            credit.take_back(machine)
+        if freed_room is not None:
+            freed_room.take_back(machine)
         if machine.at >= 0:
-            machine.bucket.reshelve(machine)
+            machine.bucket.reclassify(machine)
         return fits
 
     def _taken(self, machine: Machine, pool: str) -> None:
@@ -245,7 +245,7 @@ class RegionIndex(RegionMachines):
     def _charge(self, job: tuple[Claims], claim: Claim) -> None:
         machine = claim.machine
         if self.power is not None and not machine.jobs:
-            self.power.light(machine)
+            self.power.reserve_power(machine)
         machine.jobs += job
         charge(claim)
 
@@ -253,13 +253,13 @@ class RegionIndex(RegionMachines):
         machine = claim.machine
         machine.jobs = without(holders(machine), claims)
         if not machine.jobs:
-            self._dark(machine)
+            self._release_power(machine)
         uncharge(claim)
         self._gained(machine.bucket)
 
     def _reshelve(self, machine: Machine) -> None:
         if machine.at >= 0:
-            machine.bucket.reshelve(machine)
+            machine.bucket.reclassify(machine)
 
 
 def _finished(steps: Generator[None, None, T]) -> T:

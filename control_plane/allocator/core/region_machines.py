@@ -98,7 +98,7 @@ class RegionMachines:
         machine.free_disk += capacity.disk_bytes - old.disk_bytes
         self.losses += bool(blocked and not machine.blocked)
         machine.place, machine.blocked = place, blocked
-        if self.power is not None and machine.jobs and self.power.light(machine):
+        if self.power is not None and machine.jobs and self.power.reserve_power(machine):
             self._relieved()
         self._enter(machine, pool)
         self._drop(before)
@@ -236,8 +236,8 @@ class RegionMachines:
     def _is_short(self, machine: Machine) -> bool:
         return self.power is not None and self.power.short(machine) is not None
 
-    def _dark(self, machine: Machine) -> None:
-        if self.power is not None and self.power.dark(machine):
+    def _release_power(self, machine: Machine) -> None:
+        if self.power is not None and self.power.release_power(machine):
             self._relieved()
 
     def _relieved(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from control_plane.api.load_tests import LoadTestStep, LoadTestWish
+from control_plane.api.load_tests import LoadTestRequest, LoadTestStep
 from control_plane.api.weights import WEIGHT_MAX
 
 GROWTH = 1.4
@@ -13,11 +13,11 @@ GROWTH = 1.4
 PLACEHOLDER = "$task"
 
 
-def multiples(wish: LoadTestWish) -> list[float]:
+def multiples(request: LoadTestRequest) -> list[float]:
     """Return the steps: multiples of the task's usual requests, beginning with 1."""
-    count = math.floor(math.log(wish.most) / math.log(GROWTH) + 1e-9)
+    count = math.floor(math.log(request.most) / math.log(GROWTH) + 1e-9)
     found = [GROWTH**number for number in range(count + 1)]
-    return found if found[-1] >= wish.most * (1 - 1e-9) else [*found, wish.most]
+    return found if found[-1] >= request.most * (1 - 1e-9) else [*found, request.most]
 
 
 def weights_for(multiple: float, task: int, others: Collection[int]) -> dict[int, int]:
@@ -29,14 +29,14 @@ def weights_for(multiple: float, task: int, others: Collection[int]) -> dict[int
     return dict.fromkeys(others, each) | {task: min(WEIGHT_MAX, max(1, round(each * multiple)))}
 
 
-def beyond(wish: LoadTestWish, step: LoadTestStep) -> str:
+def beyond(request: LoadTestRequest, step: LoadTestStep) -> str:
     """Return the limit that a step exceeds, as text; empty: none."""
     if not all(map(math.isfinite, (step.load, step.latency_s, step.errors))):
         return "a measurement is not a number"
-    if step.latency_s > wish.latency_max_s:
-        return f"latency of {step.latency_s:.3g} s is over {wish.latency_max_s:g} s"
-    if step.errors > wish.errors_max:
-        return f"{step.errors:.2%} errors are over {wish.errors_max:.2%}"
+    if step.latency_s > request.latency_max_s:
+        return f"latency of {step.latency_s:.3g} s is over {request.latency_max_s:g} s"
+    if step.errors > request.errors_max:
+        return f"{step.errors:.2%} errors are over {request.errors_max:.2%}"
     return ""
 
 

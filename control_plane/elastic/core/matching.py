@@ -45,7 +45,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Taker:
+class Borrower:
     """A pool that wants to borrow machines."""
 
     pool: str
@@ -170,13 +170,13 @@ class _Stock:
     def _entry(self, number: int) -> int:
         return number - len(self._groups[number]) * self._count
 
-    def take(self, taker: Taker) -> Idle | None:
+    def take(self, borrower: Borrower) -> Idle | None:
         """Return a machine that suits a borrower; None if none is left."""
-        pool = taker.pool
-        signature = (taker.types, taker.datacenter, taker.region, taker.notice_s)
+        pool = borrower.pool
+        signature = (borrower.types, borrower.datacenter, borrower.region, borrower.notice_s)
         heap = self._heaps.get(signature)
         if heap is None:
-            heap = self._heaps[signature] = self._suiting(taker)
+            heap = self._heaps[signature] = self._suiting(borrower)
         own, found = list[int](), None
         while heap and found is None:
             number = heap[0] % self._count
@@ -195,17 +195,17 @@ class _Stock:
             heapq.heappush(heap, entry)
         return found
 
-    def _suiting(self, taker: Taker) -> list[int]:
+    def _suiting(self, borrower: Borrower) -> list[int]:
         heap = list[int]()
         for (machine_type, datacenter, region, promise_s), groups in self._kinds.items():
-            if promise_s >= taker.notice_s and taker.suits(machine_type, datacenter, region):
+            if promise_s >= borrower.notice_s and borrower.suits(machine_type, datacenter, region):
                 heap += groups
         heapq.heapify(heap)
         return heap
 
 
 def matched(
-    idle: Iterable[Idle], offers: Mapping[str, Offer], takers: Sequence[Taker]
+    idle: Iterable[Idle], offers: Mapping[str, Offer], borrowers: Sequence[Borrower]
 ) -> list[NewLoan]:
     """Return the loans to make; `offers` by pool, and pools without one lend nothing.
 
@@ -214,18 +214,22 @@ def matched(
     that they already have. Machines that one borrower does not want go to the others.
     """
     stock, found = _Stock(idle, offers), list[NewLoan]()
-    queue = [(taker.has / taker.share, n, 0) for n, taker in enumerate(takers) if taker.wants > 0]
+    queue = [
+        (borrower.has / borrower.share, n, 0)
+        for n, borrower in enumerate(borrowers)
+        if borrower.wants > 0
+    ]
     heapq.heapify(queue)
     while queue:
         _, number, got = heapq.heappop(queue)
-        taker = takers[number]
-        machine = stock.take(taker)
+        borrower = borrowers[number]
+        machine = stock.take(borrower)
         if machine is None:
             continue  # no machine suits it any longer
         donor, promise_s = machine.donor, offers[machine.donor].promise_s
-        found.append(NewLoan(machine.machine, donor, taker.pool, promise_s, taker.loan_s))
-        if got + 1 < taker.wants:
-            heapq.heappush(queue, ((taker.has + got + 1) / taker.share, number, got + 1))
+        found.append(NewLoan(machine.machine, donor, borrower.pool, promise_s, borrower.loan_s))
+        if got + 1 < borrower.wants:
+            heapq.heappush(queue, ((borrower.has + got + 1) / borrower.share, number, got + 1))
     return found
 
 

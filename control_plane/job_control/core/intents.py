@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from control_plane.api.intent_wishes import IntentView, IntentWish
+from control_plane.api.intent_changes import IntentChange, IntentView
 from control_plane.api.intents import (
     CanaryIntent,
     Dimension,
@@ -175,23 +175,23 @@ def next_end(record: JobRecord) -> float | None:
 
 
 def check_writer(
-    record: JobRecord, dimension: Dimension, writer: str, wish: IntentWish | None = None
+    record: JobRecord, dimension: Dimension, writer: str, change: IntentChange | None = None
 ) -> None:
     """Raise `Conflict` if another writer owns the dimension, or wrote it since the caller's read.
 
-    Without a wish, an action on the whole job writes it (`job apply`), which never takes over.
+    Without a change, an action on the whole job writes it (`job apply`), which never takes over.
     A write without a writer comes from the region itself.
     """
     known = record.intents.get(dimension, _NOTHING)
     show = f"twinectl job intents {record.name}"
-    if wish is not None and wish.expect is not None and wish.expect != known.version:
+    if change is not None and change.expect is not None and change.expect != known.version:
         raise Conflict(
             f"cannot write the {dimension} of job {record.name!r}: it is at version "
-            f"{known.version}, and the request replaces version {wish.expect}",
+            f"{known.version}, and the request replaces version {change.expect}",
             hint=f"{show}, and send the change for that version",
         )
-    takes_over = wish is not None and wish.take_over
-    way = "--take-over" if wish is not None else f"twinectl job adopt {record.name} --take-over"
+    takes_over = change is not None and change.take_over
+    way = "--take-over" if change is not None else f"twinectl job adopt {record.name} --take-over"
     is_free = known.value is None or not known.is_owned or writer in ("", known.writer)
     if not (is_free or takes_over):
         raise Conflict(

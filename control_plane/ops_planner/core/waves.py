@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from control_plane.api.maintenance import (
     PART_MAX,
     Ends,
-    MaintenanceWish,
+    MaintenanceRequest,
     PlanRecord,
     WaveRecord,
     WaveState,
@@ -73,30 +73,30 @@ class Next:
     """Why the plan pauses; empty: it does not."""
 
 
-def how_it_ends(wish: MaintenanceWish) -> Ends:
+def how_it_ends(request: MaintenanceRequest) -> Ends:
     """Return what shows that the work on a machine is over."""
-    if wish.ends is not None:
-        return wish.ends
-    if wish.work in _BY_REBOOT:
+    if request.ends is not None:
+        return request.ends
+    if request.work in _BY_REBOOT:
         return Ends.REBOOT
-    if wish.work in _BY_EMPTY:
+    if request.work in _BY_EMPTY:
         return Ends.EMPTY
-    timed = wish.deadline_s is not None and wish.duration_s is not None
-    return Ends.TIME if timed and wish.tasks_survive else Ends.REPORTED
+    timed = request.deadline_s is not None and request.duration_s is not None
+    return Ends.TIME if timed and request.tasks_survive else Ends.REPORTED
 
 
-def divide(machines: Iterable[PlannedWave], wish: MaintenanceWish) -> list[list[str]]:
+def divide(machines: Iterable[PlannedWave], request: MaintenanceRequest) -> list[list[str]]:
     """Return the machines of each wave, in the order of the waves.
 
-    A wave stays within one part of the region if the wish asks for it. It spreads over the racks
+    A wave stays within one part of the region if the request asks for it. It spreads over the racks
     there, so that as few machines as possible of one rack are away together.
     """
-    depth = 0 if wish.within is None else _DEPTH[wish.within]
+    depth = 0 if request.within is None else _DEPTH[request.within]
     parts: dict[tuple[int | str, ...], list[PlannedWave]] = {}
     for machine in machines:
-        first = machine.priority if wish.work is Work.POWER_CAP else 0
+        first = machine.priority if request.work is Work.POWER_CAP else 0
         parts.setdefault((first, *machine.place[:depth]), []).append(machine)
-    size = wish.wave_size or PART_MAX
+    size = request.wave_size or PART_MAX
     waves = []
     for key in sorted(parts):
         spread = _by_turns(parts[key])
@@ -104,9 +104,9 @@ def divide(machines: Iterable[PlannedWave], wish: MaintenanceWish) -> list[list[
     return waves
 
 
-def is_one_by_one(wish: MaintenanceWish) -> bool:
+def is_one_by_one(request: MaintenanceRequest) -> bool:
     """Return whether a wave waits for the one before; else waves only bound a record's size."""
-    return bool(wish.wave_size) or wish.within is not None or wish.work is Work.POWER_CAP
+    return bool(request.wave_size) or request.within is not None or request.work is Work.POWER_CAP
 
 
 _DEPTH = {Within.DATACENTER: 1, Within.MSB: 2, Within.ROW: 3, Within.RACK: 4}
@@ -157,15 +157,15 @@ def advance(plan: PlanRecord, wave: WaveRecord, hosts: Mapping[str, SeenHost], n
     late = [name for name, at in stages.items() if at != Stage.DONE and name not in closing]
     if not late:
         return Next(close=closing, finish=not closing)
-    if plan.ends is not Ends.EMPTY and now >= _over_at(wave, plan) + plan.wish.return_within_s:
+    if plan.ends is not Ends.EMPTY and now >= _over_at(wave, plan) + plan.request.return_within_s:
         return Next(close=closing, waits=_not_back(late, wave))
     return Next(close=closing)
 
 
 def is_enough(plan: PlanRecord, waves: Iterable[WaveRecord], hosts: Mapping[str, SeenHost]) -> bool:
     """Return whether the empty machines draw at least the power that is to be shed."""
-    wanted = plan.wish.shed_w
-    if plan.wish.work is not Work.POWER_CAP or not wanted:
+    wanted = plan.request.shed_w
+    if plan.request.work is not Work.POWER_CAP or not wanted:
         return False
     announced = [
         name for wave in waves if wave.state is not WaveState.WAITING for name in wave.machines
@@ -175,7 +175,7 @@ def is_enough(plan: PlanRecord, waves: Iterable[WaveRecord], hosts: Mapping[str,
 
 
 def _over_at(wave: WaveRecord, plan: PlanRecord) -> float:
-    return wave.start + (plan.wish.deadline_s or 0.0) + (plan.wish.duration_s or 0.0)
+    return wave.start + (plan.request.deadline_s or 0.0) + (plan.request.duration_s or 0.0)
 
 
 def _not_back(late: Sequence[str], wave: WaveRecord) -> str:

@@ -20,7 +20,7 @@ _Rank = tuple[int, bool, float, float, float, str]
 def job_of(work: QueuedWork, entitlement: str) -> JobSpec:
     """Return the job of a piece of work, in this entitlement and without restarts by the agent."""
     return replace(
-        work.wish.job,
+        work.request.job,
         name=work.name,
         entitlement=entitlement,
         restart=RestartPolicy(when=RestartWhen.NEVER),
@@ -46,12 +46,12 @@ def _ranks(
     for one in work:
         used[one.user] += int(one.machine_s)
         if one.state is QueuedState.RUNNING:
-            tasks[one.user] += one.wish.job.tasks
+            tasks[one.user] += one.request.job.tasks
 
     def rank(one: QueuedWork) -> _Rank:
         share = shares.get(one.user, 100)
         return (
-            -one.wish.priority,
+            -one.request.priority,
             one.state is not QueuedState.RUNNING,
             tasks[one.user] / share,
             used[one.user] / share,
@@ -79,7 +79,7 @@ def chosen(
         queues[one.user].append(one)
     while queues and taken < max(1, room):
         first = min((queue[0] for queue in queues.values()), key=rank)
-        size = first.wish.job.tasks
+        size = first.request.job.tasks
         if taken and taken + size > room and first.name not in running:
             break
         picked.add(first.name)
@@ -91,8 +91,10 @@ def chosen(
         if not queues[first.user]:
             del queues[first.user]
     start = [one.name for one in ready if one.name in picked - running]
-    waits = max((one.wish.priority for one in ready if one.name in start), default=-1)
-    stop = [one.name for one in work if one.name in running - picked and one.wish.priority < waits]
+    waits = max((one.request.priority for one in ready if one.name in start), default=-1)
+    stop = [
+        one.name for one in work if one.name in running - picked and one.request.priority < waits
+    ]
     return start, stop
 
 
@@ -107,7 +109,7 @@ def seen(work: QueuedWork, status: JobStatus | None, now: float, look_s: float) 
     if bad and bad[0].last_exit is not None:
         return failed(work, f"task {bad[0].index}: {bad[0].last_exit.result}", now)
     done = [t for t in ended if t.last_exit is not None and t.last_exit.result == "success"]
-    if len(done) == len(tasks) == work.wish.job.tasks:
+    if len(done) == len(tasks) == work.request.job.tasks:
         return replace(work, state=QueuedState.DONE, ended_at=now, reason="")
     waiting = next((t.reason for t in tasks if t.placement is None and t.reason), "")
     return replace(work, reason=waiting)
@@ -120,7 +122,7 @@ _NO_FAULT = ("success", "lost", "cut-off", "evicted")
 def failed(work: QueuedWork, why: str, now: float) -> QueuedWork:
     """Return work after one more failure: waiting for a retry, or failed finally."""
     failures = work.failures + 1
-    if failures >= work.wish.attempts:
+    if failures >= work.request.attempts:
         state, ended = QueuedState.FAILED, now
         return replace(work, state=state, failures=failures, ended_at=ended, reason=why)
     pause = min(RETRY_S * 2.0 ** (failures - 1), RETRY_MAX_S)

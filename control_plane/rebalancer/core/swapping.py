@@ -214,10 +214,12 @@ def _emptied(state: State, machines: list[int]) -> int | None:
     able = [m for m in machines if state.model.swappable[m]]
     for machine in sorted(able, key=lambda m: (len(state.on[m]), m))[:_CANDIDATES]:
         moved: list[int] = []
-        mates = np.nonzero((state.pool == state.pool[machine]) & state.is_open & ~state.is_free)[0]
-        mates = mates[mates != machine]
+        candidates = np.nonzero(
+            (state.pool == state.pool[machine]) & state.is_open & ~state.is_free
+        )[0]
+        candidates = candidates[candidates != machine]
         for task in list(state.on[machine]):
-            to = _room_for(state, task, mates)
+            to = _room_for(state, task, candidates)
             if to is None:
                 break
             state.move(task, to)
@@ -229,14 +231,14 @@ def _emptied(state: State, machines: list[int]) -> int | None:
     return None
 
 
-def _room_for(state: State, task: int, mates: np.ndarray) -> int | None:
-    if not state.can_move[task] or not len(mates):
+def _room_for(state: State, task: int, candidates: np.ndarray) -> int | None:
+    if not state.can_move[task] or not len(candidates):
         return None
-    mates = mates[state.fits(state.kind[task : task + 1], mates)[0]]
-    shares = (state.used[mates] * state.per_size[mates]).max(axis=1, initial=0.0)
-    for mate in mates[np.argsort(shares, kind="stable")][:_CANDIDATES].tolist():
-        if _may_wait_there(state, task, mate):
-            return int(mate)
+    candidates = candidates[state.fits(state.kind[task : task + 1], candidates)[0]]
+    shares = (state.used[candidates] * state.per_size[candidates]).max(axis=1, initial=0.0)
+    for candidate in candidates[np.argsort(shares, kind="stable")][:_CANDIDATES].tolist():
+        if _may_wait_there(state, task, candidate):
+            return int(candidate)
     return None
 
 

@@ -34,7 +34,7 @@ from control_plane.job_control.core.intents import (
 from control_plane.scheduler.core.decision import Seen
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.reconcile import available
-from control_plane.scheduler.core.rollout import HOMELESS, must_move
+from control_plane.scheduler.core.rollout import UNPLACED, must_move
 from control_plane.scheduler.core.task_versions import is_held_back
 
 
@@ -105,7 +105,7 @@ def _infrastructure(record: JobRecord, wanted: JobWants, seen: Seen) -> Infrastr
 
 def _missed(task: TaskRecord, view: View) -> int:
     """Return how much removing a task would cost: one of the constants of `compose`."""
-    if task.phase in HOMELESS:
+    if task.phase in UNPLACED:
         return NOWHERE
     if task.phase is not TaskPhase.RUNNING or not task.listed:
         return ILL

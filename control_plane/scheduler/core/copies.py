@@ -35,7 +35,7 @@ def ended_in_s(spec: JobSpec, task: str, machine: SeenMachine | None) -> float:
     if machine.up and machine.answering:
         status = machine.tasks.get(task)
         return 0.0 if status is None or status.state in _ENDED else inf
-    return max(0.0, after_s - machine.unheard_s)
+    return max(0.0, after_s - machine.no_report_s)
 
 
 def staying(leaving: Mapping[str, Sequence[str]], view: View) -> dict[str, str]:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from control_plane.api.autoscale import AutoscaleMode, starting_size
-from control_plane.api.intent_wishes import CanaryWish, IntentWish, PushWish, SizeWish
+from control_plane.api.intent_changes import CanaryChange, IntentChange, PushChange, SizeChange
 from control_plane.api.intents import CanaryIntent, Dimension, SizeIntent
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.job_control.core.intents import (
@@ -115,7 +115,7 @@ def moving(name: str, entitlement: str, writer: str, now: float) -> JobChange:
     return JobChange(name, checked, record, moves=True)
 
 
-def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
+def pushing(name: str, change: PushChange, writer: str, now: float) -> JobChange:
     """Return the write of the push intent.
 
     A push of an earlier image with everything else unchanged goes back to that version: tasks that
@@ -124,23 +124,27 @@ def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
 
     def checked(known: JobRecord | None) -> JobSpec:
         record = not_stopping(_existing(known, name))
-        check_writer(record, Dimension.PUSH, writer, wish)
-        if (version := _goes_back_to(record, wish)) is not None:
+        check_writer(record, Dimension.PUSH, writer, change)
+        if (version := _goes_back_to(record, change)) is not None:
             return back_to(record.spec, record.specs[version])
-        spec = wish.spec or record.spec
+        spec = change.spec or record.spec
         return replace(
             spec,
             tasks=record.spec.tasks,
-            image=wish.image or spec.image,
-            configuration=spec.configuration if wish.configuration is None else wish.configuration,
+            image=change.image or spec.image,
+            configuration=spec.configuration
+            if change.configuration is None
+            else change.configuration,
         )
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
-        if _goes_back_to(known, wish) is None:
+        if _goes_back_to(known, change) is None:
             after = _changed(known, spec)
         else:
-            after = returned(known, spec, wish.reason or f"{writer} pushed the earlier image again")
-        is_part = wish.share < 1.0 or wish.tasks is not None
+            after = returned(
+                known, spec, change.reason or f"{writer} pushed the earlier image again"
+            )
+        is_part = change.share < 1.0 or change.tasks is not None
         if is_part and not stable_of(begun(after)):
             raise Conflict(
                 f"cannot push to a part of job {name!r}: no earlier version of it is known that "
@@ -151,19 +155,19 @@ def pushing(name: str, wish: PushWish, writer: str, now: float) -> JobChange:
             after,
             writer,
             now,
-            share=wish.share,
-            tasks=wish.tasks,
-            reason=wish.reason,
-            is_owned=not wish.gives_back,
+            share=change.share,
+            tasks=change.tasks,
+            reason=change.reason,
+            is_owned=not change.gives_back,
         )
 
     return JobChange(name, checked, record)
 
 
-def _goes_back_to(record: JobRecord, wish: PushWish) -> int | None:
+def _goes_back_to(record: JobRecord, change: PushChange) -> int | None:
     """Return the version that a push of an image to all tasks goes back to; None: it is new."""
-    is_whole = wish.share >= 1.0 and wish.tasks is None
-    if wish.spec is not None or not is_whole or wish.image in (None, record.spec.image):
+    is_whole = change.share >= 1.0 and change.tasks is None
+    if change.spec is not None or not is_whole or change.image in (None, record.spec.image):
         return None
     now = record.spec
     return max(
@@ -172,58 +176,58 @@ def _goes_back_to(record: JobRecord, wish: PushWish) -> int | None:
             for version, then in record.specs.items()
             if version < record.version
             and version not in record.trials
-            and then.image == wish.image
+            and then.image == change.image
             and same_tasks(replace(then, image=now.image, runtime=now.runtime), now)
         ),
         default=None,
     )
 
 
-def sizing(name: str, wish: SizeWish, writer: str, now: float) -> JobChange:
+def sizing(name: str, change: SizeChange, writer: str, now: float) -> JobChange:
     """Return the write of the size intent."""
 
     def size(record: JobRecord) -> SizeIntent:
         known = size_of(record)
-        least = known.minimum if wish.minimum is None else wish.minimum
-        most = known.maximum if wish.maximum is None else wish.maximum
-        return SizeIntent(tasks=wish.tasks, minimum=least, maximum=most)
+        least = known.minimum if change.minimum is None else change.minimum
+        most = known.maximum if change.maximum is None else change.maximum
+        return SizeIntent(tasks=change.tasks, minimum=least, maximum=most)
 
     def checked(known: JobRecord | None) -> JobSpec:
         record = not_stopping(_existing(known, name))
-        check_writer(record, Dimension.SIZE, writer, wish)
-        _check_order(record, wish, size(record))
+        check_writer(record, Dimension.SIZE, writer, change)
+        _check_order(record, change, size(record))
         tasks = size(record).wanted
         _check_bounds(record, tasks)
         return replace(record.spec, tasks=tasks)
 
     def record(known: JobRecord, _: JobSpec) -> JobRecord:
         after = written(
-            known, Dimension.SIZE, size(known), writer, now, reason=wish.reason, is_owned=True
+            known, Dimension.SIZE, size(known), writer, now, reason=change.reason, is_owned=True
         )
         return sized(after)
 
     return JobChange(name, checked, record, is_resize=True)
 
 
-def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
+def trying(name: str, change: CanaryChange, writer: str, now: float) -> JobChange:
     """Return the write of the canary intent: its variant is a version of its own."""
 
     def checked(known: JobRecord | None) -> JobSpec:
         record = not_stopping(_existing(known, name))
-        check_writer(record, Dimension.CANARY, writer, wish)
+        check_writer(record, Dimension.CANARY, writer, change)
         base = record.specs.get(stable_of(begun(record)), record.spec)
-        if wish.traffic is not None and not base.ports:
+        if change.traffic is not None and not base.ports:
             raise InvalidInput(
-                f"cannot give a canary of job {name!r} {wish.traffic:.2%} of the requests: the "
+                f"cannot give a canary of job {name!r} {change.traffic:.2%} of the requests: the "
                 "job has no port for clients",
                 hint="leave traffic out, or add `ports` to the job file",
             )
         return replace(
             back_to(record.spec, base),
-            image=wish.image or base.image,
-            command=base.command if wish.command is None else wish.command,
-            environment=base.environment | wish.environment,
-            configuration=base.configuration | wish.configuration,
+            image=change.image or base.image,
+            command=base.command if change.command is None else change.command,
+            environment=base.environment | change.environment,
+            configuration=base.configuration | change.configuration,
         )
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
@@ -233,10 +237,10 @@ def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
             version = there.version  # the same canary, for longer or on more tasks
         intent = CanaryIntent(
             version=version,
-            tasks=wish.tasks,
-            share=wish.share,
-            machine_type=wish.machine_type or "",
-            traffic=wish.traffic,
+            tasks=change.tasks,
+            share=change.share,
+            machine_type=change.machine_type or "",
+            traffic=change.traffic,
         )
         after = replace(
             known,
@@ -250,8 +254,8 @@ def trying(name: str, wish: CanaryWish, writer: str, now: float) -> JobChange:
             intent,
             writer,
             now,
-            reason=wish.reason,
-            lasts_s=wish.lasts_s,
+            reason=change.reason,
+            lasts_s=change.lasts_s,
             is_owned=True,
         )
 
@@ -265,14 +269,14 @@ def noted(
     record: JobRecord,
     dimension: Dimension,
     value: Struct | None,
-    wish: IntentWish,
+    change: IntentChange,
     writer: str,
     now: float,
     lasts_s: float | None = None,
 ) -> JobRecord:
     """Return the record with an intent that changes no specification, or without it (`None`)."""
     record = not_stopping(record)
-    check_writer(record, dimension, writer, wish)
+    check_writer(record, dimension, writer, change)
     known = record.intents.get(dimension)
     if value is None and (known is None or known.value is None):
         return record  # it ended by itself already
@@ -282,7 +286,7 @@ def noted(
         value,
         writer,
         now,
-        reason=wish.reason,
+        reason=change.reason,
         lasts_s=lasts_s,
         is_owned=value is not None,
     )
@@ -353,10 +357,10 @@ def _size_of_file(spec: JobSpec, known: JobRecord | None, writer: str) -> int:
     return known.spec.tasks
 
 
-def _check_order(record: JobRecord, wish: SizeWish, size: SizeIntent) -> None:
+def _check_order(record: JobRecord, change: SizeChange, size: SizeIntent) -> None:
     """Raise `InvalidInput` for new bounds with the minimum above the maximum."""
     least, most = size.minimum, size.maximum
-    is_new = wish.minimum is not None or wish.maximum is not None
+    is_new = change.minimum is not None or change.maximum is not None
     if is_new and least is not None and most is not None and least > most:
         raise InvalidInput(
             f"cannot write the size of job {record.name!r}: its minimum of {least} would be above"

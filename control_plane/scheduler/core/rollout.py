@@ -34,7 +34,7 @@ from control_plane.scheduler.core.operations import is_going, waits
 from control_plane.scheduler.core.owner_moves import without_place
 from control_plane.scheduler.core.task_versions import is_passed_over, placed_as
 
-HOMELESS = (TaskPhase.PENDING, TaskPhase.LOST)
+UNPLACED = (TaskPhase.PENDING, TaskPhase.LOST)
 """Phases in which a task may need a machine."""
 
 
@@ -104,7 +104,7 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
         name = task_id(record.name, task.index)
         return ended_in_s(spec_of(record, task), name, machine) == 0.0
 
-    return tuple(task for task in record.tasks if task.phase in HOMELESS and needs(task))
+    return tuple(task for task in record.tasks if task.phase in UNPLACED and needs(task))
 
 
 def _is_asked(record: JobRecord, task: TaskRecord) -> bool:

@@ -8,7 +8,7 @@ from control_plane.job_control.core.intents import push_of, stable_of, waits_for
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.new_tasks import is_new, is_of, serves
 from control_plane.scheduler.core.operations import is_going
-from control_plane.scheduler.core.rollout import HOMELESS
+from control_plane.scheduler.core.rollout import UNPLACED
 from control_plane.scheduler.core.task_versions import canaries, is_here
 
 _NAMED = 5
@@ -28,7 +28,7 @@ def describe_progress(record: JobRecord, now: Moment) -> str:
         return ""
     words = [
         _describe_canaries(record, rollout, now),
-        _describe_homeless(record, rollout),
+        _describe_unplaced(record, rollout),
         _describe_transfer(record, rollout),
         _describe_share(record),
     ]
@@ -76,14 +76,14 @@ def _describe_transfer(record: JobRecord, rollout: Rollout) -> str:
     )
 
 
-def _describe_homeless(record: JobRecord, rollout: Rollout) -> str:
+def _describe_unplaced(record: JobRecord, rollout: Rollout) -> str:
     """Describe the new tasks without a machine that a stage waits for; empty: it waits for none."""
     if rollout.passed and record.spec.update.batch is None:
         return ""
     waits = [
         task.index
         for task in record.tasks
-        if is_new(task, record) and not task.extra and task.phase in HOMELESS and task.reason
+        if is_new(task, record) and not task.extra and task.phase in UNPLACED and task.reason
     ]
     if not waits:
         return ""

@@ -99,14 +99,14 @@ def stood_in(
         return record
     swapped: set[int] = set()
     for task in _parts(record)[0]:
-        is_homeless = task.phase is TaskPhase.PENDING and task.reason
+        is_unplaced = task.phase is TaskPhase.PENDING and task.reason
         is_stuck = task.index in without_room and _must_go(record, task, view)
-        if not (is_homeless or is_stuck):
+        if not (is_unplaced or is_stuck):
             continue
         fit = [
             extra
             for extra in free
-            if not is_outdated(extra, record) or (is_homeless and extra.version == task.version)
+            if not is_outdated(extra, record) or (is_unplaced and extra.version == task.version)
         ]
         if fit:
             free.remove(fit[0])

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.api import Life, Network, Probe, TaskSpec
 from agent.api.network import port_variable
-from agent.api.notices import NoticeWish
+from agent.api.notices import NoticeSettings
 from control_plane.api.job_life import JobNotice, JobProbe
 from control_plane.api.jobs import JobSpec, Placement, task_id
 
@@ -103,10 +103,10 @@ def _probe(p: JobProbe | None, placement: Placement, values: Mapping[str, str]) 
     )
 
 
-def _notice(notice: JobNotice | None, placement: Placement) -> NoticeWish | None:
+def _notice(notice: JobNotice | None, placement: Placement) -> NoticeSettings | None:
     if notice is None:
         return None
-    return NoticeWish(
+    return NoticeSettings(
         port=None if notice.port is None else placement.ports[notice.port],
         path=notice.path,
         timeout_s=notice.timeout_s,

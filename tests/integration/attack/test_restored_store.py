@@ -214,7 +214,7 @@ def whoami(file: Path) -> None:
     async def ask() -> None:
         context = tls.client_context(held, tls.CONTROL_PLANE)
         async with ControlPlaneClient(held.url, context) as client:
-            await client.get_myself()
+            await client.get_current_user()
 
     asyncio.run(ask())
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent.api import Limits
 from agent.machine.fake_systemd import Ended
-from control_plane.api.intent_wishes import HoldWish, IntentWish, SizeWish
+from control_plane.api.intent_changes import HoldChange, IntentChange, SizeChange
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobSpec, UpdatePolicy
 from conveyor.client import ConveyorClient
@@ -75,7 +75,7 @@ async def test_a_gate_command_runs_as_a_task_while_others_write(tmp_path: Path):
             file = tmp_path / "web.toml"
             file.write_text(FILE)
             await ctl(service, region.endpoint, "apply", str(file))
-            hold = HoldWish(lasts_s=3600, reason="the cup final")
+            hold = HoldChange(lasts_s=3600, reason="the cup final")
             await client.put_intent("web", Dimension.HOLD, hold)
             await ctl(service, region.endpoint, "start", "web", "--image", two)
             await until(
@@ -83,8 +83,8 @@ async def test_a_gate_command_runs_as_a_task_while_others_write(tmp_path: Path):
                 lambda v: v.record.waiting is not None and "cup final" in v.record.waiting.waits,
             )
             assert _new(await client.get_job("web"), two) == 0
-            await client.put_intent("web", Dimension.SIZE, SizeWish(tasks=6))
-            await client.withdraw_intent("web", Dimension.HOLD, IntentWish())
+            await client.put_intent("web", Dimension.SIZE, SizeChange(tasks=6))
+            await client.withdraw_intent("web", Dimension.HOLD, IntentChange())
             view = await until(lambda: delivery.get_pipeline("web"), lambda v: v.last is not None)
             assert (view.last.state, view.last.reason) == ("done", "")
             assert _new(await client.get_job("web"), two) == 6

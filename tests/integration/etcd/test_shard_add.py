@@ -14,7 +14,7 @@ import pytest
 from agent.api import Limits
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
-from control_plane.api.maintenance import MaintenanceWish
+from control_plane.api.maintenance import MaintenanceRequest
 from control_plane.client import ControlPlaneClient
 from tests.etcd import Cluster, etcd_cluster
 from tests.role_processes import RegionOfProcesses, region_of_processes
@@ -113,8 +113,8 @@ async def test_status_and_metrics_show_each_process_and_unavailable_ones(
         for gone, unplaced in ((2, 0), (3, 2)):
             held = [v.record.machine for v in (await region.client.list_machines()).machines]
             held.sort(key=lambda name: name not in {h.name for h in region.hosts if tasks_on(h)})
-            wish = MaintenanceWish(machines=held[:gone], reason="racks")
-            preview = await region.client.preview_plan("p1", wish)
+            request = MaintenanceRequest(machines=held[:gone], reason="racks")
+            preview = await region.client.preview_plan("p1", request)
             assert [(of.job, of.there, of.unplaced) for of in preview.jobs] == [("j1", 2, unplaced)]
             assert not any("not searched" in note for note in preview.notes), (
                 "the shard reported it"

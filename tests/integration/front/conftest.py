@@ -37,7 +37,7 @@ from control_plane.agents.region import Region as SharedRegion
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.transactions import Allocations
-from control_plane.api.intent_wishes import IntentView, JobIntents, SizeWish, TaskCount
+from control_plane.api.intent_changes import IntentView, JobIntents, SizeChange, TaskCount
 from control_plane.api.intents import StoredIntent
 from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import (
@@ -68,7 +68,7 @@ from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.region_status import ProcessStatus, RegionStatus
 from control_plane.api.settings import PortalSettings, SchedulerSettings
-from control_plane.api.watch import EndpointsNews
+from control_plane.api.watch import EndpointChanges
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.marks import Marks
 from control_plane.broker.service import MachineQuery, MachineService
@@ -220,12 +220,12 @@ class CannedIntents:
         return write
 
     async def size(
-        self, name: str, wish: SizeWish, writer: str, also: Sequence[Operation] = ()
+        self, name: str, change: SizeChange, writer: str, also: Sequence[Operation] = ()
     ) -> JobIntents:
         """Store the records of the change, as the transaction of the job's record does."""
         if name in self.stale:
             raise Conflict(f"the size of job {name} has another version")
-        self.written.append(("size", name, wish, writer))
+        self.written.append(("size", name, change, writer))
         await self._store.txn({}, also)
         return await self.show(name)
 
@@ -274,8 +274,8 @@ class CannedControlPlane(ControlPlane):
         self.health = HealthService(self.checker, self.inventory.outages)
         self.portal = Portal(store, Runtime(), PortalSettings(approvers=["bob"]))
         self.brokers.listen(self.portal.supply.on_machine_change)
-        self.census = Counters()
-        self.brokers.listen(self.census.machine_changed)
+        self.counters = Counters()
+        self.brokers.listen(self.counters.machine_changed)
         sources = Sources(
             machines=self.brokers.table,
             held=self.brokers.held,
@@ -294,7 +294,7 @@ class CannedControlPlane(ControlPlane):
             lambda _pool: allocator,
             table,
             self.inventory.outages,
-            self.census,
+            self.counters,
             store,
         )
         self.rebalancer = ReBalancer(
@@ -436,13 +436,13 @@ class CannedControlPlane(ControlPlane):
 
     async def watch_endpoints(
         self, known: Mapping[str, int | None], wait_s: float = 0.0
-    ) -> EndpointsNews:
+    ) -> EndpointChanges:
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while not (news := self._news(known)):
                     await self._served.wait()
         changed = [self.served[job] for job in news if job in self.served]
-        return EndpointsNews(changed=changed, missing=[j for j in news if j not in self.served])
+        return EndpointChanges(changed=changed, missing=[j for j in news if j not in self.served])
 
     def _news(self, known: Mapping[str, int | None]) -> list[str]:
         at = {job: self.served[job].revision if job in self.served else 0 for job in known}

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from agent.api import Relaxation
 from agent.api.joining import JoinRequest
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.intent_wishes import HoldWish, PushWish, SizeWish, SizeWishes
+from control_plane.api.intent_changes import HoldChange, PushChange, SizeChange, SizeChanges
 from control_plane.api.inventory import Drain
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import TokenRequest
@@ -203,18 +203,18 @@ def test_tasks_without_a_sandbox_need_a_grant_and_are_logged(
     call(region, "ann", "apply_job", plain, job="j")
     for caller in ("ann", "root"):
         with pytest.raises(Forbidden, match=f"`raw`.*{caller} is not a host admin"):
-            call(region, caller, "put_push", PushWish(spec=raw), job="j")
+            call(region, caller, "put_push", PushChange(spec=raw), job="j")
     call(region, "root", "grant_host_admin", admin="user:ann")
-    assert call(region, "ann", "get_myself").host_admin
+    assert call(region, "ann", "get_current_user").host_admin
     call(region, "ann", "apply_job", raw, job="j")
     call(region, "root", "revoke_host_admin", admin="user:ann")
     for action in ("restart_job", "resume_job", "rollback_job"):
         with pytest.raises(Forbidden, match="not a host admin"):
             call(region, "ann", action, job="j")
     with pytest.raises(Forbidden, match="not a host admin"):
-        call(region, "ann", "put_size", SizeWish(tasks=2), job="j")
+        call(region, "ann", "put_size", SizeChange(tasks=2), job="j")
     call(region, "ann", "pause_job", job="j")
-    call(region, "ann", "put_hold", HoldWish(lasts_s=60), job="j")
+    call(region, "ann", "put_hold", HoldChange(lasts_s=60), job="j")
     call(region, "ann", "apply_job", plain, job="j")
 
     recorded = [(e.caller, e.action, e.object, e.outcome) for e in entries(region)]
@@ -240,11 +240,11 @@ def test_sizes_of_many_jobs_are_each_written_checked_and_in_the_log(region: Regi
         call(region, "local", "apply_job", spec, job=job)
     intents = region.control_plane.intents
     intents.stale = {"b"}
-    wishes = {job: SizeWish(tasks=n, reason="noon") for n, job in enumerate("ab", 2)}
-    answer = call(region, "web", "put_sizes", SizeWishes(sizes=wishes))
+    changes = {job: SizeChange(tasks=n, reason="noon") for n, job in enumerate("ab", 2)}
+    answer = call(region, "web", "put_sizes", SizeChanges(sizes=changes))
     assert answer.versions == {"a": 3}
     assert answer.refused["b"].code == "conflict"
-    assert intents.written == [("size", "a", wishes["a"], "user:web")]
+    assert intents.written == [("size", "a", changes["a"], "user:web")]
     found = {e.object: e for e in entries(region) if e.action == "put_size"}
     assert {name: e.outcome for name, e in found.items()} == {
         "job/a": Outcome.DONE,
@@ -252,9 +252,9 @@ def test_sizes_of_many_jobs_are_each_written_checked_and_in_the_log(region: Regi
     }
     assert found["job/a"].detail == "tasks=2, reason=noon"
 
-    wishes["c"] = SizeWish(tasks=9)
+    changes["c"] = SizeChange(tasks=9)
     with pytest.raises(Forbidden, match="web does not own entitlement 'other'"):
-        call(region, "web", "put_sizes", SizeWishes(sizes=wishes))
+        call(region, "web", "put_sizes", SizeChanges(sizes=changes))
     assert len(intents.written) == 1, "nothing of it is written"
     assert entries(region)[0].outcome is Outcome.REFUSED
 

@@ -25,7 +25,7 @@ from control_plane.api.autoscale import (
     LatencyTarget,
     LoadSignal,
 )
-from control_plane.api.intent_wishes import JobIntents, SizeWish
+from control_plane.api.intent_changes import JobIntents, SizeChange
 from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus
 from control_plane.autoscaler import kept
 from control_plane.autoscaler.core.latency import LearntLatency, carried, with_latency
@@ -259,10 +259,10 @@ def resizable(region: Region, spec: JobSpec) -> None:
     intents = region.control_plane.intents
 
     async def resize(
-        name: str, wish: SizeWish, _writer: str, _also: Sequence[Operation]
+        name: str, request: SizeChange, _writer: str, _also: Sequence[Operation]
     ) -> JobIntents:
         known = region.control_plane.jobs[name]
-        region.control_plane.jobs[name] = replace(known, tasks=wish.tasks)
+        region.control_plane.jobs[name] = replace(known, tasks=request.tasks)
         return await intents.show(name)
 
     intents.resize = resize  # type: ignore[method-assign]

@@ -11,13 +11,13 @@ import aiohttp
 import pytest
 from click.testing import CliRunner, Result
 
-from control_plane.api.intent_wishes import (
-    CanaryWish,
-    HoldWish,
-    InfrastructureWish,
-    IntentWish,
-    PushWish,
-    SizeWish,
+from control_plane.api.intent_changes import (
+    CanaryChange,
+    HoldChange,
+    InfrastructureChange,
+    IntentChange,
+    PushChange,
+    SizeChange,
 )
 from control_plane.api.intents import INSTEAD_OF_OVERRIDES, INSTEAD_OF_TASKS, StoredIntent
 from control_plane.cli import main
@@ -50,20 +50,23 @@ def test_each_command_writes_its_dimension_as_its_caller(ctl: Ctl, region: Regio
     fields = {"reason": "why", "expect": 3, "take_over": True}
     written = region.control_plane.intents.written
     for arguments, expected in (
-        (("push", "--image", IMAGE, "--share", "0.5"), PushWish(image=IMAGE, share=0.5, **fields)),
-        (("scale", "--tasks", "9", "--maximum", "20"), SizeWish(tasks=9, maximum=20, **fields)),
+        (
+            ("push", "--image", IMAGE, "--share", "0.5"),
+            PushChange(image=IMAGE, share=0.5, **fields),
+        ),
+        (("scale", "--tasks", "9", "--maximum", "20"), SizeChange(tasks=9, maximum=20, **fields)),
         (
             ("canary", "--tasks", "2", "--env", "A=b=c", "--machine-type", "t1", "--for", "30m"),
-            CanaryWish(
+            CanaryChange(
                 tasks=2, environment={"A": "b=c"}, machine_type="t1", lasts_s=1800, **fields
             ),
         ),
         (
             ("canary", "--env", "A=1", "--traffic", "0.05", "--for", "1h"),
-            CanaryWish(environment={"A": "1"}, traffic=0.05, lasts_s=3600, **fields),
+            CanaryChange(environment={"A": "1"}, traffic=0.05, lasts_s=3600, **fields),
         ),
-        (("hold", "--for", "2h"), HoldWish(lasts_s=7200, **fields)),
-        (("runtime", "--to", "r2"), InfrastructureWish(runtime="r2", **fields)),
+        (("hold", "--for", "2h"), HoldChange(lasts_s=7200, **fields)),
+        (("runtime", "--to", "r2"), InfrastructureChange(runtime="r2", **fields)),
     ):
         verb, *rest = arguments
         found = ctl("job", verb, "web", *rest, *meta)
@@ -83,7 +86,7 @@ def test_each_command_writes_its_dimension_as_its_caller(ctl: Ctl, region: Regio
         assert "'nan' is not a number from 0 to 1" in found.output
     for verb in ("canary", "hold"):
         assert ctl("job", verb, "web", "--end", *meta).exit_code == 0
-        assert written[-1][:4] == ("withdraw", "web", verb, IntentWish(**fields))
+        assert written[-1][:4] == ("withdraw", "web", verb, IntentChange(**fields))
 
 
 def test_an_automatic_end_needs_a_time(ctl: Ctl) -> None:
@@ -135,8 +138,8 @@ def test_a_job_file_is_pushed_without_its_size(ctl: Ctl, region: Region, tmp_pat
     path.write_text(f'name="web"\nentitlement="front"\ntasks=7\nimage="{IMAGE}"\ncommand=["/x"]\n')
     found = ctl("job", "push", "web", "--file", str(path), "--share", "0.1")
     assert found.exit_code == 0, found.output
-    wish = region.control_plane.intents.written[-1][2]
-    assert (wish.spec.name, wish.share) == ("web", 0.1)
+    change = region.control_plane.intents.written[-1][2]
+    assert (change.spec.name, change.share) == ("web", 0.1)
 
 
 @pytest.mark.behaviour("JC4", "FE9")
@@ -179,8 +182,8 @@ def test_a_job_is_adopted_as_it_is(ctl: Ctl, region: Region) -> None:
     assert found.exit_code == 0, found.output
     fields = {"reason": "adopted", "take_over": False}
     assert [written[:3] for written in region.control_plane.intents.written] == [
-        ("push", "web", PushWish(share=1.0, expect=0, **fields)),
-        ("size", "web", SizeWish(tasks=4, expect=3, **fields)),
+        ("push", "web", PushChange(share=1.0, expect=0, **fields)),
+        ("size", "web", SizeChange(tasks=4, expect=3, **fields)),
     ]
 
 
@@ -195,8 +198,8 @@ def test_adopting_does_not_continue_a_push(
     region.control_plane.intents.pushed = StoredIntent(version=7, value={"version": 3, **value})
     found = ctl("job", "adopt", "web", "--take-over", "--reason", "mine")
     assert found.exit_code == 0, found.output
-    wish = PushWish(expect=7, take_over=True, reason="mine", **part)
-    assert region.control_plane.intents.written[0][:3] == ("push", "web", wish)
+    change = PushChange(expect=7, take_over=True, reason="mine", **part)
+    assert region.control_plane.intents.written[0][:3] == ("push", "web", change)
 
 
 def test_intents_are_in_the_audit(ctl: Ctl) -> None:

@@ -231,11 +231,11 @@ def test_held_back_changes_are_shown_and_confirmed(ctl: Ctl, region: Region) -> 
     assert done.stdout == "2 machine(s) confirmed down: m1, m2\n"
     assert messages == [f"confirmed by local:{os.getuid()}: fire"]
     assert ctl("role", "grant", "user:sue", "operator").exit_code == 0
-    wish = ConfirmDown(machines=["m1"], reason="flood")
+    request = ConfirmDown(machines=["m1"], reason="flood")
 
     async def as_sue() -> None:
         async with region.client("user", "sue") as client:
-            await client.call(ROUTE["confirm_down"], wish)
+            await client.call(ROUTE["confirm_down"], request)
 
     asyncio.run(as_sue())
     assert messages[1:] == ["confirmed by sue: flood"]

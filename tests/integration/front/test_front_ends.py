@@ -157,7 +157,7 @@ def test_users_of_a_front_end_get_the_core_answers_and_hosts_are_refused(owned: 
         nowhere = "https://127.0.0.1:1"
         async with a_front_end(owned, [nowhere, owned.url]) as url:
             async with user(owned, url, "user", "ann") as ann:
-                while (myself := await answer_of(ann, "get_myself")) is None:
+                while (myself := await answer_of(ann, "get_current_user")) is None:
                     await asyncio.sleep(0.05)
                 assert (myself.name, myself.owns) == ("ann", ["web"])
                 jobs = await ann.call(ROUTE["list_jobs"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.intent_wishes import PushWish, SizeWish
+from control_plane.api.intent_changes import PushChange, SizeChange
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobSpec
 from control_plane.client import ControlPlaneClient
@@ -43,14 +43,16 @@ async def test_a_program_creates_sizes_pushes_and_deletes_many_jobs_at_once(face
 
         async def push(name: str) -> None:
             async with turn:
-                await client.put_intent(name, Dimension.PUSH, PushWish(image=two))
+                await client.put_intent(name, Dimension.PUSH, PushChange(image=two))
 
         async def delete(name: str) -> None:
             async with turn:
                 await client.stop_job(name)
 
         await asyncio.gather(*map(create, names))
-        written = await client.put_sizes({name: SizeWish(tasks=n) for n, name in enumerate(names)})
+        written = await client.put_sizes(
+            {name: SizeChange(tasks=n) for n, name in enumerate(names)}
+        )
         assert (len(written.versions), written.refused) == (JOBS, {})
         await asyncio.gather(*map(push, names))
         for n, name in enumerate(names):

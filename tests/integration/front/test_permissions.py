@@ -8,25 +8,25 @@ from typing import Any
 
 import pytest
 
-from control_plane.api.capacity import DecisionNote, EntitlementSpec, EntitlementWish
+from control_plane.api.capacity import DecisionNote, EntitlementChange, EntitlementSpec
 from control_plane.api.health import ConfirmDown
-from control_plane.api.intent_wishes import (
-    CanaryWish,
-    HoldWish,
-    InfrastructureWish,
-    PushWish,
-    SizeWish,
-    SizeWishes,
+from control_plane.api.intent_changes import (
+    CanaryChange,
+    HoldChange,
+    InfrastructureChange,
+    PushChange,
+    SizeChange,
+    SizeChanges,
 )
 from control_plane.api.inventory import Drain, Lend, Revoke, Undrain
 from control_plane.api.jobs import JobSpec
 from control_plane.api.limits import Lift
 from control_plane.api.machines import TokenRequest
-from control_plane.api.maintenance import GoOn, MaintenanceWish, Reported
-from control_plane.api.operations import JobMove, MoveWish, RestartWish
+from control_plane.api.maintenance import GoOn, MaintenanceRequest, Reported
+from control_plane.api.operations import JobMove, MoveRequest, RestartRequest
 from control_plane.api.people import GroupSpec, Needs
-from control_plane.api.profiles import ProfileWish
-from control_plane.api.rebalancing import PauseWish
+from control_plane.api.profiles import ProfileProposal
+from control_plane.api.rebalancing import PauseRequest
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMap
 from control_plane.api.watch import WatchedJobs
@@ -165,7 +165,7 @@ MAY_CALL: dict[str, set[str] | tuple[set[str], set[str]]] = {
     "sign_image": OWNERS | {"other owner"},
     "name_image": OWNERS | {"other owner"},
     "create_token": OPERATORS,
-    "get_myself": USERS,
+    "get_current_user": USERS,
     "list_operators": USERS,
     "grant_operator": OPERATORS,
     "revoke_operator": OPERATORS,
@@ -220,25 +220,25 @@ def body_of(route: Route, entitlement: str) -> Any:
     bodies: dict[Any, Any] = {
         JobSpec: spec_of(entitlement),
         EntitlementSpec: EntitlementSpec(machines=1, owners=["user:otto"]),
-        EntitlementWish: EntitlementWish(spec=None, queue=True),
+        EntitlementChange: EntitlementChange(spec=None, queue=True),
         Drain: Drain(machines=["no"], reason="x"),
         Undrain: Undrain(machines=["no"]),
         ConfirmDown: ConfirmDown(machines=["no"], reason="x"),
-        MaintenanceWish: MaintenanceWish(machines=["no"], reason="x"),
+        MaintenanceRequest: MaintenanceRequest(machines=["no"], reason="x"),
         Reported: Reported(machines=["no"]),
         GoOn: GoOn(),
         Lift: Lift(reason="x"),
-        PauseWish: PauseWish(reason="x"),
-        MoveWish: MoveWish(reason="x"),
-        RestartWish: RestartWish(),
+        PauseRequest: PauseRequest(reason="x"),
+        MoveRequest: MoveRequest(reason="x"),
+        RestartRequest: RestartRequest(),
         JobMove: JobMove(entitlement=entitlement),
-        PushWish: PushWish(spec=spec_of(entitlement)),
-        SizeWish: SizeWish(tasks=1),
-        SizeWishes: SizeWishes(sizes={f"job-of-{entitlement}": SizeWish(tasks=1)}),
-        CanaryWish: CanaryWish(lasts_s=60),
-        HoldWish: HoldWish(lasts_s=60),
-        InfrastructureWish: InfrastructureWish(runtime="r1"),
-        ProfileWish: ProfileWish(text="= =", reason="x"),
+        PushChange: PushChange(spec=spec_of(entitlement)),
+        SizeChange: SizeChange(tasks=1),
+        SizeChanges: SizeChanges(sizes={f"job-of-{entitlement}": SizeChange(tasks=1)}),
+        CanaryChange: CanaryChange(lasts_s=60),
+        HoldChange: HoldChange(lasts_s=60),
+        InfrastructureChange: InfrastructureChange(runtime="r1"),
+        ProfileProposal: ProfileProposal(text="= =", reason="x"),
         Lend: Lend(machine="no", borrower=entitlement),
         Revoke: Revoke(machines=["no"]),
         TokenRequest: TokenRequest(machine="vm9"),
@@ -403,9 +403,9 @@ def test_a_job_moves_only_between_entitlements_that_one_owns(owned: Region) -> N
 
 def test_a_job_stacks_only_on_machines_of_its_entitlement(owned: Region) -> None:
     async def ask() -> None:
-        wish = EntitlementWish(spec=EntitlementSpec(machines=1, materialization="web"))
+        change = EntitlementChange(spec=EntitlementSpec(machines=1, materialization="web"))
         async with owned.client("user", "otto") as client:
-            await client.call(ROUTE["request_entitlement"], wish, entitlement="parasite")
+            await client.call(ROUTE["request_entitlement"], change, entitlement="parasite")
 
     with pytest.raises(Forbidden, match="otto does not own entitlement 'web'"):
         asyncio.run(ask())
@@ -436,8 +436,8 @@ def test_a_requester_owns_an_entitlement_after_approval(
 
     async def new_request() -> Any:
         async with region.client("user", "vic") as client:
-            wish = EntitlementWish(spec=EntitlementSpec(machines=1))
-            return await client.call(ROUTE["request_entitlement"], wish, entitlement="mine")
+            change = EntitlementChange(spec=EntitlementSpec(machines=1))
+            return await client.call(ROUTE["request_entitlement"], change, entitlement="mine")
 
     async def approve(caller: str, request: str) -> Any:
         async with region.client("user", caller) as client:
@@ -455,10 +455,10 @@ def test_a_role_that_is_taken_away_counts_from_the_next_request_on(region: Regio
     async def try_it() -> None:
         async with region.client() as local, region.client("user", "greta") as greta:
             await local.call(ROUTE["grant_operator"], who="user:greta")
-            assert (await greta.call(ROUTE["get_myself"])).role == "operator"
+            assert (await greta.call(ROUTE["get_current_user"])).role == "operator"
             await greta.call(ROUTE["put_group"], GroupSpec(members=["x"]), group="g")
             await local.call(ROUTE["revoke_operator"], who="user:greta")
-            assert (await greta.call(ROUTE["get_myself"])).role == "viewer"
+            assert (await greta.call(ROUTE["get_current_user"])).role == "viewer"
             with pytest.raises(Forbidden, match="greta is not an operator"):
                 await greta.call(ROUTE["put_group"], GroupSpec(members=[]), group="g")
 

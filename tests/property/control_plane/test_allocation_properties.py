@@ -276,7 +276,7 @@ def test_the_fast_placement_equals_that_of_a_full_search(index, turns):
             with pytest.MonkeyPatch.context() as patch:
                 if not short:
                     patch.setattr(Planning, "_begun", lambda *_: [])
-                    patch.setattr(Planning, "_place_at_sight", lambda *_: 0)
+                    patch.setattr(Planning, "_place_quickly", lambda *_: 0)
                 made = found[short] = plan(index, request, replace(allowance, _taken={}))
         assert placed(found[True]) == placed(found[False])
         assert index.reserve(made.change) == ()

@@ -57,11 +57,11 @@ class CensusModel(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.run(self.store.__aenter__())
-        self.census = Counters()
+        self.counters = Counters()
         self.brokers = Brokers(self.store, Runtime(lambda: 0.0))
-        self.brokers.listen(self.census.machine_changed)
+        self.brokers.listen(self.counters.machine_changed)
         self.jobs = JobTable(self.store)
-        self.jobs.listen(self.census.job_changed)
+        self.jobs.listen(self.counters.job_changed)
         self.run(self.brokers.load())
         self.run(self.jobs.load())
 
@@ -146,14 +146,14 @@ class CensusModel(RuleBasedStateMachine):
                 found[record.machine] = known if max(generations) == generations[0] else record
         machines = Counter(record.state for record in found.values())
         tasks = Counter(task.phase for job in self.jobs.values() for task in job.tasks)
-        assert {state: n for state, n in self.census.machines.items() if n} == machines
-        assert {phase: n for phase, n in self.census.tasks.items() if n} == tasks
+        assert {state: n for state, n in self.counters.machines.items() if n} == machines
+        assert {phase: n for phase, n in self.counters.tasks.items() if n} == tasks
         jobs = Counter(job.spec.entitlement for job in self.jobs.values())
-        assert {name: n for name, n in self.census.jobs_of.items() if n} == jobs
+        assert {name: n for name, n in self.counters.jobs_of.items() if n} == jobs
         tasks_of = sum(
             (Counter({j.spec.entitlement: len(j.tasks)}) for j in self.jobs.values()), Counter()
         )
-        assert {name: n for name, n in self.census.tasks_of.items() if n} == tasks_of
+        assert {name: n for name, n in self.counters.tasks_of.items() if n} == tasks_of
 
     def teardown(self) -> None:
         self.run(self.store.__aexit__(None, None, None))

@@ -40,22 +40,22 @@ TASKS = st.lists(st.none() | st.sampled_from([f"m{i}" for i in range(4)]), max_s
 
 
 def everything(index: RegionIndex) -> object:
-    """Return the content of an index, including shelves and sums."""
+    """Return the content of an index, including space classes and sums."""
     check(index)
     sizes = {
         (pool.name, key): (b.size, b.most_memory, len(set(b.machines())))
         for pool in index.pools.values()
         for key, b in pool.buckets.items()
     }
-    shelves = {
-        m.name: (m.shelf, m.bucket.capacity.machine_type, m.bucket.place.msb)
+    by_class = {
+        m.name: (m.space_class, m.bucket.capacity.machine_type, m.bucket.place.msb)
         for m in index.machines.values()
     }
     claims = {
         job: ([m and m.name for m in c.machines], c.demand, c._others, c.pool)
         for job, c in index.claims.items()
     }
-    return state(index), sizes, shelves, claims
+    return state(index), sizes, by_class, claims
 
 
 def an_index() -> RegionIndex:

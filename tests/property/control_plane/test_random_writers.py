@@ -15,7 +15,13 @@ import pytest
 from virtual_time import run
 from world import World, a_job, a_region
 
-from control_plane.api.intent_wishes import CanaryWish, HoldWish, IntentWish, PushWish, SizeWish
+from control_plane.api.intent_changes import (
+    CanaryChange,
+    HoldChange,
+    IntentChange,
+    PushChange,
+    SizeChange,
+)
 from control_plane.api.jobs import JobPhase, JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.api.updates import UpdatePolicy
@@ -66,14 +72,14 @@ class Writers:
 
     async def autoscaler(self) -> None:
         size = self.chance.randint(1, 12)
-        await self.w.cp.intents.size("web", SizeWish(tasks=size), "user:scaler")
+        await self.w.cp.intents.size("web", SizeChange(tasks=size), "user:scaler")
         self.size = size
 
     async def stale_autoscaler(self) -> None:
         """Writes a size that it computed from an outdated version; another writer wrote since."""
-        wish = SizeWish(tasks=15, expect=self.version("size") - 1)
+        change = SizeChange(tasks=15, expect=self.version("size") - 1)
         with pytest.raises(Conflict, match="and the request replaces version"):
-            await self.w.cp.intents.size("web", wish, "user:scaler")
+            await self.w.cp.intents.size("web", change, "user:scaler")
         self.refused += 1
 
     async def conveyor(self) -> None:
@@ -81,26 +87,26 @@ class Writers:
         if not self.commands or self.chance.random() < 0.4:
             self.commands += 1
             spec = a_job(1, update=PACE, command=[f"/bin/v{self.commands}"])
-        wish = PushWish(spec=spec, share=share, expect=self.version("push"))
-        await self.w.cp.intents.push("web", wish, "user:conveyor")
+        change = PushChange(spec=spec, share=share, expect=self.version("push"))
+        await self.w.cp.intents.push("web", change, "user:conveyor")
         self.share = share
 
     async def canary_tool(self) -> None:
         if self.canaries and self.chance.random() < 0.5:
-            await self.w.cp.intents.withdraw("web", "canary", IntentWish(), "user:tester")
+            await self.w.cp.intents.withdraw("web", "canary", IntentChange(), "user:tester")
             self.canaries = 0
             return
         tasks, number = self.chance.randint(1, 3), self.chance.randint(1, 3)
-        wish = CanaryWish(tasks=tasks, environment={"N": str(number)}, lasts_s=86_400)
-        await self.w.cp.intents.canary("web", wish, "user:tester")
+        change = CanaryChange(tasks=tasks, environment={"N": str(number)}, lasts_s=86_400)
+        await self.w.cp.intents.canary("web", change, "user:tester")
         self.canaries = tasks
 
     async def operator(self) -> None:
         if self.held is not None:
-            await self.w.cp.intents.withdraw("web", "hold", IntentWish(), "user:sre")
+            await self.w.cp.intents.withdraw("web", "hold", IntentChange(), "user:sre")
             self.held = None
         elif self.chance.random() < 0.4:
-            await self.w.cp.intents.hold("web", HoldWish(lasts_s=86_400), "user:sre")
+            await self.w.cp.intents.hold("web", HoldChange(lasts_s=86_400), "user:sre")
             self.held = {t.index: t.version for t in self.record.tasks if not is_changing(t)}
 
     async def failure(self) -> None:
@@ -185,15 +191,15 @@ def test_five_writers_and_failing_machines(seed: int) -> None:
             await w.cp.apply_job(a_job(6, update=PACE))
             await w.stable()
             writers = Writers(w, seed)
-            await w.cp.intents.size("web", SizeWish(tasks=6), "user:scaler")
-            await w.cp.intents.push("web", PushWish(), "user:conveyor")
+            await w.cp.intents.size("web", SizeChange(tasks=6), "user:scaler")
+            await w.cp.intents.push("web", PushChange(), "user:conveyor")
             for _ in range(EVENTS):
                 await writers.event()
                 for _ in range(writers.chance.choice((1, 1, 3, 40))):
                     await asyncio.sleep(writers.chance.choice((0.1, 1.0, 5.0)))
                     await writers.check()
             if writers.held is not None:
-                await w.cp.intents.withdraw("web", "hold", IntentWish(), "user:sre")
+                await w.cp.intents.withdraw("web", "hold", IntentChange(), "user:sre")
                 writers.held = None
             for name in writers.down:
                 w.region.machines[name].power_on()

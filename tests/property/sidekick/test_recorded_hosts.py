@@ -46,4 +46,4 @@ def test_any_history_of_shipped_profiles_leaves_no_trace(
         fake.points.at = None
     ApplyRun(fake.host(), fake.state, Target(), command="rollback").carry_out()
     assert fake.everything() == before
-    assert ApplyRun(fake.host(), fake.state, Target()).sight.plan.changes == ()
+    assert ApplyRun(fake.host(), fake.state, Target()).observation.plan.changes == ()

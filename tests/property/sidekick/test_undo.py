@@ -24,11 +24,11 @@ from sidekick.settings.kernel import ALLOWED, VOIDS_LIMITS, KernelSetting
 from sidekick.settings.sysctl import SysctlSetting
 
 ACTIONS = {"vm.drop_caches", "vm.compact_memory"}
-TWINS = {"vm.dirty_ratio", "vm.dirty_background_ratio"}
+COUNTERPARTS = {"vm.dirty_ratio", "vm.dirty_background_ratio"}
 NAMES = st.sampled_from(sorted(SYSCTLS.keys() - ACTIONS))
 NUMBERS = st.integers(1, 200)
 SYSCTL = st.dictionaries(
-    NAMES.filter(lambda n: n not in TWINS), NUMBERS, max_size=6
+    NAMES.filter(lambda n: n not in COUNTERPARTS), NUMBERS, max_size=6
 ) | st.dictionaries(NAMES.filter(lambda n: not n.endswith("_bytes")), NUMBERS, max_size=6)
 ARGUMENTS = st.lists(
     st.builds(
@@ -119,11 +119,11 @@ def test_a_plan_is_the_same_whenever_it_is_made_and_empty_once_it_is_done(
     fake = a_host()
     target = a_target(fake, **parts)
     record = fake.state.load()
-    first = ApplyRun(fake.host(), fake.state, target).sight.plan
-    assert ApplyRun(fake.host(), fake.state, target).sight.plan == first
+    first = ApplyRun(fake.host(), fake.state, target).observation.plan
+    assert ApplyRun(fake.host(), fake.state, target).observation.plan == first
     assert fake.state.load() == record
     fake.apply(target)
-    again = ApplyRun(fake.host(), fake.state, target).sight.plan
+    again = ApplyRun(fake.host(), fake.state, target).observation.plan
     assert all(c.setting == LINE and c.before == c.after for c in again.changes)
     assert make_plan([*SETTINGS.values()], [], {}, {}).changes == ()
 

@@ -15,7 +15,7 @@ from conveyor.api import PipelineSpec
 from conveyor.core.acts import DeliveryAct, GiveBack, PushBack, PushStage, SetFrozen
 from conveyor.core.judge import Measured, no_data, of_health
 from conveyor.pipeline_file import pipeline_spec
-from conveyor.push import push_wish
+from conveyor.push import push_change
 from conveyor.records import DeliveryRecords
 from conveyor.runs import GateOutcome, JobProgress, PipelineRun
 from conveyor.service import DeliveryService
@@ -178,14 +178,14 @@ class ModelPlane:
             self.calls.append(("freeze" if act.frozen else "thaw", act.job))
             self.point()
             return
-        wish = push_wish(act)
-        if wish.expect != found.version:
-            raise Conflict(f"the push is at version {found.version}, not {wish.expect}")
-        if found.owner not in ("", ME) and not wish.take_over:
+        change = push_change(act)
+        if change.expect != found.version:
+            raise Conflict(f"the push is at version {found.version}, not {change.expect}")
+        if found.owner not in ("", ME) and not change.take_over:
             raise Conflict(f"{found.owner} is its writer")
-        push = PushIntent(version=1, share=wish.share, tasks=wish.tasks)
-        owner = "" if wish.gives_back else ME
-        found.write(owner, wish.image or found.image, push, wish.reason)
+        push = PushIntent(version=1, share=change.share, tasks=change.tasks)
+        owner = "" if change.gives_back else ME
+        found.write(owner, change.image or found.image, push, change.reason)
         match act:
             case PushStage():
                 self.calls.append(("push", act.job, act.image, act.stage.kind.value))

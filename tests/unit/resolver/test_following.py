@@ -10,7 +10,7 @@ from test_dns import an_endpoint
 from virtual_time import run
 
 from control_plane.api.jobs import Endpoints
-from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointsNews
+from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointChanges
 from resolver.following import IDLE_S, ZoneFollower
 from wire.errors import Busy, Unreachable
 
@@ -27,7 +27,7 @@ class Front:
         listed = [an_endpoint(i, host, job) for i, host in enumerate(hosts)]
         self.jobs[job] = Endpoints(job=job, revision=revision, endpoints=listed)
 
-    async def watch(self, known: Mapping[str, int | None], wait_s: float) -> EndpointsNews:
+    async def watch(self, known: Mapping[str, int | None], wait_s: float) -> EndpointChanges:
         self.calls.append(dict(known))
         end = asyncio.get_running_loop().time() + wait_s
         while True:
@@ -36,7 +36,7 @@ class Front:
             at = {job: self.jobs[job].revision if job in self.jobs else 0 for job in known}
             news = [job for job in known if at[job] != known[job]]
             if news or asyncio.get_running_loop().time() >= end:
-                return EndpointsNews(
+                return EndpointChanges(
                     changed=[self.jobs[job] for job in news if job in self.jobs],
                     missing=[job for job in news if job not in self.jobs],
                 )

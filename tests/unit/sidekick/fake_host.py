@@ -90,8 +90,8 @@ fi
 """
 VARIABLES = "/sys/firmware/efi/efivars"
 VENDOR = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
-TWINS = {"dirty_ratio": "dirty_bytes", "dirty_background_ratio": "dirty_background_bytes"}
-TWINS |= {b: a for a, b in TWINS.items()}
+COUNTERPARTS = {"dirty_ratio": "dirty_bytes", "dirty_background_ratio": "dirty_background_bytes"}
+COUNTERPARTS |= {b: a for a, b in COUNTERPARTS.items()}
 
 
 class Crash(BaseException):
@@ -136,8 +136,8 @@ class FakeKernel(KernelFs, frozen=True):
         name = path.rpartition("/")[2]
         if path.startswith("/proc/sys/"):
             value = self._checked(path, name, value)
-            if name in TWINS:
-                super().write(path.replace(name, TWINS[name]), "0\n")
+            if name in COUNTERPARTS:
+                super().write(path.replace(name, COUNTERPARTS[name]), "0\n")
         if path.endswith("nr_hugepages"):
             node = path.split("/")[5] if "/node/" in path else "all"
             free = self.free_large if "1048576kB" in path else self.free_pages

@@ -184,14 +184,14 @@ def test_pools_shrink_before_others_grow_and_large_pages_come_before_small_ones(
     fake = FakeHost(tmp_path, memory_mib=8192)
     fake.apply(a_target(fake, "old", hugepages=Hugepages(pages_2m=64)))
     target = a_target(fake, "new", hugepages=Hugepages(pages_1g=2, pages_2m=32))
-    changes = ApplyRun(fake.host(), fake.state, target).sight.plan.changes
+    changes = ApplyRun(fake.host(), fake.state, target).observation.plan.changes
     assert [(c.setting, c.after) for c in changes] == [
         ("hugepages.2m.node0", "32"),
         ("hugepages.1g.node0", "2"),
     ]
     fake.apply(target)
     target = a_target(fake, "more", hugepages=Hugepages(pages_1g=3, pages_2m=48))
-    changes = ApplyRun(fake.host(), fake.state, target).sight.plan.changes
+    changes = ApplyRun(fake.host(), fake.state, target).observation.plan.changes
     assert [c.setting for c in changes] == ["hugepages.1g.node0", "hugepages.2m.node0"]
 
 
@@ -209,7 +209,7 @@ def test_memory_in_use_is_not_taken_from_running_tasks(fake: FakeHost) -> None:
     assert fake.state.unfinished() is None
     assert fake.apply(small).state is ProfileState.VERIFIED
     fake.put(events, "populated 0\nfrozen 0")
-    assert ApplyRun(fake.host(), fake.state, large).sight.plan.needs is Disruption.DRAIN
+    assert ApplyRun(fake.host(), fake.state, large).observation.plan.needs is Disruption.DRAIN
     fake.apply(large)
     assert fake.pages() > 8
 

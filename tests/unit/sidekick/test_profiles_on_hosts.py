@@ -54,7 +54,7 @@ def test_every_profile_is_applied_again_and_released(tmp_path: Path, name: str) 
             }
             assert all(s.detail for s in report.settings if s.outcome is ApplyOutcome.UNSUPPORTED)
             again = ApplyRun(fake.host(), fake.state, fake.target(profile))
-            assert again.sight.plan.changes == ()
+            assert again.observation.plan.changes == ()
         switch(fake, "")
         assert fake.everything() == before, profile
 

@@ -107,7 +107,7 @@ def test_an_empty_device_gets_a_file_system_and_is_empty_again(fake: RecordedHos
         again = ApplyRun(
             fake.host(), fake.state, target(fake, f"filesystem='{kind}'\noptions=['noatime']")
         )
-        assert again.sight.plan.changes == ()
+        assert again.observation.plan.changes == ()
     assert apply(fake, Target())[0] is ProfileState.NONE
     assert read(fake) == "empty"
     assert fake.everything() == before
@@ -236,7 +236,7 @@ def test_a_share_of_a_device_is_exposed_and_no_more(fake: RecordedHost, kind: st
     half = target(fake, f"filesystem='{kind}'\nshare=0.5")
     assert apply(fake, half)[0] is ProfileState.VERIFIED
     assert read(fake) == f"{kind}:4 at /scratch"
-    assert ApplyRun(fake.host(), fake.state, half).sight.plan.changes == ()
+    assert ApplyRun(fake.host(), fake.state, half).observation.plan.changes == ()
     more = target(fake, f"filesystem='{kind}'\nshare=0.75")
     assert apply(fake, more)[0] is ProfileState.VERIFIED
     assert read(fake) == f"{kind}:6 at /scratch"

@@ -51,7 +51,7 @@ def test_the_same_profile_again_writes_nothing(fake: FakeHost) -> None:
 
 def test_a_switch_changes_only_what_differs(fake: FakeHost) -> None:
     apply(fake, a_target(fake, "web", sysctl=WEB))
-    plan = ApplyRun(fake.host(), fake.state, a_target(fake, "cache", sysctl=CACHE)).sight.plan
+    plan = ApplyRun(fake.host(), fake.state, a_target(fake, "cache", sysctl=CACHE)).observation.plan
     assert {c.setting.removeprefix("sysctl."): (c.before, c.after) for c in plan.changes} == {
         "net.core.somaxconn": ("6144", "4096"),
         "vm.dirty_ratio": ("0", "20"),
@@ -92,7 +92,8 @@ def test_all_shipped_profiles_in_a_row_leave_no_trace(fake: FakeHost) -> None:
 def test_profile_web_never_needs_a_reboot(fake: FakeHost) -> None:
     apply(fake, shipped(fake, "cache"))
     assert (
-        ApplyRun(fake.host(), fake.state, shipped(fake, "web")).sight.plan.needs is Disruption.LIVE
+        ApplyRun(fake.host(), fake.state, shipped(fake, "web")).observation.plan.needs
+        is Disruption.LIVE
     )
 
 

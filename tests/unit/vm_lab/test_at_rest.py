@@ -17,7 +17,7 @@ from control_plane.api.machines import (
     UnavailabilityEvent,
 )
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
-from tests.lab.at_rest import unrest
+from tests.lab.at_rest import unsettled
 
 WHERE = ("m1", "m2", "m3", "m1", "m2", "m3")
 
@@ -62,7 +62,7 @@ def as_printed(value: Any) -> Any:
 def unrest_text(*machines: MachineView, job: JobStatus | None = None) -> str:
     known = {view.record.machine: view for view in machines}
     views = [known.get(name, a_machine(name)) for name in ("m1", "m2", "m3")]
-    return "; ".join(unrest(as_printed(views), as_printed([job or a_job()])))
+    return "; ".join(unsettled(as_printed(views), as_printed([job or a_job()])))
 
 
 def test_a_lab_at_rest_has_no_pending_work():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vm_lab.hands import Done, Order
+from vm_lab.guest_requests import Done, Order
 from vm_lab.power_cuts import Cut, Cuts, table
 from vm_lab.promises import LabPromises
 

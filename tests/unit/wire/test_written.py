@@ -13,7 +13,7 @@ from msgspec import inspect
 
 from agent.api import Location, ProfileSpec, TaskSpec
 from agent.config import AgentConfig
-from control_plane.api.capacity import EntitlementSpec, EntitlementWish
+from control_plane.api.capacity import EntitlementChange, EntitlementSpec
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke, Undrain
 from control_plane.api.jobs import JobSpec
 from control_plane.autoscaler.daemon import AutoscalerConfig
@@ -24,7 +24,7 @@ from wire.violations import read_config, violations
 from wire.written import plain
 
 WRITTEN = (
-    *(TaskSpec, ProfileSpec, Location, AgentConfig, JobSpec, EntitlementSpec, EntitlementWish),
+    *(TaskSpec, ProfileSpec, Location, AgentConfig, JobSpec, EntitlementSpec, EntitlementChange),
     *(Drain, Undrain, Lend, Revoke, MachineScope, Config),
 )
 """Types of documents that people write, in files or through commands."""

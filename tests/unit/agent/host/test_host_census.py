@@ -82,7 +82,7 @@ UNKNOWN_THINGS = {
     "unit": {"units": {**WELL.units, "twine-task-lost.service": "active"}},
     "unit of a step": {"units": {**WELL.units, "twine-step-lost.service": "active"}},
     "unit inside": {"units": {**WELL.units, "twine-in-lost.probe.service": "active"}},
-    "intake": {"units": {**WELL.units, "twine-unpack-0123.service": "active"}},
+    "image_import": {"units": {**WELL.units, "twine-unpack-0123.service": "active"}},
     "cgroup": {"cgroups": (*WELL.cgroups, "/workload.slice/x.slice/twine-task-lost.service")},
     "root": {"roots": ("web", "lost")},
     "namespace": {"namespaces": ("web", "lost")},

@@ -77,7 +77,7 @@ async def test_the_task_with_most_memory_is_evicted_and_the_event_has_the_reason
 ) -> None:
     """The task is restarted after a pause; a task within its promise is not evicted."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
-    monkeypatch.setattr(pressure, "CALM_S", 0.01)
+    monkeypatch.setattr(pressure, "IDLE_CHECK_S", 0.01)
     slow = RestartPolicy(backoff_s=3600.0, backoff_max_s=3600.0)
     kept = Resources(memory_min_bytes=128 * MIB)
     async with host.agent() as client:
@@ -109,7 +109,7 @@ async def test_a_task_that_waits_at_its_own_limit_does_not_have_to_go(
 ) -> None:
     """Only this task runs, so its slice waits whenever it does; the host has free memory."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
-    monkeypatch.setattr(pressure, "CALM_S", 0.01)
+    monkeypatch.setattr(pressure, "IDLE_CHECK_S", 0.01)
     spec = a_spec(limits=Limits(memory_max_bytes=100 * MIB))
     usage, waits = host.fake.cgroups.usage, host.fake.cgroups.waits
     checks: list[list[str]] = []
@@ -160,7 +160,7 @@ async def test_no_task_is_evicted_after_systemd_oomd_has_just_freed_memory(
 ) -> None:
     """Two of three tasks were evicted for one shortage; later evictions work as usual."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
-    monkeypatch.setattr(pressure, "CALM_S", 0.01)
+    monkeypatch.setattr(pressure, "IDLE_CHECK_S", 0.01)
     monkeypatch.setattr(core_pressure, "PAUSE_S", 0.05)
     answers, calls = host.fake.processes.answers, host.fake.processes.calls
     answers[("journalctl",)] = [KILLED.format(unit("gone")).encode()]
@@ -184,7 +184,7 @@ async def test_a_host_under_pressure_starts_one_task_at_a_time(
 ) -> None:
     """All requested tasks still start, one after the other."""
     monkeypatch.setattr(pressure, "LOOK_S", 0.01)
-    monkeypatch.setattr(pressure, "CALM_S", 0.01)
+    monkeypatch.setattr(pressure, "IDLE_CHECK_S", 0.01)
     host.fake.cgroups.waits["/hostcritical.slice", "cpu"] = 0.9
     async with host.serving() as (services, client):
         starts = services.tasks._host.starts

@@ -203,21 +203,21 @@ async def test_a_pull_is_listed_and_can_be_cancelled(host: FakeHost, registry: H
     async with host.agent() as client:
         await client.stage_image(FIRST)
         await begun(registry)
-        (listed,) = (await client.list_arrivals()).images
+        (listed,) = (await client.list_imports()).images
         assert (listed.name, listed.began_at > 0) == (FIRST, True)
 
         waiting = asyncio.create_task(client.fetch_oci_image(FIRST))
         async with asyncio.timeout(10):
-            while len((await client.list_arrivals()).images) < 2:
+            while len((await client.list_imports()).images) < 2:
                 await asyncio.sleep(0.01)
-        assert (await client.cancel_arrival(FIRST)).detail == "2 cancelled"
+        assert (await client.cancel_import(FIRST)).detail == "2 cancelled"
         with pytest.raises(Conflict, match=f"the fetch of image {FIRST} was cancelled"):
             await waiting
         async with asyncio.timeout(10):
-            while (await client.list_arrivals()).images:
+            while (await client.list_imports()).images:
                 await asyncio.sleep(0.01)
         assert not host.fake.systemd.units("twine-fetch-*.service")
         assert not list((host.state / "staging").iterdir())
         with pytest.raises(NotFound, match="is not being fetched"):
-            await client.cancel_arrival(FIRST)
+            await client.cancel_import(FIRST)
         await client.fetch_oci_image(SECOND)

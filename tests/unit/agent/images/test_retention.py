@@ -25,22 +25,22 @@ def an_image(digest: str, idle_s: float, *tasks: str, layers: tuple[str, ...] = 
 
 
 def test_an_image_stays_while_a_task_runs_from_it_however_old() -> None:
-    fates = decide_images([an_image("a", 90 * DAY_S, "web", "db")], ROOMY, NOW)
-    assert (fates["a"].stays, fates["a"].why) == (True, "task web and 1 more runs from it")
+    decisions = decide_images([an_image("a", 90 * DAY_S, "web", "db")], ROOMY, NOW)
+    assert (decisions["a"].stays, decisions["a"].why) == (True, "task web and 1 more runs from it")
 
 
 def test_an_image_unused_for_long_is_removed() -> None:
-    fates = decide_images([an_image("old", 8 * DAY_S), an_image("new", 6 * DAY_S)], ROOMY, NOW)
-    assert fates["old"].why == "it was not used for 8 days; unused images are kept for 7 days"
-    assert [d for d, f in fates.items() if f.stays] == ["new"]
+    decisions = decide_images([an_image("old", 8 * DAY_S), an_image("new", 6 * DAY_S)], ROOMY, NOW)
+    assert decisions["old"].why == "it was not used for 8 days; unused images are kept for 7 days"
+    assert [d for d, f in decisions.items() if f.stays] == ["new"]
 
 
 def test_a_short_disk_removes_the_longest_unused_images_and_only_as_needed() -> None:
     images = [an_image(name, idle) for name, idle in (("a", 5e4), ("b", 2e5), ("c", 9e4))]
     short = RetentionLimits(free=(1 << 30) - (150 << 20), wanted=1 << 30, keep_s=7 * DAY_S)
-    fates = decide_images(images, short, NOW)
-    assert sorted(d for d, f in fates.items() if not f.stays) == ["b", "c"]
-    assert fates["b"].why.startswith("the disk is short: 874 MiB of 1024 MiB are free")
+    decisions = decide_images(images, short, NOW)
+    assert sorted(d for d, f in decisions.items() if not f.stays) == ["b", "c"]
+    assert decisions["b"].why.startswith("the disk is short: 874 MiB of 1024 MiB are free")
 
 
 def test_a_new_image_stays_on_a_full_disk() -> None:
@@ -53,9 +53,9 @@ def test_a_layer_is_removed_with_the_last_image_that_uses_it() -> None:
         an_image("old", 8 * DAY_S, layers=("base", "one")),
         an_image("new", 0, layers=("base", "two")),
     ]
-    fates = decide_images(images, ROOMY, NOW)
+    decisions = decide_images(images, ROOMY, NOW)
     layers = [LayerUse("base"), LayerUse("one"), LayerUse("two"), LayerUse("three", held=True)]
-    found = decide_layers(layers, images, fates)
+    found = decide_layers(layers, images, decisions)
     assert {c: f.stays for c, f in found.items()} == {
         "base": True,
         "one": False,
@@ -83,13 +83,13 @@ IMAGES = st.builds(
 )
 def test_objects_in_use_are_never_removed(images: list[ImageUse], free: int, wanted: int) -> None:
     """An image of a task, a layer of a remaining image, and a new object stay."""
-    fates = decide_images(images, RetentionLimits(free, wanted, 7 * DAY_S), NOW)
-    layers = decide_layers([LayerUse(c) for c in "xyz"], images, fates)
+    decisions = decide_images(images, RetentionLimits(free, wanted, 7 * DAY_S), NOW)
+    layers = decide_layers([LayerUse(c) for c in "xyz"], images, decisions)
     for image in images:
         if image.tasks or NOW - image.last_used < GRACE_S:
-            assert fates[image.digest].stays
-        if fates[image.digest].stays:
+            assert decisions[image.digest].stays
+        if decisions[image.digest].stays:
             assert all(layers[chain].stays for chain in image.layers)
     unused = [i for i in images if not i.tasks and i.last_used <= NOW - GRACE_S]
     if free < wanted and unused:
-        assert not fates[min(unused, key=lambda i: (i.last_used, i.digest)).digest].stays
+        assert not decisions[min(unused, key=lambda i: (i.last_used, i.digest)).digest].stays

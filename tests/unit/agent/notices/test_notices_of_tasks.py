@@ -17,7 +17,7 @@ from builders import FakeHost, a_record, a_spec, gone, running, unit
 from msgspec.structs import replace
 
 from agent.api import Life, TaskSpec, TaskState
-from agent.api.notices import HostNotice, HostNotices, LentCapacity, NoticeWish
+from agent.api.notices import HostNotice, HostNotices, LentCapacity, NoticeSettings
 from agent.notices import notices as module
 from agent.notices.core import pause_s
 from agent.runtime.core.records import TaskRecord, key_of
@@ -32,8 +32,8 @@ OTHER = LentCapacity(entitlement="other", state="full", machines=1)
 NOTICES = HostNotices(notices=[REVOKED], capacity=[ABSENT, OTHER])
 
 
-def wishing(**fields: Any) -> TaskSpec:
-    return a_spec(life=Life(notice=NoticeWish(**fields)))
+def noticed(**fields: Any) -> TaskSpec:
+    return a_spec(life=Life(notice=NoticeSettings(**fields)))
 
 
 def folder(host: FakeHost) -> Path:
@@ -83,7 +83,7 @@ class HookServer:
 async def test_a_task_reads_planned_events_in_a_read_only_file(host: FakeHost) -> None:
     """The folder is mounted read only, and the file is replaced, never written in place."""
     async with host.agent() as client:
-        await client.put_task("web", wishing(capacity_of=["batch"]))
+        await client.put_task("web", noticed(capacity_of=["batch"]))
         await client.put_task("plain", a_spec())
         await running(client, "plain")
         await running(client, "web")
@@ -108,7 +108,7 @@ async def test_notices_outlive_the_agent_and_go_with_the_task(host: FakeHost) ->
     async with host.agent() as client:
         await client.put_notices(NOTICES)
     async with host.agent() as client:
-        await client.put_task("web", wishing())
+        await client.put_task("web", noticed())
         await running(client, "web")
         assert [n["id"] for n in file_of(host, "web")["notices"]] == [REVOKED.id]
         await client.put_notices(HostNotices())
@@ -128,7 +128,7 @@ async def test_a_hook_is_called_once_and_again_only_for_new_notices(
     hook = HookServer()
     async with hook.serving() as port:
         async with host.agent() as client:
-            await client.put_task("web", wishing(port=port, path="/notice"))
+            await client.put_task("web", noticed(port=port, path="/notice"))
             await running(client, "web")
             hook.status = 503
             await client.put_notices(NOTICES)
@@ -153,10 +153,10 @@ async def test_a_task_that_starts_while_something_is_planned_gets_a_notice(
     hook = HookServer()
     async with hook.serving() as port, host.agent() as client:
         await client.put_notices(NOTICES)
-        await client.put_task("web", wishing(port=port, path="/notice"))
+        await client.put_task("web", noticed(port=port, path="/notice"))
         await until(lambda: hook.bodies)
         # no process listens there: nothing is blocked
-        await client.put_task("deaf", wishing(port=1))
+        await client.put_task("deaf", noticed(port=1))
         await running(client, "deaf")
     assert hook.bodies[0]["notices"][0]["id"] == REVOKED.id
 
@@ -175,16 +175,16 @@ async def test_a_damaged_file_of_an_earlier_agent_is_no_obstacle(host: FakeHost)
     folder(host).mkdir(parents=True)
     (folder(host) / ".host.json").write_bytes(b"{")
     async with host.agent() as client:
-        await client.put_task("web", wishing())
+        await client.put_task("web", noticed())
         await running(client, "web")
         assert file_of(host, "web") == {"notices": [], "capacity": []}
 
 
 def test_the_unit_depends_only_on_whether_notices_are_requested() -> None:
     """Another hook, or another capacity to report, restarts nothing."""
-    plain, with_notices = key_of(a_spec()), key_of(wishing())
+    plain, with_notices = key_of(a_spec()), key_of(noticed())
     assert plain != with_notices
-    assert key_of(wishing(port=80, capacity_of=["batch"])) == with_notices
+    assert key_of(noticed(port=80, capacity_of=["batch"])) == with_notices
 
 
 def test_pauses_between_calls_of_a_hook_are_bounded() -> None:
@@ -207,7 +207,7 @@ async def test_a_call_that_is_given_up_ends(host: FakeHost) -> None:
     try:
         async with host.agent() as client:
             await client.put_notices(NOTICES)
-            await client.put_task("web", wishing(port=port, timeout_s=60.0))
+            await client.put_task("web", noticed(port=port, timeout_s=60.0))
             await running(client, "web")
             await until(lambda: file_of(host, "web")["notices"])
     finally:
@@ -232,7 +232,7 @@ async def delivering(host: FakeHost, tasks: dict[str, TaskRecord]) -> AsyncItera
 
 
 def hooked(name: str, port: int) -> TaskRecord:
-    spec = wishing(port=port, path="/notice", timeout_s=600.0)
+    spec = noticed(port=port, path="/notice", timeout_s=600.0)
     return a_record(task_id=name, spec=spec, state=TaskState.RUNNING)
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.api import Health, Limits, Location
 from agent.usage import TaskUsage
 from control_plane.api.autoscale import Autoscale
-from control_plane.api.intent_wishes import SizesWritten, SizeWish
+from control_plane.api.intent_changes import SizeChange, SizesWritten
 from control_plane.api.intents import Dimension, StoredIntent
 from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import (
@@ -148,28 +148,28 @@ class ModelRegion:
             task=f"web-{index}", machine="m0", phase="running", version=1, usage=usage
         )
 
-    async def put_sizes(self, sizes: dict[str, SizeWish]) -> SizesWritten:
+    async def put_sizes(self, sizes: dict[str, SizeChange]) -> SizesWritten:
         versions, refused = dict[str, int](), dict[str, Problem]()
-        for job, wish in sizes.items():
+        for job, change in sizes.items():
             try:
-                versions[job] = self._resized(Dimension.SIZE, wish)
+                versions[job] = self._resized(Dimension.SIZE, change)
             except Conflict as e:
                 refused[job] = e.problem()
         return SizesWritten(versions=versions, refused=refused)
 
-    def _resized(self, dimension: Dimension, wish: SizeWish) -> int:
+    def _resized(self, dimension: Dimension, change: SizeChange) -> int:
         spec = self.record.spec
         known = self.record.intents.get(dimension, StoredIntent())
-        if wish.expect != known.version:
+        if change.expect != known.version:
             raise Conflict(f"it is at version {known.version}")
         self._use()
-        self.sizes.append((self.now(), wish.tasks))
+        self.sizes.append((self.now(), change.tasks))
         size = replace(known, version=known.version + 1)
-        spec = replace(spec, tasks=wish.tasks)
+        spec = replace(spec, tasks=change.tasks)
         self.record = replace(self.record, spec=spec, intents={dimension: size})
-        for index in range(wish.tasks):
+        for index in range(change.tasks):
             self.started.setdefault(index, self.now())
-        for index in [i for i in self.started if i >= wish.tasks]:
+        for index in [i for i in self.started if i >= change.tasks]:
             del self.started[index]
         return size.version
 

@@ -19,7 +19,7 @@ from control_plane.api.jobs import (
     JobSpec,
     JobStatus,
 )
-from control_plane.api.load_tests import LoadTest, LoadTestState, LoadTestStep, LoadTestWish
+from control_plane.api.load_tests import LoadTest, LoadTestRequest, LoadTestState, LoadTestStep
 from control_plane.api.weights import EndpointWeights
 from control_plane.autoscaler.core.load_testing import beyond, capacity, multiples, weights_for
 from control_plane.autoscaler.load_tester import LoadTester
@@ -31,7 +31,7 @@ from control_plane.store.memory import MemoryStore
 from wire.errors import Conflict, NotFound, Unprocessable, Unreachable
 from wire.prometheus import PrometheusData
 
-WISH = LoadTestWish(
+REQUEST = LoadTestRequest(
     load='rate{task="$task"}', latency='latency{task="$task"}', latency_max_s=1.0, step_s=0.05
 )
 TASKS, RATE, CARRIES = 4, 40.0, 33.0
@@ -84,9 +84,9 @@ class ModelService:
         )
 
 
-async def outcome(model: ModelService, wish: LoadTestWish = WISH) -> LoadTest:
+async def outcome(model: ModelService, request: LoadTestRequest = REQUEST) -> LoadTest:
     tester = LoadTester(Runtime(), model, model)  # type: ignore[arg-type]
-    await tester.begin("web", wish)
+    await tester.begin("web", request)
     async with asyncio.timeout(60):
         while tester.find("web").state is LoadTestState.RUNNING:
             await asyncio.sleep(0.01)
@@ -113,7 +113,7 @@ async def test_the_capacity_of_a_task_is_found_with_the_requests_that_there_are(
 
 async def test_it_stops_at_the_limit_and_restores() -> None:
     model = ModelService()
-    found = await outcome(model, LoadTestWish(**_fields(latency_max_s=0.12)))
+    found = await outcome(model, LoadTestRequest(**_fields(latency_max_s=0.12)))
     assert found.state is LoadTestState.DONE
     assert found.reason.startswith("latency of")
     assert found.capacity is not None
@@ -122,7 +122,7 @@ async def test_it_stops_at_the_limit_and_restores() -> None:
 
 
 def _fields(**changes: object) -> dict[str, object]:
-    return {name: getattr(WISH, name) for name in WISH.__struct_fields__} | changes
+    return {name: getattr(REQUEST, name) for name in REQUEST.__struct_fields__} | changes
 
 
 @pytest.mark.parametrize(
@@ -150,19 +150,19 @@ async def test_only_a_job_at_rest_is_tested_and_once_at_a_time() -> None:
         tester.find("web")
     model.phase = JobPhase.PROGRESSING
     with pytest.raises(Unprocessable, match="progressing"):
-        await tester.begin("web", WISH)
+        await tester.begin("web", REQUEST)
     assert model.weights == []
     model.phase = JobPhase.STABLE
     with pytest.raises(Unprocessable, match="web-9 does not serve"):
-        await tester.begin("web", LoadTestWish(**_fields(task=9)))
-    await tester.begin("web", LoadTestWish(**_fields(step_s=3600.0)))
+        await tester.begin("web", LoadTestRequest(**_fields(task=9)))
+    await tester.begin("web", LoadTestRequest(**_fields(step_s=3600.0)))
     with pytest.raises(Conflict):
-        await tester.begin("web", WISH)
+        await tester.begin("web", REQUEST)
     await tester.end("web")
     assert tester.find("web").reason == "it was ended"
     assert model.weights[-1:] == [{}]
     with pytest.raises(Unprocessable, match="no Prometheus"):
-        await LoadTester(Runtime(), model, None).begin("web", WISH)
+        await LoadTester(Runtime(), model, None).begin("web", REQUEST)
 
 
 @pytest.mark.behaviour("BUG-CP72")
@@ -170,7 +170,7 @@ async def test_of_two_tests_that_begin_at_once_one_is_refused() -> None:
     """Formerly both ran, and the end of one hid the other."""
     model = ModelService()
     tester = LoadTester(Runtime(), model, model)  # type: ignore[arg-type]
-    slow = LoadTestWish(**_fields(step_s=3600.0))
+    slow = LoadTestRequest(**_fields(step_s=3600.0))
     found = await asyncio.gather(
         *(tester.begin("web", slow) for _ in range(2)), return_exceptions=True
     )
@@ -194,7 +194,7 @@ def test_weights_end_within_two_minutes_of_the_process() -> None:
 
         model.put_weights = noted  # type: ignore[method-assign]
         tester = LoadTester(Runtime(), model, model)  # type: ignore[arg-type]
-        await tester.begin("web", LoadTestWish(**_fields(step_s=600.0)))
+        await tester.begin("web", LoadTestRequest(**_fields(step_s=600.0)))
         await asyncio.sleep(1500)
         await tester.close()
         assert max(end - at for at, end in ends) <= 120.0
@@ -205,8 +205,8 @@ def test_weights_end_within_two_minutes_of_the_process() -> None:
 
 
 def test_weights_are_what_proxies_take() -> None:
-    assert multiples(WISH)[0] == 1.0
-    assert multiples(WISH)[-1] == pytest.approx(8.0)
+    assert multiples(REQUEST)[0] == 1.0
+    assert multiples(REQUEST)[-1] == pytest.approx(8.0)
     for multiple in (1.0, 1.4, 2.7, 8.0, 50.0):
         weights = weights_for(multiple, 0, [1, 2])
         assert all(1 <= weight <= 256 for weight in weights.values())
@@ -214,9 +214,9 @@ def test_weights_are_what_proxies_take() -> None:
 
 
 def test_a_measurement_that_is_no_number_is_a_limit() -> None:
-    assert beyond(WISH, LoadTestStep(multiple=1, load=float("nan"), latency_s=0.1))
-    assert "errors" in beyond(WISH, LoadTestStep(multiple=1, load=1, latency_s=0.1, errors=0.5))
-    assert beyond(WISH, LoadTestStep(multiple=1, load=1, latency_s=0.1)) == ""
+    assert beyond(REQUEST, LoadTestStep(multiple=1, load=float("nan"), latency_s=0.1))
+    assert "errors" in beyond(REQUEST, LoadTestStep(multiple=1, load=1, latency_s=0.1, errors=0.5))
+    assert beyond(REQUEST, LoadTestStep(multiple=1, load=1, latency_s=0.1)) == ""
     assert capacity([]) is None
 
 
@@ -232,7 +232,16 @@ async def test_twinectl_runs_a_test_and_reports_what_the_task_carries(tmp_path: 
     model, runtime = ModelService(), Runtime()
     tester = LoadTester(runtime, model, model)  # type: ignore[arg-type]
     follower = Autoscaler(runtime, model, MemoryStore(), {}, model)  # type: ignore[arg-type]
-    queries = ("--load", WISH.load, "--latency", WISH.latency, "--step", "5s", "--most", "1.4")
+    queries = (
+        "--load",
+        REQUEST.load,
+        "--latency",
+        REQUEST.latency,
+        "--step",
+        "5s",
+        "--most",
+        "1.4",
+    )
     async with serving(follower, tester, tmp_path / "s", ""):
         bad = await asyncio.to_thread(typed, tmp_path / "s", *queries, "--latency-max", "2h")
         assert bad.exit_code != 0

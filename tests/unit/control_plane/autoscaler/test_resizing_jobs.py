@@ -6,9 +6,9 @@ from world import World, a_job, scenario
 
 from agent.api import Limits
 from control_plane.api.autoscale import AutoscaleMode
-from control_plane.api.intent_wishes import SizeWish
+from control_plane.api.intent_changes import SizeChange
 from control_plane.api.updates import UpdatePolicy
-from control_plane.autoscaler.sizes import NewSize, size_wish
+from control_plane.autoscaler.sizes import NewSize, size_change
 from tests.unit.control_plane.autoscaler.sizing_builders import a_policy
 from wire.errors import Conflict
 
@@ -19,7 +19,7 @@ SCALER, OWNER = "user:scaler", "user:ada"
 async def resize(w: World, tasks: int) -> None:
     """Write a size as the autoscaler does: based on the version that it read."""
     status = await w.cp.get_job("web")
-    await w.cp.intents.size("web", size_wish(NewSize(status, tasks, "load 9 cores")), SCALER)
+    await w.cp.intents.size("web", size_change(NewSize(status, tasks, "load 9 cores")), SCALER)
 
 
 async def size(w: World) -> int:
@@ -81,7 +81,7 @@ async def test_a_size_of_a_person_stays_until_the_file_is_applied_again(w: World
     """One writer of the size at a time."""
     await w.deployed(a_job(3, autoscale=APPLY))
     await resize(w, 6)
-    await w.cp.intents.size("web", SizeWish(tasks=8, take_over=True), OWNER)
+    await w.cp.intents.size("web", SizeChange(tasks=8, take_over=True), OWNER)
     with pytest.raises(Conflict, match="user:ada is its writer"):
         await resize(w, 5)
     assert await size(w) == 8
@@ -94,7 +94,7 @@ async def test_a_size_of_a_person_stays_until_the_file_is_applied_again(w: World
 @scenario()
 async def test_a_size_over_an_unseen_change_is_refused(w: World):
     await w.deployed(a_job(3, autoscale=APPLY))
-    stale = size_wish(NewSize(await w.cp.get_job("web"), 5, "late"))
+    stale = size_change(NewSize(await w.cp.get_job("web"), 5, "late"))
     await resize(w, 4)
     with pytest.raises(Conflict, match="and the request replaces version"):
         await w.cp.intents.size("web", stale, SCALER)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from control_plane.api.jobs import Endpoint, Endpoints, JobPhase, JobRecord, JobSpec, JobStatus
-from control_plane.api.people import Myself, Role
+from control_plane.api.people import CurrentUser, Role
 from control_plane.api.plans import JobPlan
 from control_plane.cli import main
 from control_plane.cli.job_specs import as_file, job_show
@@ -27,7 +27,7 @@ SPEC = JobSpec(name="web", entitlement="front", tasks=1, image="sha256:" + "1" *
 @pytest.mark.behaviour("BUG-UX65")
 def test_a_name_keeps_its_case() -> None:
     """Formerly names were in the table's header, which is in capitals: LOCAL:0, FRONT."""
-    target = SimpleNamespace(ask=lambda _: Myself(name="local:0", role=Role.OPERATOR))
+    target = SimpleNamespace(ask=lambda _: CurrentUser(name="local:0", role=Role.OPERATOR))
     lines = CliRunner().invoke(whoami, [], obj=target).output.splitlines()
     assert [line.split() for line in lines[:2]] == [["WHAT", "VALUE"], ["name", "local:0"]]
 

@@ -50,11 +50,11 @@ def test_work_is_submitted_with_the_digest_of_its_image_name(
     """Formerly `work submit` refused a job file with an image name."""
     file = tmp_path / "index.json"
     file.write_text(json.dumps(JOB))
-    wished: list[Any] = []
+    wanted: list[Any] = []
     made = SimpleNamespace(name="index", state="waiting")
 
-    def call(_: object, wish: object, *, work: str) -> object:
-        wished.append((work, wish))
+    def call(_: object, request: object, *, work: str) -> object:
+        wanted.append((work, request))
         return made
 
     client = SimpleNamespace(call=call)
@@ -64,7 +64,7 @@ def test_work_is_submitted_with_the_digest_of_its_image_name(
         work.work_submit, [str(file)], obj=SimpleNamespace(ask=lambda _: known)
     )
     assert found.exception is None, found.output
-    assert [(name, wish.job.image) for name, wish in wished] == [("index", DIGEST)]
+    assert [(name, request.job.image) for name, request in wanted] == [("index", DIGEST)]
 
 
 @pytest.mark.behaviour("BUG-UX93")

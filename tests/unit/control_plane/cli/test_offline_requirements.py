@@ -1,6 +1,6 @@
-"""Every wish of a job about machines, from its file to the machine or to the reason.
+"""Every request of a job about machines, from its file to the machine or to the reason.
 
-Each row is one kind of wish: its text in the file, and the machines that its tasks get. For a wish
+Each row is one kind of request: its text in the file, and the machines that its tasks get. For a request
 that no machine meets, the row has the reason that users see.
 """
 
@@ -26,7 +26,7 @@ tasks = {tasks}
 image = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
 command = ["/bin/server"]
 limits = {{ memory_max_bytes = "1GiB", cpu_max_cores = {cores} }}
-{wish}
+{request}
 """
 EACH = '[[preferences]]\nproperty = "machine"\n'
 NO_GPU = "requires = ['gpus < 1']\n"
@@ -39,7 +39,7 @@ def planned(folder: Path, *jobs: tuple[str, int, str], cores: float = 0.5) -> li
     files = []
     for name, tasks, lines in jobs:
         files.append(folder / f"{name}.toml")
-        files[-1].write_text(JOB.format(name=name, tasks=tasks, wish=lines, cores=cores))
+        files[-1].write_text(JOB.format(name=name, tasks=tasks, request=lines, cores=cores))
     words = ["plan", "--offline", str(folder / "machines.csv"), "-o", "json", *map(str, files)]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output

@@ -445,8 +445,8 @@ def released_in_a_cut(old: dict[str, object], new: dict[str, object]) -> JobReco
     return replace(after, specs={1: before, 2: after.spec})
 
 
-def silent(unheard_s: float) -> dict[str, SeenMachine]:
-    return {"m1": SeenMachine(up=False, answering=False, ready=False, unheard_s=unheard_s)}
+def silent(no_report_s: float) -> dict[str, SeenMachine]:
+    return {"m1": SeenMachine(up=False, answering=False, ready=False, no_report_s=no_report_s)}
 
 
 STOP = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0)
@@ -458,8 +458,8 @@ def test_a_shorter_stop_timeout_of_a_release_in_a_cut_does_not_shorten_the_wait(
     record = released_in_a_cut(
         {"disconnect": STOP, "stop_timeout_s": 120.0}, {"disconnect": STOP, "stop_timeout_s": 1.0}
     )
-    for unheard_s in (40.0, 100.0, 149.0):
-        seen = Seen(silent(unheard_s), at(unheard_s))
+    for no_report_s in (40.0, 100.0, 149.0):
+        seen = Seen(silent(no_report_s), at(no_report_s))
         record = decide(record, seen).record
         assert to_place(record, seen.view) == ()
         assert record.tasks[0].version == 1
@@ -471,9 +471,9 @@ def test_a_shorter_stop_timeout_of_a_release_in_a_cut_does_not_shorten_the_wait(
 def test_a_stop_version_waits_for_the_copy_of_a_keep_version():
     """After a change from keep to stop in a cut, no second copy starts before a report."""
     record = released_in_a_cut({}, {"disconnect": STOP, "stop_timeout_s": 1.0})
-    for unheard_s in (40.0, 1000.0):
-        record = decide(record, Seen(silent(unheard_s), at(unheard_s))).record
-        placed = to_place(record, silent(unheard_s))
+    for no_report_s in (40.0, 1000.0):
+        record = decide(record, Seen(silent(no_report_s), at(no_report_s))).record
+        placed = to_place(record, silent(no_report_s))
         assert all(placed_as(record, task) == 1 for task in placed)
 
 

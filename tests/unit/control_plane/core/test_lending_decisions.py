@@ -11,11 +11,11 @@ from control_plane.elastic.core.buffers import OwnerUse, buffers
 from control_plane.elastic.core.expecting import DAY, SLOT_S, SLOTS, expected, noted, peak
 from control_plane.elastic.core.matching import (
     MARGIN_S,
+    Borrower,
     Idle,
     Need,
     Offer,
     OpenLoan,
-    Taker,
     called_back,
     matched,
 )
@@ -37,9 +37,9 @@ def idle(number: int, donor: str = "", **changes) -> Idle:
     return Idle(**(values | changes))
 
 
-def taker(pool: str = "batch", wants: int = 10, **changes) -> Taker:
+def borrower(pool: str = "batch", wants: int = 10, **changes) -> Borrower:
     values = {"has": 0, "notice_s": 120.0, "loan_s": 3600.0}
-    return Taker(pool, wants, **(values | changes))
+    return Borrower(pool, wants, **(values | changes))
 
 
 def loan(number: int, donor: str = "", **changes) -> OpenLoan:
@@ -64,7 +64,7 @@ def back(loans: list[OpenLoan], needs: list[Need], most: int = 100) -> dict[str,
 
 def test_machines_that_are_not_expected_to_be_needed_are_lent_from_the_fullest_msb() -> None:
     machines = [idle(n, msb="msb0" if n < 8 else "msb1") for n in range(10)]
-    loans = matched(machines, {"": Offer(300, 300, keep=4)}, [taker()])
+    loans = matched(machines, {"": Offer(300, 300, keep=4)}, [borrower()])
     assert len(loans) == 6
     assert all(loan.promise_s == 300 for loan in loans)
     left = {m.machine for m in machines} - {loan.machine for loan in loans}
@@ -73,27 +73,29 @@ def test_machines_that_are_not_expected_to_be_needed_are_lent_from_the_fullest_m
 
 def test_a_machine_idle_for_less_than_its_owners_limit_is_not_lent() -> None:
     machines = [idle(0, idle_s=299), idle(1, idle_s=301)]
-    assert [m.machine for m in matched(machines, {"": Offer(300, 300, 0)}, [taker()])] == ["m001"]
+    assert [m.machine for m in matched(machines, {"": Offer(300, 300, 0)}, [borrower()])] == [
+        "m001"
+    ]
 
 
 def test_a_promise_that_is_shorter_than_the_notice_makes_no_loan() -> None:
     offers = {"": Offer(120, 0, 0), "web": Offer(900, 0, 0)}
     machines = [idle(0), idle(1, "web")]
-    loans = matched(machines, offers, [taker(notice_s=300.0)])
+    loans = matched(machines, offers, [borrower(notice_s=300.0)])
     assert [(loan.machine, loan.donor) for loan in loans] == [("m001", "web")]
 
 
 def test_a_pool_borrows_only_machines_of_others_of_its_kind_and_place() -> None:
     machines = [idle(0, "batch"), idle(1, machine_type="gpu"), idle(2, datacenter="dc2")]
     offers = {"": Offer(300, 0, 0), "batch": Offer(300, 0, 0)}
-    wants = taker(types=frozenset({"web"}), datacenter="dc1")
+    wants = borrower(types=frozenset({"web"}), datacenter="dc1")
     assert matched(machines, offers, [wants]) == []
 
 
 @pytest.mark.behaviour("SH13")
 def test_a_pool_that_is_pinned_to_a_region_borrows_and_calls_back_there() -> None:
     machines = [idle(0, region="east"), idle(1, region="west")]
-    loans = matched(machines, {"": Offer(300, 0, 0)}, [taker(region="west")])
+    loans = matched(machines, {"": Offer(300, 0, 0)}, [borrower(region="west")])
     assert [new.machine for new in loans] == ["m001"]
     lent = [loan(0, region="east"), loan(1, region="west")]
     assert [*back(lent, [Need("web", 2, from_free=2, region="west")])] == ["m001"]
@@ -101,11 +103,15 @@ def test_a_pool_that_is_pinned_to_a_region_borrows_and_calls_back_there() -> Non
 
 def test_borrowers_get_machines_by_their_shares_those_that_they_have_included() -> None:
     machines = [idle(n) for n in range(30)]
-    takers = [taker("a", 100, share=100), taker("b", 100, share=200), taker("c", 3, share=500)]
-    loans = matched(machines, {"": Offer(300, 0, 0)}, takers)
+    borrowers = [
+        borrower("a", 100, share=100),
+        borrower("b", 100, share=200),
+        borrower("c", 3, share=500),
+    ]
+    loans = matched(machines, {"": Offer(300, 0, 0)}, borrowers)
     assert Counter(loan.borrower for loan in loans) == {"a": 9, "b": 18, "c": 3}
-    takers = [taker("a", 100, has=20), taker("b", 100)]
-    loans = matched(machines, {"": Offer(300, 0, 0)}, takers)
+    borrowers = [borrower("a", 100, has=20), borrower("b", 100)]
+    loans = matched(machines, {"": Offer(300, 0, 0)}, borrowers)
     assert Counter(loan.borrower for loan in loans) == {"a": 5, "b": 25}
 
 
@@ -119,17 +125,17 @@ def test_no_machine_is_lent_twice_and_kept_machines_stay(
 ) -> None:
     machines = [idle(n, donor, msb=f"msb{msb}") for n, (donor, msb) in enumerate(stock)]
     offers = {"": Offer(300, 0, keep), "x": Offer(300, 0, 0)}  # y lends nothing
-    takers = [taker(f"t{n}", wants, has=has) for n, (wants, has) in enumerate(demands)]
-    loans = matched(machines, offers, takers)
+    borrowers = [borrower(f"t{n}", wants, has=has) for n, (wants, has) in enumerate(demands)]
+    loans = matched(machines, offers, borrowers)
     names = [loan.machine for loan in loans]
     assert len(names) == len(set(names))
     by_donor, there = Counter(loan.donor for loan in loans), Counter(d for d, _ in stock)
     assert by_donor[""] <= max(0, there[""] - keep)
     assert not by_donor["y"]
     got = Counter(loan.borrower for loan in loans)
-    assert all(got[t.pool] <= t.wants for t in takers)
+    assert all(got[t.pool] <= t.wants for t in borrowers)
     lendable = max(0, there[""] - keep) + there["x"]
-    assert len(loans) == min(lendable, sum(t.wants for t in takers))
+    assert len(loans) == min(lendable, sum(t.wants for t in borrowers))
 
 
 def test_an_owner_gets_its_own_machines_first_then_free_ones_with_the_fewest_tasks() -> None:

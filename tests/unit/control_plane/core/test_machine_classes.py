@@ -73,7 +73,9 @@ def test_a_task_finds_the_one_machine_that_has_room(field, value, demand, pool):
     add(index, ["f1", "f2"], pool=pool, **OFFER)
     add(index, "other", pool=pool, **{**OFFER, field: value})
     filler = allocate(index, a_request(3, "filler", demand=Demand(1, cpus=0.1)), Allowance())
-    assert not filler.unplaced  # each machine has a task, so none is on the shelf of empty machines
+    assert (
+        not filler.unplaced
+    )  # each machine has a task, so none is on the space class of empty machines
     made = allocate(index, a_request(1, demand=demand), Allowance())
     assert not made.unplaced, made.reasons
     check(index)

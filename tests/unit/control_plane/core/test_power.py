@@ -64,18 +64,19 @@ def test_without_a_budget_power_keeps_no_task_away():
 @pytest.mark.behaviour("AL22")
 @pytest.mark.parametrize("pool", ["e1", FREE])
 @pytest.mark.parametrize(
-    ("overcommit", "watts", "lit"), [(1.0, 1000, 2), (1.25, 1000, 3), (2.0, 1000, 4), (1.0, 399, 0)]
+    ("overcommit", "watts", "powered_on"),
+    [(1.0, 1000, 2), (1.25, 1000, 3), (2.0, 1000, 4), (1.0, 399, 0)],
 )
 def test_machines_in_use_may_draw_more_than_the_budget_as_far_as_it_is_overcommitted(
-    pool, overcommit, watts, lit
+    pool, overcommit, watts, powered_on
 ):
     """One machine draws 400 W; `lit` of the four machines in the MSB get tasks."""
     index = a_region(overcommit, pool, dc1_msb1=watts)
     allocate(index, a_request(32), Allowance())
     check(index)
-    assert drawn(index) == lit * 400
-    assert used(index) == {MSB1: lit * 400}
-    assert per(index, "msb") == sorted([lit * 4, 16])
+    assert drawn(index) == powered_on * 400
+    assert used(index) == {MSB1: powered_on * 400}
+    assert per(index, "msb") == sorted([powered_on * 4, 16])
 
 
 @pytest.mark.behaviour("AL22")
@@ -100,12 +101,12 @@ def test_every_level_has_budgets_and_all_of_them_hold(place):
     for rack in ("rack1", "rack2"):
         add(index, [f"{rack}-{i}" for i in range(4)], rack=rack, power_w=400)
     allocate(index, a_request(32, preferences=(Preference(property=Property.RACK),)))
-    lit = Counter(name[:5] for name in set(where(index).values()))
+    powered_on = Counter(name[:5] for name in set(where(index).values()))
     if place == RACK:
-        assert lit.total() == 3
-        assert lit["rack1"] <= 2
+        assert powered_on.total() == 3
+        assert powered_on["rack1"] <= 2
     else:
-        assert lit.total() == (3 if place == "dc1" else 2)
+        assert powered_on.total() == (3 if place == "dc1" else 2)
     assert all(b.used_w <= b.limit_w for b in index.power_budgets())
 
 

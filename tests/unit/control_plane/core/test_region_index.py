@@ -455,7 +455,7 @@ def test_a_pool_counts_its_machines_by_type_and_rru():
 
 
 def hopeless(index: RegionIndex, demand: Demand = BIG) -> bool:
-    return all(b.is_hopeless(demand) for b in index.pool(POOL).buckets.values())
+    return all(b.is_no_fit(demand) for b in index.pool(POOL).buckets.values())
 
 
 def test_a_search_in_vain_is_not_done_again_until_something_changes():
@@ -471,15 +471,15 @@ def test_a_search_in_vain_is_not_done_again_until_something_changes():
 
 
 def test_machines_that_moved_during_a_search_are_not_called_hopeless():
-    """A search may miss a machine that moves to a shelf that it has searched already."""
+    """A search may miss a machine that moves to a space class that it has searched already."""
     index = a_region(msbs=1, machines=2)
     bucket = next(iter(index.pool(POOL).buckets.values()))
     gain, moves = bucket.gain, bucket.moves
     index.reserve(plan(index, a_request(2), Allowance(machines=0)).change)
-    bucket.missed(BIG, gain, moves)
-    assert not bucket.is_hopeless(BIG)
-    bucket.missed(BIG, bucket.gain, bucket.moves)
-    assert bucket.is_hopeless(BIG)
+    bucket.note_no_fit(BIG, gain, moves)
+    assert not bucket.is_no_fit(BIG)
+    bucket.note_no_fit(BIG, bucket.gain, bucket.moves)
+    assert bucket.is_no_fit(BIG)
 
 
 def test_an_empty_change_is_empty():

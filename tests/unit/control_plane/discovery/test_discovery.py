@@ -13,7 +13,7 @@ from world import World, a_job, a_region, scenario
 from agent.api import NetworkMode
 from agent.api.network import Reach
 from control_plane.api.jobs import TaskRecord
-from control_plane.api.watch import EndpointsNews
+from control_plane.api.watch import EndpointChanges
 from control_plane.api.weights import EndpointWeights
 from wire.errors import NotFound
 
@@ -60,7 +60,7 @@ async def test_waiters_for_a_job_are_woken_when_it_ends_and_no_state_is_kept(w: 
     with pytest.raises(NotFound):
         await waiting
     discovery = w.cp.discovery
-    assert not discovery._bells
+    assert not discovery._wakeups
     assert not discovery._endpoints
     assert not discovery._revisions
 
@@ -75,7 +75,7 @@ async def test_one_call_follows_many_jobs(w: World):
     assert [e.job for e in first.changed] == ["web"]
     assert first.missing == ["api"]
     known = {"web": first.changed[0].revision, "api": 0}
-    assert await w.cp.watch_endpoints(known, wait_s=5) == EndpointsNews()
+    assert await w.cp.watch_endpoints(known, wait_s=5) == EndpointChanges()
 
     waiting = asyncio.create_task(w.cp.watch_endpoints(known, wait_s=60))
     await w.deployed(a_job(1, name="api"))
@@ -91,7 +91,7 @@ async def test_one_call_follows_many_jobs(w: World):
         known["api"] = news.changed[0].revision
         waiting = asyncio.create_task(w.cp.watch_endpoints(known, wait_s=60))
     assert news.missing == ["api"]
-    assert not w.cp.discovery._bells
+    assert not w.cp.discovery._wakeups
 
 
 @scenario()

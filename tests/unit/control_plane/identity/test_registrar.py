@@ -257,7 +257,7 @@ def test_a_malformed_token_is_refused_like_a_wrong_one(service: Setup, token: st
 @pytest.mark.parametrize(
     ("machine", "ttl_s"), [("VM 1", 60), ("", 60), ("vm1", 0), ("vm1", -1), ("vm1", 1e9)]
 )
-def test_a_wish_for_a_token_is_checked(service: Setup, machine: str, ttl_s: float) -> None:
+def test_a_request_for_a_token_is_checked(service: Setup, machine: str, ttl_s: float) -> None:
     with pytest.raises(InvalidInput):
         asyncio.run(service.token(machine, ttl_s))
 

@@ -15,7 +15,7 @@ from control_plane.api.machines import MachineState
 from control_plane.api.maintenance import (
     Ends,
     GoOn,
-    MaintenanceWish,
+    MaintenanceRequest,
     PlanState,
     WaveState,
     Within,
@@ -58,9 +58,9 @@ def planned(machines: int = 6, **settings):
     return decorate
 
 
-def a_wish(**changes) -> MaintenanceWish:
+def a_request(**changes) -> MaintenanceRequest:
     values = {"reason": "6.12.9", "work": Work.KERNEL, "scope": MachineScope(datacenter="dc1")}
-    return MaintenanceWish(**(values | changes))
+    return MaintenanceRequest(**(values | changes))
 
 
 class Hands:
@@ -99,12 +99,12 @@ async def state(w: World, plan: str) -> PlanState:
 async def test_a_fleet_gets_its_kernel_in_waves_of_one_msb(w: World):
     """Tasks leave, machines boot, and the next wave waits for both."""
     await w.deployed(a_job(4, limits=LARGE, update=QUICK), quota=6)
-    wish = a_wish(wave_size=1, within=Within.MSB, deadline_s=600.0, duration_s=120.0)
-    preview = await w.cp.maintenance.preview("kernel", wish)
+    request = a_request(wave_size=1, within=Within.MSB, deadline_s=600.0, duration_s=120.0)
+    preview = await w.cp.maintenance.preview("kernel", request)
     assert preview.waves == [1] * 6
     assert preview.warnings == []
     assert [(job.job, job.there, job.budget) for job in preview.jobs] == [("web", 4, 1)]
-    await w.cp.maintenance.accept("kernel", wish, "ann")
+    await w.cp.maintenance.accept("kernel", request, "ann")
     hands = Hands(w, "kernel")
     working = asyncio.create_task(hands.work())
     await w.until(lambda: w.cp.maintenance.show("kernel").plan.ended, within_s=9000)
@@ -124,7 +124,7 @@ async def test_a_fleet_gets_its_kernel_in_waves_of_one_msb(w: World):
 async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
     """No second MSB is affected. An operator may continue the plan without a machine."""
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
-    wish = a_wish(
+    request = a_request(
         wave_size=2,
         within=Within.MSB,
         deadline_s=300.0,
@@ -132,7 +132,7 @@ async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
         return_within_s=120.0,
         despite=True,
     )
-    await w.cp.maintenance.accept("kernel", wish, "ann")
+    await w.cp.maintenance.accept("kernel", request, "ann")
     first = set(w.cp.maintenance._waves_of(w.cp.maintenance._plans.get("kernel"))[0].machines)
     broken = sorted(first)[0]
     hands = Hands(w, "kernel", frozenset({broken}))
@@ -158,13 +158,15 @@ async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
 def test_a_plan_continues_after_a_restart():
     """Waves are stored before they are announced, and none is announced twice."""
     region, store, events = a_region(6), MemoryStore(strict=True), {}
-    wish = a_wish(wave_size=2, within=Within.MSB, deadline_s=300.0, duration_s=60.0, despite=True)
+    request = a_request(
+        wave_size=2, within=Within.MSB, deadline_s=300.0, duration_s=60.0, despite=True
+    )
 
     async def before() -> None:
         world = World(region, store)
         async with world.running():
             await world.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
-            await world.cp.maintenance.accept("kernel", wish, "ann")
+            await world.cp.maintenance.accept("kernel", request, "ann")
             for name in region.machines:
                 events[name] = world.cp._broker.table.get(name).unavailability
 
@@ -194,19 +196,19 @@ def test_a_plan_continues_after_a_restart():
 async def test_consequences_are_shown_and_a_plan_without_room_is_refused(w: World):
     """A plan that would leave tasks without a machine is announced only with `despite`."""
     await w.deployed(a_job(6, limits=LARGE, update=QUICK), quota=6)
-    wish = a_wish(scope=MachineScope(msb="msb1"), deadline_s=60.0)
-    preview = await w.cp.maintenance.preview("room", wish)
+    request = a_request(scope=MachineScope(msb="msb1"), deadline_s=60.0)
+    preview = await w.cp.maintenance.preview("room", request)
     (job,) = preview.jobs
     assert (job.there, job.tasks, job.unplaced, job.rounds) == (2, 6, 2, 2)
     assert preview.at_once == 1  # the job's budget is one task
     assert [held.jobs for held in preview.held] == [["web"]]
     assert len(preview.warnings) == 2  # no machine for the tasks, and a third of the region
     with pytest.raises(Conflict, match="plan room is not accepted: a wave takes 33%"):
-        await w.cp.maintenance.accept("room", wish, "ann")
+        await w.cp.maintenance.accept("room", request, "ann")
     assert w.cp.maintenance.every() == []
     assert all(not r.unavailability for r in w.cp._broker.table.records())
-    wish = a_wish(scope=MachineScope(msb="msb1"), deadline_s=60.0, despite=True)
-    await w.cp.maintenance.accept("room", wish, "ann")
+    request = a_request(scope=MachineScope(msb="msb1"), deadline_s=60.0, despite=True)
+    await w.cp.maintenance.accept("room", request, "ann")
     assert w.cp.maintenance.show("room").plan.by == "ann"
 
 
@@ -216,7 +218,7 @@ async def test_a_preview_moves_nothing_and_takes_no_room(w: World):
     index = w.cp._allocator.index
     before = {m.name: (m.free_cpu, m.free_memory, m.pool) for m in index.machines.values()}
     for _ in range(3):
-        preview = await w.cp.maintenance.preview("p", a_wish(wave_size=2, within=Within.MSB))
+        preview = await w.cp.maintenance.preview("p", a_request(wave_size=2, within=Within.MSB))
         assert preview.tasks == 2
     after = {m.name: (m.free_cpu, m.free_memory, m.pool) for m in index.machines.values()}
     assert after == before
@@ -229,8 +231,8 @@ async def test_two_plans_for_one_machine_are_both_kept_and_the_earlier_deadline_
     """Overlapping events share one budget, and each plan reports the other one."""
     await w.deployed(a_job(3, limits=LARGE, update=QUICK), quota=6)
     host = next(m for m, tasks in w.region.where().items() if tasks)
-    kernel = a_wish(scope=None, machines=[host], deadline_s=3600.0, start_in_s=60.0)
-    switch = a_wish(
+    kernel = a_request(scope=None, machines=[host], deadline_s=3600.0, start_in_s=60.0)
+    switch = a_request(
         scope=None, machines=[host], work=Work.SWITCH, deadline_s=600.0, start_in_s=60.0
     )
     await w.cp.maintenance.accept("kernel", kernel, "ann")
@@ -258,8 +260,8 @@ async def test_of_two_machines_the_one_with_the_earlier_deadline_is_left_first(w
     """Both events share one budget. Their deadlines give the order."""
     await w.deployed(a_job(3, limits=LARGE, update=QUICK), quota=9)
     at = {t.index: t.placement.machine for t in w.cp._jobs.get("web").tasks}
-    late = a_wish(scope=None, machines=[at[0]], deadline_s=7200.0)
-    soon = a_wish(scope=None, machines=[at[2]], deadline_s=900.0, work=Work.REPAIR)
+    late = a_request(scope=None, machines=[at[0]], deadline_s=7200.0)
+    soon = a_request(scope=None, machines=[at[2]], deadline_s=900.0, work=Work.REPAIR)
     await asyncio.gather(
         w.cp.maintenance.accept("late", late, "ann"), w.cp.maintenance.accept("soon", soon, "ann")
     )
@@ -276,9 +278,11 @@ async def test_a_quarter_of_a_data_center_is_refreshed_and_owners_do_nothing(w: 
     """Tasks move away, and machines of the free pool replace the old ones."""
     await w.deployed(a_job(12, limits=LARGE, update=QUICK), quota=12)
     old = sorted(w.region.machines, key=lambda m: int(m[1:]))[:6]
-    wish = a_wish(scope=None, machines=old, work=Work.REFRESH, wave_size=2, reason="new racks")
-    assert (await w.cp.maintenance.preview("refresh", wish)).warnings == []
-    await w.cp.maintenance.accept("refresh", wish, "ann")
+    request = a_request(
+        scope=None, machines=old, work=Work.REFRESH, wave_size=2, reason="new racks"
+    )
+    assert (await w.cp.maintenance.preview("refresh", request)).warnings == []
+    await w.cp.maintenance.accept("refresh", request, "ann")
     least = 12
     while not w.cp.maintenance.show("refresh").plan.ended:
         least = min(least, len(await w.endpoints()))
@@ -310,7 +314,7 @@ async def test_when_power_is_short_what_matters_least_leaves_first_and_no_more_t
     await w.stable("crunch")
     where = w.region.where()
     capped = sorted(m for m, tasks in where.items() if tasks)
-    wish = a_wish(
+    request = a_request(
         scope=None,
         machines=capped,
         work=Work.POWER_CAP,
@@ -318,9 +322,9 @@ async def test_when_power_is_short_what_matters_least_leaves_first_and_no_more_t
         deadline_s=3600.0,
         despite=True,
     )
-    preview = await w.cp.maintenance.preview("cap", wish)
+    preview = await w.cp.maintenance.preview("cap", request)
     assert preview.waves == [2, 2]
-    await w.cp.maintenance.accept("cap", wish, "ann")
+    await w.cp.maintenance.accept("cap", request, "ann")
     first = w.cp.maintenance._waves_of(w.cp.maintenance._plans.get("cap"))[0].machines
     assert all(where[m][0].startswith("crunch-") for m in first)
     web = {m for m in capped if where[m][0].startswith("web-")}
@@ -341,7 +345,7 @@ async def test_when_power_is_short_what_matters_least_leaves_first_and_no_more_t
 async def test_a_switch_outage_of_three_minutes_ends_without_help(w: World):
     """Tasks that stay are excused for the outage, and nothing needs a clean-up afterwards."""
     await w.set_up(6)
-    wish = a_wish(
+    request = a_request(
         scope=None,
         machines=["m1"],
         work=Work.SWITCH,
@@ -349,7 +353,7 @@ async def test_a_switch_outage_of_three_minutes_ends_without_help(w: World):
         duration_s=180.0,
         tasks_survive=True,
     )
-    await w.cp.maintenance.accept("switch", wish, "ann")
+    await w.cp.maintenance.accept("switch", request, "ann")
     await asyncio.sleep(121)
     assert w.cp.maintenance.show("switch").waves[0].ready == ["m1"]
     w.region.machines["m1"].reachable = False
@@ -371,10 +375,10 @@ async def test_a_job_without_tasks_on_a_machine_is_not_concerned_by_its_maintena
     await w.stable("crunch")
     before = w.cp._jobs.get("crunch").tasks
     host = w.cp._jobs.get("web").tasks[0].placement.machine
-    wish = a_wish(scope=None, machines=[host], work=Work.REPAIR)
-    preview = await w.cp.maintenance.preview("fan", wish)
+    request = a_request(scope=None, machines=[host], work=Work.REPAIR)
+    preview = await w.cp.maintenance.preview("fan", request)
     assert [job.job for job in preview.jobs] == ["web"]
-    await w.cp.maintenance.accept("fan", wish, "ann")
+    await w.cp.maintenance.accept("fan", request, "ann")
     await w.until(lambda: not w.region.where()[host], within_s=60)
     await w.stable()
     assert w.cp._jobs.get("crunch").tasks == before
@@ -391,14 +395,14 @@ async def test_contradictory_input_is_refused_and_changes_nothing(w: World):
         ({"shed_w": 10}, "only power-cap sheds power"),
     ):
         with pytest.raises(InvalidInput, match=words):
-            await maintenance.preview("p", a_wish(**changes))
+            await maintenance.preview("p", a_request(**changes))
     with pytest.raises(InvalidInput, match="is not a valid name of a plan"):
-        await maintenance.accept("../x", a_wish(), "ann")
+        await maintenance.accept("../x", a_request(), "ann")
     with pytest.raises(NotFound, match="no machine is in this scope"):
-        await maintenance.accept("p", a_wish(scope=MachineScope(msb="nowhere")), "ann")
-    await maintenance.accept("p", a_wish(despite=True), "ann")
+        await maintenance.accept("p", a_request(scope=MachineScope(msb="nowhere")), "ann")
+    await maintenance.accept("p", a_request(despite=True), "ann")
     with pytest.raises(Conflict, match="there is already a plan 'p'"):
-        await maintenance.accept("p", a_wish(despite=True), "ann")
+        await maintenance.accept("p", a_request(despite=True), "ann")
     with pytest.raises(NotFound, match="in no active wave"):
         await maintenance.report("p", ["nobody"])
     await maintenance.cancel("p")
@@ -409,8 +413,8 @@ async def test_contradictory_input_is_refused_and_changes_nothing(w: World):
 @planned()
 async def test_work_ends_on_request(w: World):
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
-    wish = a_wish(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)
-    await w.cp.maintenance.accept("fans", wish, "ann")
+    request = a_request(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)
+    await w.cp.maintenance.accept("fans", request, "ann")
     await w.until(lambda: len(w.cp.maintenance.show("fans").waves[0].ready) == 2)
     assert (await w.cp.maintenance.report("fans", ["m1"])).done == 1
     assert w.cp.maintenance.show("fans").done == 1
@@ -428,22 +432,22 @@ async def test_more_machines_than_one_plan_can_be_about_are_refused(w: World):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "MACHINES_MAX", 5)
         with pytest.raises(InvalidInput, match="has 6 machines, more than 5"):
-            await w.cp.maintenance.accept("kernel", a_wish(despite=True), "ann")
+            await w.cp.maintenance.accept("kernel", a_request(despite=True), "ann")
         patch.setattr(planner, "MACHINES_MAX", 6)
-        await w.cp.maintenance.accept("kernel", a_wish(despite=True), "ann")
+        await w.cp.maintenance.accept("kernel", a_request(despite=True), "ann")
 
 
 @planned()
 async def test_a_preview_lists_some_jobs_and_counts_the_others(w: World):
     await w.deployed(a_job(2), quota=6)
     await w.cp.apply_job(a_job(2, name="other"))
-    wish = a_wish(despite=True)
-    while len((await w.cp.maintenance.preview("kernel", wish)).jobs) < 2:
+    request = a_request(despite=True)
+    while len((await w.cp.maintenance.preview("kernel", request)).jobs) < 2:
         await asyncio.sleep(1)
-    assert (await w.cp.maintenance.preview("kernel", wish)).more_jobs == 0
+    assert (await w.cp.maintenance.preview("kernel", request)).more_jobs == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preview, "_JOBS_SHOWN", 1)
-        shown = await w.cp.maintenance.preview("kernel", wish)
+        shown = await w.cp.maintenance.preview("kernel", request)
     assert (len(shown.jobs), shown.more_jobs) == (1, 1)
 
 
@@ -451,8 +455,11 @@ async def test_a_preview_lists_some_jobs_and_counts_the_others(w: World):
 @planned(1)
 async def test_a_plan_is_not_shown_for_a_name_that_it_could_not_have(w: World):
     """Formerly `maintenance plan` accepted any name, and `apply` answered with a pattern."""
-    wish = a_wish()
-    for ask in (w.cp.maintenance.preview("k 2", wish), w.cp.maintenance.accept("k 2", wish, "me")):
+    request = a_request()
+    for ask in (
+        w.cp.maintenance.preview("k 2", request),
+        w.cp.maintenance.accept("k 2", request, "me"),
+    ):
         with pytest.raises(InvalidInput, match=r"'k 2' is not .* a plan: a-z, 0-9 and -, at most"):
             await ask
 
@@ -462,13 +469,13 @@ async def test_a_plan_is_not_shown_for_a_name_that_it_could_not_have(w: World):
 async def test_a_cancelled_plan_still_shows_its_completed_work(w: World):
     """Formerly the plan showed 0 done, and its name was refused with "cancel it"."""
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
-    wish = a_wish(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)
-    await w.cp.maintenance.accept("fans", wish, "ann")
+    request = a_request(scope=None, machines=["m1", "m2"], work=Work.REPAIR, despite=True)
+    await w.cp.maintenance.accept("fans", request, "ann")
     await w.until(lambda: len(w.cp.maintenance.show("fans").waves[0].ready) == 2)
     assert (await w.cp.maintenance.report("fans", ["m1"])).done == 1
     assert (await w.cp.maintenance.cancel("fans")).done == 1
     await w.until(lambda: w.cp._observations.observation("m2").answering)
     assert w.cp.maintenance.show("fans").done == 1
     with pytest.raises(Conflict, match="it is cancelled") as refused:
-        await w.cp.maintenance.accept("fans", wish, "ann")
+        await w.cp.maintenance.accept("fans", request, "ann")
     assert refused.value.hint == "the record of an ended plan keeps its name: choose another name"

@@ -6,7 +6,7 @@ import pytest
 
 from control_plane.api.maintenance import (
     Ends,
-    MaintenanceWish,
+    MaintenanceRequest,
     PlanRecord,
     WaveRecord,
     WaveState,
@@ -29,14 +29,14 @@ from control_plane.ops_planner.preview import plan_view
 NOW = 1000.0
 
 
-def a_wish(**changes) -> MaintenanceWish:
-    return MaintenanceWish(**({"reason": "6.12.9", "work": Work.KERNEL} | changes))
+def a_wanted(**changes) -> MaintenanceRequest:
+    return MaintenanceRequest(**({"reason": "6.12.9", "work": Work.KERNEL} | changes))
 
 
 def a_plan(**changes) -> PlanRecord:
-    wish = a_wish(**changes)
+    wanted = a_wanted(**changes)
     values = {"name": "k", "by": "ann", "at": 0.0, "machines": 2, "waves": 1}
-    return PlanRecord(wish=wish, ends=how_it_ends(wish), **values)
+    return PlanRecord(request=wanted, ends=how_it_ends(wanted), **values)
 
 
 def a_wave(*machines: str, **changes) -> WaveRecord:
@@ -56,7 +56,7 @@ def fleet(msbs: int, racks: int, each: int) -> list[PlannedWave]:
 @pytest.mark.behaviour("HC4")
 def test_a_wave_stays_in_one_msb_and_takes_as_few_as_possible_of_each_rack():
     """A fleet's kernels are upgraded wave by wave, in one fault domain at a time."""
-    waves = divide(fleet(2, 4, 3), a_wish(wave_size=4, within=Within.MSB))
+    waves = divide(fleet(2, 4, 3), a_wanted(wave_size=4, within=Within.MSB))
     assert [len(wave) for wave in waves] == [4] * 6
     assert all(len({name.split("-")[1] for name in wave}) == 1 for wave in waves)
     assert all(len({name.split("-")[2] for name in wave}) == 4 for wave in waves)
@@ -65,10 +65,10 @@ def test_a_wave_stays_in_one_msb_and_takes_as_few_as_possible_of_each_rack():
     )
 
 
-def test_without_a_wish_for_waves_all_machines_go_at_once():
-    wish = a_wish()
-    assert [len(wave) for wave in divide(fleet(2, 10, 60), wish)] == [1000, 200]
-    assert not is_one_by_one(wish)
+def test_without_a_wanted_for_waves_all_machines_go_at_once():
+    wanted = a_wanted()
+    assert [len(wave) for wave in divide(fleet(2, 10, 60), wanted)] == [1000, 200]
+    assert not is_one_by_one(wanted)
 
 
 @pytest.mark.behaviour("HC13")
@@ -79,7 +79,7 @@ def test_the_lowest_priority_leaves_first_when_power_is_short():
         for priority in (900, 100, 500)
         for n in range(2)
     ]
-    waves = divide(machines, a_wish(work=Work.POWER_CAP))
+    waves = divide(machines, a_wanted(work=Work.POWER_CAP))
     assert waves == [["m100-0", "m100-1"], ["m500-0", "m500-1"], ["m900-0", "m900-1"]]
 
 
@@ -94,7 +94,7 @@ def test_no_more_is_shed_than_requested():
 
 @pytest.mark.behaviour("HC7")
 @pytest.mark.parametrize(
-    ("wish", "ends"),
+    ("wanted", "ends"),
     [
         ({"work": Work.KERNEL}, Ends.REBOOT),
         ({"work": Work.FIRMWARE}, Ends.REBOOT),
@@ -107,9 +107,9 @@ def test_no_more_is_shed_than_requested():
         ({"work": Work.KERNEL, "ends": Ends.REPORTED}, Ends.REPORTED),
     ],
 )
-def test_how_it_is_known_that_work_is_over(wish, ends):
+def test_how_it_is_known_that_work_is_over(wanted, ends):
     """Each kind of work in the paper has its own end."""
-    assert how_it_ends(a_wish(**wish)) is ends
+    assert how_it_ends(a_wanted(**wanted)) is ends
 
 
 def test_a_machine_that_booted_again_and_answers_is_done_with():
@@ -174,8 +174,8 @@ def test_a_job_is_judged_by_the_wave_that_takes_most_of_it():
 
 
 def test_a_plan_is_refused_for_lack_of_room_or_for_its_size():
-    homeless = a_job("web", 1, there=[{0, 1}], unplaced=2, reasons=["2 machines: no memory"])
-    impacts = [homeless.impact(stay=False)]
+    unplaced = a_job("web", 1, there=[{0, 1}], unplaced=2, reasons=["2 machines: no memory"])
+    impacts = [unplaced.impact(stay=False)]
     found = warnings(impacts, 0.1, has_deadline=True, tasks_survive=False)
     assert found == [
         "job web: 2 of 2 tasks have no other machine, they stop at the deadline:"
@@ -204,15 +204,15 @@ def test_a_wave_without_a_deadline_waits_as_long_as_announced():
 
 
 @pytest.mark.parametrize(
-    ("wish", "together"),
+    ("wanted", "together"),
     [
         ({"wave_size": 1, "deadline_s": 60.0, "duration_s": 60.0}, [[0], [1], [2]]),
         ({"wave_size": 1, "work": Work.POWER_CAP}, [[0, 1, 2]]),
         ({"deadline_s": 60.0, "duration_s": 60.0}, [[0, 1, 2]]),
     ],
 )
-def test_waves_with_returning_machines_need_room_for_one_machine_at_a_time(wish, together):
-    assert leaving_together(a_wish(**wish), 3) == together
+def test_waves_with_returning_machines_need_room_for_one_machine_at_a_time(wanted, together):
+    assert leaving_together(a_wanted(**wanted), 3) == together
 
 
 @pytest.mark.parametrize(("count", "ending"), [(5, "m4"), (6, "m4 and 1 more")])

@@ -14,7 +14,7 @@ from control_plane.api.jobs import ControllerRef, JobPhase, UpdatePolicy
 from control_plane.api.machine_commands import ExpectReboot, QuarantineMachine
 from control_plane.api.machines import EventKind
 from control_plane.api.operations import STOP
-from control_plane.api.profiles import ProfileWish, version_name
+from control_plane.api.profiles import ProfileProposal, version_name
 from control_plane.api.settings import PortalSettings
 from control_plane.broker.core.assignment import FREE, unavailable
 from control_plane.broker.core.unavailability import open_event
@@ -35,8 +35,8 @@ OTHER = TEXT.replace("16384", "32768")
 NAME = version_name("web", TEXT)
 
 
-def a_wish(text: str = TEXT, **fields) -> ProfileWish:
-    return ProfileWish(**({"text": text, "reason": "a longer queue", "gate_s": 10} | fields))
+def a_request(text: str = TEXT, **fields) -> ProfileProposal:
+    return ProfileProposal(**({"text": text, "reason": "a longer queue", "gate_s": 10} | fields))
 
 
 def rollout(w: World):
@@ -59,7 +59,7 @@ async def test_a_profile_that_is_live_changes_machine_by_machine_under_running_t
     """Tasks keep running. One machine changes at a time, and is proved before the next one."""
     await spread(w)
     where, most = w.region.where(), 0
-    view = await w.cp.profiles.propose("front", a_wish(), "eve")
+    view = await w.cp.profiles.propose("front", a_request(), "eve")
     assert view.rollout is not None
     assert (view.profile, view.rollout.name, view.rollout.base) == ("web", NAME, "web")
     while rollout(w).state != "done":
@@ -82,7 +82,7 @@ async def test_a_boot_waits_until_tasks_have_left_within_the_budget(w: World):
     await spread(w)
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[NAME] = ProfileState.PENDING_REBOOT
-    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await w.cp.profiles.propose("front", a_request(), "eve")
     least = 3
     while rollout(w).state != "done":
         least = min(least, len(await w.endpoints()))
@@ -107,7 +107,7 @@ async def test_a_boot_without_spare_machines_stops_a_task_in_its_place(w: World)
     where = w.region.where()
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[NAME] = ProfileState.PENDING_REBOOT
-    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await w.cp.profiles.propose("front", a_request(), "eve")
     least = 3
     while rollout(w).state != "done":
         least = min(least, len(await w.endpoints()))
@@ -128,7 +128,7 @@ async def test_a_task_that_may_not_stop_for_a_boot_reports_that_it_waits_for_roo
     await w.deployed(a_job(3, update=update, limits=LARGE))
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[NAME] = ProfileState.PENDING_REBOOT
-    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await w.cp.profiles.propose("front", a_request(), "eve")
     await asyncio.sleep(300)
     status = await w.cp.get_job("web")
     assert status.phase is JobPhase.WAITING
@@ -154,7 +154,7 @@ def test_a_controller_that_approves_a_move_for_a_boot_learns_of_missing_room(ins
             await w.deployed(a_job(3, update=update, limits=LARGE, controller=ref))
             for machine in w.region.machines.values():
                 machine.behaviour.profile_end[NAME] = ProfileState.PENDING_REBOOT
-            await w.cp.profiles.propose("front", a_wish(), "eve")
+            await w.cp.profiles.propose("front", a_request(), "eve")
             if instead:
                 await arrived(w)
                 await w.stable()
@@ -172,7 +172,7 @@ async def test_a_host_that_refuses_because_of_tasks_is_drained_and_requested_aga
     await spread(w)
     for machine in w.region.machines.values():
         refuses_while_full(machine)
-    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await w.cp.profiles.propose("front", a_request(), "eve")
     await arrived(w)
     assert {m.profile.name for m in w.region.machines.values()} == {NAME}
     assert rollout(w).failed == ()
@@ -197,7 +197,7 @@ async def test_a_profile_that_a_host_cannot_reach_is_taken_back_everywhere(w: Wo
     await spread(w)
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
-    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await w.cp.profiles.propose("front", a_request(), "eve")
     await arrived(w, "returned")
     view = w.cp.profiles.show("front")
     assert view.profile == "web"
@@ -214,7 +214,7 @@ async def test_a_machine_that_failed_a_profile_is_promised_again_afterwards(w: W
     await spread(w)
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
-    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await w.cp.profiles.propose("front", a_request(), "eve")
     await arrived(w, "returned")
     (failed,) = rollout(w).failed
     record = w.cp._broker.table.get(failed)
@@ -275,7 +275,7 @@ async def test_an_event_that_an_earlier_release_left_on_a_free_machine_is_ended(
 async def test_tasks_that_are_not_well_under_a_profile_take_it_back(w: World):
     await spread(w)
     first = sorted(w.region.machines)[0]
-    await w.cp.profiles.propose("front", a_wish(gate_s=30), "eve")
+    await w.cp.profiles.propose("front", a_request(gate_s=30), "eve")
     await w.until(lambda: w.region.machines[first].profile.name == NAME)
     (task,) = w.region.machines[first].tasks
     w.region.machines[first].report(task, health=Health.UNHEALTHY)
@@ -289,12 +289,12 @@ async def test_an_owner_goes_back_by_hand_and_may_propose_another(w: World):
     await spread(w)
     with pytest.raises(Conflict, match="no previous profile"):
         await w.cp.profiles.go_back("front", "eve")
-    await w.cp.profiles.propose("front", a_wish(), "eve")
-    await w.cp.profiles.propose("front", a_wish(), "eve")  # a repeated proposal changes nothing
+    await w.cp.profiles.propose("front", a_request(), "eve")
+    await w.cp.profiles.propose("front", a_request(), "eve")  # a repeated proposal changes nothing
     with pytest.raises(Conflict, match="is changing to"):
-        await w.cp.profiles.propose("front", a_wish(OTHER), "eve")
+        await w.cp.profiles.propose("front", a_request(OTHER), "eve")
     await arrived(w)
-    await w.cp.profiles.propose("front", a_wish(OTHER), "eve")  # based on the previous one
+    await w.cp.profiles.propose("front", a_request(OTHER), "eve")  # based on the previous one
     await arrived(w)
     assert rollout(w).base == NAME
     await w.cp.profiles.go_back("front", "eve")
@@ -311,15 +311,15 @@ async def test_forbidden_keys_of_an_owner_are_refused_with_all_reasons(w: World)
         '[[when]]\nif = "true"\n[when.cpu]\nsmt = false\n'
     )
     with pytest.raises(InvalidInput) as refusal:
-        await w.cp.profiles.propose("front", a_wish(text), "eve")
+        await w.cp.profiles.propose("front", a_request(text), "eve")
     fields = {e.field for e in refusal.value.errors}
     assert fields == {"extends", "sysctl.kernel.panic", "kernel.cmdline", "cpu.smt"}
     with pytest.raises(InvalidInput, match="not TOML"):
-        await w.cp.profiles.propose("front", a_wish("= ="), "eve")
+        await w.cp.profiles.propose("front", a_request("= ="), "eve")
     with pytest.raises(NotFound):
-        await w.cp.profiles.propose("other", a_wish(), "eve")
+        await w.cp.profiles.propose("other", a_request(), "eve")
     assert rollout(w) is None
-    view = await w.cp.profiles.propose("front", a_wish(), "eve", dry_run=True)
+    view = await w.cp.profiles.propose("front", a_request(), "eve", dry_run=True)
     assert view.rollout is None
 
 
@@ -333,7 +333,7 @@ def test_a_rollout_continues_after_a_kill(after_s):
             await spread(w)
             for machine in w.region.machines.values():
                 machine.behaviour.profile_end[NAME] = ProfileState.PENDING_REBOOT
-            await w.cp.profiles.propose("front", a_wish(), "eve")
+            await w.cp.profiles.propose("front", a_request(), "eve")
             await asyncio.sleep(after_s)
         async with w.running():
             await arrived(w)
@@ -404,7 +404,7 @@ async def test_a_profile_that_no_machine_proved_is_taken_back_when_the_first_one
     await w.set_up()
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
-    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await w.cp.profiles.propose("front", a_request(), "eve")
     await arrived(w)
     assert rollout(w).unproved
     assert w.cp.profiles.show("front").profile == NAME
@@ -421,7 +421,7 @@ async def test_a_profile_that_no_machine_proved_is_taken_back_when_the_first_one
 async def test_a_profile_that_a_first_machine_proved_stays(w: World):
     """Machines that fail later are quarantined, and the others keep the profile."""
     await w.set_up()
-    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await w.cp.profiles.propose("front", a_request(), "eve")
     await arrived(w)
     await w.cp.apply_job(a_job(2))
     await w.stable()
@@ -437,8 +437,8 @@ async def test_a_profile_that_a_first_machine_proved_stays(w: World):
 async def test_the_next_profile_after_an_unproved_one_has_the_proved_one_to_go_back_to(w: World):
     """An entitlement cannot go back to a profile that no machine has reached."""
     await w.set_up()
-    await w.cp.profiles.propose("front", a_wish(), "eve")
+    await w.cp.profiles.propose("front", a_request(), "eve")
     await arrived(w)
-    view = await w.cp.profiles.propose("front", a_wish(OTHER), "eve")
+    view = await w.cp.profiles.propose("front", a_request(OTHER), "eve")
     assert view.rollout is not None
     assert view.rollout.base == "web"

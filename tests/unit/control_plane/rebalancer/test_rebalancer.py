@@ -15,7 +15,7 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import UpdatePolicy
 from control_plane.api.operations import Cause
 from control_plane.api.policy import Fit, Neighbour
-from control_plane.api.rebalancing import MoveState, PauseWish
+from control_plane.api.rebalancing import MoveState, PauseRequest
 from control_plane.api.settings import RebalanceMode, RebalanceSettings
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.solving import solve
@@ -122,7 +122,7 @@ def test_a_paused_rebalancer_begins_nothing_also_after_a_restart() -> None:
         async with asyncio.timeout(20_000):
             async with world.running() as w:
                 await w.packed()
-                await w.cp.rebalancer.pause(PauseWish(reason="a launch"), "ops")
+                await w.cp.rebalancer.pause(PauseRequest(reason="a launch"), "ops")
                 before = await w.per_machine()
             async with world.running() as w:
                 await asyncio.sleep(300)

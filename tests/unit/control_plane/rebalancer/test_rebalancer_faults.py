@@ -17,7 +17,7 @@ from world import a_job
 
 from control_plane.api.jobs import UpdatePolicy
 from control_plane.api.policy import Fit
-from control_plane.api.rebalancing import MoveState, MoveView, PauseWish
+from control_plane.api.rebalancing import MoveState, MoveView, PauseRequest
 from control_plane.rebalancer.core.model import Effort, PlanStep, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.survey import Load
 from control_plane.roles import ControlPlane
@@ -149,7 +149,7 @@ def test_a_job_that_is_released_is_left_alone_until_it_is_at_rest() -> None:
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
-        await w.cp.rebalancer.pause(wish(), "ops")
+        await w.cp.rebalancer.pause(request(), "ops")
         assert (await w.cp.rebalancer.plan()).moves
         spec = {"fit": Fit.TIGHT, "limits": BIG, "update": UpdatePolicy(max_unavailable=1)}
         await w.cp.apply_job(a_job(9, image=IMAGE_2, **spec))
@@ -167,7 +167,7 @@ def test_nothing_is_moved_while_many_machines_are_down() -> None:
 
     async def body(w: Rebalanced) -> None:
         await w.packed()
-        await w.cp.rebalancer.pause(wish(), "ops")
+        await w.cp.rebalancer.pause(request(), "ops")
         record = (await w.cp.get_job("web")).record
         used = {task.placement.machine for task in record.tasks if task.placement}
         lost = [name for name in w.region.machines if name not in used][:6]
@@ -197,8 +197,8 @@ def begun(w: Rebalanced) -> set[str]:
     return {move.id for move in plan.moves if move.state not in idle}
 
 
-def wish() -> PauseWish:
-    return PauseWish(reason="to look first")
+def request() -> PauseRequest:
+    return PauseRequest(reason="to look first")
 
 
 @pytest.mark.behaviour("BUG-CP80")
@@ -218,7 +218,7 @@ def test_a_pause_is_kept_although_a_move_ends_at_the_same_moment() -> None:
         w.store.txn = slowly  # type: ignore[method-assign]
         move = replace(before[0], id="p9.9")
         await asyncio.gather(
-            rebalancer.pause(PauseWish(reason="look"), "ann"), rebalancer._ended(move)
+            rebalancer.pause(PauseRequest(reason="look"), "ann"), rebalancer._ended(move)
         )
         assert rebalancer.status().paused
         assert rebalancer.history().moves[0].id == "p9.9"

@@ -13,7 +13,7 @@ from virtual_time import run
 from world import World, a_job, a_region, scenario
 
 from agent.api import Health
-from control_plane.api.intent_wishes import CanaryWish, IntentWish, PushWish, SizeWish
+from control_plane.api.intent_changes import CanaryChange, IntentChange, PushChange, SizeChange
 from control_plane.api.updates import UpdatePolicy
 from control_plane.api.weights import EndpointWeights
 from wire.errors import Conflict, InvalidInput
@@ -27,9 +27,9 @@ SLOW = UpdatePolicy(drain_s=5.0, max_unavailable=1)
 TESTER = "user:tester"
 
 
-def a_canary(traffic: float | None, **changes) -> CanaryWish:
+def a_canary(traffic: float | None, **changes) -> CanaryChange:
     values = {"tasks": 2, "command": OTHER, "traffic": traffic, "lasts_s": 9e4}
-    return CanaryWish(**(values | changes))
+    return CanaryChange(**(values | changes))
 
 
 async def parts(w: World) -> dict[int, float]:
@@ -59,14 +59,14 @@ async def test_a_canary_gets_its_part_of_the_requests_at_every_size_until_it_end
     await w.cp.intents.canary("web", a_canary(0.05), TESTER)
     await w.stable()
     for size in (10, 4, 12):
-        await w.cp.intents.size("web", SizeWish(tasks=size), TESTER)
+        await w.cp.intents.size("web", SizeChange(tasks=size), TESTER)
         await w.stable()
         assert (await parts(w))[2] == pytest.approx(0.05, abs=0.001)
         effect, waits = effect_of(w, await w.cp.intents.show("web"))
         assert "with 5.0" in effect or "with 4.9" in effect
         assert not waits
     await w.cp.intents.push(
-        "web", PushWish(spec=a_job(1, update=FAST, environment={"A": "1"})), TESTER
+        "web", PushChange(spec=a_job(1, update=FAST, environment={"A": "1"})), TESTER
     )
     await w.stable()
     assert (await parts(w))[2] == pytest.approx(0.05, abs=0.001)
@@ -75,7 +75,7 @@ async def test_a_canary_gets_its_part_of_the_requests_at_every_size_until_it_end
     await w.cp.intents.canary("web", a_canary(0.5), TESTER)  # the same variant with more tasks
     assert {e.weight for e in (await waiting).endpoints} != {e.weight for e in before.endpoints}
     assert (await parts(w))[2] == pytest.approx(0.5, abs=0.001)
-    await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+    await w.cp.intents.withdraw("web", "canary", IntentChange(), TESTER)
     await w.stable()
     assert await weights(w) == {100}
 
@@ -88,7 +88,7 @@ async def test_a_part_of_none_or_all_is_kept_and_all_serve_when_one_kind_is_away
     assert await parts(w) == {1: 1.0, 2: 0.0}
     await w.cp.intents.canary("web", a_canary(1.0), TESTER)
     assert await parts(w) == {1: 0.0, 2: 1.0}
-    await w.cp.intents.size("web", SizeWish(tasks=2), TESTER)
+    await w.cp.intents.size("web", SizeChange(tasks=2), TESTER)
     await w.cp.intents.canary("web", a_canary(0.0), TESTER)
     await w.until(lambda: {t.version for t in w.cp._jobs.get("web").tasks} == {2}, 600)
     assert await weights(w) == {100}  # only canaries remain
@@ -143,7 +143,7 @@ async def test_a_canary_is_stronger_than_a_load_test(w: World):
         w.cp.discovery.put_weights("web", test)
     w.cp.discovery.put_weights("web", EndpointWeights())  # the end of a test is always allowed
     assert (await parts(w))[2] == pytest.approx(0.1, abs=0.001)
-    await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+    await w.cp.intents.withdraw("web", "canary", IntentChange(), TESTER)
     await w.stable()
     assert await weights(w) == {100}
     w.cp.discovery.put_weights("web", test)
@@ -163,7 +163,7 @@ async def test_a_traffic_share_that_weights_cannot_reach_is_reported(w: World):
 def test_an_invalid_traffic_share_is_refused(traffic: object):
     body = msgspec.json.encode({"lasts_s": 60, "environment": {"A": "1"}, "traffic": traffic})
     with pytest.raises(InvalidInput, match=r"traffic: .* is not valid; expected"):
-        decode_json(body, CanaryWish, "the request body")
+        decode_json(body, CanaryChange, "the request body")
 
 
 @scenario()
@@ -186,7 +186,7 @@ def test_the_part_holds_over_a_restart_of_the_control_plane_and_after_the_end():
         async with world.running() as w:
             after = {e.task: e.weight for e in (await w.cp.endpoints("web")).endpoints}
             assert after == before
-            await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+            await w.cp.intents.withdraw("web", "canary", IntentChange(), TESTER)
         async with world.running() as w:
             assert (await parts(w))[2] == pytest.approx(0.1, abs=0.001)
             await w.stable(within_s=600)

@@ -10,8 +10,8 @@ from world import World, a_job, a_region
 from agent.api import Health, ProfileState
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import EventKind
-from control_plane.api.maintenance import MaintenanceWish, Work
-from control_plane.api.profiles import ProfileWish, version_name
+from control_plane.api.maintenance import MaintenanceRequest, Work
+from control_plane.api.profiles import ProfileProposal, version_name
 from control_plane.api.updates import Canary, UpdatePolicy
 
 OTHER = ["/bin/other"]
@@ -46,8 +46,10 @@ async def maintenance(w: World) -> None:
 
 
 async def kernel(w: World) -> None:
-    wish = MaintenanceWish(machines=[first(w)], work=Work.KERNEL, reason="6.12.9", despite=True)
-    await w.cp.maintenance.accept("k1", wish, "root")
+    request = MaintenanceRequest(
+        machines=[first(w)], work=Work.KERNEL, reason="6.12.9", despite=True
+    )
+    await w.cp.maintenance.accept("k1", request, "root")
 
 
 async def transfer(w: World) -> None:
@@ -69,7 +71,7 @@ async def refresh(w: World) -> None:
 async def profile(w: World) -> None:
     for machine in w.region.machines.values():
         machine.behaviour.profile_end[version_name("web", PROFILE)] = ProfileState.PENDING_REBOOT
-    await w.cp.profiles.propose("front", ProfileWish(text=PROFILE, reason="x", gate_s=1), "eve")
+    await w.cp.profiles.propose("front", ProfileProposal(text=PROFILE, reason="x", gate_s=1), "eve")
 
 
 async def owner(w: World) -> None:

@@ -97,7 +97,7 @@ def test_after_a_restart_the_certain_end_counts_from_the_start():
 
 @pytest.mark.parametrize("spec", [a_job(1), a_job(1, disconnect=STOP)])
 def test_the_certain_end_of_a_copy_follows_from_reports_of_its_machine(spec: JobSpec) -> None:
-    silent = SeenMachine(up=False, answering=False, ready=False, unheard_s=20.0)
+    silent = SeenMachine(up=False, answering=False, ready=False, no_report_s=20.0)
     latest_s = certainly_ended_s(spec.disconnect, spec.stop_timeout_s)
     left_s = 0.0 if latest_s is None else latest_s - 20
     assert ended_in_s(spec, "web-0", silent) == pytest.approx(left_s)
@@ -105,8 +105,8 @@ def test_the_certain_end_of_a_copy_follows_from_reports_of_its_machine(spec: Job
     assert ended_in_s(spec, "web-0", None) == 0.0
 
 
-def with_silence(machine: SeenMachine, unheard_s: float) -> SeenMachine:
-    return SeenMachine(up=machine.up, answering=False, ready=False, unheard_s=unheard_s)
+def with_silence(machine: SeenMachine, no_report_s: float) -> SeenMachine:
+    return SeenMachine(up=machine.up, answering=False, ready=False, no_report_s=no_report_s)
 
 
 def test_a_job_file_has_it_in_the_notation_for_people(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from world import World, a_job, scenario
 
 from agent.api import Health
-from control_plane.api.intent_wishes import HoldWish, SizeWish
+from control_plane.api.intent_changes import HoldChange, SizeChange
 from control_plane.api.inventory import Drain
 from control_plane.job_control.core.intents import is_composed
 from control_plane.runtime import runtime
@@ -148,15 +148,15 @@ def test_sizes_that_confirm_the_one_in_force_cost_an_idle_job_no_round(rounds: l
         before = w.cp._jobs.get("web").intents["size"].version
         rounds.clear()
         for number in range(20):
-            await w.cp.intents.size("web", SizeWish(tasks=3, reason=f"look {number}"), "user:as")
+            await w.cp.intents.size("web", SizeChange(tasks=3, reason=f"look {number}"), "user:as")
             await asyncio.sleep(5.0)
         assert rounds == []
         assert w.cp._jobs.get("web").intents["size"].version == before + 20
-        await w.cp.intents.size("web", SizeWish(tasks=4), "user:as")
+        await w.cp.intents.size("web", SizeChange(tasks=4), "user:as")
         await w.stable()
         tasks = w.cp._jobs.get("web").tasks
         assert len(tasks) == 4
-        assert w.cp.census.tasks == Counter(task.phase for task in tasks)
+        assert w.cp.counters.tasks == Counter(task.phase for task in tasks)
         assert listed(w) == 4
 
     story()
@@ -170,10 +170,10 @@ def test_the_size_of_a_held_job_or_a_trial_is_checked_even_if_it_is_unchanged(
     @scenario()
     async def story(w: World) -> None:
         await idle_machine(w)
-        await w.cp.intents.hold("web", HoldWish(lasts_s=3600.0), "user:sre")
+        await w.cp.intents.hold("web", HoldChange(lasts_s=3600.0), "user:sre")
         await asyncio.sleep(3 * w.settings.resync_s)
         rounds.clear()
-        await w.cp.intents.size("web", SizeWish(tasks=3), "user:as")
+        await w.cp.intents.size("web", SizeChange(tasks=3), "user:as")
         await asyncio.sleep(1.0)
         assert rounds
         assert is_composed(w.cp._jobs.get("web"))

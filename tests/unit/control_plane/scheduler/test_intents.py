@@ -10,13 +10,13 @@ from virtual_time import run
 from world import World, a_job, a_region, scenario
 
 from agent.api import Health, TaskSpec
-from control_plane.api.intent_wishes import (
-    CanaryWish,
-    HoldWish,
-    InfrastructureWish,
-    IntentWish,
-    PushWish,
-    SizeWish,
+from control_plane.api.intent_changes import (
+    CanaryChange,
+    HoldChange,
+    InfrastructureChange,
+    IntentChange,
+    PushChange,
+    SizeChange,
 )
 from control_plane.api.intents import StoredIntent, part_of
 from control_plane.api.inventory import Drain
@@ -45,9 +45,9 @@ def sent_spec(w: World, task: TaskRecord) -> TaskSpec:
     return w.region.machines[task.placement.machine].specs[f"web-{task.index}"]
 
 
-def push_of(share: float, **changes) -> PushWish:
+def push_of(share: float, **changes) -> PushChange:
     spec = a_job(1, **({"command": OTHER, "update": FAST} | changes))
-    return PushWish(spec=spec, share=share)
+    return PushChange(spec=spec, share=share)
 
 
 @pytest.mark.behaviour("JC3", "JC5", "SC20")
@@ -60,13 +60,13 @@ async def test_half_of_the_job_stays_half_at_every_size(w: World):
     assert counts(w) == {1: 5, 2: 5}
     for size in (5, 9, 4, 12, 1, 7):
         before = {v: indexes(w, v) for v in (1, 2)}
-        await w.cp.intents.size("web", SizeWish(tasks=size), SCALER)
+        await w.cp.intents.size("web", SizeChange(tasks=size), SCALER)
         await w.stable()
         new = part_of(0.5, size)
         assert counts(w) == Counter({1: size - new, 2: new})
         if size < sum(map(len, before.values())):  # no task changed; each version lost its share
             assert all(indexes(w, v) <= before[v] for v in (1, 2))
-    await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)
+    await w.cp.intents.push("web", PushChange(share=1.0), DEPLOYER)
     await w.stable()
     assert counts(w) == {2: 7}
 
@@ -76,15 +76,15 @@ async def test_half_of_the_job_stays_half_at_every_size(w: World):
 async def test_a_push_to_a_number_of_tasks_holds_at_every_size(w: World):
     """The first stage of a push is a number of tasks; the next stage keeps them."""
     await w.deployed(a_job(6, update=FAST))
-    push = PushWish(spec=a_job(1, command=OTHER, update=FAST), tasks=2)
+    push = PushChange(spec=a_job(1, command=OTHER, update=FAST), tasks=2)
     await w.cp.intents.push("web", push, DEPLOYER)
     await w.stable()
     for size in (6, 12, 3, 1, 8):
-        await w.cp.intents.size("web", SizeWish(tasks=size), SCALER)
+        await w.cp.intents.size("web", SizeChange(tasks=size), SCALER)
         await w.stable()
         assert counts(w) == Counter({2: min(2, size)}) + Counter({1: max(0, size - 2)})
     first = indexes(w, 2)
-    await w.cp.intents.push("web", PushWish(share=0.5), DEPLOYER)
+    await w.cp.intents.push("web", PushChange(share=0.5), DEPLOYER)
     await w.stable()
     assert counts(w) == {1: 4, 2: 4}
     assert first <= indexes(w, 2)
@@ -97,14 +97,14 @@ async def test_a_push_of_the_former_image_restarts_no_task_that_runs_it(w: World
     await w.deployed(a_job(6, update=FAST))
     image = w.cp._jobs.get("web").spec.image
     before = {t.index: t.generation for t in w.cp._jobs.get("web").tasks}
-    shown = await w.cp.intents.push("web", PushWish(image=IMAGE_2, tasks=2), DEPLOYER)
+    shown = await w.cp.intents.push("web", PushChange(image=IMAGE_2, tasks=2), DEPLOYER)
     await w.stable()
     changed = indexes(w, 2)
     assert len(changed) == 2
     expect = shown.intents[0].intent.version
     with pytest.raises(Conflict, match="and the request replaces version"):
-        await w.cp.intents.push("web", PushWish(image=image, expect=expect - 1), DEPLOYER)
-    back = PushWish(image=image, expect=expect, reason="it fails")
+        await w.cp.intents.push("web", PushChange(image=image, expect=expect - 1), DEPLOYER)
+    back = PushChange(image=image, expect=expect, reason="it fails")
     await w.cp.intents.push("web", back, DEPLOYER)
     await w.stable()
     record = w.cp._jobs.get("web")
@@ -123,7 +123,7 @@ async def test_a_released_push_belongs_to_the_next_writer(w: World):
     await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
     with pytest.raises(Conflict, match="user:conveyor is its writer"):
         await w.cp.apply_job(a_job(4, update=FAST, command=THIRD), writer="user:ann")
-    await w.cp.intents.push("web", PushWish(gives_back=True), DEPLOYER)
+    await w.cp.intents.push("web", PushChange(gives_back=True), DEPLOYER)
     await w.stable()
     assert counts(w) == {2: 4}
     await w.cp.apply_job(a_job(4, update=FAST, command=THIRD), writer="user:ann")
@@ -135,11 +135,11 @@ async def test_a_released_push_belongs_to_the_next_writer(w: World):
 async def test_the_size_changes_while_a_push_is_under_way(w: World):
     await w.deployed(a_job(10, update=FAST))
     await w.cp.intents.push("web", push_of(0.3), DEPLOYER)
-    await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)
+    await w.cp.intents.size("web", SizeChange(tasks=6), SCALER)
     await w.stable()
     assert counts(w) == {1: 4, 2: 2}
-    await w.cp.intents.push("web", PushWish(share=0.75), DEPLOYER)
-    await w.cp.intents.size("web", SizeWish(tasks=8), SCALER)
+    await w.cp.intents.push("web", PushChange(share=0.75), DEPLOYER)
+    await w.cp.intents.size("web", SizeChange(tasks=8), SCALER)
     await w.stable()
     assert counts(w) == {1: 2, 2: 6}
 
@@ -150,7 +150,7 @@ async def test_a_smaller_share_brings_tasks_back_to_what_they_were(w: World):
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     await w.stable()
     stay = indexes(w, 1)
-    await w.cp.intents.push("web", PushWish(share=0.0), DEPLOYER)
+    await w.cp.intents.push("web", PushChange(share=0.0), DEPLOYER)
     await w.stable()
     assert counts(w) == {1: 6}
     assert stay <= indexes(w, 1)
@@ -177,8 +177,8 @@ async def test_canaries_run_in_addition_to_the_push_and_end_in_time(w: World):
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     await w.stable()
     pushed = indexes(w, 2)
-    wish = CanaryWish(tasks=2, environment={"X": "1"}, lasts_s=600)
-    shown = await w.cp.intents.canary("web", wish, TESTER)
+    change = CanaryChange(tasks=2, environment={"X": "1"}, lasts_s=600)
+    shown = await w.cp.intents.canary("web", change, TESTER)
     await w.stable()
     assert counts(w) == {1: 3, 2: 5, 3: 2}
     assert indexes(w, 2) == pushed
@@ -186,7 +186,7 @@ async def test_canaries_run_in_addition_to_the_push_and_end_in_time(w: World):
     record = w.cp._jobs.get("web")
     assert record.specs[3].environment == {"X": "1"}
     assert record.specs[3].command == record.specs[1].command
-    await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)
+    await w.cp.intents.push("web", PushChange(share=1.0), DEPLOYER)
     await w.stable()
     assert counts(w) == {2: 8, 3: 2}
     await asyncio.sleep(600)
@@ -205,21 +205,21 @@ async def test_a_canary_changes_the_image_the_configuration_or_both(w: World):
     first = {"app.toml": "pool = 1", "log.toml": "level = 1"}
     await w.deployed(a_job(4, update=FAST, configuration=first))
     tried = {"app.toml": "pool = 9"}
-    wishes = [
-        CanaryWish(configuration=tried, lasts_s=9e4),
-        CanaryWish(command=OTHER, lasts_s=9e4),
-        CanaryWish(command=OTHER, configuration=tried, lasts_s=9e4),
+    changes = [
+        CanaryChange(configuration=tried, lasts_s=9e4),
+        CanaryChange(command=OTHER, lasts_s=9e4),
+        CanaryChange(command=OTHER, configuration=tried, lasts_s=9e4),
     ]
-    for wish in wishes:
-        await w.cp.intents.canary("web", wish, TESTER)
+    for change in changes:
+        await w.cp.intents.canary("web", change, TESTER)
         await w.stable()
         (on_trial,) = [t for t in w.cp._jobs.get("web").tasks if t.version != 1]
         spec = w.cp._jobs.get("web").specs[on_trial.version]
-        assert spec.configuration == first | wish.configuration
-        assert (spec.command == OTHER) is bool(wish.command)
+        assert spec.configuration == first | change.configuration
+        assert (spec.command == OTHER) is bool(change.command)
         assert sent_spec(w, on_trial).configuration == spec.configuration
         assert sent_spec(w, on_trial).command[0] == spec.command[0]
-    await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+    await w.cp.intents.withdraw("web", "canary", IntentChange(), TESTER)
     await w.stable()
     assert counts(w) == {1: 4}
 
@@ -228,15 +228,15 @@ async def test_a_canary_changes_the_image_the_configuration_or_both(w: World):
 @scenario()
 async def test_a_push_brings_a_configuration_to_its_share_and_a_rollback_takes_it_back(w: World):
     await w.deployed(a_job(4, update=FAST, configuration={"app.toml": "pool = 1"}))
-    wish = PushWish(configuration={"app.toml": "pool = 2"}, share=0.5)
-    await w.cp.intents.push("web", wish, DEPLOYER)
+    change = PushChange(configuration={"app.toml": "pool = 2"}, share=0.5)
+    await w.cp.intents.push("web", change, DEPLOYER)
     await w.stable()
     assert counts(w) == {1: 2, 2: 2}
     assert {sent_spec(w, t).configuration["app.toml"] for t in w.cp._jobs.get("web").tasks} == {
         "pool = 1",
         "pool = 2",
     }
-    await w.cp.intents.push("web", PushWish(share=0.0), DEPLOYER)
+    await w.cp.intents.push("web", PushChange(share=0.0), DEPLOYER)
     await w.stable()
     assert {sent_spec(w, t).configuration["app.toml"] for t in w.cp._jobs.get("web").tasks} == {
         "pool = 1"
@@ -248,7 +248,7 @@ async def test_a_configuration_that_is_too_large_with_that_of_the_job_is_refused
     half = "x" * (32 << 10)
     await w.deployed(a_job(1, update=FAST, configuration={"a": half, "b": half}))
     with pytest.raises(InvalidInput, match="the maximum is 65536"):
-        await w.cp.intents.canary("web", CanaryWish(configuration={"c": "y"}, lasts_s=60), TESTER)
+        await w.cp.intents.canary("web", CanaryChange(configuration={"c": "y"}, lasts_s=60), TESTER)
     with pytest.raises(InvalidInput, match="a credential has the same name"):
         await w.cp.apply_job(a_job(1, configuration={"a": ""}, credentials={"a": "key"}))
 
@@ -258,13 +258,13 @@ async def test_a_canary_ends_when_it_is_withdrawn_and_a_rollback_never_goes_to_i
     await w.deployed(a_job(6, update=FAST))
     await w.cp.apply_job(a_job(6, update=FAST, command=OTHER))
     await w.stable()
-    await w.cp.intents.canary("web", CanaryWish(tasks=1, command=THIRD, lasts_s=9e4), TESTER)
+    await w.cp.intents.canary("web", CanaryChange(tasks=1, command=THIRD, lasts_s=9e4), TESTER)
     await w.stable()
     assert counts(w) == {2: 5, 3: 1}
-    await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+    await w.cp.intents.withdraw("web", "canary", IntentChange(), TESTER)
     await w.stable()
     assert counts(w) == {2: 6}
-    await w.cp.intents.canary("web", CanaryWish(tasks=1, command=THIRD, lasts_s=9e4), TESTER)
+    await w.cp.intents.canary("web", CanaryChange(tasks=1, command=THIRD, lasts_s=9e4), TESTER)
     await w.stable()
     await w.cp.rollback_job("web")
     record = w.cp._jobs.get("web")
@@ -289,8 +289,8 @@ async def test_a_canary_that_fails_ends_at_once_and_its_tasks_go_back_first(w: W
     await w.deployed(a_job(6, update=slow))
     await w.cp.intents.push("web", push_of(0.5, update=slow), DEPLOYER)
     await w.stable()
-    wish = CanaryWish(tasks=2, command=THIRD, lasts_s=9e4)
-    await w.cp.intents.canary("web", wish, TESTER)
+    change = CanaryChange(tasks=2, command=THIRD, lasts_s=9e4)
+    await w.cp.intents.canary("web", change, TESTER)
     await w.stable()
     assert counts(w) == {1: 1, 2: 3, 3: 2}
     trials = indexes(w, 3)
@@ -299,7 +299,7 @@ async def test_a_canary_that_fails_ends_at_once_and_its_tasks_go_back_first(w: W
     failed = report_on_trial(w, health=Health.UNHEALTHY)
     await w.until(lambda: w.cp._jobs.get("web").intents["canary"].value is None)
     await w.cp.inventory.drain(Drain(machines=[other], reason="work"))
-    await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)
+    await w.cp.intents.push("web", PushChange(share=1.0), DEPLOYER)
     order = list[int]()
 
     def all_ended() -> bool:
@@ -323,9 +323,9 @@ async def test_under_a_hold_a_canary_that_fails_stays_as_it_is(w: World):
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     await w.stable()
-    await w.cp.intents.canary("web", CanaryWish(command=THIRD, lasts_s=9e4), TESTER)
+    await w.cp.intents.canary("web", CanaryChange(command=THIRD, lasts_s=9e4), TESTER)
     await w.stable()
-    await w.cp.intents.hold("web", HoldWish(lasts_s=300), OPERATOR)
+    await w.cp.intents.hold("web", HoldChange(lasts_s=300), OPERATOR)
     report_on_trial(w, health=Health.UNHEALTHY)
     await asyncio.sleep(200)
     assert counts(w) == {1: 1, 2: 2, 3: 1}
@@ -339,9 +339,9 @@ async def test_under_a_hold_a_canary_that_fails_stays_as_it_is(w: World):
 async def test_under_a_hold_nothing_begins_and_failures_are_repaired(w: World):
     """Priority: hold, then push, then size."""
     await w.deployed(a_job(6, update=FAST))
-    await w.cp.intents.hold("web", HoldWish(lasts_s=3600, reason="the cup final"), OPERATOR)
+    await w.cp.intents.hold("web", HoldChange(lasts_s=3600, reason="the cup final"), OPERATOR)
     await w.cp.intents.push("web", push_of(1.0), DEPLOYER)
-    shown = await w.cp.intents.size("web", SizeWish(tasks=9), SCALER)
+    shown = await w.cp.intents.size("web", SizeChange(tasks=9), SCALER)
     assert {v.dimension: v.waits_for for v in shown.intents} == {
         "hold": "",
         "push": "the job is held",
@@ -366,14 +366,14 @@ async def test_under_a_hold_nothing_begins_and_failures_are_repaired(w: World):
 async def test_under_a_hold_only_postponed_dimensions_wait(w: World):
     """A push and a size in force were shown as waiting for a hold. A waiting size was not shown."""
     await w.deployed(a_job(4, update=FAST))
-    held = await w.cp.intents.hold("web", HoldWish(lasts_s=3600), OPERATOR)
+    held = await w.cp.intents.hold("web", HoldChange(lasts_s=3600), OPERATOR)
     assert {v.waits_for for v in held.intents} == {""}
-    shown = await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)
+    shown = await w.cp.intents.size("web", SizeChange(tasks=6), SCALER)
     assert {v.dimension: v.waits_for for v in shown.intents if v.waits_for} == {
         "size": "the job is held"
     }
     assert {v.dimension: v.effect for v in shown.intents}["size"] == "4 tasks (6 requested)"
-    shown = await w.cp.intents.canary("web", CanaryWish(command=THIRD, lasts_s=9e4), TESTER)
+    shown = await w.cp.intents.canary("web", CanaryChange(command=THIRD, lasts_s=9e4), TESTER)
     waiting = {v.dimension for v in shown.intents if v.waits_for}
     assert waiting == {"canary", "size"}
 
@@ -383,15 +383,15 @@ async def test_under_a_hold_only_postponed_dimensions_wait(w: World):
 async def test_a_stale_writer_gets_an_error_and_others_are_not_in_its_way(w: World):
     """Each dimension has its own writer and version."""
     await w.deployed(a_job(4, update=FAST))
-    first = await w.cp.intents.size("web", SizeWish(tasks=5), SCALER)
+    first = await w.cp.intents.size("web", SizeChange(tasks=5), SCALER)
     seen = {v.dimension: v.intent.version for v in first.intents}
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)  # a write of another dimension
-    await w.cp.intents.size("web", SizeWish(tasks=6, expect=seen["size"]), SCALER)
+    await w.cp.intents.size("web", SizeChange(tasks=6, expect=seen["size"]), SCALER)
     with pytest.raises(Conflict, match="at version 3, and the request replaces version 2"):
-        await w.cp.intents.size("web", SizeWish(tasks=4, expect=seen["size"]), SCALER)
+        await w.cp.intents.size("web", SizeChange(tasks=4, expect=seen["size"]), SCALER)
     with pytest.raises(Conflict, match="user:scaler is its writer"):
-        await w.cp.intents.size("web", SizeWish(tasks=4), "user:ann")
-    await w.cp.intents.size("web", SizeWish(tasks=8, take_over=True), "user:ann")
+        await w.cp.intents.size("web", SizeChange(tasks=4), "user:ann")
+    await w.cp.intents.size("web", SizeChange(tasks=8, take_over=True), "user:ann")
     await w.stable()
     assert counts(w) == {1: 4, 2: 4}
 
@@ -399,14 +399,14 @@ async def test_a_stale_writer_gets_an_error_and_others_are_not_in_its_way(w: Wor
 @scenario()
 async def test_a_job_file_leaves_the_size_of_its_autoscaler_and_no_push_of_another(w: World):
     await w.deployed(a_job(4, update=FAST))
-    await w.cp.intents.size("web", SizeWish(tasks=6, minimum=2, maximum=8), SCALER)
+    await w.cp.intents.size("web", SizeChange(tasks=6, minimum=2, maximum=8), SCALER)
     await w.cp.apply_job(a_job(3, update=FAST, command=OTHER), writer="user:ann")
     await w.stable()
     assert counts(w) == {2: 6}
-    await w.cp.intents.size("web", SizeWish(tasks=20), SCALER)
+    await w.cp.intents.size("web", SizeChange(tasks=20), SCALER)
     await w.stable()
     assert counts(w) == {2: 8}  # its bounds stay
-    await w.cp.intents.push("web", PushWish(), DEPLOYER)
+    await w.cp.intents.push("web", PushChange(), DEPLOYER)
     with pytest.raises(Conflict, match="user:conveyor is its writer"):
         await w.cp.apply_job(a_job(8, update=FAST, command=THIRD), writer="user:ann")
     await w.cp.apply_job(a_job(3, update=FAST, command=OTHER), writer="user:ann")  # the same
@@ -420,11 +420,11 @@ async def test_a_runtime_enters_with_the_next_push_and_stays_for_all_of_it(w: Wo
     """Figure 7 of the article."""
     await w.deployed(a_job(4, update=FAST))
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
-    shown = await w.cp.intents.infrastructure("web", InfrastructureWish(runtime="r2"), OPERATOR)
+    shown = await w.cp.intents.infrastructure("web", InfrastructureChange(runtime="r2"), OPERATOR)
     assert {v.dimension: v.waits_for for v in shown.intents}["infrastructure"] == (
         "it enters with the next push"
     )
-    await w.cp.intents.push("web", PushWish(share=1.0), DEPLOYER)  # the last stage
+    await w.cp.intents.push("web", PushChange(share=1.0), DEPLOYER)  # the last stage
     await w.stable()
     assert {spec.runtime for spec in w.cp._jobs.get("web").specs.values()} == {""}
     shown = await w.cp.intents.push("web", push_of(0.5, command=THIRD), DEPLOYER)
@@ -448,7 +448,7 @@ async def test_the_canaries_of_a_push_count_within_its_share(w: World):
     await w.stable()
     await asyncio.sleep(120)
     assert counts(w) == {1: 8, 2: 2}
-    await w.cp.intents.push("web", PushWish(share=0.5), DEPLOYER)
+    await w.cp.intents.push("web", PushChange(share=0.5), DEPLOYER)
     await w.stable(within_s=300)
     assert counts(w) == {1: 5, 2: 5}
 
@@ -457,11 +457,11 @@ async def test_the_canaries_of_a_push_count_within_its_share(w: World):
 async def test_contradictory_input_is_refused(w: World):
     await w.deployed(a_job(4, update=FAST))
     with pytest.raises(Conflict, match="no earlier version"):
-        await w.cp.intents.push("web", PushWish(share=0.5), DEPLOYER)
+        await w.cp.intents.push("web", PushChange(share=0.5), DEPLOYER)
     with pytest.raises(InvalidInput, match="cannot be withdrawn, only its canary or hold"):
-        await w.cp.intents.withdraw("web", "size", IntentWish(), SCALER)
+        await w.cp.intents.withdraw("web", "size", IntentChange(), SCALER)
     with pytest.raises(InvalidInput, match="minimum of 8 would be above its maximum of 6"):
-        await w.cp.intents.size("web", SizeWish(tasks=5, minimum=8, maximum=6), SCALER)
+        await w.cp.intents.size("web", SizeChange(tasks=5, minimum=8, maximum=6), SCALER)
     await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
     with pytest.raises(Conflict, match="cannot be restarted: its tasks are not all"):
         await w.cp.restart_job("web")
@@ -470,13 +470,13 @@ async def test_contradictory_input_is_refused(w: World):
 @scenario()
 async def test_bounds_are_shown_with_the_requested_size(w: World):
     await w.deployed(a_job(4, update=FAST))
-    wish = SizeWish(tasks=1, minimum=2, maximum=6)
-    shown = await w.cp.intents.size("web", wish, SCALER)
+    change = SizeChange(tasks=1, minimum=2, maximum=6)
+    shown = await w.cp.intents.size("web", change, SCALER)
     effects = {view.dimension: view.effect for view in shown.intents}
     assert effects["size"] == "2 tasks (1 requested, at least 2, at most 6)"
     with pytest.raises(InvalidInput, match="minimum of 7 would be above its maximum of 6"):
-        await w.cp.intents.size("web", SizeWish(tasks=3, minimum=7), SCALER)
-    shown = await w.cp.intents.size("web", SizeWish(tasks=3), SCALER)
+        await w.cp.intents.size("web", SizeChange(tasks=3, minimum=7), SCALER)
+    shown = await w.cp.intents.size("web", SizeChange(tasks=3), SCALER)
     assert shown.size == 3
 
 
@@ -485,16 +485,16 @@ async def test_ending_an_ended_intent_again_writes_nothing(w: World):
     """A canary or hold may expire at the moment in which its writer ends it."""
     await w.deployed(a_job(2, update=FAST))
     before = w.cp._jobs.get("web")
-    await w.cp.intents.withdraw("web", "canary", IntentWish(), TESTER)
+    await w.cp.intents.withdraw("web", "canary", IntentChange(), TESTER)
     assert w.cp._jobs.get("web") == before
-    await w.cp.intents.hold("web", HoldWish(lasts_s=5), OPERATOR)
+    await w.cp.intents.hold("web", HoldChange(lasts_s=5), OPERATOR)
     await asyncio.sleep(10)
     before = w.cp._jobs.get("web").intents["hold"]
     assert before.value is None
-    await w.cp.intents.withdraw("web", "hold", IntentWish(), OPERATOR)
+    await w.cp.intents.withdraw("web", "hold", IntentChange(), OPERATOR)
     assert w.cp._jobs.get("web").intents["hold"] == before
     with pytest.raises(Conflict, match="and the request replaces version"):
-        await w.cp.intents.withdraw("web", "hold", IntentWish(expect=1), OPERATOR)
+        await w.cp.intents.withdraw("web", "hold", IntentChange(expect=1), OPERATOR)
 
 
 @pytest.mark.behaviour("JC11", "JC13")
@@ -513,8 +513,8 @@ async def test_a_job_that_is_adopted_restarts_no_task_and_has_one_writer_from_th
     """Makes the writes of `twinectl job adopt`."""
     await w.deployed(a_job(4, update=FAST))
     before = {t.index: t.generation for t in w.cp._jobs.get("web").tasks}
-    await w.cp.intents.push("web", PushWish(share=1.0, expect=1), "user:ann")
-    await w.cp.intents.size("web", SizeWish(tasks=4, expect=1), "user:ann")
+    await w.cp.intents.push("web", PushChange(share=1.0, expect=1), "user:ann")
+    await w.cp.intents.size("web", SizeChange(tasks=4, expect=1), "user:ann")
     await asyncio.sleep(60)
     assert {t.index: t.generation for t in w.cp._jobs.get("web").tasks} == before
     with pytest.raises(Conflict, match="user:ann is its writer"):
@@ -530,7 +530,7 @@ async def test_job_briefs_follow_stored_and_observed_changes(w: World):
     assert (first.name, first.tasks, first.healthy, first.autoscale) == ("web", 4, 4, None)
     (again,) = (await w.cp.intents.briefs()).jobs
     assert again is first
-    await w.cp.intents.size("web", SizeWish(tasks=3), SCALER)
+    await w.cp.intents.size("web", SizeChange(tasks=3), SCALER)
     (after,) = (await w.cp.intents.briefs()).jobs
     assert (after.tasks, after.intents["size"]) == (3, first.intents["size"] + 1)
     assert after.revision > first.revision
@@ -555,7 +555,7 @@ def test_a_dimension_that_is_not_known_is_kept_and_shown():
             await world.cp._jobs.update(
                 "web", lambda r: replace(r, intents=r.intents | {"traffic": newer})
             )
-            await world.cp.intents.size("web", SizeWish(tasks=3), SCALER)
+            await world.cp.intents.size("web", SizeChange(tasks=3), SCALER)
             await world.stable()
             assert world.cp._jobs.get("web").intents["traffic"] == newer
             shown = (await world.cp.intents.show("web")).intents[-1]
@@ -576,8 +576,8 @@ def test_an_intent_outlives_the_control_plane():
             async with w.cp:
                 await w.deployed(a_job(6, update=FAST))
                 await w.cp.intents.push("web", push_of(0.5), DEPLOYER)
-                wish = CanaryWish(tasks=1, command=THIRD, lasts_s=1e5)
-                await w.cp.intents.canary("web", wish, TESTER)
+                change = CanaryChange(tasks=1, command=THIRD, lasts_s=1e5)
+                await w.cp.intents.canary("web", change, TESTER)
                 await w.stable()
                 before = {v: indexes(w, v) for v in (1, 2, 3)}
             w.cp = w.control_plane()
@@ -595,7 +595,7 @@ def test_an_intent_outlives_the_control_plane():
 async def test_a_plan_shows_what_its_writer_would_get(w: World):
     """After `job scale`, a plan kept the size although applying the same file changed it."""
     await w.deployed(a_job(4, update=FAST))
-    await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)
+    await w.cp.intents.size("web", SizeChange(tasks=6), SCALER)
     await w.stable()
     file = a_job(4, update=FAST)
     for writer, wanted in ((SCALER, 4), (TESTER, 6)):
@@ -627,7 +627,7 @@ async def test_versions_that_tasks_are_to_leave_are_shown_and_a_reached_push_wai
     assert [(row.version, row.wanted, row.running) for row in ended.versions] == [(3, 4, 4)]
     (push,) = [view for view in ended.intents if view.dimension == "push"]
     assert push.waits_for == ""
-    await w.cp.intents.size("web", SizeWish(tasks=6), SCALER)
+    await w.cp.intents.size("web", SizeChange(tasks=6), SCALER)
     resized = await w.cp.intents.show("web")
     assert [(row.version, row.wanted, row.running) for row in resized.versions] == [(3, 6, 4)]
     assert [v.waits_for for v in resized.intents if v.dimension == "push"] == [""]

@@ -12,7 +12,7 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import UpdatePolicy
 from control_plane.api.limits import LimitName, LimitView
 from control_plane.api.machines import EventKind, MachineState
-from control_plane.api.maintenance import MaintenanceWish, Work
+from control_plane.api.maintenance import MaintenanceRequest, Work
 from control_plane.runtime.limits import FrontEndLimits, Limit
 from wire.errors import NotFound
 
@@ -269,10 +269,10 @@ async def test_a_plan_that_cannot_wait_is_carried_out_at_its_deadline(w: World):
     losses = w.cp.shards.all[0].scheduler._losses
     losses.held = lambda record: dict.fromkeys(w.region.machines, "much is lost")
     host = next(m for m, tasks in w.region.where().items() if tasks)
-    wish = MaintenanceWish(
+    request = MaintenanceRequest(
         machines=[host], work=Work.REPAIR, reason="fan", deadline_s=300.0, despite=True
     )
-    await w.cp.maintenance.accept("fan", wish, "ann")
+    await w.cp.maintenance.accept("fan", request, "ann")
     await asyncio.sleep(250)
     assert w.region.where()[host]
     await w.until(lambda: not w.region.where()[host], within_s=120)

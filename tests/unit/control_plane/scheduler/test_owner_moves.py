@@ -6,7 +6,7 @@ import pytest
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
-from control_plane.api.operations import RestartWish
+from control_plane.api.operations import RestartRequest
 from wire.errors import Conflict, InvalidInput, NotFound
 
 
@@ -112,10 +112,10 @@ async def test_a_restart_of_a_task_is_an_operation_and_leaves_it_where_it_is(w: 
     """The task is drained, stopped and started again on its machine. Other tasks do not change."""
     await w.deployed(a_job(6))
     before = (await w.cp.get_job("web")).record.tasks
-    story = await w.cp.restart_task("web", 0, RestartWish(reason="it leaks"))
+    story = await w.cp.restart_task("web", 0, RestartRequest(reason="it leaks"))
     assert story.now is not None
     assert (story.now.kind, story.now.cause, story.now.reason) == ("restart", "owner", "it leaks")
-    again = await w.cp.restart_task("web", 0, RestartWish(reason="it leaks"))
+    again = await w.cp.restart_task("web", 0, RestartRequest(reason="it leaks"))
     assert again.now is not None
     assert again.now.id == story.now.id
     await w.until(lambda: w.cp._jobs.get("web").tasks[0].generation > before[0].generation)
@@ -134,7 +134,7 @@ async def test_restarts_of_tasks_wait_for_the_budget(w: World):
     await w.deployed(a_job(6))
     least = 6
     for index in range(3):
-        await w.cp.restart_task("web", index, RestartWish())
+        await w.cp.restart_task("web", index, RestartRequest())
     while any(task.operation for task in (await w.cp.get_job("web")).record.tasks):
         least = min(least, len(await w.endpoints()))
         await asyncio.sleep(0.1)
@@ -149,7 +149,7 @@ async def test_a_newer_version_overtakes_a_restart(w: World):
     await w.deployed(a_job(3))
     await w.cp.pause_job("web", paused=True)
     await w.cp.apply_job(a_job(3, command=["/bin/other"]))
-    await w.cp.restart_task("web", 1, RestartWish())
+    await w.cp.restart_task("web", 1, RestartRequest())
     await w.cp.pause_job("web", paused=False)
     await w.stable()
     events = [e for e in (await w.cp.job_events("web")).events if e.task == 1]
@@ -162,10 +162,10 @@ async def test_an_immediate_restart_needs_no_approval_but_a_reason(w: World):
     """It ignores the budget and the controller; the audit log has the reason."""
     await w.deployed(a_job(3))
     with pytest.raises(InvalidInput, match="only for a reason"):
-        await w.cp.restart_task("web", 0, RestartWish(now=True))
+        await w.cp.restart_task("web", 0, RestartRequest(now=True))
     with pytest.raises(NotFound, match="task 7"):
-        await w.cp.restart_task("web", 7, RestartWish(now=True, reason="no such task"))
-    await w.cp.restart_task("web", 0, RestartWish(now=True, reason="it hangs"))
+        await w.cp.restart_task("web", 7, RestartRequest(now=True, reason="no such task"))
+    await w.cp.restart_task("web", 0, RestartRequest(now=True, reason="it hangs"))
     assert (await w.cp.task_story("web", 0)).now is None
 
 
@@ -174,7 +174,7 @@ async def test_an_operation_on_a_task_comes_before_its_restart(w: World):
     await w.deployed(a_job(3))
     await w.cp.move_task("web", 1, "", "a noisy neighbour")
     with pytest.raises(Conflict, match="move because of owner comes first"):
-        await w.cp.restart_task("web", 1, RestartWish())
+        await w.cp.restart_task("web", 1, RestartRequest())
     await w.cp.stop_job("web")
     with pytest.raises(Conflict, match="being stopped"):
-        await w.cp.restart_task("web", 0, RestartWish())
+        await w.cp.restart_task("web", 0, RestartRequest())

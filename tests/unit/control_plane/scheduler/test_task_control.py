@@ -11,7 +11,7 @@ from world import World, a_job, a_region, scenario
 from agent.api import Health, Limits
 from control_plane.api.jobs import ControllerRef, JobSpec, UpdatePolicy
 from control_plane.api.machines import EventKind
-from control_plane.api.operations import JobEvent, RestartWish
+from control_plane.api.operations import JobEvent, RestartRequest
 from taskcontrol.api import Ack, TaskControlRequest, TaskControlResponse
 from taskcontrol.shards import Sharded
 from wire.errors import InvalidInput, Unreachable
@@ -323,7 +323,7 @@ async def test_a_restart_of_one_task_waits_for_the_controller(w: World):
     """The restart bypassed the controller. The task serves until the acknowledgement."""
     controller = await deployed(w, 3, nothing)
     generation = w.cp._jobs.get("web").tasks[1].generation
-    await w.cp.restart_task("web", 1, RestartWish(reason="it leaks"))
+    await w.cp.restart_task("web", 1, RestartRequest(reason="it leaks"))
     await w.until(lambda: controller.last.request)
     (offered,) = controller.last.request
     assert (offered.kind, offered.cause, offered.task) == ("restart", "owner", 1)

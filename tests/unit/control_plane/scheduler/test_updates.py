@@ -7,7 +7,7 @@ from virtual_time import run
 from world import World, a_job, a_region, scenario
 
 from agent.api import Limits
-from control_plane.api.intent_wishes import HoldWish
+from control_plane.api.intent_changes import HoldChange
 from control_plane.api.jobs import JobPhase, TaskRecord
 from control_plane.api.machines import EventKind
 from control_plane.api.operations import OperationKind, OperationState
@@ -60,7 +60,7 @@ async def test_an_answer_to_a_change_shows_at_once_what_a_pause_or_a_hold_postpo
     assert (await w.cp.job_planner.explain("web")).update == words
     assert (await w.cp.pause_job("web", paused=False)).phase is JobPhase.PROGRESSING
     await w.stable()
-    await w.cp.intents.hold("web", HoldWish(lasts_s=3600, reason="outage"), "user:ann")
+    await w.cp.intents.hold("web", HoldChange(lasts_s=3600, reason="outage"), "user:ann")
     held = await w.cp.apply_job(a_job(6), writer="user:ann")
     words = "the job is held (outage): version 3 waits"
     assert (held.phase, held.detail) == (JobPhase.WAITING, words)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.api.capacity import EntitlementSpec, EntitlementWish
-from control_plane.api.entitlement_rules import entitlement_relations, wish_relations
+from control_plane.api.capacity import EntitlementChange, EntitlementSpec
+from control_plane.api.entitlement_rules import change_relations, entitlement_relations
 from wire.errors import InvalidInput
 from wire.routes import decode_json
 
@@ -38,14 +38,14 @@ from wire.routes import decode_json
 )
 def test_relations_between_fields(document: dict[str, Any], fields: set[str]) -> None:
     assert {e.field for e in entitlement_relations(document)} == fields
-    inner = {e.field for e in wish_relations({"spec": document})}
+    inner = {e.field for e in change_relations({"spec": document})}
     assert inner == {f"spec.{field}" for field in fields}
 
 
 def test_errors_of_types_and_relations_come_together() -> None:
     body = msgspec.json.encode({"spec": {"priority": 9999, "business_unit": "/"}, "color": 1})
     with pytest.raises(InvalidInput) as refusal:
-        decode_json(body, EntitlementWish, "it", wish_relations)
+        decode_json(body, EntitlementChange, "it", change_relations)
     assert {e.field for e in refusal.value.errors} == {
         "spec.priority",
         "spec.machines",

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from world import World, a_job, scenario
 
-from control_plane.api.capacity import EntitlementSpec, EntitlementWish, RequestState
+from control_plane.api.capacity import EntitlementChange, EntitlementSpec, RequestState
 from control_plane.api.inventory import InventoryMachine
 from control_plane.api.machines import Hardware
 from control_plane.api.settings import Approval, PowerSettings
@@ -16,8 +16,8 @@ from wire.errors import InvalidInput, NotFound, Unprocessable
 ANN, ROOT = Person("ann"), Person("local:0", is_operator=True)
 
 
-def wish(**fields) -> EntitlementWish:
-    return EntitlementWish(spec=EntitlementSpec(**({"host_profile": "web"} | fields)))
+def change(**fields) -> EntitlementChange:
+    return EntitlementChange(spec=EntitlementSpec(**({"host_profile": "web"} | fields)))
 
 
 async def joined(w: World) -> None:
@@ -31,7 +31,7 @@ async def test_a_job_runs_once_its_entitlement_is_approved(w: World):
     await joined(w)
     portal = w.cp.capacity._portal
     portal.settings = replace(portal.settings, approval=Approval.ALWAYS)
-    request = await w.cp.capacity.request("front", wish(machines=3), ANN)
+    request = await w.cp.capacity.request("front", change(machines=3), ANN)
     assert request.state is RequestState.PENDING
     with pytest.raises(InvalidInput, match="there is no entitlement 'front'"):
         await w.cp.apply_job(a_job())
@@ -74,13 +74,13 @@ async def test_a_quota_below_the_held_machines_is_granted_with_a_warning(w: Worl
     held = len((await w.cp.capacity.get_entitlement("front")).held)
     assert held > 1
     for dry_run in (True, False):
-        less = replace(wish(machines=1), dry_run=dry_run)
+        less = replace(change(machines=1), dry_run=dry_run)
         made = await w.cp.capacity.request("front", less, ROOT)
         assert made.state is RequestState.APPROVED
         assert [w.split(":")[0] for w in made.warnings] == [
             f"it holds more than its quota, {held} machines of 1"
         ]
-    made = await w.cp.capacity.request("front", wish(machines=held), ROOT)
+    made = await w.cp.capacity.request("front", change(machines=held), ROOT)
     assert made.warnings == []
 
 

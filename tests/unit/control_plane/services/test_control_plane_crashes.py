@@ -10,7 +10,7 @@ from virtual_time import run
 from world import World, a_job, a_region
 
 from agent.api import TaskState
-from control_plane.api.intent_wishes import SizeWish
+from control_plane.api.intent_changes import SizeChange
 from control_plane.api.jobs import JobRecord, UpdatePolicy
 from control_plane.api.people import Outcome
 from control_plane.api.routes import ROUTES
@@ -169,12 +169,12 @@ async def resized(die_at: int, after: bool) -> int:
             return await w.cp.intents.resize("web", call.body, "user:scaler", call.also)
 
         while len(acknowledged) < 4:
-            wish = SizeWish(tasks=2 + len(acknowledged) % 3)
+            request = SizeChange(tasks=2 + len(acknowledged) % 3)
             made = await recorder.carry_out(
-                Call(PUT_SIZE, SCALER, wish, {"job": "web"}, request_id="r"), put
+                Call(PUT_SIZE, SCALER, request, {"job": "web"}, request_id="r"), put
             )
             acknowledged.append(made.intents["size"].version)
-        stale = Call(PUT_SIZE, SCALER, SizeWish(tasks=2, expect=0), {"job": "web"})
+        stale = Call(PUT_SIZE, SCALER, SizeChange(tasks=2, expect=0), {"job": "web"})
         with pytest.raises(Conflict):
             await recorder.carry_out(stale, put)
         entries = (await trail.page(Query(object="job/web"))).entries

@@ -20,7 +20,7 @@ from control_plane.api.elastic import (
     ElasticSettings,
     Promise,
 )
-from control_plane.api.intent_wishes import SizeWish
+from control_plane.api.intent_changes import SizeChange
 from control_plane.api.job_life import JobLife, JobNotice
 from control_plane.api.jobs import JobSpec
 from control_plane.elastic import survey
@@ -238,7 +238,7 @@ async def test_the_report_has_machine_hours_by_entitlement_that_left_them(world:
     await borrower(world)
     await world.cp.apply_job(best_effort(2))
     smaller_at = world.runtime.now()
-    await world.cp.intents.size("web", SizeWish(tasks=1, reason="few users"), "autoscaler")
+    await world.cp.intents.size("web", SizeChange(tasks=1, reason="few users"), "autoscaler")
     await world.until(lambda: world.cp.elastic.report().free == 2, 900)
     assert world.runtime.now() - smaller_at <= 120  # 60 s, and the time to stop
     await world.until(lambda: len(lent(world)) == 2, 900)

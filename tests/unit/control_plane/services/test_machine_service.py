@@ -183,14 +183,14 @@ async def test_machines_are_drained_lent_revoked_and_removed() -> None:
     async with MemoryStore() as store:
         world = await a_world(store)
         await world.brokers.add({f"m{i}": a_machine(f"m{i}", cluster="c1") for i in range(3)})
-        wish = Drain(
+        request = Drain(
             scope=MachineScope(cluster="c1"),
             kind=EventKind.DECOMMISSION,
             reason="old",
             start_in_s=60.0,
             deadline_s=600.0,
         )
-        drained = await world.service.drain(wish)
+        drained = await world.service.drain(request)
         (event,) = drained.machines[0].unavailability
         assert (event.start, event.deadline) == (1060.0, 1660.0)
         await world.service.undrain(Undrain(machines=["m1", "m2"]))

@@ -13,7 +13,7 @@ from agent.api import Exit, Limits, TaskState
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.elastic import Elastic, ElasticMode, ElasticSettings
 from control_plane.api.jobs import JobSpec
-from control_plane.api.opportunistic import QueuedState, QueuedWish, QueuedWork, WorkQueue
+from control_plane.api.opportunistic import QueuedState, QueuedWork, WorkQueue, WorkRequest
 from control_plane.cli import main
 from control_plane.optimus.core import choosing
 from control_plane.optimus.core.choosing import chosen, in_order, job_of
@@ -43,15 +43,15 @@ class FrontEnd:
         return self._elastic.signal(entitlement)
 
 
-def wish(name: str, tasks: int = 1, priority: int = 500, **changes) -> QueuedWish:
+def request(name: str, tasks: int = 1, priority: int = 500, **changes) -> WorkRequest:
     job = a_job(tasks, name=name, entitlement="batch", limits=WHOLE, probe=None, **changes)
-    return QueuedWish(job=job, priority=priority, attempts=2)
+    return WorkRequest(job=job, priority=priority, attempts=2)
 
 
 def work(name: str, user: str = "ann", tasks: int = 1, **changes) -> QueuedWork:
     values = {"priority": 500} | {k: changes.pop(k) for k in ("priority",) if k in changes}
     return QueuedWork(
-        name=name, user=user, wish=wish(name, tasks, **values), submitted_at=0.0, **changes
+        name=name, user=user, request=request(name, tasks, **values), submitted_at=0.0, **changes
     )
 
 
@@ -100,7 +100,7 @@ async def test_work_runs_on_loans_and_is_done_when_its_tasks_end(world: World) -
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
-        await optimus.submit("index", wish("index", 2), "ann")
+        await optimus.submit("index", request("index", 2), "ann")
         await until(world, optimus, lambda: world.cp.elastic.signal("batch").machines == 2)
         await world.until(lambda: is_running(world, "index", 2), 300)
         ends(world, "index-0")
@@ -118,13 +118,13 @@ async def test_capacity_is_not_full_while_work_has_no_machine(world: World) -> N
         optimus = await an_optimus(world, store)
         await optimus.look()
         assert optimus.queue().capacity == "full"
-        await optimus.submit("index", wish("index", 2), "ann")
+        await optimus.submit("index", request("index", 2), "ann")
         assert optimus.queue().capacity == "absent"
         await optimus.look()
         assert optimus.queue().capacity == "absent"
         await until(world, optimus, lambda: optimus.queue().capacity == "full")
         assert len(optimus._placed["index"]) == 2
-        await optimus.submit("more", wish("more", 1), "ann")
+        await optimus.submit("more", request("more", 1), "ann")
         assert optimus.queue().capacity == "short"
 
 
@@ -152,7 +152,7 @@ async def test_an_owner_comes_first_and_the_work_runs_again_afterwards(world: Wo
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
-        await optimus.submit("index", wish("index", 3), "ann")
+        await optimus.submit("index", request("index", 3), "ann")
         await until(world, optimus, lambda: world.cp.elastic.signal("batch").machines == 3)
         await world.until(lambda: is_running(world, "index", 3), 300)
         requested_at = world.runtime.now()
@@ -172,7 +172,7 @@ async def test_failed_work_is_retried_a_bounded_number_of_times(world: World) ->
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
-        await optimus.submit("index", wish("index"), "ann")
+        await optimus.submit("index", request("index"), "ann")
         for state in (QueuedState.WAITING, QueuedState.FAILED):
             await until(world, optimus, lambda: "index-0" in str(world.region.where()))
             await world.until(lambda: is_running(world, "index", 1), 300)
@@ -188,10 +188,10 @@ async def test_the_queue_outlives_the_process_and_a_name_is_taken_once(world: Wo
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
-        made = await optimus.submit("index", wish("index"), "ann")
-        assert await optimus.submit("index", wish("index"), "ann") == made
+        made = await optimus.submit("index", request("index"), "ann")
+        assert await optimus.submit("index", request("index"), "ann") == made
         with pytest.raises(Conflict, match="of ann"):
-            await optimus.submit("index", wish("index"), "bob")
+            await optimus.submit("index", request("index"), "bob")
         await optimus.look()
         again = await an_optimus(world, store)
         assert states(again) == {"index": QueuedState.RUNNING}
@@ -207,7 +207,7 @@ async def test_a_job_that_only_has_the_name_of_work_is_left_alone(world: World) 
     await world.cp.apply_job(a_job(1, name="index"))
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
-        await optimus.submit("index", wish("index"), "ann")
+        await optimus.submit("index", request("index"), "ann")
         await optimus.look()
         (waiting,) = optimus.queue().work
         assert waiting.state is QueuedState.WAITING
@@ -225,7 +225,7 @@ async def test_a_job_that_is_made_while_work_of_its_name_starts_is_left_alone(wo
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
-        await optimus.submit("index", wish("index"), "ann")
+        await optimus.submit("index", request("index"), "ann")
         create = optimus._api.apply_job
 
         async def late(spec: JobSpec, *, is_new: bool = False):
@@ -247,7 +247,7 @@ async def test_a_job_that_took_the_name_of_running_work_is_left_alone(world: Wor
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
-        await optimus.submit("index", wish("index"), "ann")
+        await optimus.submit("index", request("index"), "ann")
         await optimus.look()
         assert states(optimus) == {"index": QueuedState.RUNNING}
         await world.cp.move_job("index", "front")
@@ -279,7 +279,7 @@ async def cancelled_during(world: World, call: str) -> None:
         front = FrontEnd(world)
         optimus = Optimus(world.runtime, front, store, "batch", {}, ahead=2)
         await optimus.load()
-        await optimus.submit("index", wish("index"), "ann")
+        await optimus.submit("index", request("index"), "ann")
         held = HeldUp(front, call)
         round_task = asyncio.create_task(optimus.look())
         await held.requested.wait()
@@ -320,7 +320,7 @@ async def test_two_users_that_claim_a_name_at_once_do_not_share_it(world: World)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
         found = await asyncio.gather(
-            *(optimus.submit("index", wish("index"), user) for user in ("ann", "bob")),
+            *(optimus.submit("index", request("index"), user) for user in ("ann", "bob")),
             return_exceptions=True,
         )
         assert [type(one) for one in found] == [QueuedWork, Conflict]
@@ -344,8 +344,8 @@ async def test_work_that_may_not_run_delays_no_other_work(world: World) -> None:
         front.apply_job = refusing
         optimus = Optimus(world.runtime, front, store, "batch", {}, ahead=2)
         await optimus.load()
-        await optimus.submit("bad", wish("bad"), "ann")
-        await optimus.submit("good", wish("good"), "ann")
+        await optimus.submit("bad", request("bad"), "ann")
+        await optimus.submit("good", request("good"), "ann")
         await optimus.look()
         assert states(optimus) == {"bad": QueuedState.WAITING, "good": QueuedState.RUNNING}
         assert [one.reason for one in optimus.queue().work if one.name == "bad"] == [
@@ -384,7 +384,7 @@ async def test_an_entitlement_with_its_own_machines_is_refused(world: World) -> 
 async def test_a_job_file_of_another_entitlement_is_refused(world: World) -> None:
     """The file's entitlement was ignored, and the work ran in that of the queue."""
     optimus = await an_optimus(world, MemoryStore())
-    other = QueuedWish(job=a_job(1, name="index", entitlement="front"))
+    other = WorkRequest(job=a_job(1, name="index", entitlement="front"))
     with pytest.raises(InvalidInput, match=r"job\.entitlement: 'front' is not 'batch'"):
         await optimus.submit("index", other, "ann")
     assert optimus.queue().work == []
@@ -447,5 +447,5 @@ async def test_a_job_file_is_handed_in_as_it_is_written(tmp_path: Path) -> None:
     listed = await asyncio.to_thread(typed, config.socket, "list", "-o", "json")
     stopping.set()
     await serving
-    job = msgspec.json.decode(listed.output, type=WorkQueue).work[0].wish.job
+    job = msgspec.json.decode(listed.output, type=WorkQueue).work[0].request.job
     assert (job.name, job.stop_timeout_s, job.limits.memory_max_bytes) == ("index", 5.0, 16 << 20)

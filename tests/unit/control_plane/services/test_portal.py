@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from virtual_time import clock, run
 
 from agent.api import Location, Relaxation
-from control_plane.api.capacity import EntitlementSpec, EntitlementWish, RequestState
+from control_plane.api.capacity import EntitlementChange, EntitlementSpec, RequestState
 from control_plane.api.machines import (
     EventKind,
     Hardware,
@@ -56,11 +56,11 @@ def with_profiles(record: MachineRecord, *profiles: str) -> MachineRecord:
     return replace(record, facts=replace(found, profiles=profiles))
 
 
-def wish(**fields) -> EntitlementWish:
-    return EntitlementWish(spec=EntitlementSpec(**fields))
+def change(**fields) -> EntitlementChange:
+    return EntitlementChange(spec=EntitlementSpec(**fields))
 
 
-REMOVE = EntitlementWish(spec=None)
+REMOVE = EntitlementChange(spec=None)
 
 
 @asynccontextmanager
@@ -92,7 +92,7 @@ def scenario(**rules):
 @scenario()
 async def test_entitlements_are_created_grown_shrunk_and_deleted(p: Portal):
     for machines in (3, 10, 1):
-        request = await p.request("front", wish(machines=machines), ANN, NOTHING)
+        request = await p.request("front", change(machines=machines), ANN, NOTHING)
         assert request.state is RequestState.APPROVED
         assert p.specs()["front"].machines == machines
     assert p.table.get("front").generation == 3
@@ -104,22 +104,22 @@ async def test_entitlements_are_created_grown_shrunk_and_deleted(p: Portal):
 @pytest.mark.behaviour("CP1", "CP7")
 @scenario()
 async def test_more_than_the_region_has_is_refused_with_the_sum(p: Portal):
-    await p.request("front", wish(machines=7), ANN, NOTHING)
+    await p.request("front", change(machines=7), ANN, NOTHING)
     with pytest.raises(Unprocessable, match="7 machines granted to others") as refusal:
-        await p.request("back", wish(machines=4), ANN, NOTHING)
+        await p.request("back", change(machines=4), ANN, NOTHING)
     assert refusal.value.hint == "3 machines of these could be granted"
     with pytest.raises(Unprocessable):
         await p.put("front", EntitlementSpec(machines=11), jobs=[])
     assert p.specs() == {"front": EntitlementSpec(machines=7)}
-    await p.request("back", wish(rru=6.0), ANN, NOTHING)
+    await p.request("back", change(rru=6.0), ANN, NOTHING)
     with pytest.raises(Unprocessable, match="RRU"):
-        await p.request("back", wish(rru=6.5), ANN, NOTHING)
+        await p.request("back", change(rru=6.5), ANN, NOTHING)
 
 
 @pytest.mark.behaviour("CP1")
 @scenario()
 async def test_two_grants_that_fit_alone_are_not_both_made(p: Portal):
-    requested = [p.request(f"e{i}", wish(machines=4), ANN, NOTHING) for i in range(5)]
+    requested = [p.request(f"e{i}", change(machines=4), ANN, NOTHING) for i in range(5)]
     answers = await asyncio.gather(*requested, return_exceptions=True)
     assert [isinstance(a, Unprocessable) for a in answers] == [False, False, True, True, True]
     assert len(p.specs()) == 2
@@ -139,18 +139,18 @@ async def test_a_region_that_has_no_machines_yet_can_be_set_up(p: Portal):
 
 @scenario()
 async def test_machines_that_left_do_not_keep_an_entitlement_from_shrinking(p: Portal):
-    await p.request("front", wish(machines=10, machine_types=["small"]), ANN, NOTHING)
+    await p.request("front", change(machines=10, machine_types=["small"]), ANN, NOTHING)
     for i in range(10):
         p.supply.on_machine_change(f"m{i}", machine(i), machine(i, "large", "dc2"))
     with pytest.raises(InvalidInput, match="no machines of type small; it has: large"):
-        await p.request("back", wish(per_type={"small": 1}), ANN, NOTHING)
-    await p.request("front", wish(machines=5, machine_types=["small"]), ANN, NOTHING)
-    await p.request("back", wish(machines=10, datacenter="dc2"), ANN, NOTHING)
+        await p.request("back", change(per_type={"small": 1}), ANN, NOTHING)
+    await p.request("front", change(machines=5, machine_types=["small"]), ANN, NOTHING)
+    await p.request("back", change(machines=10, datacenter="dc2"), ANN, NOTHING)
 
 
 @scenario()
 async def test_all_errors_are_reported_at_once(p: Portal):
-    bad = wish(machines=1, machine_types=["huge"], datacenter="dc9", materialization="none")
+    bad = change(machines=1, machine_types=["huge"], datacenter="dc9", materialization="none")
     with pytest.raises(InvalidInput) as refusal:
         await p.request("front", bad, ANN, NOTHING)
     fields = {e.field: e.reason for e in refusal.value.errors}
@@ -168,15 +168,15 @@ async def test_a_host_profile_that_no_machine_has_is_refused(p: Portal):
     known = {f"m{i}": machine(i) for i in range(2)}
     p.supply.on_machine_change("m0", known["m0"], with_profiles(known["m0"], "base", "web"))
     p.supply.on_machine_change("m1", known["m1"], with_profiles(known["m1"]))
-    early = wish(machines=1, host_profile="early")
+    early = change(machines=1, host_profile="early")
     await p.request("front", early, ANN, NOTHING)  # an agent of an earlier release reports none
     p.supply.on_machine_change("m1", with_profiles(known["m1"]), None)
     with pytest.raises(InvalidInput) as refusal:
-        await p.request("back", wish(machines=1, host_profile="nosuch"), ANN, NOTHING)
+        await p.request("back", change(machines=1, host_profile="nosuch"), ANN, NOTHING)
     assert [(e.field, e.reason) for e in refusal.value.errors] == [
         ("host_profile", "no machine has a host profile 'nosuch'; they have: base, web")
     ]
-    await p.request("back", wish(machines=1, host_profile="web"), ANN, NOTHING)
+    await p.request("back", change(machines=1, host_profile="web"), ANN, NOTHING)
     await p.request("front", replace(early, spec=replace(early.spec, machines=2)), ANN, NOTHING)
 
 
@@ -228,7 +228,7 @@ async def test_reservations_fit_their_materialization(p: Portal):
 @pytest.mark.behaviour("CP6", "CP12")
 @scenario(**MANUAL)
 async def test_more_waits_for_approval_and_less_does_not(p: Portal):
-    requested = await p.request("front", wish(machines=5), ANN, NOTHING)
+    requested = await p.request("front", change(machines=5), ANN, NOTHING)
     assert (requested.state, requested.why_pending) == (
         RequestState.PENDING,
         "approval is required for more capacity",
@@ -244,7 +244,7 @@ async def test_more_waits_for_approval_and_less_does_not(p: Portal):
         "in the budget",
     )
     assert p.specs()["front"].machines == 5
-    shrunk = await p.request("front", wish(machines=2), ANN, NOTHING)
+    shrunk = await p.request("front", change(machines=2), ANN, NOTHING)
     assert shrunk.state is RequestState.APPROVED
     with pytest.raises(Forbidden, match="approval is required"):
         await p.put("front", EntitlementSpec(machines=3), jobs=[])
@@ -257,17 +257,17 @@ async def test_more_waits_for_approval_and_less_does_not(p: Portal):
 async def test_more_relaxations_are_never_granted_by_the_rules(p: Portal):
     """The owner may change anything else at once, and may give relaxations up."""
     given = [Relaxation.OWN_INIT]
-    new = await p.request("front", wish(machines=2, relaxations=given), ANN, NOTHING)
+    new = await p.request("front", change(machines=2, relaxations=given), ANN, NOTHING)
     assert new.why_pending == "approval is required for the relaxations own-init of its jobs"
     await p.approve(new.request_id, ROOT, "", NOTHING)
     assert p.specs()["front"].relaxations == given
-    kept = await p.request("front", wish(machines=3, relaxations=given), ANN, NOTHING)
+    kept = await p.request("front", change(machines=3, relaxations=given), ANN, NOTHING)
     assert kept.state is RequestState.APPROVED
-    less = await p.request("front", wish(machines=3), ANN, NOTHING)
+    less = await p.request("front", change(machines=3), ANN, NOTHING)
     assert less.state is RequestState.APPROVED
-    again = await p.request("front", wish(machines=3, relaxations=given), ANN, NOTHING)
+    again = await p.request("front", change(machines=3, relaxations=given), ANN, NOTHING)
     assert again.state is RequestState.PENDING
-    by_root = await p.request("back", wish(machines=1, relaxations=given), ROOT, NOTHING)
+    by_root = await p.request("back", change(machines=1, relaxations=given), ROOT, NOTHING)
     assert by_root.state is RequestState.APPROVED
 
 
@@ -275,7 +275,7 @@ async def test_more_relaxations_are_never_granted_by_the_rules(p: Portal):
 @scenario()
 async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p: Portal):
     """The rule is portal.owners_raise. Returning capacity needs no approval."""
-    made = await p.request("front", wish(machines=2, image_keys=KEYS[:1]), ANN, NOTHING)
+    made = await p.request("front", change(machines=2, image_keys=KEYS[:1]), ANN, NOTHING)
     assert made.state is RequestState.APPROVED
     for changes, why in (
         ({"priority": 1000}, "approval is required for priority 1000 instead of 500"),
@@ -283,14 +283,16 @@ async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p:
         ({"image_keys": KEYS}, "approval is required for the change or removal of its image keys"),
     ):
         spec = replace(p.specs()["front"], **changes)
-        requested = await p.request("front", EntitlementWish(spec=spec), ANN, NOTHING)
+        requested = await p.request("front", EntitlementChange(spec=spec), ANN, NOTHING)
         assert (requested.state, requested.why_pending) == (RequestState.PENDING, why)
-    new = await p.request("back", wish(machines=1, priority=501), ANN, NOTHING)
+    new = await p.request("back", change(machines=1, priority=501), ANN, NOTHING)
     assert new.state is RequestState.PENDING
     more = replace(p.specs()["front"], machines=3, priority=400)
-    assert (await p.request("front", EntitlementWish(spec=more), ANN, NOTHING)).state == "approved"
+    assert (
+        await p.request("front", EntitlementChange(spec=more), ANN, NOTHING)
+    ).state == "approved"
     back = replace(more, priority=500)
-    requested = await p.request("front", EntitlementWish(spec=back), ANN, NOTHING)
+    requested = await p.request("front", EntitlementChange(spec=back), ANN, NOTHING)
     assert requested.why_pending == "approval is required for priority 500 instead of 400"
     await p.approve(requested.request_id, ROOT, "", NOTHING)
     assert p.specs()["front"].priority == 500
@@ -300,25 +302,28 @@ async def test_an_owner_raises_capacity_alone_and_neither_priority_nor_rights(p:
 @scenario(owners_raise=["priority"], approvers=["bob"])
 async def test_operators_decide_what_owners_may_raise(p: Portal):
     """Under another rule, approvers still raise everything at once."""
-    requested = await p.request("front", wish(machines=2), ANN, NOTHING)
+    requested = await p.request("front", change(machines=2), ANN, NOTHING)
     assert requested.why_pending == "approval is required for more capacity"
-    assert (await p.request("front", wish(machines=2), BOB, NOTHING)).state == "approved"
-    raised = await p.request("front", wish(machines=2, priority=900), ANN, NOTHING)
+    assert (await p.request("front", change(machines=2), BOB, NOTHING)).state == "approved"
+    raised = await p.request("front", change(machines=2, priority=900), ANN, NOTHING)
     assert raised.state is RequestState.APPROVED
 
 
 @pytest.mark.behaviour("BUG-UX8")
 @scenario()
 async def test_a_dry_run_reports_the_outcome_of_a_request_and_stores_nothing(p: Portal):
-    for spec, state in ((wish(machines=4), "approved"), (wish(machines=4, priority=9), "approved")):
+    for spec, state in (
+        (change(machines=4), "approved"),
+        (change(machines=4, priority=9), "approved"),
+    ):
         made = await p.request("front", replace(spec, dry_run=True), ANN, NOTHING)
         assert (made.state, made.request_id) == (state, "")
-    waits = replace(wish(machines=4, priority=900), dry_run=True)
+    waits = replace(change(machines=4, priority=900), dry_run=True)
     made = await p.request("front", waits, ANN, NOTHING)
     assert (made.state, made.request_id) == ("pending", "")
     assert "priority 900" in made.why_pending
     with pytest.raises(Unprocessable):
-        await p.request("front", replace(wish(machines=400), dry_run=True), ANN, NOTHING)
+        await p.request("front", replace(change(machines=400), dry_run=True), ANN, NOTHING)
     assert p.specs() == {}
     assert list(p.requests) == []
 
@@ -326,8 +331,8 @@ async def test_a_dry_run_reports_the_outcome_of_a_request_and_stores_nothing(p: 
 @pytest.mark.behaviour("CP12")
 @scenario(**MANUAL)
 async def test_requests_are_denied_and_withdrawn(p: Portal):
-    one = await p.request("front", wish(machines=5), ANN, NOTHING)
-    two = await p.request("front", wish(machines=6), ANN, NOTHING)
+    one = await p.request("front", change(machines=5), ANN, NOTHING)
+    two = await p.request("front", change(machines=6), ANN, NOTHING)
     denied = await p.deny(one.request_id, ROOT, "no budget")
     assert (denied.state, denied.decided_by) == (RequestState.DENIED, "local:0")
     with pytest.raises(Forbidden, match="made by ann"):
@@ -342,7 +347,7 @@ async def test_requests_are_denied_and_withdrawn(p: Portal):
 @pytest.mark.behaviour("CP12")
 @scenario()
 async def test_a_request_for_machines_that_are_still_to_be_bought_waits(p: Portal):
-    later = EntitlementWish(spec=EntitlementSpec(machines=12), queue=True)
+    later = EntitlementChange(spec=EntitlementSpec(machines=12), queue=True)
     requested = await p.request("front", later, ANN, NOTHING)
     assert "the region has too few machines: the whole region" in requested.why_pending
     with pytest.raises(Unprocessable):
@@ -355,8 +360,8 @@ async def test_a_request_for_machines_that_are_still_to_be_bought_waits(p: Porta
 
 @scenario(**MANUAL)
 async def test_an_overtaken_request_is_not_approved(p: Portal):
-    first = await p.request("front", wish(machines=5), ANN, NOTHING)
-    second = await p.request("front", wish(machines=2), ANN, NOTHING)
+    first = await p.request("front", change(machines=5), ANN, NOTHING)
+    second = await p.request("front", change(machines=2), ANN, NOTHING)
     await p.approve(second.request_id, BOB, "", NOTHING)
     with pytest.raises(Conflict, match="has changed since"):
         await p.approve(first.request_id, BOB, "", NOTHING)
@@ -368,12 +373,14 @@ def test_requests_and_their_effect_survive_a_restart_together():
         store = MemoryStore()
         async with a_portal(store, **MANUAL) as portal:
             for i in range(12):
-                await portal.request(f"e{i}", wish(machines=1), ANN, NOTHING)
+                await portal.request(f"e{i}", change(machines=1), ANN, NOTHING)
             await portal.approve("r1", BOB, "", NOTHING)
         async with a_portal(store, **MANUAL) as portal:
             assert portal.specs().keys() == {"e0"}
             assert [r.request_id for r in portal.requests] == [f"r{i}" for i in range(1, 13)]
-            assert (await portal.request("e0", wish(machines=2), ANN, NOTHING)).request_id == "r13"
+            assert (
+                await portal.request("e0", change(machines=2), ANN, NOTHING)
+            ).request_id == "r13"
             assert portal.requests.pending("e5") == ["r6"]
 
     run(main())
@@ -410,9 +417,9 @@ def test_a_large_portal_does_its_sums_in_a_thread():
             for i in range(300):
                 portal.supply.on_machine_change(f"m{i}", None, machine(i))
             for i in range(300):
-                await portal.request(f"e{i}", wish(machines=1), ANN, NOTHING)
+                await portal.request(f"e{i}", change(machines=1), ANN, NOTHING)
             with pytest.raises(Unprocessable, match="300 machines granted"):
-                await portal.request("more", wish(machines=1), ANN, NOTHING)
+                await portal.request("more", change(machines=1), ANN, NOTHING)
 
     asyncio.run(main())
 
@@ -421,10 +428,10 @@ def test_old_decided_requests_are_forgotten():
     async def main() -> None:
         store = MemoryStore()
         async with a_portal(store, keep_requests=10) as portal:
-            later = EntitlementWish(spec=EntitlementSpec(machines=1), queue=True)
+            later = EntitlementChange(spec=EntitlementSpec(machines=1), queue=True)
             await portal.request("waits", later, ANN, NOTHING)
             for i in range(15):
-                await portal.request("front", wish(machines=10 - i % 2), ANN, NOTHING)
+                await portal.request("front", change(machines=10 - i % 2), ANN, NOTHING)
         async with a_portal(store, keep_requests=10) as portal:
             found = [r.request_id for r in portal.requests]
             assert found == ["r1", *(f"r{i}" for i in range(7, 17))]
@@ -464,7 +471,7 @@ def test_grants_never_exceed_the_region_for_any_requests_and_decisions(steps):
             for name, spec, queue, then in steps:
                 try:
                     request = await portal.request(
-                        name, EntitlementWish(spec=spec, queue=queue), ANN, NOTHING
+                        name, EntitlementChange(spec=spec, queue=queue), ANN, NOTHING
                     )
                     if request.state is RequestState.PENDING and then == "approve":
                         await portal.approve(request.request_id, ROOT, "", NOTHING)

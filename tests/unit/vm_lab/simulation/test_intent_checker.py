@@ -39,7 +39,7 @@ class World:
 
     def __init__(self) -> None:
         self.region = SimulatedRegion(scenario.load("everything"), 1)
-        self.region.clients.jobs["web"] = Owned(SPEC, SPEC, wishes=(SPEC,))
+        self.region.clients.jobs["web"] = Owned(SPEC, SPEC, requests=(SPEC,))
         self.generation = 0
 
     def wait(self, seconds: float) -> None:

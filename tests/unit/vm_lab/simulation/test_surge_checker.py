@@ -25,7 +25,7 @@ SPEC = JobSpec(
     command=["x"],
     update=UpdatePolicy(max_unavailable=1, surge=1),
 )
-WISH = api.TaskSpec(
+TASK_SPEC = api.TaskSpec(
     generation=1,
     epoch=1,
     image=IMAGE,
@@ -36,7 +36,7 @@ WISH = api.TaskSpec(
 
 
 def copies(tasks: int, wanted: bool = True) -> dict[str, dict[str, Copy]]:
-    return {f"web-{n}": {"m1": Copy(f"web-{n}", WISH, wanted=wanted)} for n in range(tasks)}
+    return {f"web-{n}": {"m1": Copy(f"web-{n}", TASK_SPEC, wanted=wanted)} for n in range(tasks)}
 
 
 def removal(index: int, kind: OperationKind, extra: bool) -> StoredTask:

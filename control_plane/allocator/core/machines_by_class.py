@@ -1,4 +1,4 @@
-"""Puts machines of one class on shelves by free room, and finds shelves where a demand may fit."""
+"""Puts machines of one class on space classes by free room, and finds space classes where a demand may fit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from control_plane.allocator.core.class_maxima import ClassMaxima, HasFreeRoom
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.free_space_classes import (
     BLOCKED,
@@ -17,65 +18,64 @@ from control_plane.allocator.core.free_space_classes import (
     FreeSpaceClass,
     space_class_of,
 )
-from control_plane.allocator.core.shelf_maxima import ShelfMaxima, Shelved
 from control_plane.broker.core.capacity import Capacity
 
 _ROUNDING = 1e-5
 
 
-class OnShelf(FreeSpaceClass, Shelved, Protocol):
-    """The properties of a machine that shelves depend on (`machine_pools.Machine`)."""
+class Classified(FreeSpaceClass, HasFreeRoom, Protocol):
+    """The properties of a machine that space classes depend on (`machine_pools.Machine`)."""
 
 
-M = TypeVar("M", bound=OnShelf)
+M = TypeVar("M", bound=Classified)
 
 
-class Shelves(Generic[M]):
-    """The shelves of one bucket."""
+class MachinesByClass(Generic[M]):
+    """The space classes of one bucket."""
 
-    __slots__ = ("capacity", "maxima", "most_memory", "moves", "shelves")
+    __slots__ = ("capacity", "maxima", "most_memory", "moves", "by_class")
 
     def __init__(self, capacity: Capacity) -> None:
-        """Make empty shelves for machines of this class."""
+        """Make empty space classes for machines of this class."""
         self.capacity = capacity
         self.most_memory = 1
         """Largest memory of all machines that were ever here; equal machines differ a little."""
-        self.shelves: list[list[M] | None] = [None] * (BLOCKED + 1)
+        self.by_class: list[list[M] | None] = [None] * (BLOCKED + 1)
         self.moves = 0
-        """Rises before and after a machine changes shelves, so it is odd during a change."""
-        self.maxima: ShelfMaxima[M] = ShelfMaxima(self)
+        """Rises before and after a machine changes space classes, so it is odd during a change."""
+        self.maxima: ClassMaxima[M] = ClassMaxima(self)
 
     @property
     def is_scarce(self) -> bool:
         """Whether its machines have GPUs; such machines are filled one by one."""
         return self.capacity.gpus > 0
 
-    def _take_off(self, machine: M) -> None:
-        """Take a machine off its shelf; the last machine there gets its position."""
-        row = self.shelves[machine.shelf]
+    def _remove(self, machine: M) -> None:
+        """Take a machine off its space class; the last machine there gets its position."""
+        row = self.by_class[machine.space_class]
         assert row is not None
         last = row.pop()
         if last is not machine:
             row[machine.at] = last
             last.at = machine.at
 
-    def reshelve(self, machine: M) -> None:
-        """Move a machine to another shelf if its room changed that much."""
-        shelf = space_class_of(machine)
-        if shelf != machine.shelf:
+    def reclassify(self, machine: M) -> None:
+        """Move a machine to another space class if its room changed that much."""
+        space_class = space_class_of(machine)
+        if space_class != machine.space_class:
             self.moves += 1
-            self._take_off(machine)
-            row = self.shelves[shelf]
+            self._remove(machine)
+            row = self.by_class[space_class]
             if row is None:
-                row = self.shelves[shelf] = []
-            machine.shelf, machine.at = shelf, len(row)
+                row = self.by_class[space_class] = []
+            machine.space_class, machine.at = space_class, len(row)
             row.append(machine)
             self.moves += 1
         self.maxima.raised(machine)
 
     def first(self) -> M | None:
         """Return a machine with most room; one that takes no tasks only if there is no other."""
-        for row in self.shelves:
+        for row in self.by_class:
             if row:
                 for machine in row:  # another thread may empty the row meanwhile
                     return machine
@@ -83,16 +83,16 @@ class Shelves(Generic[M]):
 
     def machines(self) -> Iterator[M]:
         """Yield all machines, including those that take no tasks."""
-        for row in self.shelves:
+        for row in self.by_class:
             yield from row or ()
 
-    def roomiest(self, kind: str, shelf: int) -> M | None:
-        """Return the machine of a shelf with the largest free amount of a kind (`FREE_OF`)."""
-        row = self.shelves[shelf]
-        return self.maxima.roomiest(kind, shelf, row) if row else None
+    def roomiest(self, kind: str, space_class: int) -> M | None:
+        """Return the machine of a space class with the largest free amount of a kind (`FREE_OF`)."""
+        row = self.by_class[space_class]
+        return self.maxima.roomiest(kind, space_class, row) if row else None
 
     def _order(self, demand: Demand | None) -> Sequence[int]:
-        """Return the shelves where a demand of this class may find room, most room first."""
+        """Return the space classes where a demand of this class may find room, most room first."""
         if self.is_scarce:
             gpus = 0 if demand is None else min(int(demand.gpus), MOST_GPUS)
             rru = 0 if demand is None else bisect_right(QUARTERS, self._share(demand) - _ROUNDING)
@@ -100,15 +100,15 @@ class Shelves(Generic[M]):
         return ORDERS[self._least(demand)]
 
     def _promising(self, order: Sequence[int], demand: Demand | None) -> Iterator[int]:
-        """Yield the shelves of an order, without those whose maxima exclude the demand."""
+        """Yield the space classes of an order, without those whose maxima exclude the demand."""
         if demand is None:
             yield from order
             return
-        is_below, shelves = self.maxima.is_below, self.shelves
+        is_below, by_class = self.maxima.is_below, self.by_class
         memory, cpu = demand.memory_bytes, demand.cpu_on(self.capacity)
-        for shelf in order:
-            if shelves[shelf] and not is_below(shelf, memory, cpu):
-                yield shelf
+        for space_class in order:
+            if by_class[space_class] and not is_below(space_class, memory, cpu):
+                yield space_class
 
     def _share(self, demand: Demand) -> float:
         capacity = self.capacity

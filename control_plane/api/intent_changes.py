@@ -18,7 +18,7 @@ REASON_MAX = 512
 Reason = Annotated[str, Meta(max_length=REASON_MAX)]
 
 
-class IntentWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IntentChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The common fields of all writes of an intent."""
 
     MOVED: ClassVar[dict[str, str]] = INSTEAD_OF_TASKS
@@ -29,7 +29,7 @@ class IntentWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Write it even if another user is its writer; the caller becomes its writer."""
 
 
-class PushWish(IntentWish, frozen=True, kw_only=True):
+class PushChange(IntentChange, frozen=True, kw_only=True):
     """A specification for a part of the tasks: a push, or the next stage of one."""
 
     spec: JobSpec | None = None
@@ -46,7 +46,7 @@ class PushWish(IntentWish, frozen=True, kw_only=True):
     """The writer gives up the ownership of the dimension: the next writer needs no `take_over`."""
 
 
-class SizeWish(IntentWish, frozen=True, kw_only=True):
+class SizeChange(IntentChange, frozen=True, kw_only=True):
     """The wanted number of tasks."""
 
     tasks: Number
@@ -56,10 +56,10 @@ class SizeWish(IntentWish, frozen=True, kw_only=True):
     """The job has at most this many; None: as before, and at first no bound."""
 
 
-class SizeWishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SizeChanges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes of many jobs in one request, each as if it were sent alone."""
 
-    sizes: Annotated[dict[JobName, SizeWish], Meta(min_length=1, max_length=500)]
+    sizes: Annotated[dict[JobName, SizeChange], Meta(min_length=1, max_length=500)]
     """By job."""
 
 
@@ -72,7 +72,7 @@ class SizesWritten(msgspec.Struct, frozen=True, kw_only=True):
     """Job → why its size was not written."""
 
 
-class CanaryWish(IntentWish, frozen=True, kw_only=True):
+class CanaryChange(IntentChange, frozen=True, kw_only=True):
     """A variant that some tasks run for a while, to be compared with the others."""
 
     tasks: Annotated[int, Meta(ge=1, le=15_000)] = 1
@@ -94,14 +94,14 @@ class CanaryWish(IntentWish, frozen=True, kw_only=True):
     """Seconds after which the canary ends."""
 
 
-class HoldWish(IntentWish, frozen=True, kw_only=True):
+class HoldChange(IntentChange, frozen=True, kw_only=True):
     """A request to begin no change that an intent asks for, for a limited time."""
 
     lasts_s: Annotated[float, Meta(gt=0, le=90 * DAY_S)]
     """Seconds after which the hold ends."""
 
 
-class InfrastructureWish(IntentWish, frozen=True, kw_only=True):
+class InfrastructureChange(IntentChange, frozen=True, kw_only=True):
     """The runtime that the next push starts with."""
 
     runtime: Name

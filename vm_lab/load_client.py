@@ -1,6 +1,6 @@
 """An open-loop client: sends requests at a changing rate, and measures how long each takes.
 
-`python -m vm_lab.tide --url http://…` runs inside the lab's network. Each line of its standard
+`python -m vm_lab.load_client --url http://…` runs inside the lab's network. Each line of its standard
 input is a new rate in requests per second. At the end of the input it waits for pending requests
 and prints one JSON object. A request is sent at its time, even if earlier ones are not answered, so
 a service that is too small shows as slow.
@@ -22,7 +22,7 @@ WINDOW_S = 10.0
 SHOWN_FAILURES = 10
 
 
-class TideWindow(msgspec.Struct, frozen=True, kw_only=True):
+class LoadWindow(msgspec.Struct, frozen=True, kw_only=True):
     """The requests that were sent within ten seconds. Times in seconds."""
 
     at: float
@@ -33,25 +33,25 @@ class TideWindow(msgspec.Struct, frozen=True, kw_only=True):
     worst: float
 
 
-class TideOutcome(msgspec.Struct, kw_only=True):
+class LoadOutcome(msgspec.Struct, kw_only=True):
     """The outcome of the requests."""
 
     requests: int = 0
     failed: int = 0
     failures: list[str] = []
-    windows: list[TideWindow] = []
+    windows: list[LoadWindow] = []
 
 
-class Tide:
+class LoadClient:
     """One client; `rate` may change at any time."""
 
     def __init__(self, url: str, rate: float) -> None:
         self.rate = rate
         self._url = url
-        self._outcome = TideOutcome()
+        self._outcome = LoadOutcome()
         self._took = defaultdict[int, list[float]](list)
 
-    async def run(self, until: asyncio.Event) -> TideOutcome:
+    async def run(self, until: asyncio.Event) -> LoadOutcome:
         """Send requests until `until` is set, and return their outcome."""
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
@@ -81,11 +81,11 @@ class Tide:
             return
         self._took[int(began // WINDOW_S)].append(time.monotonic() - clock)
 
-    def _shown(self) -> TideOutcome:
+    def _shown(self) -> LoadOutcome:
         for number, took in sorted(self._took.items()):
             took.sort()
             self._outcome.windows.append(
-                TideWindow(
+                LoadWindow(
                     at=number * WINDOW_S,
                     requests=len(took),
                     p50=round(took[len(took) // 2], 3),
@@ -102,16 +102,16 @@ class Tide:
 def main(url: str, rate: float) -> None:
     """Send requests at the rate that standard input gave last; print the outcome as JSON."""
 
-    async def run() -> TideOutcome:
-        until, tide = asyncio.Event(), Tide(url, rate)
+    async def run() -> LoadOutcome:
+        until, load_client = asyncio.Event(), LoadClient(url, rate)
 
         async def follow() -> None:
             while line := await asyncio.to_thread(sys.stdin.readline):
-                tide.rate = float(line)
+                load_client.rate = float(line)
             until.set()
 
         waiter = asyncio.create_task(follow())
-        outcome = await tide.run(until)
+        outcome = await load_client.run(until)
         await waiter
         return outcome
 
