@@ -1,9 +1,9 @@
 """An open-loop client: sends requests at a changing rate, and measures how long each takes.
 
-`python -m vm_lab.load_client --url http://…` runs inside the lab's network. Each line of its standard
-input is a new rate in requests per second. At the end of the input it waits for pending requests
-and prints one JSON object. A request is sent at its time, even if earlier ones are not answered, so
-a service that is too small shows as slow.
+`python -m vm_lab.load_client --url http://…` runs inside the lab's network. Each line of its
+standard input is a new rate in requests per second. At the end of the input it waits for pending
+requests and prints one JSON object. A request is sent at its time, even if earlier ones are
+not answered, so a service that is too small shows as slow.
 """
 
 from __future__ import annotations

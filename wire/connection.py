@@ -49,8 +49,8 @@ class HttpConnection(web.RequestHandler):
         "name",
         "network",
         "not_after",
-        "peer",
         "notify",
+        "peer",
         "valid_from",
     )
 

@@ -109,12 +109,12 @@ class Quotas:
         return (yield from self.promises.kept_without(pool, taken))
 
     def _ahead_of(self, pool: str) -> list[WaitingDemand]:
-        """Return the waiting_demands that come before those of a pool."""
+        """Return the waiting demands that come before those of a pool."""
         return [
-            waiting_demand
+            demand
             for waiting in self._shards.waiting()
-            for waiting_demand in waiting.ahead_of(self.priority(pool))
-            if waiting_demand.pool != pool and self._may_grow(waiting_demand.pool)
+            for demand in waiting.ahead_of(self.priority(pool))
+            if demand.pool != pool and self._may_grow(demand.pool)
         ]
 
     def _refuses_all(self, pool: str, request: Request) -> Callable[[Bucket], str]:
@@ -124,12 +124,10 @@ class Quotas:
         def refuses_all(bucket: Bucket) -> str:
             if away and (why := away.get(bucket.place.datacenter)):
                 return f"the broker of {bucket.place.datacenter} does not answer: {why}"
-            for waiting_demand in before:
-                if fits_each(waiting_demand.demand, bucket) and self.allows(
-                    waiting_demand.pool, bucket
-                ):
+            for other in before:
+                if fits_each(other.demand, bucket) and self.allows(other.pool, bucket):
                     self.waiting.yielded(request.job)
-                    return f"reserved for entitlement {waiting_demand.pool}, which has a higher priority"
+                    return f"reserved for entitlement {other.pool}, which has a higher priority"
             return ""
 
         return refuses_all
@@ -150,12 +148,10 @@ class Quotas:
                 and record.quarantined_until > self._runtime.date()
             ):
                 return f"cannot reach profile {profile}: {record.quarantine_reason}"
-            for waiting_demand in before:
-                if not judge(waiting_demand.demand, machine, machine) and self.allows(
-                    waiting_demand.pool, machine
-                ):
+            for other in before:
+                if not judge(other.demand, machine, machine) and self.allows(other.pool, machine):
                     self.waiting.yielded(request.job)
-                    return f"reserved for entitlement {waiting_demand.pool}, which has a higher priority"
+                    return f"reserved for entitlement {other.pool}, which has a higher priority"
             return ""
 
         return refuses

@@ -9,7 +9,7 @@ from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.request import Request
 
 _MOST_AHEAD = 100
-"""The most waiting_demands of higher priority that one plan respects; those with the highest come first."""
+"""The most demands of higher priority that one plan respects, the highest priority first."""
 _STALE = -1
 """Gain of an entry whose last answer is void."""
 
@@ -56,7 +56,7 @@ class Waiting:
         self._entries: dict[str, _Entry] = {}
         self._arrived = 0
         """How many jobs ever began to wait."""
-        self._waiting_demands: dict[tuple[str, Demand], WaitingDemand] = {}
+        self._demands: dict[tuple[str, Demand], WaitingDemand] = {}
         self._order: list[WaitingDemand] | None = None
         self._turns = 0
         """How often jobs had their turn: they were served, or tried without success."""
@@ -101,14 +101,14 @@ class Waiting:
                 self._forget_demand(job, known.request)
             for group in request.groups:
                 key = (request.pool, group.demand)
-                waiting_demand = self._waiting_demands.get(key)
+                waiting_demand = self._demands.get(key)
                 if waiting_demand is None:
-                    waiting_demand = self._waiting_demands[key] = WaitingDemand(*key)
+                    waiting_demand = self._demands[key] = WaitingDemand(*key)
                     self._order = None
                 waiting_demand.jobs.add(job)
         moved = False
         for group in request.groups:
-            waiting_demand = self._waiting_demands[request.pool, group.demand]
+            waiting_demand = self._demands[request.pool, group.demand]
             moved = moved or gain > waiting_demand.gain
             waiting_demand.gain = max(waiting_demand.gain, gain)
         if moved:
@@ -184,14 +184,11 @@ class Waiting:
         return [entry.request for entry in self._entries.values()]
 
     def ahead_of(self, priority: int) -> list[WaitingDemand]:
-        """Return the waiting_demands of higher priority, highest first, for which there may be room."""
+        """Return the demands of higher priority, highest first, for which there may be room."""
         if self._order is None:
             self._order = sorted(
-                self._waiting_demands.values(),
-                key=lambda waiting_demand: (
-                    -self._priority(waiting_demand.pool),
-                    waiting_demand.pool,
-                ),
+                self._demands.values(),
+                key=lambda demand: (-self._priority(demand.pool), demand.pool),
             )
         found = list[WaitingDemand]()
         for waiting_demand in self._order:
@@ -204,11 +201,11 @@ class Waiting:
     def _forget_demand(self, job: str, request: Request) -> None:
         for group in request.groups:
             key = (request.pool, group.demand)
-            waiting_demand = self._waiting_demands.get(key)
+            waiting_demand = self._demands.get(key)
             if waiting_demand is not None:
                 waiting_demand.jobs.discard(job)
                 if not waiting_demand.jobs:
-                    del self._waiting_demands[key]
+                    del self._demands[key]
                     self._order = None
 
     def let_others_try(self) -> None:

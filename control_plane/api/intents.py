@@ -1,4 +1,4 @@
-"""Intents: the change of each writer for one dimension of a job (docs/intents.md)."""
+"""Intents: what each writer wants for one dimension of a job (docs/intents.md)."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = 1
     name: str
-    request: MaintenanceRequest
+    request: MaintenanceRequest = msgspec.field(name="wish")  # the name of stored records
     """The request, without the names of machines, which are in the waves."""
     ends: Ends
     by: str

@@ -43,7 +43,7 @@ class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = 1
     name: JobName
     user: str
-    request: WorkRequest
+    request: WorkRequest = msgspec.field(name="wish")  # the name of stored records
     submitted_at: float
     state: QueuedState = QueuedState.WAITING
     failures: int = 0

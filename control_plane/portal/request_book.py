@@ -1,4 +1,4 @@
-"""Stores requests for entitlements, with requester, change and decision."""
+"""Stores requests for entitlements, with requester and decision."""
 
 from __future__ import annotations
 

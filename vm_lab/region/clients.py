@@ -1,7 +1,7 @@
 """The users of a simulated region: they send requests, and repeat them if the answer is lost.
 
-At most one request for each object is under way at a time. Acknowledged requests are kept, so that the
-checker can compare them with the control plane's records.
+At most one request for each object is under way at a time. Acknowledged requests are kept, so that
+the checker can compare them with the control plane's records.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The pairs of kinds are dealt to the seeds in turn, so that a series of seeds has all of them. In
 each pair the second event begins during the first one, or soon after it. Every seed adds a few
-pairs of a user's request and a cut of machines: the effects of a request during a cut show after it.
+pairs of a user's request and a cut of machines: the effects of the request show after the cut.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The largest free amounts on each space class, so that a search need not read every machine.
+"""The largest free amounts in each space class, so that a search need not read every machine.
 
-A space class is skipped while its maximum is less than a task needs. The reason "at most 3 GiB free"
-costs the same for ten machines and for a million. A maximum rises when machines come or get more
-room. It is computed again only if it must be exact, or after a search that found no machine.
+A space class is skipped while its maximum is less than a task needs. The reason "at most 3 GiB
+free" costs the same for ten machines and for a million. A maximum rises when machines come or get
+more room. It is computed again only if it must be exact, or after a search that found no machine.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ClassMaxima(Generic[M]):
     def __init__(self, bucket: object) -> None:
         self._bucket = bucket
         self._by_class: dict[int, dict[str, tuple[float, M]]] = {}
-        """Shelf → kind → an upper bound of the free amounts, and the machine that had it."""
+        """Space class → kind → an upper bound of the free amounts, and the machine that had it."""
 
     def raised(self, machine: M) -> None:
         """Record that a machine came to its space class, or has more room there."""
         kinds = self._by_class.get(machine.space_class)
-        if kinds is None:  # the first machine on this space class
+        if kinds is None:  # the first machine of this space class
             kept = {kind: (FREE_OF[kind](machine), machine) for kind in _KEPT}
             self._by_class[machine.space_class] = kept
             return
@@ -56,9 +56,9 @@ class ClassMaxima(Generic[M]):
                 kinds[kind] = free, machine
 
     def roomiest(self, kind: str, space_class: int, row: Sequence[M]) -> M:
-        """Return the machine of a space class with the largest free amount; `row` has all of the shelf.
+        """Return the machine of a space class (`row`) with the largest free amount.
 
-        The space class is searched only if the machine with the maximum was charged or has left, and only
+        They are searched only if the machine with the maximum was charged or has left, and only
         until another machine has the same amount.
         """
         free = FREE_OF[kind]
@@ -70,7 +70,7 @@ class ClassMaxima(Generic[M]):
         return known[1]
 
     def is_below(self, space_class: int, memory: int, cpu: int) -> bool:
-        """Return whether all machines of a space class surely have less free memory or CPU than this."""
+        """Return whether all machines of a space class have less free memory or CPU than this."""
         kinds = self._by_class.get(space_class)
         return kinds is not None and (kinds["memory"][0] < memory or kinds["cpu"][0] < cpu)
 

@@ -1,4 +1,4 @@
-"""Classes of free room: the space class of a machine, and the order in which space classes are tried."""
+"""Space classes: groups of machines by free room, and the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ BY_ROOM = sorted(
 SPACE_CLASS = {classes: 1 + place for place, classes in enumerate(BY_ROOM)}
 SPACE_CLASS_OF = [[SPACE_CLASS[rru, memory] for memory in range(CLASSES)] for rru in range(CLASSES)]
 EMPTY, BLOCKED = 0, 1 + len(BY_ROOM)
-"""Numbers of space classes, in the order in which they are tried: first machines without tasks, then the
-classes of room, last machines that take no tasks."""
+"""Numbers of space classes in the order in which they are tried: first machines without tasks, then
+the classes of room, last machines that take no tasks."""
 ORDERS = {
     (rru, memory): (
         EMPTY,
@@ -72,7 +72,7 @@ BY_GPUS = {
 }
 """Least sufficient number of GPUs and quarter of RRU → the space classes to try, fewest GPUs first.
 
-Machines with GPUs are on space classes by the number of free GPUs and by quarters of free RRU."""
+Machines with GPUs are in space classes by the number of free GPUs and by quarters of free RRU."""
 
 
 BY_CLASS = {
@@ -88,7 +88,7 @@ ALL = [list(range(1, BLOCKED))]
 
 
 def scarcity(machine: FreeSpaceClass) -> tuple[int, bool, int]:
-    """Return the sort key of a machine with GPUs, in the order of the shelves."""
+    """Return the sort key of a machine with GPUs, in the order of the space classes."""
     return min(int(machine.free_gpus), MOST_GPUS), not machine.jobs, machine.space_class
 
 

@@ -1,4 +1,4 @@
-"""Machines with their free room, in pools, buckets and shelves.
+"""Machines with their free room, in pools, buckets and space classes.
 
     pool (an entitlement, or the free pool)
       └─ bucket: its machines of one class in one MSB
@@ -64,7 +64,7 @@ class Machine:
     )
 
     def __init__(self, name: str, capacity: Capacity, place: Place, blocked: str) -> None:
-        """Make an empty machine that is on no shelf."""
+        """Make an empty machine that is in no space class."""
         self.name = name
         self.capacity = capacity
         self.place = place
@@ -80,7 +80,7 @@ class Machine:
         self.bucket: Bucket
         self.space_class = 0
         self.at = 0
-        """Position on its space class; -1 if it has left the region."""
+        """Position in its space class; -1 if it has left the region."""
 
     @property
     def free_ports(self) -> int:
@@ -120,7 +120,7 @@ class Bucket(MachinesByClass[Machine]):
         """Made when a demand finds no room for the first time."""
 
     def put_all(self, machines: list[Machine]) -> None:
-        """Add equal machines to this bucket, on their common shelf."""
+        """Add equal machines to this bucket, in their common space class."""
         sample = machines[0]
         self._changed()
         space_class = space_class_of(sample)
@@ -159,7 +159,7 @@ class Bucket(MachinesByClass[Machine]):
         """Yield the machines that take tasks; the bucket may change meanwhile.
 
         Machines with most room come first; with `tight`, those with least room. Machines with GPUs
-        are ordered by free GPUs, fewest first, and machines without tasks come last. Space classes that
+        are ordered by free GPUs, fewest first, and machines without tasks last. Space classes that
         cannot have room for the demand are left out, and so are empty machines without power.
         """
         if tight and not self.is_scarce:
@@ -217,7 +217,7 @@ class Bucket(MachinesByClass[Machine]):
         return self._no_fit_cache is not None and self._no_fit_cache.include(demand, self.news)
 
     def is_closed(self, demand: Demand) -> bool:
-        """Return whether the demand is hopeless here, or larger than every machine."""
+        """Return whether the demand is known not to fit here, or larger than every machine."""
         capacity = self.capacity
         return (
             self.is_no_fit(demand)
@@ -231,8 +231,8 @@ class Bucket(MachinesByClass[Machine]):
     def note_no_fit(self, demand: Demand, news: int, moves: int) -> None:
         """Remember that no machine had room while `news` and `moves` had these values.
 
-        If machines changed space classes meanwhile, nothing is remembered: the search may have missed
-        one. Exact maxima of the searched space classes save the next demand of another size this search.
+        Nothing is remembered if machines changed classes meanwhile: the search may have missed one.
+        Exact maxima of the searched classes save the next demand of another size this search.
         """
         if moves == self.moves and not moves % 2:
             if self._no_fit_cache is None:
@@ -245,7 +245,7 @@ class Bucket(MachinesByClass[Machine]):
 
 
 _FEW = 16
-"""Space classes with at most this many machines are searched instead of keeping an exact maximum."""
+"""Space classes with at most this many machines are searched; others keep an exact maximum."""
 
 
 class Cell:

@@ -1,4 +1,4 @@
-"""Puts machines of one class on space classes by free room, and finds space classes where a demand may fit."""
+"""Groups equal machines by free room (space classes), and finds groups where a demand may fit."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ M = TypeVar("M", bound=Classified)
 
 
 class MachinesByClass(Generic[M]):
-    """The space classes of one bucket."""
+    """The machines of one bucket, by space class."""
 
-    __slots__ = ("capacity", "maxima", "most_memory", "moves", "by_class")
+    __slots__ = ("by_class", "capacity", "maxima", "most_memory", "moves")
 
     def __init__(self, capacity: Capacity) -> None:
-        """Make empty space classes for machines of this class."""
+        """Make empty space classes for machines of this capacity."""
         self.capacity = capacity
         self.most_memory = 1
         """Largest memory of all machines that were ever here; equal machines differ a little."""
@@ -51,7 +51,7 @@ class MachinesByClass(Generic[M]):
         return self.capacity.gpus > 0
 
     def _remove(self, machine: M) -> None:
-        """Take a machine off its space class; the last machine there gets its position."""
+        """Take a machine out of its space class; the last machine there gets its position."""
         row = self.by_class[machine.space_class]
         assert row is not None
         last = row.pop()
@@ -87,7 +87,7 @@ class MachinesByClass(Generic[M]):
             yield from row or ()
 
     def roomiest(self, kind: str, space_class: int) -> M | None:
-        """Return the machine of a space class with the largest free amount of a kind (`FREE_OF`)."""
+        """Return the machine with the largest free amount of a kind (`FREE_OF`)."""
         row = self.by_class[space_class]
         return self.maxima.roomiest(kind, space_class, row) if row else None
 

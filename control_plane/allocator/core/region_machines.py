@@ -146,7 +146,7 @@ class RegionMachines:
         self._enter_all([machine], pool_name)
 
     def _enter_all(self, machines: list[Machine], pool_name: str) -> None:
-        """Put equal machines into a pool; all belong on the same shelf."""
+        """Put equal machines into a pool; all belong to the same space class."""
         sample = machines[0]
         pool = self.pools.setdefault(pool_name, self.pool(pool_name))
         bucket = pool.bucket(sample)

@@ -1,7 +1,7 @@
 """Every request of a job about machines, from its file to the machine or to the reason.
 
-Each row is one kind of request: its text in the file, and the machines that its tasks get. For a request
-that no machine meets, the row has the reason that users see.
+Each row is one kind of request: its text in the file, and the machines that its tasks get. For a
+request that no machine meets, the row has the reason that users see.
 """
 
 import json
