@@ -10,7 +10,7 @@ from control_plane.agents.region import Region
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import STEP
 from control_plane.rebalancer.core.loads import REST_SHARE, Loads, modelled_w
-from control_plane.rebalancer.core.survey import Load
+from control_plane.rebalancer.core.machine_use import Load
 from control_plane.rebalancer.ports import AgentClients, ShardedPlaces
 from wire.errors import TwineError
 

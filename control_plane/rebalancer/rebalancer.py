@@ -34,6 +34,7 @@ from control_plane.api.rebalancing import (
 from control_plane.api.settings import RebalanceMode
 from control_plane.broker.core.assignment import FREE
 from control_plane.ops_planner.ports import Announcements
+from control_plane.rebalancer.core.machine_use import Load, claimed_load, sizes_of, used_on
 from control_plane.rebalancer.core.pacing import (
     OPEN,
     Side,
@@ -47,7 +48,6 @@ from control_plane.rebalancer.core.pacing import (
     still_gains,
     to,
 )
-from control_plane.rebalancer.core.survey import Load, claimed_load, sizes_of, used_on
 from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.planning import Planner, explained, swap_explained
 from control_plane.rebalancer.ports import AgentClients, Moves, ShardedPlaces, Solve

@@ -21,8 +21,9 @@ import numpy as np
 
 from control_plane.rebalancer.core.language import PlacementAnswer, PlacementModel
 from control_plane.rebalancer.core.placement_state import PlacementState
-from control_plane.rebalancer.core.placement_steps import EPS, change_of, compiled, view, walk
+from control_plane.rebalancer.core.placement_steps import EPS, change_of, compiled, walk
 from control_plane.rebalancer.core.state import Floats, Ints
+from control_plane.rebalancer.core.step_tables import view
 
 
 class Cycle(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from control_plane.api.rebalancing import MoveState, MoveView, RebalancePlan
-from control_plane.rebalancer.core.survey import Load
+from control_plane.rebalancer.core.machine_use import Load
 
 _NOTHING = 0.05
 """A possible gain up to this counts as none: one machine that is used 5 % too much."""

@@ -25,8 +25,9 @@ from control_plane.rebalancer.core.language import (
     SpreadOver,
     UsedContainers,
 )
-from control_plane.rebalancer.core.placement_steps import CHAINED, StepTables, exchange, interpreted
+from control_plane.rebalancer.core.placement_steps import exchange
 from control_plane.rebalancer.core.state import Flags, Floats, Ints
+from control_plane.rebalancer.core.step_tables import CHAINED, StepTables, interpreted
 
 _ANY = np.iinfo(np.int32).max
 

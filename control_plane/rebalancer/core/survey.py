@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import log
 
-from control_plane.allocator.core.claims import Claim, Claims
+from control_plane.allocator.core.claims import Claims
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import admits, bin_of
 from control_plane.allocator.core.machine_pools import Machine
@@ -23,6 +23,14 @@ from control_plane.allocator.core.region_index import STEP, RegionIndex
 from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.broker.core.assignment import FREE
 from control_plane.rebalancer.core.loads import watts_per_rru
+from control_plane.rebalancer.core.machine_use import (
+    Load,
+    PlaceDraw,
+    claimed_load,
+    claimed_rru,
+    hottest,
+    sizes_of,
+)
 from control_plane.rebalancer.core.model import (
     DIMENSIONS,
     BinRule,
@@ -39,8 +47,6 @@ _ASKED = 4
 """Free machines that are asked for, for each that is to be found where there is power."""
 _MICRO_GPUS = 1_000_000
 _GIB = 1 << 30
-Load = tuple[float, float, float]
-"""CPU in RRU, memory in bytes, network in Mbit/s."""
 Measured = Callable[[str, Sequence[int]], list[Load | None]]
 """What tasks of a job use; None: not measured."""
 
@@ -78,24 +84,6 @@ class SurveySources:
     is large, or shares already."""
     limit_share: float = 0.95
     """Of a budget, what may be drawn before that costs."""
-
-
-def sizes_of(machine: Machine) -> Load:
-    """Return what a machine's load is compared with."""
-    capacity = machine.capacity
-    return capacity.rru, float(capacity.memory_bytes), float(capacity.network_mbps)
-
-
-def claimed_load(demand: Demand, machine: Machine) -> Load:
-    """Return what a task uses on a machine if it uses what it claims."""
-    cpu = machine.capacity.rru_of(demand.cpu_on(machine.capacity))
-    return cpu, float(demand.memory_bytes), float(demand.network_mbps)
-
-
-def hottest(used: Sequence[float], machine: Machine) -> float:
-    """Return the share that is used of what a machine has least of."""
-    sizes = sizes_of(machine)
-    return max((u / s for u, s in zip(used, sizes, strict=True) if s > 0), default=0.0)
 
 
 class Survey:
@@ -346,7 +334,7 @@ class Survey:
         for count, other in enumerate(sources.indexes[0].machines.values()):
             machine = sources.owner(other.pool).machines.get(other.name) or other
             at = self._number.get(machine)
-            rru = self._used[0][at] if at is not None else _claimed_rru(machine)
+            rru = self._used[0][at] if at is not None else claimed_rru(machine)
             watts, _ = sources.drawn(machine, rru)
             moving = watts_per_rru(machine.capacity) * rru if at is not None else 0.0
             for budget in power.budgets_of(machine.place) if machine.blocked != DOWN else ():
@@ -386,43 +374,6 @@ class Survey:
         return found
 
 
-@dataclass(slots=True)
-class PlaceDraw:
-    """What is drawn in one place, as it is added up."""
-
-    name: str
-    budget_w: float
-    drawn_w: float = 0.0
-    moving_w: float = 0.0
-    """The part that goes with tasks of the model."""
-    full_w: float = 0.0
-    machines: int = 0
-    is_capped: bool = False
-
-    def add(self, machine: Machine, watts: float, moving: float, is_capped: bool) -> None:
-        """Count one machine."""
-        self.drawn_w += watts
-        self.moving_w += moving
-        self.full_w += watts_per_rru(machine.capacity) * machine.capacity.rru
-        self.machines += 1
-        self.is_capped = self.is_capped or is_capped
-
-    def limit_w(self, limit_share: float) -> float:
-        """Return what the place bears; where power is capped that is less than it draws now."""
-        limit = limit_share * self.budget_w
-        return min(limit, limit_share * self.drawn_w) if self.is_capped else limit
-
-    def is_over(self, limit_share: float) -> bool:
-        """Return whether more is drawn than the place bears."""
-        return self.drawn_w > self.limit_w(limit_share)
-
-    def place(self, limit_share: float) -> PoweredPlace:
-        """Return the place as the solver sees it."""
-        limit = self.limit_w(limit_share)
-        each = self.full_w / self.machines if self.machines else 0.0
-        return PoweredPlace(self.name, limit, self.drawn_w - self.moving_w, max(each, 1.0))
-
-
 def _class_of(machine: Machine) -> tuple[object, ...]:
     """Return what machines have in common that offer nearly the same: 5 % of memory is no other."""
     capacity = machine.capacity
@@ -431,24 +382,7 @@ def _class_of(machine: Machine) -> tuple[object, ...]:
     return (*kind, round(capacity.rru, 2), round(capacity.cpus, 2), memory)
 
 
-def _claimed_rru(machine: Machine) -> float:
-    capacity = machine.capacity
-    return capacity.rru_of(capacity.cpu_room - machine.free_cpu)
-
-
 def _room(machine: Machine) -> tuple[int, int, int, int, int]:
     gpus = int(machine.free_gpus * _MICRO_GPUS)
     rest = (machine.free_network, machine.free_disk, machine.free_ports)
     return (machine.free_memory, gpus, *rest)
-
-
-def used_on(
-    machine: Machine, load: Callable[[Claim], Load], claims_of: Callable[[str], Claims | None]
-) -> list[float]:
-    """Return what the tasks of one machine use now."""
-    used = [0.0, 0.0, 0.0]
-    for job in dict.fromkeys(holder.job for holder in machine.jobs):
-        for claim in claims_of(job) or ():
-            if claim.machine is machine:
-                used = [u + part for u, part in zip(used, load(claim), strict=True)]
-    return used

@@ -25,14 +25,8 @@ from control_plane.rebalancer.core.language import (
     UsedContainers,
 )
 from control_plane.rebalancer.core.placement_state import PlacementState
-from control_plane.rebalancer.core.placement_steps import (
-    EPS,
-    StepTables,
-    compiled,
-    try_chain,
-    view,
-    walk,
-)
+from control_plane.rebalancer.core.placement_steps import EPS, compiled, try_chain, walk
+from control_plane.rebalancer.core.step_tables import StepTables, view
 from tests.bench.roadef import checked, generated, read_instance
 
 pytestmark = pytest.mark.behaviour("RE2", "RE4")

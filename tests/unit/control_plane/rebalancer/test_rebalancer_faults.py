@@ -18,8 +18,8 @@ from world import a_job
 from control_plane.api.jobs import UpdatePolicy
 from control_plane.api.policy import Fit
 from control_plane.api.rebalancing import MoveState, MoveView, PauseRequest
+from control_plane.rebalancer.core.machine_use import Load
 from control_plane.rebalancer.core.model import Effort, PlanStep, RegionModel, SolverAnswer
-from control_plane.rebalancer.core.survey import Load
 from control_plane.roles import ControlPlane
 
 pytestmark = pytest.mark.behaviour("RE7")
