@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
-import msgspec
 from msgspec.structs import replace
 
-from agent.api import Name, ProfileState
+from agent.api import ProfileState
 from control_plane.agents.region import Region
 from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.api.maintenance import (
@@ -36,14 +35,17 @@ from control_plane.ops_planner.core.waves import (
     SeenHost,
     Stage,
     advance,
+    check_name,
+    check_request,
     done_of,
     how_it_ends,
     is_enough,
     is_one_by_one,
+    plan_view,
     stage,
 )
 from control_plane.ops_planner.ports import Announcements
-from control_plane.ops_planner.preview import AskPlaces, Previewer, PreviewSources, plan_view
+from control_plane.ops_planner.preview import AskPlaces, Previewer, PreviewSources
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import Table
 from control_plane.scheduler.counters import Counters
@@ -123,13 +125,13 @@ class OpsPlanner:
 
     async def preview(self, name: str, request: MaintenanceRequest) -> Preview:
         """Return what a plan would do; changes nothing."""
-        _check_name(name)
+        check_name(name)
         waves = await self._divided(name, request)
         return await self._previewer.preview(name, request, waves)
 
     async def accept(self, name: str, request: MaintenanceRequest, by: str) -> PlanView:
         """Store a plan and begin it; `Conflict` if its preview warns and `despite` is not set."""
-        _check_name(name)
+        check_name(name)
         async with self._plans.lock(name):
             self._refuse_known(name)
             waves = await self._divided(name, request)
@@ -233,7 +235,7 @@ class OpsPlanner:
                     if is_one_by_one(plan.request):
                         break
                 elif wave.state is WaveState.ANNOUNCED:
-                    await self._announced_again(plan, wave)
+                    await self._announce_missing(plan, wave)
                     then = advance(plan, wave, self._hosts(plan, wave), now)
                     if then.close:
                         await self._outages.end_plan(then.close, name)
@@ -266,23 +268,23 @@ class OpsPlanner:
         wave = replace(wave, state=WaveState.ANNOUNCED, start=max(start, 0.0), boots=boots)
         await self._put_wave(wave)
         log.info("wave is announced", extra={"plan": plan.name, "wave": wave.number})
-        await self._announced_again(plan, wave)
+        await self._announce_missing(plan, wave)
 
-    async def _announced_again(self, plan: PlanRecord, wave: WaveRecord) -> None:
+    async def _announce_missing(self, plan: PlanRecord, wave: WaveRecord) -> None:
         """Announce a wave to those of its machines that a crash left out."""
         table, request = self._broker.table, plan.request
-        untold = [
+        missing = [
             name
             for name in wave.machines
             if (record := table.find(name)) is not None
             and of_plan(record, plan.name) is None
             and name not in wave.left_out
         ]
-        if not untold:
+        if not missing:
             return
         deadline = None if request.deadline_s is None else wave.start + request.deadline_s
         await self._outages.plan_unavailability(
-            untold,
+            missing,
             KIND.get(request.work, EventKind.MAINTENANCE),
             f"{request.work}: {request.reason}",
             wave.start,
@@ -312,7 +314,7 @@ class OpsPlanner:
     # -- machines and waves
 
     async def _divided(self, name: str, request: MaintenanceRequest) -> list[list[str]]:
-        _check(request)
+        check_request(request)
         names = await self._outages.machines(request.machines, request.scope)
         if len(names) > MACHINES_MAX:
             raise InvalidInput(f"plan {name} has {len(names)} machines, more than {MACHINES_MAX}")
@@ -412,36 +414,5 @@ def _key(plan: str, number: int) -> str:
     return f"{plan}/{number:06d}"
 
 
-def _check(request: MaintenanceRequest) -> None:
-    """Raise `InvalidInput` for a contradictory request."""
-    kind = KIND.get(request.work, EventKind.MAINTENANCE)
-    if request.tasks_survive and kind is not EventKind.MAINTENANCE:
-        raise InvalidInput(f"tasks do not survive a {request.work}")
-    if request.tasks_survive and (request.deadline_s is None or request.duration_s is None):
-        raise InvalidInput(
-            "work that tasks survive needs a deadline and a duration: they bound the expected "
-            "silence",
-            hint="--deadline 10m --duration 3m",
-        )
-    if request.ends is Ends.TIME and (request.deadline_s is None or request.duration_s is None):
-        raise InvalidInput("work that ends by time needs a deadline and a duration")
-    if request.shed_w and request.work is not Work.POWER_CAP:
-        raise InvalidInput(
-            f"only power-cap sheds power, not {request.work}", hint="--work power-cap"
-        )
-    if request.ends is Ends.EMPTY and request.tasks_survive:
-        raise InvalidInput("work that tasks survive cannot end when they are gone")
-
-
 async def _no_other_plans(_: PlacesRequest) -> PlacesFound:
     return PlacesFound()
-
-
-def _check_name(name: str) -> None:
-    """Raise `InvalidInput` for a name that a plan cannot have."""
-    try:
-        msgspec.convert(name, Name)
-    except msgspec.ValidationError as e:
-        raise InvalidInput(
-            f"{name!r} is not a valid name of a plan: a-z, 0-9 and -, at most 63 characters"
-        ) from e

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -18,17 +18,11 @@ from control_plane.allocator.core.request import Allowance, Group, Request
 from control_plane.api.jobs import TaskRecord
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.maintenance import (
-    Ends,
     JobPlaces,
     MaintenanceRequest,
     PlacesFound,
     PlacesRequest,
-    PlanRecord,
-    PlanView,
     Preview,
-    WaveRecord,
-    WaveState,
-    WaveView,
 )
 from control_plane.broker.core.capacity import micro
 from control_plane.broker.core.unavailability import planned as announced
@@ -41,13 +35,10 @@ from control_plane.ops_planner.core.impact import (
 )
 from control_plane.ops_planner.core.waves import (
     PlannedWave,
-    SeenHost,
-    Stage,
     divide,
-    done_of,
     how_it_ends,
     is_one_by_one,
-    stage,
+    leaving_together,
 )
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler.core.reconcile import available
@@ -114,7 +105,7 @@ class Previewer:
         leaves = not request.tasks_survive
         notes = list[str]()
         if leaves:
-            for wave_numbers in _leaving_together(request, len(waves)):
+            for wave_numbers in leaving_together(request, len(waves)):
                 notes += await self._find_places(jobs, waves, wave_numbers)
         impacts = sorted(
             (job.impact(stay=request.tasks_survive) for job in jobs.values()), key=by_stake
@@ -368,48 +359,3 @@ class Previewer:
                     there = self._at.allocator.directory.jobs(machine)
                     shared[whose] |= there & jobs.keys()
         return overlaps(machines, {plan: sorted(both) for plan, both in shared.items() if both})
-
-
-def _leaving_together(request: MaintenanceRequest, waves: int) -> list[list[int]]:
-    """Return which waves are away together: all, unless each returns before the next."""
-    if is_one_by_one(request) and how_it_ends(request) is not Ends.EMPTY:
-        return [[number] for number in range(waves)]
-    return [list(range(waves))]
-
-
-def plan_view(
-    plan: PlanRecord, waves: Sequence[WaveRecord], hosts: Mapping[str, SeenHost], now: float
-) -> PlanView:
-    """Return a plan with all its waves."""
-    views = [_wave_view(plan, wave, hosts, now) for wave in waves]
-    return PlanView(plan=plan, done=sum(view.done for view in views), waves=views)
-
-
-def _wave_view(
-    plan: PlanRecord, wave: WaveRecord, hosts: Mapping[str, SeenHost], now: float
-) -> WaveView:
-    count, ready, done = len(wave.machines), list[str](), 0
-    waiting: dict[str, int] = {}
-    if wave.state is WaveState.DONE:
-        done = count - len(wave.left_out)
-    elif wave.state is WaveState.CANCELLED:
-        done = wave.done
-    elif wave.state is WaveState.ANNOUNCED:
-        stages = {name: stage(name, hosts.get(name), wave, plan.ends) for name in wave.machines}
-        done = done_of(wave, hosts, plan.ends)
-        waiting = dict(sorted(Counter(at for at in stages.values() if at != Stage.DONE).items()))
-        if wave.start <= now:
-            ready = [name for name, at in stages.items() if at == Stage.WORK]
-    deadline_s = plan.request.deadline_s
-    began = wave.state is not WaveState.WAITING and wave.start > 0
-    return WaveView(
-        number=wave.number,
-        state=wave.state,
-        machines=count,
-        done=done,
-        left_out=len(wave.left_out),
-        waiting=waiting,
-        ready=ready,
-        start=wave.start if began else None,
-        deadline=wave.start + deadline_s if began and deadline_s is not None else None,
-    )

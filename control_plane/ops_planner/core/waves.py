@@ -6,19 +6,28 @@ is over and they are healthy. Until then the plan pauses and names the machines 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from agent.api import Name
+from control_plane.api.machines import EventKind
 from control_plane.api.maintenance import (
+    KIND,
     PART_MAX,
     Ends,
     MaintenanceRequest,
     PlanRecord,
+    PlanView,
     WaveRecord,
     WaveState,
+    WaveView,
     Within,
     Work,
 )
+from wire.errors import InvalidInput
 
 _BY_REBOOT = (Work.KERNEL, Work.FIRMWARE)
 _BY_EMPTY = (Work.REFRESH, Work.DECOMMISSION, Work.POWER_CAP)
@@ -181,3 +190,79 @@ def _over_at(wave: WaveRecord, plan: PlanRecord) -> float:
 def _not_back(late: Sequence[str], wave: WaveRecord) -> str:
     named = ", ".join(late[:_NAMED]) + (f" and {len(late) - _NAMED} more" * (len(late) > _NAMED))
     return f"wave {wave.number}: {len(late)} of {len(wave.machines)} machines are not back: {named}"
+
+
+def check_request(request: MaintenanceRequest) -> None:
+    """Raise `InvalidInput` for a contradictory request."""
+    kind = KIND.get(request.work, EventKind.MAINTENANCE)
+    if request.tasks_survive and kind is not EventKind.MAINTENANCE:
+        raise InvalidInput(f"tasks do not survive a {request.work}")
+    if request.tasks_survive and (request.deadline_s is None or request.duration_s is None):
+        raise InvalidInput(
+            "work that tasks survive needs a deadline and a duration: they bound the expected "
+            "silence",
+            hint="--deadline 10m --duration 3m",
+        )
+    if request.ends is Ends.TIME and (request.deadline_s is None or request.duration_s is None):
+        raise InvalidInput("work that ends by time needs a deadline and a duration")
+    if request.shed_w and request.work is not Work.POWER_CAP:
+        raise InvalidInput(
+            f"only power-cap sheds power, not {request.work}", hint="--work power-cap"
+        )
+    if request.ends is Ends.EMPTY and request.tasks_survive:
+        raise InvalidInput("work that tasks survive cannot end when they are gone")
+
+
+def check_name(name: str) -> None:
+    """Raise `InvalidInput` for a name that a plan cannot have."""
+    try:
+        msgspec.convert(name, Name)
+    except msgspec.ValidationError as e:
+        raise InvalidInput(
+            f"{name!r} is not a valid name of a plan: a-z, 0-9 and -, at most 63 characters"
+        ) from e
+
+
+def leaving_together(request: MaintenanceRequest, waves: int) -> list[list[int]]:
+    """Return which waves are away together: all, unless each returns before the next."""
+    if is_one_by_one(request) and how_it_ends(request) is not Ends.EMPTY:
+        return [[number] for number in range(waves)]
+    return [list(range(waves))]
+
+
+def plan_view(
+    plan: PlanRecord, waves: Sequence[WaveRecord], hosts: Mapping[str, SeenHost], now: float
+) -> PlanView:
+    """Return a plan with all its waves."""
+    views = [_wave_view(plan, wave, hosts, now) for wave in waves]
+    return PlanView(plan=plan, done=sum(view.done for view in views), waves=views)
+
+
+def _wave_view(
+    plan: PlanRecord, wave: WaveRecord, hosts: Mapping[str, SeenHost], now: float
+) -> WaveView:
+    count, ready, done = len(wave.machines), list[str](), 0
+    waiting: dict[str, int] = {}
+    if wave.state is WaveState.DONE:
+        done = count - len(wave.left_out)
+    elif wave.state is WaveState.CANCELLED:
+        done = wave.done
+    elif wave.state is WaveState.ANNOUNCED:
+        stages = {name: stage(name, hosts.get(name), wave, plan.ends) for name in wave.machines}
+        done = done_of(wave, hosts, plan.ends)
+        waiting = dict(sorted(Counter(at for at in stages.values() if at != Stage.DONE).items()))
+        if wave.start <= now:
+            ready = [name for name, at in stages.items() if at == Stage.WORK]
+    deadline_s = plan.request.deadline_s
+    began = wave.state is not WaveState.WAITING and wave.start > 0
+    return WaveView(
+        number=wave.number,
+        state=wave.state,
+        machines=count,
+        done=done,
+        left_out=len(wave.left_out),
+        waiting=waiting,
+        ready=ready,
+        start=wave.start if began else None,
+        deadline=wave.start + deadline_s if began and deadline_s is not None else None,
+    )

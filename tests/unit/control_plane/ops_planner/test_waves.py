@@ -22,9 +22,9 @@ from control_plane.ops_planner.core.waves import (
     how_it_ends,
     is_enough,
     is_one_by_one,
+    leaving_together,
+    plan_view,
 )
-from control_plane.ops_planner.preview import _leaving_together as leaving_together
-from control_plane.ops_planner.preview import plan_view
 
 NOW = 1000.0
 
