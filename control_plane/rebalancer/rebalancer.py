@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
@@ -28,7 +28,6 @@ from control_plane.api.rebalancing import (
     PauseRequest,
     RebalanceHistory,
     RebalancePlan,
-    RebalanceRecord,
     RebalanceStatus,
 )
 from control_plane.api.settings import RebalanceMode
@@ -51,19 +50,15 @@ from control_plane.rebalancer.core.pacing import (
 from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.planning import Planner, explained, swap_explained
 from control_plane.rebalancer.ports import AgentClients, Moves, ShardedPlaces, Solve
+from control_plane.rebalancer.records import RebalanceRecords
 from control_plane.rebalancer.swaps import MachineSwaps
 from control_plane.runtime.table import Table, ignore
 from control_plane.store import Store
-from control_plane.store.records import REBALANCE
 from wire.errors import NotFound, TwineError
 
 log = logging.getLogger(__name__)
 TICK_S = 5.0
 """Between two checks of moves that are under way."""
-_HISTORY = 200
-_STATE, _MOVED, _PLAN = "state", "moved/", "plan"
-_KEPT = 1_000
-"""Moves of a plan that are stored, 250 bytes each; a later plan finds the rest again."""
 _RESUMED = 2.0
 """After a restart a plan is continued up to this multiple of the time between two plans."""
 _EARLY = 0.2
@@ -92,7 +87,8 @@ class ReBalancer:
         self._jobs, self._places, self._moves, self._unwell = jobs, places, moves, unwell
         find = region.broker.table.find
         self.planner = Planner(region.runtime, jobs, places, solve, self._settings, find)
-        self.planner.moved_at = self._moved
+        self.records = RebalanceRecords(store)
+        self.planner.moved_at = self.records.moved_at
         self.watch = LoadWatch(region, places, agents)
         self.planner.measured, self.planner.age_s = self.watch.measured, self.watch.age_s
         self.planner.drawn = self.watch.watts
@@ -105,8 +101,7 @@ class ReBalancer:
         self._cost = cost_with(
             self.planner.weights.balance, self.planner.weights.hot, self._settings.hot_from
         )
-        self._table = Table(store, REBALANCE, RebalanceRecord, "rebalance record")
-        self.swaps = MachineSwaps(region, places, drains, self._table)
+        self.swaps = MachineSwaps(region, places, drains, self.records.table)
         self._limit = region.limits.of(
             LimitName.REBALANCE, self._settings.moves_per_s, self._settings.moves_burst
         )
@@ -116,7 +111,7 @@ class ReBalancer:
 
     async def load(self) -> None:
         """Read the stored plan and history."""
-        await self._table.load()
+        await self.records.table.load()
 
     async def run(self) -> None:
         """Plan and move until cancelled, as far as the mode allows."""
@@ -161,22 +156,22 @@ class ReBalancer:
 
     async def _resume(self) -> None:
         """Continue the plan of an earlier process, or note its moves as withdrawn."""
-        plan, now = self._table.find(_PLAN), self._runtime.date()
-        if plan is None or plan.plan is None:
+        plan, now = self.records.plan, self._runtime.date()
+        if plan is None:
             return
-        ended = {move.id: move for move in self._state().history}
+        ended = {move.id: move for move in self.records.state.history}
         why = "" if self._settings.mode is RebalanceMode.APPLY else "the mode is no longer apply"
-        if now - plan.plan.made_at > _RESUMED * self._settings.every_s:
+        if now - plan.made_at > _RESUMED * self._settings.every_s:
             why = "the control plane restarted, and the plan is too old"
-        self._plan = replace(plan.plan, resumed_at=now)
-        self.planner.limits |= plan.plan.limits
-        for move in plan.plan.moves:
+        self._plan = replace(plan, resumed_at=now)
+        self.planner.limits |= plan.limits
+        for move in plan.moves:
             after = ended.get(move.id) or resumed(move, self._now(move), now, why)
             self._note(after)
             if move.id not in ended:
                 await self._ended(after)
         if why:
-            await self._save(_PLAN, None)
+            await self.records.put_plan(None)
 
     # -- planning
 
@@ -195,7 +190,7 @@ class ReBalancer:
     async def _plan_again(self, only: Collection[str] | None) -> None:
         if self._held():
             return
-        number = self._state().plans + 1
+        number = self.records.state.plans + 1
         try:
             made = await self.planner.plan(number, only)
         except TwineError as e:
@@ -213,21 +208,10 @@ class ReBalancer:
         if (gap := gap_of(made)) is not None and len(made.moves) < self._settings.moves_per_plan:
             self._gaps.append(gap)
         log.info("planned", extra={"plan": number, "moves": len(made.moves)})
-        await self._change_state(lambda state: replace(state, plans=number))
-        kept = replace(made, moves=made.moves[:_KEPT], places=[])
-        await self._save(_PLAN, RebalanceRecord(plan=kept) if kept.moves else None)
-        await self._forget_gone()
-
-    async def _forget_gone(self) -> None:
-        """Drop the move times of tasks that may move again, and of deleted jobs."""
+        await self.records.change(lambda state: replace(state, plans=number))
+        await self.records.put_plan(made)
         oldest = self._runtime.date() - self._settings.rest_s
-        for name in [n for n in self._table if n.startswith(_MOVED)]:
-            known = self._table.get(name)
-            kept = {task: at for task, at in known.moved.items() if at > oldest}
-            if not kept or self._jobs.find(name.removeprefix(_MOVED)) is None:
-                await self._save(name, None)
-            elif kept != known.moved:
-                await self._save(name, replace(known, moved=kept))
+        await self.records.forget_moves(oldest, lambda job: self._jobs.find(job) is not None)
 
     # -- moving
 
@@ -240,7 +224,7 @@ class ReBalancer:
 
     def _held(self) -> str:
         """Return why no move begins now; empty: moves may begin."""
-        state = self._state()
+        state = self.records.state
         if state.paused_by:
             return f"paused by {state.paused_by}: {state.paused_why}"
         return self._unwell()
@@ -337,7 +321,7 @@ class ReBalancer:
     # -- stored state
 
     def _move(self, name: str) -> MoveView:
-        moves = [*(self._plan.moves if self._plan is not None else []), *self._state().history]
+        moves = [*(self._plan.moves if self._plan is not None else []), *self.records.state.history]
         found = next((move for move in moves if move.id == name), None)
         if found is None:
             raise NotFound(f"there is no move {name!r}", hint="twinectl rebalance history")
@@ -353,39 +337,17 @@ class ReBalancer:
         if move.state in OPEN:
             return
         self.counts[move.state] += 1
-        await self._change_state(
-            lambda state: replace(state, history=[*state.history, move][-_HISTORY:])
-        )
-        if move.state in (MoveState.DONE, MoveState.FAILED):
-            name = _MOVED + move.job
-            known = self._table.find(name) or RebalanceRecord()
-            await self._save(name, replace(known, moved=known.moved | {move.task: move.at}))
+        await self.records.add_ended(move)
         log.info(
             "move ended",
             extra={"job": move.job, "task": move.task, "state": move.state, "reason": move.reason},
         )
 
-    def _moved(self, job: str) -> Mapping[int, float]:
-        known = self._table.find(_MOVED + job)
-        return known.moved if known is not None else {}
-
-    def _state(self) -> RebalanceRecord:
-        return self._table.find(_STATE) or RebalanceRecord()
-
-    async def _change_state(self, change: Callable[[RebalanceRecord], RebalanceRecord]) -> None:
-        """Change the stored state; a pause and the end of a move may come at the same moment."""
-        async with self._table.lock(_STATE):
-            await self._table.commit(_STATE, change(self._state()))
-
-    async def _save(self, name: str, record: RebalanceRecord | None) -> None:
-        async with self._table.lock(name):
-            await self._table.commit(name, record)
-
     # -- for people
 
     def status(self) -> RebalanceStatus:
         """Return the present state and plan."""
-        state, now = self._state(), self._runtime.now()
+        state, now = self.records.state, self._runtime.now()
         ended = [move.state for move in state.history]
         due = self._due_at
         return RebalanceStatus(
@@ -420,7 +382,7 @@ class ReBalancer:
         open_ = self.swaps.under_way()
         ended = [swap for swap in self.swaps.all() if swap not in open_]
         return RebalanceHistory(
-            moves=list(reversed(self._state().history)), swaps=list(reversed(ended))
+            moves=list(reversed(self.records.state.history)), swaps=list(reversed(ended))
         )
 
     def explain(self, name: str) -> MoveExplanation:
@@ -435,7 +397,7 @@ class ReBalancer:
 
     async def pause(self, request: PauseRequest, by: str) -> RebalanceStatus:
         """Stop beginning moves, also after a restart; waiting moves are withdrawn."""
-        await self._change_state(
+        await self.records.change(
             lambda state: replace(state, paused_by=by, paused_why=request.reason)
         )
         log.warning("paused", extra={"by": by, "reason": request.reason})
@@ -443,5 +405,5 @@ class ReBalancer:
 
     async def resume(self) -> RebalanceStatus:
         """End the pause."""
-        await self._change_state(lambda state: replace(state, paused_by="", paused_why=""))
+        await self.records.change(lambda state: replace(state, paused_by="", paused_why=""))
         return self.status()

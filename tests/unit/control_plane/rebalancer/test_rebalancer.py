@@ -366,9 +366,9 @@ def test_a_restarted_control_plane_continues_its_plan() -> None:
 def test_a_lost_machine_has_its_entitlement_planned_again_before_the_next_plan_is_due() -> None:
     async def body(w: Rebalanced) -> None:
         await w.packed()
-        plans = w.cp.rebalancer._state().plans
+        plans = w.cp.rebalancer.records.state.plans
         await w.until(lambda: at_most(w, 2), within_s=4_000)
-        assert w.cp.rebalancer._state().plans > plans
+        assert w.cp.rebalancer.records.state.plans > plans
         assert w.cp.rebalancer.status().plan.only == ["front"]
 
     in_region(body, every_s=1_500.0)

@@ -253,6 +253,6 @@ def test_a_move_that_ended_while_the_process_was_away_is_recorded() -> None:
 
                 await w.until(recorded)
                 assert recorded() == [MoveState.DONE]
-                assert w.cp.rebalancer._moved("web")[stuck[0].task] > 0
+                assert w.cp.rebalancer.records.moved_at("web")[stuck[0].task] > 0
 
     run(main())

@@ -1,0 +1,73 @@
+"""The rebalancer's stored records: the present plan, a pause, the history, the times of moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from control_plane.api.rebalancing import MoveState, MoveView, RebalancePlan, RebalanceRecord
+from control_plane.runtime.table import Table
+from control_plane.store import Store
+from control_plane.store.records import REBALANCE
+
+_HISTORY = 200
+_STATE, _MOVED, _PLAN = "state", "moved/", "plan"
+_KEPT = 1_000
+"""Moves of a plan that are stored, 250 bytes each; a later plan finds the rest again."""
+
+
+class RebalanceRecords:
+    """Reads and writes these records."""
+
+    def __init__(self, store: Store) -> None:
+        self.table = Table(store, REBALANCE, RebalanceRecord, "rebalance record")
+
+    @property
+    def state(self) -> RebalanceRecord:
+        """The pause, the number of plans, and the history of moves."""
+        return self.table.find(_STATE) or RebalanceRecord()
+
+    @property
+    def plan(self) -> RebalancePlan | None:
+        """The plan that was stored last."""
+        known = self.table.find(_PLAN)
+        return known.plan if known is not None else None
+
+    def moved_at(self, job: str) -> Mapping[int, float]:
+        """Return when tasks of a job were moved, in seconds since 1970."""
+        known = self.table.find(_MOVED + job)
+        return known.moved if known is not None else {}
+
+    async def change(self, change: Callable[[RebalanceRecord], RebalanceRecord]) -> None:
+        """Change the state; a pause and the end of a move may come at the same moment."""
+        async with self.table.lock(_STATE):
+            await self.table.commit(_STATE, change(self.state))
+
+    async def put_plan(self, plan: RebalancePlan | None) -> None:
+        """Store a plan with its first moves; None, or no moves: there is none."""
+        record = None
+        if plan is not None and plan.moves:
+            record = RebalanceRecord(plan=replace(plan, moves=plan.moves[:_KEPT], places=[]))
+        await self._put(_PLAN, record)
+
+    async def add_ended(self, move: MoveView) -> None:
+        """Add a move to the history, and the time of the move if its task moved."""
+        await self.change(lambda state: replace(state, history=[*state.history, move][-_HISTORY:]))
+        if move.state in (MoveState.DONE, MoveState.FAILED):
+            moved = {**self.moved_at(move.job), move.task: move.at}
+            await self._put(_MOVED + move.job, RebalanceRecord(moved=moved))
+
+    async def forget_moves(self, oldest: float, exists: Callable[[str], bool]) -> None:
+        """Delete the times of moves before `oldest`, and those of jobs that no longer exist."""
+        for name in [n for n in self.table if n.startswith(_MOVED)]:
+            known = self.table.get(name)
+            kept = {task: at for task, at in known.moved.items() if at > oldest}
+            if not kept or not exists(name.removeprefix(_MOVED)):
+                await self._put(name, None)
+            elif kept != known.moved:
+                await self._put(name, replace(known, moved=kept))
+
+    async def _put(self, name: str, record: RebalanceRecord | None) -> None:
+        async with self.table.lock(name):
+            await self.table.commit(name, record)
