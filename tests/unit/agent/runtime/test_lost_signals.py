@@ -33,7 +33,7 @@ def calls(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(systemd, name, ask)
 
-    for name in ("find", "glance"):
+    for name in ("find", "unit_states"):
         counting(name)
     return counted
 
@@ -49,7 +49,7 @@ async def test_a_task_that_ends_without_a_signal_is_seen_and_started_again(
         monkeypatch.setattr(host.fake.systemd, "_notify", lambda _: None)
         host.fake.systemd.exit(unit("two"), 7)
         await until(client, "two", lambda s: s.last_exit is not None and s.last_exit.code == 7)
-        assert calls["glance"] > 0
+        assert calls["unit_states"] > 0
 
 
 async def test_units_without_followers_do_not_wake_the_event_loop(
@@ -76,11 +76,11 @@ async def test_running_tasks_are_read_together(host: FakeHost, calls: Counter[st
         for name in ("one", "two", "three"):
             await client.put_task(name, a_spec())
             await running(client, name)
-        seen = calls["glance"]
-        while calls["glance"] < seen + 2:  # the checks that the last start caused have ended
+        seen = calls["unit_states"]
+        while calls["unit_states"] < seen + 2:  # the checks that the last start caused have ended
             await asyncio.sleep(0.01)
-        found, seen = calls["find"], calls["glance"]
-        while calls["glance"] < seen + 5:
+        found, seen = calls["find"], calls["unit_states"]
+        while calls["unit_states"] < seen + 5:
             await asyncio.sleep(0.01)
         assert calls["find"] == found
 
