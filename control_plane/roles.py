@@ -5,7 +5,7 @@ The front end calls the methods of `ControlPlane`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -15,7 +15,7 @@ from control_plane.agents.observations import Observations
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentFactory
 from control_plane.agents.region import Region
-from control_plane.api.capacity import Entitlements, EntitlementSpec, EntitlementView
+from control_plane.allocator.allocator import Allocator
 from control_plane.api.duplicates import Duplicate
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
@@ -112,36 +112,11 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self.ownership.is_ours = role.runs
         self.ownership.find_machine = self._broker.table.find
         self._pool = AgentPool(agents)
-        self._portal = Portal(store, runtime, portal)
-        self._broker.listen(self._portal.supply.on_machine_change)
-        self.counters = Counters()
-        self._broker.listen(self.counters.machine_changed)
-        self.limits = FrontEndLimits()
-        take_away = self.limits.of(
-            LimitName.TAKE_AWAY, settings.take_away_per_s, settings.take_away_burst
-        )
-        self.inventory = MachineService(
-            self._broker,
-            runtime,
-            view=self._view,
-            profile_of=self._profile_of,
-            take_away=take_away,
-            glance=self._tasks_of,
-            draw=self._draw,
-        )
+        self._add_machine_services(store, runtime, settings, portal)
         self._jobs = JobTable(store, runtime.checkpoint, role.writer)
         self._jobs.listen(self.counters.job_changed)
         self._observations = Observations(self._broker, runtime)
-        region = Region(
-            self._broker,
-            self._observations,
-            settings,
-            runtime,
-            limits=self.limits,
-            is_second=lambda machine, boot_id: is_second(self.duplicates.get(machine), boot_id),
-            follows=self._follows,
-            calls=lambda record: self._follows(record.entitlement) or self.shards.has_left(record),
-        )
+        region = self._region(settings)
         allocators = allocators_of(
             region, self._portal, self._jobs, store, self.ownership, role.runs
         )
@@ -152,17 +127,79 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self.discovery = Discovery(
             self._jobs, self._broker, self._allocator.directory.jobs, self._shards
         )
-        self._control = JobControl(
+        self._add_job_services(region, find_image)
+        self._add_host_services(region, store, find_image, call_controller)
+        self._add_shards(region, losses, allocators, processes)
+        self._add_planners(region, allocators, store, solve)
+        self.restored = RestoredStore(store, region, self._jobs, self._allocator.directory)
+        self.identity_ends: Mapping[str, float] = {}
+        """Machine → when the certificate of its agent ends, in seconds since 1970."""
+        self.duplicates: Mapping[str, Duplicate] = {}
+        """Machine → its clone: another host with its identity."""
+        self.quarantined: list[str] = []
+        """Stored records that cannot be used: an alarm while there are any."""
+        self.ask_shard: Callable[[int, str], Awaitable[None]] = _no_other_process
+        """Requests the process of a shard to return idle machines of an entitlement."""
+        self._loops: Loops | None = None
+        if processes is not None:
+            self._follow(processes)
+
+    def _add_machine_services(
+        self,
+        store: Store,
+        runtime: Runtime,
+        settings: SchedulerSettings,
+        portal: PortalSettings | None,
+    ) -> None:
+        """Make the services of quotas and machines."""
+        self._portal = Portal(store, runtime, portal)
+        self._broker.listen(self._portal.supply.on_machine_change)
+        self.counters = Counters()
+        self._broker.listen(self.counters.machine_changed)
+        self.limits = FrontEndLimits()
+        self.inventory = MachineService(
+            self._broker,
             runtime,
+            view=self._view,
+            profile_of=self._profile_of,
+            take_away=self.limits.of(
+                LimitName.TAKE_AWAY, settings.take_away_per_s, settings.take_away_burst
+            ),
+            tasks_of=self._tasks_of,
+            draw=self._draw,
+        )
+
+    def _region(self, settings: SchedulerSettings) -> Region:
+        """Return what all services of the region share."""
+        return Region(
+            self._broker,
+            self._observations,
+            settings,
+            self._runtime,
+            limits=self.limits,
+            is_second=lambda machine, boot_id: is_second(self.duplicates.get(machine), boot_id),
+            follows=self._follows,
+            calls=lambda record: self._follows(record.entitlement) or self.shards.has_left(record),
+        )
+
+    def _add_job_services(self, region: Region, find_image: FindImage) -> None:
+        """Make the services that change jobs."""
+        self._control = JobControl(
+            self._runtime,
             self._jobs,
             self._portal,
             find_image=find_image,
             index=self._allocator.index,
-            default_cpus=settings.default_cpu_cores,
+            default_cpus=region.settings.default_cpu_cores,
         )
-        self.intents = IntentService(runtime, self._jobs, self._control, self._claims_of)
+        self.intents = IntentService(self._runtime, self._jobs, self._control, self._claims_of)
+
+    def _add_host_services(
+        self, region: Region, store: Store, find_image: FindImage, call_controller: CallController
+    ) -> None:
+        """Make the services that send commands to agents, and those that follow hosts."""
         self._dispatcher = Dispatcher(region, self._pool, find_image)
-        self._checker = HealthChecker(region, self._pool, Marks(self._broker, runtime))
+        self._checker = HealthChecker(region, self._pool, Marks(self._broker, self._runtime))
         self.task_service = TaskService(self._jobs, self._dispatcher)
         self.health = HealthService(self._checker, self.inventory.outages)
         self.maintenance = OpsPlanner(
@@ -176,11 +213,24 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         )
         self._switcher = Switcher(region, self._dispatcher)
         self.profiles = ProfileRollouts(
-            region, self._portal, store, keys=self._portal.settings.profile_keys, writer=role.writer
+            region,
+            self._portal,
+            store,
+            keys=self._portal.settings.profile_keys,
+            writer=self.role.writer,
         )
         self._dispatcher.profile_text = self.profiles.text_of
-        self._events = EventLog(store, runtime.checkpoint)
-        self._controllers = Controllers(runtime, call_controller)
+        self._events = EventLog(store, self._runtime.checkpoint)
+        self._controllers = Controllers(self._runtime, call_controller)
+
+    def _add_shards(
+        self,
+        region: Region,
+        losses: Losses,
+        allocators: Mapping[int, Allocator],
+        processes: RoleLeaders | None,
+    ) -> None:
+        """Make the shards: each has a scheduler with its allocator, here or in its own process."""
         parts = ShardParts(
             region=region,
             portal=self._portal,
@@ -201,6 +251,15 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         for shard in self.shards.all:
             shard.keeper.keeps = partial(self._keeps, shard.scheduler.prepared_machines)
         self.job_planner = self.shards
+
+    def _add_planners(
+        self,
+        region: Region,
+        allocators: Mapping[int, Allocator],
+        store: Store,
+        solve: Solve | None,
+    ) -> None:
+        """Make the services that move tasks, lend machines and report capacity."""
         sources = Sources(
             machines=self._broker.table,
             held=self._broker.held,
@@ -217,9 +276,9 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             region,
             self._jobs,
             places,
-            moves=RebalanceOperations(self._jobs, runtime),
+            moves=RebalanceOperations(self._jobs, self._runtime),
             store=store,
-            solve=solve or solver_process(settings.rebalance.memory_mib),
+            solve=solve or solver_process(region.settings.rebalance.memory_mib),
             unwell=self._unwell,
             agents=self._pool,
             drains=self.inventory.outages,
@@ -234,19 +293,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             unwell=self._unwell,
             sender=NoticeSender(region, self._jobs, self._pool, self.ownership.number),
         )
-        self.capacity = CapacityService(self._portal, sources, runtime)
-        self.restored = RestoredStore(store, region, self._jobs, self._allocator.directory)
-        self.identity_ends: Mapping[str, float] = {}
-        """Machine → when the certificate of its agent ends, in seconds since 1970."""
-        self.duplicates: Mapping[str, Duplicate] = {}
-        """Machine → its clone: another host with its identity."""
-        self.quarantined: list[str] = []
-        """Stored records that cannot be used: an alarm while there are any."""
-        self.ask_shard: Callable[[int, str], Awaitable[None]] = _no_other_process
-        """Requests the process of a shard to return idle machines of an entitlement."""
-        self._loops: Loops | None = None
-        if processes is not None:
-            self._follow(processes)
+        self.capacity = CapacityService(self._portal, sources, self._runtime)
 
     async def __aenter__(self) -> Self:
         """Load from the store, then start the loops.
@@ -328,37 +375,6 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         loops.start("elastic", self.elastic.run, Failing.RESTARTS)
         loops.start("shard maps", self._shards.run, Failing.RESTARTS)
         loops.start("machines", self.inventory.run, Failing.RESTARTS)
-
-    # -- entitlements
-
-    async def list_entitlements(self) -> Entitlements:
-        """Return all entitlements, by name."""
-        return await self.capacity.list_entitlements()
-
-    async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
-        """Create an entitlement or change it."""
-        return await self.capacity.put_entitlement(name, spec)
-
-    async def delete_entitlement(self, name: str) -> None:
-        """Remove an entitlement; `Conflict` while it has jobs."""
-        await self.capacity.delete_entitlement(name)
-
-    # -- lookups for access control
-
-    def owners_of(self, entitlement: str) -> Sequence[str] | None:
-        """Return the owners of an entitlement, if there is such an entitlement."""
-        record = self._portal.table.find(entitlement)
-        return None if record is None else record.spec.owners
-
-    def entitlement_names(self) -> Iterable[str]:
-        """Return the names of all entitlements."""
-        return self._portal.table.names()
-
-    def revision_of(self, kind: str, name: str) -> int | None:
-        """Return the revision of the record of a job or an entitlement; 0: there is none."""
-        if kind == "job":
-            return self._jobs.revision(name)
-        return self._portal.table.revision(name) if kind == "entitlement" else None
 
     def _keeps(self, ahead: PreparedMachines, record: MachineRecord) -> bool:
         """Return whether an empty machine must stay in its pool."""

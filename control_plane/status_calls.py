@@ -1,8 +1,10 @@
-"""The status of this process and of the region, and the conditions that stop voluntary moves."""
+"""The status of this process and of the region, the conditions that stop voluntary moves, and the
+lookups of access control.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from agent.api import Liveness
 from control_plane.api.limits import LimitName
@@ -13,6 +15,7 @@ from control_plane.health.service import HealthService
 from control_plane.portal.portal import Portal
 from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.running_shards import RunningShards
+from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.limits import FrontEndLimits
 from control_plane.runtime.loops import Loops
 from control_plane.runtime.runtime import Runtime
@@ -41,6 +44,7 @@ class StatusCalls:
     role: OwnRole
     shards: RunningShards
     _checker: HealthChecker
+    _jobs: JobTable
     _loops: Loops | None
     _portal: Portal
     _runtime: Runtime
@@ -96,3 +100,20 @@ class StatusCalls:
         reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)
         states = (self.restored.words(), self._checker.restored.words(), self._checker.brake)
         return next(filter(None, (*states, *reasons)), "")
+
+    # -- lookups for access control
+
+    def owners_of(self, entitlement: str) -> Sequence[str] | None:
+        """Return the owners of an entitlement, if there is such an entitlement."""
+        record = self._portal.table.find(entitlement)
+        return None if record is None else record.spec.owners
+
+    def entitlement_names(self) -> Iterable[str]:
+        """Return the names of all entitlements."""
+        return self._portal.table.names()
+
+    def revision_of(self, kind: str, name: str) -> int | None:
+        """Return the revision of the record of a job or an entitlement; 0: there is none."""
+        if kind == "job":
+            return self._jobs.revision(name)
+        return self._portal.table.revision(name) if kind == "entitlement" else None

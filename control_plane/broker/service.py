@@ -87,14 +87,14 @@ class MachineService:
         view: View,
         profile_of: ProfileOf,
         take_away: Limit | None = None,
-        glance: TasksOf = lambda _: (0, False),
+        tasks_of: TasksOf = lambda _: (0, False),
         draw: Draw = lambda _: (0.0, 0.0),
     ) -> None:
         """`view` returns the tasks of a machine, `profile_of` the profile of an entitlement.
 
-        `glance` and `draw` are for the map of the region.
+        `tasks_of` and `draw` are for the map of the region.
         """
-        self._tasks_of, self._draw = glance, draw
+        self._tasks_of, self._draw = tasks_of, draw
         self.outages = Outages(brokers, runtime)
         self.loans = Loans(brokers, runtime, take_away)
         self._brokers = brokers
@@ -158,7 +158,7 @@ class MachineService:
         """Return the machines for which `counts` is true, by place and by one fact about each."""
         if by not in MAP_FACTS:
             raise InvalidInput(f"parameter by is one of {', '.join(MAP_FACTS)}, not {by!r}")
-        glance, found = self._tasks_of, RegionCount(by, len(self._brokers.table), self._draw)
+        tasks_of, found = self._tasks_of, RegionCount(by, len(self._brokers.table), self._draw)
         add = found.add  # names are looked up once, not for each of 50,000 machines
         for broker in list(self._brokers.by_datacenter.values()):
             find = broker.table.find
@@ -167,7 +167,7 @@ class MachineService:
                     await self._runtime.checkpoint()
                 record = find(name)
                 if record is not None and (counts is None or counts(record)):
-                    add(record, *glance(name))
+                    add(record, *tasks_of(name))
         return await self._runtime.compute(len(self._brokers.table), found.answer)
 
     def get(self, name: str) -> MachineView:

@@ -166,7 +166,7 @@ class Bench:
             return
         for number in range(self.entitlements):
             share = self.machines // self.entitlements
-            await self.cp.put_entitlement(f"e{number}", EntitlementSpec(machines=share))
+            await self.cp.capacity.put_entitlement(f"e{number}", EntitlementSpec(machines=share))
         async with self._phase("deploy") as took:
             await self._apply("1")
             await self._until(lambda: self.hosts.running.get("1", 0) >= self.tasks)

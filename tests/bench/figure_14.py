@@ -221,7 +221,7 @@ class Replay:
         )
 
     async def _deploy(self) -> None:
-        await self.cp.put_entitlement(
+        await self.cp.capacity.put_entitlement(
             "cache", EntitlementSpec(machines=self.tasks, host_profile="cache")
         )
         await self.cp.apply_job(self._job("1"))

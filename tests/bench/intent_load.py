@@ -125,7 +125,7 @@ class ManyJobs:
         await put_all(store, iter(records))
 
     async def _measured(self) -> dict[str, float]:
-        await self.cp.put_entitlement("e0", EntitlementSpec(machines=self.machines))
+        await self.cp.capacity.put_entitlement("e0", EntitlementSpec(machines=self.machines))
         for first in range(0, self.jobs, AT_ONCE):
             numbers = range(first, min(first + AT_ONCE, self.jobs))
             await asyncio.gather(*(self.cp.apply_job(self._spec(n, "1")) for n in numbers))

@@ -98,7 +98,7 @@ class WebBench(Bench):
         self.unheard = list(self.hosts.by_name)
         async with self._phase("hear"):
             await self._until(self._all_reported)
-        await self.cp.put_entitlement("e0", EntitlementSpec(machines=self.machines // 2))
+        await self.cp.capacity.put_entitlement("e0", EntitlementSpec(machines=self.machines // 2))
         async with self._phase("deploy"):
             await self.cp.apply_job(_spec(BIG, self.big_tasks))
             await self._until(lambda: self.cp.counters.tasks[TaskPhase.RUNNING] >= self.big_tasks)

@@ -401,8 +401,8 @@ def test_units_are_found_by_pattern(host: Host, unit: str) -> None:
 
     assert {state.unit: state.sub for state in found} == {first: "running", second: "running"}
     assert host.systemd.units("twine-no-such-*.service") == []
-    glance = host.systemd.unit_states(unit.replace(".service", "-*.service"))
-    assert glance == dict.fromkeys((first, second), ("active", "running"))
+    states = host.systemd.unit_states(unit.replace(".service", "-*.service"))
+    assert states == dict.fromkeys((first, second), ("active", "running"))
     assert host.systemd.unit_states("twine-no-such-*.service") == {}
 
 

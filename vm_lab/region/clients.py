@@ -154,7 +154,7 @@ class Clients:
             self.entitlements[name] = spec
 
         async def ask(cp: ControlPlane) -> None:
-            await cp.put_entitlement(name, spec)
+            await cp.capacity.put_entitlement(name, spec)
 
         self.want(ClientRequest(f"entitlement {name}", f"entitlement {name}", ask, granted))
 

@@ -44,7 +44,8 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
                 f" granted at {owned.granted_at:.1f} s, and there is {held}"
             )
     kept = {
-        e.record.name: e.record.spec for e in (await control_plane.list_entitlements()).entitlements
+        e.record.name: e.record.spec
+        for e in (await control_plane.capacity.list_entitlements()).entitlements
     }
     lost += [
         f"entitlement {name} is not as it was granted"

@@ -305,7 +305,7 @@ async def test_when_power_is_short_what_matters_least_leaves_first_and_no_more_t
     for machine in w.region.machines.values():
         await w.cp.joined(machine.join())
     for name, priority in (("front", 900), ("batch", 100)):
-        await w.cp.put_entitlement(
+        await w.cp.capacity.put_entitlement(
             name, EntitlementSpec(machines=4, host_profile="web", priority=priority)
         )
     await w.cp.apply_job(a_job(2, limits=LARGE, update=QUICK))
@@ -370,7 +370,7 @@ async def test_a_switch_outage_of_three_minutes_ends_without_help(w: World):
 async def test_a_job_without_tasks_on_a_machine_is_not_concerned_by_its_maintenance(w: World):
     """A job with tasks there and without a controller moves them at once."""
     await w.deployed(a_job(2, limits=LARGE, update=QUICK), quota=3)
-    await w.cp.put_entitlement("batch", EntitlementSpec(machines=3, host_profile="web"))
+    await w.cp.capacity.put_entitlement("batch", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.apply_job(a_job(2, name="crunch", entitlement="batch", limits=LARGE))
     await w.stable("crunch")
     before = w.cp._jobs.get("crunch").tasks

@@ -46,7 +46,9 @@ class Exchanging(World):
         for machine in self.region.machines.values():
             await self.cp.joined(machine.join())
         for pool, profile in (("front", "web"), ("back", "batch")):
-            await self.cp.put_entitlement(pool, EntitlementSpec(machines=3, host_profile=profile))
+            await self.cp.capacity.put_entitlement(
+                pool, EntitlementSpec(machines=3, host_profile=profile)
+            )
         for name, pool in OF.items():
             assert await self.cp._allocator.take(name, pool)
         for pool in ("front", "back"):

@@ -198,7 +198,9 @@ def test_a_machine_that_joins_receives_work() -> None:
         w.region.machines.update(joined)
         for name in late:
             await w.cp.joined(joined[name].join())
-        await w.cp.put_entitlement("front", EntitlementSpec(machines=12, host_profile="web"))
+        await w.cp.capacity.put_entitlement(
+            "front", EntitlementSpec(machines=12, host_profile="web")
+        )
         await w.until(lambda: at_most(w, 2), within_s=1_200)
 
     in_region(body)
@@ -387,7 +389,7 @@ def test_all_shards_of_a_process_are_planned_together() -> None:
             spec = {"fit": Fit.TIGHT, "limits": BIG, "update": UpdatePolicy(max_unavailable=1)}
             for pool in ("e0", "e1"):
                 quota = EntitlementSpec(machines=6, host_profile="web")
-                await w.cp.put_entitlement(pool, quota)
+                await w.cp.capacity.put_entitlement(pool, quota)
                 await w.cp.apply_job(a_job(9, name=f"job-{pool}", entitlement=pool, **spec))
                 await w.stable(f"job-{pool}")
             owners = {w.cp.shards.of_pool(pool).number for pool in ("e0", "e1")}

@@ -60,7 +60,7 @@ def test_a_plan_proposes_what_the_report_counts() -> None:
     async def body(w: Rebalanced) -> None:
         await w.set_up(6)
         for name in ("tiny1", "tiny2", "tiny3"):
-            await w.cp.put_entitlement(name, EntitlementSpec(machines=2))
+            await w.cp.capacity.put_entitlement(name, EntitlementSpec(machines=2))
             await w.cp.apply_job(a_job(1, name=f"job-{name}", entitlement=name, limits=BIG))
             await w.stable(f"job-{name}")
         await asyncio.sleep(1)

@@ -56,7 +56,7 @@ async def transfer(w: World) -> None:
     for number in (5, 6, 7):
         w.region.add(f"m{number}", "dc1", "msb1")
         await w.cp.joined(w.region.machines[f"m{number}"].join())
-    await w.cp.put_entitlement("back", EntitlementSpec(machines=3, host_profile="web"))
+    await w.cp.capacity.put_entitlement("back", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.move_job("web", "back")
 
 

@@ -55,12 +55,14 @@ def test_no_job_is_left_without_its_entitlement(delete_first: bool) -> None:
     """All twelve attempts left such a job, in both orders."""
 
     async def body(w: World, delay_s: float) -> None:
-        apply, delete = w.cp.apply_job(a_job(1)), w.cp.delete_entitlement("front")
+        apply, delete = w.cp.apply_job(a_job(1)), w.cp.capacity.delete_entitlement("front")
         first, second = (delete, apply) if delete_first else (apply, delete)
         done = await asyncio.gather(outcome(first), outcome(after(delay_s, second)))
         assert sorted(done) == [False, True]
         jobs = [status.record.name for status in (await w.cp.list_jobs()).jobs]
-        known = [view.record.name for view in (await w.cp.list_entitlements()).entitlements]
+        known = [
+            view.record.name for view in (await w.cp.capacity.list_entitlements()).entitlements
+        ]
         assert (jobs, known) in ((["web"], ["front"]), ([], []))
 
     attempts(12, body)
@@ -70,7 +72,7 @@ def test_no_job_is_left_without_its_entitlement(delete_first: bool) -> None:
 def test_one_of_two_creates_of_a_job_in_different_entitlements_is_refused() -> None:
 
     async def body(w: World, delay_s: float) -> None:
-        await w.cp.put_entitlement("back", EntitlementSpec(machines=0, host_profile="web"))
+        await w.cp.capacity.put_entitlement("back", EntitlementSpec(machines=0, host_profile="web"))
         done = await asyncio.gather(
             outcome(w.cp.apply_job(a_job(0))),
             outcome(after(delay_s, w.cp.apply_job(a_job(0, entitlement="back")))),

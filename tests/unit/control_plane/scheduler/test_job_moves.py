@@ -32,7 +32,7 @@ async def two_entitlements(w: World, machines: int = 6, **back) -> None:
         w.region.add(f"m{n + 1}", *[("dc1", "msb1"), ("dc1", "msb2"), ("dc2", "msb3")][n % 3])
     await w.set_up()
     back = {"machines": 3, "host_profile": "web"} | back
-    await w.cp.put_entitlement("back", EntitlementSpec(**back))
+    await w.cp.capacity.put_entitlement("back", EntitlementSpec(**back))
 
 
 async def deployed(w: World, spec: JobSpec | None = None) -> None:
@@ -87,7 +87,7 @@ async def test_a_job_moves_to_another_entitlement_within_its_budget(w: World):
     assert [e.cause for e in events if e.kind == "update"] == ["transfer"] * 6
     assert [e.reason for e in events if e.kind == "rollout"] == ["all tasks run version 2"]
     await w.until(lambda: not w.cp._broker.held("front"), 7200)  # no task needs these any more
-    await w.cp.delete_entitlement("front")
+    await w.cp.capacity.delete_entitlement("front")
 
 
 @pytest.mark.behaviour("SC11")
@@ -102,7 +102,7 @@ async def test_job_status_shows_the_progress_of_a_transfer(w: World):
 
     await w.until(is_reported, 600)
     with pytest.raises(Conflict, match="web"):
-        await w.cp.delete_entitlement("front")  # the job has tasks there
+        await w.cp.capacity.delete_entitlement("front")  # the job has tasks there
     await w.stable(within_s=600)
     words = words.replace("2 of 6", "6 of 6")
     await w.until(is_reported)  # the last task has to pass its gate

@@ -190,7 +190,7 @@ def test_an_upgrade_halts_while_power_is_capped_and_no_further_capacity_is_lost(
                     await w.cp.joined(machine.join())
                 for name, machines in (("front", 9), ("load", 3)):
                     spec = EntitlementSpec(machines=machines, host_profile="web")
-                    await w.cp.put_entitlement(name, spec)
+                    await w.cp.capacity.put_entitlement(name, spec)
                 update = UpdatePolicy(max_unavailable=4, drain_s=1)
                 web = a_job(6, limits=LARGE, update=update)
                 await w.cp.apply_job(web)
@@ -243,7 +243,7 @@ def test_an_upgrade_halts_while_power_is_capped_and_no_further_capacity_is_lost(
 async def test_an_operator_may_continue_an_upgrade_although_much_capacity_is_lost(w: World):
     """Broken tasks are replaced without a confirmation."""
     await w.deployed(a_job(3, limits=LARGE), quota=3)
-    await w.cp.put_entitlement("load", EntitlementSpec(machines=3, host_profile="web"))
+    await w.cp.capacity.put_entitlement("load", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.apply_job(a_job(3, name="test", entitlement="load", limits=LARGE))
     await w.stable("test")
     await capped(w, sorted({t.placement.machine for t in w.cp._jobs.get("test").tasks}))

@@ -124,7 +124,7 @@ async def test_a_lent_machine_returns_after_its_tasks_have_stopped(w: World):
     """Order: requested, unlisted, stopped; only then the machine gets another owner."""
     w.region.add("m4", "dc1", "msb1")
     await w.set_up()
-    await w.cp.put_entitlement("back", EntitlementSpec(machines=1, host_profile="web"))
+    await w.cp.capacity.put_entitlement("back", EntitlementSpec(machines=1, host_profile="web"))
     await w.until(w.all_answer)
     await w.cp.inventory.lend(Lend(machine="m4", borrower="front"))
     job_spec = a_job(8, controller=REF, update=UpdatePolicy(max_unavailable=2, drain_s=2))
@@ -229,7 +229,9 @@ def test_a_shard_that_fails_holds_up_its_own_machines_and_no_others(lost: str):
         w.control_plane = control_plane
         async with shards["dc1"], shards["dc2"], w.running():
             await w.set_up(quota=6)
-            await w.cp.put_entitlement("front", EntitlementSpec(machines=6, host_profile="web"))
+            await w.cp.capacity.put_entitlement(
+                "front", EntitlementSpec(machines=6, host_profile="web")
+            )
             await w.cp.apply_job(a_job(6))
             await w.stable()
             shards[lost].fails = True

@@ -333,7 +333,9 @@ def test_an_extra_task_that_took_the_last_room_stays_for_a_task_that_waits_for_i
         w.controllers = acknowledge_all
         async with w.running():
             await w.set_up(2 if what == "transfer" else 3)
-            await w.cp.put_entitlement("back", EntitlementSpec(machines=2, host_profile="web"))
+            await w.cp.capacity.put_entitlement(
+                "back", EntitlementSpec(machines=2, host_profile="web")
+            )
             ref = ControllerRef(url="https://10.0.0.9:7450", name="db") if controlled else None
             values = {"update": policy(max_unavailable=most, surge=1), "controller": ref}
             spec = a_job(2, limits=LARGE, **values)
@@ -436,7 +438,9 @@ def test_a_task_that_has_no_room_elsewhere_does_not_hold_up_the_update_of_others
 
         async with w.running():
             await w.set_up(2)
-            await w.cp.put_entitlement("back", EntitlementSpec(machines=2, host_profile="web"))
+            await w.cp.capacity.put_entitlement(
+                "back", EntitlementSpec(machines=2, host_profile="web")
+            )
             await w.cp.apply_job(a_job(1, name="other", limits=LARGE, entitlement="back"))
             spec = a_job(2, limits=LARGE, update=policy(max_unavailable=1))
             await w.cp.apply_job(spec)

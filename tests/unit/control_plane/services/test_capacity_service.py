@@ -48,13 +48,13 @@ async def test_a_smaller_quota_counts_at_once_and_machines_go_back_as_they_empty
     w: World,
 ):
     await joined(w)
-    await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
+    await w.cp.capacity.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.apply_job(a_job(3))
     await w.stable()
     with pytest.raises(Unprocessable, match="3 machines granted to others"):
-        await w.cp.put_entitlement("back", EntitlementSpec(machines=1))
-    await w.cp.put_entitlement("front", EntitlementSpec(machines=1, host_profile="web"))
-    await w.cp.put_entitlement("back", EntitlementSpec(machines=2))
+        await w.cp.capacity.put_entitlement("back", EntitlementSpec(machines=1))
+    await w.cp.capacity.put_entitlement("front", EntitlementSpec(machines=1, host_profile="web"))
+    await w.cp.capacity.put_entitlement("back", EntitlementSpec(machines=2))
     await w.cp.stop_job("web")
 
     async def given_back() -> bool:
@@ -68,7 +68,7 @@ async def test_a_smaller_quota_counts_at_once_and_machines_go_back_as_they_empty
 async def test_a_quota_below_the_held_machines_is_granted_with_a_warning(w: World):
     """A dry run warns too. A sufficient quota causes no warning."""
     await joined(w)
-    await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
+    await w.cp.capacity.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.apply_job(a_job(3))
     await w.stable()
     held = len((await w.cp.capacity.get_entitlement("front")).held)
@@ -89,7 +89,7 @@ async def test_a_quota_below_the_held_machines_is_granted_with_a_warning(w: Worl
 async def test_the_report_shows_what_tasks_were_promised(w: World):
     await joined(w)
     spec = EntitlementSpec(machines=2, host_profile="web", business_unit="ads/rank")
-    await w.cp.put_entitlement("front", spec)
+    await w.cp.capacity.put_entitlement("front", spec)
     await w.cp.apply_job(a_job(4))
     await w.stable()
     await asyncio.sleep(1)
@@ -116,7 +116,7 @@ async def test_a_data_center_without_power_keeps_tasks_waiting_and_reports_it(w:
     ]
     await w.cp._broker.import_machines(listed)
     await joined(w)
-    await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
+    await w.cp.capacity.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
     await w.cp.apply_job(a_job(3, cpus=2.0))
     await asyncio.sleep(60)
     explained = await w.cp.job_planner.explain("web")
@@ -135,7 +135,7 @@ async def test_a_data_center_without_power_keeps_tasks_waiting_and_reports_it(w:
 @scenario()
 async def test_quotas_above_the_machines_are_reported(w: World):
     await joined(w)
-    await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
+    await w.cp.capacity.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
     portal = w.cp.capacity._portal
     lost = w.cp._broker.table.get("m3")
     portal.supply.on_machine_change("m3", lost, None)

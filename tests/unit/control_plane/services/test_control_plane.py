@@ -430,7 +430,7 @@ async def test_a_stopped_job_disappears_and_its_machines_go_back(w: World):
     with pytest.raises(NotFound):
         await w.cp.get_job("web")
     await asyncio.sleep(90)
-    assert (await w.cp.list_entitlements()).entitlements[0].held == []
+    assert (await w.cp.capacity.list_entitlements()).entitlements[0].held == []
     await w.cp.apply_job(a_job())  # the same name again; generations continue
     await w.stable()
     assert sum(w.alive().values()) == 6
@@ -518,7 +518,7 @@ async def test_tasks_that_find_no_room_say_why(w: World):
 async def test_two_entitlements_never_share_a_machine(w: World):
     w.region.add("m4", "dc2", "msb3")
     await w.set_up(quota=2)
-    await w.cp.put_entitlement("back", EntitlementSpec(machines=2, host_profile="batch"))
+    await w.cp.capacity.put_entitlement("back", EntitlementSpec(machines=2, host_profile="batch"))
     await w.cp.apply_job(a_job(4))
     await w.cp.apply_job(a_job(4, name="calc", entitlement="back"))
     await w.stable("web")
@@ -530,12 +530,12 @@ async def test_two_entitlements_never_share_a_machine(w: World):
             == {"web": "web", "calc": "batch"}[next(iter(machine.specs.values())).job]
         )
     with pytest.raises(Conflict, match="jobs run on its machines: calc"):
-        await w.cp.put_entitlement("back", EntitlementSpec(machines=2, host_profile="web"))
+        await w.cp.capacity.put_entitlement("back", EntitlementSpec(machines=2, host_profile="web"))
     with pytest.raises(Conflict, match="job calc"):
-        await w.cp.delete_entitlement("back")
+        await w.cp.capacity.delete_entitlement("back")
     await w.cp.stop_job("calc")
     await asyncio.sleep(20)
-    await w.cp.delete_entitlement("back")
+    await w.cp.capacity.delete_entitlement("back")
 
 
 @scenario()
@@ -610,11 +610,13 @@ async def test_a_removed_image_is_fetched_again(w: World):
 async def test_a_change_of_the_host_profile_waits_for_the_jobs(w: World):
     await w.deployed()
     with pytest.raises(Conflict, match="jobs run"):
-        await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="cache"))
+        await w.cp.capacity.put_entitlement(
+            "front", EntitlementSpec(machines=3, host_profile="cache")
+        )
     await w.cp.stop_job("web")
     await w.until(lambda: sum(w.alive().values()) == 0)
     await asyncio.sleep(1)
-    await w.cp.put_entitlement("front", EntitlementSpec(machines=3, host_profile="cache"))
+    await w.cp.capacity.put_entitlement("front", EntitlementSpec(machines=3, host_profile="cache"))
     await w.cp.apply_job(a_job())
     await w.stable()
     assert {m.profile.name for m in w.region.machines.values()} == {"cache"}

@@ -61,7 +61,7 @@ def test_a_job_outlives_the_process_that_took_it(tmp_path, own):
             for machine in region.machines.values():
                 await cp.joined(machine.join())
             spec = EntitlementSpec(machines=3, host_profile="web")
-            await cp.put_entitlement("front", spec)
+            await cp.capacity.put_entitlement("front", spec)
             await cp.apply_job(a_job(update=policy))
             await stable(cp)
             assert [len(tasks) for tasks in region.where().values()] == [2, 2, 2]

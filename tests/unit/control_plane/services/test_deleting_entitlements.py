@@ -23,7 +23,7 @@ async def test_a_job_that_comes_while_its_entitlement_is_deleted_is_never_left_w
     outcomes = set()
     for turns in range(12):
         name = f"e{turns}"
-        await w.cp.put_entitlement(name, EntitlementSpec(machines=0, host_profile="web"))
+        await w.cp.capacity.put_entitlement(name, EntitlementSpec(machines=0, host_profile="web"))
         deletes = asyncio.ensure_future(w.cp.capacity.delete_entitlement(name))
         for _ in range(turns):
             await asyncio.sleep(0)

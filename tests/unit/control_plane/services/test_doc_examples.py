@@ -52,7 +52,7 @@ def test_the_first_job_file_of_a_page_can_be_applied(page: str, tmp_path: Path) 
         async with world.running():
             for machine in world.region.machines.values():
                 await world.cp.joined(machine.join())
-            await world.cp.put_entitlement(
+            await world.cp.capacity.put_entitlement(
                 spec.entitlement, EntitlementSpec(machines=16, host_profile="web")
             )
             await world.cp.apply_job(spec)

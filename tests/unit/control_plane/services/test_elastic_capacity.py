@@ -44,7 +44,7 @@ async def borrower(world: World, **elastic) -> None:
     spec = EntitlementSpec(
         machines=0, host_profile="batch", elastic=Elastic(**({"borrow": 3} | elastic))
     )
-    await world.cp.put_entitlement("batch", spec)
+    await world.cp.capacity.put_entitlement("batch", spec)
 
 
 def report(world: World) -> ElasticReport:
@@ -264,7 +264,7 @@ async def test_free_machines_are_lent_for_no_longer_than_all_owners_were_promise
 ) -> None:
     """Owners without a promise in their specification got free machines after 15 minutes."""
     await world.set_up(quota=2, elastic=Elastic(promise=Promise.SLOW))
-    await world.cp.put_entitlement("back", EntitlementSpec(machines=1, host_profile="web"))
+    await world.cp.capacity.put_entitlement("back", EntitlementSpec(machines=1, host_profile="web"))
     await borrower(world)
     await world.cp.apply_job(best_effort())
     await world.until(lambda: len(lent(world)) == 3, 900)

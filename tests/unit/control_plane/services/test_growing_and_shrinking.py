@@ -122,7 +122,7 @@ def region_again(region: Region) -> Region:
 
 async def entitle(w: World, name: str, machines: int | None, **fields) -> None:
     spec = EntitlementSpec(**({"machines": machines, "host_profile": name} | fields))
-    await w.cp.put_entitlement(name, spec)
+    await w.cp.capacity.put_entitlement(name, spec)
 
 
 def held(w: World, entitlement: str) -> list[str]:

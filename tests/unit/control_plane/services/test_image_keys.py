@@ -53,7 +53,7 @@ def in_a_region_with_a_policy(body: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def keys(w: World, *named: str) -> None:
     spec = EntitlementSpec(machines=3, host_profile="web", image_keys=list(named))
-    await w.cp.put_entitlement("front", spec)
+    await w.cp.capacity.put_entitlement("front", spec)
 
 
 def trusted_keys(w: World) -> set[tuple[str, ...]]:

@@ -30,7 +30,7 @@ class World:
             Runtime(lambda: self.now, boot=lambda: self.now),
             lambda record: MachineView(record=record, tasks=self.tasks.get(record.machine, [])),
             lambda name: PROFILES.get(name, ""),
-            glance=lambda machine: (len(self.tasks.get(machine, [])), True),
+            tasks_of=lambda machine: (len(self.tasks.get(machine, [])), True),
         )
 
 

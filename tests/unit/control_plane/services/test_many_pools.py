@@ -32,7 +32,7 @@ async def employ(w: World) -> None:
         await w.cp.joined(machine.join())
     for pool in range(POOLS):
         spec = EntitlementSpec(machines=MSBS * PER_MSB // POOLS, host_profile="web")
-        await w.cp.put_entitlement(f"pool{pool}", spec)
+        await w.cp.capacity.put_entitlement(f"pool{pool}", spec)
     for first in range(0, SERVICES, POOLS):
         services = (
             a_job(1 + n % 3, name=f"s{n}", entitlement=f"pool{n % POOLS}", limits=FEW)

@@ -64,7 +64,7 @@ async def an_optimus(world: World, store: MemoryStore) -> Optimus:
 async def lent_region(world: World) -> None:
     await world.set_up(quota=3)
     spec = EntitlementSpec(machines=0, host_profile="batch", elastic=Elastic(borrow=3))
-    await world.cp.put_entitlement("batch", spec)
+    await world.cp.capacity.put_entitlement("batch", spec)
     await world.until(lambda: world.cp.elastic._lender.has_surveyed)
 
 

@@ -103,14 +103,14 @@ def test_a_job_has_it_only_where_its_entitlement_allows_it() -> None:
             allowed = EntitlementSpec(
                 machines=3, host_profile="web", relaxations=[Relaxation.OWN_INIT]
             )
-            await w.cp.put_entitlement("front", allowed)
+            await w.cp.capacity.put_entitlement("front", allowed)
             await w.cp.apply_job(a_machine())
             await w.stable()
             specs = [s for m in w.region.machines.values() for s in m.specs.values()]
             assert {(*spec.relaxations, *spec.command) for spec in specs} == {("own-init",)}
             assert (await w.cp.job_planner.explain("web")).exposure == 5.5
 
-            await w.cp.put_entitlement("front", replace(allowed, relaxations=[]))
+            await w.cp.capacity.put_entitlement("front", replace(allowed, relaxations=[]))
             with pytest.raises(InvalidInput, match=r"entitlement '\w+' does not allow own-init"):
                 await w.cp.apply_job(replace(a_machine(), stop_timeout_s=99.0))
             assert sum(w.alive().values()) == 6
@@ -171,7 +171,7 @@ def test_nested_containers_can_be_allowed_alone_and_need_a_host_that_supports_th
             allowed = EntitlementSpec(
                 machines=3, host_profile="web", relaxations=[*nested.relaxations]
             )
-            await w.cp.put_entitlement("front", allowed)
+            await w.cp.capacity.put_entitlement("front", allowed)
             plan = await w.cp.job_planner.plan(nested)
             assert plan.unplaced == [0]
             lacking = 'capability.nested exists because "its tasks have the relaxation nested"'

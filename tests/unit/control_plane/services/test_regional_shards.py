@@ -43,7 +43,7 @@ async def two_regions(store: MemoryStore | None = None, **settings: object) -> A
 
 async def put(w: World, name: str, region: str | None, machines: int = 2) -> None:
     spec = EntitlementSpec(machines=machines, host_profile="web", region=region)
-    await w.cp.put_entitlement(name, spec)
+    await w.cp.capacity.put_entitlement(name, spec)
 
 
 async def deploy(w: World, name: str, region: str | None, tasks: int = 2) -> None:
@@ -194,7 +194,7 @@ def test_a_name_that_is_used_again_is_still_in_its_old_shard() -> None:
         async with two_regions() as w:
             await deploy(w, "pay", "west")
             await stop(w, "pay")
-            await w.cp.delete_entitlement("pay")
+            await w.cp.capacity.delete_entitlement("pay")
             with pytest.raises(Conflict, match="shard 1 owns it") as refused:
                 await put(w, "pay", None)
             assert "--region west; then twinectl shard move pay --to 0" in refused.value.hint
@@ -262,12 +262,12 @@ def test_a_reservation_is_pinned_as_its_base_is_and_lives_in_its_shard() -> None
         async with two_regions() as w:
             await deploy(w, "pay", "west")
             stacked = EntitlementSpec(machines=1, host_profile="web", materialization="pay")
-            await w.cp.put_entitlement("refunds", stacked)
+            await w.cp.capacity.put_entitlement("refunds", stacked)
             assert owner(w, "refunds") == 1
             wrong = EntitlementSpec(
                 machines=1, host_profile="web", materialization="pay", region="east"
             )
             with pytest.raises(InvalidInput, match="region: its machines must be those of 'pay'"):
-                await w.cp.put_entitlement("refunds", wrong)
+                await w.cp.capacity.put_entitlement("refunds", wrong)
 
     run(main())

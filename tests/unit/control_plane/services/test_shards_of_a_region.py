@@ -33,7 +33,7 @@ async def three(store: MemoryStore | None = None, **more: object) -> AsyncIterat
             await w.cp.joined(machine.join())
         for pool in POOLS:
             spec = EntitlementSpec(machines=3, host_profile="web")
-            await w.cp.put_entitlement(pool, spec)
+            await w.cp.capacity.put_entitlement(pool, spec)
             await w.cp.apply_job(a_job(2, name=f"job-{pool}", entitlement=pool))
             await w.stable(f"job-{pool}")
         yield w
@@ -127,7 +127,7 @@ def test_the_owner_of_a_restart_is_the_one_of_the_map() -> None:
             await gone.cp.stop_job("job-e0")
             await gone.until(lambda: not claims(gone, "job-e0"))
             await gone.until(lambda: gone.cp._jobs.find("job-e0") is None)
-            await gone.cp.delete_entitlement("e0")
+            await gone.cp.capacity.delete_entitlement("e0")
         fewer = World(w.region, store, shards=2)
         async with fewer.running():
             assert (owners(fewer, "e0"), owners(fewer, "e2")) == ([0], [0])
@@ -301,8 +301,10 @@ def test_a_shard_takes_no_machine_that_another_shard_was_promised() -> None:
             most = max(machine.memory_bytes for machine in w.region.machines.values())
             whole = Limits(memory_max_bytes=most // 2)
             bound = EntitlementSpec(machines=3, datacenter="dc2", host_profile="web")
-            await w.cp.put_entitlement("e0", bound)
-            await w.cp.put_entitlement("e1", EntitlementSpec(machines=6, host_profile="web"))
+            await w.cp.capacity.put_entitlement("e0", bound)
+            await w.cp.capacity.put_entitlement(
+                "e1", EntitlementSpec(machines=6, host_profile="web")
+            )
             await w.cp.apply_job(a_job(1, name="first", entitlement="e0", limits=whole))
             await w.stable("first")
             await w.cp.apply_job(a_job(6, name="large", entitlement="e1", limits=whole))

@@ -38,7 +38,7 @@ def test_two_applications_get_the_hardware_and_the_profile_that_they_chose():
                 ("front", "fast", "web"),
                 ("data", "large", "cache"),
             ):
-                await world.cp.put_entitlement(
+                await world.cp.capacity.put_entitlement(
                     entitlement,
                     EntitlementSpec(machines=3, machine_types=[kind], host_profile=profile),
                 )

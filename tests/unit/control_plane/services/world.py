@@ -76,7 +76,7 @@ class World:
         for machine in self.region.machines.values():
             await self.cp.joined(machine.join())
         spec = {"machines": quota, "host_profile": "web"} | spec
-        await self.cp.put_entitlement("front", EntitlementSpec(**spec))
+        await self.cp.capacity.put_entitlement("front", EntitlementSpec(**spec))
 
     async def until(self, condition: Callable[[], object], within_s: float = 120) -> None:
         async with asyncio.timeout(within_s):
