@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,12 +19,11 @@ from agent.api import Name
 from agent.api.ranges import END
 from control_plane.api.people import Principal
 from control_plane.api.settings import PortalSettings, SchedulerSettings
+from wire.config_file import config_of, listen_address, read_toml
 from wire.errors import ConfigError, FieldError, InvalidInput
 from wire.units import seconds
 from wire.violations import violations
-from wire.written import WRITTEN, plain
 
-_LISTEN = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})")
 _SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
 Folder = Annotated[str, Meta(pattern=r"^[^\x00]+$", description="the name of a folder")]
 EtcdUrl = Annotated[
@@ -136,12 +134,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def listen_on(self) -> tuple[str, int]:
         """Return host and port to listen on, or raise `ConfigError`."""
-        match = _LISTEN.fullmatch(self.listen)
-        if match is None or int(match["port"]) > 65_535:
-            raise ConfigError(
-                f"cannot listen on {self.listen!r}: not HOST:PORT", hint="for instance 0.0.0.0:7440"
-            )
-        return match["v6"] or match["host"] or "0.0.0.0", int(match["port"])
+        return listen_address(self.listen)
 
     def reachable_at(self) -> list[str]:
         """Return the names and addresses of the certificate, the best one first."""
@@ -152,22 +145,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def load(path: Path | None, overrides: dict[str, Any]) -> Config:
     """Return the configuration of a file (None: no file) with options put over it."""
-    document: dict[str, Any] = {}
-    if path is not None:
-        try:
-            document = tomllib.loads(path.read_text(WRITTEN))
-        except OSError as e:
-            raise ConfigError(f"cannot read the configuration {path}: {e.strerror}") from e
-        except ValueError as e:
-            raise ConfigError(f"the configuration {path} is not TOML: {e}") from e
+    document = {} if path is None else read_toml(path)
     document |= {k: v for k, v in overrides.items() if v not in (None, (), [])}
-    document = plain(document, Config)
     relations = (_folder_errors, _etcd_errors, _role_errors, _scope_errors)
-    found = violations(document, Config)
-    if found := [*found, *(error for of in relations for error in of(document))]:
-        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
-        raise ConfigError(f"the configuration is not valid: {listed}", errors=tuple(found))
-    return msgspec.convert(document, Config)
+    return config_of(document, Config, "the configuration", relations)
 
 
 def _folder_errors(document: dict[str, Any]) -> list[FieldError]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +12,9 @@ from agent.api import Argument, Name
 from control_plane.config import EtcdSettings
 from control_plane.store import Store
 from control_plane.store.sqlite import SqliteStore
+from wire.config_file import listen_address, read_config
 from wire.errors import ConfigError
-from wire.violations import read_config
 
-_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+)):(\d{1,5})")
 DEFAULT_SOCKET = "/run/twine-conveyor/conveyor.sock"
 
 
@@ -69,12 +67,10 @@ class ConveyorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Return host and port to listen on; None: TLS is not configured."""
         if not self.listen:
             return None
-        match = _LISTEN.fullmatch(self.listen)
-        if match is None or int(match[3]) > 65_535:
-            raise ConfigError(f"cannot listen on {self.listen!r}: not HOST:PORT")
+        address = listen_address(self.listen)
         if not self.server_credential:
             raise ConfigError("cannot listen with TLS: server_credential is missing")
-        return match[1] or match[2], int(match[3])
+        return address
 
 
 def load(path: Path | None) -> ConveyorConfig:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +18,8 @@ from taskcontrol.quorum import Quorum
 from taskcontrol.shards import Sharded
 from taskcontrol.stateless import Stateless
 from taskcontrol.windows import Never
+from wire.config_file import listen_address, read_config
 from wire.errors import ConfigError, InvalidInput, TwineError
-from wire.violations import read_config
 
 log = logging.getLogger(__name__)
 Process = Callable[[TaskControlRequest], Awaitable[TaskControlResponse]]
@@ -28,7 +27,6 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Url = Annotated[
     str, Meta(pattern=r"^https?://[^\s]+$(?!\n)", description="an http:// or https:// URL")
 ]
-_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]+)):(\d{1,5})")
 
 
 class _FileTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,10 +88,7 @@ class ControllerConfig(_FileTable, frozen=True, kw_only=True):
 
     def listen_on(self) -> tuple[str, int]:
         """Return host and port to listen on, or raise `ConfigError`."""
-        match = _LISTEN.fullmatch(self.listen)
-        if match is None or int(match[3]) > 65_535:
-            raise ConfigError(f"cannot listen on {self.listen!r}: not HOST:PORT")
-        return match[1] or match[2], int(match[3])
+        return listen_address(self.listen)
 
 
 def load(path: Path) -> ControllerConfig:

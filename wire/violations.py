@@ -10,20 +10,17 @@ skipped many at a time, and a container is checked only up to the size that its 
 
 from __future__ import annotations
 
-import tomllib
 import typing
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
-from wire.errors import ConfigError, FieldError
+from wire.errors import FieldError
 from wire.type_shapes import arm, is_struct, strip
 from wire.type_text import refusal
-from wire.written import WRITTEN, plain
 
 T = TypeVar("T")
 
@@ -44,26 +41,6 @@ def violations(value: Any, kind: Any, *, numbers: bool = False) -> list[FieldErr
     Returns at most `MAX_ERRORS` errors. With `numbers` its author cannot write `30s` for 30.
     """
     return list(islice(_Search(numbers).found(value, kind, "", 0), MAX_ERRORS))
-
-
-def read_config(path: Path, kind: type[T]) -> T:
-    """Return the configuration of a TOML file, or raise `ConfigError` with all its errors."""
-    try:
-        document = tomllib.loads(path.read_text(WRITTEN))
-    except OSError as e:
-        raise ConfigError(f"cannot read {path}: {e.strerror}") from e
-    except ValueError as e:
-        raise ConfigError(f"{path} is not TOML: {e}") from e
-    return config_of(document, kind, path)
-
-
-def config_of(document: Any, kind: type[T], path: Path) -> T:
-    """Return the configuration of a file's plain values, or raise `ConfigError` with all errors."""
-    document = plain(document, kind)
-    if found := violations(document, kind):
-        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
-        raise ConfigError(f"{path} is not valid: {listed}", errors=tuple(found))
-    return msgspec.convert(document, kind)
 
 
 class _Search:

@@ -27,9 +27,9 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.store.sqlite import SqliteStore
 from wire import log as logs
 from wire import tls
+from wire.config_file import read_config
 from wire.errors import Busy
 from wire.prometheus import Prometheus
-from wire.violations import read_config
 
 STANDBY_S = 2.0
 """Between two attempts to open a store that another process holds."""

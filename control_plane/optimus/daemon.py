@@ -27,12 +27,12 @@ from control_plane.process import boot_id, until
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from wire import log as logs
+from wire.config_file import config_of
 from wire.errors import ConfigError, Forbidden
 from wire.fairness import Peer
 from wire.peers import local_user
 from wire.routes import Route
 from wire.server import Call, http_log, make_app
-from wire.violations import config_of
 
 _http_log = http_log(__name__)
 Share = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -60,7 +60,7 @@ class OptimusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def optimus_config(path: Path) -> OptimusConfig:
     """Return the configuration of a file, or raise `ConfigError` with all its errors."""
-    return config_of(read_document(path), OptimusConfig, path)
+    return config_of(read_document(path), OptimusConfig, str(path))
 
 
 def application(optimus: Optimus) -> web.Application:

@@ -23,7 +23,7 @@ from control_plane.cli.profiles import _read as read_profile
 from control_plane.cli.shards import _shard_map
 from sidekick.profile import Library
 from taskcontrol.config import load as load_controller
-from wire.violations import read_config
+from wire.config_file import read_config
 
 TOML = 'name = "web"\n'
 PLACE = {"datacenter": "d", "msb": "b", "row": "r", "rack": "k"}

@@ -19,8 +19,9 @@ from control_plane.api.jobs import JobSpec
 from control_plane.autoscaler.daemon import AutoscalerConfig
 from control_plane.config import Config
 from control_plane.optimus.daemon import optimus_config
+from wire.config_file import read_config
 from wire.units import quantity_of
-from wire.violations import read_config, violations
+from wire.violations import violations
 from wire.written import plain
 
 WRITTEN = (
