@@ -7,11 +7,8 @@ the reverse: it closes connections and files. Tasks continue to run.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
-import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -32,33 +29,19 @@ from control_plane.credential_commands import (
 from control_plane.notify import notify, standing_by
 from control_plane.process import (
     before,
-    boot_id,
-    despite_damage,
     make_folder,
     until,
     url_of,
-    version,
 )
 from wire import log as logs
 from wire.errors import TwineError
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
-    from agent.api.presence import Presence
-    from control_plane.api.machines import MachineRecord
-    from control_plane.api.people import IssuedCredential
-    from control_plane.identity.authority import CertificateAuthority, OwnIdentity
-    from control_plane.identity.rotation import Rotation
-    from control_plane.roles import ControlPlane
-    from control_plane.runtime.runtime import Runtime
     from control_plane.shards.processes import OwnRole
     from control_plane.store import Store
 
 log = logging.getLogger(__name__)
 
-_ROOMS = ("roles", "front_end.frontend", "identity.registrar", "task_control.caller", "web.serving")
-"""Modules that import all others, which takes a second."""
 _ROLES = ("all", "core", "shard", "front-end")
 Started = Callable[[str], None]
 
@@ -68,6 +51,8 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
 
     Raises `Busy` if another process owns the state, `ConfigError` if a setting cannot be used.
     """
+    # All modules are imported here, so that a standby takes over at once.
+    from control_plane.assembly import Assembly, ProcessParts
     from control_plane.front_end.listen import serving, tcp_socket, unix_socket
     from control_plane.identity.authority import OwnIdentity, open_authority
     from control_plane.identity.loss import refuse_if_lost
@@ -77,8 +62,6 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     async with AsyncExitStack() as stack:
         make_folder(config.state_path, "state folder")
         role = _role_of(config)
-        for room in _ROOMS:  # imported in advance, so that a standby takes over at once
-            importlib.import_module(f"control_plane.{room}")
         opened = main_store(config, standing_by, role.lock, role.announced)
         opening = asyncio.ensure_future(stack.enter_async_context(opened))
         runtime = Runtime()
@@ -102,9 +85,8 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         stack.callback(Path(config.socket).unlink, missing_ok=True)
         url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
         identity = OwnIdentity(authority, config.reachable_at())
-        control_plane, app, rotation = await _build(
-            stack, config, (store, role), broker_stores, (authority, identity), url, runtime
-        )
+        parts = ProcessParts(config, store, broker_stores, role, authority, identity, url, runtime)
+        control_plane, app, rotation = await Assembly(parts).build(stack)
         servers = serving(
             app,
             tcp,
@@ -135,136 +117,6 @@ async def _open_broker_stores(
         own[datacenter] = OwnStore(store, folder)
     await claim(main, own)
     return {datacenter: found.store for datacenter, found in own.items()}
-
-
-async def _build(
-    stack: AsyncExitStack,
-    config: Config,
-    opened: tuple[Store, OwnRole],
-    broker_stores: Mapping[str, Store],
-    trust: tuple[CertificateAuthority, OwnIdentity],
-    url: str,
-    runtime: Runtime,
-) -> tuple[ControlPlane, web.Application, Rotation]:
-    """Return the running control plane, its front end, and its authority's rotation."""
-    from control_plane.agents.polled import PolledAgent, PollPatience
-    from control_plane.api.routes import ROUTES
-    from control_plane.front_end.access import Access
-    from control_plane.front_end.frontend import FrontEnd
-    from control_plane.front_end.trail import Trail
-    from control_plane.identity.issued import FOLDER
-    from control_plane.identity.issued import read as read_issued
-    from control_plane.identity.people import People
-    from control_plane.identity.registrar import Registrar
-    from control_plane.images.store import ImageStore
-    from control_plane.roles import ControlPlane
-    from control_plane.runtime.garbage import heap_that_stays
-    from control_plane.shards.ownership import OwnershipMap
-    from control_plane.shards.processes import CORE, RoleLeaders
-    from control_plane.store.opening import OwnTerm
-    from control_plane.task_control.caller import ControllerCaller
-    from control_plane.task_control.core.addresses import rules_of
-    from control_plane.web.serving import Console
-
-    authority, identity = trust
-    store, role = opened
-    processes = RoleLeaders(store, role) if role.name == CORE else None
-    settings = config.scheduler
-    patience = PollPatience(settings.poll_wait_s, settings.poll_patience_s)
-
-    context, ownership = identity.agents_context(), OwnershipMap(store)
-    own_term = OwnTerm(store)
-
-    def term() -> Mapping[str, str]:
-        return processes.headers() if processes is not None else own_term.headers()
-
-    rules = rules_of(config.controller_networks, config.reachable_at())
-
-    def agent_client(machine: MachineRecord) -> PolledAgent:
-        client = PolledAgent(
-            f"https://{machine.address}",
-            context,
-            runtime,
-            patience,
-        )
-        client.expected = f"/host/{machine.machine}"
-        client.epoch = ownership.number
-        client.headers = lambda: {**term(), **ownership.headers(machine.machine)}
-        return client
-
-    def identity_client(machine: str) -> PolledAgent:
-        """Return a client for calls that need no owner: another process may own the machine."""
-        client = agent_client(control_plane.inventory.get(machine).record)
-        client.headers = term
-        return client
-
-    most, of_owner = config.image_max_bytes, config.images_of_owner_max_bytes
-    images = ImageStore(config.state_path / "images", time.time, most, of_owner)
-    people = People(store, runtime, config.operators, config.portal.approvers)
-    trail = Trail(store, runtime, config.audit_entries)
-
-    async def load() -> ControlPlane:
-        nonlocal ownership, processes
-        ownership = OwnershipMap(store)
-        processes = RoleLeaders(store, role) if processes is not None else None
-        await people.load()
-        await trail.load()
-        return await stack.enter_async_context(
-            ControlPlane(
-                store,
-                agent_client,
-                runtime,
-                config.scheduler,
-                images.find,
-                portal=config.portal,
-                broker_stores=broker_stores,
-                call_controller=ControllerCaller(context, rules),
-                boot_id=boot_id(),
-                ownership=ownership,
-                processes=processes,
-            )
-        )
-
-    with heap_that_stays():
-        control_plane = await despite_damage(load, [store, *broker_stores.values()])
-    registrar = Registrar(store, authority, control_plane, url, runtime, config.reachable_at())
-
-    async def have_renewed(machine: str) -> None:
-        async with identity_client(machine) as client:
-            await client.renew_identity()
-
-    rotation = registrar.rotation
-    await rotation.load()
-    rotation.file, rotation.taken = config.authority_path, identity.renew
-    rotation.hosts, rotation.ask = control_plane.inventory.joined, have_renewed
-    identity.is_void = people.is_void
-    control_plane.identity_ends = identity.ends
-
-    async def issued() -> list[IssuedCredential]:
-        return await runtime.offload(read_issued, config.state_path / FOLDER, time.time())
-
-    def ending() -> list[str]:
-        return control_plane.inventory.known(identity.ending())
-
-    rotation.issued = issued
-
-    async def presence_of(machine: str) -> Presence:
-        async with identity_client(machine) as client:
-            return await client.get_presence()
-
-    duplicates = registrar.duplicates
-    await duplicates.load()
-    duplicates.ask, duplicates.audit = presence_of, trail.record_clone
-    duplicates.disconnect, control_plane.duplicates = control_plane.disconnect, duplicates.known
-    shard_tls = identity.agents_context() if processes is not None else None
-    front_end = FrontEnd(control_plane, registrar, images, people, trail, issued, ending, shard_tls)
-    access = Access(os.getuid(), config.socket_group, config.cluster)
-    front_end.store_failure = store.failure
-    app = front_end.app(access, version())
-    if config.web != "off":
-        console = Console(front_end, ROUTES, store.revision, writes=config.web == "full")
-        console.add_to(app)
-    return control_plane, app, rotation
 
 
 def _role_of(config: Config) -> OwnRole:

@@ -136,7 +136,7 @@ def test_a_daemon_starts_after_another_was_killed(daemon: Daemon, tmp_path: Path
         (("--listen", "192.0.2.1:7440"), "cannot listen on 192.0.2.1:7440"),
         (("--listen", "127.0.0.1:1x"), "not HOST:PORT"),
         (("--cluster", "Not A Name"), "cluster: 'Not A Name' is not valid; expected"),
-        (("--config", "/nonexistent.toml"), "cannot read the configuration"),
+        (("--config", "/nonexistent.toml"), "cannot read /"),
         (("--socket", "/proc/x/cp.sock"), "cannot listen on /proc/x"),
         (("--state", "/proc/x"), "cannot use the state folder"),
         (("--down-after", "-1"), "--down-after: '-1' is not a duration"),
