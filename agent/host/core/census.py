@@ -23,6 +23,7 @@ _OF_A_TASK = re.compile(
 _INTAKE = re.compile(r"twine-(unpack|fetch)-[0-9a-f]+\.service")
 _OWN = {
     "agent.lock": "the lock that allows one agent only",
+    "clock": "the clocks when the ages of images were last counted",
     "identity": "the identity of this host, with its keys",
     "images": "images",
     "journal": "records of tasks",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from oci import Layout, Registry, files
 
 from agent.api.accounts import Account
 from agent.client import AgentClient
+from agent.images.core.retention import DAY_S
 from wire.errors import HostError
 
 PLACE = "registry.example/web:"
@@ -122,6 +124,44 @@ async def test_images_go_by_age_and_their_layers_with_the_last_of_them(host: Fak
         assert len(done) == 3  # two images and the layer of one
         assert len(list((host.state / "layers").glob("*.json"))) == 2
         assert (host.state / "tasks" / "web" / "base").read_text() == "b"
+        await at_rest(client)
+
+
+@pytest.mark.behaviour("BUG-AG77")
+async def test_the_age_of_an_image_counts_from_the_end_of_its_last_task(host: FakeHost) -> None:
+    """Formerly an image whose task had run for a week was removed minutes after its end."""
+    async with serving(host) as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        os.utime(host.state / "images" / f"{IMAGE[7:]}.json", (1, 1))
+        await client.collect_garbage()
+        await client.delete_task("web")
+        await gone(client, "web")
+        assert (await client.collect_garbage()).done == []
+
+
+@pytest.mark.behaviour("BUG-AG78")
+@pytest.mark.parametrize(
+    ("wall_s", "boot_s", "is_kept"),
+    [
+        pytest.param(30 * DAY_S, 40 * DAY_S - 600, True, id="the clock was set to a later date"),
+        pytest.param(30 * DAY_S, 10 * DAY_S, False, id="the time passed"),
+        pytest.param(80 * DAY_S, 90 * DAY_S, True, id="the host was off"),
+        pytest.param(-30 * DAY_S, 40 * DAY_S - 600, False, id="the clock was set back"),
+    ],
+)
+async def test_only_time_in_which_the_host_was_up_makes_an_image_old(
+    host: FakeHost, wall_s: float, boot_s: float, is_kept: bool
+) -> None:
+    """The last count was `wall_s` ago by the wall clock, `boot_s` after the boot of that time."""
+    host.fake.boottime_s = lambda: 40 * DAY_S
+    now, described = time.time(), host.state / "images" / f"{IMAGE[7:]}.json"
+    async with serving(host) as client:
+        os.utime(described, (now - 30 * DAY_S, now - 30 * DAY_S))
+        (host.state / "clock").write_text(f"{now - wall_s!r} {boot_s!r}\n")
+        done = (await client.collect_garbage()).done
+        assert described.exists() == is_kept == (done == [])
+        assert (await client.collect_garbage()).done == []
         await at_rest(client)
 
 
