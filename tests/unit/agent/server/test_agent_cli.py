@@ -7,6 +7,7 @@ import io
 import json
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,21 @@ def test_a_task_is_run_listed_read_and_stopped_on_one_host_alone(host: FakeHost,
     assert "A=1" in properties["Environment"]  # type: ignore[operator]
     assert stopped == (0, "web: gone\n", "")
     assert (host.units(), host.roots()) == ([], [])
+
+
+@pytest.mark.behaviour("BUG-AG80")
+def test_a_task_can_be_run_again_after_the_clock_was_set_back(
+    host: FakeHost, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generation of a run is a time; the next run got the error that its own is older."""
+    later_ns = time.time_ns() + 86_400 * 10**9
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time_ns", lambda: later_ns)
+        first = run("run", "web", f"--image={IMAGE}", "--", "/bin/server", "-v", host=host)
+    again = run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)
+
+    assert first == again == (0, "web: running, healthy\n", "")
+    assert host.fake.systemd.properties(unit("web"))["ExecStart"] == [["/bin/server"]]
 
 
 @pytest.mark.behaviour("F-86")
