@@ -21,6 +21,7 @@ from agent.config import AgentConfig, load
 from agent.machine.fake import ends_with
 
 Run = Callable[..., tuple[int, str, str]]
+BYTES = pytest.mark.behaviour("BUG-AG82")
 LOGGED = b"\xff\x1b[1mred\n"
 
 
@@ -176,6 +177,21 @@ def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run
         (("image", "pull", "web"), 64, "does not name an image in a registry"),
         (("run", "web", "--image=oci-archive:/none"), 64, "there is no file /none"),
         (("dance",), 64, "No such command"),
+        pytest.param(
+            ("show", "caf\udce9"), 64, "'caf\\udce9' is not UTF-8", marks=BYTES, id="a name"
+        ),
+        pytest.param(
+            ("run", "web", f"--image={IMAGE}", "--", "ls", "caf\udce9"),
+            *(64, "\\udce9' is not UTF-8 text"),
+            marks=BYTES,
+            id="an argument",
+        ),
+        pytest.param(
+            ("run", "web", f"--image={'a' * 300}", "--", "x"),
+            *(64, "File name too long"),
+            marks=BYTES,
+            id="a long name of a file",
+        ),
     ],
 )
 def test_an_impossible_command_has_one_message_and_an_exit_code(
