@@ -90,5 +90,9 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bounded(text: str, most: int = REASON_MAX) -> str:
-    """Return a text of any origin, cut so that no reader refuses the answer that contains it."""
+    """Return a text of any origin, changed so that no reader refuses the answer that contains it.
+
+    It is cut, and bytes of file names that are no UTF-8 are written as escapes.
+    """
+    text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -165,6 +165,32 @@ async def test_only_time_in_which_the_host_was_up_makes_an_image_old(
         await at_rest(client)
 
 
+@pytest.mark.behaviour("BUG-AG83")
+async def test_files_with_names_that_are_no_text_are_listed(host: FakeHost) -> None:
+    """`gc --explain` and `fsck` failed with an internal error, and the events of the host, too."""
+    state = os.fsencode(host.state)
+    for folder in (b"journal", b"volumes"):
+        os.makedirs(state + b"/" + folder, exist_ok=True)
+    long = b"x" * 250
+    for name in (
+        b"caf\xe9",
+        b"journal/caf\xe9.json",
+        b"journal/%s.json" % long,
+        b"journal/" + long,
+    ):
+        os.mknod(state + b"/" + name)
+    os.mkdir(state + b"/volumes/caf\xe9")
+    async with serving(host) as client:
+        latest = (await client.get_events(0)).latest
+        events = (await client.get_events(latest - 3)).events
+        assert r"caf\udce9" in [event.object for event in events]
+        assert r"caf\udce9" in [task.task_id for task in (await client.list_tasks()).tasks]
+        found = await wrong(client)
+        assert ("file", r"caf\udce9") in found
+        assert ("record", r"caf\udce9.json") in found
+        assert r"caf\udce9" in [a.name for a in (await client.repair_accounts()).accounts]
+
+
 @pytest.mark.behaviour("BUG-AG69")
 async def test_an_image_that_cannot_be_removed_keeps_no_other(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
