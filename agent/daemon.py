@@ -193,7 +193,7 @@ class Agent:
     async def _pull(self, images: HostImages, request: api.ImagePull) -> api.ImageInfo:
         if why := distrust(request.digest, request.trust):
             raise Unprocessable(f"image pulls are off: {why}", hint=SIGN_HINT)
-        if info := images.find(request.digest):
+        if info := images.find_again(request.digest):
             return info
         held = self.identity.find()
         if held is None:

@@ -11,10 +11,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from builders import IMAGE, OTHER_IMAGE, FakeHost, a_spec, gone, running
+from builders import (
+    IMAGE,
+    OTHER_IMAGE,
+    FakeHost,
+    a_spec,
+    a_tar,
+    chunks_of,
+    digest_of,
+    gone,
+    running,
+)
 from msgspec.structs import replace
 from oci import Layout, Registry, files
 
+from agent.api import ImageFormat, ImagePull
 from agent.api.accounts import Account
 from agent.client import AgentClient
 from agent.images.core.retention import DAY_S
@@ -189,6 +200,33 @@ async def test_files_with_names_that_are_no_text_are_listed(host: FakeHost) -> N
         assert ("file", r"caf\udce9") in found
         assert ("record", r"caf\udce9.json") in found
         assert r"caf\udce9" in [a.name for a in (await client.repair_accounts()).accounts]
+
+
+@pytest.mark.behaviour("BUG-AG84")
+async def test_an_image_that_is_fetched_again_counts_as_used(host: FakeHost) -> None:
+    """It could be removed between the answer that the host has it and the start of the task."""
+    registry = Registry()
+    host.fake.systemd.programs["skopeo"] = registry.skopeo
+    layout = Layout(host.folder / "1")
+    registry.push(PLACE + "1", layout, layout.image(files(app="1")))
+    data = a_tar(app="2")
+    host.config = replace(host.config, image_free_bytes=1 << 60)
+    async with serving(host) as client:
+        pulled = (await client.fetch_oci_image(PLACE + "1")).digest
+        await client.put_image(digest_of(data), ImageFormat.TAR, chunks_of(data))
+        again = (
+            lambda: client.fetch_oci_image(PLACE + "1"),
+            lambda: client.fetch_oci_image(f"{PLACE}1@{pulled}"),
+            lambda: client.put_image(digest_of(data), ImageFormat.TAR, chunks_of(data)),
+            lambda: client.pull_image(ImagePull(digest=digest_of(data), path="/")),
+        )
+        for fetch, digest in zip(
+            again, (pulled, pulled, digest_of(data), digest_of(data)), strict=True
+        ):
+            os.utime(host.state / "images" / f"{digest[7:]}.json", (1, 1))
+            await fetch()
+            await client.collect_garbage()
+            assert (await client.get_image(digest)).digest == digest
 
 
 @pytest.mark.behaviour("BUG-AG69")
