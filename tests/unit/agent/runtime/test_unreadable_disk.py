@@ -5,11 +5,16 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from builders import IMAGE, FakeHost, a_record, a_spec, running
 
+from agent.runtime.disk import StateDisk
+from agent.runtime.events import HostEvents
 from agent.runtime.journal import Journal
+from agent.runtime.offload import Lanes
+from agent.runtime.reserve import Reserve
 from wire.errors import HostError
 
 
@@ -108,3 +113,21 @@ def test_a_record_takes_its_place_only_once_its_content_is_on_the_disk(
     journal = Journal(tmp_path / "journal")
     journal.save(a_record(), durable=durable)
     assert journal.replay().tasks == {"web": a_record()}
+
+
+@pytest.mark.behaviour("BUG-AG85")
+def test_a_disk_that_fills_up_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each check of a nearly full disk made an error in the log and an event."""
+    events = HostEvents("boot")
+    disk = StateDisk(tmp_path, events, Reserve(tmp_path / "reserve", lambda _: None), Lanes())
+    before, shown = events.latest, []
+    for free in (1 << 30, 90 << 20, 80 << 20, 900 << 10, 0, 1 << 30):
+        size = SimpleNamespace(f_flag=0, f_bavail=free, f_frsize=1)
+        monkeypatch.setattr(os, "statvfs", lambda _, size=size: size)
+        disk.check()
+        shown.append(disk.problem.partition(": ")[0].rpartition("has ")[2])
+
+    assert events.latest - before == 2
+    assert shown == ["", "90MiB left", "80MiB left", "900KiB left", "0B left", ""]
