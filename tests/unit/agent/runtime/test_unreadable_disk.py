@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from builders import IMAGE, FakeHost, a_record, a_spec, running
 
+from agent.identity import clone_check
 from agent.runtime.disk import StateDisk
 from agent.runtime.events import HostEvents
 from agent.runtime.journal import Journal
@@ -131,3 +132,22 @@ def test_a_disk_that_fills_up_is_reported_once(
 
     assert events.latest - before == 2
     assert shown == ["", "90MiB left", "80MiB left", "900KiB left", "0B left", ""]
+
+
+@pytest.mark.behaviour("BUG-AG87")
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"{}"])
+async def test_an_agent_whose_identity_is_damaged_manages_its_tasks(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """It ended with the exit code of a wrong configuration, and systemd did not restart it."""
+    file = host.state / "identity" / "identity.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    monkeypatch.setattr(clone_check, "FIRST_S", 0.0)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        problems = (await client.get_machine()).problems
+    assert [problem.partition(":")[0] for problem in problems] == [
+        f"{file} is not a valid credential"
+    ]
