@@ -1,4 +1,4 @@
-"""The addresses that are written to a proxy's file."""
+"""The addresses that are written to a proxy's file, and options of the resolver."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 from pytest_mock import MockerFixture
 from test_dns import WEB
@@ -13,6 +14,7 @@ from test_dns import WEB
 from control_plane.api.jobs import Endpoint, Endpoints
 from control_plane.api.watch import EndpointChanges
 from resolver import keeping, proxies
+from resolver.cli import main
 from resolver.following import ZoneFollower
 
 SERVICES = [proxies.service("web:http")]
@@ -58,3 +60,21 @@ async def _known(
         return await keeping.known_of(follower, SERVICES, 5.0)
     finally:
         following.cancel()
+
+
+@pytest.mark.behaviour("BUG-AG88")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("proxy", "haproxy", "web:http", "--file=twine.cfg", "--check=haproxy 'x"),
+            '--check "haproxy \'x" is not a command: No closing quotation',
+        ),
+        (("dns", "--listen=a..b:0"), "cannot listen at a..b:0: "),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(words: tuple[str, ...], message: str) -> None:
+    """The program ended with a traceback."""
+    done = CliRunner().invoke(main, ["--endpoint", "unix:/none", *words])
+    assert done.exit_code != 1
+    assert message in done.output
