@@ -132,6 +132,38 @@ async def test_an_agent_restart_does_not_restart_the_start_period(
             await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
 
 
+@pytest.mark.behaviour("BUG-AG90")
+@pytest.mark.parametrize(
+    ("kind", "interval_s", "pauses"),
+    [
+        (ProbeKind.TCP, 1e-9, [0.1, 0.1, 0.1]),
+        (ProbeKind.EXEC, 1e-9, [0.5, 0.5, 0.5]),
+        (ProbeKind.EXEC, 2.0, [0.5, 2.0, 2.0]),
+    ],
+)
+async def test_a_tiny_interval_does_not_keep_agent_and_systemd_busy(
+    monkeypatch: pytest.MonkeyPatch, kind: ProbeKind, interval_s: float, pauses: list[float]
+) -> None:
+    """The owner of a job could occupy the agent with it, and systemd with units of commands."""
+    found: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        found.append(pause_s)
+        if len(found) == len(pauses):
+            raise asyncio.CancelledError
+
+    async def answered(*_: object) -> str:
+        return ""
+
+    monkeypatch.setattr(Prober, "_ask", answered)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    target = {"command": ["/x"]} if kind is ProbeKind.EXEC else {"port": 1}
+    probe = Probe(kind=kind, interval_s=interval_s, successes=2, **target)
+    with pytest.raises(asyncio.CancelledError):
+        await Prober().watch(probe, Health.UNKNOWN, answered, answered)
+    assert found == pauses
+
+
 @pytest.mark.behaviour("AG5")
 async def test_health_survives_a_restart_of_the_agent(host: FakeHost) -> None:
     async with a_server(["200"]) as port:
