@@ -9,6 +9,7 @@ from builders import FakeHost
 
 from agent.api import ProbeKind
 from agent.tasks import prober, supervisor
+from agent.tasks.core import restarts
 
 
 @pytest.fixture
@@ -16,6 +17,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
     """Yield a machine that has one image."""
     monkeypatch.setattr(supervisor, "RETRY_S", 0.01)
     monkeypatch.setattr(supervisor, "CONFLICT_S", 0.01)
+    monkeypatch.setattr(restarts, "LEAST_MAX_S", 0.0)
     monkeypatch.setattr(prober, "LEAST_S", dict.fromkeys(ProbeKind, 0.0))
     host = FakeHost(tmp_path)
     host.give_image()
