@@ -70,6 +70,7 @@ from agent.usage import Usages
 from agent.volumes.volume_service import VolumeService
 from agent.volumes.volumes import Volumes
 from wire import durable
+from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -285,6 +286,7 @@ class HostParts:
         async def facts() -> api.MachineFacts:
             found = await self.lanes.run("facts", reader.read, self.name())
             problems = [p for p in (self.disk.problem, self.networks.problem) if p]
+            problems += self._identity()[1]
             suppressed, lost = await self.lanes.run("files", self.pipes.lost)
             return replace(
                 found,
@@ -298,8 +300,18 @@ class HostParts:
 
     def name(self) -> str:
         """Return the machine name of this host, empty if it has not joined."""
-        held = self.identity.find()
-        return held.machine if held else ""
+        return self._identity()[0]
+
+    def _identity(self) -> tuple[str, list[str]]:
+        """Return the machine name, and why the identity cannot be used.
+
+        Only the TCP port needs the identity; the tasks of the host run without it.
+        """
+        try:
+            held = self.identity.find()
+        except ConfigError as e:
+            return "", [f"{e}: the control plane cannot call this host; join again"]
+        return (held.machine if held else ""), []
 
 
 def _spawn(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:

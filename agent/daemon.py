@@ -14,8 +14,8 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from aiohttp import web
@@ -38,7 +38,7 @@ from agent.server import application
 from agent.services import AgentServices
 from wire.admission import open_admission
 from wire.client import WireClient
-from wire.errors import Busy, ConfigError, NotBtrfs, TwineError, Unprocessable
+from wire.errors import Busy, ConfigError, HostError, NotBtrfs, TwineError, Unprocessable
 from wire.limits import LOCAL, ConnectionLimits, raise_descriptor_limit
 from wire.server import http_log
 
@@ -99,8 +99,9 @@ class Agent:
 
     def _lock(self, stack: AsyncExitStack) -> None:
         run = Path(self.config.run_dir)
-        run.mkdir(parents=True, exist_ok=True)
-        file = stack.enter_context((run / "agent.lock").open("w"))
+        with _usable("run_dir", run):
+            run.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((run / "agent.lock").open("w"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
@@ -128,7 +129,8 @@ class Agent:
 
     async def _require_btrfs(self, lanes: Lanes) -> None:
         """Raise `ConfigError` on a file system other than btrfs, which images need (F-38)."""
-        self._state.mkdir(parents=True, exist_ok=True)
+        with _usable("state_dir", self._state):
+            self._state.mkdir(parents=True, exist_ok=True)
         try:
             await lanes.run("btrfs", self._machine.btrfs.top, self._state)
         except NotBtrfs as e:
@@ -141,15 +143,17 @@ class Agent:
 
     async def _serve_socket(self, runner: web.AppRunner, stack: AsyncExitStack) -> None:
         path = Path(self.config.socket)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        before = os.umask(0o177)
-        try:
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            listener.bind(str(path))
-            listener.listen(_BACKLOG)
-        finally:
-            os.umask(before)
+        with _usable("socket", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            before = os.umask(0o177)
+            try:
+                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                stack.callback(listener.close)
+                listener.bind(str(path))
+                listener.listen(_BACKLOG)
+            finally:
+                os.umask(before)
         try:
             let_group(path, grp.getgrnam(self.config.socket_group).gr_gid)
         except (KeyError, OSError) as e:
@@ -189,7 +193,7 @@ class Agent:
     async def _pull(self, images: HostImages, request: api.ImagePull) -> api.ImageInfo:
         if why := distrust(request.digest, request.trust):
             raise Unprocessable(f"image pulls are off: {why}", hint=SIGN_HINT)
-        if info := images.find(request.digest):
+        if info := images.find_again(request.digest):
             return info
         held = self.identity.find()
         if held is None:
@@ -231,6 +235,19 @@ async def _forget_restarts(parts: HostParts) -> None:
         await parts.units.forget_restarts(_SERVICE)
     except TwineError as e:
         log.warning("systemd still counts restarts of the agent", extra={"why": str(e)})
+
+
+@contextmanager
+def _usable(setting: str, path: Path) -> Iterator[None]:
+    """Raise `HostError` if a path of the configuration cannot be used."""
+    try:
+        yield
+    except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) and e.strerror else e
+        raise HostError(
+            f"{setting} = {str(path)!r} cannot be used: {why}",
+            hint="correct it; `twine-agent config show --origin` shows where it is set",
+        ) from e
 
 
 @asynccontextmanager

@@ -104,8 +104,16 @@ def proxy(
     wanted = proxies.services(services)
     if file is None and (check or reload):
         raise InvalidInput("--check and --reload are about a file", hint="add --file FILE")
-    kept = keeping.ProxyFile(file, shlex.split(check), shlex.split(reload)) if file else None
+    commands = _words("--check", check), _words("--reload", reload)
+    kept = keeping.ProxyFile(file, *commands) if file else None
     _follow(target, _kept(render, wanted, kept) if kept else _printed(render, wanted))
+
+
+def _words(option: str, command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as e:
+        raise InvalidInput(f"{option} {command[:100]!r} is not a command: {e}") from e
 
 
 def _render(kind: str) -> proxies.Render:

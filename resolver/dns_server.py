@@ -92,9 +92,10 @@ class DnsServer:
             transport, _ = await loop.create_datagram_endpoint(
                 lambda: _Datagrams(self), local_addr=(host, chosen)
             )
-        except OSError as e:
+        except (OSError, UnicodeError) as e:
+            why = e.strerror if isinstance(e, OSError) and e.strerror else e
             raise ConfigError(
-                f"cannot listen at {host}:{port}: {e.strerror or e}",
+                f"cannot listen at {host}:{port}: {why}",
                 hint="another server may be there (port 53 also needs root): --listen HOST:PORT",
             ) from e
         return server, transport

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from control_plane.api.jobs import Endpoints
 from resolver.following import ZoneFollower
-from resolver.proxies import Known, ProxiedService, Render
+from resolver.proxies import Known, ProxiedService, Render, is_host
+from resolver.zone import ip_version
 from wire.errors import Busy, HostError, ProgramError, TwineError
 
 log = logging.getLogger(__name__)
@@ -23,6 +28,8 @@ SETTLE_S = 0.1
 proxy. Much shorter than a job's `update.drain_s`, the limit for removing a task from the proxy."""
 _ASK_AGAIN_S = 60.0
 _RETRY_S = 2.0
+_RESOLVE_S = 5.0
+"""Longest wait for DNS before a file is written; the names are looked up at once."""
 _TAIL_BYTES = 1 << 16
 """How much of a program's output is kept: the capacity of a pipe."""
 
@@ -73,10 +80,45 @@ def _write(path: Path, text: str) -> None:
 async def known_of(
     follower: ZoneFollower, services: Sequence[ProxiedService], wait_s: float
 ) -> Known:
-    """Return the addresses of all services; raises `Busy` while one is unknown."""
+    """Return the usable addresses of all services; raises `Busy` while one is unknown."""
     jobs = sorted({s.job for s in services})
     found = await asyncio.gather(*(follower.get(job, wait_s) for job in jobs))
-    return dict(zip(jobs, found, strict=True))
+    hosts = {endpoint.host for e in found if e is not None for endpoint in e.endpoints}
+    whys = await asyncio.gather(*map(_why_unusable, hosts))
+    unusable = {host: why for host, why in zip(hosts, whys, strict=True) if why}
+    return {job: _without(e, unusable) for job, e in zip(jobs, found, strict=True)}
+
+
+async def _why_unusable(host: str) -> str:
+    """Return why no proxy can use a host; empty if it is usable.
+
+    HAProxy and nginx refuse a whole file with one name that does not exist. After any other failure
+    of DNS, or without an answer, a name stays: otherwise the failure would empty the file.
+    """
+    if not is_host(host):
+        return "it is not a host"
+    if ip_version(host):
+        return ""
+    try:
+        async with asyncio.timeout(_RESOLVE_S):
+            await asyncio.get_running_loop().getaddrinfo(host, None)
+    except UnicodeError:
+        return "DNS cannot hold this name"
+    except OSError as e:
+        is_missing = e.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
+        return f"no address: {e.strerror}" if is_missing else ""
+    return ""
+
+
+def _without(found: Endpoints | None, unusable: Mapping[str, str]) -> Endpoints | None:
+    """Return the addresses without the unusable ones, which are logged."""
+    if found is None:
+        return None
+    for one in found.endpoints:
+        if why := unusable.get(one.host):
+            extra = {"task": one.task, "host": one.host, "why": why}
+            log.warning("a task is left out: no proxy can use its host", extra=extra)
+    return replace(found, endpoints=[e for e in found.endpoints if e.host not in unusable])
 
 
 async def keep(

@@ -7,7 +7,6 @@ jinja2 templates; an operator may provide one for another proxy.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from control_plane.api.jobs import Endpoint, Endpoints
 from control_plane.api.watch import MAX_JOBS_WATCHED
 from control_plane.api.weights import USUAL_WEIGHT
-from resolver.zone import is_job_name
+from resolver.zone import ip_version, is_job_name
 from wire.errors import InvalidInput
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -153,21 +152,19 @@ def _serving(s: ProxiedService, known: Known) -> list[Endpoint]:
     return [] if found is None else [e for e in found.endpoints if s.port in e.ports]
 
 
-def _at(endpoint: Endpoint, port: str) -> str:
-    """Return `host:port`; a host is an address or a name of letters, digits, dots and dashes.
+def is_host(host: str) -> bool:
+    """Return whether this is an address, or a name of letters, digits, dots and dashes.
 
-    An address with a zone (`fe80::1%eth0`) is refused: it is valid only on one machine, and the
-    zone may be any text.
+    An address with a zone (`fe80::1%eth0`) is none: it is valid only on one machine, and the zone
+    may be any text.
     """
+    return bool(ip_version(host) or re.fullmatch(r"[A-Za-z0-9.-]+", host, re.ASCII))
+
+
+def _at(endpoint: Endpoint, port: str) -> str:
+    """Return `host:port`."""
     host = endpoint.host
-    try:
-        if "%" in host:
-            raise ValueError("it has a zone")
-        shown = f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
-    except ValueError:
-        if not re.fullmatch(r"[A-Za-z0-9.-]+", host, re.ASCII):
-            raise InvalidInput(
-                f"{endpoint.task} answers at {host!r}, which is not a host"
-            ) from None
-        shown = host
+    if not is_host(host):
+        raise InvalidInput(f"{endpoint.task} answers at {host!r}, which is not a host")
+    shown = f"[{host}]" if ip_version(host) == 6 else host
     return f"{shown}:{endpoint.ports[port]}"

@@ -131,7 +131,7 @@ def _task(about: ZoneSubject, kind: str, listed: Sequence[Endpoint]) -> DnsAnswe
     if found is None:
         return DnsAnswer(ZoneOutcome.NO_SUCH_NAME)
     name = _task_name(found, about.job)
-    if _version(found.host) == 0:
+    if ip_version(found.host) == 0:
         return DnsAnswer(
             ZoneOutcome.FOUND, (DnsRecord(name, "CNAME", f"{found.host.rstrip('.')}."),)
         )
@@ -147,11 +147,11 @@ def _addresses(name: str, kind: str, hosts: Iterable[str]) -> tuple[DnsRecord, .
     return tuple(
         DnsRecord(name, "A" if version == 4 else "AAAA", host)
         for host in hosts
-        if (version := _version(host)) in wanted
+        if (version := ip_version(host)) in wanted
     )
 
 
-def _version(host: str) -> int:
+def ip_version(host: str) -> int:
     """Return 4 or 6 for an address, 0 for a host name or an address with a zone (`fe80::1%e0`)."""
     try:
         return 0 if "%" in host else ipaddress.ip_address(host).version

@@ -61,6 +61,12 @@ def why(error: BaseException) -> str:
     return _KINDS.get(type(cause).__name__, "the connection broke off")
 
 
+def not_utf8(error: UnicodeEncodeError) -> str:
+    """Return which argument of a command has bytes of another encoding."""
+    near = error.object[max(0, error.start - 40) : error.end + 40]
+    return f"{near!r} is not UTF-8 text"
+
+
 def _of_certificate(error: ssl.SSLCertVerificationError) -> str:
     code = getattr(error, "verify_code", None)
     if code is None and len(error.args) > 1:

@@ -138,7 +138,8 @@ class RestartPolicy(Written, frozen=True, kw_only=True):
     backoff_s: Seconds = 1.0
     """Pause before the first restart. It doubles with each restart."""
     backoff_max_s: Seconds = 300.0
-    """The longest pause. The first pause applies again once the task ran for ten minutes."""
+    """The longest pause, of 1 s at least. The first pause applies again once the task ran for ten
+    minutes."""
 
 
 class DisconnectPolicy(StrEnum):

@@ -35,7 +35,7 @@ class Probe(Written, frozen=True, kw_only=True):
     command: ProbeCommand = []
     """For `exec`."""
     interval_s: Seconds = 2.0
-    """From one probe to the next."""
+    """From one probe to the next; at least 0.1 s pass, 0.5 s for `exec`."""
     timeout_s: Seconds = 2.0
     """A probe that takes longer has failed."""
     successes: InARow = 1

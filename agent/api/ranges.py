@@ -66,10 +66,13 @@ Moment = Annotated[float, Meta(ge=0, le=1e11)]
 """Seconds since 1970, or since a boot."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
-Id = Annotated[str, Meta(max_length=256)]
+ID_MAX = 256
+Id = Annotated[str, Meta(max_length=ID_MAX)]
 """A short text from another program: an id, a version, a name."""
 Words = Annotated[str, Meta(max_length=65_536)]
 """A sentence from another program: a reason, an event."""
+REASON_MAX = 4096
+"""Most characters of a reason or event that the agent sends: an answer has many of them."""
 Pem = Annotated[str, Meta(max_length=65_536)]
 Pins = Annotated[list[Id], Meta(max_length=8)]
 """`sha256:<hex>` of authorities."""
@@ -84,3 +87,12 @@ class Written(
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True):
     """Base of types that programs exchange: unknown fields are ignored."""
+
+
+def bounded(text: str, most: int = REASON_MAX) -> str:
+    """Return a text of any origin, changed so that no reader refuses the answer that contains it.
+
+    It is cut, and bytes of file names that are no UTF-8 are written as escapes.
+    """
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -12,7 +12,8 @@ import click
 
 from agent.cli.show import printable
 from agent.config import load, local_socket
-from wire.errors import TwineError
+from wire.error_text import not_utf8
+from wire.errors import InvalidInput, TwineError
 
 if TYPE_CHECKING:
     from agent.client import AgentClient
@@ -31,6 +32,10 @@ def run_program(cli: click.Command) -> None:
         sys.exit(64)
     except TwineError as e:
         fail(e)
+    except UnicodeEncodeError as e:
+        fail(InvalidInput(not_utf8(e)))
+    except OSError as e:
+        fail(InvalidInput(f"cannot use {e.filename or 'a file'}: {e.strerror or e}"))
 
 
 def fail(error: TwineError) -> NoReturn:

@@ -117,12 +117,14 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **give
     Without a command an OCI image runs its own.
     """
     wait, asked = given["wait"], combined(given) | {"command": list(command)}
-    asked["generation"] = time.time_ns() // 1_000_000
 
     async def start(client: AgentClient) -> tuple[api.TaskStatus, bool]:
-        spec = checked(asked | {"image": await image_of(client, given["image"])})
+        image = await image_of(client, given["image"])
         watch = StatusWatch(client)
         before = await watch.known(name)
+        latest = 0 if before is None else before.generation  # the clock may have been set back
+        asked["generation"] = max(time.time_ns() // 1_000_000, latest + 1)
+        spec = checked(asked | {"image": image})
         status = await client.put_task(name, spec)
         if not wait:
             return status, True

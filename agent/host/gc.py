@@ -9,7 +9,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,8 @@ COLLECT_S = 600.0
 """Seconds between two searches for old objects, and between two checks of the free space."""
 SECOND_LOOK_S = 2.0
 """Seconds until an error is checked again: a change under way has finished by then."""
+STEP_S = 60.0
+"""A wall clock that gained more than this on the clock of the boot was set, or the host was off."""
 
 
 class HostInspector:
@@ -63,6 +66,7 @@ class HostInspector:
         self._tasks = tasks
         self._machine = machine
         self._room = room
+        self._ages = ImageAges(self._state, machine.boottime_s)
         self.second_look_s = SECOND_LOOK_S
         self._collecting = asyncio.Lock()
 
@@ -153,15 +157,18 @@ class HostInspector:
     def _decisions(self) -> dict[tuple[str, str], RetentionDecision]:
         """Return the decision of each image and layer by use, age and free space."""
         _, free = self._machine.btrfs.free_bytes(self._state)
+        infos = self._images.all()
+        users = {info.digest: self._tasks.using(info.digest) for info in infos}
+        self._ages.settle([digest for digest, tasks in users.items() if tasks])
         uses = [
             ImageUse(
                 digest=info.digest,
                 last_used=self._images.last_used(info.digest),
                 bytes=info.stream_bytes,
-                tasks=self._tasks.using(info.digest),
+                tasks=users[info.digest],
                 layers=info.layers,
             )
-            for info in self._images.all()
+            for info in infos
         ]
         layers = [
             LayerUse(info.chain, self._images.layers.is_held(info.chain))
@@ -252,6 +259,50 @@ class HostInspector:
                 await self.collect()
             except (TwineError, OSError) as e:
                 log.warning("cannot remove unused objects", extra={"why": str(e)})
+
+
+class ImageAges:
+    """The ages of images count only the time in which the host was up.
+
+    A clock that is set from a wrong date to the right one must not make every image old. Blocking:
+    call it through a lane.
+    """
+
+    def __init__(self, state: Path, boottime_s: Callable[[], float]) -> None:
+        """`state` has the folder of the images, and the file with the last readings of both clocks.
+
+        `boottime_s` returns the seconds since boot.
+        """
+        self._folder, self._file = state / "images", state / "clock"
+        self._boottime_s = boottime_s
+
+    def settle(self, in_use: Collection[str]) -> None:
+        """Record the use of these images; for the others, undo steps of the wall clock.
+
+        On a disk that cannot be written the ages stay, and no image can be removed either.
+        """
+        now, boot_s = time.time(), self._boottime_s()
+        step_s = self._step_s(now, boot_s)
+        for path in self._folder.glob("*.json"):
+            with suppress(OSError):  # the image is being deleted, or the disk is read-only
+                was = path.stat().st_mtime
+                used = now if f"sha256:{path.stem}" in in_use else min(was + step_s, now)
+                if used != was:
+                    os.utime(path, (used, used))
+        with suppress(OSError):  # the next call finds the same step: the times never exceed now
+            self._file.write_text(f"{now!r} {boot_s!r}\n")
+
+    def _step_s(self, now: float, boot_s: float) -> float:
+        """Return by how much the wall clock gained since the last call, 0 if by little or nothing.
+
+        After a reboot the time in which the host was off is a part of it.
+        """
+        try:
+            wall, boot = map(float, self._file.read_text().split())
+        except (OSError, ValueError):
+            return 0.0
+        gained_s = now - wall - (boot_s - boot if boot_s >= boot else boot_s)
+        return gained_s if gained_s > STEP_S else 0.0
 
 
 def _closed(btrfs: Btrfs, path: Path) -> bool:

@@ -34,6 +34,8 @@ last report must not count forever (HP15)."""
 WATCH_S = 10.0
 """Pause between checks for another report, by one stat of a small file, and for other profiles, by
 a listing of three folders. `sidekick-verify.timer` makes a report every two minutes."""
+RETRY_S = 1.0
+"""Pause after a systemd that did not answer at the agent's start."""
 _SETTLED_S = 2.0
 """Age in s from which an unchanged mtime proves an unchanged file: its resolution is coarse."""
 
@@ -144,7 +146,15 @@ class HostProfile:
             raise HostError(f"profile {spec.name} cannot be kept: {e.strerror}") from e
 
     async def adopt(self) -> None:
-        """Wait for a sidekick that an earlier agent started."""
+        """Wait for a sidekick that an earlier agent started; repeat until systemd answers."""
+        while True:
+            try:
+                return await self._adopt()
+            except TwineError as e:
+                log.warning("cannot read whether sidekick runs", extra={"why": str(e)})
+            await asyncio.sleep(RETRY_S)
+
+    async def _adopt(self) -> None:
         async with self._lock:
             self._running = await self._units.find(UNIT) is not None
             if self._running:

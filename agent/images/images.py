@@ -21,7 +21,7 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 from weakref import WeakValueDictionary
@@ -165,6 +165,14 @@ class HostImages:
             raise NotFound(f"image {digest} is not on this machine")
         return info
 
+    def find_again(self, digest: str) -> ImageInfo | None:
+        """Return a complete image that a caller asks for; its time of last use begins again."""
+        info = self.find(digest)
+        if info is not None:
+            with suppress(OSError):  # a read-only disk: no image is removed, either
+                os.utime(self.folder / f"{_hex(digest)}.json")
+        return info
+
     def last_used(self, digest: str) -> float:
         """Return when an image was received or last used for a task; 0 if it is unknown."""
         try:
@@ -195,7 +203,7 @@ class HostImages:
         leaves too little space, `Unreachable` for one that stalls. Then nothing of it stays.
         """
         async with self._import(digest) as hold, self._lock(digest):
-            if info := self.find(digest):
+            if info := self.find_again(digest):
                 return info
             stream = self._staging / f"{_hex(digest)}.stream"
             try:
@@ -308,12 +316,12 @@ class HostImages:
 
     async def _pull(self, reference: str) -> ImageInfo:
         async with self._import(reference) as hold, self._oci.lock(reference):
-            if info := self.find(place_of(reference).digest):
+            if info := self.find_again(place_of(reference).digest):
                 return info
             place, data = await self._oci.resolve(reference)
             self._events.add("image", place.digest, pull_event_text(reference))
             async with self._lock(place.digest):
-                if info := self.find(place.digest):
+                if info := self.find_again(place.digest):
                     return info
                 try:
                     tree = self._tree(place.digest)

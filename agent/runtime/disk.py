@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 from pathlib import Path
 
 from agent.runtime.events import HostEvents
@@ -38,9 +39,12 @@ class StateDisk:
         """Text that describes the problem of the disk; empty if there is none."""
 
     def check(self) -> None:
-        """Check the disk, and report a problem that appeared, changed or ended."""
+        """Check the disk, and report a problem that appeared, changed or ended.
+
+        A smaller number alone is no other problem: it changes with each check.
+        """
         before, self.problem = self.problem, _problem(self._state)
-        if self.problem == before:
+        if _kind(self.problem) == _kind(before):
             return
         if self.problem:
             log.error("the agent's disk has a problem", extra={"why": self.problem})
@@ -59,6 +63,10 @@ class StateDisk:
                 except OSError as e:
                     log.warning("cannot reserve space for records", extra={"why": str(e)})
             await pause(CHECK_S)
+
+
+def _kind(problem: str) -> str:
+    return re.sub(r"[0-9.]+[A-Za-z]+ left", "left", problem)
 
 
 def _problem(state: Path) -> str:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 
 from agent.api import Event, Events, TaskStatus
+from agent.api.ranges import ID_MAX, bounded
 
 KEPT = 4096
 """Number of events in memory; a reader that falls further behind has to list all tasks again."""
@@ -44,8 +45,8 @@ class HostEvents:
                 sequence=self._latest,
                 at=time.time(),
                 kind=kind,
-                object=object_,
-                message=message,
+                object=bounded(object_, ID_MAX),
+                message=bounded(message),
                 task=task,
             )
         )

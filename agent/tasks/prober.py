@@ -16,6 +16,9 @@ Report = Callable[[Health, str], Awaitable[None]]
 Ask = Callable[[list[str], float], Awaitable[str]]
 """Runs a command inside the task, with a timeout in s; returns why it failed, or an empty text."""
 LOOPBACK = "127.0.0.1"
+LEAST_S = {ProbeKind.HTTP: 0.1, ProbeKind.TCP: 0.1, ProbeKind.EXEC: 0.5}
+"""Shortest pauses between two probes. The agent serves all tasks of the host, and systemd starts a
+unit for each command."""
 
 
 class Prober:
@@ -57,7 +60,8 @@ class Prober:
                 await report(new.health, problem if new.health is Health.UNHEALTHY else "")
             streak = new
             eager = streak.health is Health.UNKNOWN
-            await asyncio.sleep(min(0.5, probe.interval_s) if eager else probe.interval_s)
+            pause_s = min(0.5, probe.interval_s) if eager else probe.interval_s
+            await asyncio.sleep(max(pause_s, LEAST_S[probe.kind]))
 
     async def _ask(self, probe: Probe, inside: Ask, at: str) -> str:
         """Return why the probe failed, empty if it succeeded."""

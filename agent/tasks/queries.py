@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.api import Health, TaskSpec, TaskState, TaskStatus
+from agent.api.ranges import ID_MAX, bounded
 from agent.network.core.network import gate_for
 from agent.runtime.core.records import TaskRecord, Wanted, status_of, unit_of
 from agent.tasks.core.admission import is_over
@@ -144,12 +145,12 @@ class TaskQueries:
 
 def _unreadable_status(task_id: str, why: str) -> TaskStatus:
     return TaskStatus(
-        task_id=task_id,
+        task_id=bounded(task_id, ID_MAX),
         generation=0,
         epoch=0,
         state=TaskState.RUNNING,
         health=Health.UNKNOWN,
-        reason=f"its record cannot be read ({why}); put or delete the task",
+        reason=bounded(f"its record cannot be read ({why}); put or delete the task"),
         image="",
-        unit=unit_of(task_id),
+        unit=bounded(unit_of(task_id), ID_MAX),
     )

@@ -197,7 +197,6 @@ class TaskLoop:
                 return False
             await self._removed(task)
             passed("forget.done")
-            self._host.contact.release(task.task_id)
             self._is_removed = True
         return True
 

@@ -112,13 +112,15 @@ class HostTasks(TaskQueries):
         tombstone = tombstone_of(record, time.time())
         await self._host.storage.save(tombstone)
         self._tombstones[record.task_id] = tombstone
+        # Without a pause from here on: the task may be put again as soon as it is not listed.
         self._capacity.cpus.forget(record.task_id)
+        self._host.contact.release(record.task_id)
         del self._loops[record.task_id]
         self._host.contact.recompute_term(loop.record.spec.epoch for loop in self._loops.values())
-        await self._capacity.memory.ended(record.task_id)
         self._host.events.add("task-removed", record.task_id, "stopped and removed")
         extra = {"task": record.task_id}
         log.info("task %s: stopped and removed", record.task_id, extra=extra)
+        await self._capacity.memory.ended(record.task_id)
         await self._forget_expired()
 
     async def _forget_expired(self) -> None:

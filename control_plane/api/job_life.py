@@ -28,7 +28,7 @@ class JobProbe(_Written, frozen=True, kw_only=True):
     command: ProbeCommand = []
     """For `exec`: run inside the task, which is healthy if it ends with 0."""
     interval_s: Seconds = 2.0
-    """Time between two probes."""
+    """Time between two probes; at least 0.1 s pass, 0.5 s for `exec`."""
     timeout_s: Seconds = 2.0
     """An answer that takes longer is a failure."""
     successes: InARow = 1

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from control_plane.cli.show import failure
+from wire.error_text import not_utf8
 from wire.errors import Forbidden, InvalidInput, TwineError
 from wire.pipes import PipedGroup
 
@@ -97,6 +98,9 @@ class Program(PipedGroup):
             return e.exit_code
         except (click.Abort, KeyboardInterrupt):
             return EXIT_INTERRUPTED
+        except UnicodeEncodeError as e:
+            failure(InvalidInput(not_utf8(e)))
+            return EXIT_USAGE
         except OSError as e:
             if e.errno in _DISK_ERRORS:
                 failure(TwineError(f"cannot write the output: {e.strerror}"))

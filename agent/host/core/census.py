@@ -11,8 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from agent.api import TaskState
 from agent.api.accounts import Account
+from agent.api.ranges import ID_MAX, bounded
 from agent.images.core.retention import RetentionDecision
 from agent.tasks.core.reconcile import KnownTask
 from agent.volumes.core.volumes import read_name
@@ -23,6 +26,7 @@ _OF_A_TASK = re.compile(
 _INTAKE = re.compile(r"twine-(unpack|fetch)-[0-9a-f]+\.service")
 _OWN = {
     "agent.lock": "the lock that allows one agent only",
+    "clock": "the clocks when the ages of images were last counted",
     "identity": "the identity of this host, with its keys",
     "images": "images",
     "journal": "records of tasks",
@@ -102,7 +106,12 @@ def judge(found: FoundOnHost) -> list[Account]:
         *(_mount(path, found) for path in found.mounts),
         *_files(found),
     ]
-    return sorted(accounts, key=lambda a: (a.kind, a.name))
+    # A file in the state folder can have any name.
+    shown = (
+        replace(a, name=bounded(a.name), owner=bounded(a.owner, ID_MAX), why=bounded(a.why))
+        for a in accounts
+    )
+    return sorted(shown, key=lambda a: (a.kind, a.name))
 
 
 def lasting(first: Iterable[Account], again: Iterable[Account]) -> list[Account]:

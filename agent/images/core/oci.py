@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 DOCUMENT_MAX_BYTES = 4 << 20
 """Largest manifest or configuration; registries refuse larger ones (distribution spec)."""
+CONFIG_MAX_BYTES = 64 << 10
+"""Most bytes of an image's commands and environment: a host lists all its images in one answer."""
 LAYERS_MAX = 127
 """The limit of overlay-based engines; no engine makes more."""
 LAYER_MAX_BYTES = 1 << 40
@@ -308,6 +310,11 @@ def _run_config(run: _Run, digest: str) -> OciConfig:
         "working_dir": _folder(run.working_dir or "", digest),
         "stop_signal": _signal(run.stop_signal or "", digest),
     }
+    if (size := len(msgspec.json.encode(fields))) > CONFIG_MAX_BYTES:
+        raise Unprocessable(
+            f"image {digest} has {size >> 10} KiB of commands and environment, more than "
+            f"{CONFIG_MAX_BYTES >> 10} KiB"
+        )
     try:
         return msgspec.convert(fields, OciConfig)
     except msgspec.ValidationError as e:

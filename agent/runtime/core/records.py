@@ -26,6 +26,7 @@ from agent.api import (
     Volume,
     VolumeKind,
 )
+from agent.api.ranges import bounded
 from wire.cpus import listed
 
 
@@ -209,7 +210,7 @@ def status_of(task: TaskRecord) -> TaskStatus:
         epoch=task.spec.epoch,
         state=task.state,
         health=task.health,
-        reason=task.reason or task.gone_back,
+        reason=bounded(task.reason or task.gone_back),
         image=task.spec.image,
         entitlement=task.spec.entitlement,
         job=task.spec.job,

@@ -14,6 +14,9 @@ from agent.tasks.core.exits import describe
 LONG_RUN_S = 600.0
 """The back-off of a task that ran at least this long before it ended begins again at its shortest
 (RestartPolicy)."""
+LEAST_MAX_S = 1.0
+"""The longest pause is at least this, so that no task that keeps ending occupies its host: each
+start makes systemd load a unit, and each end writes to the disk."""
 EVICTED = "evicted"
 """Result of the end of a task that the host ended because it needed its memory."""
 _JITTER = 0.25
@@ -57,12 +60,13 @@ def _ran_s(task: TaskRecord, end: Exit, now: LeaseMoment) -> float:
 
 
 def backoff_s(task: TaskRecord, streak: int) -> float:
-    """Return the pause before the next start: doubled with each restart, up to the maximum.
+    """Return the pause before the next start: doubled with each restart, up to the longest.
 
     It is shortened by up to a quarter (`_JITTER`), by an amount that depends on task and start.
     """
     policy = task.spec.restart
-    pause_s = min(policy.backoff_s * 2.0 ** min(streak, 30), policy.backoff_max_s)
+    longest_s = max(policy.backoff_max_s, LEAST_MAX_S)
+    pause_s = min(policy.backoff_s * 2.0 ** min(streak, 30), longest_s)
     name = f"{task.task_id}/{task.restarts}/{streak}".encode()
     share = int(hashlib.sha256(name).hexdigest()[:8], 16) / 0xFFFFFFFF
     return pause_s * (1.0 - _JITTER * share)

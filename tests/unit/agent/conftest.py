@@ -1,4 +1,4 @@
-"""Fixtures of the agent's tests: a machine in memory, whose pauses after failures are short."""
+"""Fixtures of the agent's tests: a machine in memory, whose pauses are short."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from builders import FakeHost
 
-from agent.tasks import supervisor
+from agent.api import ProbeKind
+from agent.tasks import prober, supervisor
+from agent.tasks.core import restarts
 
 
 @pytest.fixture
@@ -15,6 +17,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
     """Yield a machine that has one image."""
     monkeypatch.setattr(supervisor, "RETRY_S", 0.01)
     monkeypatch.setattr(supervisor, "CONFLICT_S", 0.01)
+    monkeypatch.setattr(restarts, "LEAST_MAX_S", 0.0)
+    monkeypatch.setattr(prober, "LEAST_S", dict.fromkeys(ProbeKind, 0.0))
     host = FakeHost(tmp_path)
     host.give_image()
     return host

@@ -1,4 +1,4 @@
-"""One agent at a time manages the tasks of a host."""
+"""One agent at a time manages the tasks of a host, with paths that it can use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from builders import FakeHost
 from msgspec.structs import replace
 
 from agent.daemon import Agent
-from wire.errors import Busy
+from wire.errors import Busy, HostError
 
 
 @pytest.mark.behaviour("BUG-AG68")
@@ -24,3 +24,31 @@ async def test_one_agent_at_a_time_uses_a_state_folder(host: FakeHost) -> None:
                 pass
     async with Agent(other, host.fake.machine).running() as services:
         assert services.ready
+
+
+@pytest.mark.behaviour("BUG-AG81")
+@pytest.mark.parametrize(
+    ("setting", "path", "why"),
+    [
+        ("run_dir", "file", "File exists"),
+        ("state_dir", "file/state", "Not a directory"),
+        ("state_dir", "a\0b", "embedded null byte"),
+        ("socket", "file/a.sock", "File exists"),
+        ("socket", "a" * 120, "AF_UNIX path too long"),
+        ("socket", "", "Is a directory"),
+    ],
+)
+async def test_a_path_that_cannot_be_used_is_named_with_its_setting(
+    host: FakeHost, setting: str, path: str, why: str
+) -> None:
+    (host.folder / "file").touch()
+    wrong = replace(host.config, **{setting: str(host.folder / path)})
+    found: list[BaseException] = []
+    try:
+        async with Agent(wrong, host.fake.machine).running():
+            pass
+    except* HostError as group:
+        found = list(group.exceptions)
+    assert [str(e) for e in found] == [
+        f"{setting} = {str(host.folder / path)!r} cannot be used: {why}"
+    ]

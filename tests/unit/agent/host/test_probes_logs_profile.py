@@ -29,12 +29,19 @@ from agent.client import AgentClient
 from agent.host import facts, host_profile
 from agent.host.host_profile import DELIVERED, UNIT
 from agent.host.logs import LoggedRun, Logs, journal_command
-from agent.machine import Completed, boottime_s
+from agent.machine import Completed, UnitState, boottime_s
 from agent.machine.fake import Ended
 from agent.runtime.journal import Journal
 from agent.tasks.prober import Ask, Prober
 from control_plane.api.profiles import version_name
-from wire.errors import Conflict, NotFound, ProgramError, Unprocessable, Unreachable
+from wire.errors import (
+    Conflict,
+    NotFound,
+    ProgramError,
+    SystemdError,
+    Unprocessable,
+    Unreachable,
+)
 
 
 @asynccontextmanager
@@ -123,6 +130,38 @@ async def test_an_agent_restart_does_not_restart_the_start_period(
         later = replace(host.fake.machine, boottime_s=lambda: boottime_s() + 61.0)
         async with host.agent(later) as client:
             await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
+
+
+@pytest.mark.behaviour("BUG-AG90")
+@pytest.mark.parametrize(
+    ("kind", "interval_s", "pauses"),
+    [
+        (ProbeKind.TCP, 1e-9, [0.1, 0.1, 0.1]),
+        (ProbeKind.EXEC, 1e-9, [0.5, 0.5, 0.5]),
+        (ProbeKind.EXEC, 2.0, [0.5, 2.0, 2.0]),
+    ],
+)
+async def test_a_tiny_interval_does_not_keep_agent_and_systemd_busy(
+    monkeypatch: pytest.MonkeyPatch, kind: ProbeKind, interval_s: float, pauses: list[float]
+) -> None:
+    """The owner of a job could occupy the agent with it, and systemd with units of commands."""
+    found: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        found.append(pause_s)
+        if len(found) == len(pauses):
+            raise asyncio.CancelledError
+
+    async def answered(*_: object) -> str:
+        return ""
+
+    monkeypatch.setattr(Prober, "_ask", answered)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    target = {"command": ["/x"]} if kind is ProbeKind.EXEC else {"port": 1}
+    probe = Probe(kind=kind, interval_s=interval_s, successes=2, **target)
+    with pytest.raises(asyncio.CancelledError):
+        await Prober().watch(probe, Health.UNKNOWN, answered, answered)
+    assert found == pauses
 
 
 @pytest.mark.behaviour("AG5")
@@ -545,6 +584,28 @@ async def test_a_profile_that_is_installed_is_reported(
             while not any(event.kind == "profile" for event in news.events):
                 news = await client.get_events(news.latest, wait_s=60)
         assert (await client.get_machine()).profiles == ("queue",)
+
+
+@pytest.mark.behaviour("BUG-AG89")
+async def test_an_interrupted_switch_is_drift_although_systemd_did_not_answer_at_once(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent took sidekick for running until it ended, and added no event about the profile."""
+    monkeypatch.setattr(host_profile, "RETRY_S", 0.01)
+    (host.folder / "sidekick").mkdir()
+    report = {"name": "web", "generation": 3, "state": "applying"}
+    (host.folder / "sidekick" / "status.json").write_text(json.dumps(report))
+    find, failures = host.fake.systemd.find, [SystemdError("the bus does not answer")]
+
+    def fails_once(name: str) -> UnitState | None:
+        if name == UNIT and failures:
+            raise failures.pop()
+        return find(name)
+
+    monkeypatch.setattr(host.fake.systemd, "find", fails_once)
+    async with host.agent() as client:
+        await _profile(client, ProfileState.DRIFTED, 3)
+    assert not failures
 
 
 @pytest.mark.behaviour("F-65")

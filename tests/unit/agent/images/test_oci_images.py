@@ -550,6 +550,19 @@ def _broken(host: FakeHost, registry: Registry) -> None:
     host.fake.systemd.programs["python3"] = ends_with(1)
 
 
+@pytest.mark.behaviour("BUG-AG79")
+async def test_an_image_with_a_huge_environment_is_refused(
+    host: FakeHost, registry: Registry
+) -> None:
+    """A few of them made the list of a host's images longer than any reader accepts."""
+    config = CONFIG | {"Env": [f"V{number}={'x' * 1000}" for number in range(70)]}
+    an_image(host, registry, BASE, LISTS, config=config)
+    async with host.agent() as client:
+        with pytest.raises(Unprocessable, match="69 KiB of commands and environment, more than 64"):
+            await client.fetch_oci_image(PLACE)
+    assert nothing_staged(host)
+
+
 @pytest.mark.behaviour("F-29", "F-30", "F-33")
 @pytest.mark.parametrize(
     ("harm", "why"),

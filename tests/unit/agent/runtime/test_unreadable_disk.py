@@ -5,11 +5,17 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from builders import IMAGE, FakeHost, a_record, a_spec, running
 
+from agent.identity import clone_check
+from agent.runtime.disk import StateDisk
+from agent.runtime.events import HostEvents
 from agent.runtime.journal import Journal
+from agent.runtime.offload import Lanes
+from agent.runtime.reserve import Reserve
 from wire.errors import HostError
 
 
@@ -108,3 +114,40 @@ def test_a_record_takes_its_place_only_once_its_content_is_on_the_disk(
     journal = Journal(tmp_path / "journal")
     journal.save(a_record(), durable=durable)
     assert journal.replay().tasks == {"web": a_record()}
+
+
+@pytest.mark.behaviour("BUG-AG85")
+def test_a_disk_that_fills_up_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each check of a nearly full disk made an error in the log and an event."""
+    events = HostEvents("boot")
+    disk = StateDisk(tmp_path, events, Reserve(tmp_path / "reserve", lambda _: None), Lanes())
+    before, shown = events.latest, []
+    for free in (1 << 30, 90 << 20, 80 << 20, 900 << 10, 0, 1 << 30):
+        size = SimpleNamespace(f_flag=0, f_bavail=free, f_frsize=1)
+        monkeypatch.setattr(os, "statvfs", lambda _, size=size: size)
+        disk.check()
+        shown.append(disk.problem.partition(": ")[0].rpartition("has ")[2])
+
+    assert events.latest - before == 2
+    assert shown == ["", "90MiB left", "80MiB left", "900KiB left", "0B left", ""]
+
+
+@pytest.mark.behaviour("BUG-AG87")
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"{}"])
+async def test_an_agent_whose_identity_is_damaged_manages_its_tasks(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """It ended with the exit code of a wrong configuration, and systemd did not restart it."""
+    file = host.state / "identity" / "identity.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    monkeypatch.setattr(clone_check, "FIRST_S", 0.0)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        problems = (await client.get_machine()).problems
+    assert [problem.partition(":")[0] for problem in problems] == [
+        f"{file} is not a valid credential"
+    ]

@@ -24,6 +24,7 @@ from agent.api import Network, NetworkMode
 from agent.host import callers
 from agent.host.callers import authorize_with
 from agent.machine import Usage
+from agent.machine.fake import ends_with
 from agent.network.core.addresses import veth_of
 from agent.routes import ROUTES
 from agent.runtime.core.slices import cgroup_of
@@ -169,6 +170,33 @@ async def test_metrics_of_each_task_and_of_the_host_are_read_at_the_scrape(host:
     assert 'twine_task_pressure_ratio{job="shop",resource="cpu",task="web"} 0.25' in text
     assert 'twine_host_cpu_seconds_total{of="tasks"} 7.0' in text
     assert 'task="web"' not in after
+
+
+@pytest.mark.behaviour("BUG-AG79")
+async def test_no_task_or_request_makes_the_answers_of_a_host_unreadable(host: FakeHost) -> None:
+    """The control plane counted such a host as silent, and so did `twine-agent ps`."""
+    name = f"registry.example/{'a' * 400}:1"
+    command = ["/" + "x" * 100_000]
+    host.fake.systemd.programs[command[0]] = ends_with(1)
+    probe = api.Probe(
+        kind=api.ProbeKind.EXEC, command=command, interval_s=0.05, failures=1, start_period_s=0.0
+    )
+    async with host.agent() as client, asyncio.timeout(60):
+        after = (await client.get_events(0)).latest
+        await client.put_task("web", a_spec(probe=probe))
+        await client.stage_image(name)
+        messages: list[str] = []
+        while not any("unhealthy" in m for m in messages) or not any(
+            "not fetched" in m for m in messages
+        ):
+            events = await client.get_events(after, wait_s=5)
+            after = events.latest
+            messages += [e.message for e in events.events]
+        status = (await client.list_tasks()).tasks[0]
+
+    assert status.health is api.Health.UNHEALTHY
+    assert status.reason.startswith("probe command /xxx")
+    assert status.reason.endswith("x…")
 
 
 async def test_two_agents_can_live_in_one_process(tmp_path: Path) -> None:

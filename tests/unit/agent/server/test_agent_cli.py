@@ -7,6 +7,7 @@ import io
 import json
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from agent.config import AgentConfig, load
 from agent.machine.fake import ends_with
 
 Run = Callable[..., tuple[int, str, str]]
+BYTES = pytest.mark.behaviour("BUG-AG82")
 LOGGED = b"\xff\x1b[1mred\n"
 
 
@@ -43,6 +45,21 @@ def test_a_task_is_run_listed_read_and_stopped_on_one_host_alone(host: FakeHost,
     assert "A=1" in properties["Environment"]  # type: ignore[operator]
     assert stopped == (0, "web: gone\n", "")
     assert (host.units(), host.roots()) == ([], [])
+
+
+@pytest.mark.behaviour("BUG-AG80")
+def test_a_task_can_be_run_again_after_the_clock_was_set_back(
+    host: FakeHost, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generation of a run is a time; the next run got the error that its own is older."""
+    later_ns = time.time_ns() + 86_400 * 10**9
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time_ns", lambda: later_ns)
+        first = run("run", "web", f"--image={IMAGE}", "--", "/bin/server", "-v", host=host)
+    again = run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)
+
+    assert first == again == (0, "web: running, healthy\n", "")
+    assert host.fake.systemd.properties(unit("web"))["ExecStart"] == [["/bin/server"]]
 
 
 @pytest.mark.behaviour("F-86")
@@ -160,6 +177,21 @@ def test_run_that_waits_for_a_task_that_is_broken_fails(host: FakeHost, run: Run
         (("image", "pull", "web"), 64, "does not name an image in a registry"),
         (("run", "web", "--image=oci-archive:/none"), 64, "there is no file /none"),
         (("dance",), 64, "No such command"),
+        pytest.param(
+            ("show", "caf\udce9"), 64, "'caf\\udce9' is not UTF-8", marks=BYTES, id="a name"
+        ),
+        pytest.param(
+            ("run", "web", f"--image={IMAGE}", "--", "ls", "caf\udce9"),
+            *(64, "\\udce9' is not UTF-8 text"),
+            marks=BYTES,
+            id="an argument",
+        ),
+        pytest.param(
+            ("run", "web", f"--image={'a' * 300}", "--", "x"),
+            *(64, "File name too long"),
+            marks=BYTES,
+            id="a long name of a file",
+        ),
     ],
 )
 def test_an_impossible_command_has_one_message_and_an_exit_code(

@@ -178,6 +178,15 @@ def test_pauses_double_up_to_the_maximum_and_start_over_after_a_long_run() -> No
     assert 0.75 * 5.0 <= backoff_s(task, 10_000) <= 5.0
 
 
+@pytest.mark.behaviour("BUG-AG91")
+def test_a_task_that_keeps_ending_does_not_occupy_its_host() -> None:
+    """Its owner can ask for a quick first restart, but not for endless quick ones."""
+    policy = RestartPolicy(backoff_s=0.001, backoff_max_s=0.001)
+    task = a_record(spec=a_spec(restart=policy))
+    assert backoff_s(task, 0) <= 0.001
+    assert 0.75 <= backoff_s(task, 20) <= 1.0
+
+
 @pytest.mark.behaviour("BUG-AG14")
 def test_tasks_that_ended_together_start_at_different_times() -> None:
     names = [f"web-{number}" for number in range(50)]

@@ -40,6 +40,13 @@ def test_a_folder_in_place_of_a_file_is_not_reported_as_missing(tmp_path: Path) 
     assert "it is not a file" in found.output
 
 
+@pytest.mark.behaviour("BUG-AG82")
+def test_an_argument_with_bytes_of_another_encoding_is_refused() -> None:
+    found = CliRunner().invoke(main, ["--endpoint", "unix:/none", "job", "show", "caf\udce9"])
+    assert found.exit_code == 64
+    assert "is not UTF-8 text" in found.output
+
+
 @pytest.mark.behaviour("BUG-UX89")
 @pytest.mark.parametrize(
     ("content", "options", "message"),
