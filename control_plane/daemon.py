@@ -164,6 +164,7 @@ async def _build(
     from control_plane.store.opening import OwnTerm
     from control_plane.task_control.caller import ControllerCaller
     from control_plane.task_control.core.addresses import rules_of
+    from control_plane.web.services import ServiceReader
     from control_plane.web.serving import Console
 
     authority, identity = trust
@@ -262,8 +263,9 @@ async def _build(
     front_end.store_failure = store.failure
     app = front_end.app(access, version())
     if config.web != "off":
-        console = Console(front_end, ROUTES, store.revision, writes=config.web == "full")
-        console.add_to(app)
+        services = ServiceReader(config.autoscaler, config.conveyor, config.conveyor_credential)
+        writes = config.web == "full"
+        Console(front_end, ROUTES, store.revision, services=services, writes=writes).add_to(app)
     return control_plane, app, rotation
 
 

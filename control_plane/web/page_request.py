@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from control_plane.web.core.usage import UsageHistory
+from control_plane.web.services import ServiceReader
 from wire.errors import InvalidInput
 
 
@@ -52,6 +53,7 @@ class PageRequest:
     now: float
     shared: Shared
     history: UsageHistory
+    services: ServiceReader
     as_data: bool = False
     """The page is asked for as JSON."""
 

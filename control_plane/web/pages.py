@@ -17,12 +17,12 @@ from control_plane.broker.core.region_map import CELLS_MAX, MAP_FACTS, open_even
 from control_plane.web.core.gantt import chart, packed
 from control_plane.web.core.region import grid, power_bars, split_bar
 from control_plane.web.core.spans import setting_chart, wave_chart
-from control_plane.web.core.usage import usage_charts
+from control_plane.web.core.usage import about_size_of, usage_charts
 from control_plane.web.core.versions import changes, compared, versions_of
 from control_plane.web.forms import ACTIONS
 from control_plane.web.page_request import Api, Page, PageRequest
+from control_plane.web.service_pages import SERVICE_PAGES
 from wire.errors import TwineError
-from wire.units import about_size
 
 EVENTS_A_PAGE = 1000
 PROFILES_A_PAGE, PLANS_A_PAGE = 200, 20
@@ -33,7 +33,6 @@ WATCH_S = 5
 """Seconds after which a page about one machine is loaded again, because its usage is not stored."""
 LINES, LOG_MAX = ("200", "1000", "5000"), 2 << 20
 """Lines of a log that a page may show, and the most bytes that it reads."""
-_UNIT = re.compile(r"(?<=\d)(?=[A-Z])")
 _COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
 """Escape sequences by which terminals change colour."""
 WINDOWS = {
@@ -225,11 +224,6 @@ async def _task(request: PageRequest) -> dict[str, Any]:
     }
 
 
-def about_size_of(value: float) -> str:
-    """Return a number of bytes with its unit, for display: `11.8 MiB`."""
-    return _UNIT.sub("\u202f", about_size(int(value)))
-
-
 async def _logs(request: PageRequest) -> dict[str, Any]:
     path = {"job": request.path["job"], "index": request.path["index"]}
     lines = request.one_of("lines", LINES)
@@ -375,4 +369,5 @@ PAGES: tuple[Page, ...] = (
     Page("/ui/shards", "shards.html", _shards),
     Page("/ui/audit", "audit.html", _audit, ("before", "who", "object")),
     Page("/ui/myself", "myself.html", _current_user),
+    *SERVICE_PAGES,
 )

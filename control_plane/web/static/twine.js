@@ -17,7 +17,7 @@ const local = (root) => {
   }
 };
 const ticks = (root) => { // of charts that the server drew
-  for (const tick of root.querySelectorAll("[data-at]")) tick.textContent = (tick.closest("figure") ? precise : day).format(new Date(tick.dataset.at));
+  for (const tick of root.querySelectorAll("[data-at]")) tick.textContent = (tick.closest("figure") && !("days" in tick.dataset) ? precise : day).format(new Date(tick.dataset.at));
 };
 const age = () => {
   for (const time of document.querySelectorAll("time[data-ago]")) time.textContent = ago(Date.now() / 1000 + skew - new Date(time.dateTime) / 1000);
