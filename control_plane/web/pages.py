@@ -23,6 +23,7 @@ from control_plane.web.forms import ACTIONS
 from control_plane.web.page_request import Api, Page, PageRequest
 from control_plane.web.service_pages import SERVICE_PAGES
 from wire.errors import TwineError
+from wire.openapi import QUERY_MAX
 
 EVENTS_A_PAGE = 1000
 PROFILES_A_PAGE, PLANS_A_PAGE = 200, 20
@@ -333,7 +334,7 @@ async def _shards(request: PageRequest) -> dict[str, Any]:
 
 
 async def _audit(request: PageRequest) -> dict[str, Any]:
-    before = str(request.number("before") or "")
+    before = str(request.number("before", QUERY_MAX - 1) or "")
     who, about = request.query.get("who", ""), request.query.get("object", "")
     page = await request.api.get("list_audit", before=before, limit="200", who=who, object=about)
     return {"entries": page.entries, "next": page.next, "who": who, "object": about}
