@@ -306,7 +306,7 @@ class Console:
             if isinstance(e, Forbidden | Unauthenticated):
                 await self._front_end.refused(request, route, path, e)
             return await self._failed(request, e)
-        if not back.startswith("/ui/"):
+        if not (back.startswith("/ui/") and back.isascii() and back.isprintable()):
             back = "/ui/"
         return _redirect(back, 303)
 

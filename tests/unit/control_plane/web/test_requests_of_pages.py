@@ -52,3 +52,47 @@ async def test_the_audit_log_has_pages_beyond_a_million_entries() -> None:
         assert region.before == "12345678"
         for number in ("9" * 18, "9" * 40):
             assert (await client.get(f"/ui/audit?before={number}")).status == 400
+
+
+async def token_of(client: TestClient) -> str:
+    page = await (await client.get("/ui/rebalance")).text()
+    return page.partition('name="token" value="')[2].partition('"')[0]
+
+
+@pytest.mark.behaviour("BUG-UX156")
+async def test_a_form_that_is_no_text_is_refused() -> None:
+    """Regression: it was answered with 500, also if the caller had no rights."""
+    region = Region()
+    async with opened(region) as client:
+        for body in (b"reason=\xff\xfe", b"token=x&%ff=\x80"):
+            answer = await client.post("/ui/do/pause_rebalance", data=body, headers=FORM)
+            assert (answer.status, "is not UTF-8 text" in await answer.text()) == (400, True)
+    assert region.paused == 0
+
+
+@pytest.mark.behaviour("BUG-UX156")
+@pytest.mark.parametrize("back", ["/ui/\r\nX-Evil: 1", "/ui/\x00", "/ui/ü", "//evil.example"])
+async def test_a_form_that_was_carried_out_is_not_answered_with_an_error(back: str) -> None:
+    """Regression: a line break in the page to return to was answered with 500 after the change."""
+    region = Region()
+    async with opened(region) as client:
+        form = {"reason": " quiet ", "token": await token_of(client), "back": back}
+        answer = await client.post("/ui/do/pause_rebalance", data=form, allow_redirects=False)
+        assert (answer.status, answer.headers["Location"]) == (303, "/ui/")
+    assert region.paused == 1
+
+
+@pytest.mark.behaviour("BUG-UX156")
+async def test_a_blank_reason_and_a_hold_of_no_minutes_are_refused_in_words_of_the_form() -> None:
+    region = Region()
+    async with opened(region) as client:
+        token = await token_of(client)
+        blank = {"reason": "  ", "token": token}
+        answer = await client.post("/ui/do/pause_rebalance", data=blank)
+        assert (answer.status, "a reason is missing" in await answer.text()) == (400, True)
+        for minutes in ("0", "00", "", "1e3", "\u0661", "100000"):
+            hold = {"job": "web", "minutes": minutes, "reason": "x", "token": token}
+            answer = await client.post("/ui/do/put_hold", data=hold)
+            text = await answer.text()
+            assert (answer.status, "minutes is a number from 1" in text) == (400, True)
+    assert region.paused == 0
