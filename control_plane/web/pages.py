@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from control_plane.api.capacity import RequestState
-from control_plane.api.jobs import JobPhase, JobStatus
+from control_plane.api.jobs import JobPhase, JobStatus, task_id
 from control_plane.api.people import Needs, Role
 from control_plane.api.routes import ROUTES
 from control_plane.api.tasks import HostDescription
@@ -22,7 +22,7 @@ from control_plane.web.core.versions import changes, compared, versions_of
 from control_plane.web.forms import ACTIONS
 from control_plane.web.page_request import Api, Page, PageRequest
 from control_plane.web.service_pages import SERVICE_PAGES
-from wire.errors import TwineError
+from wire.errors import InvalidInput, TwineError
 from wire.openapi import QUERY_MAX
 
 EVENTS_A_PAGE = 1000
@@ -131,7 +131,9 @@ async def _operations(request: PageRequest, status: JobStatus) -> dict[str, Any]
     known = min((event.start or event.end for event in events), default=end)
     window = (end - WINDOWS[span] if WINDOWS[span] else min(known, end - 1), end)
     begin, until = request.number("begin", TIME_MAX), request.number("end", TIME_MAX)
-    is_zoomed = 0 < begin < until
+    is_zoomed = bool(begin or until)
+    if is_zoomed and begin >= until:
+        raise InvalidInput(f"parameter begin is a time before end, not {begin} and {until}")
     if is_zoomed:
         window = (float(begin), float(until))
     first, tasks = request.number("row"), status.record.tasks
@@ -209,8 +211,8 @@ async def _task(request: PageRequest) -> dict[str, Any]:
     path = {"job": request.path["job"], "index": request.path["index"]}
     status = await request.api.get("get_job", {"job": path["job"]})
     story = await request.api.get("task_story", path)
-    tasks = [task for task in status.record.tasks if str(task.index) == path["index"]]
-    name, host, silent = f"{path['job']}-{path['index']}", None, ""
+    tasks = [task for task in status.record.tasks if task.index == story.task]
+    name, host, silent = task_id(path["job"], story.task), None, ""
     if story.machine:
         host, silent = await _host(request, story.machine)
     used = [one for one in host.usage.tasks if one.task_id == name] if host is not None else []

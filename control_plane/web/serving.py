@@ -267,6 +267,7 @@ class Console:
         path = dict(request.match_info)
         try:
             peer = self._peer(request, "/ui/log-stream")
+            await api.get("task_story", path)  # the log itself fails only when it is read
             chunks = await api.get("job_logs", path, follow="true", tail="0")
         except TwineError as e:
             return await self._failed(request, e)

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from test_hostile_texts import HostileFrontEnd
 from test_rights import FrontEndStub
 
 from control_plane.api.people import AuditPage
 from control_plane.api.routes import ROUTES
 from control_plane.web.serving import SESSION_COOKIE, Console
+from wire.errors import NotFound
 from wire.server import Call
 
 pytestmark = pytest.mark.behaviour("FE1")
@@ -33,8 +35,21 @@ class Region(FrontEndStub):
         return AuditPage(entries=[], next=12_345_678)
 
 
+class Gone(HostileFrontEnd):
+    """A front end that has jobs, but no task with the index 99."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handlers["task_story"] = self._story
+
+    async def _story(self, call: Call) -> Any:
+        if call.path["index"] == "99":
+            raise NotFound("there are no events of task 99")
+        return await self._answer(call)
+
+
 @asynccontextmanager
-async def opened(region: Region) -> AsyncIterator[TestClient]:
+async def opened(region: Any) -> AsyncIterator[TestClient]:
     app = web.Application()
     Console(region, ROUTES, lambda: 1).add_to(app)
     async with TestClient(TestServer(app), cookies={SESSION_COOKIE: "a" * 12}) as client:
@@ -96,3 +111,30 @@ async def test_a_blank_reason_and_a_hold_of_no_minutes_are_refused_in_words_of_t
             text = await answer.text()
             assert (answer.status, "minutes is a number from 1" in text) == (400, True)
     assert region.paused == 0
+
+
+@pytest.mark.behaviour("BUG-UX157")
+async def test_the_log_of_a_task_that_does_not_exist_is_not_streamed() -> None:
+    """Regression: the answer was an empty stream, which a browser opens again and again."""
+    async with opened(Gone()) as client:
+        assert (await client.get("/ui/jobs/web/tasks/99/log-stream")).status == 404
+        assert (await client.get("/ui/jobs/web/tasks/1/log-stream")).status == 200
+
+
+@pytest.mark.behaviour("BUG-UX157")
+async def test_a_task_is_found_by_any_form_of_its_index() -> None:
+    """Regression: the page of task 01 said that the task has no processes."""
+    async with opened(Gone()) as client:
+        pages = [await (await client.get(f"/ui/jobs/web/tasks/{n}")).text() for n in ("1", "01")]
+    assert ["<dt>Health" in page for page in pages] == [True, True]
+
+
+@pytest.mark.behaviour("BUG-UX157")
+@pytest.mark.parametrize("query", ["begin=5&end=3", "begin=5", "end=0&begin=7", "begin=5&end=5"])
+async def test_a_span_that_ends_before_it_begins_is_refused(query: str) -> None:
+    """Regression: another span was shown without a word."""
+    async with opened(Gone()) as client:
+        for page in ("/ui/jobs/web", "/ui/jobs/web/operations"):
+            answer = await client.get(f"{page}?{query}")
+            assert (answer.status, "begin is a time before end" in await answer.text()) == (400, 1)
+            assert (await client.get(f"{page}?begin=3&end=5")).status == 200
