@@ -32,7 +32,7 @@ from control_plane.daemon import main as control_plane
 from control_plane.web.forms import ACTIONS
 from control_plane.web.page_request import Page
 from control_plane.web.pages import PAGES
-from tests.integration.web.service_programs import JOB, PATIENCE_S, PIPELINE, ctl, services
+from tests.integration.web.service_programs import JOB, PATIENCE_S, PIPELINE, ctl, job_of, services
 
 pytestmark = pytest.mark.behaviour("FE1", "FE7")
 
@@ -409,6 +409,24 @@ def test_a_stale_page_shows_its_age_and_its_last_content(endpoint: str) -> None:
         wait.until(lambda b: b.find_element(By.ID, "stale").is_displayed())
         assert "old data" in browser.find_element(By.ID, "stale").text
         assert "Healthy" in browser.find_element(By.TAG_NAME, "main").text
+
+
+@pytest.mark.behaviour("FE1", "BUG-UX158")
+def test_a_page_of_a_removed_job_says_that_it_is_old(
+    browser: webdriver.Chrome, endpoint: str, tmp_path: Path
+) -> None:
+    """Regression: the page showed the job as healthy and itself as live."""
+    spec = job_of("brief", status_of(endpoint)["record"]["spec"]["image"])
+    (tmp_path / "brief.json").write_text(json.dumps(spec))
+    ctl(endpoint, "job", "apply", str(tmp_path / "brief.json"))
+    opened(browser, "/ui/jobs/brief")
+    banner = browser.find_element(By.ID, "stale")
+    patient(browser).until(lambda b: b.find_elements(By.CSS_SELECTOR, "body.live"))
+    assert not banner.is_displayed()
+    ctl(endpoint, "job", "stop", "brief")
+    patient(browser).until(lambda _: "there is no job" in banner.text)
+    assert banner.text == "This page shows old data: there is no job 'brief'"
+    assert browser.find_elements(By.CSS_SELECTOR, "body.late")
 
 
 def patient(browser: webdriver.Chrome) -> WebDriverWait:
