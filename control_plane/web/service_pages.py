@@ -72,7 +72,8 @@ async def _autoscaling(request: PageRequest) -> dict[str, Any]:
 async def _sizing(request: PageRequest) -> dict[str, Any]:
     name = request.path["job"]
     job = await request.api.get("get_job", {"job": name})
-    view, silent, hint = await _or_why(request.services.sizing(name))
+    loading = request.shared.get(f"sizing {name}", lambda: request.services.sizing(name))
+    view, silent, hint = await _or_why(loading)
     row = size_row(job, view)
     if row is None:
         raise NotFound(
