@@ -65,4 +65,8 @@ def amount_of(size: Callable[[float], str]) -> Callable[[LoadSignal, float | Non
 def load_charts(sizing: SizingView, words: Callable[[float], str]) -> list[LineChart]:
     """Return the load of the last days and the peaks of a year; none for fewer than two points."""
     kinds = {"Load, 3 days": sizing.loads, "Largest load of a day, 53 weeks": sizing.day_peaks}
-    return [line_chart(t, points, words, 1e-6) for t, points in kinds.items() if len(points) > 1]
+    return [
+        line_chart(title, points, words, 0.0 if any(load for _, load in points) else 1.0)
+        for title, points in kinds.items()
+        if len(points) > 1
+    ]

@@ -64,6 +64,7 @@ async def _free_port() -> int:
     return int(port)
 
 
+@pytest.mark.behaviour("BUG-UX159")
 async def test_users_may_read_writers_may_change_and_others_are_refused(tmp_path: Path):
     authority = open_authority(tmp_path / "a.pem", "twine")
     foreign = open_authority(tmp_path / "b.pem", "twine")
@@ -98,7 +99,7 @@ async def test_users_may_read_writers_may_change_and_others_are_refused(tmp_path
         async with client(url, "user", "ann") as ann:
             view = await ann.control_run("web", PAUSE)
     assert view.record.active is not None
-    assert view.record.active.log[-1].who == "spiffe://twine/user/ann"
+    assert view.record.active.log[-1].who == "ann"
 
 
 @pytest.mark.behaviour("BUG-UX151")
