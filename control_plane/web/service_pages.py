@@ -23,7 +23,8 @@ from wire.errors import NotFound, TwineError
 
 EVERY_S = 5
 """Seconds after which these pages are loaded again: their services have stores of their own."""
-ROWS_A_PAGE, RUNS, VERDICTS = 200, 10, 200
+ROWS_A_PAGE, RUNS, VERDICTS, STEPS = 200, 10, 200, 50
+"""Rows of tables; of steps, those before and after the present one."""
 amount = amount_of(about_size_of)
 
 
@@ -118,6 +119,9 @@ async def _pipeline(request: PageRequest) -> dict[str, Any]:
     if number and number not in known:
         found = await shared.get(f"run {number} {name}", lambda: services.runs(name, 1, number))
     shown = next((run for run in found.runs if run.number == number), None)
+    rows = step_rows(shown) if shown is not None else []
+    begun = sum(one.began is not None for one in rows)
+    near = rows[max(0, begun - STEPS) : begun + STEPS]
     return {
         "pipeline": row,
         "applied": (view.record.applied_by, view.record.applied_at),
@@ -125,7 +129,8 @@ async def _pipeline(request: PageRequest) -> dict[str, Any]:
         "jobs": view.jobs,
         "runs": [run_row(run) for run in known.values()],
         "run": run_row(shown) if shown is not None else None,
-        "steps": step_rows(shown) if shown is not None else [],
+        "steps": near,
+        "hidden": len(rows) - len(near),
         "gates": gate_rows(shown) if shown is not None else [],
         "verdicts": found.verdicts.get(number, [])[: -VERDICTS - 1 : -1],
         "log": list(shown.log[::-1]) if shown is not None else [],

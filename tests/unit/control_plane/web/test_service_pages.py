@@ -373,3 +373,23 @@ def test_states_of_steps_follow_the_end_of_a_run() -> None:
     assert states(RunState.ABORTED, ended, half) == ["done", "stopped"]
     assert states(RunState.DONE, ended, half) == ["done", "done"]
     assert run_row(run(1, steps=(ended, half, back))).step == "rollback"
+
+
+@pytest.mark.behaviour("BUG-UX151")
+async def test_a_pipeline_of_many_steps_shows_those_around_the_present_one() -> None:
+    many = spec(jobs=[f"j{number}" for number in range(100)])
+    begun = tuple(StepTime(name=f"j{n // 3}: all", began=1.0, ended=2.0) for n in range(120))
+    now = run(3, spec=many, step=120, steps=(*begun, StepTime(name="j40: canary 1", began=3.0)))
+    programs = Programs()
+    record = PipelineRecord(spec=many, active=now)
+    programs.views["shop"] = PipelineView(record=record)
+    programs.history = RunHistory(runs=[now])
+    async with pages(Region(), programs) as get:
+        data = json.loads((await get("/ui/pipelines/shop?format=json"))[1])
+        _, text = await get("/ui/pipelines/shop")
+    names = [step["name"] for step in data["steps"]]
+    assert (len(names), data["hidden"]) == (100, 200)
+    assert names[49:51] == ["j40: canary 1", "j40: 50 %"]
+    assert "200 more" in text
+    assert "121 of 300, j40: canary 1" in text
+    assert "and 80 more" in text
