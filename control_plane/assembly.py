@@ -36,6 +36,7 @@ from control_plane.store import Store
 from control_plane.store.opening import OwnTerm
 from control_plane.task_control.caller import ControllerCaller
 from control_plane.task_control.core.addresses import rules_of
+from control_plane.web.services import ServiceReader
 from control_plane.web.serving import Console
 
 
@@ -186,6 +187,7 @@ class Assembly:
         access = Access(os.getuid(), config.socket_group, config.cluster)
         app = front_end.app(access, version())
         if config.web != "off":
-            writes = config.web == "full"
-            Console(front_end, ROUTES, self._store.revision, writes=writes).add_to(app)
+            services = ServiceReader(config.autoscaler, config.conveyor, config.conveyor_credential)
+            writes, revision = config.web == "full", self._store.revision
+            Console(front_end, ROUTES, revision, services=services, writes=writes).add_to(app)
         return app

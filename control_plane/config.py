@@ -113,6 +113,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is listed. Empty: anywhere but on loopback, link-local, multicast, reserved, own addresses."""
     web: Literal["full", "read-only", "off"] = "full"
     """The web console at `/ui/`: with forms, without them, or not at all."""
+    autoscaler: str = "/run/twine/autoscaler.sock"
+    """Socket of `twine-autoscaler` on this host, for the console; empty: not shown."""
+    conveyor: Annotated[str, Meta(pattern=r"^(unix:/.+|https://.+)?" + END)] = (
+        "unix:/run/twine-conveyor/conveyor.sock"
+    )
+    """Delivery service for the console: `unix:/PATH` or `https://HOST:PORT`; empty: not shown."""
+    conveyor_credential: str = ""
+    """File of a user credential (`twine-control-plane user add`), for `conveyor` over `https`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     scheduler: SchedulerSettings = SchedulerSettings()
     portal: PortalSettings = PortalSettings()

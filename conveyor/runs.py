@@ -72,7 +72,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     at: float
     who: str
-    """A user, or `conveyor`."""
+    """The name of a user, `local`, or `conveyor`."""
     what: str
     step: int | None = None
 

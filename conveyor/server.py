@@ -65,7 +65,7 @@ def handlers(service: DeliveryService) -> Mapping[str, Handler]:
 
     async def apply_pipeline(call: Call) -> PipelineView:
         _same_name(call)
-        return await service.apply(call.body, call.peer.name)
+        return await service.apply(call.body, principal(call.peer))
 
     async def remove_pipeline(call: Call) -> None:
         await service.remove(call.path["pipeline"])
@@ -75,10 +75,10 @@ def handlers(service: DeliveryService) -> Mapping[str, Handler]:
         return await service.plan(call.body)
 
     async def start_run(call: Call) -> PipelineView:
-        return await service.start(call.path["pipeline"], call.body, call.peer.name)
+        return await service.start(call.path["pipeline"], call.body, principal(call.peer))
 
     async def control_run(call: Call) -> PipelineView:
-        return await service.control(call.path["pipeline"], call.body, call.peer.name)
+        return await service.control(call.path["pipeline"], call.body, principal(call.peer))
 
     async def get_history(call: Call) -> RunHistory:
         limit = int(min(call.number("limit", 10.0) or 10.0, HISTORY_MAX))

@@ -286,6 +286,8 @@ async def fleet(agents: int, address: str = "127.0.0.1:0") -> AsyncIterator[Flee
             state=str(root / "cp"),
             listen=address,
             socket=str(root / "cp.sock"),
+            autoscaler=str(root / "autoscaler.sock"),
+            conveyor=f"unix:{root}/conveyor.sock",
             scheduler=SETTINGS,
         )
         with socket.create_server(("127.0.0.1", 0)) as unused:

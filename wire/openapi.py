@@ -11,6 +11,9 @@ from wire.errors import Problem
 from wire.routes import Route
 
 _NUMBERS = frozenset(("before", "epoch", "generation", "limit", "since", "tail", "wait_s"))
+_FLAGS = frozenset(
+    ("all", "dry_run", "follow", "new", "previous", "simulated", "take_over", "tty", "unavailable")
+)
 _PATTERNS = {
     "digest": r"^sha256:[0-9a-f]{64}$(?!\n)",
     "index": r"^[0-9]{1,6}$(?!\n)",
@@ -43,6 +46,8 @@ def _schema(name: str) -> dict[str, Any]:
     """Return the schema of a path or query parameter with this name."""
     if name in _NUMBERS:
         return {"type": "number", "minimum": 0, "exclusiveMaximum": QUERY_MAX}
+    if name in _FLAGS:
+        return {"type": "boolean"}
     if name in _PATTERNS:
         return {"type": "string", "pattern": _PATTERNS[name]}
     return {"type": "string", "minLength": 1}

@@ -35,6 +35,10 @@ BODY_PAUSE_S = 30.0
 """How long the server waits for a body, all pauses together."""
 BODY_BYTES_PER_S = 4096
 """Bytes of a body that add a second to `BODY_PAUSE_S`."""
+_FLAGS = {
+    **dict.fromkeys(("1", "true", "yes"), True),
+    **dict.fromkeys(("", "0", "false", "no"), False),
+}
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -72,8 +76,11 @@ class Call:
         return value
 
     def flag(self, name: str) -> bool:
-        """Return whether a query parameter is `1`, `true` or `yes`."""
-        return self.query.get(name, "").lower() in ("1", "true", "yes")
+        """Return whether a query parameter is true; false if it is absent."""
+        text = self.query.get(name, "").lower()
+        if text not in _FLAGS:
+            raise InvalidInput(f"parameter {name} must be true or false, not {text!r}")
+        return _FLAGS[text]
 
 
 Handler = Callable[[Call], Awaitable[Any]]

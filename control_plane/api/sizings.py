@@ -76,6 +76,10 @@ class SizingView(msgspec.Struct, frozen=True, kw_only=True):
     """Load of a task at which its latency reaches the limit, as learnt; None: not learnt."""
     latency_at: float | None = None
     """When that was last measured, in seconds since 1970."""
+    loads: list[tuple[float, float]] = []
+    """Time and load of the last 3 days, oldest first; empty in a list of jobs."""
+    day_peaks: list[tuple[float, float]] = []
+    """Begin and largest load of each measured day of a year; empty in a list of jobs."""
 
 
 class SizingViews(msgspec.Struct, frozen=True, kw_only=True):

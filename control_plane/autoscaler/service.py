@@ -257,8 +257,9 @@ class Autoscaler:
         return SizingViews(sizings=found, failing=self.failing, round_at=self.round_at)
 
     def view(self, name: str) -> SizingView:
-        """Return one of them, or raise `NotFound`."""
-        return self._view(self._find(name))
+        """Return one of them with its history, or raise `NotFound`."""
+        view, history = self._view(self._find(name)), self._jobs[name].sizing.history
+        return replace(view, loads=history.recent(), day_peaks=history.day_peaks())
 
     def _find(self, name: str) -> JobStatus:
         status = self._statuses.get(name)

@@ -177,10 +177,20 @@ def _explained(view: SizingView) -> list[tuple[str, str]]:
         ("forecasts that were correct", held),
         ("slowest start", show.duration(view.start_s)),
         ("history from", begun),
+        *_largest(view),
         *_learnt(view),
         ("last change", view.written or "-"),
     ]
     return rows
+
+
+def _largest(view: SizingView) -> list[tuple[str, str]]:
+    """Return the day with the largest load; nothing before a load was measured."""
+    if not view.day_peaks:
+        return []
+    at, load = max(view.day_peaks, key=lambda peak: peak[1])
+    day = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
+    return [("largest load", f"{load:.4g} on {day}, of {len(view.day_peaks)} days")]
 
 
 def _learnt(view: SizingView) -> list[tuple[str, str]]:

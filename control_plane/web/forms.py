@@ -33,9 +33,9 @@ class FormAction:
 
 
 def _reason(form: Fields) -> str:
-    if not form.get("reason"):
+    if not (reason := form.get("reason", "").strip()):
         raise InvalidInput("a reason is missing", hint="enter a reason in the form")
-    return form["reason"]
+    return reason
 
 
 def _checked(kind: Any, **fields: Any) -> Any:
@@ -57,8 +57,9 @@ def _of_machine(kind: Any, form: Fields) -> Any:
 
 def _hold(form: Fields) -> Any:
     minutes = form.get("minutes", "")
-    if not (minutes.isascii() and minutes.isdecimal() and len(minutes) < 6):
-        raise InvalidInput(f"minutes is a whole number, not {minutes[:20]!r}")
+    is_number = minutes.isascii() and minutes.isdecimal() and len(minutes) < 6
+    if not is_number or not int(minutes):
+        raise InvalidInput(f"minutes is a number from 1 to 99999, not {minutes[:20]!r}")
     return _checked(HoldChange, lasts_s=60.0 * int(minutes), reason=_reason(form))
 
 
@@ -97,5 +98,8 @@ async def fields_of(request: web.Request) -> dict[str, str]:
         raise InvalidInput("a form is application/x-www-form-urlencoded")
     if (request.content_length or 0) > FORM_MAX:
         raise InvalidInput(f"a form has at most {FORM_MAX} bytes")
-    fields = await request.post()
+    try:
+        fields = await request.post()
+    except ValueError as e:
+        raise InvalidInput(f"the form is not UTF-8 text: {e}") from e
     return {name: value for name, value in fields.items() if isinstance(value, str)}

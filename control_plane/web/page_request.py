@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from control_plane.web.core.usage import UsageHistory
+from control_plane.web.services import ServiceReader
 from wire.errors import InvalidInput
 
 
@@ -52,6 +53,7 @@ class PageRequest:
     now: float
     shared: Shared
     history: UsageHistory
+    services: ServiceReader
     as_data: bool = False
     """The page is asked for as JSON."""
 
@@ -65,7 +67,8 @@ class PageRequest:
     def number(self, name: str, most: int = 1_000_000) -> int:
         """Return a parameter that is a whole number from 0 on; 0 if it is absent."""
         text = self.query.get(name) or "0"
-        if not text.isascii() or not text.isdecimal() or int(text[:12]) > most:
+        is_number = text.isascii() and text.isdecimal() and len(text) <= 18
+        if not is_number or int(text) > most:
             raise InvalidInput(f"parameter {name} is a number from 0 to {most}, not {text[:20]!r}")
         return int(text)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from control_plane.api.capacity import RequestState
-from control_plane.api.jobs import JobPhase, JobStatus
+from control_plane.api.jobs import JobPhase, JobStatus, task_id
 from control_plane.api.people import Needs, Role
 from control_plane.api.routes import ROUTES
 from control_plane.api.tasks import HostDescription
@@ -17,12 +17,13 @@ from control_plane.broker.core.region_map import CELLS_MAX, MAP_FACTS, open_even
 from control_plane.web.core.gantt import chart, packed
 from control_plane.web.core.region import grid, power_bars, split_bar
 from control_plane.web.core.spans import setting_chart, wave_chart
-from control_plane.web.core.usage import usage_charts
+from control_plane.web.core.usage import about_size_of, usage_charts
 from control_plane.web.core.versions import changes, compared, versions_of
 from control_plane.web.forms import ACTIONS
 from control_plane.web.page_request import Api, Page, PageRequest
-from wire.errors import TwineError
-from wire.units import about_size
+from control_plane.web.service_pages import SERVICE_PAGES
+from wire.errors import InvalidInput, TwineError
+from wire.openapi import QUERY_MAX
 
 EVENTS_A_PAGE = 1000
 PROFILES_A_PAGE, PLANS_A_PAGE = 200, 20
@@ -33,7 +34,6 @@ WATCH_S = 5
 """Seconds after which a page about one machine is loaded again, because its usage is not stored."""
 LINES, LOG_MAX = ("200", "1000", "5000"), 2 << 20
 """Lines of a log that a page may show, and the most bytes that it reads."""
-_UNIT = re.compile(r"(?<=\d)(?=[A-Z])")
 _COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
 """Escape sequences by which terminals change colour."""
 WINDOWS = {
@@ -131,7 +131,9 @@ async def _operations(request: PageRequest, status: JobStatus) -> dict[str, Any]
     known = min((event.start or event.end for event in events), default=end)
     window = (end - WINDOWS[span] if WINDOWS[span] else min(known, end - 1), end)
     begin, until = request.number("begin", TIME_MAX), request.number("end", TIME_MAX)
-    is_zoomed = 0 < begin < until
+    is_zoomed = bool(begin or until)
+    if is_zoomed and begin >= until:
+        raise InvalidInput(f"parameter begin is a time before end, not {begin} and {until}")
     if is_zoomed:
         window = (float(begin), float(until))
     first, tasks = request.number("row"), status.record.tasks
@@ -209,8 +211,8 @@ async def _task(request: PageRequest) -> dict[str, Any]:
     path = {"job": request.path["job"], "index": request.path["index"]}
     status = await request.api.get("get_job", {"job": path["job"]})
     story = await request.api.get("task_story", path)
-    tasks = [task for task in status.record.tasks if str(task.index) == path["index"]]
-    name, host, silent = f"{path['job']}-{path['index']}", None, ""
+    tasks = [task for task in status.record.tasks if task.index == story.task]
+    name, host, silent = task_id(path["job"], story.task), None, ""
     if story.machine:
         host, silent = await _host(request, story.machine)
     used = [one for one in host.usage.tasks if one.task_id == name] if host is not None else []
@@ -223,11 +225,6 @@ async def _task(request: PageRequest) -> dict[str, Any]:
         "silent": silent,
         "every": WATCH_S,
     }
-
-
-def about_size_of(value: float) -> str:
-    """Return a number of bytes with its unit, for display: `11.8 MiB`."""
-    return _UNIT.sub("\u202f", about_size(int(value)))
 
 
 async def _logs(request: PageRequest) -> dict[str, Any]:
@@ -339,7 +336,7 @@ async def _shards(request: PageRequest) -> dict[str, Any]:
 
 
 async def _audit(request: PageRequest) -> dict[str, Any]:
-    before = str(request.number("before") or "")
+    before = str(request.number("before", QUERY_MAX - 1) or "")
     who, about = request.query.get("who", ""), request.query.get("object", "")
     page = await request.api.get("list_audit", before=before, limit="200", who=who, object=about)
     return {"entries": page.entries, "next": page.next, "who": who, "object": about}
@@ -375,4 +372,5 @@ PAGES: tuple[Page, ...] = (
     Page("/ui/shards", "shards.html", _shards),
     Page("/ui/audit", "audit.html", _audit, ("before", "who", "object")),
     Page("/ui/myself", "myself.html", _current_user),
+    *SERVICE_PAGES,
 )

@@ -13,8 +13,7 @@ import hmac
 import re
 import secrets
 import time
-import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,12 @@ from aiohttp import web
 from control_plane.api.people import Needs
 from control_plane.identity.sessions import SessionEnded
 from control_plane.web.calls import Handlers, RouteCalls, SharedAnswers
-from control_plane.web.core.usage import UsageHistory
+from control_plane.web.core.json_parts import as_json
+from control_plane.web.core.usage import UsageHistory, about_size_of
 from control_plane.web.forms import ACTIONS, FormAction, fields_of
 from control_plane.web.page_request import Page, PageRequest
-from control_plane.web.pages import PAGES, about_size_of
+from control_plane.web.pages import PAGES
+from control_plane.web.services import ServiceReader
 from control_plane.web.streams import send_changes, send_log
 from wire.errors import Forbidden, InvalidInput, TwineError, Unauthenticated
 from wire.fairness import Peer
@@ -60,8 +61,6 @@ _FILES = {
 SESSION_COOKIE = "twine-session"
 ENDED_HEADER = "Twine-Session"
 """Header of an answer: `ended` where the session of the browser was ended."""
-PART = 200
-"""Items of a long list that are encoded in one call: 200 tasks take 0.3 ms."""
 TEXT_MAX = 600
 """Characters of a text that a page shows."""
 _SESSION = web.RequestKey("session", str)
@@ -79,12 +78,14 @@ class Console:
         routes: Iterable[Route],
         revision: Callable[[], int],
         *,
+        services: ServiceReader | None = None,
         writes: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`revision` rises with each stored change; without `writes` there are no forms."""
         self._front_end, self._routes = front_end, {route.name: route for route in routes}
         self._revision, self._writes, self._clock = revision, writes, clock
+        self._services = services or ServiceReader()
         self._key = secrets.token_bytes(32)
         self._shared, self._history = SharedAnswers(), UsageHistory()
         loader = jinja2.FileSystemLoader(_HERE / "templates")
@@ -148,6 +149,7 @@ class Console:
             now=self._clock(),
             shared=self._shared,
             history=self._history,
+            services=self._services,
             as_data=request.query.get("format") == "json",
         )
 
@@ -265,6 +267,7 @@ class Console:
         path = dict(request.match_info)
         try:
             peer = self._peer(request, "/ui/log-stream")
+            await api.get("task_story", path)  # the log itself fails only when it is read
             chunks = await api.get("job_logs", path, follow="true", tail="0")
         except TwineError as e:
             return await self._failed(request, e)
@@ -304,56 +307,9 @@ class Console:
             if isinstance(e, Forbidden | Unauthenticated):
                 await self._front_end.refused(request, route, path, e)
             return await self._failed(request, e)
-        if not back.startswith("/ui/"):
+        if not (back.startswith("/ui/") and back.isascii() and back.isprintable()):
             back = "/ui/"
         return _redirect(back, 303)
-
-
-def as_json(values: Mapping[str, Any], *, packs: bool = False) -> bytes:
-    """Return a page's data as JSON, packed by gzip if wanted.
-
-    It is encoded in parts, for use in a thread: an encoder holds Python's GIL until it has ended,
-    for 10 ms with the tasks of a large job, and would block the loop. Gzip's level 1 takes a fifth
-    of the time of the default level, for a fifth more bytes.
-    """
-    parts = _parts({name: value for name, value in values.items() if not callable(value)})
-    if not packs:
-        return b"".join(parts)
-    packer = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-    return b"".join([*map(packer.compress, parts), packer.flush()])
-
-
-def _parts(value: Any) -> Iterator[bytes]:
-    if isinstance(value, list) and len(value) > PART:
-        for first in range(0, len(value), PART):
-            yield b"," if first else b"["
-            yield msgspec.json.encode(value[first : first + PART], enc_hook=str)[1:-1]
-        yield b"]"
-    elif isinstance(value, list) and value:
-        for number, item in enumerate(value):
-            yield b"," if number else b"["
-            yield from _parts(item)
-        yield b"]"
-    elif (fields := _fields(value)) is not None:
-        for number, (name, item) in enumerate(fields):
-            yield (b"," if number else b"{") + msgspec.json.encode(name) + b":"
-            yield from _parts(item)
-        yield b"}"
-    else:
-        yield msgspec.json.encode(value, enc_hook=str)
-
-
-def _fields(value: Any) -> Iterable[tuple[str, Any]] | None:
-    """Return the fields of a value that is encoded field by field; None: it is encoded whole."""
-    if isinstance(value, dict):
-        return value.items() if value and all(type(name) is str for name in value) else None
-    if not isinstance(value, msgspec.Struct):
-        return None
-    how = value.__struct_config__
-    if how.omit_defaults or how.tag is not None or how.array_like or not value.__struct_fields__:
-        return None
-    names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-    return ((encoded, getattr(value, name)) for encoded, name in names)
 
 
 async def _file(name: str, kind: str, _: web.Request) -> web.Response:

@@ -68,17 +68,20 @@ def _step_lines(run: PipelineRun, now: float) -> Iterable[str]:
 
 
 def _gate_lines(run: PipelineRun) -> Iterable[str]:
+    for name, verdict, waits in gates_now(run):
+        yield f"      gate {name}: {waits if verdict is None else verdict_text(verdict)}"
+
+
+def gates_now(run: PipelineRun) -> Iterable[tuple[str, GateVerdict | None, str]]:
+    """Yield each gate of the present step, its verdict, and what it waits for without one."""
     plan = steps(run.spec)
     if run.state is not RunState.RUNNING or run.step >= len(plan):
         return
     for name, gate in stage_gates(run.spec, plan[run.step].stage).items():
-        verdict = run.verdicts.get(name)
-        if verdict is not None:
-            yield f"      gate {name}: {verdict_text(verdict)}"
-        elif gate.approval is not None:
-            yield f"      gate {name}: waits for {' or '.join(gate.approval.by) or 'approval'}"
-        else:
-            yield f"      gate {name}: not measured yet"
+        waits = "not measured yet"
+        if gate.approval is not None:
+            waits = f"waits for {' or '.join(gate.approval.by) or 'approval'}"
+        yield name, run.verdicts.get(name), waits
 
 
 def verdict_text(verdict: GateVerdict) -> str:

@@ -127,14 +127,25 @@ class LoadHistory:
         newest = self.slot * SLOT_S // DAY_S
         return value_of(self.days[day % DAYS]) if newest - DAYS < day <= newest else None
 
+    def day_peaks(self) -> list[tuple[float, float]]:
+        """Return time and largest load of each measured day of the last 53 weeks, oldest first."""
+        first, newest = self.first * SLOT_S // DAY_S, self.slot * SLOT_S // DAY_S
+        days = range(max(first, newest - DAYS + 1), newest + 1)
+        found = [(day * float(DAY_S), self.day_peak(day)) for day in days]
+        return [(at, load) for at, load in found if load is not None]
+
+    def recent(self) -> list[tuple[float, float]]:
+        """Return time and load, oldest first: the 5-minute means of the last 3 days."""
+        slots = range(max(self.first, self.slot - FINE + 1), self.slot + 1)
+        found = [(slot * float(SLOT_S), self.mean(slot)) for slot in slots]
+        return [(at, load) for at, load in found if load is not None]
+
     def points(self) -> list[tuple[float, float]]:
         """Return time and load, oldest first: half-hour peaks, then 5-minute means."""
         fine_from = self.slot - FINE + 1
         halves = range(max(self.first // 6, self.slot // 6 - HALF_HOURS + 1), fine_from // 6)
         found = [(h * float(HALF_HOUR_S), self.peak(h)) for h in halves]
-        slots = range(max(self.first, fine_from), self.slot + 1)
-        found += [(s * float(SLOT_S), self.mean(s)) for s in slots]
-        return [(at, load) for at, load in found if load is not None]
+        return [(at, load) for at, load in found if load is not None] + self.recent()
 
     def to_bytes(self) -> bytes:
         """Return it as it is stored, in `BYTES` bytes."""

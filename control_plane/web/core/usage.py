@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from agent.usage import TaskUsage, Usages
+from wire.units import about_size
 
 MACHINES_MAX, READINGS_MAX = 256, 240
 """Machines whose readings are kept, and readings of each: 20 minutes of one in 5 s."""
+_UNIT = re.compile(r"(?<=\d)(?=[A-Z])")
 _GAP_S = 60.0
 """Two readings further apart are not joined by a line: no page was open in between."""
 
@@ -101,24 +104,31 @@ def usage_charts(points: Sequence[Point], size: Callable[[float], str]) -> list[
         ("Network", lambda p: p.network_mbps, lambda v: f"{v:.1f} Mbit/s", 1.0),
         ("Waits for CPU", lambda p: p.waits, lambda v: f"{v:.0f} % of the time", 10.0),
     ]
-    return [_chart(title, points, value, words, least) for title, value, words, least in kinds]
+    return [
+        line_chart(title, [(point.at, value(point)) for point in points], words, least)
+        for title, value, words, least in kinds
+    ]
 
 
-def _chart(
+def line_chart(
     title: str,
-    points: Sequence[Point],
-    value: Callable[[Point], float],
+    points: Sequence[tuple[float, float]],
     words: Callable[[float], str],
     least: float,
 ) -> LineChart:
-    begin, end = points[0].at, points[-1].at
-    top = 1.1 * max(least, *(value(point) for point in points))
+    """Return a chart of at least one time and value; `least` is the least upper edge."""
+    begin, end = points[0][0], points[-1][0]
+    top = 1.1 * max(least, *(value for _, value in points))
     span = max(end - begin, 1e-9)
-    at = [
-        (round(600 * (p.at - begin) / span, 1), round(100 - 100 * value(p) / top, 1))
-        for p in points
+    drawn = [
+        (round(600 * (at - begin) / span, 1), round(100 - 100 * value / top, 1))
+        for at, value in points
     ]
-    line = " ".join(f"{x},{y}" for x, y in at)
-    return LineChart(
-        title, words(value(points[-1])), words(top), line, f"0,100 {line} 600,100", begin, end
-    )
+    line = " ".join(f"{x},{y}" for x, y in drawn)
+    area = f"0,100 {line} 600,100"
+    return LineChart(title, words(points[-1][1]), words(top), line, area, begin, end)
+
+
+def about_size_of(value: float) -> str:
+    """Return a number of bytes with its unit, for display: `11.8 MiB`."""
+    return _UNIT.sub("\u202f", about_size(int(value)))

@@ -17,7 +17,7 @@ const local = (root) => {
   }
 };
 const ticks = (root) => { // of charts that the server drew
-  for (const tick of root.querySelectorAll("[data-at]")) tick.textContent = (tick.closest("figure") ? precise : day).format(new Date(tick.dataset.at));
+  for (const tick of root.querySelectorAll("[data-at]")) tick.textContent = (tick.closest("figure") && !("days" in tick.dataset) ? precise : day).format(new Date(tick.dataset.at));
 };
 const age = () => {
   for (const time of document.querySelectorAll("time[data-ago]")) time.textContent = ago(Date.now() / 1000 + skew - new Date(time.dateTime) / 1000);
@@ -36,15 +36,16 @@ const asOf = (date) => {
 };
 // What the viewer does is not taken away: a form, a choice of text, a field, a log.
 const busy = () => log || document.querySelector(".act[open]") || document.activeElement?.matches("input, select") || !getSelection().isCollapsed;
-let shown = Number(document.body.dataset.revision), loading = false, heard = Date.now();
+let shown = Number(document.body.dataset.revision), loading = false, heard = Date.now(), refused = "";
+const lost = stale.textContent;
 async function reload() {
   if (loading || busy()) return;
   loading = true;
   try {
     const answer = await fetch(location.href);
-    if (!answer.ok) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    if (busy()) return;
+    refused = answer.ok ? "" : page.querySelector(".notice.bad")?.textContent || `status ${answer.status}`;
+    if (refused || busy()) return;
     keep(page);
     shown = Number(page.body.dataset.revision);
     if (!page.body.dataset.every) delete document.body.dataset.every;
@@ -116,9 +117,11 @@ if (shown) {
   };
   setInterval(() => {
     const late = Date.now() - heard >= 5000;
-    stale.hidden = !late;
-    document.body.classList.toggle("late", late);
-    document.body.classList.toggle("live", !late);
+    const text = late ? lost : refused && `This page shows old data: ${refused}`;
+    stale.hidden = !text;
+    if (text && stale.textContent !== text) stale.textContent = text;
+    document.body.classList.toggle("late", Boolean(text));
+    document.body.classList.toggle("live", !text);
     age();
   }, 1000);
   setInterval(() => { if (document.body.dataset.every) reload(); }, 1000 * (Number(document.body.dataset.every) || 5));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -268,7 +269,7 @@ def resizable(region: Region, spec: JobSpec) -> None:
     intents.resize = resize  # type: ignore[method-assign]
 
 
-@pytest.mark.behaviour("AS2", "AS8", "BUG-UX93")
+@pytest.mark.behaviour("AS2", "AS8", "BUG-UX93", "BUG-UX153")
 def test_a_job_grows_with_its_active_users_and_twinectl_shows_the_reason(
     region: Region, exporter: Exporter, prometheus: str, tmp_path: Path
 ) -> None:
@@ -294,6 +295,7 @@ def test_a_job_grows_with_its_active_users_and_twinectl_shows_the_reason(
         assert "load 710" in explained
         assert "speed limit of 100% in 300 s: 8 now" in explained
         assert "4 to 8" in explained
+        assert re.search(r"largest load +709.8 on \d{4}-\d\d-\d\d, of 1 days", explained)
         replayed = ctl(region, answers, "autoscale", "simulate", str(file), "-o", "json")
         assert replayed.exit_code == 0, replayed.output
         assert json.loads(replayed.output)["job"] == "web"

@@ -12,7 +12,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.integration.web.test_console import PATIENCE_S, chromium, console, ctl, matching_output
+from tests.integration.web.service_programs import JOB, PATIENCE_S, PIPELINE, ctl, services
+from tests.integration.web.test_console import chromium, console, matching_output
 
 AGENTS = 40
 READINGS = 8
@@ -21,6 +22,8 @@ PICTURES = {
     "region": "/ui/?colour=state",
     "job": "/ui/jobs/web?window=all",
     "task": "/ui/jobs/web/tasks/0",
+    "autoscaling": f"/ui/autoscaling/{JOB}",
+    "pipeline": f"/ui/pipelines/{PIPELINE}",
 }
 
 
@@ -61,6 +64,8 @@ def main(folder: Path) -> None:
     with ExitStack() as stack:
         dev = ["vm_lab.cli", "dev", "--agents", str(AGENTS)]
         endpoint = stack.enter_context(matching_output(dev, r"TWINE_ENDPOINT=(\S+)"))
+        state = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(services(endpoint, state, "apply"))
         history(endpoint)
         browser = stack.enter_context(chromium(stack.enter_context(console(endpoint))))
         base = browser.current_url.split("/ui/")[0]

@@ -28,14 +28,14 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from control_plane.broker.core.region_map import MAP_FACTS
-from control_plane.cli import main as twinectl
 from control_plane.daemon import main as control_plane
 from control_plane.web.forms import ACTIONS
+from control_plane.web.page_request import Page
 from control_plane.web.pages import PAGES
+from tests.integration.web.service_programs import JOB, PATIENCE_S, PIPELINE, ctl, job_of, services
 
 pytestmark = pytest.mark.behaviour("FE1", "FE7")
 
-PATIENCE_S = 120
 SHOTS = Path(os.environ.get("TWINE_SHOTS", "build/screenshots"))
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
 RUN_AXE = """
@@ -50,7 +50,12 @@ fetch(location.href).then((answer) => answer.text())
   .then((text) => done(parse(text).querySelectorAll(".gantt rect").length));
 """
 """Number of bars in the served page, before its script changes them."""
-FILLED = {"job": "web", "index": "0", "machine": "h0000"}
+FILLED = {"job": "web", "index": "0", "machine": "h0000", "pipeline": PIPELINE}
+
+
+def path_of(page: Page) -> str:
+    job = JOB if page.path.startswith("/ui/autoscaling/") else "web"
+    return page.path.format(**{**FILLED, "job": job})
 
 
 @contextmanager
@@ -73,8 +78,12 @@ def matching_output(argv: list[str], pattern: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with matching_output(["vm_lab.cli", "dev", "--agents", "8"], r"TWINE_ENDPOINT=(\S+)") as found:
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder, dev = tmp_path_factory.mktemp("services"), ["vm_lab.cli", "dev", "--agents", "8"]
+    with (
+        matching_output(dev, r"TWINE_ENDPOINT=(\S+)") as found,
+        services(found, folder),
+    ):
         yield found
 
 
@@ -173,19 +182,13 @@ def is_there(visitor: Visitor) -> bool:
     return True
 
 
-def ctl(endpoint: str, *arguments: str) -> str:
-    result = CliRunner().invoke(twinectl, ["--endpoint", endpoint, *arguments])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def status_of(endpoint: str) -> dict:
     return json.loads(ctl(endpoint, "job", "status", "web", "-o", "json"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
 def test_every_page_is_served_without_script_and_as_json(visitor: Visitor, page) -> None:
-    path = page.path.format(**FILLED)
+    path = path_of(page)
     status, text, headers = visitor.get(path)
     assert status == 200, text
     assert "<h1>" in text
@@ -325,7 +328,7 @@ def test_every_page_is_accessible(browser: webdriver.Chrome, scheme: str) -> Non
     base = browser.current_url.split("/ui/")[0]
     found = []
     for page in PAGES:
-        browser.get(base + page.path.format(**FILLED))
+        browser.get(base + path_of(page))
         browser.execute_cdp_cmd("Runtime.evaluate", {"expression": AXE})
         result = browser.execute_async_script(RUN_AXE)
         found += [f"{page.path}: {v['id']}: {v['nodes'][0]['html']}" for v in result["violations"]]
@@ -406,6 +409,24 @@ def test_a_stale_page_shows_its_age_and_its_last_content(endpoint: str) -> None:
         wait.until(lambda b: b.find_element(By.ID, "stale").is_displayed())
         assert "old data" in browser.find_element(By.ID, "stale").text
         assert "Healthy" in browser.find_element(By.TAG_NAME, "main").text
+
+
+@pytest.mark.behaviour("FE1", "BUG-UX158")
+def test_a_page_of_a_removed_job_says_that_it_is_old(
+    browser: webdriver.Chrome, endpoint: str, tmp_path: Path
+) -> None:
+    """Regression: the page showed the job as healthy and itself as live."""
+    spec = job_of("brief", status_of(endpoint)["record"]["spec"]["image"])
+    (tmp_path / "brief.json").write_text(json.dumps(spec))
+    ctl(endpoint, "job", "apply", str(tmp_path / "brief.json"))
+    opened(browser, "/ui/jobs/brief")
+    banner = browser.find_element(By.ID, "stale")
+    patient(browser).until(lambda b: b.find_elements(By.CSS_SELECTOR, "body.live"))
+    assert not banner.is_displayed()
+    ctl(endpoint, "job", "stop", "brief")
+    patient(browser).until(lambda _: "there is no job" in banner.text)
+    assert banner.text == "This page shows old data: there is no job 'brief'"
+    assert browser.find_elements(By.CSS_SELECTOR, "body.late")
 
 
 def patient(browser: webdriver.Chrome) -> WebDriverWait:
@@ -494,7 +515,7 @@ def test_a_viewer_sees_no_forms_and_its_form_requests_are_refused(
     that.
     """
     for page in PAGES:
-        status, text, _ = viewer.get(page.path.format(**FILLED))
+        status, text, _ = viewer.get(path_of(page))
         assert status == (403 if page.path.endswith(("/audit", "/logs")) else 200), page.path
         shown = set(re.findall(r'action="/ui/do/(\w+)"', text))
         assert shown <= {"end_session"}, "a viewer ends sessions of their own"

@@ -22,6 +22,7 @@ from control_plane.identity.authority import (
     open_authority,
 )
 from control_plane.store.sqlite import SqliteStore
+from control_plane.web.services import ServiceReader
 from conveyor import cli, gates
 from conveyor.api import ControlRequest, ControlVerb, PipelineGate, PipelineStage
 from conveyor.client import ConveyorClient
@@ -63,6 +64,7 @@ async def _free_port() -> int:
     return int(port)
 
 
+@pytest.mark.behaviour("BUG-UX159")
 async def test_users_may_read_writers_may_change_and_others_are_refused(tmp_path: Path):
     authority = open_authority(tmp_path / "a.pem", "twine")
     foreign = open_authority(tmp_path / "b.pem", "twine")
@@ -97,7 +99,28 @@ async def test_users_may_read_writers_may_change_and_others_are_refused(tmp_path
         async with client(url, "user", "ann") as ann:
             view = await ann.control_run("web", PAUSE)
     assert view.record.active is not None
-    assert view.record.active.log[-1].who == "spiffe://twine/user/ann"
+    assert view.record.active.log[-1].who == "ann"
+
+
+@pytest.mark.behaviour("BUG-UX151")
+async def test_the_console_reads_pipelines_with_the_credential_of_a_user(tmp_path: Path):
+    authority = open_authority(tmp_path / "a.pem", "twine")
+    world = await World().begin()
+    tls.save(authority.credential(CertificateSubject("user", "console"), ""), tmp_path / "u.json")
+    tls.save(authority.credential(CertificateSubject("host", "h1"), ""), tmp_path / "h.json")
+    async with served(world, tmp_path, authority) as url:
+        reader = ServiceReader(conveyor=url, credential=str(tmp_path / "u.json"))
+        assert [one.record.spec.name for one in (await reader.pipelines()).pipelines] == ["web"]
+        assert (await reader.pipeline("web")).record.spec.jobs == ["web"]
+        assert (await reader.runs("web", 10)).runs == []
+        with pytest.raises(NotFound):
+            await reader.pipeline("none")
+        other = ServiceReader(conveyor=url, credential=str(tmp_path / "h.json"))
+        with pytest.raises(Unreachable, match="is not a user"):
+            await other.pipelines()
+        without = ServiceReader(conveyor=url)
+        with pytest.raises(Unreachable, match="the conveyor cannot be read"):
+            await without.pipelines()
 
 
 @pytest.mark.behaviour("FE6")

@@ -121,6 +121,25 @@ def test_numbers_of_queries_have_a_range() -> None:
             Call(route, Peer("x", "user"), query={"after": text}).number("after")
 
 
+@pytest.mark.behaviour("BUG-UX155")
+def test_a_parameter_that_is_neither_true_nor_false_is_refused() -> None:
+    """Regression: `dry_run=on` counted as false, and the change was made."""
+    from wire.fairness import Peer
+    from wire.server import Call
+
+    route = Route("x", "PUT", "/x", query=("dry_run",))
+
+    def flag(text: str) -> bool:
+        return Call(route, Peer("x", "user"), query={"dry_run": text}).flag("dry_run")
+
+    assert [flag(text) for text in ("1", "true", "True", "yes")] == [True] * 4
+    assert [flag(text) for text in ("", "0", "false", "no")] == [False] * 4
+    assert not Call(route, Peer("x", "user")).flag("dry_run")
+    for text in ("on", "y", "2", "maybe", "true "):
+        with pytest.raises(InvalidInput, match="dry_run must be true or false"):
+            flag(text)
+
+
 @pytest.mark.behaviour("BUG-HT1")
 def test_an_answer_with_a_huge_number_is_invalid() -> None:
     """A joined agent may send any answer. The client refuses this one."""

@@ -309,6 +309,20 @@ def _with_version(region: ModelRegion, version: int) -> Any:
     return replace(region.record, intents={"size": StoredIntent(version=version)})
 
 
+@pytest.mark.behaviour("BUG-UX153")
+def test_the_view_of_one_job_has_its_loads_and_the_list_of_jobs_has_none() -> None:
+    async def body(_: ModelRegion, autoscaler: Autoscaler, __: MemoryStore) -> None:
+        await lasts(autoscaler, 2 * DAY_S)
+        view = autoscaler.view("web")
+        assert len(view.loads) == pytest.approx(2 * DAY_S / 300, abs=2)
+        largest = max(load for _, load in view.day_peaks)
+        assert largest == max(load for _, load in view.loads)
+        assert not autoscaler.views().sizings[0].loads
+        assert not autoscaler.views().sizings[0].day_peaks
+
+    course(body)
+
+
 def test_a_simulation_compares_policies_on_the_jobs_own_history() -> None:
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
         await lasts(autoscaler, 2 * DAY_S)

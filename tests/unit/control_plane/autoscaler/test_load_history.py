@@ -76,6 +76,19 @@ def test_it_forgets_in_three_steps() -> None:
     assert history.day_peak(day - DAYS) is None
 
 
+@pytest.mark.behaviour("BUG-UX153")
+def test_recent_loads_and_peaks_of_days_are_listed_oldest_first() -> None:
+    assert LoadHistory().day_peaks() == LoadHistory().recent() == []
+    history = filled(500)
+    peaks, loads, newest = history.day_peaks(), history.recent(), history.slot * float(SLOT_S)
+    assert (len(peaks), len(loads)) == (DAYS, FINE)
+    assert peaks == sorted(peaks)
+    assert (peaks[-1][0], loads[-1][0]) == (newest // DAY_S * DAY_S, newest)
+    assert [load for _, load in peaks] == [history.day_peak(int(at // DAY_S)) for at, _ in peaks]
+    assert loads[0] == (newest - (FINE - 1) * SLOT_S, history.mean(history.slot - FINE + 1))
+    assert len(filled(2).day_peaks()) == 2
+
+
 def test_a_gap_is_missing_and_not_zero_nor_old() -> None:
     history = filled(3)
     history.add(START + 3 * DAY_S + 7200, 1.0)

@@ -18,10 +18,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from control_plane.api.autoscale import Autoscale
 from control_plane.api.routes import ROUTES
+from control_plane.api.sizings import SizingView, SizingViews
 from control_plane.identity.sessions import BrowserSessions
 from control_plane.web.pages import PAGES
 from control_plane.web.serving import TEXT_MAX, Console
+from conveyor.runs import PipelineView, PipelineViews, RunHistory
 from wire.fairness import Peer
 from wire.routes import Route
 from wire.server import Call
@@ -52,6 +55,8 @@ def made(kind: Any) -> Any:
         case mi.ListType(item_type=item) | mi.VarTupleType(item_type=item):
             found = [made(item)]
             return found if isinstance(kind, mi.ListType) else tuple(found)
+        case mi.TupleType(item_types=items):
+            return tuple(made(item) for item in items)
         case mi.FrozenSetType(item_type=item) | mi.SetType(item_type=item):
             return frozenset([made(item)])
         case mi.DictType(key_type=key, value_type=value):
@@ -61,6 +66,13 @@ def made(kind: Any) -> Any:
         case mi.AnyType():
             return HOSTILE
     raise AssertionError(f"no value is made of {kind}")
+
+
+def autoscaled(job: Any) -> Any:
+    """Return a job with a policy, which excludes other fields of its file."""
+    spec = msgspec.structs.replace(job.record.spec, autoscale=made(mi.type_info(Autoscale)))
+    record = msgspec.structs.replace(job.record, spec=spec)
+    return msgspec.structs.replace(job, record=record)
 
 
 class HostileFrontEnd:
@@ -85,10 +97,33 @@ class HostileFrontEnd:
         answer = made(mi.type_info(call.route.response))
         if call.route.name == "job_events":
             return msgspec.structs.replace(answer, more=False)
+        if call.route.name == "get_job":
+            return autoscaled(answer)
+        if call.route.name == "list_jobs":
+            return msgspec.structs.replace(answer, jobs=[autoscaled(job) for job in answer.jobs])
         return answer
 
     async def _log(self) -> AsyncIterator[bytes]:
         yield HOSTILE.encode()
+
+
+class HostileServices:
+    """An autoscaler and a conveyor whose every answer is hostile."""
+
+    async def sizings(self) -> Any:
+        return made(mi.type_info(SizingViews))
+
+    async def sizing(self, _: str) -> Any:
+        return made(mi.type_info(SizingView))
+
+    async def pipelines(self) -> Any:
+        return made(mi.type_info(PipelineViews))
+
+    async def pipeline(self, _: str) -> Any:
+        return made(mi.type_info(PipelineView))
+
+    async def runs(self, _: str, __: int, ___: int | None = None) -> Any:
+        return made(mi.type_info(RunHistory))
 
 
 class Tags(HTMLParser):
@@ -106,8 +141,10 @@ class Tags(HTMLParser):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
 async def test_texts_of_users_and_agents_are_escaped_on_every_page(page: Any) -> None:
     app = web.Application()
-    Console(HostileFrontEnd(), ROUTES, lambda: 1).add_to(app)
-    path = page.path.format(job=quote("<u>j", safe=""), index="1", machine=quote("<u>m", safe=""))
+    services: Any = HostileServices()
+    Console(HostileFrontEnd(), ROUTES, lambda: 1, services=services).add_to(app)
+    names = {name: quote(f"<u>{name}", safe="") for name in ("job", "machine", "pipeline")}
+    path = page.path.format(index="1", **names)
     async with TestClient(TestServer(app)) as client:
         answer = await client.get(path)
         text = await answer.text()

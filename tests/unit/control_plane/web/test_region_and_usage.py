@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from test_hostile_texts import HostileFrontEnd
 
 from agent.api import Location
 from agent.usage import TaskUsage, Usages
@@ -13,11 +14,13 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.capacity_report import Amount, CapacityReport, Line, PowerBudget, Split
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import Hardware, MachineRecord, MachineState, RegionMap
+from control_plane.api.routes import ROUTES
 from control_plane.broker.core.region_map import CELLS_MAX, RegionCount, merged
 from control_plane.identity.sessions import MAX_SESSIONS, BrowserSessions, SessionEnded
 from control_plane.web.core.region import grid, power_bars, split_bar
-from control_plane.web.core.usage import READINGS_MAX, UsageHistory, usage_charts
+from control_plane.web.core.usage import READINGS_MAX, Point, UsageHistory, usage_charts
 from control_plane.web.core.versions import changes, compared
+from control_plane.web.serving import TEXT_MAX, Console
 from wire.errors import Forbidden, NotFound
 
 pytestmark = pytest.mark.behaviour("FE1")
@@ -116,6 +119,21 @@ def test_usage_is_drawn_from_two_readings_on_and_not_across_a_gap_or_a_boot() ->
     cpu, memory, *_ = usage_charts(points, lambda value: f"{value:.0f} B")
     assert (cpu.now, memory.now) == ("1.00 cores", "1048576 B")
     assert usage_charts(points[:1], str) == []
+
+
+@pytest.mark.behaviour("BUG-UX152")
+def test_a_page_has_all_points_of_a_chart() -> None:
+    """Regression: points were cut as texts of users are, and the browser drew none of them."""
+    points = [Point(5.0 * n, n % 3, 1 << 20, 1.0, 1.0) for n in range(READINGS_MAX)]
+    charts = usage_charts(points, str)
+    console = Console(HostileFrontEnd(), ROUTES, lambda: 1)
+    page = console._templates.from_string(
+        '{% from "macros.html" import lines %}{{ lines(charts) }}'
+    )
+    text = page.render(charts=charts)
+    assert len(charts[0].line) > TEXT_MAX
+    assert f'<polyline points="{charts[0].line}"/>' in text
+    assert f'<polygon points="{charts[0].area}"/>' in text
 
 
 def test_the_number_of_readings_of_a_machine_is_bounded() -> None:

@@ -1,0 +1,140 @@
+"""Parameters, forms and paths that no link of the console has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from test_hostile_texts import HostileFrontEnd
+from test_rights import FrontEndStub
+
+from control_plane.api.people import AuditPage
+from control_plane.api.routes import ROUTES
+from control_plane.web.serving import SESSION_COOKIE, Console
+from wire.errors import NotFound
+from wire.server import Call
+
+pytestmark = pytest.mark.behaviour("FE1")
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+class Region(FrontEndStub):
+    """A front end with an old audit log."""
+
+    def __init__(self) -> None:
+        super().__init__(operator=True)
+        self.handlers |= {"list_audit": self._audit}
+        self.before = ""
+
+    async def _audit(self, call: Call) -> Any:
+        self.before = call.query.get("before", "")
+        return AuditPage(entries=[], next=12_345_678)
+
+
+class Gone(HostileFrontEnd):
+    """A front end that has jobs, but no task with the index 99."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handlers["task_story"] = self._story
+
+    async def _story(self, call: Call) -> Any:
+        if call.path["index"] == "99":
+            raise NotFound("there are no events of task 99")
+        return await self._answer(call)
+
+
+@asynccontextmanager
+async def opened(region: Any) -> AsyncIterator[TestClient]:
+    app = web.Application()
+    Console(region, ROUTES, lambda: 1).add_to(app)
+    async with TestClient(TestServer(app), cookies={SESSION_COOKIE: "a" * 12}) as client:
+        yield client
+
+
+@pytest.mark.behaviour("BUG-UX154")
+async def test_the_audit_log_has_pages_beyond_a_million_entries() -> None:
+    """Regression: its link to older entries was refused."""
+    region = Region()
+    async with opened(region) as client:
+        text = await (await client.get("/ui/audit")).text()
+        link = text.partition('rel="next" href="')[2].partition('"')[0].replace("&amp;", "&")
+        assert (await client.get(f"/ui/audit{link}")).status == 200
+        assert region.before == "12345678"
+        for number in ("9" * 18, "9" * 40):
+            assert (await client.get(f"/ui/audit?before={number}")).status == 400
+
+
+async def token_of(client: TestClient) -> str:
+    page = await (await client.get("/ui/rebalance")).text()
+    return page.partition('name="token" value="')[2].partition('"')[0]
+
+
+@pytest.mark.behaviour("BUG-UX156")
+async def test_a_form_that_is_no_text_is_refused() -> None:
+    """Regression: it was answered with 500, also if the caller had no rights."""
+    region = Region()
+    async with opened(region) as client:
+        for body in (b"reason=\xff\xfe", b"token=x&%ff=\x80"):
+            answer = await client.post("/ui/do/pause_rebalance", data=body, headers=FORM)
+            assert (answer.status, "is not UTF-8 text" in await answer.text()) == (400, True)
+    assert region.paused == 0
+
+
+@pytest.mark.behaviour("BUG-UX156")
+@pytest.mark.parametrize("back", ["/ui/\r\nX-Evil: 1", "/ui/\x00", "/ui/ü", "//evil.example"])
+async def test_a_form_that_was_carried_out_is_not_answered_with_an_error(back: str) -> None:
+    """Regression: a line break in the page to return to was answered with 500 after the change."""
+    region = Region()
+    async with opened(region) as client:
+        form = {"reason": " quiet ", "token": await token_of(client), "back": back}
+        answer = await client.post("/ui/do/pause_rebalance", data=form, allow_redirects=False)
+        assert (answer.status, answer.headers["Location"]) == (303, "/ui/")
+    assert region.paused == 1
+
+
+@pytest.mark.behaviour("BUG-UX156")
+async def test_a_blank_reason_and_a_hold_of_no_minutes_are_refused_in_words_of_the_form() -> None:
+    region = Region()
+    async with opened(region) as client:
+        token = await token_of(client)
+        blank = {"reason": "  ", "token": token}
+        answer = await client.post("/ui/do/pause_rebalance", data=blank)
+        assert (answer.status, "a reason is missing" in await answer.text()) == (400, True)
+        for minutes in ("0", "00", "", "1e3", "\u0661", "100000"):
+            hold = {"job": "web", "minutes": minutes, "reason": "x", "token": token}
+            answer = await client.post("/ui/do/put_hold", data=hold)
+            text = await answer.text()
+            assert (answer.status, "minutes is a number from 1" in text) == (400, True)
+    assert region.paused == 0
+
+
+@pytest.mark.behaviour("BUG-UX157")
+async def test_the_log_of_a_task_that_does_not_exist_is_not_streamed() -> None:
+    """Regression: the answer was an empty stream, which a browser opens again and again."""
+    async with opened(Gone()) as client:
+        assert (await client.get("/ui/jobs/web/tasks/99/log-stream")).status == 404
+        assert (await client.get("/ui/jobs/web/tasks/1/log-stream")).status == 200
+
+
+@pytest.mark.behaviour("BUG-UX157")
+async def test_a_task_is_found_by_any_form_of_its_index() -> None:
+    """Regression: the page of task 01 said that the task has no processes."""
+    async with opened(Gone()) as client:
+        pages = [await (await client.get(f"/ui/jobs/web/tasks/{n}")).text() for n in ("1", "01")]
+    assert ["<dt>Health" in page for page in pages] == [True, True]
+
+
+@pytest.mark.behaviour("BUG-UX157")
+@pytest.mark.parametrize("query", ["begin=5&end=3", "begin=5", "end=0&begin=7", "begin=5&end=5"])
+async def test_a_span_that_ends_before_it_begins_is_refused(query: str) -> None:
+    """Regression: another span was shown without a word."""
+    async with opened(Gone()) as client:
+        for page in ("/ui/jobs/web", "/ui/jobs/web/operations"):
+            answer = await client.get(f"{page}?{query}")
+            assert (answer.status, "begin is a time before end" in await answer.text()) == (400, 1)
+            assert (await client.get(f"{page}?begin=3&end=5")).status == 200
