@@ -286,7 +286,7 @@ class OpsPlanner:
             name
             for name in wave.machines
             if (record := table.find(name)) is not None
-            and of_plan(record, plan.name) is None
+            and of_plan(record, plan.name, plan.at) is None
             and name not in wave.left_out
         ]
         if not untold:
@@ -356,7 +356,7 @@ class OpsPlanner:
 
     def _seen(self, plan: PlanRecord, record: MachineRecord) -> SeenHost:
         event, observation = (
-            of_plan(record, plan.name),
+            of_plan(record, plan.name, plan.at),
             self._observations.observation(record.machine),
         )
         elsewhere = not self._follows(record.entitlement)  # then only its record shows its state

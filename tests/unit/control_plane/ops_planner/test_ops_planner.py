@@ -522,3 +522,23 @@ def test_a_cancellation_that_failed_is_completed(writes: int, wave_size: int):
         assert w.region.broken_rules == []
 
     run(main())
+
+
+@pytest.mark.behaviour("BUG-CP97")
+@planned()
+async def test_a_plan_with_the_name_of_a_dropped_one_is_announced(w: World):
+    """Formerly the events of the earlier plan counted, so it was done before any work began."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "_KEPT", 1)
+        await w.set_up(quota=2)
+        request = a_request(work=Work.REPAIR, wave_size=2, despite=True)
+        for name in ("fans", "disks", "cables"):
+            await w.cp.maintenance.accept(name, request, "ann")
+            await w.cp.maintenance.cancel(name)
+            await asyncio.sleep(10)
+        view = await w.cp.maintenance.accept("fans", request, "ann")
+        assert [wave.state for wave in view.waves][:1] == [WaveState.ANNOUNCED]
+        await asyncio.sleep(60)
+        view = w.cp.maintenance.show("fans")
+        assert (view.plan.state, view.done) == (PlanState.RUNNING, 0)
+        assert len(view.waves[0].ready) == 2
