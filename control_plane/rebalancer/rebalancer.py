@@ -63,7 +63,7 @@ TICK_S = 5.0
 _HISTORY = 200
 _STATE, _MOVED, _PLAN = "state", "moved/", "plan"
 _KEPT = 1_000
-"""Moves of a plan that are stored, 250 bytes each; a later plan finds the rest again."""
+"""Moves of a plan that are stored, 350 bytes each; a later plan finds the rest again."""
 _RESUMED = 2.0
 """After a restart a plan is continued up to this multiple of the time between two plans."""
 _EARLY = 0.2

@@ -164,8 +164,9 @@ def _lean(kind: type) -> Any:
 _LEAN: dict[type, Any] = {kind: _lean(kind) for kind in (MachineRecord,)}
 """Kinds with up to a million records: their size affects a restart. Their defaults are not
 created on each read. Defaults are part of their schema: a new default needs a new number."""
-_PACKED = (AllocationRecord,)
-"""Kinds that grow with a job: half a megabyte at 15,000 tasks, packed a quarter of that."""
+_PACKED = (AllocationRecord, RebalanceRecord)
+"""Kinds that grow with a job or a plan: half a megabyte at 15,000 tasks or 1,500 moves, packed a
+quarter of that."""
 _PACK_FROM = 64 << 10
 """Bytes from which they are packed; for smaller ones it costs more time than it saves."""
 _PACK = b"z"
