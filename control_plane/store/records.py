@@ -178,9 +178,17 @@ def encode(record: T) -> bytes:
     """Return the stored form of a record."""
     lean = _LEAN.get(type(record))
     data = _encode(record if lean is None else lean(*astuple(record)))
-    if len(data) > _PACK_FROM and isinstance(record, _PACKED):
-        return _PACK + zlib.compress(data, 1)
-    return data
+    return packed(data) if isinstance(record, _PACKED) else data
+
+
+def packed(data: bytes) -> bytes:
+    """Return JSON as it is stored: packed if it is long."""
+    return _PACK + zlib.compress(data, 1) if len(data) > _PACK_FROM else data
+
+
+def unpacked(data: bytes) -> bytes:
+    """Return the JSON of a stored value; `zlib.error` if it is damaged."""
+    return zlib.decompress(data[len(_PACK) :]) if data.startswith(_PACK) else data
 
 
 def decode(data: bytes, kind: type[T], key: str) -> T:
@@ -189,8 +197,7 @@ def decode(data: bytes, kind: type[T], key: str) -> T:
     Unknown fields of the same schema are ignored and missing ones get their defaults.
     """
     try:
-        if data.startswith(_PACK):
-            data = zlib.decompress(data[len(_PACK) :])
+        data = unpacked(data)
         schema = msgspec.json.decode(data, type=_Schema).schema
         if schema > SCHEMAS[kind]:
             raise ConfigError(
