@@ -353,10 +353,11 @@ class EtcdStore:
                     feed.extend([list(group) for _, group in by_revision])
                     self._saw(feed.revision)
             except Compacted:
-                listing = await self.list_prefix("", limit=1)
-                log.warning("etcd has compacted the history", extra={"revision": listing.revision})
-                feed.skip_to(listing.revision)
-                self._saw(listing.revision)
+                with contextlib.suppress(TwineError):  # the next watch finds the gap again
+                    revision = (await self.list_prefix("", limit=1)).revision
+                    log.warning("etcd has compacted the history", extra={"revision": revision})
+                    feed.skip_to(revision)
+                    self._saw(revision)
 
     def _saw(self, revision: int) -> None:
         self._newest = max(self._newest, revision)

@@ -192,6 +192,31 @@ async def test_watchers_behind_a_compaction_list_again(settings: EtcdSettings) -
         following.cancel()
 
 
+@pytest.mark.behaviour("BUG-CP102")
+async def test_a_gap_is_found_although_etcd_does_not_answer_for_a_moment(
+    settings: EtcdSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formerly this process saw no change of another process from then on."""
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
+        old = await store.txn({}, [Put("a", b"0")])
+        new = await store.txn({}, [Put("a", b"1")])
+        await store._client.read("KV/Compact", pb.CompactionRequest(revision=new))
+        read, failures = store._client.read, [Busy("no member of etcd answers")]
+
+        async def failing(call: str, request: object) -> object:
+            if failures:
+                raise failures.pop()
+            return await read(call, request)
+
+        monkeypatch.setattr(store._client, "read", failing)
+        behind = Feed(old - 1, old - 1)
+        following = asyncio.ensure_future(store._follow(behind))
+        with pytest.raises(Compacted):
+            await anext(behind.follow("", old - 1))
+        assert not failures
+        following.cancel()
+
+
 async def test_a_list_of_many_keys_is_of_one_revision(settings: EtcdSettings) -> None:
     """The list has more keys than one call returns, and they change meanwhile."""
     async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
