@@ -22,7 +22,7 @@ import msgspec
 
 from control_plane.config import EtcdSettings
 from control_plane.store import etcd_pb2 as pb
-from control_plane.store.bounds import Bounds
+from control_plane.store.bounds import Bounds, check_values
 from control_plane.store.copies import Numbers
 from control_plane.store.etcd_client import EtcdClient
 from control_plane.store.feed import HISTORY, Feed
@@ -171,6 +171,7 @@ class EtcdStore:
         """Return the new revision once a majority has it on disk, or raise `Conflict`."""
         leadership = self._leading()
         check_transaction(compare, operations)
+        check_values(operations)
         self.bounds.check(operations)
         if why := leadership.failure():
             raise Busy(f"cannot write: {why}")

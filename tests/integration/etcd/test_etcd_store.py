@@ -20,12 +20,13 @@ from control_plane.config import EtcdSettings
 from control_plane.errors import UnknownOutcome
 from control_plane.store import Compacted, Delete, Entry, Put
 from control_plane.store import etcd_pb2 as pb
+from control_plane.store.bounds import VALUE_MAX
 from control_plane.store.etcd import EtcdStore
 from control_plane.store.etcd_client import EtcdClient
 from control_plane.store.feed import Feed
 from control_plane.store.outcomes import Slots, WriteAttempt
 from tests.etcd import Cluster, Replica, etcd_cluster
-from wire.errors import Busy
+from wire.errors import Busy, Unprocessable
 
 PATIENCE_S = 60
 
@@ -215,6 +216,17 @@ async def test_a_gap_is_found_although_etcd_does_not_answer_for_a_moment(
             await anext(behind.follow("", old - 1))
         assert not failures
         following.cancel()
+
+
+@pytest.mark.behaviour("BUG-CP103")
+async def test_a_value_that_is_too_large_is_an_error_of_the_request(
+    settings: EtcdSettings,
+) -> None:
+    """Formerly a job with a long environment was an internal error."""
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
+        with pytest.raises(Unprocessable, match="cannot write jobs/web: it would have 262145 byt"):
+            await store.txn({}, [Put("jobs/web", b"0" * (VALUE_MAX + 1))])
+        await store.txn({}, [Put("jobs/web", b"0" * VALUE_MAX)])
 
 
 async def test_a_list_of_many_keys_is_of_one_revision(settings: EtcdSettings) -> None:
