@@ -98,9 +98,11 @@ class DeliveryRecords:
         entry = await self._store.get(_run_key(name, number))
         return None if entry is None else decoded(entry.value, StoredRun, entry.key).run
 
-    async def verdicts(self, name: str, run: int) -> list[GateVerdict]:
-        """Return every verdict of a run, oldest first."""
-        listing = await self._store.list_prefix(f"{VERDICTS}{name}/{run:06d}/")
+    async def verdicts(self, name: str, run: PipelineRun, most: int | None) -> list[GateVerdict]:
+        """Return the newest verdicts of a run (`most` None: all), oldest first."""
+        prefix = _verdicts(name, run)
+        first = 0 if most is None else max(0, run.measured - most)
+        listing = await self._store.list_prefix(prefix, f"{prefix}{first:08d}")
         return [decoded(e.value, StoredVerdict, e.key).verdict for e in listing.entries]
 
     async def remove(self, known: KnownPipeline) -> None:

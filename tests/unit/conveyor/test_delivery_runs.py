@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from control_plane.store.bounds import ROWS_MAX
-from conveyor import records
+from conveyor import records, service
 from conveyor.api import ControlRequest, ControlVerb, StartRequest
 from conveyor.core.judge import Measured
 from conveyor.runs import GateOutcome, RunState
@@ -579,6 +579,21 @@ async def test_a_run_ends_although_old_runs_cannot_be_deleted(monkeypatch: pytes
     kept = (await world.store.list_prefix("verdicts/")).entries
     assert [run.number for run in history.runs] == [3], "the end of the next run repeats it"
     assert len(kept) == history.runs[0].measured
+
+
+@pytest.mark.behaviour("BUG-CP105")
+async def test_a_history_of_several_runs_has_the_newest_verdicts_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Formerly it had all of them: hundreds of MB where a gate is measured for days."""
+    monkeypatch.setattr(service, "VERDICTS_SHOWN", 2)
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    run = await world.until("done")
+    everything = (await world.service.history("web", 1, run.number)).verdicts[run.number]
+    assert len(everything) == run.measured > 2
+    newest = (await world.service.history("web", 10, None)).verdicts[run.number]
+    assert newest == everything[-2:]
 
 
 async def done(world: World, image: str) -> int:
