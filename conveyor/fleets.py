@@ -10,8 +10,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-import msgspec
-
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put, Store
 from conveyor.api import FLEET
@@ -21,7 +19,7 @@ from conveyor.core.acts import DeliveryAct
 from conveyor.core.fleet import FleetPatience, FleetRecord, HostSeen
 from conveyor.fleet_hosts import FleetHosts
 from conveyor.push import PushWriter
-from conveyor.records import decoded
+from conveyor.records import decoded, encoded
 from conveyor.runs import JobProgress
 from wire.errors import Busy, NotFound, TwineError
 
@@ -139,5 +137,5 @@ class FleetReleases:
     async def _write(self, name: str, record: FleetRecord, revision: int) -> None:
         before, _ = await self._read(name)
         if record != before:
-            put = Put(FLEETS + name, msgspec.json.encode(record))
+            put = Put(FLEETS + name, encoded(record))
             await self._store.txn({FLEETS + name: revision}, [put])

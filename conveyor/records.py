@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import zlib
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from control_plane.store import Delete, Operation, Put, Store
+from control_plane.store.bounds import ROWS_MAX
+from control_plane.store.records import packed, unpacked
 from conveyor.runs import GateVerdict, PipelineRecord, PipelineRun, StoredRun, StoredVerdict
-from wire.errors import ConfigError
+from wire.errors import ConfigError, TwineError
 
+log = logging.getLogger(__name__)
 PIPELINES, RUNS, VERDICTS = "pipelines/", "runs/", "verdicts/"
 SCHEMA = 1
 """The newest schema that this release reads."""
@@ -66,18 +71,20 @@ class DeliveryRecords:
     ) -> KnownPipeline:
         """Store a changed record with its new runs and verdicts, all or nothing.
 
-        Raises `Conflict` if another process wrote the pipeline meanwhile.
+        Raises `Conflict` if another process wrote the pipeline meanwhile. Afterwards it deletes
+        the runs beyond the kept number; if that fails, the end of the next run repeats it.
         """
         name = record.spec.name
-        operations: list[Operation] = [Put(PIPELINES + name, msgspec.json.encode(record))]
+        operations: list[Operation] = [Put(PIPELINES + name, encoded(record))]
         for run in ended:
             key = _run_key(name, run.number)
-            operations.append(Put(key, msgspec.json.encode(StoredRun(run=run))))
-            operations += await self._old(name, run.number - RUNS_KEPT)
+            operations.append(Put(key, encoded(StoredRun(run=run))))
         for number, verdict in _new_verdicts(known.record, record):
             key = f"{_verdicts(name, record.active)}{number:08d}"
-            operations.append(Put(key, msgspec.json.encode(StoredVerdict(verdict=verdict))))
+            operations.append(Put(key, encoded(StoredVerdict(verdict=verdict))))
         revision = await self._store.txn({PIPELINES + name: known.revision}, operations)
+        if ended:
+            await self._drop_old(name, max(run.number for run in ended) - RUNS_KEPT)
         return KnownPipeline(record, revision)
 
     async def runs(self, name: str, limit: int) -> list[PipelineRun]:
@@ -91,25 +98,42 @@ class DeliveryRecords:
         entry = await self._store.get(_run_key(name, number))
         return None if entry is None else decoded(entry.value, StoredRun, entry.key).run
 
-    async def verdicts(self, name: str, run: int) -> list[GateVerdict]:
-        """Return every verdict of a run, oldest first."""
-        listing = await self._store.list_prefix(f"{VERDICTS}{name}/{run:06d}/")
+    async def verdicts(self, name: str, run: PipelineRun, most: int | None) -> list[GateVerdict]:
+        """Return the newest verdicts of a run (`most` None: all), oldest first."""
+        prefix = _verdicts(name, run)
+        first = 0 if most is None else max(0, run.measured - most)
+        listing = await self._store.list_prefix(prefix, f"{prefix}{first:08d}")
         return [decoded(e.value, StoredVerdict, e.key).verdict for e in listing.entries]
 
     async def remove(self, known: KnownPipeline) -> None:
-        """Remove a pipeline and its history."""
-        name = known.record.spec.name
-        keys = [PIPELINES + name]
-        for prefix in (f"{RUNS}{name}/", f"{VERDICTS}{name}/"):
-            keys += [e.key for e in (await self._store.list_prefix(prefix)).entries]
-        await self._store.txn({keys[0]: known.revision}, [Delete(key) for key in keys])
+        """Remove the history of a pipeline, and then the pipeline.
 
-    async def _old(self, name: str, number: int) -> list[Operation]:
-        """Return the operations that delete a run beyond the kept number."""
-        if number < 1:
-            return []
-        listing = await self._store.list_prefix(f"{VERDICTS}{name}/{number:06d}/")
-        return [Delete(_run_key(name, number)), *(Delete(e.key) for e in listing.entries)]
+        A history may need many transactions. If one fails, a repetition removes the rest.
+        """
+        name = known.record.spec.name
+        for prefix in (f"{VERDICTS}{name}/", f"{RUNS}{name}/"):
+            await self._delete_below(prefix)
+        key = PIPELINES + name
+        await self._store.txn({key: known.revision}, [Delete(key)])
+
+    async def _drop_old(self, name: str, last: int) -> None:
+        """Delete the ended runs up to a number: the verdicts of each first, so that none is left.
+
+        A failure is logged: the caller's record is stored.
+        """
+        try:
+            for entry in (await self._store.list_prefix(f"{RUNS}{name}/")).entries:
+                number = entry.key.rpartition("/")[2]
+                if int(number) > last:
+                    return
+                await self._delete_below(f"{VERDICTS}{name}/{number}/")
+                await self._store.txn({}, [Delete(entry.key)])
+        except TwineError as e:
+            log.warning("old runs were not deleted", extra={"pipeline": name, "reason": str(e)})
+
+    async def _delete_below(self, prefix: str) -> None:
+        while entries := (await self._store.list_prefix(prefix, "", ROWS_MAX)).entries:
+            await self._store.txn({}, [Delete(entry.key) for entry in entries])
 
 
 def _run_key(name: str, number: int) -> str:
@@ -133,11 +157,16 @@ def _new_verdicts(before: PipelineRecord, after: PipelineRecord) -> list[tuple[i
     return list(enumerate(new, measured + 1)) if run.measured > measured else []
 
 
+def encoded(record: msgspec.Struct) -> bytes:
+    """Return the stored form of a record; that of a fleet of 10,000 hosts is long."""
+    return packed(msgspec.json.encode(record))
+
+
 def decoded(data: bytes, kind: type[T], key: str) -> T:
     """Return a stored record, or raise `ConfigError` that names its key."""
     try:
-        record = msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as e:
+        record = msgspec.json.decode(unpacked(data), type=kind)
+    except (msgspec.DecodeError, UnicodeError, zlib.error) as e:
         raise ConfigError(
             f"cannot read {key}: the stored record is damaged: {e}", hint="restore the last backup"
         ) from e

@@ -85,6 +85,6 @@ ROUTES: tuple[Route, ...] = (
         response=RunHistory,
         query=("limit", "run"),
         needs=READS,
-        summary="Runs, newest first, with every verdict",
+        summary="Runs, newest first, with 500 verdicts each, or one run with all",
     ),
 )

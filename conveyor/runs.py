@@ -247,4 +247,4 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: list[PipelineRun]
     verdicts: dict[int, list[GateVerdict]] = {}
-    """Run → every verdict, oldest first."""
+    """Run → its verdicts, oldest first: the newest 500, or all if one run was asked for."""

@@ -41,6 +41,8 @@ ROUND_S = 2.0
 IDLE_S = 10.0
 """Between two reads of the image store."""
 _BACK_OFF_MAX_S = 30.0
+VERDICTS_SHOWN = 500
+"""Newest verdicts of each run in a history of several: a gate may have thousands in a day."""
 
 
 class DeliveryService:
@@ -365,7 +367,10 @@ class DeliveryService:
         )
 
     async def history(self, name: str, limit: int, number: int | None) -> RunHistory:
-        """Return the newest runs, or one run, with every verdict; the run under way comes first."""
+        """Return the newest runs with their newest verdicts, or one run with all of them.
+
+        The run under way comes first.
+        """
         record = (await self.view(name)).record
         under_way = [run for run in (record.active, record.waiting) if run is not None]
         runs = [*under_way, *await self._records.runs(name, limit)]
@@ -376,7 +381,8 @@ class DeliveryService:
             if not runs:
                 raise NotFound(f"pipeline {name} has no run {number}, or it is not kept any more")
         runs = runs[:limit]
-        verdicts = {run.number: await self._records.verdicts(name, run.number) for run in runs}
+        most = VERDICTS_SHOWN if number is None else None
+        verdicts = {run.number: await self._records.verdicts(name, run, most) for run in runs}
         return RunHistory(runs=runs, verdicts=verdicts)
 
     async def _woken(self, name: str) -> PipelineView:

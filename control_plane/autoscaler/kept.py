@@ -11,6 +11,7 @@ from control_plane.api.sizings import Recommendation
 from control_plane.autoscaler.core.history import LoadHistory
 from control_plane.autoscaler.core.recommendation import JobSizing, SizingState
 from control_plane.store import Delete, Operation, Put, Store
+from control_plane.store.bounds import ROWS_MAX
 
 log = logging.getLogger(__name__)
 PREFIX = "sizings/"
@@ -67,11 +68,11 @@ def _kept(data: bytes) -> KeptJob:
 
 
 async def save(store: Store, changed: Mapping[str, KeptJob], gone: Iterable[str] = ()) -> None:
-    """Store jobs, and drop others; all of it or nothing. This process is the only writer."""
+    """Store jobs, and drop others, in several transactions. This process is the only writer."""
     operations: list[Operation] = [Put(PREFIX + j, encoded(kept)) for j, kept in changed.items()]
     operations += [Delete(PREFIX + job) for job in gone]
-    if operations:
-        await store.txn({}, operations)
+    for first in range(0, len(operations), ROWS_MAX):
+        await store.txn({}, operations[first : first + ROWS_MAX])
 
 
 def encoded(kept: KeptJob) -> bytes:

@@ -20,6 +20,7 @@ from control_plane.broker.core.assignment import (
     revoked,
 )
 from control_plane.broker.holds import refused
+from control_plane.broker.many import change_each
 from control_plane.runtime.limits import Limit
 from control_plane.runtime.runtime import Runtime
 from wire.errors import Conflict, FieldError, NotFound, TwineError
@@ -102,11 +103,9 @@ class Loans:
             by = now + return_within_s
             return record if record.loan is None else revoked(record, now, by, why)
 
-        changed = []
-        for broker, names in self._brokers.split(list(records)).items():
-            changed += await broker.change_many(names, change)
+        changed = await change_each(self._brokers, records, change)
         log.info("loans revoked", extra={"machines": len(changed)})
-        return sorted(changed, key=lambda record: record.machine)
+        return changed
 
     async def give_back(self, machine: str, profile: str, *, empty: bool) -> MachineRecord:
         """Return a machine to its donor, or to the free pool if `profile` is empty.

@@ -131,7 +131,10 @@ def status(target: Target, name: str, output: str, watch: bool) -> None:
 )
 @click.pass_obj
 def history(target: Target, name: str, run: int | None, limit: int, output: str) -> None:
-    """Show the author of each run, and the verdicts of its gates with their measurements."""
+    """Show the author of each run, and the verdicts of its gates with their measurements.
+
+    Without --run these are the newest 500 verdicts of each run.
+    """
     found = _ask(target, lambda c: c.history(name, limit, run))
     if output == "svg":
         if not found.runs:

@@ -180,8 +180,16 @@ class OpsPlanner:
         ]
 
     async def cancel(self, name: str) -> PlanView:
-        """Cancel a plan: its announcements end, and no further wave begins."""
-        await self._end(name, PlanState.CANCELLED)
+        """Cancel a plan: its announcements end, and no further wave begins.
+
+        The decision is stored first: after a failure or a crash the planner completes it.
+        """
+        async with self._plans.lock(name):
+            plan = self._plans.get(name)
+            if plan.ended is not None:
+                raise Conflict(f"plan {name} is already {plan.state}")
+            await self._plans.commit(name, replace(plan, state=PlanState.CANCELLED, detail=""))
+        await self._look(name)
         return self.show(name)
 
     async def report(self, name: str, machines: Collection[str]) -> PlanView:
@@ -223,6 +231,9 @@ class OpsPlanner:
         async with self._plans.lock(name):
             plan = self._plans.find(name)
             if plan is None or plan.ended is not None:
+                return
+            if plan.state is PlanState.CANCELLED:
+                await self._end_cancelled(plan)
                 return
             now, waits = self._runtime.date(), ""
             for wave in self._waves_of(plan):
@@ -277,7 +288,7 @@ class OpsPlanner:
             name
             for name in wave.machines
             if (record := table.find(name)) is not None
-            and of_plan(record, plan.name) is None
+            and of_plan(record, plan.name, plan.at) is None
             and name not in wave.left_out
         ]
         if not missing:
@@ -294,22 +305,19 @@ class OpsPlanner:
             plan=plan.name,
         )
 
-    async def _end(self, name: str, state: PlanState) -> None:
-        async with self._plans.lock(name):
-            plan = self._plans.get(name)
-            if plan.ended is not None:
-                raise Conflict(f"plan {name} is already {plan.state}")
-            now, hosts = self._runtime.date(), self._hosts(plan)
-            await self._plans.commit(name, replace(plan, state=state, detail="", ended=now))
-            for wave in self._waves_of(plan):
-                if wave.state is not WaveState.WAITING:
-                    await self._outages.end_plan(wave.machines, name)
-                if wave.ended is None:
-                    is_begun = wave.state is WaveState.ANNOUNCED
-                    done = done_of(wave, hosts, plan.ends) if is_begun else 0
-                    ended = replace(wave, state=WaveState.CANCELLED, done=done, ended=now)
-                    await self._put_wave(ended)
-        log.info("plan ended", extra={"plan": name, "state": state.value})
+    async def _end_cancelled(self, plan: PlanRecord) -> None:
+        """End the waves and announcements of a cancelled plan; the caller has its lock."""
+        now, hosts, waves = self._runtime.date(), self._hosts(plan), self._waves_of(plan)
+        for wave in waves:
+            if wave.ended is None:
+                is_begun = wave.state is WaveState.ANNOUNCED
+                done = done_of(wave, hosts, plan.ends) if is_begun else 0
+                await self._put_wave(replace(wave, state=WaveState.CANCELLED, done=done, ended=now))
+        for wave in waves:
+            if wave.state is not WaveState.WAITING:
+                await self._outages.end_plan(wave.machines, plan.name)
+        await self._plans.commit(plan.name, replace(plan, ended=now))
+        log.info("plan ended", extra={"plan": plan.name, "state": plan.state.value})
 
     # -- machines and waves
 
@@ -350,7 +358,7 @@ class OpsPlanner:
 
     def _seen(self, plan: PlanRecord, record: MachineRecord) -> SeenHost:
         event, observation = (
-            of_plan(record, plan.name),
+            of_plan(record, plan.name, plan.at),
             self._observations.observation(record.machine),
         )
         elsewhere = not self._follows(record.entitlement)  # then only its record shows its state

@@ -171,8 +171,12 @@ class Optimus:
         except NotFound:
             pass
         else:  # the job of its last attempt still exists, or another job with its name
-            if (others := self._not_ours(found)) and work.reason != others:
-                await self._table.commit(work.name, replace(work, reason=others))
+            if others := self._not_ours(found):
+                if work.reason != others:
+                    await self._table.commit(work.name, replace(work, reason=others))
+            elif not found.record.stopping:  # a start whose answer was lost came through late
+                running = replace(work, state=QueuedState.RUNNING, reason="")
+                await self._table.commit(work.name, running)
             return
         # stored first: a job that is not recorded would never be stopped
         running = replace(work, state=QueuedState.RUNNING, reason="")
@@ -180,7 +184,7 @@ class Optimus:
         try:
             await self._api.apply_job(job_of(work, self._entitlement), is_new=True)
         except (InvalidInput, Conflict, Unprocessable) as e:
-            await self._table.commit(work.name, failed(running, str(e), now))
+            await self._end(failed(running, str(e), now))  # an earlier start may have come through
         except TwineError as e:
             if e.retryable:
                 raise

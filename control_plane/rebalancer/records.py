@@ -13,8 +13,8 @@ from control_plane.store.records import REBALANCE
 
 _HISTORY = 200
 _STATE, _MOVED, _PLAN = "state", "moved/", "plan"
-_KEPT = 1_000
-"""Moves of a plan that are stored, 250 bytes each; a later plan finds the rest again."""
+KEPT = 1_000
+"""Moves of a plan that are stored, 350 bytes each; a later plan finds the rest again."""
 
 
 class RebalanceRecords:
@@ -48,7 +48,7 @@ class RebalanceRecords:
         """Store a plan with its first moves; None, or no moves: there is none."""
         record = None
         if plan is not None and plan.moves:
-            record = RebalanceRecord(plan=replace(plan, moves=plan.moves[:_KEPT], places=[]))
+            record = RebalanceRecord(plan=replace(plan, moves=plan.moves[:KEPT], places=[]))
         await self._put(_PLAN, record)
 
     async def add_ended(self, move: MoveView) -> None:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from control_plane.store.protocol import Operation, Put
+from wire.errors import Unprocessable
 
 log = logging.getLogger(__name__)
 VALUE_MAX = 256 << 10
@@ -49,3 +50,15 @@ class Bounds:
         if kind not in self.offenders:
             log.warning("transaction exceeds a bound", extra={"key": key, "what": what})
         self.offenders[kind] += 1
+
+
+def check_values(operations: Sequence[Operation]) -> None:
+    """Raise `Unprocessable` for a value that is too large: users determine the size of some."""
+    for one in operations:
+        if isinstance(one, Put) and len(one.value) > VALUE_MAX:
+            raise Unprocessable(
+                f"cannot write {one.key}: it would have {len(one.value)} bytes, and the store "
+                f"accepts {VALUE_MAX}",
+                hint="shorten what it contains, such as command and environment of a job, of "
+                "which the last versions are kept",
+            )

@@ -22,7 +22,7 @@ import msgspec
 
 from control_plane.config import EtcdSettings
 from control_plane.store import etcd_pb2 as pb
-from control_plane.store.bounds import Bounds
+from control_plane.store.bounds import Bounds, check_values
 from control_plane.store.copies import Numbers
 from control_plane.store.etcd_client import EtcdClient
 from control_plane.store.feed import HISTORY, Feed
@@ -171,6 +171,7 @@ class EtcdStore:
         """Return the new revision once a majority has it on disk, or raise `Conflict`."""
         leadership = self._leading()
         check_transaction(compare, operations)
+        check_values(operations)
         self.bounds.check(operations)
         if why := leadership.failure():
             raise Busy(f"cannot write: {why}")
@@ -353,10 +354,11 @@ class EtcdStore:
                     feed.extend([list(group) for _, group in by_revision])
                     self._saw(feed.revision)
             except Compacted:
-                listing = await self.list_prefix("", limit=1)
-                log.warning("etcd has compacted the history", extra={"revision": listing.revision})
-                feed.skip_to(listing.revision)
-                self._saw(listing.revision)
+                with contextlib.suppress(TwineError):  # the next watch finds the gap again
+                    revision = (await self.list_prefix("", limit=1)).revision
+                    log.warning("etcd has compacted the history", extra={"revision": revision})
+                    feed.skip_to(revision)
+                    self._saw(revision)
 
     def _saw(self, revision: int) -> None:
         self._newest = max(self._newest, revision)

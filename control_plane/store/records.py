@@ -26,6 +26,7 @@ from control_plane.api.rebalancing import RebalanceRecord
 from control_plane.api.restored import Restored
 from control_plane.api.shards import ShardPart
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
+from control_plane.store.bounds import VALUE_MAX
 from wire.errors import ConfigError
 
 SCHEMAS: dict[type, int] = {
@@ -133,8 +134,8 @@ def event_row_key(job: str, number: int) -> str:
 def schema_of(data: bytes, key: str) -> int:
     """Return the schema number of a stored record."""
     try:
-        return msgspec.json.decode(data, type=_Schema).schema
-    except msgspec.DecodeError as e:
+        return msgspec.json.decode(unpacked(data), type=_Schema).schema
+    except (msgspec.DecodeError, zlib.error) as e:
         raise _damaged(key, e) from e
 
 
@@ -164,10 +165,15 @@ def _lean(kind: type) -> Any:
 _LEAN: dict[type, Any] = {kind: _lean(kind) for kind in (MachineRecord,)}
 """Kinds with up to a million records: their size affects a restart. Their defaults are not
 created on each read. Defaults are part of their schema: a new default needs a new number."""
-_PACKED = (AllocationRecord,)
-"""Kinds that grow with a job: half a megabyte at 15,000 tasks, packed a quarter of that."""
 _PACK_FROM = 64 << 10
-"""Bytes from which they are packed; for smaller ones it costs more time than it saves."""
+_PACKED: dict[type[msgspec.Struct], int] = {
+    AllocationRecord: _PACK_FROM,
+    RebalanceRecord: _PACK_FROM,
+    JobIntent: VALUE_MAX,
+}
+"""Kinds that grow with a job or a plan, and the bytes from which they are packed. Half a megabyte
+at 15,000 tasks or 1,500 moves takes a quarter when packed; a small record would only cost time. An
+intent has several copies of its job's specification: earlier releases read it only unpacked."""
 _PACK = b"z"
 """First byte of a packed value; JSON begins with a brace."""
 _encode = msgspec.json.Encoder().encode
@@ -177,9 +183,18 @@ def encode(record: T) -> bytes:
     """Return the stored form of a record."""
     lean = _LEAN.get(type(record))
     data = _encode(record if lean is None else lean(*astuple(record)))
-    if len(data) > _PACK_FROM and isinstance(record, _PACKED):
-        return _PACK + zlib.compress(data, 1)
-    return data
+    most = _PACKED.get(type(record))
+    return data if most is None else packed(data, most)
+
+
+def packed(data: bytes, most: int = _PACK_FROM) -> bytes:
+    """Return JSON as it is stored: packed if it is longer than `most`."""
+    return _PACK + zlib.compress(data, 1) if len(data) > most else data
+
+
+def unpacked(data: bytes) -> bytes:
+    """Return the JSON of a stored value; `zlib.error` if it is damaged."""
+    return zlib.decompress(data[len(_PACK) :]) if data.startswith(_PACK) else data
 
 
 def decode(data: bytes, kind: type[T], key: str) -> T:
@@ -188,8 +203,7 @@ def decode(data: bytes, kind: type[T], key: str) -> T:
     Unknown fields of the same schema are ignored and missing ones get their defaults.
     """
     try:
-        if data.startswith(_PACK):
-            data = zlib.decompress(data[len(_PACK) :])
+        data = unpacked(data)
         schema = msgspec.json.decode(data, type=_Schema).schema
         if schema > SCHEMAS[kind]:
             raise ConfigError(

@@ -143,7 +143,7 @@ def releases(record: FleetRecord, hosts: Sequence[HostSeen]) -> dict[str, str]:
     count = record.part.of(len(hosts))
     names = [host.name for host in hosts]
     has = {h.name: record.put.get(h.name, h.release) == record.release for h in hosts}
-    chosen = set(sorted(names, key=lambda n: (not has[n], names.index(n)))[:count])
+    chosen = set(sorted(names, key=lambda n: not has[n])[:count])  # which keeps their order
     return {n: record.release if n in chosen else record.stable for n in names}
 
 
@@ -232,10 +232,12 @@ def fleet_progress(
 
     `spare` is the number of hosts that may be unavailable in a settled fleet.
     """
-    wanted, at_work = releases(record, hosts), record.work.host if record.work else ""
-    new = [h for h in hosts if record.put.get(h.name, h.release) == release]
-    steady = [h for h in hosts if h.is_healthy and h.name not in (*record.failed, at_work)]
-    there = [h for h in steady if _has(record, h, wanted.get(h.name, ""))]
+    wanted, unsteady = releases(record, hosts), {*record.failed}
+    if record.work is not None:
+        unsteady.add(record.work.host)
+    new = {h.name: h for h in hosts if record.put.get(h.name, h.release) == release}
+    steady = [h for h in hosts if h.is_healthy and h.name not in unsteady]
+    there = {h.name for h in steady if _has(record, h, wanted.get(h.name, ""))}
     updating = record.work is not None or any(
         h.is_healthy and not _has(record, h, wanted.get(h.name, "")) for h in hosts
     )
@@ -245,8 +247,8 @@ def fleet_progress(
         image=record.release or common_release(hosts),
         size=len(hosts),
         new=len(new),
-        new_healthy=sum(1 for h in new if h in there and h.release == release),
-        new_unhealthy=sum(1 for h in new if h.name in record.failed),
+        new_healthy=sum(1 for h in new.values() if h.name in there and h.release == release),
+        new_unhealthy=len(new.keys() & record.failed),
         healthy=len(steady),
         updating=updating,
         settled=not updating and not broken and len(hosts) - len(there) <= spare,
@@ -256,6 +258,6 @@ def fleet_progress(
         push_version=record.version,
         push_reason=record.reason,
         owner="conveyor" if record.is_owned else "",
-        new_tasks=tuple(h.name for h in new),
-        stable_tasks=tuple(h.name for h in hosts if h not in new),
+        new_tasks=tuple(new),
+        stable_tasks=tuple(h.name for h in hosts if h.name not in new),
     )

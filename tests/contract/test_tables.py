@@ -135,16 +135,16 @@ async def test_an_abandoned_write_is_found_before_the_next(store: Store) -> None
 
 @pytest.mark.behaviour("F-47", "BUG-CP14")
 @pytest.mark.parametrize(
-    "decision", [UNANSWERED, Fate(late=1), Fate(late=3), Fate(made=False, answered=False)]
+    "fate", [UNANSWERED, Fate(late=1), Fate(late=3), Fate(made=False, answered=False)]
 )
-async def test_an_unknown_outcome_is_found_out_before_anything_else(decision: Fate) -> None:
+async def test_an_unknown_outcome_is_found_out_before_anything_else(fate: Fate) -> None:
     """The caller gets the true outcome, or the answer that the outcome is unknown."""
     async with FaultyStore(MemoryStore()) as store:
         table = owner(store)
         await table.load()
         for number, name in enumerate(("a", "a", "b"), 1):
-            decisions = iter((decision,))
-            store.decision = lambda _, decisions=decisions: next(decisions, MADE)
+            fates = iter((fate,))
+            store.fate = lambda _, fates=fates: next(fates, MADE)
             try:
                 await put(table, name, record(name, number))
                 made = True
@@ -170,11 +170,11 @@ async def test_a_record_of_unknown_state_is_not_written_and_others_are() -> None
             store.broken = "the disk is away"
             return UNANSWERED
 
-        store.decision = vanishes
+        store.fate = vanishes
         with pytest.raises(UnknownOutcome, match="whether entitlement a was written"):
             await put(table, "a", record("a", 2))
         assert table.get("a") == record("a")
-        store.decision = lambda _: MADE
+        store.fate = lambda _: MADE
         with pytest.raises(Exception, match="the disk is away"):
             await put(table, "a", record("a", 3))
         store.broken = ""

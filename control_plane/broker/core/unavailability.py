@@ -74,9 +74,13 @@ def blocking(record: MachineRecord, now: float, notice_s: float = NOTICE_S) -> s
     return f"{(_NOW if event.start <= now else _SOON)[event.kind]}: {event.reason}"
 
 
-def of_plan(record: MachineRecord, plan: str) -> UnavailabilityEvent | None:
-    """Return the last event of a plan for a machine, open or ended."""
-    found = [event for event in record.unavailability if event.plan == plan]
+def of_plan(record: MachineRecord, plan: str, since: float = 0.0) -> UnavailabilityEvent | None:
+    """Return the last event of a plan for a machine, open or ended.
+
+    Events that ended before `since` are of an earlier plan with the name.
+    """
+    events = (event for event in record.unavailability if event.plan == plan)
+    found = [event for event in events if event.end is None or event.end >= since]
     return found[-1] if found else None
 
 

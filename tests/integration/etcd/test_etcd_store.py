@@ -20,12 +20,13 @@ from control_plane.config import EtcdSettings
 from control_plane.errors import UnknownOutcome
 from control_plane.store import Compacted, Delete, Entry, Put
 from control_plane.store import etcd_pb2 as pb
+from control_plane.store.bounds import VALUE_MAX
 from control_plane.store.etcd import EtcdStore
 from control_plane.store.etcd_client import EtcdClient
 from control_plane.store.feed import Feed
 from control_plane.store.outcomes import Slots, WriteAttempt
 from tests.etcd import Cluster, Replica, etcd_cluster
-from wire.errors import Busy
+from wire.errors import Busy, Unprocessable
 
 PATIENCE_S = 60
 
@@ -190,6 +191,42 @@ async def test_watchers_behind_a_compaction_list_again(settings: EtcdSettings) -
         last = await store.txn({}, [Put("a", b"2")])
         assert (await anext(behind.follow("", behind.compacted))).revision == last
         following.cancel()
+
+
+@pytest.mark.behaviour("BUG-CP102")
+async def test_a_gap_is_found_although_etcd_does_not_answer_for_a_moment(
+    settings: EtcdSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formerly this process saw no change of another process from then on."""
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
+        old = await store.txn({}, [Put("a", b"0")])
+        new = await store.txn({}, [Put("a", b"1")])
+        await store._client.read("KV/Compact", pb.CompactionRequest(revision=new))
+        read, failures = store._client.read, [Busy("no member of etcd answers")]
+
+        async def failing(call: str, request: object) -> object:
+            if failures:
+                raise failures.pop()
+            return await read(call, request)
+
+        monkeypatch.setattr(store._client, "read", failing)
+        behind = Feed(old - 1, old - 1)
+        following = asyncio.ensure_future(store._follow(behind))
+        with pytest.raises(Compacted):
+            await anext(behind.follow("", old - 1))
+        assert not failures
+        following.cancel()
+
+
+@pytest.mark.behaviour("BUG-CP103")
+async def test_a_value_that_is_too_large_is_an_error_of_the_request(
+    settings: EtcdSettings,
+) -> None:
+    """Formerly a job with a long environment was an internal error."""
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
+        with pytest.raises(Unprocessable, match="cannot write jobs/web: it would have 262145 byt"):
+            await store.txn({}, [Put("jobs/web", b"0" * (VALUE_MAX + 1))])
+        await store.txn({}, [Put("jobs/web", b"0" * VALUE_MAX)])
 
 
 async def test_a_list_of_many_keys_is_of_one_revision(settings: EtcdSettings) -> None:

@@ -7,11 +7,19 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from conveyor import records
+from control_plane.store.bounds import ROWS_MAX
+from conveyor import records, service
 from conveyor.api import ControlRequest, ControlVerb, StartRequest
 from conveyor.core.judge import Measured
 from conveyor.runs import GateOutcome, RunState
-from tests.unit.conveyor.delivery_model import NO_DATA, ModelJob, World, a_pipeline, digest
+from tests.unit.conveyor.delivery_model import (
+    NO_DATA,
+    KillableStore,
+    ModelJob,
+    World,
+    a_pipeline,
+    digest,
+)
 from wire.errors import Busy, Conflict, Forbidden, InvalidInput, NotFound, Unreachable
 
 pytestmark = pytest.mark.behaviour("CV1", "CV2", "CV5")
@@ -531,6 +539,72 @@ async def test_old_runs_are_dropped_with_their_verdicts(monkeypatch: pytest.Monk
     assert len((await world.store.list_prefix("verdicts/")).entries) == sum(
         run.measured for run in history.runs
     )
+
+
+@pytest.mark.behaviour("BUG-CP95")
+async def test_a_history_of_more_verdicts_than_a_transaction_takes_can_be_dropped_and_removed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """On etcd the run whose end dropped such a run could not end, and ended the service."""
+    monkeypatch.setattr(records, "RUNS_KEPT", 1)
+    gates = {"errors": {"query": {"promql": "errors", "at_most": 0.1}, "every_s": 10}}
+    stages = [{"kind": "all", "soak_s": "30m", "gates": ["errors"]}]
+    world = World(a_pipeline(gates=gates, stages=stages))
+    world.store = KillableStore(strict=True)
+    await world.begin()
+    for number in (2, 3):
+        world.plane.images["web"] = digest(number)
+        assert await done(world, digest(number)) > ROWS_MAX
+    history = await world.service.history("web", 100, None)
+    kept = (await world.store.list_prefix("verdicts/")).entries
+    assert [run.number for run in history.runs] == [2]
+    assert len(kept) == history.runs[0].measured
+    await world.service.remove("web")
+    assert (await world.store.list_prefix("")).entries == ()
+
+
+@pytest.mark.behaviour("BUG-CP95")
+async def test_a_run_ends_although_old_runs_cannot_be_deleted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(records, "RUNS_KEPT", 1)
+    world = await World().begin()
+    for number in (2, 3):
+        world.plane.images["web"] = digest(number)
+        with monkeypatch.context() as broken:
+            broken.setattr(records.DeliveryRecords, "_delete_below", _refused)
+            await done(world, digest(number))
+    assert len((await world.store.list_prefix("runs/")).entries) == 2
+    world.plane.images["web"] = digest(4)
+    await done(world, digest(4))
+    history = await world.service.history("web", 100, None)
+    kept = (await world.store.list_prefix("verdicts/")).entries
+    assert [run.number for run in history.runs] == [3], "the end of the next run repeats it"
+    assert len(kept) == history.runs[0].measured
+
+
+@pytest.mark.behaviour("BUG-CP105")
+async def test_a_history_of_several_runs_has_the_newest_verdicts_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Formerly it had all of them: hundreds of MB where a gate is measured for days."""
+    monkeypatch.setattr(service, "VERDICTS_SHOWN", 2)
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    run = await world.until("done")
+    everything = (await world.service.history("web", 1, run.number)).verdicts[run.number]
+    assert len(everything) == run.measured > 2
+    newest = (await world.service.history("web", 10, None)).verdicts[run.number]
+    assert newest == everything[-2:]
+
+
+async def done(world: World, image: str) -> int:
+    """Return the number of verdicts of the run of an image, once it is done."""
+    while (run := await world.until("done")).image != image:
+        await world.rounds(1)
+    return run.measured
+
+
+async def _refused(*_: object) -> None:
+    raise Busy("the store accepts no writes")
 
 
 async def test_a_push_that_appears_after_an_abort_is_paused_too():

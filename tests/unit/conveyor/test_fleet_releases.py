@@ -10,14 +10,14 @@ import pytest
 from control_plane.runtime.runtime import Runtime
 from conveyor.api import ControlRequest, ControlVerb, PipelineSpec, StartRequest
 from conveyor.config import FleetSettings
-from conveyor.core.fleet import HostSeen
+from conveyor.core.fleet import FleetPatience, FleetRecord, HostSeen, advanced, fleet_progress
 from conveyor.fleets import FleetReleases
 from conveyor.pipeline_file import pipeline_spec
-from conveyor.records import DeliveryRecords
+from conveyor.records import DeliveryRecords, decoded
 from conveyor.runs import JobProgress, PipelineRun
 from conveyor.service import DeliveryService
 from tests.unit.conveyor.delivery_model import KillableStore, Killed, ModelPlane, ScriptedMeter
-from wire.errors import Busy, HostError, InvalidInput
+from wire.errors import Busy, ConfigError, HostError, InvalidInput
 
 pytestmark = pytest.mark.behaviour("CV3", "AV15")
 
@@ -281,3 +281,56 @@ async def test_invalid_settings_of_a_fleet_are_refused_at_once():
     with pytest.raises(InvalidInput, match="takes releases"):
         await world.start(f"sha256:{0:064x}")
     assert await world.fleets.look("fleet/none", NEW) == JobProgress(job="fleet/none")
+
+
+@pytest.mark.behaviour("BUG-CP100")
+async def test_a_release_to_ten_thousand_hosts_is_stored_on_every_engine():
+    """On etcd the record of the fleet grew too large, which ended the service for good."""
+    names = [f"dc1-msb2-row3-rack{n // 40:03d}-host{n:05d}.example.org" for n in range(10_000)]
+    world = FleetWorld()
+    world.store = KillableStore(strict=True)
+    world.hosts.runs["agents"] = dict.fromkeys(names, NEW)
+    await world.begin()
+    put = dict.fromkeys(names[:-1], NEW)
+    large = FleetRecord(release=NEW, stable=OLD, put=put, version=1)
+    await world.fleets._write("agents", large, 0)
+    world.hosts.runs["agents"][names[-1]] = OLD
+    await world.fleets.round("agents")
+    assert world.hosts.installs == [(names[-1], NEW)]
+    stored, _ = await world.fleets._read("agents")
+    assert len(stored.put) == 10_000
+
+
+@pytest.mark.behaviour("BUG-CP100")
+@pytest.mark.parametrize("data", [b"zz", b"{", b'{"release": "\xff"}'])
+def test_a_damaged_record_is_named(data: bytes):
+    with pytest.raises(ConfigError, match=r"cannot read fleets/agents: .* is damaged"):
+        decoded(data, FleetRecord, "fleets/agents")
+
+
+class Compared(str):
+    """A name that counts its comparisons with other names."""
+
+    __slots__ = ()
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return str.__eq__(self, str(other))
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.behaviour("BUG-CP101")
+def test_the_hosts_of_a_large_fleet_are_not_compared_with_each_other():
+    """With 10,000 hosts this stopped the service for 9 s in each round."""
+    names = [Compared(f"host{number:04d}") for number in range(400)]
+    hosts = [HostSeen(n, NEW if i < 200 else OLD, True) for i, n in enumerate(names)]
+    record = FleetRecord(release=NEW, stable=OLD, version=1, put=dict.fromkeys(names[:200], NEW))
+    Compared.count = 0
+    progress = fleet_progress("fleet/agents", record, hosts, NEW, 0)
+    after = advanced(record, hosts, FleetPatience(1.0, 1.0), 0.0)
+    assert (progress.new_tasks, progress.stable_tasks) == (tuple(names[:200]), tuple(names[200:]))
+    assert after.work is not None
+    assert after.work.host == names[200]
+    assert Compared.count < 10 * len(names)

@@ -1,6 +1,7 @@
 """Plans in the assembled control plane on virtual time. Owners of jobs do nothing."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 from fake_agents import Region
@@ -23,7 +24,7 @@ from control_plane.api.maintenance import (
 )
 from control_plane.ops_planner import planner, preview
 from control_plane.store.memory import MemoryStore
-from wire.errors import Conflict, InvalidInput, NotFound
+from wire.errors import Busy, Conflict, InvalidInput, NotFound
 
 LARGE = Limits(memory_max_bytes=700 << 20)
 """One task fills a machine."""
@@ -479,3 +480,65 @@ async def test_a_cancelled_plan_still_shows_its_completed_work(w: World):
     with pytest.raises(Conflict, match="it is cancelled") as refused:
         await w.cp.maintenance.accept("fans", request, "ann")
     assert refused.value.hint == "the record of an ended plan keeps its name: choose another name"
+
+
+class Failing(MemoryStore):
+    """A store that accepts a number of writes, and then none."""
+
+    left = 10**9
+
+    async def txn(self, compare, operations) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise Busy("the disk is gone")
+        return await super().txn(compare, operations)
+
+
+@pytest.mark.behaviour("BUG-CP96")
+@pytest.mark.parametrize("wave_size", [0, 2])
+@pytest.mark.parametrize("writes", range(6))
+def test_a_cancellation_that_failed_is_completed(writes: int, wave_size: int):
+    """Formerly the plan counted as cancelled, and its machines stayed drained for good."""
+
+    async def main() -> None:
+        w = World(a_region(6), Failing(strict=True))
+        async with w.running():
+            await w.set_up(quota=2)
+            request = a_request(work=Work.REPAIR, wave_size=wave_size, despite=True)
+            await w.cp.maintenance.accept("fans", request, "ann")
+            w.store.left = writes
+            with suppress(Busy):
+                await w.cp.maintenance.cancel("fans")
+            w.store.left = 10**9
+            if not writes:
+                assert await state(w, "fans") is PlanState.RUNNING
+                await w.cp.maintenance.cancel("fans")
+            await w.until(lambda: w.cp.maintenance.show("fans").plan.ended)
+            view = w.cp.maintenance.show("fans")
+            assert (view.plan.state, view.done) == (PlanState.CANCELLED, 0)
+            assert {wave.state for wave in view.waves} == {WaveState.CANCELLED}
+            records = w.cp._broker.table.records()
+            assert [e for r in records for e in r.unavailability if e.end is None] == []
+        assert w.region.broken_rules == []
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP97")
+@planned()
+async def test_a_plan_with_the_name_of_a_dropped_one_is_announced(w: World):
+    """Formerly the events of the earlier plan counted, so it was done before any work began."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "_KEPT", 1)
+        await w.set_up(quota=2)
+        request = a_request(work=Work.REPAIR, wave_size=2, despite=True)
+        for name in ("fans", "disks", "cables"):
+            await w.cp.maintenance.accept(name, request, "ann")
+            await w.cp.maintenance.cancel(name)
+            await asyncio.sleep(10)
+        view = await w.cp.maintenance.accept("fans", request, "ann")
+        assert [wave.state for wave in view.waves][:1] == [WaveState.ANNOUNCED]
+        await asyncio.sleep(60)
+        view = w.cp.maintenance.show("fans")
+        assert (view.plan.state, view.done) == (PlanState.RUNNING, 0)
+        assert len(view.waves[0].ready) == 2

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from math import inf, nan
 from typing import Any
 
+import msgspec
 import pytest
 from fake_agents import IMAGE_2
 from msgspec.structs import replace
@@ -17,10 +18,20 @@ from world import a_job
 
 from control_plane.api.jobs import UpdatePolicy
 from control_plane.api.policy import Fit
-from control_plane.api.rebalancing import MoveState, MoveView, PauseRequest
+from control_plane.api.rebalancing import (
+    MoveState,
+    MoveView,
+    PauseRequest,
+    RebalancePlan,
+    RebalanceRecord,
+)
 from control_plane.rebalancer.core.machine_use import Load
 from control_plane.rebalancer.core.model import Effort, PlanStep, RegionModel, SolverAnswer
+from control_plane.rebalancer.records import KEPT
 from control_plane.roles import ControlPlane
+from control_plane.runtime.table import Table
+from control_plane.store.memory import MemoryStore
+from control_plane.store.records import REBALANCE
 
 pytestmark = pytest.mark.behaviour("RE7")
 
@@ -256,3 +267,34 @@ def test_a_move_that_ended_while_the_process_was_away_is_recorded() -> None:
                 assert w.cp.rebalancer.records.moved_at("web")[stuck[0].task] > 0
 
     run(main())
+
+
+@pytest.mark.behaviour("BUG-CP99")
+async def test_a_plan_of_the_longest_kept_length_is_stored_on_every_engine() -> None:
+    """On etcd the plan was refused, which ended the ReBalancer's loop after each plan."""
+    source, target = (f"dc1-msb2-row3-rack12-host{n}.example.org" for n in (34, 35))
+    moves = [
+        MoveView(
+            id=f"p1000.{number}",
+            job="checkout-service-frontend",
+            task=number,
+            from_machine=source,
+            to_machine=target,
+            gain=0.1 + number / 9_999,
+            price=0.0123,
+            why=f"network of {source}: 92% -> {number % 80}%",
+            at=1_764_430_000.123456 + number,
+        )
+        for number in range(KEPT)
+    ]
+    none = dict.fromkeys((f.name for f in msgspec.structs.fields(RebalancePlan) if f.required), 0)
+    empty = none | {"goals": [], "moves": [], "is_complete": True}
+    plan = replace(msgspec.convert(empty, RebalancePlan), moves=moves)
+    record = RebalanceRecord(plan=plan)
+    async with MemoryStore(strict=True) as store:
+        for _ in range(2):
+            table = Table(store, REBALANCE, RebalanceRecord, "rebalance record")
+            await table.load()
+            async with table.lock("plan"):
+                await table.commit("plan", record)
+            assert table.get("plan") == record

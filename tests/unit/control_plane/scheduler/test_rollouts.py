@@ -13,6 +13,7 @@ from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import ControllerRef, JobPhase, TaskRecord
 from control_plane.api.machines import EventKind
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
+from control_plane.store.memory import MemoryStore
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
 
 OTHER, THIRD = ["/bin/other"], ["/bin/third"]
@@ -622,3 +623,27 @@ async def test_a_new_task_that_is_unhealthy_for_a_moment_fails_no_batch(w: World
     machine.report(f"web-{task.index}", health=Health.HEALTHY)
     await w.stable(within_s=600)
     assert await versions(w) == [2] * 4
+
+
+@pytest.mark.behaviour("BUG-CP103")
+def test_a_job_with_a_long_environment_is_rolled_back_on_every_engine():
+    """Its record has a copy of each version. Formerly etcd refused it, and each round failed."""
+
+    async def main() -> None:
+        region, store = a_region(), MemoryStore(strict=True)
+        update = policy(max_unavailable=2, on_failure=OnFailure.ROLLBACK, health_gate_s=5)
+        long = {f"V{number}": f"{number} " * 250 for number in range(90)}
+        world = World(region, store)
+        async with world.running():
+            await world.deployed(a_job(6, update=update, environment=long))
+            break_version(world, OTHER[0])
+            await world.cp.apply_job(a_job(6, update=update, environment=long, command=OTHER))
+            await world.until(lambda: world.cp._jobs.get("web").version == 3)
+            await world.stable()
+            assert await commands(world) == {"/bin/serve"}
+        again = World(region, store)
+        async with again.running():
+            await again.until(again.all_answer)
+            assert again.cp._jobs.get("web").spec.environment == long
+
+    run(main())

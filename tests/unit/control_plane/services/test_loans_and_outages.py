@@ -128,6 +128,22 @@ async def test_a_machine_that_cannot_be_lent_is_refused_with_the_reason() -> Non
         assert brokers.table.get("m1").loan == (await loaded(store)).table.get("m1").loan
 
 
+@pytest.mark.behaviour("BUG-CP106")
+async def test_more_loans_than_a_transaction_takes_are_revoked_by_one_request() -> None:
+    """On etcd that was an internal error, and no loan was called back."""
+    async with MemoryStore(strict=True) as store:
+        brokers, _, loans = await four(store)
+        names = [f"n{number:03d}" for number in range(150)]
+        for first in range(0, 150, 50):
+            some = names[first : first + 50]
+            await brokers.add({name: a_machine(name, "dc0") for name in some})
+        for name in names:
+            await loans.lend(name, "batch", "p", donor=FREE, empty=True)
+        changed = await loans.revoke(names, 60.0)
+        assert [record.machine for record in changed] == names
+        assert all(r.loan is not None and r.loan.return_by == 1060.0 for r in loans.lent())
+
+
 @pytest.mark.behaviour("EL2")
 def test_revoked_machines_go_back_by_themselves() -> None:
     async def main() -> None:

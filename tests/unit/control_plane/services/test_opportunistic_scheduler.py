@@ -20,7 +20,7 @@ from control_plane.optimus.core.choosing import chosen, in_order, job_of
 from control_plane.optimus.daemon import OptimusConfig, serve
 from control_plane.optimus.service import Optimus
 from control_plane.store.memory import MemoryStore
-from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, Unprocessable
+from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, Unprocessable, Unreachable
 
 pytestmark = pytest.mark.behaviour("EL8", "AP10")
 
@@ -351,6 +351,51 @@ async def test_work_that_may_not_run_delays_no_other_work(world: World) -> None:
         assert [one.reason for one in optimus.queue().work if one.name == "bad"] == [
             "optimus is not a host admin"
         ]
+
+
+@pytest.mark.behaviour("BUG-CP98")
+@pytest.mark.parametrize("during", ["get_job", "apply_job"])
+def test_a_start_that_comes_through_late_leaves_no_unfollowed_job(during: str) -> None:
+    """The front end's answer timed out; the job appears after Optimus looked for it."""
+
+    @scenario(elastic=APPLY)
+    async def late(world: World) -> None:
+        await lent_region(world)
+        async with MemoryStore() as store:
+            front = FrontEnd(world)
+            apply, get_job, sent = front.apply_job, front.get_job, list[JobSpec]()
+
+            async def times_out(spec: JobSpec, *, is_new: bool = False):
+                if during == "apply_job" and sent:
+                    await apply(sent.pop(), is_new=True)
+                    return await apply(spec, is_new=is_new)
+                sent.append(spec)
+                raise Unreachable("the front end did not answer in 30 s")
+
+            async def not_yet(name: str):
+                try:
+                    return await get_job(name)
+                finally:
+                    if during == "get_job" and sent:
+                        await apply(sent.pop(), is_new=True)
+
+            front.apply_job = times_out
+            optimus = Optimus(world.runtime, front, store, "batch", {}, ahead=2)
+            await optimus.load()
+            await optimus.submit("index", request("index", 1), "ann")
+            with pytest.raises(Unreachable):
+                await optimus.look()
+            front.get_job = not_yet
+            await optimus.look()
+            front.apply_job = apply
+            assert await is_gone(world, "index") or states(optimus)["index"] is QueuedState.RUNNING
+            await until(world, optimus, lambda: world.cp.elastic.signal("batch").machines == 1)
+            await world.until(lambda: is_running(world, "index", 1), 300)
+            ends(world, "index-0")
+            await until(world, optimus, lambda: states(optimus)["index"] is QueuedState.DONE)
+            await world.until(lambda: is_gone(world, "index"), 300)
+
+    late()
 
 
 @pytest.mark.behaviour("BUG-CP87")

@@ -6,7 +6,7 @@ import pytest
 from control_plane.api.allocations import AllocationRecord
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.store.bounds import VALUE_MAX
-from control_plane.store.records import decode, encode
+from control_plane.store.records import DamagedRecord, decode, encode, schema_of
 from wire.errors import ConfigError
 
 RECORD = EntitlementRecord(name="web", spec=EntitlementSpec(machines=3))
@@ -50,3 +50,9 @@ def test_the_largest_job_is_one_value_that_every_engine_takes():
     assert decode(data, AllocationRecord, "allocations/web") == record
     with pytest.raises(ConfigError, match="allocations/web"):
         decode(data[:-9], AllocationRecord, "allocations/web")
+
+
+@pytest.mark.behaviour("BUG-CP103")
+def test_a_damaged_packed_record_is_named() -> None:
+    with pytest.raises(DamagedRecord, match=r"cannot read jobs/web: .* is damaged"):
+        schema_of(b"zz", "jobs/web")
