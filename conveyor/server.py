@@ -81,10 +81,8 @@ def handlers(service: DeliveryService) -> Mapping[str, Handler]:
         return await service.control(call.path["pipeline"], call.body, call.peer.name)
 
     async def get_history(call: Call) -> RunHistory:
-        limit = int(min(call.number("limit", 10.0) or 10.0, HISTORY_MAX))
-        run = call.number("run")
-        number = None if run is None else int(run)
-        return await service.history(call.path["pipeline"], limit, number)
+        limit, run = call.limit(HISTORY_MAX, 10), call.whole("run")
+        return await service.history(call.path["pipeline"], limit, run)
 
     found = (
         list_pipelines,
