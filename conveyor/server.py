@@ -65,7 +65,7 @@ def handlers(service: DeliveryService) -> Mapping[str, Handler]:
 
     async def apply_pipeline(call: Call) -> PipelineView:
         _same_name(call)
-        return await service.apply(call.body, call.peer.name)
+        return await service.apply(call.body, _caller(call.peer))
 
     async def remove_pipeline(call: Call) -> None:
         await service.remove(call.path["pipeline"])
@@ -75,10 +75,10 @@ def handlers(service: DeliveryService) -> Mapping[str, Handler]:
         return await service.plan(call.body)
 
     async def start_run(call: Call) -> PipelineView:
-        return await service.start(call.path["pipeline"], call.body, call.peer.name)
+        return await service.start(call.path["pipeline"], call.body, _caller(call.peer))
 
     async def control_run(call: Call) -> PipelineView:
-        return await service.control(call.path["pipeline"], call.body, call.peer.name)
+        return await service.control(call.path["pipeline"], call.body, _caller(call.peer))
 
     async def get_history(call: Call) -> RunHistory:
         limit, run = call.limit(HISTORY_MAX, 10), call.whole("run")
@@ -95,6 +95,11 @@ def handlers(service: DeliveryService) -> Mapping[str, Handler]:
         get_history,
     )
     return {handler.__name__: handler for handler in found}
+
+
+def _caller(peer: Peer) -> str:
+    """Return the name of a caller in the history of a pipeline: `user:ann`, `local`."""
+    return f"user:{principal(peer)}" if peer.role == "user" else peer.name
 
 
 def _same_name(call: Call) -> None:

@@ -64,6 +64,7 @@ async def _free_port() -> int:
     return int(port)
 
 
+@pytest.mark.behaviour("BUG-UX141")
 async def test_users_may_read_writers_may_change_and_others_are_refused(tmp_path: Path):
     authority = open_authority(tmp_path / "a.pem", "twine")
     foreign = open_authority(tmp_path / "b.pem", "twine")
@@ -98,7 +99,7 @@ async def test_users_may_read_writers_may_change_and_others_are_refused(tmp_path
         async with client(url, "user", "ann") as ann:
             view = await ann.control_run("web", PAUSE)
     assert view.record.active is not None
-    assert view.record.active.log[-1].who == "spiffe://twine/user/ann"
+    assert view.record.active.log[-1].who == "user:ann"
 
 
 @pytest.mark.behaviour("FE6")
@@ -346,7 +347,7 @@ async def test_missing_objects_are_not_found():
     for work in (
         world.service.view("missing"),
         world.service.history("web", 10, 7),
-        world.service.control("missing", PAUSE, "user/ann"),
+        world.service.control("missing", PAUSE, "user:ann"),
     ):
         with pytest.raises(NotFound):
             await work
