@@ -92,6 +92,8 @@ def returning(name: str, version: int, writer: str, now: float) -> JobChange:
 
     def checked(known: JobRecord | None) -> JobSpec:
         record = not_stopping(_existing(known, name))
+        if version not in record.specs:  # another write has made it superfluous
+            raise Conflict(f"job {name!r} was changed by another request", hint="roll back again")
         return back_to(record.spec, record.specs[version])
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
