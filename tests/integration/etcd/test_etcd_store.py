@@ -17,7 +17,6 @@ import pytest
 from control_plane.api.people import GroupSpec
 from control_plane.client import ControlPlaneClient
 from control_plane.config import EtcdSettings
-from control_plane.errors import UnknownOutcome
 from control_plane.store import Compacted, Delete, Entry, Put
 from control_plane.store import etcd_pb2 as pb
 from control_plane.store.etcd import EtcdStore
@@ -25,7 +24,7 @@ from control_plane.store.etcd_client import EtcdClient
 from control_plane.store.feed import Feed
 from control_plane.store.outcomes import Slots, WriteAttempt
 from tests.etcd import Cluster, Replica, etcd_cluster
-from wire.errors import Busy
+from wire.errors import Busy, UnknownOutcome
 
 PATIENCE_S = 60
 

@@ -14,9 +14,8 @@ from agent.api.resources import Resources
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobPhase, JobProbe, TaskPhase, UpdatePolicy
 from control_plane.api.machines import EventKind, MachineState
-from control_plane.errors import QuotaExceeded
 from control_plane.store.memory import MemoryStore
-from wire.errors import Conflict, InvalidInput, NotFound
+from wire.errors import Conflict, InvalidInput, NotFound, QuotaExceeded
 
 
 @pytest.fixture(autouse=True)
