@@ -488,6 +488,16 @@ async def test_a_bad_job_gets_all_its_errors_and_changes_nothing(w: World):
         await w.cp.apply_job(a_job(22))
 
 
+@pytest.mark.behaviour("BUG-UX144")
+@scenario()
+async def test_a_type_that_no_machine_has_is_an_error_of_its_own_key(w: World):
+    """The error was about `requires`, which the file did not have."""
+    await w.set_up()
+    with pytest.raises(InvalidInput, match="machine_type = gold") as refused:
+        await w.cp.apply_job(a_job(machine_types=["gold"]))
+    assert [e.field for e in refused.value.errors] == ["machine_types"]
+
+
 @scenario()
 async def test_a_dry_run_changes_nothing(w: World):
     await w.set_up()
