@@ -61,11 +61,9 @@ def format_of(call: Call) -> api.ImageFormat:
 
 def version_of(call: Call, known_term: int) -> tuple[int | None, int | None]:
     """Return generation and epoch of a command about a task, None for a missing one."""
-    generation, epoch = call.number("generation"), call.number("epoch")
-    given = None if generation is None else int(generation)
-    term = None if epoch is None else int(epoch)
-    check_given(call.peer, "a task", given, term, known_term)
-    return given, term
+    generation, epoch = call.whole("generation"), call.whole("epoch")
+    check_given(call.peer, "a task", generation, epoch, known_term)
+    return generation, epoch
 
 
 def _word(call: Call, part: str, kind: str) -> str:

@@ -187,12 +187,11 @@ def _task_handlers(s: AgentServices) -> dict[str, Handler]:
     async def task_logs(call: Call) -> AsyncIterator[bytes]:
         s.require_ready()
         task_id = task_id_of(call)
-        tail = call.number("tail")
         lines = s.logs.read(
             _run_of(s, task_id, previous=call.flag("previous")),
             follow=call.flag("follow") and s.tasks.knows(task_id),
             since=call.number("since"),
-            tail=None if tail is None else int(tail),
+            tail=call.whole("tail"),
         )
         return lines if s.tasks.knows(task_id) else await _some(lines, task_id)
 
@@ -242,9 +241,9 @@ def _host_handlers(s: AgentServices) -> dict[str, Handler]:
         return await s.notices.put(notices)
 
     async def get_events(call: Call) -> api.Events:
-        after = int(call.number("after", 0) or 0)
+        after = call.whole("after") or 0
         wait_s = min(call.number("wait_s", 0) or 0.0, MAX_EVENT_WAIT_S)
-        _record_contact(s, call, int(call.number("epoch", 0) or 0))
+        _record_contact(s, call, call.whole("epoch") or 0)
         events = await s.events.after(after, s.contact.wait_s(wait_s))
         return msgspec.structs.replace(events, answered=s.contact.answer())
 

@@ -62,7 +62,7 @@ class JobCalls:
             number = self.shards.number_of_job(name)  # None: it was deleted during this loop
             if number is not None and number in local:
                 found.append(await local[number].scheduler.status(name))
-                await self._runtime.checkpoint()
+                await self._runtime.checkpoint(answers=True)
         return Jobs(jobs=found)
 
     async def stop_job(self, name: str) -> JobStatus:

@@ -73,7 +73,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
     """Broker, portal, allocator, scheduler and the services around them.
 
     `async with` loads all records from an open store and runs the loops. Its exit ends the loops;
-    tasks on machines continue to run. Methods raise `wire.errors` and `control_plane.errors`.
+    tasks on machines continue to run. Methods raise `wire.errors`.
     """
 
     def __init__(

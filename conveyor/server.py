@@ -65,7 +65,7 @@ def handlers(service: DeliveryService) -> Mapping[str, Handler]:
 
     async def apply_pipeline(call: Call) -> PipelineView:
         _same_name(call)
-        return await service.apply(call.body, principal(call.peer))
+        return await service.apply(call.body, _caller(call.peer))
 
     async def remove_pipeline(call: Call) -> None:
         await service.remove(call.path["pipeline"])
@@ -75,16 +75,14 @@ def handlers(service: DeliveryService) -> Mapping[str, Handler]:
         return await service.plan(call.body)
 
     async def start_run(call: Call) -> PipelineView:
-        return await service.start(call.path["pipeline"], call.body, principal(call.peer))
+        return await service.start(call.path["pipeline"], call.body, _caller(call.peer))
 
     async def control_run(call: Call) -> PipelineView:
-        return await service.control(call.path["pipeline"], call.body, principal(call.peer))
+        return await service.control(call.path["pipeline"], call.body, _caller(call.peer))
 
     async def get_history(call: Call) -> RunHistory:
-        limit = int(min(call.number("limit", 10.0) or 10.0, HISTORY_MAX))
-        run = call.number("run")
-        number = None if run is None else int(run)
-        return await service.history(call.path["pipeline"], limit, number)
+        limit, run = call.limit(HISTORY_MAX, 10), call.whole("run")
+        return await service.history(call.path["pipeline"], limit, run)
 
     found = (
         list_pipelines,
@@ -97,6 +95,11 @@ def handlers(service: DeliveryService) -> Mapping[str, Handler]:
         get_history,
     )
     return {handler.__name__: handler for handler in found}
+
+
+def _caller(peer: Peer) -> str:
+    """Return the name of a caller in the history of a pipeline: `user:ann`, `local`."""
+    return f"user:{principal(peer)}" if peer.role == "user" else peer.name
 
 
 def _same_name(call: Call) -> None:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from control_plane.errors import UnknownOutcome
 from control_plane.store.protocol import Entry, KeyChange, Listing, Operation, Store
 from control_plane.store.write_times import WriteTimes
-from wire.errors import Busy, Conflict
+from wire.errors import Busy, Conflict, UnknownOutcome
 
 
 @dataclass(frozen=True, slots=True)

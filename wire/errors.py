@@ -9,6 +9,8 @@ TwineError
 ├── TooSlow           the request did not come in time                  408
 ├── TooLarge          over a limit of size                              413
 ├── Unprocessable     well-formed, but cannot be carried out            422
+│   └── QuotaExceeded beyond what an entitlement may use                422
+├── UnknownOutcome    the store does not say whether a write was made   503
 ├── Busy              the object is in use or the server full; try again 503
 ├── Unreachable       the other side does not answer                    503
 │   └── Refused       its host does, but nothing listens there          503
@@ -154,6 +156,21 @@ class Unprocessable(TwineError):
     code = "unprocessable"
     status = 422
     exit_code = 5
+
+
+class QuotaExceeded(Unprocessable):
+    """An entitlement may use less than is requested."""
+
+    code = "quota_exceeded"
+
+
+class UnknownOutcome(TwineError):
+    """A write was made, was not, or will be: `store.outcomes` finds out which."""
+
+    code = "unknown_outcome"
+    status = 503
+    retryable = True
+    exit_code = 75
 
 
 class Busy(TwineError):

@@ -10,7 +10,11 @@ import msgspec
 from wire.errors import Problem
 from wire.routes import Route
 
-_NUMBERS = frozenset(("before", "epoch", "generation", "limit", "since", "tail", "wait_s"))
+_NUMBERS = frozenset(("since", "wait_s"))
+_WHOLE = {"limit": 1} | dict.fromkeys(
+    ("before", "columns", "epoch", "expect", "generation", "rows", "run", "tail"), 0
+)
+"""Parameters that are whole numbers, with their minima."""
 _FLAGS = frozenset(
     ("all", "dry_run", "follow", "new", "previous", "simulated", "take_over", "tty", "unavailable")
 )
@@ -46,6 +50,8 @@ def _schema(name: str) -> dict[str, Any]:
     """Return the schema of a path or query parameter with this name."""
     if name in _NUMBERS:
         return {"type": "number", "minimum": 0, "exclusiveMaximum": QUERY_MAX}
+    if name in _WHOLE:
+        return {"type": "integer", "minimum": _WHOLE[name], "exclusiveMaximum": QUERY_MAX}
     if name in _FLAGS:
         return {"type": "boolean"}
     if name in _PATTERNS:

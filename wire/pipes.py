@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any
@@ -19,6 +20,8 @@ class PipedGroup(click.Group):
         """Run the command."""
         if sys.stdout is None:  # closed by the caller (`>&-`): discard the output
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 until the program ends
+        if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of reasons
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

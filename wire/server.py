@@ -72,8 +72,24 @@ class Call:
         except ValueError:
             value = -1.0
         if not 0 <= value < QUERY_MAX:
-            raise InvalidInput(f"parameter {name} must be a number >= 0, not {text!r}")
+            raise InvalidInput(f"parameter {name} must be a number >= 0, not {text[:80]!r}")
         return value
+
+    def whole(self, name: str, default: int | None = None, least: int = 0) -> int | None:
+        """Return a query parameter as a whole number that is at least `least`."""
+        if not self.query.get(name):
+            return default
+        value = self.number(name) or 0.0
+        if value < least or not value.is_integer():
+            text = self.query[name]
+            raise InvalidInput(
+                f"parameter {name} must be a whole number >= {least}, not {text[:80]!r}"
+            )
+        return int(value)
+
+    def limit(self, most: int, default: int | None = None) -> int:
+        """Return the parameter `limit`, at most `most`; without it `default`, or else `most`."""
+        return min(self.whole("limit", default, least=1) or most, most)
 
     def flag(self, name: str) -> bool:
         """Return whether a query parameter is true; false if it is absent."""

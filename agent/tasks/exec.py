@@ -61,8 +61,7 @@ def request_of(call: Call) -> SessionRequest:
     """Return the session that an API call requests."""
     text = call.query.get("command", "")
     argv = decode_json(text.encode(), HookCommand, "parameter command, a list of texts,")
-    rows, columns = call.number("rows", 24), call.number("columns", 80)
-    size = {"rows": int(rows or 24), "columns": int(columns or 80)}
+    size = {"rows": call.whole("rows") or 24, "columns": call.whole("columns") or 80}
     window = decode_json(msgspec.json.encode(size), Window, "the window")
     term = call.query.get("term", "xterm")
     if not re.fullmatch(r"[A-Za-z0-9._+-]{1,64}", term):

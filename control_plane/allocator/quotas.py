@@ -14,6 +14,7 @@ from control_plane.allocator.promises import Limits, PromiseKeeper
 from control_plane.allocator.quota_usage import QuotaUsage
 from control_plane.allocator.shards import Shards
 from control_plane.allocator.waiting import Waiting, WaitingDemand
+from control_plane.api.elastic import ElasticMode
 from control_plane.api.settings import Overgrant
 from control_plane.broker.core.capacity import Capacity, micro
 from control_plane.portal.core.pools import Quota, pool_quotas
@@ -27,6 +28,7 @@ class Quotas:
     ) -> None:
         """`counted` has the machines that count against quotas."""
         self._broker, self._runtime = region.broker, region.runtime
+        self._elastic = region.settings.elastic
         self._portal, self._counted = portal, counted
         self._shards = Shards.of(region)
         self._quotas: dict[str, Quota] | None = None
@@ -86,6 +88,7 @@ class Quotas:
         per_type = {k: n - held.per_type[k] for k, n in quota.per_type.items()}
         return Allowance(
             machines=None if quota.machines is None else quota.machines - held.machines,
+            none_left=self._none_left(pool, quota),
             micro_rru=None if quota.rru is None else micro(quota.rru) - held.micro_rru,
             per_type=per_type or None,
             types=quota.types,
@@ -95,6 +98,15 @@ class Quotas:
             refuses_all=self._refuses_all(pool, request),
             unpromised=self._unpromised(pool),
         )
+
+    def _none_left(self, pool: str, quota: Quota) -> str:
+        """Return why a pool that holds its number of machines may take no more."""
+        found = self._portal.table.find(pool)
+        if quota.machines != 0 or found is None or not found.spec.borrows:
+            return "the quota of machines is used up"
+        why = "the entitlement uses only machines that are lent to it"
+        mode = self._elastic.mode
+        return why if mode is ElasticMode.APPLY else f"{why}; scheduler.elastic.mode is {mode}"
 
     def _unpromised(self, pool: str) -> Limits | None:
         """Return how many free machines of each kind are not promised to others."""

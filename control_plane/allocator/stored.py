@@ -14,7 +14,6 @@ from control_plane.allocator.core.allocation_record import near_of, record_after
 from control_plane.allocator.core.claims import Change, Claims
 from control_plane.allocator.core.request import ALONE, Near
 from control_plane.api.allocations import AllocationRecord, Decision
-from control_plane.errors import UnknownOutcome
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import pages
 from control_plane.store import Delete, Operation, Put, Store
@@ -27,7 +26,7 @@ from control_plane.store.records import (
     decode,
     encode,
 )
-from wire.errors import TwineError
+from wire.errors import TwineError, UnknownOutcome
 
 log = logging.getLogger(__name__)
 _ASK_AGAIN_S = 1.0

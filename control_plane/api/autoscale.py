@@ -169,7 +169,10 @@ def autoscale_errors(document: Any) -> Iterator[FieldError]:
 
     def number(name: str, default: float | None = None) -> float | None:
         value = document.get(name, default)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        if isinstance(value, float):
+            return value
+        # its type refuses a larger one, which may exceed any float
+        return value if type(value) is int and abs(value) <= 1 << 53 else None
 
     low, high = number("minimum"), number("maximum")
     if low is not None and high is not None and low > high:

@@ -12,7 +12,7 @@ from control_plane.api.machine_routes import MACHINE_ROUTES
 from control_plane.api.machines import Token, TokenRequest
 from control_plane.api.maintenance_routes import MAINTENANCE_ROUTES
 from control_plane.api.operations import JobEvents, JobMove, MoveRequest, TaskStory
-from control_plane.api.people import Needs
+from control_plane.api.people import OBJECT_KINDS, Needs
 from control_plane.api.people_routes import PEOPLE_ROUTES
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.rebalancing_routes import REBALANCING_ROUTES
@@ -262,3 +262,16 @@ ROUTES: tuple[Route, ...] = (
         summary="Readiness: the store is open and the schedulers run",
     ),
 )
+
+
+def object_error(name: str) -> str:
+    """Return why no audit entry can have this object; empty if one can.
+
+    Objects are a kind and a name, or the path of a route.
+    """
+    kind, slash, rest = name.partition("/")
+    kinds = sorted(OBJECT_KINDS.values())
+    paths = (route.path.removeprefix("/v1/") for route in ROUTES)
+    if (slash and rest and kind in kinds) or name in paths:
+        return ""
+    return f"takes KIND/NAME such as job/web, not {name[:80]!r}; kinds: {', '.join(kinds)}"

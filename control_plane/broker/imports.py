@@ -26,14 +26,13 @@ from control_plane.broker.broker import Broker
 from control_plane.broker.core.inventory import against, allowed, imported, updated
 from control_plane.broker.holds import refused
 from control_plane.broker.region_table import RegionTable
-from control_plane.errors import UnknownOutcome
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import PAGE, PART
 from control_plane.store import Delete, Put, Store
 from control_plane.store.outcomes import Slots, WriteAttempt
 from control_plane.store.protocol import LAST
 from control_plane.store.records import IMPORT_DECISIONS, IMPORTS, decode, encode
-from wire.errors import Busy, Conflict, FieldError, TwineError
+from wire.errors import Busy, Conflict, FieldError, TwineError, UnknownOutcome
 
 log = logging.getLogger(__name__)
 _ROWS = 8

@@ -147,7 +147,7 @@ class MachineService:
         suits, table = scope_test(query.scope), self._brokers.table
         for number, name in enumerate(table.after(after)):
             if number % _LOOK == 0:
-                await self._runtime.checkpoint()
+                await self._runtime.checkpoint(answers=True)
             record = table.find(name)
             if record is not None and query.search in name and suits(record):
                 yield record
@@ -164,7 +164,7 @@ class MachineService:
             find = broker.table.find
             for number, name in enumerate(broker.table.names()):
                 if number % _LOOK == 0:
-                    await self._runtime.checkpoint()
+                    await self._runtime.checkpoint(answers=True)
                 record = find(name)
                 if record is not None and (counts is None or counts(record)):
                     add(record, *tasks_of(name))

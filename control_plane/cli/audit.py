@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from control_plane.api.people import OBJECT_KINDS, AuditEntry, AuditPage
+from control_plane.api.people import AuditEntry, AuditPage
 from control_plane.cli import show
 from control_plane.cli.program import Target
 from control_plane.cli.show import output_option
@@ -61,18 +61,11 @@ def audit(
 
 
 def _check_object(name: str) -> None:
-    """Raise if no entry can have this object: a kind and a name, or the path of a route."""
-    from control_plane.api.routes import ROUTES
+    """Raise if no entry can have this object; the routes are imported for this command only."""
+    from control_plane.api.routes import object_error
 
-    kind, slash, rest = name.partition("/")
-    if (slash and rest and kind in OBJECT_KINDS.values()) or any(
-        name == route.path.removeprefix("/v1/") for route in ROUTES
-    ):
-        return
-    raise click.UsageError(
-        f"--object takes KIND/NAME such as job/web, not {name!r};"
-        f" kinds: {', '.join(sorted(OBJECT_KINDS.values()))}"
-    )
+    if error := object_error(name):
+        raise click.UsageError(f"--object {error}")
 
 
 def _row(entry: AuditEntry) -> tuple[object, ...]:

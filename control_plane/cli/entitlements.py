@@ -201,7 +201,7 @@ def entitlement_list(target: Target, output: str) -> None:
             view.record.spec.host_profile,
             view.record.spec.priority,
             view.record.spec.business_unit or "-",
-            ",".join(view.jobs) or "-",
+            show.some(view.jobs, 5),
         )
         for view in found.entitlements
     ]
@@ -220,7 +220,7 @@ def entitlement_show(target: Target, name: str, output: str) -> None:
     spec = found.record.spec
     rows = [
         ("quota", _quota(spec)),
-        ("held", f"{len(found.held)}: {', '.join(found.held[:50]) or '-'}"),
+        ("held", f"{len(found.held)}: {show.some(found.held, 50)}"),
         ("types", ", ".join(spec.machine_types) or "(any)"),
         ("region", spec.region or "(any)"),
         ("datacenter", spec.datacenter or "(any)"),
@@ -233,7 +233,7 @@ def entitlement_show(target: Target, name: str, output: str) -> None:
         ("image keys", ", ".join(spec.image_keys) or "- (images need no signature)"),
         ("relaxations", ", ".join(spec.relaxations) or "- (those of every job)"),
         ("overcommit", f"cpu {spec.overcommit.cpu:g}, memory {spec.overcommit.memory:g}"),
-        ("jobs", ", ".join(found.jobs) or "-"),
+        ("jobs", f"{len(found.jobs)}: {show.some(found.jobs, 50)}"),
         ("waiting", ", ".join(found.pending) or "-"),
         ("created", show.ago(found.record.created_at) + " ago"),
     ]

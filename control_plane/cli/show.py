@@ -127,6 +127,12 @@ def progress(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
+def some(names: Sequence[str], most: int) -> str:
+    """Return the first `most` names and how many there are besides; `-` if there are none."""
+    more = [f"and {len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more]) or "-"
+
+
 def share(part: float, whole: float) -> str:
     """Return a part in per cent; `-` if the whole is 0."""
     return f"{part / whole:.0%}" if whole else "-"

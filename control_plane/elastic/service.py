@@ -199,7 +199,7 @@ class ElasticService:
         for record in self._jobs.records():
             if record.spec.update.surge:
                 surge.setdefault(record.spec.entitlement, []).append(self._surge(record))
-            await self._parts.region.runtime.checkpoint()
+            await self._parts.region.runtime.checkpoint(answers=True)
         owners = [
             OwnerUse(by_msb, surge.get(pool, ()), self._ledger.history(pool))
             for pool, by_msb in self._lender.by_msb.items()

@@ -280,9 +280,9 @@ class FrontEnd(
 
     async def get_endpoints(self, call: Call) -> Endpoints:
         """Show the endpoints of a job; can wait for a change."""
-        after, wait_s = call.number("after", 0.0), call.number("wait_s", 0.0)
+        after, wait_s = call.whole("after") or 0, call.number("wait_s", 0.0)
         return await self._control_plane.endpoints(
-            call.path["job"], int(after or 0), min(wait_s or 0.0, MAX_WAIT_S)
+            call.path["job"], after, min(wait_s or 0.0, MAX_WAIT_S)
         )
 
     async def watch_endpoints(self, call: Call) -> EndpointChanges:
@@ -304,9 +304,9 @@ class FrontEnd(
 
     async def get_shard(self, call: Call) -> Endpoints:
         """Show the endpoints of a shard; can wait for a change."""
-        after, wait_s = call.number("after", 0.0), call.number("wait_s", 0.0)
+        after, wait_s = call.whole("after") or 0, call.number("wait_s", 0.0)
         return await self._control_plane.discovery.shard(
-            call.path["job"], call.path["shard"], int(after or 0), min(wait_s or 0.0, MAX_WAIT_S)
+            call.path["job"], call.path["shard"], after, min(wait_s or 0.0, MAX_WAIT_S)
         )
 
     async def shard_metrics(self, call: Call) -> AsyncIterator[bytes]:

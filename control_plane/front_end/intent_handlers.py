@@ -70,10 +70,9 @@ class IntentHandlers:
 
     async def withdraw_intent(self, call: Call) -> JobIntents:
         """End a canary or a hold."""
-        expect = call.number("expect")
         change = IntentChange(
             reason=call.query.get("reason", "")[:512],
-            expect=None if expect is None else int(expect),
+            expect=call.whole("expect"),
             take_over=call.flag("take_over"),
         )
         name, dimension = call.path["job"], call.path["dimension"]

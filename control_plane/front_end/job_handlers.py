@@ -65,10 +65,8 @@ class JobHandlers:
 
     async def job_events(self, call: Call) -> JobEvents:
         """Show what was done to a job's tasks."""
-        after, limit = call.number("after", 0.0), call.number("limit", 100.0)
-        return await self._control_plane.job_events(
-            call.path["job"], int(after or 0), int(min(limit or 100.0, PAGE_MAX))
-        )
+        after, limit = call.whole("after") or 0, call.limit(PAGE_MAX, 100)
+        return await self._control_plane.job_events(call.path["job"], after, limit)
 
     async def task_story(self, call: Call) -> TaskStory:
         """Show what is being done to a task."""
@@ -88,12 +86,12 @@ class JobHandlers:
 
     async def job_logs(self, call: Call) -> AsyncIterator[bytes]:
         """Stream the output of a task."""
-        tail, since = call.number("tail"), call.number("since")
+        tail, since = call.whole("tail"), call.number("since")
         return self._control_plane.job_logs(
             call.path["job"],
             index_of(call),
             follow=call.flag("follow"),
             since=None if since is None else f"{since:.6f}",
-            tail=None if tail is None else int(min(tail, MAX_TAIL_LINES)),
+            tail=None if tail is None else min(tail, MAX_TAIL_LINES),
             previous=call.flag("previous"),
         )

@@ -38,7 +38,7 @@ class MachineHandlers:
         """List machines."""
         query = call.query
         wanted = MachineQuery(_scope(call), query.get("search", ""), query.get("sort", "name"))
-        return await self._inventory.page(wanted, query.get("after", ""), _limit(call))
+        return await self._inventory.page(wanted, query.get("after", ""), call.limit(MAX_PAGE))
 
     async def map_region(self, call: Call) -> RegionMap:
         """Count the machines by place and by one fact."""
@@ -94,17 +94,13 @@ class MachineHandlers:
 
     async def broker_machines(self, call: Call) -> BrokerMachines:
         """Show a broker's machines, or their changes."""
-        datacenter, limit = call.path["datacenter"], _limit(call)
-        after = call.number("after")
+        datacenter, limit = call.path["datacenter"], call.limit(MAX_PAGE)
+        after = call.whole("after")
         if after is None:
             name_after = call.query.get("name_after", "")
             return await self._inventory.broker_page(datacenter, name_after, limit)
         wait_s = min(call.number("wait_s", 0.0) or 0.0, MAX_WAIT_S)
-        return await self._inventory.broker_changes(datacenter, int(after), limit, wait_s)
-
-
-def _limit(call: Call) -> int:
-    return int(min(call.number("limit") or MAX_PAGE, MAX_PAGE))
+        return await self._inventory.broker_changes(datacenter, after, limit, wait_s)
 
 
 def _scope(call: Call) -> MachineScope:

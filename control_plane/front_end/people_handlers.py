@@ -18,11 +18,13 @@ from control_plane.api.people import (
     Role,
     Users,
 )
+from control_plane.api.routes import object_error
 from control_plane.front_end.guard import Guard
-from control_plane.front_end.trail import PAGE, Query, Trail
+from control_plane.front_end.trail import MAX_PAGE, PAGE, Query, Trail
 from control_plane.identity.authority import check_user_name
 from control_plane.identity.issued import users
 from control_plane.identity.sessions import BrowserSessions
+from wire.errors import InvalidInput
 from wire.peers import principal
 from wire.server import Call
 
@@ -104,11 +106,14 @@ class PeopleHandlers:
 
     async def list_audit(self, call: Call) -> AuditPage:
         """Show a part of the audit log."""
+        about = call.query.get("object", "")
+        if about and (error := object_error(about)):
+            raise InvalidInput(f"parameter object {error}")
         query = Query(
-            before=int(call.number("before", 0.0) or 0),
-            limit=int(call.number("limit", PAGE) or PAGE),
+            before=call.whole("before") or 0,
+            limit=call.limit(MAX_PAGE, PAGE),
             since=call.number("since", 0.0) or 0.0,
             who=call.query.get("who", ""),
-            object=call.query.get("object", ""),
+            object=about,
         )
         return await self._log.page(query)

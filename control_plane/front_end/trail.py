@@ -211,7 +211,7 @@ class Trail:
                     return AuditPage(entries=found)
                 if query.suits(entry):
                     found.append(entry)
-                    if len(found) >= min(query.limit, MAX_PAGE):
+                    if len(found) >= query.limit:
                         return AuditPage(entries=found, next=entry.sequence)
             top = low
         return AuditPage(entries=found, next=top + 1 if top else 0)

@@ -258,7 +258,11 @@ class Optimus:
             if known is not None:
                 if known.request == request and known.user == user:
                     return known
-                raise Conflict(f"there is already work {name!r}, of {known.user}")
+                raise Conflict(
+                    f"there is already work {name!r}, of {known.user}: {known.state}",
+                    hint="choose another name; to change work, cancel it"
+                    f" (twinectl work cancel {name}) and submit it again",
+                )
             made = QueuedWork(
                 name=name, user=user, request=request, submitted_at=self._runtime.date()
             )

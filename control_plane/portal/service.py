@@ -77,7 +77,7 @@ class CapacityService:
         found = list[EntitlementView]()
         for record in self._portal.table.records():
             found.append(self._view(record))
-            await self._runtime.checkpoint()
+            await self._runtime.checkpoint(answers=True)
         return Entitlements(entitlements=found)
 
     async def get_entitlement(self, name: str) -> EntitlementView:
@@ -157,7 +157,7 @@ class CapacityService:
         report = PortalReport(self._runtime.date())
         for i, name in enumerate(self._sources.machines):
             if i % _CHUNK == 0:
-                await self._runtime.checkpoint()
+                await self._runtime.checkpoint(answers=True)
             record = self._sources.machines.find(name)
             if record is not None:
                 report.add(record, self._sources.used(record))

@@ -64,6 +64,10 @@ class Runtime:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._passed_over: deque[asyncio.Future[None]] = deque()
         """Callers that were resumed and found no time left in the turn."""
+        self._answers: deque[asyncio.Future[None]] = deque()
+        """Callers that compute answers which clients wait for."""
+        self._was_answer = False
+        """Whether the turn belongs to one of these."""
         self._seen: tuple[float, float, float] | None = None
         """`now`, `boot` and `wall` at the last check."""
         self._on_pause: list[Callable[[float], None]] = []
@@ -109,18 +113,20 @@ class Runtime:
         async with self._one_thread:
             return await self.offload(work, *args)
 
-    async def checkpoint(self) -> None:
+    async def checkpoint(self, *, answers: bool = False) -> None:
         """Let other tasks of the loop run if this turn has computed for `TURN_S`.
 
         All tasks of the process share the turn. The number of waiting callers that continue in a
-        turn doubles while they fit into it and halves when they do not.
+        turn doubles while they fit into it and halves when they do not. With `answers` the caller
+        computes an answer that a client waits for: such callers share every second turn, because
+        the wait for thousands of others at each checkpoint would exceed the client's timeout.
         """
         loop = asyncio.get_running_loop()
         if self._turn_began is None:
             self._turn_began, self._batch = time.perf_counter(), 1
             loop.call_soon(self._turn_over)
             return
-        before_us = self._waiting
+        before_us = self._answers if answers else self._waiting
         while before_us or not self._has_time():
             turn: asyncio.Future[None] = loop.create_future()
             before_us.append(turn)
@@ -136,18 +142,20 @@ class Runtime:
         A caller that finds the time of the turn used up waits again, at the front of the queue.
         """
         now, began = time.perf_counter(), self._turn_began
-        if began is not None:
+        if began is not None and not self._was_answer:
             fitted = now - began < TURN_S
             self._batch = min(2 * self._batch, _BATCH_MAX) if fitted else max(1, self._batch // 2)
         self._waiting.extendleft(reversed(self._passed_over))
         self._passed_over.clear()
-        self._turn_began, left = None, self._batch
-        while self._waiting and left:
-            turn = self._waiting.popleft()
+        self._was_answer = bool(self._answers) and not (self._was_answer and self._waiting)
+        queue, left = (self._answers, 1) if self._was_answer else (self._waiting, self._batch)
+        self._turn_began, has_resumed = None, False
+        while queue and left:
+            turn = queue.popleft()
             if not turn.done():
                 turn.set_result(None)
-                left -= 1
-        if left < self._batch:
+                left, has_resumed = left - 1, True
+        if has_resumed or self._answers or self._waiting:
             self._turn_began = now
             asyncio.get_running_loop().call_soon(self._turn_over)
 
@@ -253,7 +261,7 @@ class SteppedRuntime(Runtime):
         """Run `work` about `items` tasks; from `LARGE` on other tasks of the loop run first."""
         return work(*args) if items < LARGE else await self.offload(work, *args)
 
-    async def checkpoint(self) -> None:
+    async def checkpoint(self, *, answers: bool = False) -> None:  # noqa: ARG002
         """Let other tasks of the loop run after each `STEPS` calls."""
         self._steps += 1
         if self._steps % self.STEPS == 0:

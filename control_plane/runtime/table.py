@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from control_plane.errors import UnknownOutcome
 from control_plane.runtime.locks import Locks
 from control_plane.runtime.readable import (
     PAGE,
@@ -23,7 +22,7 @@ from control_plane.runtime.readable import (
 from control_plane.store import Delete, Entry, KeyChange, Operation, Put, Store
 from control_plane.store.outcomes import Slots, WriteAttempt
 from control_plane.store.records import encode
-from wire.errors import Busy, Conflict, TwineError
+from wire.errors import Busy, Conflict, TwineError, UnknownOutcome
 
 __all__ = ["PAGE", "PART", "Item", "Loaded", "OnChange", "Table", "for_each", "ignore", "pages"]
 

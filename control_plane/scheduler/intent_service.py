@@ -69,7 +69,7 @@ class IntentService:
             before = known.get(name)
             if before is None or before[0] is not record:
                 before = record, _brief(record, self._jobs.revision(name))
-                await self._runtime.checkpoint()
+                await self._runtime.checkpoint(answers=True)
             found[name] = before
         self._briefs = found
         return JobBriefs(jobs=[brief for _, brief in found.values()])

@@ -19,7 +19,6 @@ from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.settings import SchedulerSettings
 from control_plane.api.stored_jobs import RetiredJob
-from control_plane.errors import QuotaExceeded
 from control_plane.images.store import FindImage
 from control_plane.images.trust import distrust_in
 from control_plane.portal.core.pools import pool_of
@@ -51,7 +50,7 @@ from control_plane.scheduler.event_log import retired_job
 from control_plane.scheduler.ports import Entitlements
 from control_plane.store import Operation, Put
 from control_plane.store.records import USES
-from wire.errors import Conflict, InvalidInput, NotFound
+from wire.errors import Conflict, InvalidInput, NotFound, QuotaExceeded
 
 log = logging.getLogger(__name__)
 STAYING = (VolumeKind.PERSISTENT, VolumeKind.SHARED)

@@ -111,7 +111,7 @@ class JobPlanner:
         volumes = await self._runtime.compute(
             len(record.tasks), kept_notes, record, self._jobs.find
         )
-        await self._runtime.checkpoint()
+        await self._runtime.checkpoint(answers=True)
         return JobExplanation(
             job=name,
             wanted=wanted,
@@ -164,10 +164,10 @@ class JobPlanner:
         bins = set[str]()
         for number, machine in enumerate(list(pool.machines())):
             if number % _LOOK == 0:
-                await self._runtime.checkpoint()
+                await self._runtime.checkpoint(answers=True)
             bins.add(bin_of(over.property, machine))
         bins |= {repair.to_bin for repair in repairs}  # such a bin may have only free machines
-        await self._runtime.checkpoint()
+        await self._runtime.checkpoint(answers=True)
         copied = claims.copy()  # a thread reads it
         found = await self._runtime.offload(unevenness, copied, over, sorted(bins))
         if found is None:
@@ -191,11 +191,11 @@ class JobPlanner:
         kept: Counter[str] = Counter()
         for number, machine in enumerate(list(self._index.pool(pool).machines())):
             if number % _LOOK == 0:
-                await self._runtime.checkpoint()
+                await self._runtime.checkpoint(answers=True)
             held.add(machine, machine, self._index.why_short(machine))
         for number, machine in enumerate(list(self._index.pool(FREE).machines())):
             if number % _LOOK == 0:
-                await self._runtime.checkpoint()
+                await self._runtime.checkpoint(answers=True)
             why = allowance.lacks(machine) or (allowance.refuses and allowance.refuses(machine))
             if why:
                 kept[why] += 1

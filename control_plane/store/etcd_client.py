@@ -16,10 +16,9 @@ import grpc
 from grpc import aio
 
 from control_plane.config import EtcdSettings
-from control_plane.errors import UnknownOutcome
 from control_plane.store import etcd_pb2 as pb
 from control_plane.store.protocol import Compacted
-from wire.errors import Busy, ConfigError, TwineError
+from wire.errors import Busy, ConfigError, TwineError, UnknownOutcome
 
 CALL_S = 5.0
 """Deadline of one call. A three-member cluster elects a leader within 1 to 2 s (measured)."""

@@ -13,11 +13,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from control_plane.errors import UnknownOutcome
 from control_plane.store import etcd_pb2 as pb
 from control_plane.store.etcd_client import EtcdClient
 from control_plane.store.protocol import Compacted
-from wire.errors import Busy, TwineError
+from wire.errors import Busy, TwineError, UnknownOutcome
 
 log = logging.getLogger(__name__)
 _RENEWALS = 4

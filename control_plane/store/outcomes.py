@@ -12,9 +12,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
-from control_plane.errors import UnknownOutcome
 from control_plane.store.protocol import Operation, Put, Store
-from wire.errors import Busy, Conflict
+from wire.errors import Busy, Conflict, UnknownOutcome
 
 OUTCOMES = "outcomes/"
 _VOID = b"0"

@@ -17,12 +17,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from control_plane.errors import UnknownOutcome
 from control_plane.store import statements
 from control_plane.store.checkpoints import Checkpoints
 from control_plane.store.feed import Feed
 from control_plane.store.protocol import KeyChange, Operation, Put
-from wire.errors import Busy, Conflict, TwineError
+from wire.errors import Busy, Conflict, TwineError, UnknownOutcome
 
 log = logging.getLogger(__name__)
 _GROUP_MAX = 512

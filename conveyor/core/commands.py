@@ -224,7 +224,7 @@ def _approved(
         raise _refused(record, request, why)
     wanted = {n: a for n, a in asked.items() if request.gate in ("", n)}
     wanted = {n: a for n, a in wanted.items() if n not in run.verdicts}
-    mine = [n for n, a in wanted.items() if not a.by or who in a.by]
+    mine = [n for n, a in wanted.items() if not a.by or who.removeprefix("user:") in a.by]
     if not wanted:
         raise _refused(record, request, f"{plan[run.step].name} waits for no approval")
     if not mine:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.errors import UnknownOutcome
 from control_plane.store import Put, writer
 from control_plane.store.outcomes import Slots, WriteAttempt
 from control_plane.store.sqlite import SqliteStore
-from wire.errors import Busy
+from wire.errors import Busy, UnknownOutcome
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,14 +7,13 @@ import pytest
 from faulty_store import MADE, UNANSWERED, Fate, FaultyStore
 
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
-from control_plane.errors import UnknownOutcome
 from control_plane.runtime import readable
 from control_plane.runtime.readable import Readable
 from control_plane.runtime.table import Table
 from control_plane.store import Put, Store
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
-from wire.errors import Busy, NotFound
+from wire.errors import Busy, NotFound, UnknownOutcome
 
 PREFIX = "entitlements/"
 

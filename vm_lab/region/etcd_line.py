@@ -11,13 +11,12 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Self
 
-from control_plane.errors import UnknownOutcome
 from control_plane.store import etcd_pb2 as pb
 from control_plane.store.etcd_client import CALL_S
 from control_plane.store.protocol import Compacted
 from vm_lab.region.etcd import SimulatedEtcd
 from vm_lab.region.stores import LATE_S, WRITE_S
-from wire.errors import Busy, TwineError
+from wire.errors import Busy, TwineError, UnknownOutcome
 
 if TYPE_CHECKING:
     from vm_lab.region.process_life import ProcessLife

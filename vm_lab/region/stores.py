@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from control_plane.errors import UnknownOutcome
 from control_plane.store.memory import MemoryStore
 from control_plane.store.outcomes import OUTCOMES
 from control_plane.store.protocol import Entry, KeyChange, Listing, Operation, Put
 from control_plane.store.write_times import WriteTimes
-from wire.errors import Busy, TwineError
+from wire.errors import Busy, TwineError, UnknownOutcome
 
 if TYPE_CHECKING:
     from vm_lab.region.plane import PlaneLife

@@ -84,6 +84,8 @@ class Allowance:
 
     machines: int | None = None
     """How many machines; None for any number."""
+    none_left: str = "the quota of machines is used up"
+    """Why it may take no machine once `machines` is 0."""
     micro_rru: int | None = None
     per_type: Mapping[str, int] | None = None
     """Type → how many more may be taken; other types may not be taken."""
@@ -119,7 +121,7 @@ class Allowance:
         if self.types and kind not in self.types:
             return f"type {kind} is not among the entitlement's types"
         if self.machines is not None and self.machines <= 0:
-            return "the quota of machines is used up"
+            return self.none_left
         if self.per_type is not None and self.per_type.get(kind, 0) <= self._taken.get(kind, 0):
             return f"the quota of {kind} machines is used up"
         if self.micro_rru is not None and micro(capacity.rru) > self.micro_rru:

@@ -19,6 +19,7 @@ from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.job_control.core.intents import (
     canary_of,
     check_writer,
+    is_held,
     is_plain,
     next_version,
     pushed,
@@ -92,6 +93,8 @@ def returning(name: str, version: int, writer: str, now: float) -> JobChange:
 
     def checked(known: JobRecord | None) -> JobSpec:
         record = not_stopping(_existing(known, name))
+        if version not in record.specs:  # another write has made it superfluous
+            raise Conflict(f"job {name!r} was changed by another request", hint="roll back again")
         return back_to(record.spec, record.specs[version])
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
@@ -306,11 +309,9 @@ def not_stopping(record: JobRecord) -> JobRecord:
 def check_whole(record: JobRecord, verb: str) -> None:
     """Raise `Conflict` unless all tasks are to run one version."""
     if not is_plain(record):
+        why = "it is held" if is_held(record) else "its tasks are not all meant to run one version"
         raise Conflict(
-            (
-                f"job {record.name!r} cannot be {verb}: its tasks are not all meant to run "
-                "one version"
-            ),
+            f"job {record.name!r} cannot be {verb}: {why}",
             hint=f"twinectl job intents {record.name}; finish the push, end the canary or the hold",
         )
 

@@ -292,7 +292,6 @@ _FIELDS = {
     "network": "network_mbps",
     "disk": "disk_bytes",
     "ports": "ports",
-    "excluded": "requires",
 }
 
 
@@ -308,7 +307,8 @@ def _cpu_field(spec: JobSpec) -> str:
 def _too_large(spec: JobSpec, tally: Tally) -> list[FieldError]:
     why = "; ".join(tally.reasons())
     lacks = tally.lacks()
-    known = _FIELDS | {"cpu": _cpu_field(spec)}
+    excluding = "machine_types" if spec.machine_types and not spec.requires else "requires"
+    known = _FIELDS | {"cpu": _cpu_field(spec), "excluded": excluding}
     fields = [field for lack, field in known.items() if lack in lacks]
     return [_error(field, f"no machine can take such a task: {why}") for field in fields]
 

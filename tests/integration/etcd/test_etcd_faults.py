@@ -22,12 +22,11 @@ import pytest
 from control_plane.api.people import GroupSpec
 from control_plane.client import ControlPlaneClient
 from control_plane.config import EtcdSettings
-from control_plane.errors import UnknownOutcome
 from control_plane.store import Put
 from control_plane.store.etcd import EtcdStore
 from control_plane.store.outcomes import Slots, WriteAttempt
 from tests.etcd import Cluster, Replica, etcd_cluster
-from wire.errors import Busy, TwineError
+from wire.errors import Busy, TwineError, UnknownOutcome
 
 PATIENCE_S = 120
 BEYOND_S = float(os.environ.get("TWINE_PAUSE_S", "1"))

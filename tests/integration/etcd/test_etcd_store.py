@@ -17,7 +17,6 @@ import pytest
 from control_plane.api.people import GroupSpec
 from control_plane.client import ControlPlaneClient
 from control_plane.config import EtcdSettings
-from control_plane.errors import UnknownOutcome
 from control_plane.store import Compacted, Delete, Entry, Put
 from control_plane.store import etcd_pb2 as pb
 from control_plane.store.bounds import VALUE_MAX
@@ -26,7 +25,7 @@ from control_plane.store.etcd_client import EtcdClient
 from control_plane.store.feed import Feed
 from control_plane.store.outcomes import Slots, WriteAttempt
 from tests.etcd import Cluster, Replica, etcd_cluster
-from wire.errors import Busy, Unprocessable
+from wire.errors import Busy, UnknownOutcome, Unprocessable
 
 PATIENCE_S = 60
 

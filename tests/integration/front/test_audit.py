@@ -27,7 +27,7 @@ from control_plane.api.people import AuditEntry, GroupSpec, Outcome
 from control_plane.api.routes import ROUTES
 from control_plane.cli import main
 from control_plane.front_end.trail import REFUSALS_PER_MINUTE
-from wire.errors import Forbidden, TwineError, Unauthenticated
+from wire.errors import Forbidden, InvalidInput, TwineError, Unauthenticated
 
 from .conftest import FACTS, Region
 
@@ -287,3 +287,13 @@ def test_admitted_hosts_are_logged_and_unauthenticated_callers_cannot_fill_the_l
     assert len(found) == 1 + REFUSALS_PER_MINUTE
     assert (found[-1].object, found[-1].outcome) == ("machine/vm7", Outcome.DONE)
     assert {e.outcome for e in found[:-1]} == {Outcome.REFUSED, Outcome.FAILED}
+
+
+@pytest.mark.behaviour("BUG-CP111")
+@pytest.mark.parametrize("name", ["zzz", "foo/x", "job/"])
+def test_a_filter_for_an_object_that_no_entry_can_have_is_refused(
+    region: Region, name: str
+) -> None:
+    with pytest.raises(InvalidInput, match=f"parameter object takes KIND/NAME .*, not '{name}'"):
+        entries(region, object=name)
+    assert entries(region, object="job/web") == entries(region, object="machines:drain") == []

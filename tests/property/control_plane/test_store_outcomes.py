@@ -8,11 +8,10 @@ from faulty_store import LOST, MADE, REFUSED, UNANSWERED, Fate, FaultyStore
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.errors import UnknownOutcome
 from control_plane.store import Delete, Operation, Put
 from control_plane.store.memory import MemoryStore
 from control_plane.store.outcomes import OUTCOMES, Slots, WriteAttempt
-from wire.errors import Busy, Conflict
+from wire.errors import Busy, Conflict, UnknownOutcome
 
 fates = st.lists(
     st.sampled_from((MADE, REFUSED, LOST, UNANSWERED)) | st.builds(Fate, late=st.integers(1, 4)),

@@ -253,7 +253,7 @@ class World:
     async def begin(self) -> World:
         await self.store.__aenter__()
         self.restart()
-        await self.service.apply(self.spec, "user/ann")
+        await self.service.apply(self.spec, "user:ann")
         return self
 
     def restart(self) -> None:

@@ -34,7 +34,8 @@ from conveyor.runs import GateOutcome, JobProgress, PipelineRun, StepTime
 from conveyor.server import DeliveryAccess, serving
 from tests.unit.conveyor.delivery_model import World, a_pipeline, digest
 from wire import tls
-from wire.errors import ConfigError, Forbidden, NotFound, Unreachable
+from wire.client import WireClient
+from wire.errors import ConfigError, Forbidden, InvalidInput, NotFound, Unreachable
 from wire.prometheus import PrometheusData
 
 PAUSE = ControlRequest(verb=ControlVerb.PAUSE)
@@ -64,7 +65,7 @@ async def _free_port() -> int:
     return int(port)
 
 
-@pytest.mark.behaviour("BUG-UX159")
+@pytest.mark.behaviour("BUG-UX141")
 async def test_users_may_read_writers_may_change_and_others_are_refused(tmp_path: Path):
     authority = open_authority(tmp_path / "a.pem", "twine")
     foreign = open_authority(tmp_path / "b.pem", "twine")
@@ -99,7 +100,7 @@ async def test_users_may_read_writers_may_change_and_others_are_refused(tmp_path
         async with client(url, "user", "ann") as ann:
             view = await ann.control_run("web", PAUSE)
     assert view.record.active is not None
-    assert view.record.active.log[-1].who == "ann"
+    assert view.record.active.log[-1].who == "user:ann"
 
 
 @pytest.mark.behaviour("BUG-UX151")
@@ -164,6 +165,19 @@ async def test_twinectl_pipeline_over_the_socket(tmp_path: Path):
         assert "done" in reply
         assert (await ctl("remove", "web"))[0] == 64
         assert (await ctl("remove", "web", "--yes"))[0] == 0
+
+
+@pytest.mark.behaviour("BUG-CP110")
+async def test_a_history_of_no_runs_or_of_a_part_of_a_run_is_refused(tmp_path: Path):
+    authority, world = open_authority(tmp_path / "a.pem", "twine"), await World().begin()
+    (history,) = (route for route in ROUTES if route.name == "get_history")
+    async with (
+        served(world, tmp_path, authority),
+        WireClient(f"unix:{tmp_path / 'c.sock'}") as client,
+    ):
+        for name, value in (("limit", "0"), ("limit", "1.5"), ("run", "1.5")):
+            with pytest.raises(InvalidInput, match=f"parameter {name} must be a whole number"):
+                await client.call(history, pipeline="web", **{name: value})
 
 
 # -- gates
@@ -355,7 +369,7 @@ async def test_missing_objects_are_not_found():
     for work in (
         world.service.view("missing"),
         world.service.history("web", 10, 7),
-        world.service.control("missing", PAUSE, "user/ann"),
+        world.service.control("missing", PAUSE, "user:ann"),
     ):
         with pytest.raises(NotFound):
             await work

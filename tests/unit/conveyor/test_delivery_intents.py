@@ -95,7 +95,7 @@ async def test_a_run_by_hand_takes_the_push_over_from_its_owner():
     world = await World(a_pipeline(trigger={})).begin()
     job = world.plane.jobs["web"]
     job.write(ANN, digest(1), PushIntent(version=1), "mine")
-    await world.service.start("web", StartRequest(image=digest(2)), "user/ann")
+    await world.service.start("web", StartRequest(image=digest(2)), "user:ann")
     await world.until("done")
     assert job.tasks == [digest(2)] * 10
 
@@ -161,7 +161,7 @@ async def test_a_rollback_of_a_run_that_is_done_takes_the_push_over():
     world.plane.images["web"] = digest(2)
     await world.until("done")
     job.write(ANN, digest(2), PushIntent(version=1), "mine")
-    await world.service.control("web", control("rollback"), "user/bob")
+    await world.service.control("web", control("rollback"), "user:bob")
     await world.until("rolled-back")
     assert (job.tasks, job.owner) == ([digest(1)] * 10, "")
 

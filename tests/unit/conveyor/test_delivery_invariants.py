@@ -107,7 +107,7 @@ class Deliveries(RuleBasedStateMachine):
     def control(self, verb: ControlVerb) -> None:
         request = ControlRequest(verb=verb, reason="test")
         with suppress(TwineError):
-            self.do(self.world.service.control("web", request, "user/ann"))
+            self.do(self.world.service.control("web", request, "user:ann"))
 
     @rule(after=st.integers(0, 12), count=st.integers(1, 5))
     def the_process_is_killed(self, after: int, count: int) -> None:

@@ -134,16 +134,16 @@ async def test_a_rollback_during_a_rollback_is_refused_with_its_reason():
     world = await World().begin()
     world.plane.images["web"] = digest(2)
     await world.rounds(20)
-    await world.service.control("web", control("rollback", "wrong colour"), "user/ann")
+    await world.service.control("web", control("rollback", "wrong colour"), "user:ann")
     with pytest.raises(
-        Conflict, match=r"is already rolling back: asked for by user/ann: wrong colour"
+        Conflict, match=r"is already rolling back: asked for by user:ann: wrong colour"
     ):
-        await world.service.control("web", control("rollback"), "user/bob")
+        await world.service.control("web", control("rollback"), "user:bob")
     run = await world.until("rolled-back")
     assert world.plane.jobs["web"].tasks == [digest(1)] * 10
     with pytest.raises(Conflict, match="no run made a change"):
-        await world.service.control("web", control("rollback"), "user/bob")
-    assert any(entry.who == "user/ann" for entry in run.log)
+        await world.service.control("web", control("rollback"), "user:bob")
+    assert any(entry.who == "user:ann" for entry in run.log)
 
 
 async def test_a_run_that_is_done_can_be_rolled_back_to_the_image_before():
@@ -151,7 +151,7 @@ async def test_a_run_that_is_done_can_be_rolled_back_to_the_image_before():
     for number in (2, 3):
         world.plane.images["web"] = digest(number)
         await world.until("done")
-    await world.service.control("web", control("rollback"), "user/ann")
+    await world.service.control("web", control("rollback"), "user:ann")
     await world.until("rolled-back")
     assert world.plane.jobs["web"].tasks == [digest(2)] * 10
     await world.rounds(30)
@@ -162,14 +162,14 @@ async def test_a_paused_run_changes_nothing_and_soaks_again_when_resumed():
     world = await World().begin()
     world.plane.images["web"] = digest(2)
     await world.rounds(5)
-    await world.service.control("web", control("pause"), "user/ann")
+    await world.service.control("web", control("pause"), "user:ann")
     with pytest.raises(Conflict, match="already paused"):
-        await world.service.control("web", control("pause"), "user/ann")
+        await world.service.control("web", control("pause"), "user:ann")
     await world.rounds(100)
     job = world.plane.jobs["web"]
     assert (job.tasks.count(digest(2)), job.paused) == (1, True)
     resumed_at = world.now
-    await world.service.control("web", control("resume"), "user/ann")
+    await world.service.control("web", control("resume"), "user:ann")
     run = await world.until("done")
     assert not job.paused
     passed = next(e.at for e in run.log if e.what == "canary 1 passed")
@@ -181,12 +181,12 @@ async def test_an_aborted_run_freezes_its_jobs_and_the_next_run_continues():
     world.plane.images["web"] = digest(2)
     await world.rounds(20)
     with pytest.raises(InvalidInput, match="needs a reason"):
-        await world.service.control("web", control("abort", ""), "user/ann")
-    await world.service.control("web", control("abort", "fire"), "user/ann")
+        await world.service.control("web", control("abort", ""), "user:ann")
+    await world.service.control("web", control("abort", "fire"), "user:ann")
     run = await world.until("aborted")
     job = world.plane.jobs["web"]
     mixed = list(job.tasks)
-    assert "user/ann: fire" in run.reason
+    assert "user:ann: fire" in run.reason
     await world.rounds(50)
     assert job.paused
     assert job.tasks == mixed
@@ -199,9 +199,9 @@ async def test_an_aborted_run_can_be_rolled_back():
     world = await World().begin()
     world.plane.images["web"] = digest(2)
     await world.rounds(20)
-    await world.service.control("web", control("abort"), "user/ann")
+    await world.service.control("web", control("abort"), "user:ann")
     await world.until("aborted")
-    await world.service.control("web", control("rollback"), "user/ann")
+    await world.service.control("web", control("rollback"), "user:ann")
     await world.until("rolled-back")
     job = world.plane.jobs["web"]
     assert (job.tasks, job.paused, job.owner) == ([digest(1)] * 10, False, "")
@@ -212,10 +212,10 @@ async def test_a_skipped_step_is_logged_with_user_and_reason():
     world.meter.default = NO_DATA
     world.plane.images["web"] = digest(2)
     await world.rounds(4)
-    await world.service.control("web", control("skip", "Prometheus is rebuilt"), "user/ann")
+    await world.service.control("web", control("skip", "Prometheus is rebuilt"), "user:ann")
     world.meter.default = Measured(GateOutcome.PASS, "fine", {})
     run = await world.until("done")
-    assert ("user/ann", "skips canary 1: Prometheus is rebuilt") in [
+    assert ("user:ann", "skips canary 1: Prometheus is rebuilt") in [
         (e.who, e.what) for e in run.log
     ]
 
@@ -236,12 +236,12 @@ async def test_an_approval_waits_for_a_user_who_may_approve():
     await world.rounds(100)
     assert (await world.run()).waits == "canary 1: waits for approval release"
     with pytest.raises(Forbidden, match="may not approve release"):
-        await world.service.control("web", control("approve"), "bob")
-    await world.service.control("web", control("approve", "looks good"), "ann")
+        await world.service.control("web", control("approve"), "user:bob")
+    await world.service.control("web", control("approve", "looks good"), "user:ann")
     run = await world.until("done")
     verdicts = (await world.service.history("web", 1, run.number)).verdicts[run.number]
     [given] = [v for v in verdicts if v.gate == "release"]
-    assert given.reason == "approved by ann: looks good"
+    assert given.reason == "approved by user:ann: looks good"
 
 
 async def test_a_job_that_its_owner_changes_during_a_run_is_not_changed_further():
@@ -375,7 +375,7 @@ async def test_a_schedule_starts_the_newest_image_once_at_each_time():
 async def test_a_job_belongs_to_one_pipeline():
     world = await World().begin()
     with pytest.raises(Conflict, match="job web belongs to pipeline web"):
-        await world.service.apply(replace(a_pipeline(), name="other"), "user/ann")
+        await world.service.apply(replace(a_pipeline(), name="other"), "user:ann")
 
 
 async def test_a_run_by_hand_needs_no_trigger():
@@ -383,9 +383,9 @@ async def test_a_run_by_hand_needs_no_trigger():
     world.plane.images["web"] = digest(2)
     await world.rounds(5)
     assert world.plane.calls == []
-    await world.service.start("web", StartRequest(image=digest(2), reason="try"), "user/ann")
+    await world.service.start("web", StartRequest(image=digest(2), reason="try"), "user:ann")
     run = await world.until("done")
-    assert (run.by, run.trigger) == ("user/ann", "hand")
+    assert (run.by, run.trigger) == ("user:ann", "hand")
 
 
 async def test_a_second_process_on_the_same_store_is_refused():
@@ -613,7 +613,7 @@ async def test_a_push_that_appears_after_an_abort_is_paused_too():
     while not world.plane.calls:
         await world.rounds(1)
     assert (await world.run()).pushed == ()
-    await world.service.control("web", control("abort"), "user/ann")
+    await world.service.control("web", control("abort"), "user:ann")
     await world.until("aborted")
     assert world.plane.jobs["web"].paused
 
@@ -651,8 +651,8 @@ async def test_a_start_with_an_image_that_the_store_does_not_have_is_refused_at_
     """Formerly the run held the pipeline for half an hour, in a stage that it could never reach."""
     world = await World().begin()
     with pytest.raises(NotFound, match="the image store has no image sha256:"):
-        await world.service.start("web", StartRequest(image=digest(99)), "user/ann")
+        await world.service.start("web", StartRequest(image=digest(99)), "user:ann")
     assert (await world.service.view("web")).record.waiting is None
     world.plane.is_away = True
-    view = await world.service.start("web", StartRequest(image=digest(2)), "user/ann")
+    view = await world.service.start("web", StartRequest(image=digest(2)), "user:ann")
     assert view.record.waiting is not None, "it has no verdict: the run waits"

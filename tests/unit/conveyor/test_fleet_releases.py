@@ -90,7 +90,7 @@ class FleetWorld:
     async def begin(self) -> FleetWorld:
         await self.store.__aenter__()
         self.restart()
-        await self.service.apply(self.spec, "user/ann")
+        await self.service.apply(self.spec, "user:ann")
         return self
 
     def restart(self) -> None:
@@ -104,7 +104,7 @@ class FleetWorld:
         self.service = DeliveryService(records, self.fleets, runtime, meter)
 
     async def start(self, release: str) -> None:
-        await self.service.start("twine", StartRequest(image=release), "user/ann")
+        await self.service.start("twine", StartRequest(image=release), "user:ann")
 
     async def round(self) -> None:
         self.now += 5.0
@@ -198,7 +198,7 @@ async def test_abort_changes_no_host_and_the_next_run_continues():
     while world.agents().count(NEW) < 2:
         await world.round()
     request = ControlRequest(verb=ControlVerb.ABORT, reason="lunch")
-    await world.service.control("twine", request, "user/ann")
+    await world.service.control("twine", request, "user:ann")
     await world.until("aborted")
     assert world.agents().count(NEW) == 2
     await world.start(NEW)

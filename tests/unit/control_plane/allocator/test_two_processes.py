@@ -12,12 +12,11 @@ from control_plane.allocator.standalone import allocator_over
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.holds import Take
-from control_plane.errors import UnknownOutcome
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Entry, Put
 from control_plane.store.memory import MemoryStore
 from control_plane.store.outcomes import OUTCOMES, Slots, WriteAttempt
-from wire.errors import Conflict
+from wire.errors import Conflict, UnknownOutcome
 
 pytestmark = pytest.mark.behaviour("RB9")
 

@@ -57,6 +57,16 @@ def test_network_is_a_signal_of_private_networks_alone() -> None:
     assert errors(policy, network={"mode": "private"}) == []
 
 
+@pytest.mark.behaviour("BUG-CP115")
+@pytest.mark.parametrize("key", ["minimum", "maximum", "target", "ceiling"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_with_hundreds_of_digits_is_one_error(key: str, sign: int) -> None:
+    """No float holds such a number: the check failed, and the front end answered 500."""
+    assert [line.partition(":")[0] for line in errors({**GOOD, key: sign * 10**400})] == [
+        f"autoscale.{key}"
+    ]
+
+
 def test_every_mistake_in_a_policy_is_listed() -> None:
     found = errors(
         {

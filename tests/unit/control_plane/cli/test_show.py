@@ -9,6 +9,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,9 +21,11 @@ from control_plane.cli.show import (
     json_text,
     printable,
     rich_table,
+    table,
     text_table,
 )
 from wire.errors import InvalidInput
+from wire.pipes import PipedGroup
 
 
 def steers(text: str) -> bool:
@@ -117,3 +120,22 @@ def test_any_file_is_read_or_refused(
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     with contextlib.suppress(InvalidInput):
         read_document(path)
+
+
+@pytest.mark.behaviour("BUG-UX146")
+def test_characters_that_a_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table with a reason in another script ended with a traceback."""
+
+    @click.group(cls=PipedGroup)
+    def program() -> None:
+        pass
+
+    @program.command()
+    def show_reason() -> None:
+        table(("job", "reason"), [["web", "größe 日本"]])
+
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    monkeypatch.setattr("control_plane.cli.show.on_terminal", lambda: True)
+    program(["show-reason"], standalone_mode=False)
+    assert "größe \\u65e5\\u672c" in written.getvalue().decode("latin-1")

@@ -7,6 +7,12 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from control_plane.api.capacity import (
+    EntitlementRecord,
+    Entitlements,
+    EntitlementSpec,
+    EntitlementView,
+)
 from control_plane.api.people import AuditPage
 from control_plane.api.rebalancing import RebalanceHistory
 from control_plane.api.routes import ROUTES
@@ -105,3 +111,17 @@ def test_each_object_of_the_audit_log_can_be_queried(
     name = _object(route, dict.fromkeys(route.parameters, "x"), None)
     found = CliRunner().invoke(main, ["audit", "--object", name])
     assert found.exit_code == 0, found.output
+
+
+@pytest.mark.behaviour("BUG-UX142")
+def test_the_list_of_entitlements_names_few_of_many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entitlement with 200 jobs had a line of two kilobytes."""
+    record = EntitlementRecord(name="front", spec=EntitlementSpec(machines=9))
+    view = EntitlementView(record=record, jobs=[f"job{n:03}" for n in range(200)])
+    monkeypatch.setattr(Target, "ask", lambda *_: Entitlements(entitlements=[view]))
+    shown = CliRunner().invoke(main, ["entitlement", "list"]).stdout
+    assert shown.endswith("  job000, job001, job002, job003, job004, and 195 more\n")
+    monkeypatch.setattr(Target, "ask", lambda *_: view)
+    shown = CliRunner().invoke(main, ["entitlement", "show", "front"]).stdout
+    assert "200: job000, job001" in shown
+    assert "job049, and 150 more\n" in shown

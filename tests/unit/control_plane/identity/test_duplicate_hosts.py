@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from agent.api.presence import Presence, Verdict
 from control_plane.api.duplicates import Duplicate
-from control_plane.errors import UnknownOutcome
 from control_plane.front_end.trail import Query, Trail
 from control_plane.identity.core.duplicates import CloneFinding, Round, found
 from control_plane.identity.duplicates import DUPLICATES, DuplicateHosts
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
-from wire.errors import Busy, NotFound, Unreachable
+from wire.errors import Busy, NotFound, UnknownOutcome, Unreachable
 
 pytestmark = pytest.mark.behaviour("F-89")
 

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from virtual_time import RUNTIME, VirtualLoop, run
 
-from control_plane.runtime.runtime import Runtime, SteppedRuntime
+from control_plane.runtime.runtime import TURN_S, Runtime, SteppedRuntime
 
 
 class Clocks:
@@ -229,3 +230,37 @@ async def test_only_as_many_waiting_calls_continue_as_a_turn_has_time_for():
     )
     counting.cancel()
     assert len(turns) == len(set(turns)) == 31
+
+
+@pytest.mark.behaviour("BUG-CP114")
+async def test_answers_to_clients_share_every_second_turn(monkeypatch: pytest.MonkeyPatch):
+    """A list of 1,000 jobs waited for hundreds of rounds of jobs at each of its checkpoints."""
+    runtime, clock, rounds = Runtime(seed=1), 0.0, 0
+    monkeypatch.setattr(
+        "control_plane.runtime.runtime.time", SimpleNamespace(perf_counter=lambda: clock)
+    )
+
+    async def round_of_a_job() -> None:
+        nonlocal clock, rounds
+        while True:
+            await runtime.checkpoint()
+            clock, rounds = clock + TURN_S, rounds + 1
+
+    async def answer(steps: int) -> None:
+        nonlocal clock
+        for _ in range(steps):
+            await runtime.checkpoint(answers=True)
+            clock += TURN_S
+
+    background = [asyncio.create_task(round_of_a_job()) for _ in range(200)]
+    await asyncio.sleep(0)
+    before = rounds
+    await asyncio.gather(answer(20), answer(20))
+    assert 40 <= rounds - before <= 45
+    cancelled, other = asyncio.create_task(answer(9)), asyncio.create_task(answer(9))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await other
+    for task in background:
+        task.cancel()
+    await answer(3)

@@ -467,6 +467,16 @@ async def test_contradictory_input_is_refused(w: World):
         await w.cp.restart_job("web")
 
 
+@pytest.mark.behaviour("BUG-UX145")
+@scenario()
+async def test_a_restart_under_a_hold_is_refused_because_of_the_hold(w: World):
+    """The error was that its tasks are not all meant to run one version, which they were."""
+    await w.deployed(a_job(4, update=FAST))
+    await w.cp.intents.hold("web", HoldChange(lasts_s=300), OPERATOR)
+    with pytest.raises(Conflict, match="cannot be restarted: it is held"):
+        await w.cp.restart_job("web")
+
+
 @scenario()
 async def test_bounds_are_shown_with_the_requested_size(w: World):
     await w.deployed(a_job(4, update=FAST))

@@ -15,10 +15,9 @@ from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.unavailability import began
 from control_plane.broker.holds import Take
-from control_plane.errors import UnknownOutcome
 from control_plane.store import Delete, Operation, Put
 from control_plane.store.records import ALLOCATIONS
-from wire.errors import Busy, Conflict, FieldError, TwineError
+from wire.errors import Busy, Conflict, FieldError, TwineError, UnknownOutcome
 
 ENGINES = ["memory", "sqlite"]
 

@@ -14,9 +14,8 @@ from agent.api.resources import Resources
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobPhase, JobProbe, TaskPhase, UpdatePolicy
 from control_plane.api.machines import EventKind, MachineState
-from control_plane.errors import QuotaExceeded
 from control_plane.store.memory import MemoryStore
-from wire.errors import Conflict, InvalidInput, NotFound
+from wire.errors import Conflict, InvalidInput, NotFound, QuotaExceeded
 
 
 @pytest.fixture(autouse=True)
@@ -487,6 +486,16 @@ async def test_a_bad_job_gets_all_its_errors_and_changes_nothing(w: World):
         assert fields == ["cpus" if "cpus" in key else "resources.exclusive_cpus"]
     with pytest.raises(QuotaExceeded, match="at most 7 on each"):
         await w.cp.apply_job(a_job(22))
+
+
+@pytest.mark.behaviour("BUG-UX144")
+@scenario()
+async def test_a_type_that_no_machine_has_is_an_error_of_its_own_key(w: World):
+    """The error was about `requires`, which the file did not have."""
+    await w.set_up()
+    with pytest.raises(InvalidInput, match="machine_type = gold") as refused:
+        await w.cp.apply_job(a_job(machine_types=["gold"]))
+    assert [e.field for e in refused.value.errors] == ["machine_types"]
 
 
 @scenario()

@@ -63,6 +63,23 @@ async def running(world: World, job: str) -> int:
     return (await world.cp.get_job(job)).healthy
 
 
+@pytest.mark.behaviour("BUG-CP112")
+@pytest.mark.parametrize("mode", ["off", "recommend", "apply"])
+def test_a_task_that_waits_for_a_loan_says_whether_machines_are_lent(mode: str) -> None:
+    @scenario(elastic=replace(APPLY, mode=ElasticMode(mode), free_idle_s=3600))
+    async def waits(world: World) -> None:
+        await world.set_up(quota=3)
+        await borrower(world)
+        await world.cp.apply_job(best_effort(1))
+        await asyncio.sleep(120)
+        detail = (await world.cp.get_job("crunch")).detail
+        assert "the entitlement uses only machines that are lent to it" in detail
+        assert (f"scheduler.elastic.mode is {mode}" in detail) == (mode != "apply")
+        assert "used up" not in detail
+
+    waits()
+
+
 @pytest.mark.behaviour("EL1", "EL2", "EL6")
 @scenario(elastic=APPLY)
 async def test_free_machines_are_lent_and_come_back_when_an_owner_needs_them(

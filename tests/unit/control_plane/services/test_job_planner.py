@@ -26,11 +26,10 @@ from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineState
 from control_plane.api.plans import JobPlan
 from control_plane.api.policy import Admission, Preference, Property, Strategy
-from control_plane.errors import QuotaExceeded
 from control_plane.runtime import runtime
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
-from wire.errors import InvalidInput, NotFound
+from wire.errors import InvalidInput, NotFound, QuotaExceeded
 from wire.routes import decode_json
 
 pytestmark = pytest.mark.behaviour("MO8", "SH5")

@@ -183,6 +183,7 @@ async def test_failed_work_is_retried_a_bounded_number_of_times(world: World) ->
         assert (one.failures, one.reason) == (2, "task 0: exit-code")
 
 
+@pytest.mark.behaviour("BUG-UX140")
 @scenario(elastic=APPLY)
 async def test_the_queue_outlives_the_process_and_a_name_is_taken_once(world: World) -> None:
     await lent_region(world)
@@ -192,6 +193,9 @@ async def test_the_queue_outlives_the_process_and_a_name_is_taken_once(world: Wo
         assert await optimus.submit("index", request("index"), "ann") == made
         with pytest.raises(Conflict, match="of ann"):
             await optimus.submit("index", request("index"), "bob")
+        with pytest.raises(Conflict, match="of ann: waiting") as refused:
+            await optimus.submit("index", request("index", priority=501), "ann")
+        assert "twinectl work cancel index" in refused.value.hint
         await optimus.look()
         again = await an_optimus(world, store)
         assert states(again) == {"index": QueuedState.RUNNING}

@@ -7,7 +7,7 @@ from test_growing_and_shrinking import entitle, held, hosts, job, on, region_of
 from world import World
 
 from control_plane.api.jobs import JobPhase
-from control_plane.errors import QuotaExceeded
+from wire.errors import QuotaExceeded
 
 pytestmark = pytest.mark.behaviour("MO16")
 

@@ -10,11 +10,10 @@ from virtual_time import RUNTIME, run
 from world import World, a_job, a_region, scenario
 
 from control_plane.api.settings import SchedulerSettings
-from control_plane.errors import UnknownOutcome
 from control_plane.roles import ControlPlane
 from control_plane.store import Operation, Store
 from control_plane.store.memory import MemoryStore
-from wire.errors import Busy
+from wire.errors import Busy, UnknownOutcome
 
 
 @pytest.mark.behaviour("BUG-AL7")
