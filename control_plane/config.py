@@ -115,9 +115,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The web console at `/ui/`: with forms, without them, or not at all."""
     autoscaler: str = "/run/twine/autoscaler.sock"
     """Socket of `twine-autoscaler` on this host, for the console; empty: not shown."""
-    conveyor: Annotated[str, Meta(pattern=r"^(unix:/.+|https://.+)?" + END)] = (
-        "unix:/run/twine-conveyor/conveyor.sock"
-    )
+    conveyor: Annotated[
+        str,
+        Meta(
+            pattern=r"^(unix:/.+|https://.+)?" + END,
+            description="unix:/PATH, https://HOST:PORT, or empty",
+        ),
+    ] = "unix:/run/twine-conveyor/conveyor.sock"
     """Delivery service for the console: `unix:/PATH` or `https://HOST:PORT`; empty: not shown."""
     conveyor_credential: str = ""
     """File of a user credential (`twine-control-plane user add`), for `conveyor` over `https`."""
