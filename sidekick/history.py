@@ -62,7 +62,7 @@ def note(state: StateFolder, report: Report) -> None:
     path = _path(state)
     with contextlib.suppress(HostError, OSError):
         data = path.read_bytes() if path.exists() else b""
-        lines = data.decode(errors="replace").splitlines()
+        lines = data.decode(errors="replace").removesuffix("\n").split("\n")
         line = msgspec.json.encode(entry_of(report)).decode()
         is_torn = not data.endswith(b"\n") and data != b""
         if len(lines) < 2 * KEPT and not is_torn:

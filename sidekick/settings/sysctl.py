@@ -78,6 +78,11 @@ REFUSED = (
         r"net/ipv6/conf/[^/]+/(disable_ipv6|addr_gen_mode)",
         "cannot be undone: it drops addresses and routes, which the old value does not restore",
     ),
+    (
+        r"net/ipv6/conf/(?!default/)[^/]+/forwarding",
+        "cannot be undone: it drops the default routes of routers, which the old value does not "
+        "restore",
+    ),
     (r"kernel/(core_pattern|modprobe|hotplug|poweroff_cmd)", "makes the kernel run programs"),
     (r"kernel/usermodehelper/.*|fs/binfmt_misc/.*", "makes the kernel run programs"),
     (r"kernel/(hostname|domainname)", "is the host's identity"),

@@ -341,6 +341,21 @@ def test_a_damaged_history_fails_no_run_and_loses_no_later_one(fake: FakeHost, r
     assert [e["command"] for e in entries] == ["apply", "rollback", "apply"]
 
 
+@pytest.mark.behaviour("BUG-SK51")
+def test_a_line_separator_in_a_detail_keeps_its_run_in_the_history(
+    fake: FakeHost, run: Run
+) -> None:
+    """JSON leaves U+2028 and U+0085 as they are; only a newline ends a line of the history."""
+    run("apply-profile", "web")
+    path = fake.state.folder / "history.jsonl"
+    line = path.read_text().replace('"detail":""', '"detail":"a\u2028b\u0085c"')
+    path.write_text(line + "torn")
+    assert run("rollback")[0] == 0
+    entries = json.loads(run("history", "-o", "json")[1])
+    assert [e["command"] for e in entries] == ["apply", "rollback"]
+    assert entries[0]["detail"] == "a\u2028b\u0085c"
+
+
 def test_history_lists_trials_and_their_outcome(fake: FakeHost, run: Run) -> None:
     run("try", "web")
     run("confirm")

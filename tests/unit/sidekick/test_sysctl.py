@@ -185,3 +185,17 @@ def test_bug_sk28_a_secret_that_cannot_be_unset_is_refused_by_name() -> None:
     name = "net.ipv6.conf.eth0.stable_secret"
     found = Profile(name="x", sections={"sysctl": {name: "2001:db8::1"}})
     assert "cannot be unset" in SysctlSetting().check(found)[0].reason
+
+
+@pytest.mark.behaviour("BUG-SK50")
+@pytest.mark.parametrize("name", ["net.ipv6.conf.eth0.forwarding", "net/ipv6/conf/e.1/forwarding"])
+def test_bug_sk50_forwarding_that_drops_default_routes_is_refused(name: str) -> None:
+    """The kernel drops advertised default routes at a write of 1; a write of 0 restores none."""
+    (error,) = SysctlSetting().check(Profile(name="x", sections={"sysctl": {name: 1}}))
+    assert "cannot be undone" in error.reason
+
+
+@pytest.mark.behaviour("BUG-SK50")
+def test_bug_sk50_forwarding_of_later_interfaces_drops_no_route_and_is_allowed() -> None:
+    name = "net.ipv6.conf.default.forwarding"
+    assert not SysctlSetting().check(Profile(name="x", sections={"sysctl": {name: 1}}))
