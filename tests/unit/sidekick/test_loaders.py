@@ -114,6 +114,28 @@ def test_grub_does_not_try_an_entry_once_if_it_cannot_record_the_try(
     assert fake.processes.ran == []
 
 
+@pytest.mark.behaviour("BUG-SK60")
+@pytest.mark.parametrize(
+    ("files", "layer"),
+    [
+        ({"dev/block/254:1/dm/uuid": "LVM-abc"}, "LVM"),
+        ({"dev/block/254:1/md/level": "raid1"}, "a software RAID"),
+        ({"dev/block/254:1/slaves/dm-0/x": "", "class/block/dm-0/dm/uuid": "LVM-abc"}, "LVM"),
+    ],
+    ids=["lvm", "raid", "crypt on lvm"],
+)
+def test_grub_cannot_record_a_try_on_lvm_or_a_raid(
+    fake: FakeHost, files: dict[str, str], layer: str
+) -> None:
+    """Formerly a host with / on LVM booted an entry that panics again and again."""
+    without_kexec(fake.with_grub())
+    for path, text in files.items():
+        fake.put(f"/sys/{path}", text)
+    with pytest.raises(Unprocessable, match=f"GRUB cannot record on {layer} that"):
+        fake.apply(batch(fake), may_reboot=True)
+    assert fake.processes.ran == []
+
+
 def test_other_lines_of_the_file_stay(fake: FakeHost) -> None:
     fake.with_grub()
     mine = "menuentry 'mine' {\n\tlinux /x\n}\n\n# end"
