@@ -40,6 +40,8 @@ class _First(msgspec.Struct, frozen=True):
     body: tuple[str, ...]
     kernel: str
     line: str
+    access: str
+    """Its options that say who may boot it, where the menu has a password."""
 
 
 class Grub:
@@ -128,12 +130,13 @@ class Grub:
 
 def _first(menu: str) -> _First | None:
     """Return the first entry that boots Linux."""
-    for found in re.finditer(r"^menuentry [^\n]*\{\n(.*?)^\}", menu, re.MULTILINE | re.DOTALL):
-        body = found[1]
+    for found in re.finditer(r"^menuentry ([^\n]*)\{\n(.*?)^\}", menu, re.MULTILINE | re.DOTALL):
+        head, body = found.groups()
         linux = re.search(r"^\s*linux(?:efi|16)?\s+(\S+)[ \t]*(.*)$", body, re.MULTILINE)
         if linux:
             tokens, inits = tokens_of(linux[2])
-            return _First(tuple(body.splitlines()), linux[1], " ".join(tokens + inits))
+            access = " ".join(re.findall(r"--(?:unrestricted|users(?:=|\s+)\S+)", head))
+            return _First(tuple(body.splitlines()), linux[1], " ".join(tokens + inits), access)
     return None
 
 
@@ -147,7 +150,8 @@ def _text(first: _First, entry: Entry) -> str:
         elif word and word[0].startswith("initrd") and len(word) > 1:
             line = f"\tinitrd\t{_kernel(word[1], entry.version)}"
         body.append(line)
-    lines = [BEGIN, f'menuentry "The host\'s profile" --id {ID} {{', *body, "}"]
+    head = " ".join(filter(None, ('menuentry "The host\'s profile" --id', ID, first.access, "{")))
+    lines = [BEGIN, head, *body, "}"]
     if entry.default:
         lines.append(f'if [ "${{boot_once}}" != "true" ]; then set default="{ID}"; fi')
     return "\n".join([*lines, END])

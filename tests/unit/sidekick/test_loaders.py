@@ -9,6 +9,7 @@ import pytest
 from fake_host import CUSTOM, GRUBENV, ROOT_LINE, Crash, FakeHost, a_target
 
 from sidekick import loaders
+from sidekick.loaders.grub import MENU
 from sidekick.record import Target
 from sidekick.report import ProfileState
 from sidekick.status import verify
@@ -134,6 +135,20 @@ def test_grub_cannot_record_a_try_on_lvm_or_a_raid(
     with pytest.raises(Unprocessable, match=f"GRUB cannot record on {layer} that"):
         fake.apply(batch(fake), may_reboot=True)
     assert fake.processes.ran == []
+
+
+@pytest.mark.behaviour("BUG-SK61")
+@pytest.mark.parametrize("access", ["--unrestricted", "--users=op", "--users op"])
+def test_our_entry_needs_no_password_where_the_hosts_entry_needs_none(
+    fake: FakeHost, access: str
+) -> None:
+    """Formerly a host with GRUB's `superusers` waited for a password at its next boot."""
+    fake.with_grub()
+    menu = fake.fs.read(MENU).replace("--class debian", f"--class debian {access}", 1)
+    fake.put(MENU, menu)
+    fake.apply(batch(fake))
+    assert f"--id twine {access} {{" in fake.fs.read(CUSTOM)
+    assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
 
 
 def test_other_lines_of_the_file_stay(fake: FakeHost) -> None:
