@@ -144,11 +144,12 @@ def _text(first: _First, entry: Entry) -> str:
     """Return our block: the host's first entry with our line and kernel."""
     body = []
     for line in first.body:
-        word = line.split(maxsplit=2)
+        word = line.split()
         if word and re.fullmatch(r"linux(efi|16)?", word[0]):
             line = f"\tlinux\t{_kernel(first.kernel, entry.version)} {entry.line}"
         elif word and word[0].startswith("initrd") and len(word) > 1:
-            line = f"\tinitrd\t{_kernel(word[1], entry.version)}"
+            images = (_kernel(path, entry.version) for path in word[1:])
+            line = f"\tinitrd\t{' '.join(images)}"
         body.append(line)
     head = " ".join(filter(None, ('menuentry "The host\'s profile" --id', ID, first.access, "{")))
     lines = [BEGIN, head, *body, "}"]

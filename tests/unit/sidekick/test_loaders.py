@@ -151,6 +151,17 @@ def test_our_entry_needs_no_password_where_the_hosts_entry_needs_none(
     assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
 
 
+@pytest.mark.behaviour("BUG-SK62")
+def test_our_entry_keeps_all_initial_ram_disks(fake: FakeHost) -> None:
+    """Formerly only the first was kept, which is the microcode: no root file system was found."""
+    fake.with_grub()
+    menu = fake.fs.read(MENU).replace("initrd\t", "initrd\t/boot/intel-uc.img ", 1)
+    fake.put(MENU, menu)
+    fake.apply(batch(fake))
+    assert "\tinitrd\t/boot/intel-uc.img /boot/initrd.img-6.12.0" in fake.fs.read(CUSTOM)
+    assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
+
+
 def test_other_lines_of_the_file_stay(fake: FakeHost) -> None:
     fake.with_grub()
     mine = "menuentry 'mine' {\n\tlinux /x\n}\n\n# end"
