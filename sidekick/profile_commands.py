@@ -262,12 +262,11 @@ def import_tuned(ctx: Surroundings, folder: Path, into: Path | None, output: str
 
     converted = tuned.convert(folder, _refusal)
     if into:
-        into.mkdir(parents=True, exist_ok=True)
         taken = [c.name for c in converted if (into / f"{c.name}.toml").exists()]
         if taken:
             raise click.UsageError(f"{into} already has these files: {', '.join(taken)}")
         for each in converted:
-            (into / f"{each.name}.toml").write_text(each.text)
+            ctx.state.disk.write(into / f"{each.name}.toml", each.text)
     left = [each for c in converted for each in c.left]
     ctx.code = 2 if left else 0
     if output == "json":

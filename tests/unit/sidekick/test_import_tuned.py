@@ -185,6 +185,18 @@ def test_files_that_are_there_are_not_overwritten(
     assert (into / "fast.toml").read_text() == "mine"
 
 
+@pytest.mark.behaviour("BUG-SK65")
+@pytest.mark.parametrize("into", ["file", "file/below", "/proc/twine"])
+def test_a_folder_that_cannot_be_written_is_one_error(
+    folder: Path, fake: FakeHost, capsys: pytest.CaptureFixture[str], into: str
+) -> None:
+    """Formerly it was a traceback, and a full disk left half a profile."""
+    (fake.root / "file").write_text("mine")
+    line = [f"--root={fake.root}", "import-tuned", str(folder), "--into", str(fake.root / into)]
+    assert main(line, make_host=fake.host) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
 @pytest.mark.behaviour("BUG-SK64")
 @pytest.mark.parametrize(("one", "other"), [("my_fast", "my-fast"), ("Fast", "fast"), ("---", "")])
 def test_two_folders_that_would_be_one_profile_are_refused(
