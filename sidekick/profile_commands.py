@@ -20,7 +20,7 @@ from sidekick.plan import make_plan
 from sidekick.profile import Library, Profile
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS, settings_of
-from sidekick.shown import print_json, print_table
+from sidekick.shown import print_json, print_table, printable
 from sidekick.state import StateFolder
 from sidekick.targets import target_of
 from wire.errors import NotFound, TwineError
@@ -161,7 +161,7 @@ def explain(ctx: Surroundings, setting: str, profile: str | None, output: str) -
         ("see", about.documents or "-"),
     ]
     for label, value in rows:
-        click.echo(f"{label:10}{value}")
+        click.echo(printable(f"{label:10}{value}"))
 
 
 @click.command()

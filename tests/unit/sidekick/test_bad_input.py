@@ -214,3 +214,23 @@ def test_a_closed_output_is_no_error(
     assert codes == [0]
     if closed == "stdout":
         sys.stdout.close()
+
+
+@pytest.mark.behaviour("BUG-SK66")
+@pytest.mark.parametrize("command", ["list", "plan odd", "explain --profile=odd vm.swappiness"])
+def test_a_profile_cannot_control_the_terminal(
+    fake: FakeHost, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Formerly an owner's description cleared the screen of an operator."""
+    odd = "# \u2066clear\ndescription = '\u2066clear \\u001b[2J'\n[sysctl]\n# why \u202eyes\n"
+    odd = odd.replace("'", '"') + "'vm.swappiness' = 7\n"
+    profiles = fake.root / "profiles"
+    profiles.mkdir()
+    (profiles / "odd.toml").write_text(odd)
+    (profiles / "bad.toml").write_text('"\\u001b[2J" = 1\n')
+    options = [f"--root={fake.root}", f"--profiles={profiles}", f"--state={fake.state.folder}"]
+    main([*options, *command.split()], make_host=fake.host)
+    main([*options, "show", "bad"], make_host=fake.host)
+    for text in capsys.readouterr():
+        assert text
+        assert all(c.isprintable() or c in "\n\t" for c in text), text
