@@ -24,8 +24,8 @@ def main() -> NoReturn:
     from sidekick.cli import main as run
 
     code = run()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by the caller (`2>&-`)
+        stream.flush()
     os._exit(code)
 
 

@@ -7,6 +7,7 @@ profile · 4 failed and rolled back · 5 refused (the host cannot give that) · 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -40,9 +41,10 @@ from sidekick.state import StateFolder
 from sidekick.targets import target_of
 from sidekick.upkeep import resume as finish
 from sidekick.upkeep import settled, watch
-from wire.errors import Forbidden, ProgramError, TwineError
+from wire.errors import Forbidden, HostError, ProgramError, TwineError
 
 STATE = Path("/var/lib/twine/sidekick")
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 DELIVERED = "profiles"
 """Folder within the state, searched last: profiles that the agent received and stores there."""
 
@@ -337,6 +339,8 @@ def _context(
 def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = real_host) -> int:
     """Run a command and return its exit code. Tests pass a host of their own."""
     line = sys.argv[1:] if argv is None else argv
+    if sys.stdout is None:  # closed by the caller (`>&-`): discard the output
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 until the program ends
     call = PROGRAM.read(line)
     try:
         if call is None:
@@ -347,14 +351,25 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = 
             code = context.code
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `| head`: the reader is gone; avoids a second error at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `| head`: the reader is gone
+        _discard_output()
         return 0
     except TwineError as e:
         return _report_error(e, line)
     except PermissionError as e:
         what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
         return _report_error(Forbidden(what, hint="run as root"), line)
+    except OSError as e:
+        if e.filename or e.errno not in _DISK_ERRORS:
+            raise
+        _discard_output()
+        hint = "a change of the host is complete: `sidekick status` shows its result"
+        return _report_error(HostError(f"cannot write the output: {e.strerror}", hint=hint), line)
+
+
+def _discard_output() -> None:
+    """Discard the rest of the output, which would fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report_error(error: TwineError, line: Sequence[str]) -> int:

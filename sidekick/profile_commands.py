@@ -20,7 +20,7 @@ from sidekick.plan import make_plan
 from sidekick.profile import Library, Profile
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS, settings_of
-from sidekick.shown import print_json, print_table
+from sidekick.shown import print_json, print_table, printable
 from sidekick.state import StateFolder
 from sidekick.targets import target_of
 from wire.errors import NotFound, TwineError
@@ -161,7 +161,7 @@ def explain(ctx: Surroundings, setting: str, profile: str | None, output: str) -
         ("see", about.documents or "-"),
     ]
     for label, value in rows:
-        click.echo(f"{label:10}{value}")
+        click.echo(printable(f"{label:10}{value}"))
 
 
 @click.command()
@@ -262,12 +262,11 @@ def import_tuned(ctx: Surroundings, folder: Path, into: Path | None, output: str
 
     converted = tuned.convert(folder, _refusal)
     if into:
-        into.mkdir(parents=True, exist_ok=True)
         taken = [c.name for c in converted if (into / f"{c.name}.toml").exists()]
         if taken:
             raise click.UsageError(f"{into} already has these files: {', '.join(taken)}")
         for each in converted:
-            (into / f"{each.name}.toml").write_text(each.text)
+            ctx.state.disk.write(into / f"{each.name}.toml", each.text)
     left = [each for c in converted for each in c.left]
     ctx.code = 2 if left else 0
     if output == "json":

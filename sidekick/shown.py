@@ -62,7 +62,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
     The last column is cut to the width of the terminal, the others never.
     """
-    lines = [[" ".join(str(cell).split()) for cell in row] for row in rows]
+    lines = [[printable(" ".join(str(cell).split())) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for line in lines:
             _say("\t".join(line))
@@ -80,6 +80,13 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
             line[-1] = line[-1][: left - 1] + "…"
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         _print_row([_coloured(cell) for cell in cells])
+
+
+def printable(text: str) -> str:
+    """Return text with control characters as escapes: a profile or a program may contain some."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def _say(line: str, to: TextIO | None = None) -> None:
@@ -111,7 +118,7 @@ def print_report(report: Report) -> None:
     name = report.name or "no profile"
     before = f" (before: {report.effective or 'no profile'})"
     effective = before if report.effective != report.name else ""
-    detail = f": {report.detail}" if report.detail else ""
+    detail = f": {printable(report.detail)}" if report.detail else ""
     _say(f"{name}: {_coloured(report.state)}{effective}{detail}")
 
 
@@ -137,8 +144,8 @@ def _absent(wanted: WantedSetting, how: str, why: dict[str, str]) -> Sequence[ob
 
 def print_error(error: TwineError) -> None:
     """Print the error, all its details, and what to try."""
-    _say(f"{_styled('sidekick:', RED, sys.stderr)} {error}", sys.stderr)
+    _say(f"{_styled('sidekick:', RED, sys.stderr)} {printable(str(error))}", sys.stderr)
     for each in error.errors:
-        _say(f"  {each.field}: {each.reason}", sys.stderr)
+        _say(printable(f"  {each.field}: {each.reason}"), sys.stderr)
     if error.hint:
-        _say(f"  try: {error.hint}", sys.stderr)
+        _say(printable(f"  try: {error.hint}"), sys.stderr)

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from sidekick.tuned_file import (
     sets_nothing,
     substituted,
 )
-from wire.errors import NotFound
+from wire.errors import InvalidInput, NotFound
 
 FILE = "tuned.conf"
 
@@ -79,6 +80,13 @@ def convert(folder: Path, refusal: Refusal) -> list[Converted]:
             f"{folder} has no {FILE}", hint="try /usr/lib/tuned/profiles or /usr/lib/tuned"
         )
     known = {path.parent.name for path in paths}
+    for name, folders in groupby(sorted(known, key=_name), _name):
+        same = [*folders]
+        if not name or same[1:]:
+            raise InvalidInput(
+                f"{' and '.join(map(repr, same))} in {folder} would be the profile {name!r}",
+                hint="rename the folder, and the `include` lines that name it",
+            )
     return [_convert(path, known, refusal) for path in paths]
 
 

@@ -19,7 +19,7 @@ from vm_lab.leftovers import Check, check_leftovers, host_interfaces
 from vm_lab.progress import PATIENCE_S, Progress
 from vm_lab.proxy import Proxy
 from vm_lab.sandbox import LabSandbox, NamespaceRecord, remove_mount_points, remove_tree
-from vm_lab.state import LabPaths, LabRecord, end_process
+from vm_lab.state import DAMAGED, LabPaths, LabRecord, end_process
 from vm_lab.topology import LabMachine, read_topology
 from vm_lab.vagrant import Vagrant
 
@@ -240,7 +240,9 @@ class Lab:
 
     def down(self) -> list[Check]:
         """Remove the lab; return what was checked and what is left of it."""
-        record = self.paths.find_record()
+        record = None
+        with contextlib.suppress(LabError):  # a damaged record: the processes end without Vagrant
+            record = self.paths.find_record()
         inode = self._namespace_inode()
         before = self._interfaces_before()
         if record is not None and self.sandbox.holder() is not None:
@@ -279,12 +281,12 @@ class Lab:
         self.domains.snapshot(machine, snapshot)
 
     def _namespace_inode(self) -> int | None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, *DAMAGED):
             data = self.paths.namespace.read_bytes()
             return msgspec.json.decode(data, type=NamespaceRecord).inode
         return None
 
     def _interfaces_before(self) -> list[str] | None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, *DAMAGED):
             return msgspec.json.decode(self.paths.interfaces_before.read_bytes(), type=list[str])
         return None

@@ -19,7 +19,7 @@ import psutil
 from vm_lab.cache import cache_root
 from vm_lab.errors import LabError
 from vm_lab.progress import PATIENCE_S
-from vm_lab.state import LabPaths, find_process, process_ref
+from vm_lab.state import DAMAGED, LabPaths, find_process, process_ref
 from vm_lab.topology import LabMachine, Topology
 
 BRIDGE = "br-lab"
@@ -128,7 +128,7 @@ class LabSandbox:
         sees the lab's mounts: so none is missed if the record is lost.
         """
         inodes = network_namespaces_seeing(self.paths.state)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, *DAMAGED):
             data = self.paths.namespace.read_bytes()
             inodes.add(msgspec.json.decode(data, type=NamespaceRecord).inode)
         inodes.discard(Path("/proc/self/ns/net").stat().st_ino)

@@ -17,6 +17,8 @@ from vm_lab.progress import PATIENCE_S
 
 STATE_ROOT = Path("/var/lib/twine-lab")
 RUN_ROOT = Path("/run/twine-lab")
+DAMAGED = (msgspec.DecodeError, UnicodeError)
+"""Errors of a file that a power cut or an earlier version of the lab left."""
 
 
 class ProcessRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,11 +97,17 @@ class LabPaths:
         partial.replace(file)
 
     def find_record(self) -> LabRecord | None:
-        """Return the record of the lab, or None if there is no lab."""
+        """Return the record of the lab, or None if there is no lab.
+
+        Raises `LabError` if it is damaged.
+        """
         try:
             return msgspec.json.decode(self.record.read_bytes(), type=LabRecord)
         except FileNotFoundError:
             return None
+        except DAMAGED as e:
+            hint = f"remove the lab with `twine-lab down --name {self.name}`"
+            raise LabError(f"cannot use {self.record}: {e}", hint=hint) from e
 
     def get_record(self) -> LabRecord:
         """Return the record of the lab. Raises `LabError` if there is no lab."""
@@ -121,7 +129,7 @@ def find_process(file: Path) -> int | None:
     """Return the number of the process recorded in the file if that one still runs."""
     try:
         ref = msgspec.json.decode(file.read_bytes(), type=ProcessRef)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, *DAMAGED):
         return None
     return ref.pid if _start_ticks(ref.pid) == ref.start_ticks else None
 

@@ -30,8 +30,8 @@ _NOTE = "# before: "
 _NO_FILE, _NO_NEWLINE, _WHOLE = "no file", "no final newline", "as it is"
 """The state of the file before our block, so that `clear` can restore it."""
 WRITABLE = frozenset({"ext2", "ext3", "ext4", "xfs", "vfat"})
-"""File systems on which GRUB can record that an entry was tried. On others it would boot the new
-entry repeatedly."""
+"""File systems on which GRUB can record that an entry was tried, unless they are on LVM or a RAID.
+On others it would boot the new entry repeatedly."""
 
 
 class _First(msgspec.Struct, frozen=True):
@@ -40,6 +40,8 @@ class _First(msgspec.Struct, frozen=True):
     body: tuple[str, ...]
     kernel: str
     line: str
+    access: str
+    """Its options that say who may boot it, where the menu has a password."""
 
 
 class Grub:
@@ -113,9 +115,10 @@ class Grub:
         """Return what is missing: the program, or a file system that GRUB can write."""
         if not host.fs.exists(ONCE):
             return f"there is no {ONCE}"
-        kind = _file_system(host)
-        if kind not in WRITABLE:
-            return f"GRUB cannot record on {kind} that an entry was tried"
+        kind, device = _file_system(host)
+        below = [kind] if kind not in WRITABLE else _unwritable(host, f"/sys/dev/block/{device}")
+        if below:
+            return f"GRUB cannot record on {below[0]} that an entry was tried"
         return ""
 
     def boot_once(self, host: Host) -> None:
@@ -127,12 +130,13 @@ class Grub:
 
 def _first(menu: str) -> _First | None:
     """Return the first entry that boots Linux."""
-    for found in re.finditer(r"^menuentry [^\n]*\{\n(.*?)^\}", menu, re.MULTILINE | re.DOTALL):
-        body = found[1]
+    for found in re.finditer(r"^menuentry ([^\n]*)\{\n(.*?)^\}", menu, re.MULTILINE | re.DOTALL):
+        head, body = found.groups()
         linux = re.search(r"^\s*linux(?:efi|16)?\s+(\S+)[ \t]*(.*)$", body, re.MULTILINE)
         if linux:
             tokens, inits = tokens_of(linux[2])
-            return _First(tuple(body.splitlines()), linux[1], " ".join(tokens + inits))
+            access = " ".join(re.findall(r"--(?:unrestricted|users(?:=|\s+)\S+)", head))
+            return _First(tuple(body.splitlines()), linux[1], " ".join(tokens + inits), access)
     return None
 
 
@@ -140,13 +144,15 @@ def _text(first: _First, entry: Entry) -> str:
     """Return our block: the host's first entry with our line and kernel."""
     body = []
     for line in first.body:
-        word = line.split(maxsplit=2)
+        word = line.split()
         if word and re.fullmatch(r"linux(efi|16)?", word[0]):
             line = f"\tlinux\t{_kernel(first.kernel, entry.version)} {entry.line}"
         elif word and word[0].startswith("initrd") and len(word) > 1:
-            line = f"\tinitrd\t{_kernel(word[1], entry.version)}"
+            images = (_kernel(path, entry.version) for path in word[1:])
+            line = f"\tinitrd\t{' '.join(images)}"
         body.append(line)
-    lines = [BEGIN, f'menuentry "The host\'s profile" --id {ID} {{', *body, "}"]
+    head = " ".join(filter(None, ('menuentry "The host\'s profile" --id', ID, first.access, "{")))
+    lines = [BEGIN, head, *body, "}"]
     if entry.default:
         lines.append(f'if [ "${{boot_once}}" != "true" ]; then set default="{ID}"; fi')
     return "\n".join([*lines, END])
@@ -218,12 +224,25 @@ def _next(host: Host) -> str:
     return next((x[11:] for x in text.splitlines() if x.startswith("next_entry=")), "")
 
 
-def _file_system(host: Host) -> str:
-    """Return the type of the file system that holds the menu: the longest mount point wins."""
-    best, kind = "", "an unknown file system"
-    for line in (host.fs.find("/proc/self/mounts") or "").splitlines():
-        _, point, found, *_ = line.split()
+def _file_system(host: Host) -> tuple[str, str]:
+    """Return type and device of the file system that holds the menu: the longest point wins."""
+    best, kind, device = "", "an unknown file system", ""
+    for line in (host.fs.find("/proc/self/mountinfo") or "").splitlines():
+        head, _, tail = line.partition(" - ")
+        _, _, number, _, point, *_ = head.split()
         inside = point == FOLDER or FOLDER.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
-            best, kind = point, found
-    return kind
+            best, kind, device = point, tail.split()[0], number
+    return kind, device
+
+
+def _unwritable(host: Host, device: str) -> list[str]:
+    """Return the layers of a device that GRUB only reads (its module diskfilter)."""
+    found = []
+    if (host.fs.find(f"{device}/dm/uuid") or "").startswith("LVM-"):
+        found.append("LVM")
+    if any(host.fs.exists(f"{device}/{md}") for md in ("md", "../md")):  # "..": of a partition
+        found.append("a software RAID")
+    for name in host.fs.names(f"{device}/slaves"):
+        found += _unwritable(host, f"/sys/class/block/{name}")
+    return found

@@ -312,7 +312,7 @@ class FakeHost:
         self.put("/usr/sbin/grub-reboot", "")
         self.put("/boot/grub/grub.cfg", MENU.format(kernel=KERNEL, line=ROOT_LINE))
         self.processes.grubenv("")
-        self.put("/proc/self/mounts", f"/dev/vda1 / {file_system} rw 0 0")
+        self.put("/proc/self/mountinfo", f"28 1 254:1 / / rw shared:1 - {file_system} /dev/vda1 rw")
         return self
 
     def with_systemd_boot(self) -> FakeHost:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from fake_host import FakeHost
 
+from sidekick.__main__ import main as program
 from sidekick.cli import main
 from sidekick.toml_lines import find_excess
 
@@ -177,3 +180,57 @@ def test_profiles_that_a_user_may_not_see_are_left_out(
     options = [f"--root={fake.root}", f"--state={fake.state.folder}", f"--profiles={closed}"]
     code = main([*options, "list"], make_host=lambda root: fake.host(root))
     assert code == 0
+
+
+@pytest.mark.behaviour("BUG-SK63")
+@pytest.mark.parametrize("command", ["rollback", "list"])
+def test_a_full_disk_below_the_output_is_one_error(
+    fake: FakeHost,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Formerly it was a traceback, also after a change of the host."""
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        line = [f"--root={fake.root}", f"--state={fake.state.folder}", command]
+        assert main(line, make_host=fake.host) == 1
+    assert "cannot write the output: No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.behaviour("BUG-SK63")
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_closed_output_is_no_error(
+    fake: FakeHost, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formerly `sidekick list >&-`, and each command with `2>&-`, ended with a traceback."""
+    codes: list[int] = []
+    line = ["sidekick", f"--root={fake.root}", f"--state={fake.state.folder}", "list"]
+    monkeypatch.setattr(sys, "argv", line)
+    monkeypatch.setattr(sys, closed, None)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    program()
+    gc.enable()
+    assert codes == [0]
+    if closed == "stdout":
+        sys.stdout.close()
+
+
+@pytest.mark.behaviour("BUG-SK66")
+@pytest.mark.parametrize("command", ["list", "plan odd", "explain --profile=odd vm.swappiness"])
+def test_a_profile_cannot_control_the_terminal(
+    fake: FakeHost, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Formerly an owner's description cleared the screen of an operator."""
+    odd = "# \u2066clear\ndescription = '\u2066clear \\u001b[2J'\n[sysctl]\n# why \u202eyes\n"
+    odd = odd.replace("'", '"') + "'vm.swappiness' = 7\n"
+    profiles = fake.root / "profiles"
+    profiles.mkdir()
+    (profiles / "odd.toml").write_text(odd)
+    (profiles / "bad.toml").write_text('"\\u001b[2J" = 1\n')
+    options = [f"--root={fake.root}", f"--profiles={profiles}", f"--state={fake.state.folder}"]
+    main([*options, *command.split()], make_host=fake.host)
+    main([*options, "show", "bad"], make_host=fake.host)
+    for text in capsys.readouterr():
+        assert text
+        assert all(c.isprintable() or c in "\n\t" for c in text), text

@@ -13,7 +13,7 @@ from sidekick.cli import main
 from sidekick.profile import Library, Profile
 from sidekick.settings import SETTINGS
 from sidekick.tuned import convert
-from wire.errors import NotFound
+from wire.errors import InvalidInput, NotFound
 
 FAST = """
 [main]
@@ -183,6 +183,31 @@ def test_files_that_are_there_are_not_overwritten(
     assert run(fake, capsys, str(folder), "--into", str(into))[0] == 64
     assert [p.name for p in into.iterdir()] == ["fast.toml"]
     assert (into / "fast.toml").read_text() == "mine"
+
+
+@pytest.mark.behaviour("BUG-SK65")
+@pytest.mark.parametrize("into", ["file", "file/below", "/proc/twine"])
+def test_a_folder_that_cannot_be_written_is_one_error(
+    folder: Path, fake: FakeHost, capsys: pytest.CaptureFixture[str], into: str
+) -> None:
+    """Formerly it was a traceback, and a full disk left half a profile."""
+    (fake.root / "file").write_text("mine")
+    line = [f"--root={fake.root}", "import-tuned", str(folder), "--into", str(fake.root / into)]
+    assert main(line, make_host=fake.host) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.behaviour("BUG-SK64")
+@pytest.mark.parametrize(("one", "other"), [("my_fast", "my-fast"), ("Fast", "fast"), ("---", "")])
+def test_two_folders_that_would_be_one_profile_are_refused(
+    folder: Path, one: str, other: str
+) -> None:
+    """Formerly one of both was lost without a message."""
+    for name in filter(None, (one, other)):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "tuned.conf").write_text(CHILD)
+    with pytest.raises(InvalidInput, match=f"'{one}'.* would be the profile"):
+        convert(folder, lambda kind, word: "")
 
 
 def test_a_folder_without_profiles_is_reported(tmp_path: Path) -> None:

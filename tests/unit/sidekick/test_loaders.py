@@ -9,6 +9,7 @@ import pytest
 from fake_host import CUSTOM, GRUBENV, ROOT_LINE, Crash, FakeHost, a_target
 
 from sidekick import loaders
+from sidekick.loaders.grub import MENU
 from sidekick.record import Target
 from sidekick.report import ProfileState
 from sidekick.status import verify
@@ -112,6 +113,53 @@ def test_grub_does_not_try_an_entry_once_if_it_cannot_record_the_try(
     with pytest.raises(Unprocessable, match="cannot record on btrfs"):
         fake.apply(batch(fake), may_reboot=True)
     assert fake.processes.ran == []
+
+
+@pytest.mark.behaviour("BUG-SK60")
+@pytest.mark.parametrize(
+    ("files", "layer"),
+    [
+        ({"dev/block/254:1/dm/uuid": "LVM-abc"}, "LVM"),
+        ({"dev/block/254:1/md/level": "raid1"}, "a software RAID"),
+        ({"dev/block/254:1/slaves/dm-0/x": "", "class/block/dm-0/dm/uuid": "LVM-abc"}, "LVM"),
+    ],
+    ids=["lvm", "raid", "crypt on lvm"],
+)
+def test_grub_cannot_record_a_try_on_lvm_or_a_raid(
+    fake: FakeHost, files: dict[str, str], layer: str
+) -> None:
+    """Formerly a host with / on LVM booted an entry that panics again and again."""
+    without_kexec(fake.with_grub())
+    for path, text in files.items():
+        fake.put(f"/sys/{path}", text)
+    with pytest.raises(Unprocessable, match=f"GRUB cannot record on {layer} that"):
+        fake.apply(batch(fake), may_reboot=True)
+    assert fake.processes.ran == []
+
+
+@pytest.mark.behaviour("BUG-SK61")
+@pytest.mark.parametrize("access", ["--unrestricted", "--users=op", "--users op"])
+def test_our_entry_needs_no_password_where_the_hosts_entry_needs_none(
+    fake: FakeHost, access: str
+) -> None:
+    """Formerly a host with GRUB's `superusers` waited for a password at its next boot."""
+    fake.with_grub()
+    menu = fake.fs.read(MENU).replace("--class debian", f"--class debian {access}", 1)
+    fake.put(MENU, menu)
+    fake.apply(batch(fake))
+    assert f"--id twine {access} {{" in fake.fs.read(CUSTOM)
+    assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
+
+
+@pytest.mark.behaviour("BUG-SK62")
+def test_our_entry_keeps_all_initial_ram_disks(fake: FakeHost) -> None:
+    """Formerly only the first was kept, which is the microcode: no root file system was found."""
+    fake.with_grub()
+    menu = fake.fs.read(MENU).replace("initrd\t", "initrd\t/boot/intel-uc.img ", 1)
+    fake.put(MENU, menu)
+    fake.apply(batch(fake))
+    assert "\tinitrd\t/boot/intel-uc.img /boot/initrd.img-6.12.0" in fake.fs.read(CUSTOM)
+    assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
 
 
 def test_other_lines_of_the_file_stay(fake: FakeHost) -> None:

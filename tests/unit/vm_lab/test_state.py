@@ -4,6 +4,8 @@ import signal
 import pytest
 
 from vm_lab.errors import LabError
+from vm_lab.lab import Lab
+from vm_lab.progress import Progress
 from vm_lab.state import LabPaths, LabRecord, ProcessRef, end_process, find_process, process_ref
 
 
@@ -70,3 +72,18 @@ def test_a_recorded_process_is_ended_and_forgotten(tmp_path, mocker):
     kill.assert_called_once_with(os.getpid(), signal.SIGTERM)
     assert not paths.web_console.exists()
     end_process(paths.web_console)
+
+
+@pytest.mark.behaviour("BUG-LB1")
+@pytest.mark.parametrize("text", ["", '{"name": "lab"}', '{"name": "\xff"}'])
+def test_a_lab_with_a_damaged_record_can_be_removed(tmp_path, text, monkeypatch):
+    """Formerly each command, also `twine-lab down`, ended with a traceback after a power cut."""
+    paths = a_lab(tmp_path)
+    for file in (paths.record, paths.holder, paths.namespace, paths.interfaces_before):
+        file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(LabError, match=r"cannot use .*lab\.json") as error:
+        paths.get_record()
+    assert error.value.hint == "remove the lab with `twine-lab down --name lab`"
+    monkeypatch.setattr("vm_lab.lab.check_leftovers", lambda *found: found)
+    assert Lab(paths, Progress()).down() == (paths, None, None)
+    assert not paths.state.exists()
