@@ -1,7 +1,7 @@
 """GRUB: our entry is in custom.cfg, which the installed grub.cfg reads at every boot.
 
 So `update-grub` is not needed, which may fail or be missing, and changes every entry at once. Our
-entry is a copy of the host's first one with another line. It is the default only if the file sets
+entry is a copy of the host's default one with another line. It is the default only if the file sets
 it, and not in a boot for which another entry was selected. Source of the syntax and of
 `next_entry`: the GRUB manual, "custom.cfg" in /etc/grub.d/41_custom and "grub-reboot"; tested with
 GRUB 2.06 of Debian 12.
@@ -34,8 +34,11 @@ WRITABLE = frozenset({"ext2", "ext3", "ext4", "xfs", "vfat"})
 On others it would boot the new entry repeatedly."""
 
 
+_ENTRY = re.compile(r"^(?:menuentry|submenu) ([^\n]*)\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+
+
 class _First(msgspec.Struct, frozen=True):
-    """The first entry of the menu, which the host boots by default."""
+    """An entry that boots Linux."""
 
     body: tuple[str, ...]
     kernel: str
@@ -55,8 +58,8 @@ class Grub:
         return "custom.cfg" in menu and _first(menu) is not None
 
     def own_line(self, host: Host) -> str | None:
-        """Return the line of the menu's first entry."""
-        first = _first(host.fs.find(MENU) or "")
+        """Return the line of the menu's default entry."""
+        first = _own(host)
         return first.line if first else None
 
     def read(self, host: Host) -> Entry | None:
@@ -67,7 +70,7 @@ class Grub:
         entry = _first(found)
         if entry is None:
             return Entry(line="")
-        first = _first(host.fs.find(MENU) or "")
+        first = _own(host)
         default = f'set default="{ID}"' in found
         version = "" if first and entry.kernel == first.kernel else _version(entry.kernel)
         written = Entry(line=entry.line, version=version, default=default)
@@ -77,14 +80,14 @@ class Grub:
 
     def kept(self, host: Host, entry: Entry) -> Entry:
         """Return the entry; without a version if that is the version of the default's kernel."""
-        first = _first(host.fs.find(MENU) or "")
+        first = _own(host)
         if first and entry.version and _kernel(first.kernel, entry.version) == first.kernel:
             return Entry(line=entry.line, default=entry.default)
         return entry
 
     def stage(self, host: Host, entry: Entry) -> str:
         """Write our block of custom.cfg; the rest of the file stays unchanged."""
-        first = _first(host.fs.find(MENU) or "")
+        first = _own(host)
         if first is None:
             raise HostError(f"cannot stage the command line: {MENU} has no entry to copy")
         entry = self.kept(host, entry)
@@ -108,7 +111,7 @@ class Grub:
                 host.disk.write(path, left)
             else:
                 host.disk.remove(path.resolve())
-        if _next(host) == ID:
+        if _variable(host, "next_entry") == ID:
             host.processes.run(["grub-editenv", ENVIRONMENT, "unset", "next_entry"])
 
     def why_not_once(self, host: Host) -> str:
@@ -124,8 +127,32 @@ class Grub:
     def boot_once(self, host: Host) -> None:
         """Select our entry for the next boot, and read that back."""
         host.processes.run([ONCE, ID])
-        if _next(host) != ID:
+        if _variable(host, "next_entry") != ID:
             raise HostError(f"grub-reboot ran, but {ENVIRONMENT} does not name the entry")
+
+
+def _own(host: Host) -> _First | None:
+    """Return the entry that the host boots by default: the one that the menu names, or the first.
+
+    A name is a number, title or id, after the names of its submenus: `1>0`.
+    """
+    menu = host.fs.find(MENU) or ""
+    names = re.findall(r'set default="([^"]*)"', menu)
+    name = next((each for each in names if each != "${next_entry}"), "")
+    if name == "${saved_entry}":
+        name = _variable(host, "saved_entry")
+    text = entry = menu
+    for part in name.split(">"):
+        named = (
+            each
+            for number, each in enumerate(_ENTRY.finditer(text))
+            if part == str(number) or f"'{part}'" in each[1]
+        )
+        found = next(named, None)
+        if found is None:
+            return _first(menu)
+        entry, text = found[0], re.sub(r"^\t", "", found[2], flags=re.MULTILINE)
+    return _first(entry) or _first(menu)
 
 
 def _first(menu: str) -> _First | None:
@@ -219,9 +246,10 @@ def _whole(host: Host, path: str) -> str | None:
     return None if found is None else found.decode(errors="surrogateescape")
 
 
-def _next(host: Host) -> str:
-    text = host.fs.find(ENVIRONMENT) or ""
-    return next((x[11:] for x in text.splitlines() if x.startswith("next_entry=")), "")
+def _variable(host: Host, name: str) -> str:
+    """Return a variable of the environment block."""
+    lines = (host.fs.find(ENVIRONMENT) or "").splitlines()
+    return next((x.partition("=")[2] for x in lines if x.startswith(f"{name}=")), "")
 
 
 def _file_system(host: Host) -> tuple[str, str]:

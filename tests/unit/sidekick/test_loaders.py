@@ -162,6 +162,44 @@ def test_our_entry_keeps_all_initial_ram_disks(fake: FakeHost) -> None:
     assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
 
 
+OLDER = """submenu 'Advanced options' $menuentry_id_option 'advanced-1' {
+	menuentry 'Debian, with Linux 6.1' --class debian $menuentry_id_option 'gnulinux-6.1' {
+		insmod ext2
+		linux	/boot/vmlinuz-6.1 root=/dev/vda1 ro older
+		initrd	/boot/initrd.img-6.1
+	}
+}
+"""
+
+
+@pytest.mark.behaviour("BUG-SK67")
+@pytest.mark.parametrize(
+    "default",
+    ["1>0", "advanced-1>gnulinux-6.1", "Advanced options>Debian, with Linux 6.1", "saved"],
+)
+def test_our_entry_is_a_copy_of_the_default_not_of_the_first(fake: FakeHost, default: str) -> None:
+    """Formerly a profile booted the newest kernel of a host that was pinned to an older one."""
+    fake.with_grub()
+    if default == "saved":
+        default = "${saved_entry}"
+        fake.put(GRUBENV, "# GRUB Environment Block\nsaved_entry=advanced-1>gnulinux-6.1\n####")
+    menu = fake.fs.read(MENU).replace('"0"', f'"{default}"', 1)
+    fake.put(MENU, menu.replace("### BEGIN /etc", f"{OLDER}### BEGIN /etc"))
+    fake.apply(batch(fake))
+    text = fake.fs.read(CUSTOM)
+    assert f"linux\t/boot/vmlinuz-6.1 root=/dev/vda1 ro older {THP} panic=30\n" in text
+    assert "\tinitrd\t/boot/initrd.img-6.1\n" in text
+    assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
+
+
+@pytest.mark.parametrize("default", ["7", "1", "gone>gnulinux-6.1", "", "${saved_entry}"])
+def test_a_default_that_does_not_exist_is_the_first(fake: FakeHost, default: str) -> None:
+    fake.with_grub()
+    menu = fake.fs.read(MENU).replace('"0"', f'"{default}"', 1)
+    fake.put(MENU, menu.replace("### BEGIN /etc", f"{OLDER}### BEGIN /etc"))
+    assert loaders.find(fake.host()).own_line(fake.host()) == ROOT_LINE
+
+
 def test_other_lines_of_the_file_stay(fake: FakeHost) -> None:
     fake.with_grub()
     mine = "menuentry 'mine' {\n\tlinux /x\n}\n\n# end"
