@@ -286,10 +286,11 @@ def remove_mount_points(state_root: Path) -> None:
     record = state_root / "made-folders.json"
     if not record.exists() or any(p.is_dir() for p in state_root.iterdir()):
         return
-    for place in msgspec.json.decode(record.read_bytes(), type=list[str]):
-        if Path(place).is_dir() and not any(Path(place).iterdir()):
-            Path(place).rmdir()
-    record.unlink()
+    for place in map(Path, msgspec.json.decode(record.read_bytes(), type=list[str])):
+        with contextlib.suppress(FileNotFoundError):  # the removal of another lab may be faster
+            if not any(place.iterdir()):
+                place.rmdir()
+    record.unlink(missing_ok=True)
 
 
 def _make_mount_point(place: Path, state_root: Path) -> None:

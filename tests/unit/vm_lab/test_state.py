@@ -1,11 +1,14 @@
 import os
 import signal
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from vm_lab.errors import LabError
 from vm_lab.lab import Lab
 from vm_lab.progress import Progress
+from vm_lab.sandbox import remove_mount_points
 from vm_lab.state import LabPaths, LabRecord, ProcessRef, end_process, find_process, process_ref
 
 
@@ -87,3 +90,23 @@ def test_a_lab_with_a_damaged_record_can_be_removed(tmp_path, text, monkeypatch)
     monkeypatch.setattr("vm_lab.lab.check_leftovers", lambda *found: found)
     assert Lab(paths, Progress()).down() == (paths, None, None)
     assert not paths.state.exists()
+
+
+@pytest.mark.behaviour("BUG-LB2")
+def test_mount_points_may_be_removed_by_another_lab_meanwhile(tmp_path, mocker):
+    """Two `twine-lab down` at once: the slower one ended with a traceback."""
+    labs, places = tmp_path / "labs", [tmp_path / "one", tmp_path / "two"]
+    for folder in (labs, *places):
+        folder.mkdir()
+    (labs / "made-folders.json").write_bytes(msgspec.json.encode(list(map(str, places))))
+    removed, remove = [], Path.rmdir
+
+    def both(place: Path) -> None:
+        removed.append(place)
+        remove(place)
+        remove(place)
+
+    mocker.patch.object(Path, "rmdir", both)
+    remove_mount_points(labs)
+    assert removed == places
+    assert not any(folder.exists() for folder in (labs / "made-folders.json", *places))
