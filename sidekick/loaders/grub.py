@@ -32,12 +32,11 @@ _NO_FILE, _NO_NEWLINE, _WHOLE = "no file", "no final newline", "as it is"
 WRITABLE = frozenset({"ext2", "ext3", "ext4", "xfs", "vfat"})
 """File systems on which GRUB can record that an entry was tried, unless they are on LVM or a RAID.
 On others it would boot the new entry repeatedly."""
-
-
 _ENTRY = re.compile(r"^(?:menuentry|submenu) ([^\n]*)\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+"""An entry of the menu, or a submenu: its head and its body."""
 
 
-class _First(msgspec.Struct, frozen=True):
+class _MenuEntry(msgspec.Struct, frozen=True):
     """An entry that boots Linux."""
 
     body: tuple[str, ...]
@@ -131,7 +130,7 @@ class Grub:
             raise HostError(f"grub-reboot ran, but {ENVIRONMENT} does not name the entry")
 
 
-def _own(host: Host) -> _First | None:
+def _own(host: Host) -> _MenuEntry | None:
     """Return the entry that the host boots by default: the one that the menu names, or the first.
 
     A name is a number, title or id, after the names of its submenus: `1>0`.
@@ -155,7 +154,7 @@ def _own(host: Host) -> _First | None:
     return _first(entry) or _first(menu)
 
 
-def _first(menu: str) -> _First | None:
+def _first(menu: str) -> _MenuEntry | None:
     """Return the first entry that boots Linux."""
     for found in re.finditer(r"^menuentry ([^\n]*)\{\n(.*?)^\}", menu, re.MULTILINE | re.DOTALL):
         head, body = found.groups()
@@ -163,22 +162,22 @@ def _first(menu: str) -> _First | None:
         if linux:
             tokens, inits = tokens_of(linux[2])
             access = " ".join(re.findall(r"--(?:unrestricted|users(?:=|\s+)\S+)", head))
-            return _First(tuple(body.splitlines()), linux[1], " ".join(tokens + inits), access)
+            return _MenuEntry(tuple(body.splitlines()), linux[1], " ".join(tokens + inits), access)
     return None
 
 
-def _text(first: _First, entry: Entry) -> str:
-    """Return our block: the host's first entry with our line and kernel."""
+def _text(own: _MenuEntry, entry: Entry) -> str:
+    """Return our block: the host's default entry with our line and kernel."""
     body = []
-    for line in first.body:
+    for line in own.body:
         word = line.split()
         if word and re.fullmatch(r"linux(efi|16)?", word[0]):
-            line = f"\tlinux\t{_kernel(first.kernel, entry.version)} {entry.line}"
+            line = f"\tlinux\t{_kernel(own.kernel, entry.version)} {entry.line}"
         elif word and word[0].startswith("initrd") and len(word) > 1:
             images = (_kernel(path, entry.version) for path in word[1:])
             line = f"\tinitrd\t{' '.join(images)}"
         body.append(line)
-    head = " ".join(filter(None, ('menuentry "The host\'s profile" --id', ID, first.access, "{")))
+    head = " ".join(filter(None, ('menuentry "The host\'s profile" --id', ID, own.access, "{")))
     lines = [BEGIN, head, *body, "}"]
     if entry.default:
         lines.append(f'if [ "${{boot_once}}" != "true" ]; then set default="{ID}"; fi')
