@@ -7,7 +7,8 @@ import zlib
 from control_plane.allocator.core.claims import Change, Claim
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import Room
-from control_plane.allocator.core.machine_pools import Bucket, Machine, Pool
+from control_plane.allocator.core.machine_pools import Binned, Bucket, Cell, Machine, Pool
+from control_plane.allocator.core.partition import Bins
 from control_plane.allocator.core.planned_room import PlannedRoom
 from control_plane.allocator.core.power import Budget
 from control_plane.allocator.core.preferences import Ranking
@@ -61,6 +62,14 @@ class Draft:
     def pool(self) -> Pool:
         """The pool, read again each time: a pool without machines may be dropped meanwhile."""
         return self.index.pool(self.request.pool)
+
+    def set_apart(self, machine: Machine, binned: Binned) -> Bins:
+        """Give a machine its own bins; return them."""
+        self.apart.add(machine)
+        bins = self.ranking.bins(machine)
+        assert isinstance(binned, dict)
+        binned.setdefault(bins, []).append(Cell(machine.bucket, [machine], is_apart=True))
+        return bins
 
     def free_claim(self, claim: Claim) -> None:
         """Remove a task from its machine; other tasks of the request may use its room."""

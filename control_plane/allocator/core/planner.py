@@ -8,26 +8,23 @@ per MSB differ by at most one, as long as there is room (docs/allocation.md).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 
-from control_plane.allocator.core.bin_order import BinOrder, bin_order, first_bins
-from control_plane.allocator.core.bin_source import Search, Source
+from control_plane.allocator.core.bin_source import Search
 from control_plane.allocator.core.claims import Claim, Claims
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.explanation import explaining
-from control_plane.allocator.core.feasibility import admits_any_of
 from control_plane.allocator.core.fine_bins import fine_bins
-from control_plane.allocator.core.machine_pools import Binned, Bucket, Cell, Machine, Part
+from control_plane.allocator.core.group_placement import GroupPlacement
+from control_plane.allocator.core.machine_pools import Binned, Bucket, Part
 from control_plane.allocator.core.partition import Bins, Partition
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Plan, Request, same_claim
 from control_plane.broker.core.assignment import FREE
 
 NOTHING = Partition[Bucket]()
-STEP = 500
-"""Tasks that are placed between two checkpoints of the loop."""
-_COMPARED = 200
-"""Tasks that are compared with their claims in one step."""
+_COMPARED, _FREED = 200, 500
+"""Tasks that one step compares with their claims, and claims that it frees."""
 
 
 def plan(index: RegionIndex, request: Request, allowance: Allowance) -> Plan:
@@ -85,7 +82,7 @@ class Planning(Draft):
         for task, machine in enumerate(claims.machines):
             if machine is not None and task not in named:
                 self.free_claim(_claim(claims, task))
-                if len(self.change.freed) % STEP == 0:
+                if len(self.change.freed) % _FREED == 0:
                     yield
         return waiting
 
@@ -149,76 +146,14 @@ class Planning(Draft):
     def _search(
         self, search: Search, tasks: list[int], *, may_grow: bool
     ) -> Generator[None, None, list[int]]:
+        """Place tasks; the value is those for which no machine was found."""
         ranking = self.ranking
         if ranking.is_plain:
             own: Binned = self.pool.partition(ranking.properties)
             free: Binned = self.free.partition(ranking.properties) if may_grow else NOTHING
         else:
             own, free = yield from self._binned(may_grow=may_grow)
-        growing = 0 if self.taken else 1
-        new = self._begun(search, tasks, own, free, growing)
-        if len(new) == len(tasks) and search.group is self.request.groups[-1]:
-            return []
-        order = bin_order(ranking, own, free, self.tie, growing=growing)
-        for known_bins, known in new:
-            ranking.add_bins(known_bins, known)
-            order.placed()
-        self.taken_in = {}
-        for taken in self.change.takes:
-            self.taken_in.setdefault(taken.bucket, []).append(taken)
-        sources: dict[Bins, Source] = {}
-        ahead: list[Bins] = []
-        if ranking.bounded:
-            ranking.among((*_open(own, search), *_open(free, search, self.allowance)))
-        position = done = len(new)
-        while position < len(tasks) and order.bins is not None:
-            if position - done >= STEP:
-                done = position
-                yield
-            if search.is_simple:
-                some = tasks[position : done + STEP]
-                position += self._place_quickly(search, some, order, own, sources)
-                if position == len(tasks) or position - done >= STEP or order.bins is None:
-                    continue
-            bins, growing = order.bins, order.growing
-            if ranking.capped and ranking.is_full(bins) is not None:
-                order.drop()
-                continue
-            if ranking.bounded and ranking.is_ahead(bins) is not None:
-                ahead.append(bins)
-                order.drop()
-                continue
-            source = sources.get(bins)
-            machine = None
-            if source is None and not growing:
-                machine = search.first_empty(self, own.get(bins, ()))
-            if machine is None:
-                if source is None:
-                    parts = own.get(bins, ()), free.get(bins, ())
-                    source = sources[bins] = Source(self, search, *parts)
-                machine = source.pick_last() if growing else source.pick()
-                if source.paused:
-                    yield
-                    continue
-                if machine is None:
-                    if not growing and (bins in free or source.has_kept):
-                        order.must_grow()
-                    else:
-                        order.drop()
-                    continue
-            floors = ranking.floors() if ahead else []
-            self._claim(search.group, tasks[position], machine, bins)
-            if source is not None:
-                source.used(machine)
-            order.placed()
-            if ahead and ranking.floors() != floors:  # the emptiest bin caught up
-                for waiting in ahead:
-                    order.add(waiting)
-                ahead.clear()
-            if ranking.counts_machines and machine not in self.apart:
-                order.add(self._set_apart(machine, own))
-            position += 1
-        return tasks[position:]
+        return (yield from GroupPlacement(self, search, tasks, own, free).steps())
 
     def _binned(self, *, may_grow: bool) -> Generator[None, None, tuple[Binned, Binned]]:
         """Partition the machines by bins that are finer than buckets, or specific to this job."""
@@ -243,116 +178,14 @@ class Planning(Draft):
         for name in self.ranking.named:
             machine = self.index.machines.get(name)
             if machine is not None and machine.pool == self.request.pool:
-                self._set_apart(machine, own)
+                self.set_apart(machine, own)
             elif machine is not None and machine.pool == FREE and may_grow:
-                self._set_apart(machine, own if machine in self.taken else free)
+                self.set_apart(machine, own if machine in self.taken else free)
         if self.ranking.counts_machines:
             for machine in self.mine:
                 if machine not in self.apart:
-                    self._set_apart(machine, own)
+                    self.set_apart(machine, own)
         return own, free
-
-    def _set_apart(self, machine: Machine, binned: Binned) -> Bins:
-        """Give a machine its own bins; return them."""
-        self.apart.add(machine)
-        bins = self.ranking.bins(machine)
-        assert isinstance(binned, dict)
-        binned.setdefault(bins, []).append(Cell(machine.bucket, [machine], is_apart=True))
-        return bins
-
-    def _place_quickly(
-        self,
-        search: Search,
-        tasks: list[int],
-        order: BinOrder,
-        own: Binned,
-        sources: Mapping[Bins, Source],
-    ) -> int:
-        """Place tasks while the first machine of each bin fits; return how many.
-
-        Most tasks are placed here, so this is one loop with as few calls as possible.
-        """
-        demand = search.demand
-        if self.moving or demand.ports or demand.gpus:
-            return 0
-        mine, spaces, lone = self.mine, self.spaces, self.lone
-        claims, add_bins, quick_fit = self.change.claims, self.ranking.add_bins, search.quick_fit
-        assert isinstance(own, Partition)
-        orders = own.orders(demand, self.totals)
-        placed, powered = 0, self.power is not None
-        for task in tasks:
-            if (bins := order.bins) is None or bins in sources:
-                break
-            kinds = orders.get(bins)
-            if kinds is None:
-                kinds = orders[bins] = search.kinds(own.get(bins, ()))
-            machine = quick_fit(self, kinds)
-            if machine is None:
-                break
-            if powered:
-                self.reserve_power(machine)
-            mine[machine] = 1
-            add_bins(bins, machine)
-            if machine in spaces:
-                spaces[machine].take(demand, machine.capacity)
-            else:
-                lone[machine] = demand
-            claims.append(Claim(task, machine, demand))
-            order.placed()
-            placed += 1
-        return placed
-
-    def _begun(
-        self, search: Search, tasks: list[int], own: Binned, free: Binned, growing: int
-    ) -> list[tuple[Bins, Machine]]:
-        """Place the first tasks of a new job, while the first machines of their bins fit.
-
-        Return their bins and machines. The bins are known beforehand, so no order is needed. Most
-        new jobs are placed by this method alone.
-        """
-        demand, claims, quick_fit = search.demand, self.change.claims, search.quick_fit
-        found: list[tuple[Bins, Machine]] = []
-        if not search.is_simple or demand.ports or demand.gpus or self.power is not None:
-            return found
-        if self.mine or self.spaces or self.moving:
-            return found
-        in_turn = first_bins(self.ranking, own, free, self.tie, growing=growing)
-        if not in_turn:
-            return found
-        assert isinstance(own, Partition)
-        orders = own.orders(demand, self.totals)
-        for task, bins in zip(tasks, in_turn, strict=False):
-            kinds = orders.get(bins)
-            if kinds is None:
-                kinds = orders[bins] = search.kinds(own[bins])
-            machine = quick_fit(self, kinds)
-            if machine is None:
-                break
-            claims.append(Claim(task, machine, demand))
-            found.append((bins, machine))
-        for _, machine in found:
-            self.mine[machine] = 1
-            self.lone[machine] = demand
-        return found
-
-    def _claim(self, group: Group, task: int, machine: Machine, bins: Bins) -> None:
-        self.mine[machine] = self.mine.get(machine, 0) + 1
-        self.ranking.add_bins(bins, machine)
-        demand = group.demand
-        moving = self.moving.get(task) if self.moving else None
-        if moving is not None:
-            if moving.machine is machine:  # no other machine is better
-                return
-            self.free_claim(moving)
-        ports = None
-        if demand.ports or machine in self.spaces or machine in self.lone:
-            space = self.space(machine)
-            space.take(demand, machine.capacity)
-            ports = space.pick_ports(demand.ports) if demand.ports else None
-        else:
-            self.lone[machine] = demand
-        self.reserve_power(machine)
-        self.change.claims.append(Claim(task, machine, demand, ports))
 
     def without_those_that_may_stay(
         self, unplaced: list[int], waiting: list[tuple[Group, list[int]]]
@@ -378,27 +211,6 @@ class Planning(Draft):
         self.change.claims.clear()
         self.change.takes.clear()
         self.reasons.insert(0, reason)
-
-
-def _open(binned: Binned, search: Search, allowance: Allowance | None = None) -> Iterator[Bins]:
-    """Yield the bins in which a machine could run the tasks, full or not.
-
-    With an `allowance`, only machines count that the entitlement may take.
-    """
-    for bins, parts in binned.items():
-        if any(_is_open(part, search, allowance) for part in parts):
-            yield bins
-
-
-def _is_open(part: Part, search: Search, allowance: Allowance | None) -> bool:
-    if not admits_any_of(search.demand, part):
-        return False
-    for machine in part.usable():
-        if allowance is not None and allowance.lacks(machine):
-            return False  # the same holds for all machines of this bucket
-        if search.suits(machine):
-            return True
-    return False
 
 
 def _claim(claims: Claims, task: int) -> Claim:

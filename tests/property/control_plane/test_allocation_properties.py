@@ -12,8 +12,8 @@ from regions import FREE, Allowance, RegionIndex, a_capacity, a_place, check, ga
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import judge
+from control_plane.allocator.core.group_placement import GroupPlacement
 from control_plane.allocator.core.planned_room import PlannedRoom
-from control_plane.allocator.core.planner import Planning
 from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.allocator.core.request import Group, Plan, Request
 from control_plane.api.policy import Preference, Property, Strategy
@@ -275,8 +275,8 @@ def test_the_fast_placement_equals_that_of_a_full_search(index, turns):
         for short in (first, not first):
             with pytest.MonkeyPatch.context() as patch:
                 if not short:
-                    patch.setattr(Planning, "_begun", lambda *_: [])
-                    patch.setattr(Planning, "_place_quickly", lambda *_: 0)
+                    patch.setattr(GroupPlacement, "_begin", lambda *_: [])
+                    patch.setattr(GroupPlacement, "_place_quickly", lambda *_: 0)
                 made = found[short] = plan(index, request, replace(allowance, _taken={}))
         assert placed(found[True]) == placed(found[False])
         assert index.reserve(made.change) == ()
