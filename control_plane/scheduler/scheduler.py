@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 
 from msgspec.structs import replace
 
@@ -20,7 +19,6 @@ from control_plane.agents.core.commands import Start, Stop
 from control_plane.agents.core.seen import View
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.region import Region
-from control_plane.allocator.core.spread import Repair
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobStatus
 from control_plane.api.limits import LimitName
@@ -36,17 +34,17 @@ from control_plane.scheduler.core import release
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import second_copies
 from control_plane.scheduler.core.decide import begin_operations, decide, settle
-from control_plane.scheduler.core.decision import Decision, Found, Seen
+from control_plane.scheduler.core.decision import Decision, Seen
 from control_plane.scheduler.core.operations import waits
 from control_plane.scheduler.core.reconcile import next_look
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.scheduler.core.rollout_progress import describe_progress
 from control_plane.scheduler.core.task_commands import command_about, commands
+from control_plane.scheduler.destinations import Destinations
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.idle_jobs import IdleJobs
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placement import Placements
-from control_plane.scheduler.preparation import PreparedMachines
 from control_plane.scheduler.startup_barrier import ARRIVING_S, StartupBarrier
 from control_plane.scheduler.surge_buffer import SurgeBuffer
 from control_plane.scheduler.unknown_copies import UnknownCopies
@@ -90,8 +88,6 @@ class Scheduler:
         self._workers = Workers(region.runtime, "scheduler", self._work, pace, self._pause_s)
         self._is_waking = False
         self._details: dict[str, str] = {}
-        self._awaited: dict[str, set[str]] = defaultdict(set)
-        """Machine → jobs that wait until it has their image or its host profile."""
         self._requests = AllocationRequests(region, placing.allocator, self._workers)
         self._requests.answered = self.wake
         self.asking = self._requests.asking
@@ -105,7 +101,8 @@ class Scheduler:
         self._basis = Basis(region, placing, self._idle_jobs, losses, self._surge)
         self._unknown = UnknownCopies(region, placing.allocator.directory)
         self._unknown.gone = lambda task: self.wake(task.rpartition("-")[0])
-        self.prepared_machines = PreparedMachines(region, placing.allocator)
+        self._destinations = Destinations(region, placing, dispatcher, self._spawn)
+        self.prepared_machines = self._destinations.prepared_machines
         self._capped = region.limits.of(
             LimitName.CAPPED_MOVES,
             region.settings.capped_moves_per_s,
@@ -131,6 +128,13 @@ class Scheduler:
             finally:
                 ends()
                 self._group = None  # reports may still arrive during the shutdown
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Run a coroutine beside the rounds; drop it if none run."""
+        if self._group is not None:
+            self.runtime.spawn_in(self._group, "scheduler", work)
+        else:
+            work.close()
 
     async def status(self, name: str) -> JobStatus:
         """Return a job as its owner sees it."""
@@ -178,7 +182,8 @@ class Scheduler:
             self.wake(name)
 
     def _machine_changed(self, name: str, *_: MachineRecord | None) -> None:
-        for job in sorted(self._allocator.directory.jobs(name) | self._awaited.pop(name, set())):
+        jobs = self._allocator.directory.jobs(name) | self._destinations.take_awaiting(name)
+        for job in sorted(jobs):
             self.wake(job)
         self._wake_waiting()
 
@@ -197,7 +202,7 @@ class Scheduler:
         if self._startup_barrier.is_first(name):
             for job in sorted(self._allocator.directory.jobs(name)):
                 self._wake_whole(job)
-            for job in sorted(self._awaited.pop(name, ())):
+            for job in sorted(self._destinations.take_awaiting(name)):
                 self.wake(job)
             self._wake_waiting()
         else:
@@ -210,7 +215,7 @@ class Scheduler:
         if known is not None:
             self.wake(known.job)
         elif which in self._observations.observation(machine).images:
-            for job in sorted(self._awaited.pop(machine, ())):
+            for job in sorted(self._destinations.take_awaiting(machine)):
                 self.wake(job)
         else:
             self._machine_seen(machine)
@@ -267,14 +272,7 @@ class Scheduler:
             now = Moment(self.runtime.date(), self.runtime.now())
             entitlement = self._placements.entitlement_of(before)
             view = await self._basis.view(before, now)
-            seen, made, repairs = await self._decided(before, view, now)
-            if made.chosen or made.overdue:
-                found = await self._found(made, repairs)
-                begin_operations(made, found, seen)
-                if self._basis.found(name, made.chosen, found.without_room):
-                    self.wake(name)  # the next round chooses other tasks, which may have room
-                for _ in range(made.capped):
-                    self._capped.take(now.steady)
+            seen, made = await self._decided(before, view, now)
             is_asked = name in self.asking
             request = None if is_asked else self._placements.request(made.record, view)
             answer = self._requests.take_answer(name, request)
@@ -283,12 +281,7 @@ class Scheduler:
                 return 0.0
             if answer is not None and request is not None and request.groups:
                 settle(made, self._placements.placed(made.record, view, answer), now)
-            made.record = self._approvals.noted(made.record, before)
-            await self._turn(made.record)
-            if made.record != before:
-                events = await self._log.commit(self._jobs, made.record, made.events)
-                self._approvals.stored(made.record, before, events)
-            self._details[name] = made.detail
+            await self._store(before, made)
         if answer is None and request is not None:
             self._requests.ask(name, request, self._group)
         elif answer is not None and self._allocator.waiting.is_outdated(name, answer.gain):
@@ -297,29 +290,21 @@ class Scheduler:
         await self._turn(made.record)
         if made.record != before and not view.keys() >= machines_of(made.record):
             view = await self._basis.view(made.record, now)
-        asked = commands(made.record, view)
-        for command in asked:
-            self._dispatcher.send(command)  # the dispatcher derives it again before it sends it
-            await self.runtime.checkpoint()
+        has_asked = await self._send(made.record, view)
+        due_s = self._due_s(made, seen, view, now)
         await self._turn(made.record)
-        self._approvals.ask(made.record, view)
-        looks = (next_look(made.record, now, view), release.next_look(made.record, now))
-        due_s = [look - now.steady for look in looks if look is not None]
-        if made.held:
-            self._losses.note(next(iter(seen.held_back.values())))
-        if made.held or self._waits_for_power(made):
-            due_s.append(_LIMITED_S)
-        await self._turn(made.record)
-        if made.record == before and not (asked or due_s) and (answer is None) == (request is None):
+        is_asking = (answer is None) != (request is None)
+        if made.record == before and not (has_asked or due_s or is_asking):
             self._note_idle(before, entitlement)
         else:
             self._idle_jobs.forget(name)
         return min([self._settings.resync_s, *due_s])
 
-    async def _decided(
-        self, before: JobRecord, view: View, now: Moment
-    ) -> tuple[Seen, Decision, Sequence[Repair]]:
-        """Decide the next state of a job; for a large job a thread computes the decision."""
+    async def _decided(self, before: JobRecord, view: View, now: Moment) -> tuple[Seen, Decision]:
+        """Decide the next state of a job, and begin the operations whose machines are ready.
+
+        For a large job a thread computes the decision.
+        """
         answer, moves = await self._approvals.join(before), self._capped.ready(now.steady)
         is_asking = before.name in self.asking
         seen, repairs = await self._basis.seen(
@@ -329,7 +314,45 @@ class Scheduler:
         entitlement = self._placements.entitlement_of(before)
         self._surge.decided(before, made, entitlement, seen.surge_left)
         await self._turn(made.record)
-        return seen, made, repairs
+        if made.chosen or made.overdue:
+            found = await self._destinations.find(made, repairs)
+            begin_operations(made, found, seen)
+            if self._basis.found(before.name, made.chosen, found.without_room):
+                self.wake(before.name)  # the next round chooses other tasks, which may have room
+            for _ in range(made.capped):
+                self._capped.take(now.steady)
+        return seen, made
+
+    async def _store(self, before: JobRecord, made: Decision) -> None:
+        """Store what a round changed, with its events."""
+        made.record = self._approvals.noted(made.record, before)
+        await self._turn(made.record)
+        if made.record != before:
+            events = await self._log.commit(self._jobs, made.record, made.events)
+            self._approvals.stored(made.record, before, events)
+        self._details[before.name] = made.detail
+
+    async def _send(self, record: JobRecord, view: View) -> bool:
+        """Send the commands of a stored record, ask for approvals; return whether there are any
+        commands.
+        """
+        asked = commands(record, view)
+        for command in asked:
+            self._dispatcher.send(command)  # the dispatcher derives it again before it sends it
+            await self.runtime.checkpoint()
+        await self._turn(record)
+        self._approvals.ask(record, view)
+        return bool(asked)
+
+    def _due_s(self, made: Decision, seen: Seen, view: View, now: Moment) -> list[float]:
+        """Return after how many seconds a round is needed, even if nothing is reported."""
+        looks = (next_look(made.record, now, view), release.next_look(made.record, now))
+        due_s = [look - now.steady for look in looks if look is not None]
+        if made.held:
+            self._losses.note(next(iter(seen.held_back.values())))
+        if made.held or self._waits_for_power(made):
+            due_s.append(_LIMITED_S)
+        return due_s
 
     async def _turn(self, record: JobRecord) -> None:
         """Yield to the event loop between two parts of a round of a large job."""
@@ -337,11 +360,9 @@ class Scheduler:
             await self.runtime.checkpoint()
 
     def _note_idle(self, record: JobRecord, entitlement: EntitlementSpec | None) -> None:
-        spread_state, spread_check_at = (
-            self._basis.spread_state(record),
-            self._basis.spread_check_at(record),
-        )
-        self._idle_jobs.found_nothing(record, entitlement, spread_state, spread_check_at)
+        state = self._basis.spread_state(record)
+        check_at = self._basis.spread_check_at(record)
+        self._idle_jobs.found_nothing(record, entitlement, state, check_at)
 
     def _waits_for_power(self, made: Decision) -> bool:
         """Return whether tasks still have to leave machines whose power is capped."""
@@ -365,46 +386,6 @@ class Scheduler:
         self._basis.forget(name)
         self._requests.forget(name)
         self._details.pop(name, None)
-
-    async def _found(self, made: Decision, repairs: Sequence[Repair]) -> Found:
-        """Return which of the chosen tasks have a place now, and their image on that machine.
-
-        The machine gets the image first, so that no old task is stopped for a new one that
-        cannot start.
-        """
-        record, ready, detail, without_room = made.record, set[int](), "", set[int]()
-        known = {repair.task: repair.target for repair in repairs}
-        wanted = made.runs_next()
-        asked = {index: spec for index, spec in wanted.items() if index not in known}
-        targets = await self._placements.targets(record, asked, made.moving)
-        for index in made.chosen:
-            target = known.get(index) or targets.of.get(index)
-            if target is None:
-                without_room.add(index)
-                detail = f"the update waits for room: {'; '.join(targets.reasons)}"
-                continue
-            if not (made.may_go_unproved(index, known) or self.prepared_machines.is_proved(target)):
-                detail = detail or f"the move to {target.machine} waits for its host profile"
-                self._awaited[target.machine].add(record.name)
-                if target.is_taken and self._group is not None:
-                    taking = self.prepared_machines.take(
-                        target.machine, self._placements.pool_of(record)
-                    )
-                    self.runtime.spawn_in(self._group, "scheduler", taking)
-                continue
-            observation = self._observations.observation(target.machine)
-            image, keys = wanted[index].image, self._placements.image_keys(wanted[index])
-            if why := await self._dispatcher.distrust(image, keys):
-                detail = f"the update waits: {why}"
-                continue
-            if target.is_taken or image in observation.images:
-                ready.add(index)
-                continue
-            self._awaited[target.machine].add(record.name)
-            self._dispatcher.prestage(target.machine, image, keys)
-            refused = observation.refused.get(image)
-            detail = f"the update waits for its image: {refused}" if refused else detail
-        return Found(frozenset(ready), frozenset(without_room), detail)
 
     # -- machines
 

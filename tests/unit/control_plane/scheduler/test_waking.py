@@ -44,6 +44,6 @@ async def test_a_report_of_a_machine_wakes_all_jobs_with_tasks_on_it(w: World) -
 async def test_a_fetched_image_wakes_only_the_jobs_that_wait_for_it(w: World) -> None:
     woken = await two_jobs_on_one_machine(w)
     (machine,) = {t.placement.machine for t in (await w.cp.get_job("web")).record.tasks}
-    w.cp.shards.all[0].scheduler._awaited[machine].add("other")
+    w.cp.shards.all[0].scheduler._destinations._awaited[machine].add("other")
     w.cp._observations.image_came(machine, "sha256:" + "7" * 64)
     assert woken == ["other"]
