@@ -162,64 +162,56 @@ class ProfileRollouts:
         """Begin the rollout of a profile to an entitlement; a repeated call changes nothing."""
         async with self._rollouts.lock(entitlement):
             record = self._entitlement(entitlement)
-            current = self._versions.find(record.spec.host_profile)
-            root = current.extends if current is not None else record.spec.host_profile
-            if record.spec.materialization:
-                raise InvalidInput(
-                    f"the machines of {entitlement!r} are those of {record.spec.materialization!r}",
-                    hint="propose the profile for that entitlement",
-                )
-            errors = check_text(request.text, root, self._keys.get(root, ()))
-            name = version_name(root, request.text)
-            if errors:
-                listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
-                raise InvalidInput(
-                    f"the profile for {entitlement!r} is refused: {listed}",
-                    errors=tuple(errors),
-                )
+            root = self._checked_root(record, request.text)
+            name, base = version_name(root, request.text), record.spec.host_profile
             known = self._rollouts.find(entitlement)
             if known is not None and is_under_way(known) and known.name != name:
                 raise Conflict(
                     f"entitlement {entitlement!r} is changing to {target(known)}",
                     hint="twinectl profile status, or profile rollback",
                 )
-            if (
-                dry_run
-                or name == record.spec.host_profile
-                or (known is not None and known.name == name and is_under_way(known))
-            ):
+            is_known = known is not None and known.name == name and is_under_way(known)
+            if dry_run or name == base or is_known:
                 return self.show(entitlement)
-            now = self._runtime.date()
-            if self._versions.find(name) is None:
-                version = ProfileVersion(
-                    name=name,
-                    digest=digest_of(request.text),
-                    extends=root,
-                    text=request.text,
-                    entitlement=entitlement,
-                    by=by,
-                    at=now,
-                    reason=request.reason,
-                )
-                async with self._versions.lock(name):
-                    await self._versions.commit(name, version)
-            base = record.spec.host_profile
+            version = ProfileVersion(
+                name=name,
+                digest=digest_of(request.text),
+                extends=root,
+                text=request.text,
+                entitlement=entitlement,
+                by=by,
+                at=self._runtime.date(),
+                reason=request.reason,
+            )
+            await self._keep_version(version)
             if known is not None and self._is_unproved(known):
                 base = known.base
-            rollout = ProfileRollout(
-                entitlement=entitlement,
-                name=name,
-                base=base,
-                at_once=request.at_once,
-                gate_s=request.gate_s,
-                failures=request.failures,
-                reason=request.reason,
-                by=by,
-                at=now,
-            )
-            await self._rollouts.commit(entitlement, rollout)
+            await self._rollouts.commit(entitlement, _rollout(version, base, request))
         log.info("profile proposed", extra={"entitlement": entitlement, "profile": name})
         return self.show(entitlement)
+
+    def _checked_root(self, record: EntitlementRecord, text: str) -> str:
+        """Return the installed profile that a proposed text extends; raise if it is refused."""
+        entitlement, spec = record.name, record.spec
+        if spec.materialization:
+            raise InvalidInput(
+                f"the machines of {entitlement!r} are those of {spec.materialization!r}",
+                hint="propose the profile for that entitlement",
+            )
+        current = self._versions.find(spec.host_profile)
+        root = current.extends if current is not None else spec.host_profile
+        if errors := check_text(text, root, self._keys.get(root, ())):
+            listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
+            raise InvalidInput(
+                f"the profile for {entitlement!r} is refused: {listed}", errors=tuple(errors)
+            )
+        return root
+
+    async def _keep_version(self, version: ProfileVersion) -> None:
+        """Store a version of a profile, unless it is stored."""
+        if self._versions.find(version.name) is None:
+            async with self._versions.lock(version.name):
+                await self._versions.commit(version.name, version)
 
     async def go_back(self, entitlement: str, by: str) -> ProfileView:
         """Roll machines back to the profile before the last proposal."""
@@ -395,3 +387,18 @@ class ProfileRollouts:
             well=well,
             proved_s=now - since[1] if since is not None else 0.0,
         )
+
+
+def _rollout(version: ProfileVersion, base: str, request: ProfileProposal) -> ProfileRollout:
+    """Return the rollout of a version; machines go back to `base` if it fails."""
+    return ProfileRollout(
+        entitlement=version.entitlement,
+        name=version.name,
+        base=base,
+        at_once=request.at_once,
+        gate_s=request.gate_s,
+        failures=request.failures,
+        reason=version.reason,
+        by=version.by,
+        at=version.at,
+    )

@@ -264,22 +264,6 @@ class Planner:
 
 
 def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) -> RebalancePlan:
-    moves = [
-        MoveView(
-            id=f"p{number}.{place}",
-            job=step.job,
-            task=step.task,
-            from_machine=step.from_machine,
-            to_machine=step.to_machine,
-            wave=step.wave,
-            gain=round(step.gain, 4),
-            power_gain=round(step.power_gain, 4),
-            price=round(step.price, 4),
-            why=step.why,
-            at=now,
-        )
-        for place, step in enumerate(answer.steps, 1)
-    ]
     return RebalancePlan(
         number=number,
         made_at=now,
@@ -295,19 +279,8 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
         tasks=len(model.tasks.can_move),
         movable=sum(model.tasks.can_move),
         measured=model.measured,
-        moves=moves,
-        swaps=[
-            SwapView(
-                id=f"s{number}.{place}",
-                one=step.one,
-                two=step.two,
-                gain=round(step.gain, 4),
-                price=step.price,
-                why=step.why,
-                at=now,
-            )
-            for place, step in enumerate(answer.swaps, 1)
-        ],
+        moves=_moves(number, answer, now),
+        swaps=_swaps(number, answer, now),
         limits=answer.limits,
         used={
             pool: {
@@ -321,6 +294,40 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
             for step in answer.stacks
         ],
     )
+
+
+def _moves(number: int, answer: SolverAnswer, now: float) -> list[MoveView]:
+    return [
+        MoveView(
+            id=f"p{number}.{place}",
+            job=step.job,
+            task=step.task,
+            from_machine=step.from_machine,
+            to_machine=step.to_machine,
+            wave=step.wave,
+            gain=round(step.gain, 4),
+            power_gain=round(step.power_gain, 4),
+            price=round(step.price, 4),
+            why=step.why,
+            at=now,
+        )
+        for place, step in enumerate(answer.steps, 1)
+    ]
+
+
+def _swaps(number: int, answer: SolverAnswer, now: float) -> list[SwapView]:
+    return [
+        SwapView(
+            id=f"s{number}.{place}",
+            one=step.one,
+            two=step.two,
+            gain=round(step.gain, 4),
+            price=step.price,
+            why=step.why,
+            at=now,
+        )
+        for place, step in enumerate(answer.swaps, 1)
+    ]
 
 
 _STATES = {
