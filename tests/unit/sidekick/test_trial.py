@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_host import Crash, FakeHost, a_target
@@ -15,7 +17,7 @@ from sidekick.settings.hugepages import Hugepages
 from sidekick.state import StateFolder
 from sidekick.status import status, verify
 from sidekick.upkeep import watch
-from wire.errors import Conflict, Unprocessable
+from wire.errors import Conflict, HostError, ProgramError, Unprocessable
 
 WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144}
 CACHE = {"vm.swappiness": 1, "vm.max_map_count": 262144}
@@ -98,6 +100,40 @@ def test_a_second_trial_restores_the_state_before_the_first(on_web: FakeHost) ->
     trial.begin(on_web.host(), on_web.state, a_target(on_web, "third"), 60, REVERT)
     the_timer(on_web)
     assert on_web.live() == before
+
+
+@pytest.mark.behaviour("BUG-SK68")
+@pytest.mark.parametrize("bad", ["refused value", "refused timer", "full disk"])
+def test_a_second_trial_that_fails_leaves_the_first_one_its_timer(
+    on_web: FakeHost, bad: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer of the first trial was stopped, so its profile stayed without a confirmation."""
+    begin(on_web)
+    on_web.time_s += 20.0
+    on_web.processes.ran.clear()
+    values = {"kernel.panic": 9, **({"vm.swappiness": 300} if bad == "refused value" else {})}
+    target = a_target(on_web, "third", sysctl=values)
+    host = on_web.host()
+    with monkeypatch.context() as failing, contextlib.suppress(HostError):
+        if bad == "refused timer":
+            run = host.processes.run
+
+            def once(argv: list[str], **given: Any) -> Any:
+                if argv[0] == "systemd-run" and "--on-active=600s" in argv:
+                    raise ProgramError("systemd-run: no answer")
+                return run(argv, **given)
+
+            failing.setattr(host.processes, "run", once)
+        if bad == "full disk":
+            failing.setattr(StateFolder, "reserve", _refuse)
+        trial.begin(host, on_web.state, target, 600.0, REVERT)
+    started = [ran for ran in on_web.processes.ran if ran[0] == "systemd-run"]
+    assert "--on-active=40s" in started[-1]
+    assert on_web.processes.ran[-1] == started[-1]
+
+
+def _refuse(_: StateFolder) -> None:
+    raise HostError("No space left on device")
 
 
 def test_the_verify_timer_ends_a_trial_whose_own_timer_is_lost(on_web: FakeHost) -> None:
