@@ -174,6 +174,42 @@ def test_a_trial_that_is_killed_at_any_point_is_reverted(tmp_path: Path, end: st
         )
 
 
+@pytest.mark.behaviour("F-65", "BUG-SK68")
+@pytest.mark.parametrize("end", ["a second trial", "revert", "confirm"])
+def test_the_end_of_a_trial_that_is_killed_at_any_point_leaves_one_whole_profile(
+    tmp_path: Path, end: str
+) -> None:
+    def ended(fake: FakeHost) -> Report:
+        if end == "a second trial":
+            third = a_target(fake, "third", sysctl={"vm.swappiness": 5, "kernel.panic": 9})
+            return trial.begin(fake.host(), fake.state, third, 60.0, REVERT)
+        end_now = trial.revert if end == "revert" else trial.confirm
+        return end_now(fake.host(), fake.state)
+
+    whole = FakeHost(tmp_path / "whole")
+    whole.apply(web(whole))
+    on_web = whole.live()
+    begin(whole)
+    on_cache, first = whole.live(), whole.points.passed
+    ended(whole)
+    assert whole.points.passed > first
+    for point in range(first + 1, whole.points.passed + 1):
+        fake = FakeHost(tmp_path / f"{point}")
+        fake.apply(web(fake))
+        begin(fake)
+        fake.points.at = point
+        with pytest.raises(Crash):
+            ended(fake)
+        fake.points.at = None
+        fake.time_s += 61.0
+        watch(fake.host(), fake.state, repair=False)
+        record = fake.state.load()
+        is_kept = end == "confirm" and point > first + 1
+        assert fake.live() == (on_cache if is_kept else on_web), f"at point {point}"
+        assert record.trial is None
+        assert record.applied == (cache(fake) if is_kept else web(fake))
+
+
 def test_a_trial_that_fails_leaves_nothing_to_end(on_web: FakeHost) -> None:
     before = on_web.live()
     bad = a_target(on_web, "bad", sysctl={"kernel.panic": 9, "vm.swappiness": 300})
