@@ -19,7 +19,7 @@ from sidekick import boot, reboot
 from sidekick.boot import LINE
 from sidekick.journal import Began, Planned, Step, Undoing, Undone, Wrote
 from sidekick.observe import LEFT_TO_BOOT, HostObservation, fresh
-from sidekick.plan import claims, since_start
+from sidekick.plan import since_start
 from sidekick.record import Failure, Target, Trial
 from sidekick.report import (
     ApplyOutcome,
@@ -130,8 +130,7 @@ class ApplyRun:
     def _claim(self) -> None:
         """Put the originals, then the journal, on the disk: before the first write."""
         observation = self._observation
-        originals = claims(observation.claimed, observation.observed, self._record.originals)
-        self._record = replace(self._record, originals=originals, trial=self._trial())
+        self._record = replace(observation.claim(self._record), trial=self._trial())
         if not observation.plan.changes and self._trial_until is None:
             return
         began = Began(
@@ -176,8 +175,7 @@ class ApplyRun:
         if observation.plan.missing:
             raise _ChangeFailed(observation.lacks)
         self.check_allowed()
-        originals = claims(observation.claimed, observation.observed, self._record.originals)
-        self._record = replace(self._record, originals=originals)
+        self._record = observation.claim(self._record)
         self._keep(lambda: self._state.save(self._record))
         if more := tuple(c for c in observation.plan.changes if c.setting not in planned):
             self._keep(lambda: self._state.step(Planned(changes=more)))

@@ -282,8 +282,9 @@ def try_(ctx: Context, profile: str, for_: float, wait_s: float, output: str) ->
     ctx.need_root()
     host = ctx.host()
     target = target_of(ctx.profile(profile, host), host)
-    program = [str(Path(sys.prefix, "bin/sidekick")), f"--state={ctx.state.folder}"]
-    revert = [*program, "revert", "--due", "--wait-s=600"]
+    folders = [f"--root={ctx.root.absolute()}", f"--state={ctx.state.folder.absolute()}"]
+    program = str(Path(sys.prefix, "bin/sidekick"))
+    revert = [program, *folders, "revert", "--due", "--wait-s=600"]
     with ctx.state.lock(wait_s, host.monotonic, host.sleep):
         _conclude(ctx, trial.begin(host, ctx.state, target, for_, revert), output)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from sidekick.boot import LINE, PANIC, BootLine, WantedBoot
-from sidekick.plan import ApplyPlan, make_plan
+from sidekick.plan import ApplyPlan, claims, make_plan
 from sidekick.record import OwnedGroup, Record, Target
 from sidekick.report import ApplyOutcome, Disruption, SettingChange, SettingReport
 from sidekick.setting import Applied, Host
@@ -24,17 +24,30 @@ def fresh(host: Host, record: Record) -> Record:
     """Return the record for this boot.
 
     A boot resets what was set at run time, so those originals are dropped: the present values are
-    the host's own again, except those that outlive a boot.
+    the host's own again, except those that outlive a boot. So are those of a device that replaced
+    another one of the same name.
     """
     if record.boot_id == host.hardware.boot_id:
-        return record
+        now = {name: setting_of(name).device(host, name) for name in record.devices}
+        gone = {name for name, device in record.devices.items() if now[name] not in ("", device)}
+        return _without(record, gone) if gone else record
     booted_with = BootLine(host, record.boot).booted_with()
     originals = {
         setting: value
         for setting, value in record.originals.items()
         if setting_of(setting).outlives_boot(setting, booted_with)
     }
-    return replace(record, boot_id=host.hardware.boot_id, originals=originals, left={})
+    return replace(record, boot_id=host.hardware.boot_id, originals=originals, left={}, devices={})
+
+
+def _without(record: Record, gone: set[str]) -> Record:
+    """Return the record without the originals of some settings."""
+    return replace(
+        record,
+        originals={k: v for k, v in record.originals.items() if k not in gone},
+        left={k: v for k, v in record.left.items() if k not in gone},
+        devices={k: v for k, v in record.devices.items() if k not in gone},
+    )
 
 
 class HostObservation:
@@ -117,7 +130,15 @@ class HostObservation:
         wanted = self.target.wanted
         names = {name for w in wanted for name in setting_of(w.setting).claims(w.setting)}
         originals = {k: v for k, v in record.originals.items() if k in names}
-        return replace(record, boot=self.owned_after(), originals=originals)
+        devices = {k: v for k, v in record.devices.items() if k in names}
+        return replace(record, boot=self.owned_after(), originals=originals, devices=devices)
+
+    def claim(self, record: Record) -> Record:
+        """Return the record with the present values of all settings that it did not have."""
+        originals = claims(self.claimed, self.observed, record.originals)
+        found = {n: setting_of(n).device(self.host, n) for n in originals.keys() - record.originals}
+        devices = {**record.devices, **{n: found[n] for n in sorted(found) if found[n]}}
+        return replace(record, originals=originals, devices=devices)
 
     def _to_restore(self, record: Record, is_written: bool) -> dict[str, str | None]:
         """Return the originals without values that a wanted setting of another kind changed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from sidekick.setting import Host
 from sidekick.settings import SETTINGS, settings_of
 from sidekick.shown import print_json, print_table, printable
 from sidekick.state import StateFolder
+from sidekick.status import moment_text
 from sidekick.targets import target_of
 from wire.errors import NotFound, TwineError
 
@@ -234,7 +234,7 @@ def history(ctx: Surroundings, last: int, output: str) -> None:
         ("WHEN", "COMMAND", "PROFILE", "STATE", "CHANGED", "MS", "DETAIL"),
         [
             (
-                time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(e.at)),
+                moment_text(e.at, "%Y-%m-%dT%H:%M:%SZ"),
                 e.command,
                 e.name or "-",
                 f"{e.state}, undone" if e.rolled_back else e.state,

@@ -82,6 +82,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     applied: Target | None = None
     originals: dict[str, str | None] = {}
     """The value of each setting before the first profile that claimed it."""
+    devices: dict[str, str] = {}
+    """The device that an original is of (`Setting.device`), for settings of devices."""
     left: dict[str, str] = {}
     """Originals that the kernel refused: the next boot restores them."""
     boot: tuple[OwnedGroup, ...] = ()

@@ -177,6 +177,10 @@ class Setting:
 
     # the host
 
+    def device(self, host: Host, setting: str) -> str:  # noqa: ARG002
+        """Return what distinguishes its device from others of this boot; empty if unknown."""
+        return ""
+
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value in force, None where this host lacks it."""
         raise NotImplementedError

@@ -134,7 +134,13 @@ class StateFolder(msgspec.Struct, frozen=True):
     ) -> Iterator[None]:
         """Hold the lock. Raises `Busy` if another sidekick still has it after `wait_s`."""
         with translated(f"cannot lock {self.folder}"):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except FileExistsError as e:
+                raise HostError(
+                    f"cannot lock {self.folder}: it is no folder, or a link to a missing one",
+                    hint="is its disk mounted? --state names another folder",
+                ) from e
             fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             until = monotonic() + max(wait_s, LOCK_WAIT_S)

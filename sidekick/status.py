@@ -113,12 +113,16 @@ def _blamed(host: Host, report: SettingReport, last: Report | None) -> SettingRe
     if before and before.outcome is ApplyOutcome.DRIFTED and before.actual == report.actual:
         return replace(report, detail=before.detail)
     who = "" if report.setting == LINE else setting_of(report.setting).blame(host, report)
-    since = f"changed after {_clock(last.at)}" if last and last.at else ""
+    since = f"changed after {moment_text(last.at)}" if last and last.at else ""
     return replace(report, detail=", ".join(filter(None, (since, who))))
 
 
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+def moment_text(at: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
+    """Return seconds since 1970 as a date in UTC; beyond the calendar as a number of seconds."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime(form)
+    except (OverflowError, ValueError, OSError):
+        return f"{at:g} s since 1970"
 
 
 def _judged(

@@ -18,7 +18,7 @@ from sidekick.setting import Host
 from sidekick.state import StateFolder
 from sidekick.status import verify
 from sidekick.upkeep import is_over
-from wire.errors import Conflict, HostError
+from wire.errors import Conflict, HostError, TwineError
 from wire.units import seconds_text
 
 UNIT = "twine-sidekick-revert"
@@ -33,13 +33,14 @@ def begin(
     """
     run = ApplyRun(host, state, target, command="try", trial_until=host.monotonic() + for_s)
     run.check_allowed()
-    _stop_timer(host)
-    after = f"--on-active={math.ceil(for_s)}s"  # systemd reads no exponents
-    options = [f"--unit={UNIT}", after, "--timer-property=AccuracySec=1s"]
-    host.processes.run(["systemd-run", "--collect", *options, *revert])
-    report = run.carry_out()
+    try:
+        _start_timer(host, for_s, revert)
+        report = run.carry_out()
+    except TwineError:
+        _time_recorded(host, state, revert)
+        raise
     if report.state is not ProfileState.VERIFIED:
-        _stop_timer(host)
+        _time_recorded(host, state, revert)
         return report
     report = replace(
         report, detail=f"on trial for {seconds_text(for_s)}: `sidekick confirm` keeps it"
@@ -68,6 +69,28 @@ def revert(host: Host, state: StateFolder, *, due_only: bool = False) -> Report:
     report = ApplyRun(host, state, trial.back, command="revert").carry_out()
     _stop_timer(host)
     return report
+
+
+def _start_timer(host: Host, for_s: float, revert: list[str]) -> None:
+    """Start the timer of a trial in place of the present one."""
+    _stop_timer(host)
+    after = f"--on-active={math.ceil(for_s)}s"  # systemd reads no exponents
+    options = [f"--unit={UNIT}", after, "--timer-property=AccuracySec=1s"]
+    host.processes.run(["systemd-run", "--collect", *options, *revert])
+
+
+def _time_recorded(host: Host, state: StateFolder, revert: list[str]) -> None:
+    """Set the timer to the end of the recorded trial: an earlier one, or one that is half undone.
+
+    Without one stop the timer. If that fails, `watch` of the verify timer ends the trial.
+    """
+    with contextlib.suppress(TwineError):
+        trial = state.load().trial
+        if trial is None:
+            _stop_timer(host)
+        else:
+            left_s = 1.0 if is_over(trial, host) else trial.until - host.monotonic()
+            _start_timer(host, left_s, revert)
 
 
 def _stop_timer(host: Host) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.runtime.core.records import TaskRecord, Tombstone, is_expired
+from agent.runtime.core.records import TaskRecord, Tombstone
 from agent.runtime.reserve import Reserve
 from wire.errors import ConfigError, HostError
 
@@ -181,10 +181,8 @@ class Journal:
                 self._copy(task_id, data)
             if isinstance(record, TaskRecord):
                 found.tasks[task_id] = record
-            elif not is_expired(record, time.time()):
-                found.tombstones[task_id] = record
             else:
-                _remove(path)
+                found.tombstones[task_id] = record
         self._read_copies(found)
         return found
 
@@ -208,7 +206,8 @@ class Journal:
                 name = secrets.token_hex(8)
                 (self._folder / NAME).write_text(name)
                 self._sync_folder()
-            (self._copies / _COPY).write_text(name)
+            if name != known:
+                (self._copies / _COPY).write_text(name)
         except OSError as e:  # on a read-only or failing disk later writes raise an error
             log.warning("the journal has no name", extra={"why": e.strerror})
 

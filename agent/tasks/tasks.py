@@ -14,6 +14,7 @@ from agent.machine import HostHardware
 from agent.resources.core.limits import lifts_nothing, resized
 from agent.runtime.core.records import (
     TASK_UNITS,
+    Instant,
     TaskRecord,
     Tombstone,
     Wanted,
@@ -102,6 +103,7 @@ class HostTasks(TaskQueries):
             host.events.add("agent", task_id, message)
         for loop in list(self._loops.values()):
             await loop.settled.wait()
+        await self._forget_expired()
 
     def _start(self, record: TaskRecord, *, fresh: bool = False) -> None:
         loop = TaskLoop(self._host, record, self._removed, fresh=fresh)
@@ -109,7 +111,7 @@ class HostTasks(TaskQueries):
         self._group.create_task(loop.run(), name=f"task-{record.task_id}")
 
     async def _removed(self, record: TaskRecord) -> None:
-        tombstone = tombstone_of(record, time.time())
+        tombstone = tombstone_of(record, self._now())
         await self._host.storage.save(tombstone)
         self._tombstones[record.task_id] = tombstone
         # Without a pause from here on: the task may be put again as soon as it is not listed.
@@ -123,9 +125,12 @@ class HostTasks(TaskQueries):
         await self._capacity.memory.ended(record.task_id)
         await self._forget_expired()
 
+    def _now(self) -> Instant:
+        return Instant(time.time(), self._boot_id, self._host.contact.now_s())
+
     async def _forget_expired(self) -> None:
         """Remove tombstones that are too old, from memory and from the disk."""
-        now = time.time()
+        now = self._now()
         for task_id in [
             t for t, tombstone in self._tombstones.items() if is_expired(tombstone, now)
         ]:
@@ -162,7 +167,7 @@ class HostTasks(TaskQueries):
 
         def changed(record: TaskRecord) -> TaskRecord:
             leaving = record.wanted is Wanted.GONE
-            self._check(task_id, spec, tombstone_of(record, 0.0) if leaving else record)
+            self._check(task_id, spec, tombstone_of(record, self._now()) if leaving else record)
             if refused := contradiction(spec, record):
                 raise Conflict(
                     f"task {task_id} is not changed: {refused.reason}",
@@ -253,7 +258,9 @@ class HostTasks(TaskQueries):
 
         def gone(record: TaskRecord) -> TaskRecord:
             spec = self._current(record, generation, epoch)
+            alone = control_plane_epoch is not None and generation is None and spec.epoch == 0
             leaving = replace(record, spec=spec, wanted=Wanted.GONE, reason=STOP_ASKED)
+            leaving = replace(leaving, unversioned=alone)
             if control_plane_epoch is not None and spec.epoch > control_plane_epoch:
                 leaving = replace(
                     leaving, spec=replace(spec, epoch=control_plane_epoch), orphan=True
@@ -269,8 +276,14 @@ class HostTasks(TaskQueries):
         known = self._tombstones.get(task_id)
         if generation is None or stale(generation, epoch or 0, known):
             return
+        now = self._now()
         tombstone = Tombstone(
-            task_id=task_id, generation=generation, epoch=epoch or 0, at=time.time()
+            task_id=task_id,
+            generation=generation,
+            epoch=epoch or 0,
+            at=now.at,
+            boot_id=now.boot_id,
+            boot_s=now.boot_s,
         )
         async with self._creating:
             if task_id not in self._loops:

@@ -98,6 +98,12 @@ class BlockSetting(LeadingSetting):
         name, _, choice = setting.partition(":")
         return f"{path_of(name)} offers no {choice}" if choice else f"there is no {path_of(name)}"
 
+    def device(self, host: Host, setting: str) -> str:
+        """Return the kernel's number of the disk; a new medium in a drive changes it, too."""
+        folder = path_of(setting).partition("/queue/")[0]
+        is_drive = host.fs.find(f"{folder}/removable") == "1"
+        return "" if is_drive else host.fs.find(f"{folder}/diskseq") or ""
+
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value in force."""
         # Reading the throttling of a disk that has none fails (EINVAL).

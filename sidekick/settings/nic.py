@@ -137,6 +137,10 @@ class NicSetting(LeadingSetting):
             return f"{beyond} is more than the driver of {nic} takes for {key}"
         return f"there is no interface {nic}, or its driver has no {key} that can be set"
 
+    def device(self, host: Host, setting: str) -> str:
+        """Return the index of the interface, which the kernel gives only once."""
+        return host.fs.find(f"/sys/class/net/{_parts(setting)[0]}/ifindex") or ""
+
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value in force."""
         nic, key, beyond = _parts(setting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -93,10 +94,13 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Why the generation in force is not the latest that was requested."""
     orphan: bool = False
     """Whether it was found on the host without a specification; it is only being removed."""
+    unversioned: bool = False
+    """Whether a local user removed it without a generation, and no control plane commanded it."""
 
 
 TOMBSTONE_S = 86_400.0
 """How long the agent recognises a late request for a removed task (trust F-81: 24 hours)."""
+_OTHER_BOOT_S = 30 * TOMBSTONE_S
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,11 +110,35 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     epoch: int
     at: float
+    """Seconds since 1970 when the task was removed."""
+    boot_id: str = ""
+    """The boot in which the task was removed; empty, from an earlier release: unknown."""
+    boot_s: float = 0.0
+    """Seconds since that boot."""
+    unversioned: bool = False
+    """Whether only the removed generation itself is refused (`TaskRecord.unversioned`)."""
 
 
-def is_expired(tombstone: Tombstone, now: float) -> bool:
-    """Return whether a tombstone is too old to be needed; `now` is in seconds since 1970."""
-    return now - tombstone.at >= TOMBSTONE_S
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """The readings of both clocks of the host."""
+
+    at: float
+    """Seconds since 1970; the clock may be wrong, and be set."""
+    boot_id: str
+    boot_s: float
+    """Seconds since the boot, suspend included."""
+
+
+def is_expired(tombstone: Tombstone, now: Instant) -> bool:
+    """Return whether a tombstone is too old to be needed.
+
+    Its age is the time in which the host was up. After a reboot a long time of the wall clock
+    counts too, so that a host that boots every day does not keep all of them.
+    """
+    if tombstone.boot_id == now.boot_id:
+        return now.boot_s - tombstone.boot_s >= TOMBSTONE_S
+    return now.boot_s >= TOMBSTONE_S or now.at - tombstone.at >= _OTHER_BOOT_S
 
 
 def key_of(spec: TaskSpec) -> str:

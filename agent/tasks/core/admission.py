@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from agent.api import Health, TaskSpec, TaskState
-from agent.runtime.core.records import TaskRecord, Tombstone, Wanted, key_of
+from agent.runtime.core.records import Instant, TaskRecord, Tombstone, Wanted, key_of
 from agent.tasks.core.lifecycle import CHANGED, LINGERS
 from wire.units import about_size
 
@@ -25,7 +25,8 @@ def stale(
     """Return why a request must not be carried out, or None.
 
     A newer epoch (leadership term) wins with any generation. Within one epoch the higher generation
-    wins (design contract 3.1).
+    wins (design contract 3.1). After a local user removed a task without a generation, only that
+    generation is refused: generations of `twine-agent run` are times, and clocks are set back.
     """
     if known is None:
         return None
@@ -36,7 +37,8 @@ def stale(
         )
     if epoch > current.epoch:
         return None
-    if generation < current.generation:
+    unversioned = isinstance(known, Tombstone) and known.unversioned
+    if generation < current.generation and not unversioned:
         return RefusedRequest(
             f"generation {generation} is older than {current.generation}, which is in force"
         )
@@ -69,11 +71,18 @@ def contradiction(spec: TaskSpec, known: TaskRecord) -> RefusedRequest | None:
     )
 
 
-def tombstone_of(record: TaskRecord, now: float) -> Tombstone:
+def tombstone_of(record: TaskRecord, now: Instant) -> Tombstone:
     """Return the tombstone of a removed task."""
-    spec = record.spec
-    generation = 0 if record.orphan else spec.generation
-    return Tombstone(task_id=record.task_id, generation=generation, epoch=spec.epoch, at=now)
+    generation = 0 if record.orphan else record.spec.generation
+    return Tombstone(
+        task_id=record.task_id,
+        generation=generation,
+        epoch=record.spec.epoch,
+        at=now.at,
+        boot_id=now.boot_id,
+        boot_s=now.boot_s,
+        unversioned=record.unversioned,
+    )
 
 
 def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord | None:
@@ -90,7 +99,7 @@ def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord
         return replace(known, spec=spec)
     changed = replace(known, spec=spec, wanted=Wanted.RUN, reason="", streak=0)
     if known.wanted is Wanted.GONE:
-        changed = replace(changed, restart_asked=True, orphan=False)
+        changed = replace(changed, restart_asked=True, orphan=False, unversioned=False)
     if known.cut_off:
         changed = replace(changed, restart_asked=True, cut_off=False)
     if key_of(known.spec) != key_of(spec):

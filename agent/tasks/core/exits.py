@@ -79,8 +79,12 @@ RESULTS = {
 }
 
 
-def describe(end: Exit, *, ran_s: float = 0.0, max_run_s: float | None = None) -> str:
+def describe(
+    end: Exit, *, ran_s: float = 0.0, max_run_s: float | None = None, started: bool = False
+) -> str:
     """Return one sentence on how the main process ended after `ran_s` seconds.
+
+    If its command `started`, a code of systemd (`STEPS`) is the command's own.
 
     systemd reports the same result, `timeout`, for a task that exceeded `max_run_s` and for a
     task that another program stopped and that did not end in time.
@@ -91,7 +95,8 @@ def describe(end: Exit, *, ran_s: float = 0.0, max_run_s: float | None = None) -
         return RESULTS[end.result]
     if end.signal is not None:
         return f"it was ended by signal {end.signal}"
-    if end.code is not None and end.result != "success" and end.code in STEPS:
+    failed_step = end.code in STEPS and end.result != "success" and not started
+    if end.code is not None and failed_step:
         return f"it never started: {STEPS[end.code]} (exit code {end.code})"
     if end.code is not None:
         return f"it ended with exit code {end.code}"

@@ -36,7 +36,12 @@ def after_end(task: TaskRecord, end: Exit, now: LeaseMoment) -> TaskRecord:
         last_exit=end,
         ended_invocation=task.invocation_id,
         health=Health.UNKNOWN,
-        reason=describe(end, ran_s=ran_s, max_run_s=task.spec.life.max_run_s),
+        reason=describe(
+            end,
+            ran_s=ran_s,
+            max_run_s=task.spec.life.max_run_s,
+            started=task.started_boot_s is not None,
+        ),
     )
     if not again:
         return replace(ended, state=TaskState.STOPPED, next_start_at=None, next_start_boot_s=None)

@@ -92,6 +92,28 @@ def test_the_limits_ignore_texts_and_comments(text: str) -> None:
     assert find_excess(text) is None
 
 
+@pytest.mark.behaviour("BUG-SK72")
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_state_folder_that_is_none_is_named_with_its_fault(
+    fake: FakeHost,
+    profiles: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    is_link: bool,
+) -> None:
+    """The error was "File exists", also for a link whose disk is not mounted."""
+    state = tmp_path / "state"
+    if is_link:
+        state.symlink_to("/nowhere/here")
+    else:
+        state.write_text("")
+    before = fake.everything()
+    code, _, err = run(fake, profiles, capsys, f"--state={state}", "apply-profile", "good")
+    assert (code, fake.everything()) == (1, before)
+    assert "it is no folder, or a link to a missing one" in err
+    assert "mounted" in err
+
+
 @pytest.mark.behaviour("BUG-SK38")
 @pytest.mark.parametrize(
     ("line", "code", "kind"),

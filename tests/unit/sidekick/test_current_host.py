@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from recorded import CPUS, RecordedHost
 
 from agent.api import Location
 from agent.identity.identity import CandidateIdentity, write_location
 from sidekick import look
 from sidekick.cli import main
+from sidekick.observe import fresh
 from sidekick.record import Record
 from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.setting import Host
@@ -94,6 +96,55 @@ def test_bug_sk34_a_disk_that_appears_is_found_by_verify_and_plan(bench: Bench) 
     assert bench.run("rollback") == 0
     read = (bench.disk.with_name("nvme9n1") / "queue/read_ahead_kb").read_text()
     assert read.strip() == "128"
+
+
+@pytest.mark.behaviour("BUG-SK71")
+@pytest.mark.parametrize(("removable", "kept"), [("0", "512"), ("1", "128")])
+def test_a_disk_that_replaces_another_one_keeps_its_own_value(
+    bench: Bench, removable: str, kept: str
+) -> None:
+    """The rollback gave it the value of the disk that had its name before.
+
+    A medium in a drive is another disk to the kernel, but the queue is the drive's.
+    """
+    bench.add_disk()
+    new = bench.disk.with_name("nvme9n1")
+    (new / "diskseq").write_text("7\n")
+    (new / "removable").write_text(f"{removable}\n")
+    assert bench.run("apply-profile", "mine") == 0
+    bench.remove_disk()
+    bench.add_disk(512)
+    (new / "diskseq").write_text("8\n")
+    (new / "removable").write_text(f"{removable}\n")
+    assert bench.run("apply-profile", "mine") == 0
+    assert (new / "queue/read_ahead_kb").read_text().strip() == "64"
+    assert bench.run("rollback") == 0
+    assert (new / "queue/read_ahead_kb").read_text().strip() == kept
+
+
+@pytest.mark.behaviour("BUG-SK71")
+def test_originals_of_an_interface_belong_to_its_index(bench: Bench) -> None:
+    host, name = bench.fake.host(), "nic.eth0.rx_ring"
+    boot_id = host.hardware.boot_id
+    record = Record(boot_id=boot_id, originals={name: "256"}, devices={name: "2"})
+    assert fresh(host, record) == record
+    assert fresh(host, replace(record, devices={name: "3"})) == Record(boot_id=boot_id)
+    gone = "nic.eth9.rx_ring"
+    record = replace(record, originals={gone: "256"}, devices={gone: "3"})
+    assert fresh(host, record) == record
+
+
+@pytest.mark.behaviour("BUG-SK71")
+def test_a_rollback_leaves_a_replaced_disk_as_it_is(bench: Bench) -> None:
+    bench.add_disk()
+    new = bench.disk.with_name("nvme9n1")
+    (new / "diskseq").write_text("7\n")
+    assert bench.run("apply-profile", "mine") == 0
+    bench.remove_disk()
+    bench.add_disk(512)
+    (new / "diskseq").write_text("8\n")
+    assert bench.run("rollback") == 0
+    assert (new / "queue/read_ahead_kb").read_text().strip() == "512"
 
 
 @pytest.mark.behaviour("BUG-SK34")

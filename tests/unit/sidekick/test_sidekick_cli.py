@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from click.shell_completion import ShellComplete
 from fake_host import FakeHost
@@ -339,6 +341,38 @@ def test_a_damaged_history_fails_no_run_and_loses_no_later_one(fake: FakeHost, r
     assert run("apply-profile", "web")[0] == 0
     entries = json.loads(run("history", "-o", "json")[1])
     assert [e["command"] for e in entries] == ["apply", "rollback", "apply"]
+
+
+@pytest.mark.behaviour("BUG-SK69")
+def test_dates_beyond_the_calendar_are_shown_as_seconds(fake: FakeHost, run: Run) -> None:
+    """One damaged or odd line ended `history`, and such a report `verify`, with a traceback."""
+    run("apply-profile", "web")
+    log, last = fake.state.folder / "history.jsonl", fake.state.read_status()
+    assert last is not None
+    odd = (1e300, -1e18, 1e12)
+    text = log.read_text()
+    log.write_text(text + "".join(re.sub(r'"at":[^,]*', f'"at":{at!r}', text) for at in odd))
+    code, out, err = run("history")
+    fake.fs.write("/proc/sys/vm/swappiness", "77")
+    fake.state.write_status(msgspec.structs.replace(last, at=1e300))
+    drifted = run("verify")
+
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == 4
+    assert "1e+300 s" in out
+    assert (drifted[0], "changed after 1e+300 s" in drifted[1]) == (2, True)
+
+
+@pytest.mark.behaviour("BUG-SK70")
+def test_the_timer_of_a_trial_uses_the_same_folders_from_any_directory(
+    fake: FakeHost, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer runs in `/`: with relative folders it found no trial, or changed another root."""
+    monkeypatch.chdir(fake.root)
+    fake.root.joinpath("here").mkdir()
+    assert run("--root=.", "--state=here/state", "try", "web")[0] == 0
+    started = next(ran for ran in fake.processes.ran if ran[0] == "systemd-run")
+    assert {f"--root={fake.root}", f"--state={fake.root}/here/state"} <= {*started}
 
 
 @pytest.mark.behaviour("BUG-SK51")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_host import Crash, FakeHost, a_target
@@ -15,7 +17,7 @@ from sidekick.settings.hugepages import Hugepages
 from sidekick.state import StateFolder
 from sidekick.status import status, verify
 from sidekick.upkeep import watch
-from wire.errors import Conflict, Unprocessable
+from wire.errors import Conflict, HostError, ProgramError, Unprocessable
 
 WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144}
 CACHE = {"vm.swappiness": 1, "vm.max_map_count": 262144}
@@ -100,6 +102,40 @@ def test_a_second_trial_restores_the_state_before_the_first(on_web: FakeHost) ->
     assert on_web.live() == before
 
 
+@pytest.mark.behaviour("BUG-SK68")
+@pytest.mark.parametrize("bad", ["refused value", "refused timer", "full disk"])
+def test_a_second_trial_that_fails_leaves_the_first_one_its_timer(
+    on_web: FakeHost, bad: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer of the first trial was stopped, so its profile stayed without a confirmation."""
+    begin(on_web)
+    on_web.time_s += 20.0
+    on_web.processes.ran.clear()
+    values = {"kernel.panic": 9, **({"vm.swappiness": 300} if bad == "refused value" else {})}
+    target = a_target(on_web, "third", sysctl=values)
+    host = on_web.host()
+    with monkeypatch.context() as failing, contextlib.suppress(HostError):
+        if bad == "refused timer":
+            run = host.processes.run
+
+            def once(argv: list[str], **given: Any) -> Any:
+                if argv[0] == "systemd-run" and "--on-active=600s" in argv:
+                    raise ProgramError("systemd-run: no answer")
+                return run(argv, **given)
+
+            failing.setattr(host.processes, "run", once)
+        if bad == "full disk":
+            failing.setattr(StateFolder, "reserve", _refuse)
+        trial.begin(host, on_web.state, target, 600.0, REVERT)
+    started = [ran for ran in on_web.processes.ran if ran[0] == "systemd-run"]
+    assert "--on-active=40s" in started[-1]
+    assert on_web.processes.ran[-1] == started[-1]
+
+
+def _refuse(_: StateFolder) -> None:
+    raise HostError("No space left on device")
+
+
 def test_the_verify_timer_ends_a_trial_whose_own_timer_is_lost(on_web: FakeHost) -> None:
     before = on_web.live()
     begin(on_web)
@@ -136,6 +172,42 @@ def test_a_trial_that_is_killed_at_any_point_is_reverted(tmp_path: Path, end: st
             verify(fake.host(), fake.state).state is ProfileState.VERIFIED
             or fake.state.unfinished()
         )
+
+
+@pytest.mark.behaviour("F-65", "BUG-SK68")
+@pytest.mark.parametrize("end", ["a second trial", "revert", "confirm"])
+def test_the_end_of_a_trial_that_is_killed_at_any_point_leaves_one_whole_profile(
+    tmp_path: Path, end: str
+) -> None:
+    def ended(fake: FakeHost) -> Report:
+        if end == "a second trial":
+            third = a_target(fake, "third", sysctl={"vm.swappiness": 5, "kernel.panic": 9})
+            return trial.begin(fake.host(), fake.state, third, 60.0, REVERT)
+        end_now = trial.revert if end == "revert" else trial.confirm
+        return end_now(fake.host(), fake.state)
+
+    whole = FakeHost(tmp_path / "whole")
+    whole.apply(web(whole))
+    on_web = whole.live()
+    begin(whole)
+    on_cache, first = whole.live(), whole.points.passed
+    ended(whole)
+    assert whole.points.passed > first
+    for point in range(first + 1, whole.points.passed + 1):
+        fake = FakeHost(tmp_path / f"{point}")
+        fake.apply(web(fake))
+        begin(fake)
+        fake.points.at = point
+        with pytest.raises(Crash):
+            ended(fake)
+        fake.points.at = None
+        fake.time_s += 61.0
+        watch(fake.host(), fake.state, repair=False)
+        record = fake.state.load()
+        is_kept = end == "confirm" and point > first + 1
+        assert fake.live() == (on_cache if is_kept else on_web), f"at point {point}"
+        assert record.trial is None
+        assert record.applied == (cache(fake) if is_kept else web(fake))
 
 
 def test_a_trial_that_fails_leaves_nothing_to_end(on_web: FakeHost) -> None:

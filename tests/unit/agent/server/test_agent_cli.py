@@ -62,6 +62,22 @@ def test_a_task_can_be_run_again_after_the_clock_was_set_back(
     assert host.fake.systemd.properties(unit("web"))["ExecStart"] == [["/bin/server"]]
 
 
+@pytest.mark.behaviour("BUG-AG92")
+def test_a_stopped_task_can_be_run_again_after_the_clock_was_set_back(
+    host: FakeHost, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generation of the stopped task was later than the one of every run until that time."""
+    later_ns = time.time_ns() + 86_400 * 10**9
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time_ns", lambda: later_ns)
+        run("run", "web", f"--image={IMAGE}", "--", "/bin/server", "-v", host=host)
+    stopped = run("stop", "web", host=host)
+    again = run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)
+
+    assert stopped == (0, "web: gone\n", "")
+    assert again == (0, "web: running, healthy\n", "")
+
+
 @pytest.mark.behaviour("F-86")
 @pytest.mark.parametrize(
     ("terminals", "printed"),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from builders import a_record
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.api import Exit, Health, Probe
+from agent.lease.core.lease import LeaseMoment
 from agent.tasks.core.exits import describe
 from agent.tasks.core.health import Streak, after_answer
+from agent.tasks.core.restarts import after_end
 
 PROBE = Probe(port=80, successes=2, failures=3)
 
@@ -107,6 +110,17 @@ def test_every_exit_code_of_systemd_is_described(code: int) -> None:
 def test_a_failed_step_before_the_command_is_reported_as_never_started(code: int) -> None:
     assert describe(Exit(result="exit-code", code=code, at=0)).startswith("it never started: ")
     assert "never" not in describe(Exit(result="success", code=code, at=0))
+
+
+@pytest.mark.behaviour("BUG-AG95")
+def test_a_program_that_ran_may_end_with_a_code_of_systemd() -> None:
+    """After days of work its end was explained with a step before its start."""
+    now, end = LeaseMoment(1e9, 500.0), Exit(result="exit-code", code=226, at=1e9)
+    ran = after_end(a_record(started_boot_s=100.0), end, now)
+    unseen = after_end(a_record(started_boot_s=None), end, now)
+
+    assert ran.reason == "it ended with exit code 226"
+    assert unseen.reason.startswith("it never started: its mount namespace")
 
 
 def test_a_working_directory_that_is_missing_is_thought_of() -> None:

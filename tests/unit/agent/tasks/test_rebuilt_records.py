@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -211,3 +213,25 @@ def test_a_new_boot_takes_the_journal_that_there_is(tmp_path: Path) -> None:
     assert (tmp_path / "journal" / ".name").read_text() == name
     with pytest.raises(HostError, match="is not the journal"):
         Journal(tmp_path / "other", None, tmp_path / "run-2").replay()
+
+
+@pytest.mark.behaviour("BUG-AG94")
+def test_a_start_writes_the_names_of_a_known_journal_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full /run the name was truncated, and an unmounted journal was no longer noticed."""
+    folder, copies = tmp_path / "journal", tmp_path / "copies"
+    Journal(folder, None, copies).replay()
+
+    with monkeypatch.context() as full:
+
+        def truncate(path: Path, _: str) -> None:
+            open(path, "w").close()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        full.setattr(Path, "write_text", truncate)
+        Journal(folder, None, copies).replay()
+    shutil.rmtree(folder)
+
+    with pytest.raises(HostError, match="is not the journal of this host's tasks"):
+        Journal(folder, None, copies).replay()

@@ -7,7 +7,7 @@ from builders import a_record, a_spec
 from msgspec.structs import replace
 
 from agent.api import Limits, TaskState
-from agent.runtime.core.records import Tombstone, Wanted
+from agent.runtime.core.records import Instant, Tombstone, Wanted, is_expired
 from agent.tasks.core.admission import accept, contradiction, is_over, stale, tombstone_of, too_big
 from agent.tasks.core.lifecycle import LINGERS
 
@@ -93,8 +93,40 @@ def test_a_task_that_is_wanted_back_while_it_stops_starts_again() -> None:
 
 
 def test_a_tombstone_remembers_the_generation_unless_it_was_never_known() -> None:
-    assert tombstone_of(RECORD, 7.0) == Tombstone(task_id="web", generation=5, epoch=2, at=7.0)
-    assert tombstone_of(a_record(orphan=True), 7.0).generation == 0
+    now = Instant(7.0, "boot", 3.0)
+    expected = Tombstone(task_id="web", generation=5, epoch=2, at=7.0, boot_id="boot", boot_s=3.0)
+    assert tombstone_of(RECORD, now) == expected
+    assert tombstone_of(a_record(orphan=True), now).generation == 0
+
+
+@pytest.mark.behaviour("BUG-AG92")
+def test_after_a_removal_without_a_generation_only_that_generation_is_refused() -> None:
+    stone = replace(STONE, unversioned=True)
+
+    assert stale(4, 2, stone) is None
+    refused = stale(5, 2, stone), stale(9, 1, stone)
+    assert [r.reason[:24] for r in refused if r] == [
+        "generation 5 was already",
+        "epoch 1 is older than 2,",
+    ]
+
+
+@pytest.mark.behaviour("BUG-AG93")
+@pytest.mark.parametrize(
+    ("at", "boot_id", "boot_s", "is_old"),
+    [
+        (1e9, "boot", 86_402.0, False),
+        (0.0, "boot", 86_403.0, True),
+        (86_500.0, "next", 60.0, False),
+        (31 * 86_400.0, "next", 60.0, True),
+        (0.0, "next", 86_400.0, True),
+    ],
+)
+def test_the_age_of_a_tombstone_is_the_time_in_which_the_host_was_up(
+    at: float, boot_id: str, boot_s: float, is_old: bool
+) -> None:
+    stone = replace(STONE, at=7.0, boot_id="boot", boot_s=3.0)
+    assert is_expired(stone, Instant(at, boot_id, boot_s)) == is_old
 
 
 def test_a_task_that_does_not_fit_is_refused_with_the_numbers() -> None:

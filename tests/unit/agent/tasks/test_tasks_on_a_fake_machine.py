@@ -150,12 +150,10 @@ async def test_a_late_put_of_a_removed_generation_does_not_bring_it_back(
 
 
 @pytest.mark.behaviour("BUG-AG46")
-async def test_tombstones_are_forgotten_after_a_day_while_the_agent_runs(
-    host: FakeHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tombstones_are_forgotten_after_a_day_while_the_agent_runs(host: FakeHost) -> None:
     """A host with short tasks kept one record of each until its agent restarted."""
-    later_s, clock = 0.0, time.time
-    monkeypatch.setattr(time, "time", lambda: clock() + later_s)
+    later_s, clock = 0.0, host.fake.boottime_s
+    host.fake.boottime_s = lambda: clock() + later_s
     async with host.agent() as client, asyncio.timeout(60):
         for task_id in ("old", "new"):
             await client.put_task(task_id, a_spec(generation=3))
@@ -169,6 +167,25 @@ async def test_tombstones_are_forgotten_after_a_day_while_the_agent_runs(
             await client.put_task("new", a_spec(generation=3))
         await client.put_task("old", a_spec(generation=3))
         await running(client, "old")
+
+
+@pytest.mark.behaviour("BUG-AG93")
+async def test_a_step_of_the_clock_does_not_forget_a_removed_task(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a step of a day the next removal forgot it, and a late request started it again."""
+    clock = time.time
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(generation=3))
+        await client.delete_task("web", generation=3)
+        await gone(client, "web")
+        monkeypatch.setattr(time, "time", lambda: clock() + 2 * TOMBSTONE_S)
+        await client.put_task("other", a_spec())
+        await client.delete_task("other")
+        await gone(client, "other")
+    async with host.agent() as client:
+        with pytest.raises(Conflict, match="already removed"):
+            await client.put_task("web", a_spec(generation=3))
 
 
 @pytest.mark.behaviour("F-48")
