@@ -1,15 +1,43 @@
-"""The web application of the agent: authorizes callers, and serves the routes."""
+"""The agent's API: authorizes callers, and passes each request to a service."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
+import msgspec
 from aiohttp import web
 
-from agent.handlers import AgentHandlers
-from agent.host.callers import authorize_with
+from agent import api
+from agent.api.accounts import Accounts
+from agent.api.credentials import CredentialInfo, Credentials
+from agent.api.notices import HostNotices
+from agent.api.oci import ImageImports, ImportName
+from agent.api.presence import Presence
+from agent.api.unit import UnitShown
+from agent.credentials.credentials import MOST_BYTES
+from agent.host.callers import authorize_with, check_given, check_raw
 from agent.host.facts import agent_version
+from agent.host.logs import EVERYWHERE, LoggedRun
+from agent.parameters import (
+    credential_of,
+    digest_of,
+    format_of,
+    label_of,
+    task_id_of,
+    version_of,
+    volume_of,
+)
 from agent.routes import ROUTES
+from agent.runtime.core.records import unit_of
 from agent.services import AgentServices
-from wire.server import make_app
+from agent.tasks.core.unit_properties import journal_of
+from agent.tasks.exec import request_of
+from agent.usage import Usages
+from wire.duplex import Talk
+from wire.errors import Forbidden, NotFound, TwineError, Unprocessable
+from wire.server import Call, make_app
+
+MAX_EVENT_WAIT_S = 60.0
 
 
 def application(services: AgentServices, socket_group: str) -> web.Application:
@@ -23,3 +51,318 @@ def application(services: AgentServices, socket_group: str) -> web.Application:
         version=agent_version(),
         metrics=lambda: services.metrics.scrape(ready=services.ready),
     )
+
+
+class _Handlers:
+    """What the handlers need."""
+
+    def __init__(self, services: AgentServices) -> None:
+        self._s = services
+
+
+class ImageHandlers(_Handlers):
+    """Images on the host."""
+
+    async def list_images(self, _: Call) -> api.Images:
+        """List the images, each with the tasks that use it."""
+        infos = [_with_users(self._s, i) for i in self._s.images.all()]
+        return api.Images(images=infos)
+
+    async def get_image(self, call: Call) -> api.ImageInfo:
+        """Show an image."""
+        return _with_users(self._s, self._s.images.get(digest_of(call)))
+
+    async def put_image(self, call: Call) -> api.ImageInfo:
+        """Import an image from the body of the request."""
+        self._s.require_ready()
+        assert call.stream is not None
+        return await self._s.images.receive(digest_of(call), format_of(call), call.stream)
+
+    async def pull_image(self, call: Call) -> api.ImageInfo:
+        """Import an image from another place."""
+        self._s.require_ready()
+        info = await self._s.pull(call.body)
+        assert isinstance(info, api.ImageInfo)
+        return info
+
+    async def fetch_oci_image(self, call: Call) -> api.ImageInfo:
+        """Import an image from a registry."""
+        self._s.require_ready()
+        pull: api.OciPull = call.body
+        return await self._s.images.pull(pull.reference)
+
+    async def stage_image(self, call: Call) -> api.Ack:
+        """Begin to import an image from a registry."""
+        self._s.require_ready()
+        pull: api.OciPull = call.body
+        self._s.spawn(_staged(self._s, pull.reference))
+        return api.Ack(detail=f"{pull.reference} is being fetched")
+
+    async def list_imports(self, _: Call) -> ImageImports:
+        """List the imports that run."""
+        return ImageImports(images=self._s.images.imports.all())
+
+    async def cancel_import(self, call: Call) -> api.Ack:
+        """Cancel imports of an image."""
+        asked: ImportName = call.body
+        count = self._s.images.imports.cancel(asked.name)
+        return api.Ack(detail=f"{count} cancelled")
+
+    async def delete_image(self, call: Call) -> api.Ack:
+        """Remove an image that no task uses."""
+        self._s.require_ready()
+        await self._s.images.delete(digest_of(call), self._s.tasks.using)
+        return api.Ack(detail="deleted")
+
+
+class AgentTaskHandlers(_Handlers):
+    """Tasks of the host."""
+
+    async def list_tasks(self, _: Call) -> api.Tasks:
+        """List the tasks."""
+        self._s.require_ready()
+        return api.Tasks(tasks=self._s.tasks.all())
+
+    async def put_task(self, call: Call) -> api.TaskStatus:
+        """Create a task, or update it to a newer generation."""
+        self._s.require_ready()
+        spec: api.TaskSpec = call.body
+        check_raw(call.peer, task_id_of(call), spec)
+        what = f"task {task_id_of(call)}"
+        check_given(call.peer, what, spec.generation, spec.epoch, self._s.contact.term)
+        self._s.contact.check_command(
+            task_id_of(call), spec, *_record_contact(self._s, call, spec.epoch)
+        )
+        return await self._s.tasks.put(task_id_of(call), spec)
+
+    async def get_task(self, call: Call) -> api.TaskStatus:
+        """Show a task."""
+        self._s.require_ready()
+        return self._s.tasks.get(task_id_of(call))
+
+    async def delete_task(self, call: Call) -> api.TaskStatus:
+        """Stop and remove a task."""
+        self._s.require_ready()
+        generation, epoch = version_of(call, self._s.contact.term)
+        is_repair = call.peer.role == "local" and epoch is None
+        latest = self._s.contact.request_epoch if is_repair else None
+        return await self._s.tasks.delete(
+            task_id_of(call), generation, epoch, control_plane_epoch=latest
+        )
+
+    async def restart_task(self, call: Call) -> api.TaskStatus:
+        """Restart a task."""
+        self._s.require_ready()
+        generation, epoch = version_of(call, self._s.contact.term)
+        task_id = task_id_of(call)
+        spec = self._s.tasks.record(task_id).spec
+        self._s.contact.check_command(task_id, spec, *_record_contact(self._s, call, epoch or 0))
+        return await self._s.tasks.restart(task_id, generation, epoch)
+
+    async def resize_task(self, call: Call) -> api.TaskStatus:
+        """Change the resources of a task while it runs."""
+        self._s.require_ready()
+        what, resize = f"task {task_id_of(call)}", call.body
+        check_given(call.peer, what, resize.generation, resize.epoch, self._s.contact.term)
+        return await self._s.tasks.resize(task_id_of(call), resize)
+
+    async def get_usage(self, _: Call) -> Usages:
+        """Show what each task uses."""
+        self._s.require_ready()
+        return await self._s.usage()
+
+    async def task_logs(self, call: Call) -> AsyncIterator[bytes]:
+        """Stream the output of a task, or of its latest ended run."""
+        self._s.require_ready()
+        task_id = task_id_of(call)
+        lines = self._s.logs.read(
+            _run_of(self._s, task_id, previous=call.flag("previous")),
+            follow=call.flag("follow") and self._s.tasks.knows(task_id),
+            since=call.number("since"),
+            tail=call.whole("tail"),
+        )
+        return lines if self._s.tasks.knows(task_id) else await _some(lines, task_id)
+
+    async def get_unit(self, call: Call) -> UnitShown:
+        """Show the systemd unit of a task."""
+        self._s.require_ready()
+        return await self._s.unit_view.show(self._s.tasks.record(task_id_of(call)))
+
+    async def exec_task(self, call: Call) -> Talk:
+        """Run a command in a task's sandbox."""
+        self._s.require_ready()
+        task_id, request = task_id_of(call), request_of(call)
+        record = self._s.tasks.running(task_id)
+        check_raw(call.peer, task_id, record.spec)
+        return lambda duplex: self._s.sessions.talk(record, request, duplex)
+
+
+class HostHandlers(_Handlers):
+    """Facts, profile, events, volumes and state of the host."""
+
+    async def get_machine(self, _: Call) -> api.MachineFacts:
+        """Show the facts of the machine."""
+        return await self._s.facts()
+
+    async def put_profile(self, call: Call) -> api.ProfileStatus:
+        """Record a host profile and begin to apply it."""
+        spec: api.ProfileSpec = call.body
+        check_given(call.peer, "the profile", spec.generation, spec.epoch, self._s.contact.term)
+        latest = self._s.contact.request_epoch if call.peer.role == "local" else None
+        if self._s.profile.ask(spec, latest):
+            self._s.spawn(self._s.profile.apply())
+        return self._s.profile.status()
+
+    async def get_profile(self, _: Call) -> api.ProfileStatus:
+        """Show the state of the host profile."""
+        return self._s.profile.status()
+
+    async def put_notices(self, call: Call) -> HostNotices:
+        """Replace the notices of the host."""
+        notices: HostNotices = call.body
+        check_given(call.peer, "notices", 1, notices.epoch, self._s.contact.term)
+        return await self._s.notices.put(notices)
+
+    async def get_events(self, call: Call) -> api.Events:
+        """Return the events after a number; can wait for one."""
+        after = call.whole("after") or 0
+        wait_s = min(call.number("wait_s", 0) or 0.0, MAX_EVENT_WAIT_S)
+        _record_contact(self._s, call, call.whole("epoch") or 0)
+        events = await self._s.events.after(after, self._s.contact.wait_s(wait_s))
+        return msgspec.structs.replace(events, answered=self._s.contact.answer())
+
+    async def get_accounts(self, _: Call) -> Accounts:
+        """Compare the objects on the host with the records."""
+        self._s.require_ready()
+        return Accounts(accounts=await self._s.accounts.look())
+
+    async def repair_accounts(self, _: Call) -> Accounts:
+        """Repair what differs between objects and records."""
+        self._s.require_ready()
+        return await self._s.accounts.repair()
+
+    async def collect_garbage(self, _: Call) -> Accounts:
+        """Remove objects that nothing uses."""
+        self._s.require_ready()
+        return Accounts(accounts=[], done=await self._s.accounts.collect())
+
+    async def list_volumes(self, _: Call) -> api.VolumeInfos:
+        """List the volumes."""
+        self._s.require_ready()
+        return await self._s.volumes.all()
+
+    async def snapshot_volume(self, call: Call) -> api.VolumeInfo:
+        """Take a snapshot of a volume."""
+        self._s.require_ready()
+        return await self._s.volumes.snapshot(*volume_of(call), label_of(call))
+
+    async def remove_volume(self, call: Call) -> api.Ack:
+        """Remove a volume that no task uses."""
+        self._s.require_ready()
+        await self._s.volumes.remove(*volume_of(call))
+        return api.Ack(detail="removed")
+
+    async def renew_identity(self, _: Call) -> api.Ack:
+        """Begin to renew the certificate of the host."""
+        if not self._s.domain():
+            raise Unprocessable("this host has joined no control plane", hint="twine-agent join …")
+        self._s.spawn(self._s.renew())
+        return api.Ack()
+
+    async def get_presence(self, _: Call) -> Presence:
+        """Show the boot and the clone check of the host."""
+        return self._s.uniqueness.presence()
+
+    async def leave(self, call: Call) -> api.Running:
+        """Stop the tasks, because the host shuts down."""
+        if call.peer.role != "local":
+            raise Forbidden("only the host itself may announce that it goes down")
+        return api.Running(tasks=await self._s.leaving.begin())
+
+    async def healthz(self, _: Call) -> api.Liveness:
+        """Answer that this process is alive."""
+        return api.Liveness(ok=True)
+
+    async def readyz(self, _: Call) -> api.Liveness:
+        """Answer whether the tasks are loaded."""
+        self._s.require_ready()
+        return api.Liveness(ok=True, detail=f"{len(self._s.tasks.all())} tasks")
+
+
+class CredentialHandlers(_Handlers):
+    """Credentials of entitlements that the host keeps in memory."""
+
+    async def list_credentials(self, _: Call) -> Credentials:
+        """List the credentials, without their values."""
+        return Credentials(credentials=self._s.credentials.all())
+
+    async def put_credential(self, call: Call) -> CredentialInfo:
+        """Keep a credential in memory."""
+        self._s.require_ready()
+        assert call.stream is not None
+        entitlement, name = credential_of(call)
+        value = b""
+        async for chunk in call.stream:
+            value += chunk
+            if len(value) > MOST_BYTES:
+                break
+        return self._s.credentials.put(entitlement, name, value)
+
+    async def delete_credential(self, call: Call) -> api.Ack:
+        """Remove a credential."""
+        self._s.require_ready()
+        self._s.credentials.remove(*credential_of(call))
+        return api.Ack(detail="forgotten")
+
+
+class AgentHandlers(ImageHandlers, AgentTaskHandlers, HostHandlers, CredentialHandlers):
+    """A handler for each route of the agent, with the route's name."""
+
+
+def _record_contact(s: AgentServices, call: Call, epoch: int) -> tuple[str | None, int]:
+    """Record contact with the control plane; return the name of the answer it received last, and
+    its term. The name is None if the caller is a user on the host.
+    """
+    if call.peer.role != "component":
+        return None, epoch
+    name = call.query.get("heard", "")
+    s.contact.record_contact(name, epoch)
+    return name, epoch
+
+
+def _run_of(s: AgentServices, task_id: str, *, previous: bool) -> LoggedRun:
+    """Return where the output of a task is: of all its runs, or of the latest ended run."""
+    ended = s.tasks.ended_run(task_id) if previous else ""
+    spec = s.tasks.find_spec(task_id)
+    namespace = EVERYWHERE if spec is None else journal_of(spec.entitlement)
+    return LoggedRun(unit_of(task_id), namespace, ended)
+
+
+async def _some(lines: AsyncIterator[bytes], task_id: str) -> AsyncIterator[bytes]:
+    """Return the output of a removed task; raise `NotFound` if the journal has none."""
+    try:
+        first = await anext(lines)
+    except StopAsyncIteration:
+        raise NotFound(
+            f"there is no task {task_id} on this machine, and the journal has no output of it",
+            hint="twine-agent ps",
+        ) from None
+
+    async def all_of_it() -> AsyncIterator[bytes]:
+        yield first
+        async for line in lines:
+            yield line
+
+    return all_of_it()
+
+
+def _with_users(s: AgentServices, info: api.ImageInfo) -> api.ImageInfo:
+    return msgspec.structs.replace(info, tasks=s.tasks.using(info.digest))
+
+
+async def _staged(s: AgentServices, reference: str) -> None:
+    """Fetch an image in the background; events report the outcome."""
+    try:
+        await s.images.pull(reference)
+    except TwineError as e:
+        s.events.add("image", reference, f"not fetched: {e}")

@@ -27,7 +27,7 @@ class Destinations:
         dispatcher: Dispatcher,
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
-        """`spawn` runs a coroutine beside the rounds."""
+        """`spawn` runs a coroutine concurrently with the rounds."""
         self._observations = region.observations
         self._placements, self._dispatcher, self._spawn = placements, dispatcher, spawn
         self.prepared_machines = PreparedMachines(region, placements.allocator)

@@ -130,7 +130,7 @@ class Scheduler:
                 self._group = None  # reports may still arrive during the shutdown
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Run a coroutine beside the rounds; drop it if none run."""
+        """Run a coroutine concurrently with the rounds; without rounds drop it."""
         if self._group is not None:
             self.runtime.spawn_in(self._group, "scheduler", work)
         else:
