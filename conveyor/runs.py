@@ -230,6 +230,8 @@ class PipelineViews(msgspec.Struct, frozen=True, kw_only=True):
     """All pipelines."""
 
     pipelines: list[PipelineView]
+    damaged: dict[str, str] = {}
+    """Pipeline whose stored record cannot be read → why; nothing is done for it."""
 
 
 class PipelinePlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,6 +98,7 @@ def list_(target: Target, output: str) -> None:
         else:
             detail = run.waits or run.reason
             rows.append((name, str(run.number), short(run.image), run.state.value, detail))
+    rows += [(name, "-", "-", "damaged", why) for name, why in found.damaged.items()]
     columns = ("pipeline", "run", "image", "state", "detail")
     show.emit(output, found, lambda: show.table(columns, rows))
 
