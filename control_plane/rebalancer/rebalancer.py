@@ -111,7 +111,7 @@ class ReBalancer:
 
     async def load(self) -> None:
         """Read the stored plan and history."""
-        await self.records.table.load()
+        await self.records.load()
 
     async def run(self) -> None:
         """Plan and move until cancelled, as far as the mode allows."""
