@@ -140,6 +140,8 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = 1
     spec: PipelineSpec
+    version: int = 0
+    """Rises with each request of a user and each new run."""
     applied_by: str = ""
     applied_at: float = 0.0
     good: dict[str, str] = {}
