@@ -20,6 +20,7 @@ from conveyor.api import ControlRequest, ControlVerb, PipelineSpec, StartRequest
 from conveyor.core import commands, decide, judge
 from conveyor.core.acts import DeliveryAct, named
 from conveyor.core.stages import step_text, steps
+from conveyor.core.transitions import may_begin_late
 from conveyor.gates import GateMeter, GateReader
 from conveyor.notifications import Notifications, Notify, notify
 from conveyor.push import PushWriter
@@ -131,8 +132,7 @@ class DeliveryService:
             known = await self._write(known, decision.record, decision.ended)
             for act in decision.acts:
                 await self._act(name, act)
-        for run in decision.ended:
-            await self._clean_up(run)
+        await self._clean_up(name)
         if decision.measure and known.record.active is not None:
             await self._measure(name, known.record.active, decision.measure, jobs)
         await self._notify(name)
@@ -204,12 +204,30 @@ class DeliveryService:
             self._refused.pop(act.job, None)
             log.info("job changed", extra={"job": act.job, "act": type(act).__name__})
 
-    async def _clean_up(self, run: PipelineRun) -> None:
-        """End the checks of a run; after a crash they end at their timeout."""
+    async def _clean_up(self, name: str) -> None:
+        """End the checks of runs that ended, also those that begin late."""
+        for number in self._known[name].record.unchecked:
+            run = await self._ended_run(name, number)
+            try:
+                if run is not None:
+                    await self._meter.end(run)
+            except TwineError as e:
+                log.warning("a check was left running", extra={"run": number, "reason": str(e)})
+                continue
+            if run is not None and may_begin_late(run, self._runtime.date()):
+                continue
+            async with self._lock(name):
+                known = await self._fresh(name)
+                left = tuple(n for n in known.record.unchecked if n != number)
+                await self._write(known, replace(known.record, unchecked=left), ())
+
+    async def _ended_run(self, name: str, number: int) -> PipelineRun | None:
+        """Return an ended run; None: it is not kept any more, or damaged."""
         try:
-            await self._meter.end(run)
-        except TwineError as e:
-            log.warning("a check was left running", extra={"run": run.number, "reason": str(e)})
+            return await self._records.run(name, number)
+        except DamagedRecord as e:
+            log.warning("a run is left out", extra={"pipeline": name, "reason": str(e)})
+            return None
 
     async def _measure(
         self, name: str, run: PipelineRun, gates: Sequence[str], jobs: dict[str, JobProgress]
@@ -246,11 +264,7 @@ class DeliveryService:
     async def _notify(self, name: str) -> None:
         """Send notifications of unsuccessful runs."""
         for number in self._known[name].record.unsent:
-            try:
-                run = await self._records.run(name, number)
-            except DamagedRecord as e:
-                run = None
-                log.warning("no notification", extra={"pipeline": name, "reason": str(e)})
+            run = await self._ended_run(name, number)
             if run is not None and not await self._notifications.deliver(name, run):
                 continue
             async with self._lock(name):
@@ -322,6 +336,9 @@ class DeliveryService:
                     f"cannot remove pipeline {name}: it has a run",
                     hint=f"twinectl pipeline abort {name}",
                 )
+            for number in record.unchecked if record is not None else ():
+                if (run := await self._ended_run(name, number)) is not None:
+                    await self._meter.end(run)
             await self._records.remove(name, found.revision)
             for of_it in (self._known, self._damaged, self._trouble, self._jobs, self._looked):
                 of_it.pop(name, None)
