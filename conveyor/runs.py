@@ -160,7 +160,7 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
     unsent: tuple[int, ...] = ()
     """Runs whose notification was not delivered yet."""
     unchecked: tuple[int, ...] = ()
-    """Ended runs of which commands of gates may still run as jobs."""
+    """Ended runs whose commands of gates may still run as jobs."""
 
 
 class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
