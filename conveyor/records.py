@@ -24,7 +24,7 @@ RUNS_KEPT = 100
 """Ended runs of each pipeline that are kept, with their verdicts."""
 
 
-class _Schema(msgspec.Struct):
+class _SchemaOnly(msgspec.Struct):
     schema: int = SCHEMA
 
 
@@ -204,7 +204,7 @@ def decoded(data: bytes, kind: type[T], key: str) -> T:
     """Return a stored record, or raise `DamagedRecord`; `ConfigError` where it is newer."""
     try:
         data = unpacked(data)
-        schema = msgspec.json.decode(data, type=_Schema).schema
+        schema = msgspec.json.decode(data, type=_SchemaOnly).schema
         if schema <= SCHEMA:
             return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeError, zlib.error) as e:
