@@ -6,19 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from control_plane.roles import ControlPlane
     from control_plane.runtime.runtime import Runtime
     from control_plane.store import Store
 
+_T = TypeVar("_T")
 
-async def despite_damage(
-    load: Callable[[], Awaitable[ControlPlane]], stores: Sequence[Store]
-) -> ControlPlane:
+
+async def despite_damage(load: Callable[[], Awaitable[_T]], stores: Sequence[Store]) -> _T:
     """Load everything; if records are damaged, set them aside and load again."""
     from control_plane.store.quarantine import set_all_aside
     from control_plane.store.records import DamagedRecord

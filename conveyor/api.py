@@ -278,3 +278,5 @@ class ControlRequest(_FilePart, frozen=True, kw_only=True):
     """Why; needed for `skip` and `abort`."""
     gate: Annotated[str, Meta(max_length=64)] = ""
     """Which approval; empty: every one that waits for the caller."""
+    expect: Annotated[int, Meta(ge=0)] | None = None
+    """Version of the pipeline that the user has seen; a newer one refuses the request."""

@@ -45,7 +45,8 @@ class CommandChecks:
             record = (await self._client.get_job(job)).record
         except NotFound:
             base = (await self._client.get_job(seen[0].job)).record.spec
-            await self._client.apply_job(_check_spec(job, gate, base, run, mark, seen))
+            spec = _check_spec(job, gate, base, run, mark, seen)
+            await self._client.apply_job(spec, is_new=True)
             return None
         known = record.spec.environment.get(MARK)
         if known is None:

@@ -21,6 +21,8 @@ from conveyor.core.fleet import HostSeen
 from wire.errors import HostError, TwineError
 
 PROBE_S = 30.0
+PROBES = 32
+"""Probes of all fleets that run at once: each is a process, such as one of ssh."""
 _OUTPUT_BYTES = 64 << 10
 _SHOWN_LINES, _SHOWN = 8, 800
 """Of a command's output: dpkg prints four lines after the reason of a failure."""
@@ -42,19 +44,20 @@ class CommandHosts:
     """Implements `FleetHosts` with the front end and with commands."""
 
     def __init__(self, client: ControlPlaneClient) -> None:
-        self._client = client
+        self._client, self._places = client, asyncio.Semaphore(PROBES)
 
     async def look(self, fleet: FleetSettings) -> list[HostSeen]:
         """Return the hosts: by their commands, or by the control plane's view of their agents."""
         if fleet.probe:
-            return [await self._probed(fleet, name) for name in fleet.hosts]
+            return await asyncio.gather(*(self._probed(fleet, name) for name in fleet.hosts))
         views = {v.record.machine: v for v in (await self._client.list_machines()).machines}
         names = fleet.hosts or sorted(n for n, v in views.items() if v.record.facts is not None)
         return [_from_view(name, views.get(name)) for name in names]
 
     async def _probed(self, fleet: FleetSettings, host: str) -> HostSeen:
         try:
-            output = await _run(_filled(fleet.probe, {"host": host}), PROBE_S)
+            async with self._places:
+                output = await _run(_filled(fleet.probe, {"host": host}), PROBE_S)
         except TwineError as e:
             return HostSeen(host, "", False, str(e))
         return HostSeen(host, output.strip(), bool(output.strip()), "its probe printed no release")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from control_plane.store import Delete, Operation, Put, Store
+from control_plane.store import Delete, Entry, Operation, Put, Store
 from control_plane.store.bounds import ROWS_MAX
-from control_plane.store.records import packed, unpacked
+from control_plane.store.records import DamagedRecord, packed, unpacked
 from conveyor.runs import GateVerdict, PipelineRecord, PipelineRun, StoredRun, StoredVerdict
 from wire.errors import ConfigError, TwineError
 
@@ -23,12 +24,11 @@ RUNS_KEPT = 100
 """Ended runs of each pipeline that are kept, with their verdicts."""
 
 
-class _Stored(Protocol):
-    @property
-    def schema(self) -> int: ...
+class _SchemaOnly(msgspec.Struct):
+    schema: int = SCHEMA
 
 
-T = TypeVar("T", bound=_Stored)
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 @dataclass(slots=True)
@@ -36,6 +36,14 @@ class KnownPipeline:
     """A record and the revision it was read or written at; 0: it is not stored yet."""
 
     record: PipelineRecord
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedPipeline:
+    """A stored pipeline that cannot be read; it stays in the store as it is."""
+
+    reason: str
     revision: int
 
 
@@ -49,15 +57,19 @@ class DeliveryRecords:
         """Return why this process may no longer act (it lost the store); empty: it may."""
         return self._store.failure()
 
-    async def all(self) -> dict[str, KnownPipeline]:
-        """Return every pipeline by name."""
-        listing = await self._store.list_prefix(PIPELINES)
-        return {
-            e.key.removeprefix(PIPELINES): KnownPipeline(
-                decoded(e.value, PipelineRecord, e.key), e.revision
-            )
-            for e in listing.entries
-        }
+    async def all(self) -> tuple[dict[str, KnownPipeline], dict[str, DamagedPipeline]]:
+        """Return every pipeline by name: those that can be read, and the damaged ones."""
+        known, damaged = dict[str, KnownPipeline](), dict[str, DamagedPipeline]()
+        for entry in (await self._store.list_prefix(PIPELINES)).entries:
+            name = entry.key.removeprefix(PIPELINES)
+            try:
+                record = decoded(entry.value, PipelineRecord, entry.key)
+            except DamagedRecord as e:
+                damaged[name] = DamagedPipeline(str(e), entry.revision)
+                log.error("a pipeline is damaged", extra={"pipeline": name, "reason": str(e)})
+            else:
+                known[name] = KnownPipeline(record, entry.revision)
+        return known, damaged
 
     async def get(self, name: str) -> KnownPipeline | None:
         """Return a pipeline as it is stored."""
@@ -87,11 +99,29 @@ class DeliveryRecords:
             await self._drop_old(name, max(run.number for run in ended) - RUNS_KEPT)
         return KnownPipeline(record, revision)
 
-    async def runs(self, name: str, limit: int) -> list[PipelineRun]:
-        """Return the newest ended runs, newest first."""
-        listing = await self._store.list_prefix(f"{RUNS}{name}/")
-        entries = listing.entries[-limit:] if limit else ()
-        return [decoded(e.value, StoredRun, e.key).run for e in reversed(entries)]
+    async def runs(self, record: PipelineRecord, limit: int) -> list[PipelineRun]:
+        """Return the newest ended runs, newest first; damaged ones are left out."""
+        entries = reversed(await self._newest(record, limit))
+        return [stored.run for stored in _readable(entries, StoredRun)][:limit]
+
+    async def last_change(self, record: PipelineRecord) -> PipelineRun | None:
+        """Return the newest ended run that changed something.
+
+        Raises `DamagedRecord` if a newer one is damaged: it may be the one.
+        """
+        for entry in reversed(await self._newest(record, 20)):
+            run = decoded(entry.value, StoredRun, entry.key).run
+            if run.pushed:
+                return run
+        return None
+
+    async def _newest(self, record: PipelineRecord, limit: int) -> tuple[Entry, ...]:
+        """Return the rows of at least `limit` newest ended runs, oldest first.
+
+        Each number below `next_run` was given to one run; at most two of them have not ended.
+        """
+        prefix, first = f"{RUNS}{record.spec.name}/", max(0, record.next_run - limit - 3)
+        return tuple((await self._store.list_prefix(prefix, f"{prefix}{first:06d}")).entries)
 
     async def run(self, name: str, number: int) -> PipelineRun | None:
         """Return an ended run."""
@@ -103,18 +133,17 @@ class DeliveryRecords:
         prefix = _verdicts(name, run)
         first = 0 if most is None else max(0, run.measured - most)
         listing = await self._store.list_prefix(prefix, f"{prefix}{first:08d}")
-        return [decoded(e.value, StoredVerdict, e.key).verdict for e in listing.entries]
+        return [stored.verdict for stored in _readable(listing.entries, StoredVerdict)]
 
-    async def remove(self, known: KnownPipeline) -> None:
+    async def remove(self, name: str, revision: int) -> None:
         """Remove the history of a pipeline, and then the pipeline.
 
         A history may need many transactions. If one fails, a repetition removes the rest.
         """
-        name = known.record.spec.name
         for prefix in (f"{VERDICTS}{name}/", f"{RUNS}{name}/"):
             await self._delete_below(prefix)
         key = PIPELINES + name
-        await self._store.txn({key: known.revision}, [Delete(key)])
+        await self._store.txn({key: revision}, [Delete(key)])
 
     async def _drop_old(self, name: str, last: int) -> None:
         """Delete the ended runs up to a number: the verdicts of each first, so that none is left.
@@ -157,22 +186,39 @@ def _new_verdicts(before: PipelineRecord, after: PipelineRecord) -> list[tuple[i
     return list(enumerate(new, measured + 1)) if run.measured > measured else []
 
 
+def _readable(entries: Iterable[Entry], kind: type[T]) -> Iterator[T]:
+    """Yield the rows of a history that can be read."""
+    for entry in entries:
+        try:
+            yield decoded(entry.value, kind, entry.key)
+        except DamagedRecord as e:
+            log.warning("a row of a history was left out", extra={"reason": str(e)})
+
+
 def encoded(record: msgspec.Struct) -> bytes:
     """Return the stored form of a record; that of a fleet of 10,000 hosts is long."""
     return packed(msgspec.json.encode(record))
 
 
 def decoded(data: bytes, kind: type[T], key: str) -> T:
-    """Return a stored record, or raise `ConfigError` that names its key."""
+    """Return a stored record, or raise `DamagedRecord`; `ConfigError` where it is newer."""
     try:
-        record = msgspec.json.decode(unpacked(data), type=kind)
+        data = unpacked(data)
+        schema = msgspec.json.decode(data, type=_SchemaOnly).schema
+        if schema <= SCHEMA:
+            return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeError, zlib.error) as e:
-        raise ConfigError(
-            f"cannot read {key}: the stored record is damaged: {e}", hint="restore the last backup"
+        raise DamagedRecord(
+            f"cannot read {key}: the stored record is damaged: {e}", hint=_hint(key)
         ) from e
-    if record.schema > SCHEMA:
-        raise ConfigError(
-            f"cannot read {key}: schema {record.schema} is newer than {SCHEMA}",
-            hint="run the release that wrote it, or restore the store's last backup",
-        )
-    return record
+    raise ConfigError(
+        f"cannot read {key}: schema {schema} is newer than {SCHEMA}",
+        hint="run the release that wrote it, or restore the store's last backup",
+    )
+
+
+def _hint(key: str) -> str:
+    if not key.startswith(PIPELINES):
+        return "restore the last backup"
+    name = key.removeprefix(PIPELINES)
+    return f"restore the last backup, or remove it: twinectl pipeline remove {name} --yes"

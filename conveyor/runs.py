@@ -140,6 +140,8 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = 1
     spec: PipelineSpec
+    version: int = 0
+    """Rises with each request of a user and each new run."""
     applied_by: str = ""
     applied_at: float = 0.0
     good: dict[str, str] = {}
@@ -157,6 +159,8 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
     waiting: PipelineRun | None = None
     unsent: tuple[int, ...] = ()
     """Runs whose notification was not delivered yet."""
+    unchecked: tuple[int, ...] = ()
+    """Ended runs whose commands of gates may still run as jobs."""
 
 
 class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +234,8 @@ class PipelineViews(msgspec.Struct, frozen=True, kw_only=True):
     """All pipelines."""
 
     pipelines: list[PipelineView]
+    damaged: dict[str, str] = {}
+    """Pipeline whose stored record cannot be read → why; nothing is done for it."""
 
 
 class PipelinePlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,7 +58,7 @@ def handlers(service: DeliveryService) -> Mapping[str, Handler]:
     """Return a handler for each row of the route table."""
 
     async def list_pipelines(_: Call) -> PipelineViews:
-        return PipelineViews(pipelines=[await service.view(name) for name in service.names()])
+        return await service.views()
 
     async def get_pipeline(call: Call) -> PipelineView:
         return await service.view(call.path["pipeline"])

@@ -15,14 +15,16 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from control_plane.runtime.runtime import Runtime
-from conveyor.api import ControlRequest, PipelineSpec, StartRequest
+from control_plane.store.records import DamagedRecord
+from conveyor.api import ControlRequest, ControlVerb, PipelineSpec, StartRequest
 from conveyor.core import commands, decide, judge
 from conveyor.core.acts import DeliveryAct, named
-from conveyor.core.stages import stage_name, steps, wanted
+from conveyor.core.stages import step_text, steps
+from conveyor.core.transitions import may_begin_late
 from conveyor.gates import GateMeter, GateReader
 from conveyor.notifications import Notifications, Notify, notify
 from conveyor.push import PushWriter
-from conveyor.records import DeliveryRecords, KnownPipeline
+from conveyor.records import DamagedPipeline, DeliveryRecords, KnownPipeline
 from conveyor.runs import (
     GateVerdict,
     JobProgress,
@@ -30,6 +32,7 @@ from conveyor.runs import (
     PipelineRecord,
     PipelineRun,
     PipelineView,
+    PipelineViews,
     RunHistory,
 )
 from wire.errors import Busy, Conflict, NotFound, TwineError
@@ -61,6 +64,7 @@ class DeliveryService:
         self._meter: GateReader = meter or GateMeter()
         self._notifications, self._round_s = Notifications(runtime, send), round_s
         self._known: dict[str, KnownPipeline] = {}
+        self._damaged: dict[str, DamagedPipeline] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._wake: dict[str, asyncio.Event] = {}
         self._jobs: dict[str, dict[str, JobProgress]] = {}
@@ -72,8 +76,8 @@ class DeliveryService:
         self._loops: dict[str, asyncio.Task[None]] = {}
 
     async def load(self) -> None:
-        """Read every pipeline."""
-        self._known = await self._records.all()
+        """Read every pipeline; a damaged one is reported, and the others are carried out."""
+        self._known, self._damaged = await self._records.all()
 
     async def run(self) -> None:
         """Carry out all pipelines, including later ones, until cancelled."""
@@ -128,8 +132,7 @@ class DeliveryService:
             known = await self._write(known, decision.record, decision.ended)
             for act in decision.acts:
                 await self._act(name, act)
-        for run in decision.ended:
-            await self._clean_up(run)
+        await self._clean_up(name)
         if decision.measure and known.record.active is not None:
             await self._measure(name, known.record.active, decision.measure, jobs)
         await self._notify(name)
@@ -201,12 +204,30 @@ class DeliveryService:
             self._refused.pop(act.job, None)
             log.info("job changed", extra={"job": act.job, "act": type(act).__name__})
 
-    async def _clean_up(self, run: PipelineRun) -> None:
-        """End the checks of a run; after a crash they end at their timeout."""
+    async def _clean_up(self, name: str) -> None:
+        """End the checks of runs that ended, also those that begin late."""
+        for number in self._known[name].record.unchecked:
+            run = await self._ended_run(name, number)
+            try:
+                if run is not None:
+                    await self._meter.end(run)
+            except TwineError as e:
+                log.warning("a check was left running", extra={"run": number, "reason": str(e)})
+                continue
+            if run is not None and may_begin_late(run, self._runtime.date()):
+                continue
+            async with self._lock(name):
+                known = await self._fresh(name)
+                left = tuple(n for n in known.record.unchecked if n != number)
+                await self._write(known, replace(known.record, unchecked=left), ())
+
+    async def _ended_run(self, name: str, number: int) -> PipelineRun | None:
+        """Return an ended run; None: it is not kept any more, or damaged."""
         try:
-            await self._meter.end(run)
-        except TwineError as e:
-            log.warning("a check was left running", extra={"run": run.number, "reason": str(e)})
+            return await self._records.run(name, number)
+        except DamagedRecord as e:
+            log.warning("a run is left out", extra={"pipeline": name, "reason": str(e)})
+            return None
 
     async def _measure(
         self, name: str, run: PipelineRun, gates: Sequence[str], jobs: dict[str, JobProgress]
@@ -243,7 +264,7 @@ class DeliveryService:
     async def _notify(self, name: str) -> None:
         """Send notifications of unsuccessful runs."""
         for number in self._known[name].record.unsent:
-            run = await self._records.run(name, number)
+            run = await self._ended_run(name, number)
             if run is not None and not await self._notifications.deliver(name, run):
                 continue
             async with self._lock(name):
@@ -296,8 +317,8 @@ class DeliveryService:
         """Approve, pause, resume, skip, roll back or abort."""
         async with self._lock(name):
             known = await self._fresh(name)
-            changed_something = [r for r in await self._records.runs(name, 20) if r.pushed]
-            last = changed_something[0] if changed_something else None
+            is_past = request.verb is ControlVerb.ROLLBACK and known.record.active is None
+            last = await self._records.last_change(known.record) if is_past else None
             record, ended = commands.controlled(
                 known.record, request, who, last, self._runtime.date()
             )
@@ -308,14 +329,18 @@ class DeliveryService:
     async def remove(self, name: str) -> None:
         """Remove a pipeline that has no run, and its history."""
         async with self._lock(name):
-            known = await self._fresh(name)
-            if known.record.active is not None or known.record.waiting is not None:
+            found = self._damaged.get(name) or await self._fresh(name)
+            record = found.record if isinstance(found, KnownPipeline) else None
+            if record is not None and (record.active or record.waiting) is not None:
                 raise Conflict(
                     f"cannot remove pipeline {name}: it has a run",
                     hint=f"twinectl pipeline abort {name}",
                 )
-            await self._records.remove(known)
-            for of_it in (self._known, self._trouble, self._jobs, self._looked):
+            for number in record.unchecked if record is not None else ():
+                if (run := await self._ended_run(name, number)) is not None:
+                    await self._meter.end(run)
+            await self._records.remove(name, found.revision)
+            for of_it in (self._known, self._damaged, self._trouble, self._jobs, self._looked):
                 of_it.pop(name, None)
             if (task := self._loops.pop(name, None)) is not None:
                 task.cancel()
@@ -335,29 +360,25 @@ class DeliveryService:
             sizes[job] = seen.size
             if not seen.image:
                 warnings.append(f"{named(job)} does not exist; runs wait until it does")
-        planned = []
-        for step in steps(spec):
-            counts = ", ".join(
-                f"{job} {wanted(step.stage, sizes[job])} of {sizes[job]}" for job in step.jobs
-            )
-            gates = ", ".join(step.stage.gates) or "no gate"
-            planned.append(
-                f"{stage_name(step.stage)}: {counts}; soak {step.stage.soak_s:g} s; {gates}"
-            )
+        planned = steps(spec)
+        for step in planned:
             if not step.stage.gates and not step.stage.soak_s:
                 warnings.append(f"stage {step.name} has neither soak nor gate")
-        return PipelinePlan(changed=changed, steps=planned, warnings=warnings)
+        texts = [step_text(step, sizes) for step in planned]
+        return PipelinePlan(changed=changed, steps=texts, warnings=warnings)
 
-    def names(self) -> list[str]:
-        """Return the names of all pipelines."""
-        return sorted(self._known)
+    async def views(self) -> PipelineViews:
+        """Return all pipelines."""
+        pipelines = [await self._view(name, known) for name, known in sorted(self._known.items())]
+        damaged = {name: one.reason for name, one in sorted(self._damaged.items())}
+        return PipelineViews(pipelines=pipelines, damaged=damaged)
 
     async def view(self, name: str) -> PipelineView:
         """Return a pipeline as it is now."""
-        known = self._known.get(name)
-        if known is None:
-            raise NotFound(f"there is no pipeline {name!r}", hint="twinectl pipeline list")
-        runs = await self._records.runs(name, 1)
+        return await self._view(name, self._known.get(name) or await self._fresh(name))
+
+    async def _view(self, name: str, known: KnownPipeline) -> PipelineView:
+        runs = await self._records.runs(known.record, 1)
         return PipelineView(
             record=known.record,
             jobs=list(self._jobs.get(name, {}).values()),
@@ -373,7 +394,7 @@ class DeliveryService:
         """
         record = (await self.view(name)).record
         under_way = [run for run in (record.active, record.waiting) if run is not None]
-        runs = [*under_way, *await self._records.runs(name, limit)]
+        runs = [*under_way, *await self._records.runs(record, limit)]
         if number is not None:
             found = await self._records.run(name, number)
             ended = [found] if found is not None else []

@@ -54,6 +54,10 @@ class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):
     machine_s: float = 0.0
     """Task-seconds that it ran, for charging its user."""
     ended_at: float | None = None
+    doubt_until: float = 0.0
+    """Until when a start whose answer was lost may still come through, in seconds since 1970."""
+    is_cancelled: bool = False
+    """Whether it is only kept for such a start; it is not shown, and its state is `failed`."""
     reason: str = ""
 
 
@@ -66,6 +70,8 @@ class WorkQueue(msgspec.Struct, frozen=True, kw_only=True):
     failing: str = ""
     """Why the front end cannot be used at present; running work continues."""
     work: list[QueuedWork] = []
+    damaged: list[str] = []
+    """Work whose stored record cannot be read; its job runs on until root cancels the work."""
 
 
 _ONE = "/v1/work/{work}"

@@ -168,4 +168,10 @@ class LoadTester:
         series = (await self._prometheus.query(query)).series("vector")
         if len(series) != 1 or series[0].value is None:
             raise Unreachable(f"Prometheus: {query!r} returns {len(series)} series, not one")
-        return float(series[0].value[1])
+        text = series[0].value[1]
+        try:
+            return float(text)
+        except ValueError as e:
+            raise Unreachable(
+                f"Prometheus: the value of {query!r} is not a number: {text!r}"
+            ) from e

@@ -30,6 +30,12 @@ _PAGE = 1000
 _FILE = click.argument("file", type=click.Path(path_type=Path))
 _NAME = click.argument("name")
 _REASON = click.option("--reason", default="", help="Kept in the history.")
+_EXPECT = click.option(
+    "--expect",
+    type=click.IntRange(0),
+    metavar="VERSION",
+    help="Refuse if the pipeline has changed since: `version` of `status -o json`.",
+)
 
 
 @click.group()
@@ -98,6 +104,7 @@ def list_(target: Target, output: str) -> None:
         else:
             detail = run.waits or run.reason
             rows.append((name, str(run.number), short(run.image), run.state.value, detail))
+    rows += [(name, "-", "-", "damaged", why) for name, why in found.damaged.items()]
     columns = ("pipeline", "run", "image", "state", "detail")
     show.emit(output, found, lambda: show.table(columns, rows))
 
@@ -192,15 +199,25 @@ def remove(target: Target, name: str, yes: bool) -> None:
 def _verb(verb: str, text: str) -> click.Command:
     gate = click.option("--gate", type=a_name(), help="Approval to give [default: all that wait].")
 
-    def act(target: Target, name: str, reason: str, output: str, gate: str | None = None) -> None:
+    def act(
+        target: Target,
+        name: str,
+        reason: str,
+        output: str,
+        expect: int | None,
+        gate: str | None = None,
+    ) -> None:
         from conveyor.api import ControlRequest, ControlVerb
 
-        request = ControlRequest(verb=ControlVerb(verb), reason=reason, gate=gate or "")
+        request = ControlRequest(
+            verb=ControlVerb(verb), reason=reason, gate=gate or "", expect=expect
+        )
         _show(_ask(target, lambda c: c.control_run(name, request)), output)
 
     act.__doc__ = text
     command = click.pass_obj(act)
-    for decorate in ([gate] if verb == "approve" else []) + [output_option, _REASON, _NAME]:
+    always = [output_option, _REASON, _EXPECT, _NAME]
+    for decorate in ([gate] if verb == "approve" else []) + always:
         command = decorate(command)
     return click.command(verb)(command)
 

@@ -92,6 +92,8 @@ def work_list(socket: str, output: str) -> None:
         click.echo(f"entitlement {found.entitlement}: capacity {found.capacity or 'not reported'}")
         if found.failing:
             click.echo(show.printable(f"no work is chosen: {found.failing}"), err=True)
+        for name in found.damaged:
+            click.echo(f"the record of work {name} is damaged: cancel it as root", err=True)
         show.table(columns, rows)
 
     show.emit(output, found, lines)

@@ -74,7 +74,10 @@ def application(optimus: Optimus) -> web.Application:
 
     async def cancel_work(call: Call) -> Ack:
         name, user = call.path["work"], call.peer.name
-        known = [one for one in optimus.queue().work if one.name == name]
+        queue = optimus.queue()
+        known = [one for one in queue.work if one.name == name]
+        if name in queue.damaged and user != "root":
+            raise Forbidden(f"the record of work {name!r} is damaged: only root may cancel it")
         if known and user not in (known[0].user, "root"):
             raise Forbidden(f"work {name!r} belongs to {known[0].user}")
         await optimus.cancel(name)

@@ -14,9 +14,11 @@ from control_plane.api.elastic import CapacitySignal, CapacityState
 from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.api.opportunistic import QueuedState, QueuedWork, WorkQueue, WorkRequest
 from control_plane.optimus.core.choosing import RETRY_MAX_S, chosen, failed, in_order, job_of, seen
+from control_plane.process import despite_damage
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.store import Store
+from control_plane.store.quarantine import forget, quarantined
 from control_plane.store.records import WORK
 from wire.errors import Conflict, InvalidInput, NotFound, TwineError, Unprocessable
 
@@ -25,8 +27,9 @@ EVERY_S = 15.0
 """Interval of the rounds."""
 KEEP_S = 7 * 86_400.0
 """How long ended work is shown, and counts for its user's share."""
-
-
+LATE_S = 600.0
+"""How long a start without an answer may still come through: a request ends after 30 s, and a front
+end that is overloaded or stopped may carry it out later."""
 _PREEMPTED = "work of higher priority needs its machines"
 
 
@@ -65,10 +68,14 @@ class Optimus:
         self._running = 0
         self._to_stop = set[str]()
         """Work that must not run, but whose job may still exist after a restart of this process."""
+        self._damaged = set[str]()
+        """Work whose record was set aside."""
 
     async def load(self) -> None:
-        """Read the queue."""
-        await self._table.load()
+        """Read the queue; records that cannot be read are set aside."""
+        await despite_damage(self._table.load, [self._table.store])
+        aside = await quarantined(self._table.store)
+        self._damaged = {k.removeprefix(WORK) for k in aside if k.startswith(WORK)}
         self._to_stop = {
             w.name for w in self._table.records() if w.state is not QueuedState.RUNNING
         }
@@ -103,7 +110,7 @@ class Optimus:
         for work in self._table.records():
             if work.state is QueuedState.RUNNING:
                 await self._follow(work.name, now)
-            elif work.ended_at is not None and now - work.ended_at > KEEP_S:
+            elif _is_over(work, now):
                 async with self._table.lock(work.name):
                     if self._table.find(work.name) is work:
                         await self._table.commit(work.name, None)
@@ -115,6 +122,16 @@ class Optimus:
                     await self._end(replace(one, state=QueuedState.WAITING, reason=_PREEMPTED))
         for name in start:
             await self._start(name, now)
+        for work in self._table.records():
+            if work.doubt_until > now and work.name not in start:
+                await self._stop_late(work.name)
+
+    async def _stop_late(self, name: str) -> None:
+        """Stop the job of work that must not run: a start may have come through late."""
+        async with self._table.lock(name):
+            work = self._table.find(name)
+            if work is not None and work.state is not QueuedState.RUNNING:
+                await self._stop(name)
 
     def _in_state(self, name: str, state: QueuedState) -> QueuedWork | None:
         """Return work as it is now; None: it was cancelled, or has another state.
@@ -180,7 +197,7 @@ class Optimus:
             return
         # stored first: a job that is not recorded would never be stopped
         running = replace(work, state=QueuedState.RUNNING, reason="")
-        await self._table.commit(work.name, running)
+        await self._table.commit(work.name, replace(running, doubt_until=now + LATE_S))
         try:
             await self._api.apply_job(job_of(work, self._entitlement), is_new=True)
         except (InvalidInput, Conflict, Unprocessable) as e:
@@ -191,6 +208,8 @@ class Optimus:
             # a missing right or image: other work is started meanwhile
             later = replace(work, retry_at=now + RETRY_MAX_S, reason=str(e))
             await self._table.commit(work.name, later)
+        else:
+            await self._table.commit(work.name, running)
 
     async def _stop(self, name: str) -> None:
         self._placed.pop(name, None)
@@ -211,7 +230,7 @@ class Optimus:
 
     def queue(self) -> WorkQueue:
         """Return all work: the open work in the order in which it is chosen, then ended work."""
-        records = self._table.records()
+        records = [one for one in self._table.records() if not one.is_cancelled]
         order = in_order(records, self._shares)
         ended = [one for one in records if one.ended_at is not None]
         return WorkQueue(
@@ -219,6 +238,7 @@ class Optimus:
             capacity=self._capacity_now(),
             failing=self._failing,
             work=[*order, *sorted(ended, key=lambda one: -(one.ended_at or 0.0))],
+            damaged=sorted(self._damaged),
         )
 
     def _capacity_now(self) -> str:
@@ -255,6 +275,18 @@ class Optimus:
             raise InvalidInput(f"cannot accept work {name!r}: job.tasks: 0 tasks have no effect")
         async with self._table.lock(name):
             known = self._table.find(name)
+            if name in self._damaged:
+                raise Conflict(
+                    f"cannot accept work {name!r}: the stored record of work {name!r} is damaged",
+                    hint=f"choose another name, or as root: twinectl work cancel {name}",
+                )
+            if known is not None and known.is_cancelled:
+                wait_s = max(0.0, known.doubt_until - self._runtime.date()) + self._every_s
+                raise Conflict(
+                    f"cannot accept work {name!r}: other work of this name was cancelled, and its"
+                    " start may still come through",
+                    hint=f"choose another name, or submit it again in {wait_s:.0f} s",
+                )
             if known is not None:
                 if known.request == request and known.user == user:
                     return known
@@ -272,7 +304,22 @@ class Optimus:
     async def cancel(self, name: str) -> None:
         """Stop a piece of work and delete it; `NotFound` if there is none."""
         async with self._table.lock(name):
-            work = self._table.get(name)
+            if name in self._damaged:
+                await self._stop(name)
+                await forget(self._table.store, WORK + name)
+                self._damaged.discard(name)
+                return
+            work, now = self._table.get(name), self._runtime.date()
+            if work.is_cancelled:
+                raise NotFound(f"there is no work {name!r}: it was cancelled")
             if work.state is QueuedState.RUNNING or name in self._to_stop:
                 await self._stop(name)
-            await self._table.commit(name, None)
+            kept = replace(work, state=QueuedState.FAILED, is_cancelled=True, ended_at=now)
+            await self._table.commit(name, kept if work.doubt_until > now else None)
+
+
+def _is_over(work: QueuedWork, now: float) -> bool:
+    """Return whether ended work need not be kept any longer."""
+    if work.is_cancelled:
+        return now >= work.doubt_until
+    return work.ended_at is not None and now - work.ended_at > KEEP_S

@@ -111,7 +111,7 @@ class ReBalancer:
 
     async def load(self) -> None:
         """Read the stored plan and history."""
-        await self.records.table.load()
+        await self.records.load()
 
     async def run(self) -> None:
         """Plan and move until cancelled, as far as the mode allows."""
@@ -120,6 +120,7 @@ class ReBalancer:
         for job, index in self._moves.waiting():
             if (job, index) not in known:
                 await self._moves.withdraw(job, index)
+        await self.swaps.end_unknown()
         if self._settings.mode is RebalanceMode.OFF:
             await self._end_swaps()
             return

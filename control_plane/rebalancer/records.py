@@ -9,10 +9,12 @@ from msgspec.structs import replace
 from control_plane.api.rebalancing import MoveState, MoveView, RebalancePlan, RebalanceRecord
 from control_plane.runtime.table import Table
 from control_plane.store import Store
+from control_plane.store.quarantine import quarantined
 from control_plane.store.records import REBALANCE
 
 _HISTORY = 200
 _STATE, _MOVED, _PLAN = "state", "moved/", "plan"
+_LOST = "its stored state is damaged, and a pause may be lost: `twinectl rebalance resume`"
 KEPT = 1_000
 """Moves of a plan that are stored, 350 bytes each; a later plan finds the rest again."""
 
@@ -22,11 +24,19 @@ class RebalanceRecords:
 
     def __init__(self, store: Store) -> None:
         self.table = Table(store, REBALANCE, RebalanceRecord, "rebalance record")
+        self._first = RebalanceRecord()
+        """The state while none is stored."""
+
+    async def load(self) -> None:
+        """Read everything; a state that was set aside as damaged counts as a pause."""
+        await self.table.load()
+        if REBALANCE + _STATE in await quarantined(self.table.store):
+            self._first = RebalanceRecord(paused_by="the control plane", paused_why=_LOST)
 
     @property
     def state(self) -> RebalanceRecord:
         """The pause, the number of plans, and the history of moves."""
-        return self.table.find(_STATE) or RebalanceRecord()
+        return self.table.find(_STATE) or self._first
 
     @property
     def plan(self) -> RebalancePlan | None:

@@ -26,7 +26,7 @@ from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 _ENDED = (SwapState.DONE, SwapState.WITHDRAWN, SwapState.FAILED)
-_KEY = "swaps"
+_KEY, _PLANS = "swaps", "rebalance-"
 _KEPT = 50
 _TAKE_S = 120.0
 """How long taking a machine is retried; then it stays free: a quota may be used up."""
@@ -43,7 +43,7 @@ class MachineSwaps:
         table: Table[RebalanceRecord],
     ) -> None:
         self._settings, self._runtime = region.settings.rebalance, region.runtime
-        self._find = region.broker.table.find
+        self._machines, self._find = region.broker.table, region.broker.table.find
         self._places, self._drains, self._table = places, drains, table
 
     def all(self) -> list[SwapView]:
@@ -87,6 +87,17 @@ class MachineSwaps:
             )
             log.info("exchange of machines began", extra={"one": swap.one, "two": swap.two})
             return
+
+    async def end_unknown(self) -> None:
+        """End announcements of exchanges that are not stored: a damaged record was set aside."""
+        known = {_plan_of(swap) for swap in self.under_way()}
+        for name in list(self._machines):
+            await self._runtime.checkpoint()
+            record = self._find(name)
+            events = () if record is None else record.unavailability
+            for plan in {e.plan for e in events if e.end is None and _is_swap(e.plan)} - known:
+                await self._drains.end_plan([name], plan)
+                log.warning("drain of an unknown exchange ended", extra={"machine": name})
 
     async def follow(self, held: str) -> None:
         """Advance the open exchanges; `held`: why drains are withdrawn; empty: they continue."""
@@ -148,7 +159,12 @@ class MachineSwaps:
 
 
 def _plan_of(swap: SwapView) -> str:
-    return f"rebalance-{swap.id}"
+    return f"{_PLANS}{swap.id}"
+
+
+def _is_swap(plan: str) -> bool:
+    """Return whether a plan is an exchange: plans of operators have no dot in their name."""
+    return plan.startswith(_PLANS) and "." in plan
 
 
 def _may_go(one: MachineRecord, two: MachineRecord) -> bool:

@@ -12,14 +12,23 @@ import logging
 from control_plane.api.clock import ClockAnchor
 from control_plane.runtime.date import STEP_S
 from control_plane.runtime.runtime import Runtime
-from control_plane.store import Delete, Put, Store
-from control_plane.store.records import CLOCK, decode, encode
+from control_plane.store import Delete, Entry, Put, Store
+from control_plane.store.records import CLOCK, DamagedRecord, decode, encode
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 _RETRY_S = 60.0
 _KEPT = 64
 """Number of boots that are kept, the latest ones."""
+
+
+def _readable(entry: Entry) -> ClockAnchor | None:
+    """Return a stored date; None: it is damaged, and a new one replaces it."""
+    try:
+        return decode(entry.value, ClockAnchor, entry.key)
+    except DamagedRecord as e:
+        log.warning("a stored date is left out", extra={"reason": str(e)})
+        return None
 
 
 class Anchor:
@@ -35,8 +44,9 @@ class Anchor:
     async def load(self) -> None:
         """Continue from the stored date, if it is of this boot."""
         entries = (await self._store.list_prefix(CLOCK)).entries
-        known = {entry.key: decode(entry.value, ClockAnchor, entry.key) for entry in entries}
+        known = {e.key: anchor for e in entries if (anchor := _readable(e)) is not None}
         self._old = sorted(known, key=lambda key: known[key].booted_at)[: -_KEPT or None]
+        self._old += [entry.key for entry in entries if entry.key not in known]
         mine = [of.booted_at for of in known.values() if of.boot_id == self._boot_id]
         if mine and self._boot_id:  # an earlier release had one record, which sorts first
             self._stored = mine[-1]

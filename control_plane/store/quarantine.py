@@ -15,14 +15,17 @@ import msgspec
 from control_plane.api.allocations import AllocationRecord, Decision
 from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
 from control_plane.api.clock import ClockAnchor
+from control_plane.api.elastic import FreedBy, PromiseCounts, UseHistory
 from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
 from control_plane.api.maintenance import PlanRecord, WaveRecord
 from control_plane.api.operations import EventRow, GoneJobs
+from control_plane.api.opportunistic import QueuedWork
 from control_plane.api.ownership import EntitlementOwner, EntitlementRelease, RoleProcess
 from control_plane.api.people import Grant, Group, Revocation
 from control_plane.api.profiles import ProfileRollout, ProfileVersion
+from control_plane.api.rebalancing import RebalanceRecord
 from control_plane.api.shards import ShardPart
 from control_plane.api.stored_jobs import JobIntent, TaskChunk
 from control_plane.store.protocol import Delete, Entry, Operation, Put, Store
@@ -31,6 +34,7 @@ from control_plane.store.records import (
     CLOCK,
     DECISIONS,
     ENTITLEMENTS,
+    FREED,
     GONE_JOBS,
     GROUPS,
     HOST_ADMINS,
@@ -44,14 +48,18 @@ from control_plane.store.records import (
     PLANS,
     PROCESSES,
     PROFILES,
+    PROMISES,
     QUARANTINE,
+    REBALANCE,
     RELEASES,
     REQUESTS,
     REVOKED,
     ROLLOUTS,
     SHARDS,
     TASKS,
+    USE_HISTORIES,
     WAVES,
+    WORK,
     DamagedRecord,
     decode,
     schema_of,
@@ -85,6 +93,11 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     OWNERSHIPS: EntitlementOwner,
     RELEASES: EntitlementRelease,
     PROCESSES: RoleProcess,
+    REBALANCE: RebalanceRecord,
+    USE_HISTORIES: UseHistory,
+    PROMISES: PromiseCounts,
+    FREED: FreedBy,
+    WORK: QueuedWork,
 }
 """Prefix → kind of its records; `jobs/` may also hold records of the previous release."""
 _HEARSAY = ("facts", "hardware")

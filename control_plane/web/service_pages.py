@@ -99,6 +99,7 @@ async def _pipelines(request: PageRequest) -> dict[str, Any]:
     views = found.pipelines if found is not None else []
     return {
         "pipelines": [pipeline_row(view) for view in views[first : first + ROWS_A_PAGE]],
+        "damaged": found.damaged if found is not None and not first else {},
         "all": len(views),
         "first": first,
         "rows": ROWS_A_PAGE,

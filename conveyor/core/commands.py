@@ -42,8 +42,9 @@ def applied(
                 hint="each has one pipeline; take it out of the other file first",
             )
     if known is None:
-        return PipelineRecord(spec=spec, applied_by=who, applied_at=now, looked=now)
-    return replace(known, spec=spec, applied_by=who, applied_at=now)
+        return PipelineRecord(spec=spec, version=1, applied_by=who, applied_at=now, looked=now)
+    version = known.version + 1
+    return replace(known, spec=spec, version=version, applied_by=who, applied_at=now)
 
 
 def started(
@@ -73,7 +74,8 @@ def started(
     if record.waiting is not None:
         by = f"run {run.number} has a newer image"
         gone = (ended(record.waiting, RunState.SUPERSEDED, by, now),)
-    return replace(record, waiting=run, next_run=record.next_run + 1), gone
+    version, number = record.version + 1, record.next_run + 1
+    return replace(record, waiting=run, next_run=number, version=version), gone
 
 
 def triggered(
@@ -106,7 +108,20 @@ def triggered(
 def controlled(
     record: PipelineRecord, request: ControlRequest, who: str, last: PipelineRun | None, now: float
 ) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
-    """Return the record after a user's request, and the runs that it ended."""
+    """Return the record after a user's request, and the runs that it ended.
+
+    Raises `Conflict` if the user decided on an earlier version of the pipeline.
+    """
+    if request.expect is not None and request.expect != record.version:
+        reason = f"it is at version {record.version}, not {request.expect}"
+        raise _refused(record, request, reason)
+    changed, gone = _controlled(record, request, who, last, now)
+    return replace(changed, version=record.version + 1), gone
+
+
+def _controlled(
+    record: PipelineRecord, request: ControlRequest, who: str, last: PipelineRun | None, now: float
+) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
     if request.verb in (ControlVerb.SKIP, ControlVerb.ABORT) and not request.reason:
         raise InvalidInput(
             f"{request.verb} needs a reason, which the history keeps", hint="--reason TEXT"

@@ -351,7 +351,11 @@ def _end(record: PipelineRecord, state: RunState, reason: str, now: float) -> De
     unsent = record.unsent
     if state is not RunState.DONE and run.spec.on_failure.notify:
         unsent = (*unsent, run.number)
-    return DeliveryDecision(replace(record, active=None, unsent=unsent), ended=(run,))
+    unchecked = record.unchecked
+    if any(gate.command is not None for gate in run.spec.gates.values()):
+        unchecked = (*unchecked, run.number)
+    record = replace(record, active=None, unsent=unsent, unchecked=unchecked)
+    return DeliveryDecision(record, ended=(run,))
 
 
 def _wait(

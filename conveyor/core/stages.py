@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from control_plane.api.intents import PushIntent
@@ -39,6 +40,14 @@ def stage_name(stage: PipelineStage) -> str:
 def wanted(stage: PipelineStage, size: int) -> int:
     """Return how many of `size` tasks run the new image in a stage, rounded as in job control."""
     return push_of(stage).of(size)
+
+
+def step_text(step: DeliveryStep, sizes: Mapping[str, int]) -> str:
+    """Return what a step does, in a line, at these sizes of its jobs."""
+    stage = step.stage
+    counts = ", ".join(f"{job} {wanted(stage, sizes[job])} of {sizes[job]}" for job in step.jobs)
+    gates = ", ".join(stage.gates) or "no gate"
+    return f"{stage_name(stage)}: {counts}; soak {stage.soak_s:g} s; {gates}"
 
 
 def push_of(stage: PipelineStage) -> PushIntent:

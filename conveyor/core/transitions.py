@@ -8,6 +8,8 @@ from conveyor.runs import ENDED, LOG_MAX, LogEntry, PipelineRun, RunState, StepT
 
 WHO = "conveyor"
 """The name of this service in the log of a run."""
+LATE_S = 600.0
+"""How long a request without an answer may still be carried out: a front end may be overloaded."""
 _LOG_FIRST = 10
 """Entries at the begin of a log that are never dropped."""
 
@@ -57,3 +59,8 @@ def ended(run: PipelineRun, state: RunState, reason: str, now: float) -> Pipelin
         run = replace(run, steps=(*run.steps[:-1], replace(last[0], ended=now)))
     run = logged(run, now, WHO, f"{state}{': ' if reason else ''}{reason}")
     return replace(run, state=state, reason=reason, ended=now, waits="", ending=None, paused=False)
+
+
+def may_begin_late(run: PipelineRun, now: float) -> bool:
+    """Return whether a check of an ended run may still begin: a request without an answer."""
+    return run.ended is not None and now - run.ended < LATE_S

@@ -176,6 +176,29 @@ async def test_a_paused_run_changes_nothing_and_soaks_again_when_resumed():
     assert passed - resumed_at >= 60
 
 
+@pytest.mark.behaviour("BUG-CP121")
+async def test_a_request_that_was_decided_on_an_earlier_version_is_refused():
+    """Ann resumed and paused again for another reason; Bob, who saw the first pause, resumed."""
+    world = await World().begin()
+    world.plane.images["web"] = digest(2)
+    await world.rounds(5)
+    view = await world.service.control("web", control("pause"), "user:ann")
+    seen = view.record.version
+    await world.rounds(20)
+    assert (await world.service.view("web")).record.version == seen
+    for verb in ("resume", "pause"):
+        request = replace(control(verb), expect=(await world.service.view("web")).record.version)
+        await world.service.control("web", request, "user:ann")
+    with pytest.raises(Conflict, match=f"it is at version {seen + 2}, not {seen}"):
+        await world.service.control("web", replace(control("resume"), expect=seen), "user:bob")
+    assert (await world.run()).paused
+    await world.service.start("web", StartRequest(image=digest(3)), "user:ann")
+    abort = replace(control("abort", "wrong"), expect=seen + 2)
+    with pytest.raises(Conflict, match="cannot abort pipeline web"):
+        await world.service.control("web", abort, "user:bob")
+    await world.service.control("web", control("resume"), "user:ann")
+
+
 async def test_an_aborted_run_freezes_its_jobs_and_the_next_run_continues():
     world = await World().begin()
     world.plane.images["web"] = digest(2)

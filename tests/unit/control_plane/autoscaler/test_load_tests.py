@@ -213,6 +213,20 @@ def test_weights_are_what_proxies_take() -> None:
         assert weights[0] / weights[1] == pytest.approx(multiple, rel=0.05)
 
 
+@pytest.mark.behaviour("BUG-CP124")
+async def test_an_answer_that_is_no_number_ends_it_and_restores() -> None:
+    """It was shown as running forever, and nobody read why it had ended."""
+    model = ModelService()
+
+    async def query(promql: str) -> PrometheusData:
+        return PrometheusData(result_type="vector", result=[{"metric": {}, "value": [0.0, "x"]}])
+
+    model.query = query  # type: ignore[method-assign]
+    test = await outcome(model)
+    assert (test.state, "is not a number: 'x'" in test.reason) == (LoadTestState.FAILED, True)
+    assert model.weights[-1] == {}
+
+
 def test_a_measurement_that_is_no_number_is_a_limit() -> None:
     assert beyond(REQUEST, LoadTestStep(multiple=1, load=float("nan"), latency_s=0.1))
     assert "errors" in beyond(REQUEST, LoadTestStep(multiple=1, load=1, latency_s=0.1, errors=0.5))

@@ -14,6 +14,8 @@ from control_plane.api.settings import RebalanceMode, RebalanceSettings
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.solving import solve
 from control_plane.roles import ControlPlane
+from control_plane.store import Delete
+from control_plane.store.records import REBALANCE
 
 pytestmark = pytest.mark.behaviour("RE3")
 
@@ -131,6 +133,36 @@ def test_an_exchange_ends_when_rebalancing_is_switched_off() -> None:
                 await w.until(lambda: w.ended(SwapState.WITHDRAWN), 2_000)
                 records = [w.cp._broker.table.get(name) for name in ("m3", "m6")]
                 assert all(e.end is not None for r in records for e in r.unavailability)
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP122")
+@pytest.mark.parametrize("mode", [RebalanceMode.APPLY, RebalanceMode.OFF])
+def test_drains_of_an_exchange_end_when_its_record_is_lost(mode: RebalanceMode) -> None:
+    """The record is damaged and set aside: nothing else knows why the machines are drained."""
+
+    async def main() -> None:
+        w = Exchanging()
+        async with asyncio.timeout(20_000):
+            async with w.running():
+                await w.begin()
+                await w.until(lambda: w.cp.rebalancer.swaps.under_way(), 2_000)
+                records = [w.cp._broker.table.get(name) for name in ("m3", "m6")]
+                assert all(any(e.end is None for e in r.unavailability) for r in records)
+            await w.store.__aenter__()
+            await w.store.txn({}, [Delete(f"{REBALANCE}swaps")])
+            await w.store.__aexit__(None, None, None)
+            knobs = RebalanceSettings(mode=mode, every_s=600.0)
+            w.settings = replace(w.settings, rebalance=knobs)
+
+            def are_free() -> bool:
+                records = [w.cp._broker.table.get(name) for name in ("m3", "m6")]
+                return all(e.end is not None for r in records for e in r.unavailability)
+
+            async with w.running():
+                await w.until(are_free, 300)
+                assert w.cp.rebalancer.swaps.all() == []
 
     run(main())
 

@@ -18,8 +18,10 @@ from control_plane.cli import main
 from control_plane.optimus.core import choosing
 from control_plane.optimus.core.choosing import chosen, in_order, job_of
 from control_plane.optimus.daemon import OptimusConfig, serve
-from control_plane.optimus.service import Optimus
+from control_plane.optimus.service import LATE_S, Optimus
+from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
+from control_plane.store.records import WORK
 from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, Unprocessable, Unreachable
 
 pytestmark = pytest.mark.behaviour("EL8", "AP10")
@@ -400,6 +402,86 @@ def test_a_start_that_comes_through_late_leaves_no_unfollowed_job(during: str) -
             await world.until(lambda: is_gone(world, "index"), 300)
 
     late()
+
+
+@pytest.mark.behaviour("BUG-CP119")
+@pytest.mark.parametrize("restarts", [False, True])
+def test_work_cancelled_before_its_late_start_leaves_no_job(restarts: bool) -> None:
+    """The start timed out, the user cancelled, and then the front end made the job."""
+
+    @scenario(elastic=APPLY)
+    async def late(world: World) -> None:
+        await lent_region(world)
+        async with MemoryStore() as store:
+            front, sent = FrontEnd(world), list[JobSpec]()
+            apply = front.apply_job
+
+            async def times_out(spec: JobSpec, *, is_new: bool = False):
+                sent.append(spec)
+                raise Unreachable("the front end did not answer in 30 s")
+
+            front.apply_job = times_out
+            optimus = Optimus(world.runtime, front, store, "batch", {}, ahead=2)
+            await optimus.load()
+            await optimus.submit("index", request("index", 1), "ann")
+            with pytest.raises(Unreachable):
+                await optimus.look()
+            await optimus.cancel("index")
+            assert optimus.queue().work == []
+            with pytest.raises(NotFound):
+                await optimus.cancel("index")
+            with pytest.raises(Conflict, match="may still come through"):
+                await optimus.submit("index", request("index", 1), "ann")
+            if restarts:
+                optimus = await an_optimus(world, store)
+            await optimus.look()
+            await apply(sent.pop(), is_new=True)
+            front.apply_job = apply
+            await optimus.look()
+            await world.until(lambda: is_gone(world, "index"), 300)
+            await world.runtime.sleep(LATE_S)
+            await optimus.look()
+            assert (await store.list_prefix(WORK)).entries == ()
+            assert (await optimus.submit("index", request("index", 1), "ann")).name == "index"
+
+    late()
+
+
+@pytest.mark.behaviour("BUG-CP119")
+@scenario(elastic=APPLY)
+async def test_work_whose_start_was_answered_can_be_submitted_again_at_once(world: World) -> None:
+    await lent_region(world)
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        await optimus.submit("index", request("index"), "ann")
+        await optimus.look()
+        await optimus.cancel("index")
+        assert (await store.list_prefix(WORK)).entries == ()
+        assert (await optimus.submit("index", request("index"), "bob")).user == "bob"
+
+
+@pytest.mark.behaviour("BUG-CP118")
+@scenario(elastic=APPLY)
+async def test_one_damaged_piece_of_work_stops_no_other(world: World) -> None:
+    await lent_region(world)
+    async with MemoryStore() as store:
+        optimus = await an_optimus(world, store)
+        for name in ("good", "bad"):
+            await optimus.submit(name, request(name), "ann")
+        await optimus.look()
+        await store.txn({}, [Put(f"{WORK}bad", b"\x00 no record at all")])
+
+        again = await an_optimus(world, store)
+        assert states(again) == {"good": QueuedState.RUNNING}
+        assert again.queue().damaged == ["bad"]
+        with pytest.raises(Conflict, match="record of work 'bad' is damaged"):
+            await again.submit("bad", request("bad"), "ann")
+        await again.look()
+        assert not await is_gone(world, "bad")
+        await again.cancel("bad")
+        assert again.queue().damaged == []
+        await world.until(lambda: is_gone(world, "bad"), 300)
+        assert (await an_optimus(world, store)).queue().damaged == []
 
 
 @pytest.mark.behaviour("BUG-CP87")
