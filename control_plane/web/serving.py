@@ -26,7 +26,7 @@ from aiohttp import web
 from control_plane.api.people import Needs
 from control_plane.identity.sessions import SessionEnded
 from control_plane.web.calls import Handlers, RouteCalls, SharedAnswers
-from control_plane.web.core.json_parts import as_json
+from control_plane.web.core.page_json import as_json
 from control_plane.web.core.usage import UsageHistory, about_size_of
 from control_plane.web.forms import ACTIONS, FormAction, fields_of
 from control_plane.web.page_request import Page, PageRequest
