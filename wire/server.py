@@ -21,6 +21,7 @@ import aiohttp
 import msgspec
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
+from multidict import MultiMapping
 
 from wire import duplex
 from wire.connection import attended, prepare
@@ -239,6 +240,16 @@ def _check_parameters(route: Route, request: web.Request) -> None:
         raise InvalidInput(
             f"{route.method} {route.path} has no parameter {', '.join(sorted(unknown))}",
             hint=f"its parameters: {', '.join(route.query) or 'none'}",
+        )
+    refuse_repeated(request.query)
+
+
+def refuse_repeated(query: MultiMapping[str]) -> None:
+    """Raise `InvalidInput` for a parameter that is given twice: only one value could be used."""
+    if len(query) != len(set(query)):
+        twice = sorted(name for name in set(query) if len(query.getall(name)) > 1)
+        raise InvalidInput(
+            f"query parameter {', '.join(twice)} is given more than once", hint="give it once"
         )
 
 

@@ -1,4 +1,4 @@
-"""Answers with long lists."""
+"""Answers with long lists, and repeated parameters."""
 
 from __future__ import annotations
 
@@ -80,3 +80,23 @@ def test_parts_are_the_same_json_as_the_whole_and_small(value: Any) -> None:
     parts = list(json_parts(value))
     assert b"".join(parts) == msgspec.json.encode(value)
     assert max(map(len, parts)) < 100_000
+
+
+@pytest.mark.behaviour("BUG-UX161")
+async def test_a_parameter_that_is_given_twice_is_refused() -> None:
+    """Regression: one of the values was ignored silently."""
+    called = list[str]()
+
+    async def many(call: Call) -> Items:
+        called.append(call.query["limit"])
+        return Items(items=[])
+
+    handlers: dict[str, Any] = {"many": many, "few": many}
+    app = make_app("x", ROUTES, handlers, lambda *_: Peer("ann", "user"), version="0")
+    async with TestClient(TestServer(app)) as client:
+        for query in ("limit=1&limit=2", "limit=1&limit=1"):
+            answer = await client.get(f"/many?{query}")
+            problem = await answer.json()
+            assert (answer.status, problem["code"]) == (400, "invalid_input")
+            assert problem["detail"] == "query parameter limit is given more than once"
+    assert called == []
