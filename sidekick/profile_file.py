@@ -18,8 +18,9 @@ from msgspec import Meta
 from sidekick.expression import ExpressionError, Facts, parse
 from sidekick.report import ProfileText
 from sidekick.template import SUFFIX, TemplateLines, render_template
-from sidekick.toml_lines import TomlLines, find_excess
+from sidekick.toml_lines import TomlLines
 from wire.errors import ConfigError, FieldError
+from wire.toml_limits import find_excess
 
 MAX_BYTES = 64 * 1024
 """A larger file is refused: it is most likely not a profile."""

@@ -59,37 +59,3 @@ class TomlLines:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip("\"'") for name in re.findall(_KEY, text))
-
-
-MAX_DEPTH = 32
-MAX_DIGITS = 400
-"""More digits than a number of 64 bits has, and fewer than Python refuses to parse."""
-_PIECE = re.compile(
-    r'''"""(?:\\.|[^\\])*?"""|'''
-    r"'''.*?'''|"
-    r""""(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*|[\[{]|[\]}]|\n|[\w+-]+(?:\s*\.\s*[\w+-]+)*""",
-    re.DOTALL,
-)
-
-
-def find_excess(text: str) -> str | None:
-    """Return what exceeds the limits of the parser, and where; None if nothing does."""
-    depth = 0
-    for found in _PIECE.finditer(text):
-        piece = found[0]
-        if piece in ("[", "{"):
-            depth += 1
-        elif piece in ("]", "}"):
-            depth = max(0, depth - 1)
-        elif piece[0] in "\"'#":
-            continue
-        what = ""
-        if depth > MAX_DEPTH or piece.count(".") > MAX_DEPTH:
-            what = f"it is nested deeper than {MAX_DEPTH}"
-        elif len(piece) > MAX_DIGITS and re.search(rf"[\d_a-fA-F]{{{MAX_DIGITS}}}", piece):
-            what = f"it has a number of more than {MAX_DIGITS} digits"
-        if what:
-            line = text.count("\n", 0, found.start()) + 1
-            column = found.start() - text.rfind("\n", 0, found.start())
-            return f"{what} (at line {line}, column {column})"
-    return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from wire.errors import ConfigError, FieldError
+from wire.toml_limits import parse_toml
 from wire.violations import violations
 from wire.written import WRITTEN, plain
 
@@ -27,7 +27,7 @@ def read_config(path: Path, kind: type[T]) -> T:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the plain values of a TOML file, or raise `ConfigError`."""
     try:
-        return tomllib.loads(path.read_text(WRITTEN))
+        return parse_toml(path.read_text(WRITTEN))
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from e
     except ValueError as e:

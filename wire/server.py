@@ -8,8 +8,10 @@ causes a 500.
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -19,11 +21,13 @@ import aiohttp
 import msgspec
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
+from multidict import MultiMapping
 
 from wire import duplex
 from wire.connection import attended, prepare
 from wire.errors import InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
 from wire.fairness import MAX_BODY_BYTES, Computing, Peer, Turns, WaitingCalls, body_limit
+from wire.json_parts import has_many, json_parts
 from wire.lasting import CallerLeft, answer_in_chunks, until_caller_leaves
 from wire.openapi import QUERY_MAX, document
 from wire.routes import Route, decode_json
@@ -35,6 +39,8 @@ BODY_PAUSE_S = 30.0
 """How long the server waits for a body, all pauses together."""
 BODY_BYTES_PER_S = 4096
 """Bytes of a body that add a second to `BODY_PAUSE_S`."""
+_TURN_S = 0.001
+"""Time for which a long answer is encoded before the event loop gets a turn."""
 _FLAGS = {
     **dict.fromkeys(("1", "true", "yes"), True),
     **dict.fromkeys(("", "0", "false", "no"), False),
@@ -202,11 +208,27 @@ def _endpoint(
         except CallerLeft:
             return web.Response(status=499)  # goes nowhere; an error would be logged
         status = 202 if result is None else 200
-        return web.Response(
-            body=msgspec.json.encode(result), status=status, content_type="application/json"
-        )
+        body = await _encoded(result)
+        return web.Response(body=body, status=status, content_type="application/json")
 
     return endpoint
+
+
+async def _encoded(result: Any) -> bytes | io.BytesIO:
+    """Return an answer as JSON. A long list is encoded, and later sent, in parts: other requests
+    are answered in between.
+    """
+    if not has_many(result):
+        return msgspec.json.encode(result)
+    body, clock = io.BytesIO(), time.perf_counter
+    until = clock() + _TURN_S
+    for part in json_parts(result):
+        body.write(part)
+        if clock() > until:
+            await asyncio.sleep(0)
+            until = clock() + _TURN_S
+    body.seek(0)
+    return body
 
 
 def _check_parameters(route: Route, request: web.Request) -> None:
@@ -218,6 +240,16 @@ def _check_parameters(route: Route, request: web.Request) -> None:
         raise InvalidInput(
             f"{route.method} {route.path} has no parameter {', '.join(sorted(unknown))}",
             hint=f"its parameters: {', '.join(route.query) or 'none'}",
+        )
+    refuse_repeated(request.query)
+
+
+def refuse_repeated(query: MultiMapping[str]) -> None:
+    """Raise `InvalidInput` for a parameter that is given twice: only one value could be used."""
+    if len(query) != len(set(query)):
+        twice = sorted(name for name in set(query) if len(query.getall(name)) > 1)
+        raise InvalidInput(
+            f"query parameter {', '.join(twice)} is given more than once", hint="give it once"
         )
 
 

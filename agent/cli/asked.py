@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import msgspec
 
 from agent import api
 from wire.errors import InvalidInput
+from wire.toml_limits import parse_toml
 from wire.written import WRITTEN, plain
 
 
@@ -65,7 +65,7 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Return a file as plain values, with numbers for sizes and times that are written as text."""
     try:
-        document = tomllib.loads(path.read_text(WRITTEN))
+        document = parse_toml(path.read_text(WRITTEN))
     except (OSError, ValueError) as e:
         raise InvalidInput(f"cannot read {path}: {e}", hint="it must be TOML") from e
     found = plain(document, api.TaskSpec)

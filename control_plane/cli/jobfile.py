@@ -5,7 +5,6 @@ All its errors are reported at once, here and again by the front end.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from control_plane.cli.show import progress
 from wire.errors import FieldError, InvalidInput
 from wire.routes import invalid
 from wire.single_keys import json_with_single_keys
+from wire.toml_limits import parse_toml
 from wire.written import WRITTEN, plain
 
 MAX_DEPTH = 32
@@ -115,7 +115,7 @@ def read_document(path: Path) -> Any:
 def _parse(path: Path, text: str) -> Any:
     match path.suffix.lower():
         case ".toml":
-            return tomllib.loads(text)
+            return parse_toml(text)
         case ".yaml" | ".yml":
             return _parse_yaml(text)
         case ".json":
@@ -183,8 +183,8 @@ def put(document: Any, setting: str) -> None:
 
 def _value(text: str) -> Any:
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+        value = parse_toml(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, bool | int | float | str | list | dict) else text
 

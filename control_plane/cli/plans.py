@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 50
 """Tasks that are listed one by one; -o json has all."""
+_RESULT = "this is the result of the update; its batches, canaries and waits are not simulated"
 _IN_TURN = "an update chooses machines task by task, so moved tasks may get other ones than these"
 
 
@@ -115,6 +116,8 @@ def _print_plan(found: JobPlan, spec: JobSpec, before: JobSpec | None) -> None:
         + f", {len(found.stopped)} stopped, {len(found.unplaced)} without room;"
         f" {some(len(found.taken), 'machine')} taken from the free pool"
     )
+    if found.new_version and (found.placed or found.staying or found.stopped):
+        click.echo(_RESULT)
     if found.new_version and any(task.moved_from for task in found.placed):
         click.echo(_IN_TURN)
     print_outcome(found)

@@ -26,18 +26,18 @@ from aiohttp import web
 from control_plane.api.people import Needs
 from control_plane.identity.sessions import SessionEnded
 from control_plane.web.calls import Handlers, RouteCalls, SharedAnswers
-from control_plane.web.core.json_parts import as_json
+from control_plane.web.core.page_json import as_json
 from control_plane.web.core.usage import UsageHistory, about_size_of
 from control_plane.web.forms import ACTIONS, FormAction, fields_of
 from control_plane.web.page_request import Page, PageRequest
 from control_plane.web.pages import PAGES
 from control_plane.web.services import ServiceReader
 from control_plane.web.streams import send_changes, send_log
-from wire.errors import Forbidden, InvalidInput, TwineError, Unauthenticated
+from wire.errors import Forbidden, InvalidInput, NotFound, TwineError, Unauthenticated
 from wire.fairness import Peer
 from wire.peers import principal
 from wire.routes import Route
-from wire.server import Call, request_id
+from wire.server import Call, refuse_repeated, request_id
 
 _HERE = Path(__file__).parent
 _POLICY = (
@@ -116,6 +116,8 @@ class Console:
         for name, kind in _FILES.items():
             app.router.add_get(f"/ui/static/{name}", partial(_file, name, kind))
         app.router.add_get("/ui", _to_start)
+        app.router.add_get("/ui/{path:.*}", self._unknown)
+        app.router.add_post("/ui/do/{path:.*}", self._unknown)
 
     # -- pages
 
@@ -139,6 +141,7 @@ class Console:
                 f"this page has no parameter {', '.join(sorted(unknown))}",
                 hint=f"its parameters: {', '.join(sorted(allowed))}",
             )
+        refuse_repeated(request.query)
         if (shape := request.query.get("format", "json")) != "json":
             raise InvalidInput(f"parameter format is json, not {shape!r}")
         api = RouteCalls(self._front_end, self._routes, request)
@@ -227,6 +230,15 @@ class Console:
             response.headers[ENDED_HEADER] = "ended"
             response.del_cookie(SESSION_COOKIE, path="/ui")
         return response
+
+    async def _unknown(self, request: web.Request) -> web.StreamResponse:
+        """Answer a path that no page has with a page, not with a problem document."""
+        try:
+            self._peer(request, "/ui/")
+            hint = "the links above lead to all pages"
+            raise NotFound(f"the console has no page {request.path}", hint=hint)
+        except TwineError as e:
+            return await self._failed(request, e)
 
     # -- the caller
 

@@ -8,11 +8,11 @@ may not set.
 from __future__ import annotations
 
 import fnmatch
-import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from wire.errors import FieldError
+from wire.toml_limits import parse_toml
 
 _HEADER = frozenset({"description", "extends", "version", "owner", "fits"})
 _DEEP = frozenset({"sysctl"})
@@ -26,7 +26,7 @@ def check_text(text: str, extends: str, allowed: Sequence[str]) -> list[FieldErr
     `allowed` are patterns of the settings that it may contain: `sysctl.net.*`.
     """
     try:
-        document = tomllib.loads(text)
+        document = parse_toml(text)
     except (ValueError, RecursionError) as e:
         return [FieldError(field="text", reason=f"it is not TOML: {e}")]
     found = []

@@ -8,7 +8,6 @@ solver minimizes the sum of the goals. A model is written in TOML, one table per
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from math import inf, isfinite
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 
 from wire.errors import InvalidInput
+from wire.toml_limits import parse_toml
 
 SOLVED_MAX = 20_000
 """The most objects of one model. The language is for small models that people read and write."""
@@ -240,12 +240,12 @@ class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
 def read_model(text: str) -> PlacementModel:
     """Return the model that a TOML text describes; raises `InvalidInput`."""
     try:
-        document: dict[str, Any] = tomllib.loads(text)
+        document: dict[str, Any] = parse_toml(text)
         model = msgspec.convert(document, PlacementModel, strict=False)
-    except (tomllib.TOMLDecodeError, RecursionError) as e:
-        raise InvalidInput(f"the model is not TOML: {e}") from None
     except msgspec.ValidationError as e:
         raise InvalidInput(f"the model is not valid: {e}", hint="docs/rebalancing.md") from None
+    except (ValueError, RecursionError) as e:
+        raise InvalidInput(f"the model is not TOML: {e}") from None
     for wrong in faults(model):
         raise InvalidInput(f"the model is not valid: {wrong}", hint="docs/rebalancing.md")
     return model

@@ -89,6 +89,7 @@ def jobfile(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.behaviour("BUG-UX165")
 def test_a_plan_lists_what_would_be_placed_and_changes_nothing(
     ctl: Ctl, planner: CannedPlanner, region: Region, jobfile: str
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_plan_lists_what_would_be_placed_and_changes_nothing(
     assert lines[3:] == [
         "job web: 4 tasks: 2 placed, 1 stay where they are (1 restarted in place), 1 stopped,"
         " 1 without room; 1 machine taken from the free pool",
+        "this is the result of the update; its batches, canaries and waits are not simulated",
         "an update chooses machines task by task, so moved tasks may get other ones than these",
         "tasks per MSB: dc1/msb1 2, dc2/msb3 1",
         "  no room: 2 machines: no free ports",

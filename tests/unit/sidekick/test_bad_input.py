@@ -13,7 +13,7 @@ from fake_host import FakeHost
 
 from sidekick.__main__ import main as program
 from sidekick.cli import main
-from sidekick.toml_lines import find_excess
+from wire.toml_limits import find_excess
 
 GOOD = "description='Good'\n[sysctl]\n'vm.swappiness'=10\n"
 TOO_MUCH = {

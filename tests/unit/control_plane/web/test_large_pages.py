@@ -18,9 +18,10 @@ from control_plane.api.ownership import ShardLoad, ShardLoads
 from control_plane.api.region_status import ProcessStatus, RegionStatus
 from control_plane.api.routes import ROUTES
 from control_plane.identity.sessions import BrowserSessions
-from control_plane.web.core.json_parts import PART, as_json
+from control_plane.web.core.page_json import as_json
 from control_plane.web.serving import Console
 from wire.fairness import Peer
+from wire.json_parts import PART
 from wire.routes import Route
 from wire.server import Call
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from msgspec.structs import replace
 from test_hostile_texts import HostileFrontEnd
 from test_rights import FrontEndStub
 
@@ -138,3 +139,47 @@ async def test_a_span_that_ends_before_it_begins_is_refused(query: str) -> None:
             answer = await client.get(f"{page}?{query}")
             assert (answer.status, "begin is a time before end" in await answer.text()) == (400, 1)
             assert (await client.get(f"{page}?begin=3&end=5")).status == 200
+
+
+class Many(HostileFrontEnd):
+    """A front end with 401 jobs; a job has 401 tasks."""
+
+    async def _answer(self, call: Call) -> Any:
+        answer = await super()._answer(call)
+        if call.route.name == "list_jobs":
+            return replace(answer, jobs=answer.jobs[:1] * 401)
+        if call.route.name == "get_job":
+            return replace(
+                answer, record=replace(answer.record, tasks=answer.record.tasks[:1] * 401)
+            )
+        return answer
+
+
+@pytest.mark.behaviour("BUG-UX163")
+@pytest.mark.parametrize(("page", "name"), [("jobs", "first"), ("jobs/web", "task")])
+async def test_a_page_beyond_the_end_of_a_list_says_so(page: str, name: str) -> None:
+    """Regression: the list of jobs said that no job matches, that of tasks was empty."""
+    async with opened(Many()) as client:
+        text = await (await client.get(f"/ui/{page}?{name}=1000")).text()
+        assert "beyond the end of the list: it has 401 rows" in text
+        assert f"&{name}=400" in text
+        assert "beyond the end" not in await (await client.get(f"/ui/{page}?{name}=400")).text()
+
+
+@pytest.mark.behaviour("BUG-UX162")
+async def test_an_unknown_path_of_the_console_is_answered_with_a_page() -> None:
+    """Regression: a browser showed the problem document of the API."""
+    async with opened(Gone()) as client:
+        for path in ("/ui/nothing", "/ui/jobs/web/nothing/at/all", "/ui/static/none.css"):
+            answer = await client.get(path)
+            assert (answer.status, answer.content_type) == (404, "text/html")
+            assert f"the console has no page {path}" in await answer.text()
+        assert (await client.post("/ui/jobs")).status == 405
+
+
+@pytest.mark.behaviour("BUG-UX161")
+async def test_a_page_refuses_a_parameter_that_is_given_twice() -> None:
+    async with opened(Many()) as client:
+        answer = await client.get("/ui/jobs?first=1&first=2")
+        text = await answer.text()
+        assert (answer.status, "first is given more than once" in text) == (400, True)
