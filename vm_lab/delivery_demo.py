@@ -41,7 +41,7 @@ class DeliveryDemo(Demo):
     def __init__(self, lab: str) -> None:
         super().__init__(lab)
         self._folder = self._paths.state / "delivery"
-        self._service = f"unix:{self._paths.run}/conveyor.sock"
+        self._service = f"unix:{self._paths.conveyor}"
 
     def run(self) -> None:
         """Run all steps; the lab stays up, Prometheus and the conveyor end."""

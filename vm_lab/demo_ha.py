@@ -28,6 +28,7 @@ from agent.api import Limits
 from control_plane.api.jobs import JobSpec
 from control_plane.api.people import GroupSpec
 from control_plane.client import ControlPlaneClient
+from vm_lab.control import with_services
 from vm_lab.demo import Demo
 from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import LabSandbox
@@ -149,7 +150,7 @@ class HaDemo(Demo):
             "shards = 2",
         ]
         config = self._folder / f"{name}.toml"
-        config.write_text("\n".join(lines) + "\n")
+        config.write_text(with_services("\n".join(lines) + "\n", self._paths))
         return config
 
     def _command(self, program: str, *words: str, quiet: bool = False, code: int = 0) -> str:

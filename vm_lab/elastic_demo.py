@@ -79,7 +79,7 @@ class ElasticDemo(Demo):
         super().__init__(lab)
         self._step_s = step_s
         self._folder = self._paths.state / "elastic"
-        self._autoscaler = self._paths.run / "autoscaler.sock"
+        self._autoscaler = self._paths.autoscaler
         self._optimus = self._paths.run / "optimus.sock"
         self._load_client: subprocess.Popen[bytes] | None = None
 

@@ -13,6 +13,7 @@ from vm_lab.accel import find_accel
 from vm_lab.control import LabControlPlane
 from vm_lab.domains import Domains, restarting_panicked
 from vm_lab.errors import LabError
+from vm_lab.exclusive import exclusive
 from vm_lab.guests import Guests, on_each
 from vm_lab.image.build import Image, build_image
 from vm_lab.leftovers import Check, check_leftovers, host_interfaces
@@ -62,6 +63,7 @@ class Lab:
             )
         return machine
 
+    @exclusive
     def up(self, options: UpOptions) -> None:
         """Bring the lab up. Existing parts stay, so a call can be repeated."""
         record = self.paths.find_record()
@@ -157,6 +159,7 @@ class Lab:
                 )
             time.sleep(0.5)
 
+    @exclusive
     def push(self) -> None:
         """Install the working tree in every running VM, and restart agents that run."""
         record = self.paths.get_record()
@@ -195,6 +198,7 @@ class Lab:
             self.domains.disconnect(name)
         self.guests.forget_connection(machine)
 
+    @exclusive
     def snapshot(self, name: str) -> None:
         """Save all VMs and the control plane's state, at one moment."""
         saved = self.paths.snapshot(name)
@@ -209,6 +213,7 @@ class Lab:
         if served:
             self.control.start()
 
+    @exclusive
     def restore(self, name: str) -> None:
         """Bring all VMs and the control plane back to the snapshot, clocks set to now."""
         machines = self.machines()
@@ -238,6 +243,7 @@ class Lab:
         self.guests.wait_reachable(machine, PATIENCE_S)
         self.guests.set_clock(machine)
 
+    @exclusive
     def down(self) -> list[Check]:
         """Remove the lab; return what was checked and what is left of it."""
         record = None

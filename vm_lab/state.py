@@ -59,6 +59,7 @@ class LabPaths:
         self.run_root = run_root
         self.state = state_root / name
         self.run = run_root / name
+        self.lock = run_root / f"{name}.lock"
         self.record = self.state / "lab.json"
         self.holder = self.state / "holder.json"
         self.namespace = self.state / "namespace.json"
@@ -69,6 +70,9 @@ class LabPaths:
         self.web_console = self.state / "web-console.json"
         """The process of `twinectl ui` that runs on after the demo."""
         self.control_plane_socket = self.run / "cp.sock"
+        self.autoscaler = self.run / "autoscaler.sock"
+        self.conveyor = self.run / "conveyor.sock"
+        """Where the demos start these services, and the console of the lab reads them."""
         self.pool = self.state / "pool"
         self.boot = self.state / "boot"
         self.consoles = self.state / "console"
