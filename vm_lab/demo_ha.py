@@ -30,6 +30,7 @@ from control_plane.api.people import GroupSpec
 from control_plane.client import ControlPlaneClient
 from vm_lab.control import with_services
 from vm_lab.demo import Demo
+from vm_lab.errors import reporting
 from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import LabSandbox
 from vm_lab.state import LabPaths
@@ -282,7 +283,8 @@ class HaDemo(Demo):
 @click.option("--kills", type=click.IntRange(min=1), default=6, show_default=True)
 def main(name: str, kills: int) -> None:
     """Show that a region outlives the leaders of its roles, on five real machines."""
-    HaDemo(name, kills).run()
+    with reporting("demo"):
+        HaDemo(name, kills).run()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from vm_lab.accel import find_accel
+from vm_lab.cache import partial_folder
 from vm_lab.control import LabControlPlane
 from vm_lab.domains import Domains, restarting_panicked
 from vm_lab.errors import LabError
@@ -204,14 +205,16 @@ class Lab:
         saved = self.paths.snapshot(name)
         machines = self.machines()
         served = self._stop_control_plane()
-        with self._all_suspended(machines):
-            on_each(machines, lambda m: self._replace_snapshot(m.name, name))
-        shutil.rmtree(saved, ignore_errors=True)
-        saved.mkdir(parents=True)
-        if self.paths.control_plane_state.exists():
-            self.control.save(saved / "control-plane")
-        if served:
-            self.control.start()
+        try:
+            shutil.rmtree(saved, ignore_errors=True)  # an incomplete snapshot cannot be restored
+            with self._all_suspended(machines):
+                on_each(machines, lambda m: self._replace_snapshot(m.name, name))
+            with partial_folder(saved) as partial:
+                if self.paths.control_plane_state.exists():
+                    self.control.save(partial / "control-plane")
+        finally:
+            if served:
+                self.control.start()
 
     @exclusive
     def restore(self, name: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from vm_lab.cache import partial_file
 from vm_lab.errors import LabError
 from vm_lab.progress import PATIENCE_S
 
@@ -96,9 +97,8 @@ class LabPaths:
 
     def save(self, file: Path, value: msgspec.Struct) -> None:
         """Write the value so that a reader sees the old file or the new one."""
-        partial = file.with_suffix(".partial")
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
-        partial.replace(file)
+        with partial_file(file) as partial:
+            partial.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
 
     def find_record(self) -> LabRecord | None:
         """Return the record of the lab, or None if there is no lab.

@@ -26,6 +26,8 @@ def run_recipe(script: str, *args: Path | str, say: Say) -> None:
                 say(f"image: {line.removeprefix('step: ').strip()}")
             tail = [*tail[-30:], line]
     if process.returncode != 0:
+        for path in (arg for arg in args if isinstance(arg, Path)):
+            path.with_name(f"{path.name}.partial").unlink(missing_ok=True)
         raise LabError(
             f"{script} failed with status {process.returncode}:\n{''.join(tail)}",
             hint="needs root, the packages of vm_lab/packages.txt and a Debian mirror",
