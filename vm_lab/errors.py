@@ -14,6 +14,7 @@ import click
 from wire.errors import TwineError
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+FREE_SPACE = "free space there and repeat the command; `twine-lab down` removes a lab"
 
 
 class LabError(TwineError):
@@ -42,15 +43,20 @@ def reporting(program: str, places: tuple[Path, ...] = ()) -> Iterator[None]:
 
 def disk_error(error: OSError, places: tuple[Path, ...] = ()) -> LabError | None:
     """Return the error of a disk that cannot be written; None for any other error."""
-    reasons = [reason for reason in map(os.strerror, UNWRITABLE) if reason in str(error)]
-    if not reasons:
+    reason = why_unwritable(str(error))
+    if not reason:
         return None
     where = f": {error.filename}" if error.filename else ""
     free = [f"{_free_mib(place)} MiB at {place}" for place in (*places, _temporary())]
     return LabError(
-        f"cannot write a file{where}: {reasons[0]} (free: {', '.join(free)})",
-        hint="free space there and repeat the command; `twine-lab down` removes a lab",
+        f"cannot write a file{where}: {reason} (free: {', '.join(free)})",
+        hint=FREE_SPACE,
     )
+
+
+def why_unwritable(text: str) -> str:
+    """Return the reason in a text why a disk cannot be written, "" if it has none."""
+    return next((reason for reason in map(os.strerror, UNWRITABLE) if reason in text), "")
 
 
 def _temporary() -> Path:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from vm_lab import cli, lab
 from vm_lab.cache import partial_file, partial_folder
 from vm_lab.errors import LabError, disk_error, reporting
+from vm_lab.image.recipe import hint_of
 from vm_lab.progress import Progress
 from vm_lab.state import LabPaths, ProcessRef
 
@@ -122,3 +123,8 @@ def test_a_snapshot_that_fails_leaves_the_control_plane_running(
         found.snapshot("a")
     assert started == [1]
     assert list(paths.snapshots.iterdir()) == []
+
+
+def test_a_recipe_on_a_full_disk_does_not_blame_the_mirror() -> None:
+    assert hint_of("tar: /x: Cannot write: No space left on device\n").startswith("free space")
+    assert "Debian mirror" in hint_of("curl: (6) Could not resolve host\n")
