@@ -34,10 +34,26 @@ def partial_folder(folder: Path) -> Iterator[Path]:
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    yield partial
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
+    try:
+        yield partial
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def partial_file(file: Path) -> Iterator[Path]:
+    """Give a path for a file that takes its final name only when it is complete."""
+    partial = file.with_name(f"{file.name}.partial")
+    try:
+        yield partial
+        partial.replace(file)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 import click
 import msgspec
 
-from vm_lab.errors import LabError
+from vm_lab.cache import cache_root
+from vm_lab.errors import LabError, reporting
 from vm_lab.image.app import VERSIONS as APP_VERSIONS
 from vm_lab.image.app import build_app
 from vm_lab.image.build import VARIANTS, build_image, pack_box
@@ -21,7 +22,7 @@ from vm_lab.image.programs import PROGRAMS, build_program
 from vm_lab.lab import Lab, UpOptions
 from vm_lab.package import build_package
 from vm_lab.progress import Progress
-from vm_lab.state import LabPaths, require_root
+from vm_lab.state import STATE_ROOT, LabPaths, require_root
 from vm_lab.status import lab_status, status_table
 from vm_lab.vagrant import Vagrant
 from vm_lab.wheel import REPOSITORY
@@ -79,14 +80,9 @@ def timed(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         progress = Progress()
-        try:
+        with reporting("twine-lab", (cache_root(), STATE_ROOT)):
             require_root()
             result = function(*args, **kwargs)
-        except LabError as e:
-            click.echo(f"twine-lab: {e}", err=True)
-            if e.hint:
-                click.echo(f"hint: {e.hint}", err=True)
-            sys.exit(e.exit_code)
         progress.say("done")
         return result
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -17,8 +18,9 @@ from vm_lab.errors import LabError
 from vm_lab.guests import Guests
 from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import LabSandbox
-from vm_lab.state import find_process, process_ref
+from vm_lab.state import LabPaths, find_process, process_ref
 from vm_lab.topology import LabMachine, Topology
+from wire.written import WRITTEN
 
 
 class LabControlPlane:
@@ -59,8 +61,7 @@ class LabControlPlane:
             ]
             if config is not None:
                 shutil.copy(config, self.paths.control_plane_config)
-            if self.paths.control_plane_config.exists():
-                argv += ["--config", self.paths.control_plane_config]
+            argv += ["--config", self._started_config()]
             pid = self.sandbox.spawn(argv, self.paths.control_plane_log)
             self.paths.save(self.paths.control_plane, process_ref(pid))
         deadline = time.monotonic() + timeout_s
@@ -139,12 +140,35 @@ class LabControlPlane:
         shutil.rmtree(self.paths.control_plane_state, ignore_errors=True)
         shutil.copytree(source, self.paths.control_plane_state)
 
+    def _started_config(self) -> Path:
+        """Write and return the file to start with: the copy, and the sockets of the lab."""
+        own = self.paths.control_plane_config
+        text = own.read_text(WRITTEN) if own.exists() else ""
+        file = self.paths.state / "control-plane-started.toml"
+        file.write_text(with_services(text, self.paths))
+        return file
+
     def _last_words(self) -> str:
         try:
             lines = self.paths.control_plane_log.read_text(errors="replace").strip().splitlines()
         except FileNotFoundError:
             lines = []
         return lines[-1] if lines else "its log is empty"
+
+
+def with_services(config: str, paths: LabPaths) -> str:
+    """Return a configuration whose console reads the services of this lab, not those of the host.
+
+    Keys of the configuration stay. Text that is not TOML stays as it is, for the control plane's
+    error.
+    """
+    try:
+        given = tomllib.loads(config)
+    except tomllib.TOMLDecodeError:
+        return config
+    sockets = {"autoscaler": str(paths.autoscaler), "conveyor": f"unix:{paths.conveyor}"}
+    lines = [f'{key} = "{socket}"\n' for key, socket in sockets.items() if key not in given]
+    return "".join(lines) + config
 
 
 def program(name: str) -> Path:

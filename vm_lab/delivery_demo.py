@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from vm_lab.demo import Demo, short_path
+from vm_lab.errors import reporting
 from vm_lab.image.app import BAD_VERSIONS, VERSIONS
 from vm_lab.progress import PATIENCE_S
 
@@ -41,7 +42,7 @@ class DeliveryDemo(Demo):
     def __init__(self, lab: str) -> None:
         super().__init__(lab)
         self._folder = self._paths.state / "delivery"
-        self._service = f"unix:{self._paths.run}/conveyor.sock"
+        self._service = f"unix:{self._paths.conveyor}"
 
     def run(self) -> None:
         """Run all steps; the lab stays up, Prometheus and the conveyor end."""
@@ -160,7 +161,8 @@ def _is_reached(view: Any) -> bool:
 @click.option("--name", default="lab", show_default=True, help="Name of the lab.")
 def main(name: str) -> None:
     """Show continuous delivery on three real machines."""
-    DeliveryDemo(name).run()
+    with reporting("demo"):
+        DeliveryDemo(name).run()
 
 
 if __name__ == "__main__":

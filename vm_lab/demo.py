@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 
+from vm_lab.errors import reporting
 from vm_lab.image.app import VERSIONS, build_app
 from vm_lab.progress import PATIENCE_S, Progress
 from vm_lab.state import LabPaths, process_ref
@@ -223,7 +224,8 @@ def short_path(path: Path) -> str:
 @click.option("--name", default="lab", show_default=True, help="Name of the lab.")
 def main(name: str) -> None:
     """Show Twine on three real machines."""
-    Demo(name).run()
+    with reporting("demo"):
+        Demo(name).run()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ from agent.api import Limits
 from control_plane.api.jobs import JobSpec
 from control_plane.api.people import GroupSpec
 from control_plane.client import ControlPlaneClient
+from vm_lab.control import with_services
 from vm_lab.demo import Demo
+from vm_lab.errors import reporting
 from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import LabSandbox
 from vm_lab.state import LabPaths
@@ -149,7 +151,7 @@ class HaDemo(Demo):
             "shards = 2",
         ]
         config = self._folder / f"{name}.toml"
-        config.write_text("\n".join(lines) + "\n")
+        config.write_text(with_services("\n".join(lines) + "\n", self._paths))
         return config
 
     def _command(self, program: str, *words: str, quiet: bool = False, code: int = 0) -> str:
@@ -281,7 +283,8 @@ class HaDemo(Demo):
 @click.option("--kills", type=click.IntRange(min=1), default=6, show_default=True)
 def main(name: str, kills: int) -> None:
     """Show that a region outlives the leaders of its roles, on five real machines."""
-    HaDemo(name, kills).run()
+    with reporting("demo"):
+        HaDemo(name, kills).run()
 
 
 if __name__ == "__main__":

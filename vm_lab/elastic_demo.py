@@ -25,6 +25,7 @@ from control_plane.api.elastic import LoanView
 from control_plane.api.jobs import JobStatus
 from control_plane.client import ControlPlaneClient
 from vm_lab.demo import PROXY, Demo, short_path
+from vm_lab.errors import reporting
 from vm_lab.image.app import LIMITED_VERSION
 
 FILES = Path(__file__).parent / "elastic"
@@ -79,7 +80,7 @@ class ElasticDemo(Demo):
         super().__init__(lab)
         self._step_s = step_s
         self._folder = self._paths.state / "elastic"
-        self._autoscaler = self._paths.run / "autoscaler.sock"
+        self._autoscaler = self._paths.autoscaler
         self._optimus = self._paths.run / "optimus.sock"
         self._load_client: subprocess.Popen[bytes] | None = None
 
@@ -250,7 +251,8 @@ class ElasticDemo(Demo):
 )
 def main(name: str, step_s: float) -> None:
     """Show elastic capacity on three real machines."""
-    ElasticDemo(name, step_s).run()
+    with reporting("demo"):
+        ElasticDemo(name, step_s).run()
 
 
 if __name__ == "__main__":

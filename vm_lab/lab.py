@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import msgspec
 
 from vm_lab.accel import find_accel
+from vm_lab.cache import partial_folder
 from vm_lab.control import LabControlPlane
 from vm_lab.domains import Domains, restarting_panicked
 from vm_lab.errors import LabError
+from vm_lab.exclusive import exclusive
 from vm_lab.guests import Guests, on_each
 from vm_lab.image.build import Image, build_image
 from vm_lab.leftovers import Check, check_leftovers, host_interfaces
@@ -62,6 +64,7 @@ class Lab:
             )
         return machine
 
+    @exclusive
     def up(self, options: UpOptions) -> None:
         """Bring the lab up. Existing parts stay, so a call can be repeated."""
         record = self.paths.find_record()
@@ -157,6 +160,7 @@ class Lab:
                 )
             time.sleep(0.5)
 
+    @exclusive
     def push(self) -> None:
         """Install the working tree in every running VM, and restart agents that run."""
         record = self.paths.get_record()
@@ -195,20 +199,24 @@ class Lab:
             self.domains.disconnect(name)
         self.guests.forget_connection(machine)
 
+    @exclusive
     def snapshot(self, name: str) -> None:
         """Save all VMs and the control plane's state, at one moment."""
         saved = self.paths.snapshot(name)
         machines = self.machines()
         served = self._stop_control_plane()
-        with self._all_suspended(machines):
-            on_each(machines, lambda m: self._replace_snapshot(m.name, name))
-        shutil.rmtree(saved, ignore_errors=True)
-        saved.mkdir(parents=True)
-        if self.paths.control_plane_state.exists():
-            self.control.save(saved / "control-plane")
-        if served:
-            self.control.start()
+        try:
+            shutil.rmtree(saved, ignore_errors=True)  # an incomplete snapshot cannot be restored
+            with self._all_suspended(machines):
+                on_each(machines, lambda m: self._replace_snapshot(m.name, name))
+            with partial_folder(saved) as partial:
+                if self.paths.control_plane_state.exists():
+                    self.control.save(partial / "control-plane")
+        finally:
+            if served:
+                self.control.start()
 
+    @exclusive
     def restore(self, name: str) -> None:
         """Bring all VMs and the control plane back to the snapshot, clocks set to now."""
         machines = self.machines()
@@ -238,6 +246,7 @@ class Lab:
         self.guests.wait_reachable(machine, PATIENCE_S)
         self.guests.set_clock(machine)
 
+    @exclusive
     def down(self) -> list[Check]:
         """Remove the lab; return what was checked and what is left of it."""
         record = None

@@ -13,7 +13,7 @@ import tempfile
 from email.parser import HeaderParser
 from pathlib import Path
 
-from vm_lab.cache import Say
+from vm_lab.cache import Say, partial_file
 from vm_lab.errors import LabError
 from vm_lab.image.build import Image, build_image
 from vm_lab.wheel import REPOSITORY
@@ -53,7 +53,8 @@ def build_package(into: Path, say: Say, source: Path = REPOSITORY) -> Path:
         describe(root, version, replaced)
         package = into / f"{NAME}_{version}_{ARCHITECTURE}.deb"
         say(f"package: {package.name}")
-        _run("dpkg-deb", "--root-owner-group", "-Zzstd", "--build", str(root), str(package))
+        with partial_file(package) as partial:
+            _run("dpkg-deb", "--root-owner-group", "-Zzstd", "--build", str(root), str(partial))
     return package
 
 

@@ -19,6 +19,7 @@ import click
 
 from vm_lab.delivery_demo import DeliveryDemo
 from vm_lab.demo import short_path
+from vm_lab.errors import reporting
 from vm_lab.package import build_package
 from vm_lab.wheel import PACKAGES, REPOSITORY, build_wheel
 
@@ -166,7 +167,8 @@ class ReleaseDemo(DeliveryDemo):
 @click.option("--name", default="lab", show_default=True, help="Name of the lab.")
 def main(name: str) -> None:
     """Release Twine itself by a pipeline on three real machines."""
-    ReleaseDemo(name).run()
+    with reporting("demo"):
+        ReleaseDemo(name).run()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from vm_lab.cache import partial_file
 from vm_lab.errors import LabError
 from vm_lab.progress import PATIENCE_S
 
@@ -59,6 +60,7 @@ class LabPaths:
         self.run_root = run_root
         self.state = state_root / name
         self.run = run_root / name
+        self.lock = run_root / f"{name}.lock"
         self.record = self.state / "lab.json"
         self.holder = self.state / "holder.json"
         self.namespace = self.state / "namespace.json"
@@ -69,6 +71,9 @@ class LabPaths:
         self.web_console = self.state / "web-console.json"
         """The process of `twinectl ui` that runs on after the demo."""
         self.control_plane_socket = self.run / "cp.sock"
+        self.autoscaler = self.run / "autoscaler.sock"
+        self.conveyor = self.run / "conveyor.sock"
+        """Where the demos start these services, and the console of the lab reads them."""
         self.pool = self.state / "pool"
         self.boot = self.state / "boot"
         self.consoles = self.state / "console"
@@ -92,9 +97,8 @@ class LabPaths:
 
     def save(self, file: Path, value: msgspec.Struct) -> None:
         """Write the value so that a reader sees the old file or the new one."""
-        partial = file.with_suffix(".partial")
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
-        partial.replace(file)
+        with partial_file(file) as partial:
+            partial.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
 
     def find_record(self) -> LabRecord | None:
         """Return the record of the lab, or None if there is no lab.

@@ -53,7 +53,7 @@ class Grub:
 
     def is_there(self, host: Host) -> bool:
         """Return whether the menu is GRUB's and reads custom.cfg."""
-        menu = host.fs.find(MENU) or ""
+        menu = _menu(host)
         return "custom.cfg" in menu and _first(menu) is not None
 
     def own_line(self, host: Host) -> str | None:
@@ -130,12 +130,17 @@ class Grub:
             raise HostError(f"grub-reboot ran, but {ENVIRONMENT} does not name the entry")
 
 
+def _menu(host: Host) -> str:
+    """Return the menu, with a line that ends in a backslash joined to the next one."""
+    return (host.fs.find(MENU) or "").replace("\\\n", "")
+
+
 def _own(host: Host) -> _MenuEntry | None:
     """Return the entry that the host boots by default: the one that the menu names, or the first.
 
     A name is a number, title or id, after the names of its submenus: `1>0`.
     """
-    menu = host.fs.find(MENU) or ""
+    menu = _menu(host)
     names = re.findall(r'set default="([^"]*)"', menu)
     name = next((each for each in names if each != "${next_entry}"), "")
     if name == "${saved_entry}":

@@ -22,9 +22,13 @@ NAME = "twine.conf"
 VARIABLES = "/sys/firmware/efi/efivars"
 _VENDOR = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 _BEFORE = "# default before: "
+_SOURCE = "# copy of: "
+_FIELD = re.compile(r"^[ \t]*([^\s#]\S*)[ \t]+(.*?)[ \t]*$", re.MULTILINE)
+"""A key and its value; systemd-boot skips white space before the key."""
 
 
 class _LoaderFile(msgspec.Struct, frozen=True):
+    name: str
     text: str
     version: str
     line: str
@@ -52,7 +56,7 @@ class SystemdBoot:
         default = _variable(host, "LoaderEntryDefault") == NAME
         if text is None:
             return Entry(line="", default=True) if default else None
-        own, ours = _own(host), _parse(text)
+        own, ours = _own(host), _parse(NAME, text)
         copied = _own(host, ours.version) if ours else None
         if own is None or ours is None or copied is None:
             return Entry(line="")
@@ -79,7 +83,7 @@ class SystemdBoot:
             )
         path = f"{folder}/{NAME}"
         before = _variable(host, "LoaderEntryDefault")
-        noted = _before(host.fs.find(path) or "") if before == NAME else before
+        noted = _noted(host.fs.find(path) or "", _BEFORE) if before == NAME else before
         if before == NAME and not entry.default:
             host.processes.run(["bootctl", "set-default", noted])
         host.disk.write(host.fs.path(path), _text(own, entry, noted))
@@ -96,7 +100,7 @@ class SystemdBoot:
         folder = _folder(host)
         path = f"{folder}/{NAME}"
         if _variable(host, "LoaderEntryDefault") == NAME:
-            before = _before(host.fs.find(path) or "") if folder else ""
+            before = _noted(host.fs.find(path) or "", _BEFORE) if folder else ""
             host.processes.run(["bootctl", "set-default", before])
         if _variable(host, "LoaderEntryOneShot") == NAME:
             host.processes.run(["bootctl", "set-oneshot", ""])
@@ -126,14 +130,28 @@ def _entries(host: Host, folder: str) -> list[str]:
 
 
 def _own(host: Host, version: str = "") -> _LoaderFile | None:
-    """Return the host's entry of a version; for "" of the running kernel, or the newest one."""
+    """Return the host's entry of a version; for "" of the running kernel, or the newest one.
+
+    Of several, it is the one that booted. If our entry booted, it is the one that ours copies.
+    """
     folder = _folder(host)
     if folder is None:
         return None
-    files = [_parse(host.fs.find(f"{folder}/{name}") or "") for name in _entries(host, folder)]
+    names = _entries(host, folder)
+    files = [_parse(name, host.fs.find(f"{folder}/{name}") or "") for name in names]
     found = sorted((file for file in files if file), key=_age, reverse=True)
     exact = [file for file in found if file.version == (version or host.hardware.kernel)]
-    return next(iter(exact if version else exact or found), None)
+    fitting = exact if version else exact or found
+    selected = _variable(host, "LoaderEntrySelected")
+    if selected == NAME:
+        selected = _noted(host.fs.find(f"{folder}/{NAME}") or "", _SOURCE)
+    booted = (file for file in fitting if _id(file.name) == _id(selected))
+    return next(booted, next(iter(fitting), None))
+
+
+def _id(name: str) -> str:
+    """Return the identifier of an entry: its file name without the counters of boot attempts."""
+    return re.sub(r"\+[0-9]+(-[0-9]+)?(?=\.conf$)", "", name.lower())
 
 
 def _age(file: _LoaderFile) -> list[str | int]:
@@ -142,20 +160,27 @@ def _age(file: _LoaderFile) -> list[str | int]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
-def _parse(text: str) -> _LoaderFile | None:
-    fields = re.findall(r"^(\S+)[ \t]+(.*?)[ \t]*$", text, re.MULTILINE)
-    values = {key: value for key, value in fields if key != "#"}
+def _parse(name: str, text: str) -> _LoaderFile | None:
+    fields = [(key, _unquoted(value)) for key, value in _FIELD.findall(text)]
+    values = dict(fields)
     if "linux" not in values:
         return None
     options = " ".join(value for key, value in fields if key == "options")
     tokens, inits = tokens_of(options)
     version = values.get("version") or values["linux"].rpartition("/")[2].partition("-")[2]
-    return _LoaderFile(text, version, " ".join(tokens + inits))
+    return _LoaderFile(name, text, version, " ".join(tokens + inits))
+
+
+def _unquoted(value: str) -> str:
+    """Return a value without the quotes around it, which systemd-boot removes."""
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
 
 
 def _text(own: _LoaderFile, entry: Entry, before: str) -> str:
-    kept = [x for x in own.text.splitlines() if not re.match(r"(title|options|sort-key|#)\b|#", x)]
-    head = ["# Written by sidekick: do not edit.", f"{_BEFORE}{before}", "title The host's profile"]
+    replaced = re.compile(r"\s*(?:(?:title|options|sort-key)\b|#)")
+    kept = [line for line in own.text.splitlines() if not replaced.match(line)]
+    notes = [f"{_BEFORE}{before}", f"{_SOURCE}{own.name}"]
+    head = ["# Written by sidekick: do not edit.", *notes, "title The host's profile"]
     return "\n".join([*head, *kept, f"options {entry.line}"]) + "\n"
 
 
@@ -163,10 +188,10 @@ def _without_notes(text: str) -> list[str]:
     return [line for line in text.split("\n") if line and not line.startswith("#")]
 
 
-def _before(text: str) -> str:
-    return next(
-        (x.removeprefix(_BEFORE) for x in text.splitlines() if x.startswith(_BEFORE.rstrip())), ""
-    ).strip()
+def _noted(text: str, note: str) -> str:
+    """Return the value of a note in our file."""
+    lines = (x for x in text.splitlines() if x.startswith(note.rstrip()))
+    return next((x.removeprefix(note.rstrip()) for x in lines), "").strip()
 
 
 def _variable(host: Host, name: str) -> str:

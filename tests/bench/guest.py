@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,11 +39,16 @@ def inside(name: str, source: Path, *arguments: str) -> dict[str, float]:
 
 
 def shown(measure: Callable[[str], dict[str, float]], name: str, *up: str, as_json: bool) -> None:
-    """Measure in a running lab, or in one that is booted for it; show the figures."""
+    """Measure in a running lab, or in one that is booted for it; show the figures.
+
+    That lab ends with the bench, also on SIGTERM. The next bench removes the lab of a killed one.
+    """
     used = name or "bench"
-    if not name:
-        lab(used, "up", "--bare", "--count", "1", *up)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if not name:
+            lab(used, "down")
+            lab(used, "up", "--bare", "--count", "1", *up)
         figures = measure(used)
     finally:
         if not name:

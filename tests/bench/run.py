@@ -19,6 +19,7 @@ import ast
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -170,10 +171,14 @@ class _PendingConnection:
 
     def name(self, cpus: int = 1) -> str:
         if self._cpus != cpus:
-            self.down()
-            one = ("--name", "bench", "--bare", "--count", "1", "--variant", "bench")
-            self._lab("up", *one, "--cpus", str(cpus), *self._memory)
+            self._lab("down", "--name", "bench")  # also the guest of a run that was killed
             self._cpus = cpus
+            one = ("--name", "bench", "--bare", "--count", "1", "--variant", "bench")
+            try:
+                self._lab("up", *one, "--cpus", str(cpus), *self._memory)
+            except BaseException:
+                self.down()
+                raise
         return "bench"
 
     def down(self) -> None:
@@ -204,6 +209,7 @@ def main() -> None:
         return
     guest = _PendingConnection(max((b.memory_mib for b in chosen if b.needs_guest), default=0))
     broken: list[str] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for bench in chosen:
             print(f"── {bench.name} ──", file=sys.stderr, flush=True)

@@ -46,7 +46,7 @@ def test_the_shared_guest_has_the_largest_memory_of_any_bench(tmp_path):
     guest._lab = lambda *words: calls.append(words)
     assert guest.name() == guest.name() == guest.name(2) == "bench"
     guest.down()
-    assert [words[0] for words in calls] == ["up", "down", "up", "down"]
+    assert [words[0] for words in calls] == ["down", "up", "down", "up", "down"]
     assert {words[-2:] for words in calls if words[0] == "up"} == {("--memory-mib", "4096")}
     assert [words[words.index("--cpus") + 1] for words in calls if "--cpus" in words] == ["1", "2"]
 

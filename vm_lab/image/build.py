@@ -16,7 +16,16 @@ from pathlib import Path
 import msgspec
 
 from vm_lab import wheel as wheels
-from vm_lab.cache import Say, cache_root, is_cached, keep_newest, lock, partial_folder, recipe_key
+from vm_lab.cache import (
+    Say,
+    cache_root,
+    is_cached,
+    keep_newest,
+    lock,
+    partial_file,
+    partial_folder,
+    recipe_key,
+)
 from vm_lab.errors import LabError
 from vm_lab.image.initrd import build_initrd
 from vm_lab.image.recipe import RECIPE, run_recipe
@@ -107,7 +116,10 @@ def _base_layer(cache: Path, variant: str, say: Say) -> Path:
         say(f"image: building the {variant} layer, Debian 13 (about a minute)")
         run_recipe("base.sh", partial, RECIPE, ",".join(guest_packages(variant)), say=say)
         say("image: building the initrd")
-        build_initrd(partial / "modules", RECIPE / "init.sh", BUSYBOX, partial / "initrd")
+        try:
+            build_initrd(partial / "modules", RECIPE / "init.sh", BUSYBOX, partial / "initrd")
+        except subprocess.CalledProcessError as e:
+            raise LabError(f"cannot build the initrd: {e}") from e
         shutil.rmtree(partial / "modules")
     return folder
 
@@ -161,9 +173,11 @@ def pack_box(image: Image) -> Path:
     box = image.folder / "twine-lab.box"
     if not box.exists():
         names = ["metadata.json", "Vagrantfile", "box.img"]
-        partial = box.with_suffix(".partial")
-        subprocess.run(["tar", "-C", image.folder, "-cSf", partial, *names], check=True)
-        partial.replace(box)
+        with partial_file(box) as partial:
+            argv = ["tar", "-C", str(image.folder), "-cSf", str(partial), *names]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise LabError(f"cannot pack {box}: {done.stderr.strip()}")
     return box
 
 

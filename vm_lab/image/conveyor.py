@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from vm_lab.cache import Say, cache_root, is_cached, keep_newest, lock, recipe_key
+from vm_lab.cache import Say, cache_root, is_cached, keep_newest, lock, partial_file, recipe_key
 from vm_lab.errors import LabError
 from vm_lab.image.recipe import RECIPE, run_recipe
 from vm_lab.wheel import FOR_GUEST, PACKAGES, build_wheel, fetch_wheels, requirements_of
@@ -45,11 +45,10 @@ def build_conveyor(say: Say) -> Path:
             python = _python(cache, say)
             site = Path(temporary) / SITE
             _install(wheel, site, say)
-            partial = tar.with_suffix(".partial")
-            partial.write_bytes(python.read_bytes())
-            with tarfile.open(partial, "a") as archive:
-                archive.add(site, f"./{SITE}", filter=_of_root)
-            partial.rename(tar)
+            with partial_file(tar) as partial:
+                partial.write_bytes(python.read_bytes())
+                with tarfile.open(partial, "a") as archive:
+                    archive.add(site, f"./{SITE}", filter=_of_root)
         keep_newest(cache, "conveyor-*.tar")
         return tar
 

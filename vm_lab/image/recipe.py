@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from vm_lab.cache import Say
-from vm_lab.errors import LabError
+from vm_lab.errors import FREE_SPACE, LabError, why_unwritable
 
 RECIPE = Path(__file__).resolve().parent
 
@@ -26,7 +26,16 @@ def run_recipe(script: str, *args: Path | str, say: Say) -> None:
                 say(f"image: {line.removeprefix('step: ').strip()}")
             tail = [*tail[-30:], line]
     if process.returncode != 0:
+        for path in (arg for arg in args if isinstance(arg, Path)):
+            path.with_name(f"{path.name}.partial").unlink(missing_ok=True)
         raise LabError(
             f"{script} failed with status {process.returncode}:\n{''.join(tail)}",
-            hint="needs root, the packages of vm_lab/packages.txt and a Debian mirror",
+            hint=hint_of("".join(tail)),
         )
+
+
+def hint_of(output: str) -> str:
+    """Return what to try after a recipe that failed with this output."""
+    if why_unwritable(output):
+        return FREE_SPACE
+    return "needs root, the packages of vm_lab/packages.txt and a Debian mirror"

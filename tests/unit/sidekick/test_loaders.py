@@ -56,6 +56,72 @@ def test_the_newest_entry_counts_where_the_running_kernel_has_none(fake: FakeHos
     assert loaders.find(fake.host()).own_line(fake.host()) == "root=6.10.3-10"
 
 
+ENTRIES = "/boot/efi/loader/entries"
+
+
+def two_of_one_version(fake: FakeHost) -> None:
+    """Put a second entry of the running kernel before the host's entry."""
+    text = fake.fs.read(f"{ENTRIES}/debian.conf").replace("options ", "options rescue ")
+    fake.put(f"{ENTRIES}/a-rescue.conf", text)
+
+
+@pytest.mark.behaviour("BUG-SK80")
+@pytest.mark.parametrize("selected", ["debian.conf", "Debian.conf"])
+def test_of_entries_of_one_version_the_one_that_booted_counts(
+    fake: FakeHost, selected: str
+) -> None:
+    """Formerly it was the first one by file name, such as a rescue entry."""
+    fake.with_systemd_boot()
+    own = loaders.find(fake.host()).own_line(fake.host())
+    two_of_one_version(fake)
+    fake.processes.variable("LoaderEntrySelected", selected)
+    assert loaders.find(fake.host()).own_line(fake.host()) == own
+    fake.apply(batch(fake))
+    assert "rescue" not in fake.fs.read(f"{ENTRIES}/twine.conf")
+    fake.processes.variable("LoaderEntrySelected", "twine.conf")
+    assert loaders.find(fake.host()).own_line(fake.host()) == own, "ours is a copy of that entry"
+    assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
+
+
+@pytest.mark.behaviour("BUG-SK80")
+def test_an_entry_that_counts_its_attempts_is_known_by_its_identifier(fake: FakeHost) -> None:
+    fake.with_systemd_boot()
+    two_of_one_version(fake)
+    own = loaders.find(fake.host()).own_line(fake.host()) or ""
+    fake.put(f"{ENTRIES}/debian+2-1.conf", fake.fs.read(f"{ENTRIES}/debian.conf"))
+    fake.drop(f"{ENTRIES}/debian.conf")
+    fake.processes.variable("LoaderEntrySelected", "debian.conf")
+    assert loaders.find(fake.host()).own_line(fake.host()) == own.replace("rescue ", "")
+
+
+@pytest.mark.behaviour("BUG-SK81")
+def test_systemd_boot_entries_may_be_indented_and_quoted(fake: FakeHost) -> None:
+    """Formerly an indented key was not read, so that the entry or its line was missing."""
+    fake.with_systemd_boot()
+    own = loaders.find(fake.host()).own_line(fake.host())
+    lines = fake.fs.read(f"{ENTRIES}/debian.conf").splitlines()
+    text = "".join(f"  {line}\n" for line in lines).replace(f"{own}", f'"{own}"')
+    fake.put(f"{ENTRIES}/debian.conf", f"\t# options old\n{text}")
+    assert loaders.find(fake.host()).own_line(fake.host()) == own
+    fake.apply(batch(fake))
+    assert fake.fs.read(f"{ENTRIES}/twine.conf").count("options ") == 1
+    assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
+
+
+@pytest.mark.behaviour("BUG-SK82")
+def test_a_line_of_grub_may_continue_on_the_next_one(fake: FakeHost) -> None:
+    """Formerly the backslash became the last argument, and the rest was lost."""
+    fake.with_grub()
+    own = loaders.find(fake.host()).own_line(fake.host())
+    menu = fake.fs.read(MENU)
+    fake.put(MENU, menu.replace(" ro", " \\\n\t\tro", 1))
+    assert fake.fs.read(MENU) != menu
+    assert loaders.find(fake.host()).own_line(fake.host()) == own
+    fake.apply(batch(fake))
+    assert "\\" not in fake.fs.read(CUSTOM)
+    assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
+
+
 @pytest.mark.behaviour("F-69")
 @real_loader
 def test_an_entry_is_tried_once_and_kept_only_after_a_healthy_boot(
