@@ -73,7 +73,7 @@ power-cuts: setup ## 50 power cuts of a guest at random moments; again goes on; 
 	$(SUDO) $(BIN)/twine-lab power-cuts --name cuts --cuts $(or $(CUTS),50) --seed $(or $(SEED),1)
 
 soak-sessions: setup ## 5,000 sessions of every kind that stays: none leaves an object behind
-	TWINE_SESSIONS=$(or $(SESSIONS),5000) $(BIN)/pytest -q tests/integration/attack/test_sessions_leave_nothing.py
+	TWINE_SESSIONS=$(or $(SESSIONS),5000) $(BIN)/pytest -q tests/integration/attack/test_session_leaks.py
 
 soak: setup ## 10,000 starts and stops with faults in between; CYCLES=2000 SEED=2 for others (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" TWINE_SOAK=$(or $(CYCLES),10000) TWINE_SOAK_SEED=$(or $(SEED),1) \

@@ -17,7 +17,7 @@ from control_plane.api.machines import (
     UnavailabilityEvent,
 )
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
-from tests.lab.at_rest import unsettled
+from tests.lab.quiescence import unsettled
 
 WHERE = ("m1", "m2", "m3", "m1", "m2", "m3")
 
