@@ -223,7 +223,7 @@ def join_with(target: Target, machine: str, token: dict[str, str]) -> None:
     """Let a host join with a token that was made before."""
     invited = Invitation(f"https://{USER}:{target.port}", token["token"], token["ca_hash"])
     candidate = CandidateIdentity(machine, f"{USER}:1", FACTS, Location(), "small")
-    asyncio.run(HostIdentity(target.folder / "stranger").join(invited, candidate))
+    asyncio.run(HostIdentity(target.folder / "another").join(invited, candidate))
 
 
 def shown(target: Target) -> dict[tuple[str, str], str]:

@@ -47,7 +47,7 @@ def observations(draw: st.DrawFn) -> dict[str, Any]:
         "after": draw(st.sampled_from([1.0, 60.0, 61.0, 300.0, 4000.0])),
         "load": draw(LOADS),
         "age": draw(st.sampled_from([0.0, 10.0, 1000.0])),
-        "pushing": draw(st.sampled_from(["", "", "an update goes on"])),
+        "pushing": draw(st.sampled_from(["", "", "an update is running"])),
         "sick": draw(st.sampled_from([0, 0, 1])),
         "followed": draw(st.booleans()),
     }

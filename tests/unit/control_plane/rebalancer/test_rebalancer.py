@@ -218,7 +218,7 @@ def test_jobs_with_neighbours_or_volumes_that_stay_are_left_alone() -> None:
         await w.stable("db")
         await w.stable("shy")
 
-        assert [planner.terms(job) for job in ("db", "shy", "web", "nobody")] == [None] * 4
+        assert [planner.terms(job) for job in ("db", "shy", "web", "unknown")] == [None] * 4
 
     in_region(body, mode=RebalanceMode.OFF)
 

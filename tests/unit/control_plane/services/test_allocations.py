@@ -386,7 +386,7 @@ async def is_taken(p, name: str) -> None:
 
 
 async def is_promised(p, name: str) -> None:
-    await p.brokers.prepare("somebody:1-1", {name: Take("others", "web")})
+    await p.brokers.prepare("other:1-1", {name: Take("others", "web")})
 
 
 async def is_planned_away(p, name: str) -> None:
