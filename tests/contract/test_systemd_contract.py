@@ -368,7 +368,7 @@ def test_an_ended_listener_receives_nothing(host: Host, unit: str) -> None:
 
 @pytest.mark.behaviour("F-19", "F-20")
 @pytest.mark.parametrize("upheaval", ["restart dbus", "daemon-reexec", "daemon-reload"])
-def test_units_and_listeners_survive_an_upheaval(
+def test_units_and_listeners_survive_a_reload_of_systemd(
     host: Host, unit: str, signals: queue.Queue[str], upheaval: str
 ) -> None:
     """Signals may be lost in the meantime; the listener is notified by an empty name."""

@@ -96,7 +96,7 @@ def test_sizes_stay_within_bounds_and_speed_limits(
 
 @pytest.mark.behaviour("AS1")
 @given(policies(), LOADS, st.floats() | st.just(math.nan), st.integers(1, 500))
-def test_a_mad_forecast_never_leaves_the_bounds(
+def test_an_absurd_forecast_never_leaves_the_bounds(
     policy: Autoscale, load: float | None, mad: float, tasks: int
 ) -> None:
     """Holds for any value of the forecast, NaN and infinity included."""

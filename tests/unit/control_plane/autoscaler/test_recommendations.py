@@ -205,7 +205,7 @@ def test_a_minimum_wins_over_the_speed_limit() -> None:
 
 
 @pytest.mark.behaviour("AS1")
-def test_a_mad_forecast_is_held_by_the_limits() -> None:
+def test_an_absurd_forecast_is_held_by_the_limits() -> None:
     """The speed limit and the maximum bound the effect of a wrong forecast."""
     for load in (1e30, math.inf, math.nan):
         mad = Forecast(load=load, expected=load)

@@ -252,7 +252,7 @@ def test_a_task_that_does_not_run_leaves_a_blocked_machine():
 # -- gang
 
 
-def test_all_or_nothing():
+def test_a_gang_gets_all_machines_or_none():
     index = a_region(msbs=2, machines=1)
     made = plan(index, a_request(9, gang=True), NONE)
     assert made.change.is_empty
@@ -261,7 +261,7 @@ def test_all_or_nothing():
     assert allocate(index, a_request(8, gang=True)).unplaced == ()
 
 
-def test_all_or_nothing_takes_no_machine_in_vain():
+def test_a_gang_that_does_not_fit_takes_no_machine():
     index = RegionIndex()
     add(index, "f1 f2", pool=FREE)
     made = plan(index, a_request(9, gang=True), Allowance())
