@@ -250,7 +250,7 @@ def _applied(data: bytes, plain: bytes, how: str) -> None:
         names = [str(top), "blob", how, sha(data), sha(plain), str(top / "tree")]
         with in_time():
             assert layer.main(names) in (0, 1)
-        assert sorted(os.listdir(top)) == ["neighbour", "blob", "tree"]
+        assert sorted(os.listdir(top)) == ["blob", "neighbour", "tree"]
         assert (top / "neighbour").read_text() == "untouched"
 
 
