@@ -19,11 +19,11 @@ demo: setup ## three real VMs, the control plane, a job that runs on them
 
 demo-delivery: setup ## three real VMs, and a pipeline that delivers a good version and stops two bad ones
 	$(SUDO) $(BIN)/python -m vm_lab.delivery_demo
-demo-release: setup ## three real VMs: a release of Twine itself by a pipeline, and a broken one taken back (root)
+demo-release: setup ## three real VMs: a release of Twine itself by a pipeline, and a broken one that is rolled back (root)
 	$(SUDO) $(BIN)/python -m vm_lab.release_demo
 demo-elastic: setup ## three real VMs: a job follows its requests, a machine is lent and comes back (root)
 	$(SUDO) $(BIN)/python -m vm_lab.elastic_demo
-demo-ha: setup ## five real VMs and etcd: the leader of each role is killed in turn, nothing notices (root)
+demo-ha: setup ## five real VMs and etcd: the leader of each role is killed in turn while clients send requests (root)
 	$(SUDO) $(BIN)/python -m vm_lab.demo_ha
 
 dev: setup ## a control plane and ten agents in memory, no VM; AGENTS=30 for more
@@ -48,7 +48,7 @@ behaviours: setup ## which tests show which behaviour, into build/behaviours.md
 test-unit: setup ## all unit and property tests, and three planted bugs
 	tools/run-suites unit
 
-test-simulation: setup ## the simulated region: seeds that must hold
+test-simulation: setup ## the simulated region: seeds in which no rule may be broken
 	tools/run-suites simulation
 
 seeds: setup ## 2,000 new seeds of the simulated region; SEEDS=5001..7000 for others
@@ -57,7 +57,7 @@ seeds: setup ## 2,000 new seeds of the simulated region; SEEDS=5001..7000 for ot
 role-seeds: setup ## 500 seeds with roles in replicas and shards as processes; SEEDS=501..2500
 	$(BIN)/twine-lab region run roles --seeds $(or $(SEEDS),1..500) --jobs 2
 
-composed: setup ## 1,000 seeds in which every kind of event meets every other; SEEDS=1001..2000
+composed: setup ## 1,000 seeds that combine every kind of event with every other; SEEDS=1001..2000
 	$(BIN)/twine-lab region run composed --seeds $(or $(SEEDS),1..1000) --jobs 2
 
 test-root: setup ## loop-mounted btrfs and real sockets (root)
@@ -66,20 +66,20 @@ test-root: setup ## loop-mounted btrfs and real sockets (root)
 test-lab: setup ## booted VMs, through public interfaces only (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites lab
 
-test-lab-long: setup ## what waits for minutes: cuts, a stopped control plane, jumping clocks (root)
+test-lab-long: setup ## the tests that wait for minutes: network cuts, a stopped control plane, clock jumps (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites lab_long
 
-power-cuts: setup ## 50 power cuts of a guest at random moments; again goes on; CUTS=10 SEED=2 for others (root)
+power-cuts: setup ## 50 power cuts of a guest at random moments; a second run continues; CUTS=10 SEED=2 for others (root)
 	$(SUDO) $(BIN)/twine-lab power-cuts --name cuts --cuts $(or $(CUTS),50) --seed $(or $(SEED),1)
 
-soak-sessions: setup ## 5,000 sessions of every kind that stays: none leaves an object behind
-	TWINE_SESSIONS=$(or $(SESSIONS),5000) $(BIN)/pytest -q tests/integration/attack/test_sessions_leave_nothing.py
+soak-sessions: setup ## 5,000 sessions of each long-lived kind: none leaves an object in memory
+	TWINE_SESSIONS=$(or $(SESSIONS),5000) $(BIN)/pytest -q tests/integration/attack/test_session_leaks.py
 
 soak: setup ## 10,000 starts and stops with faults in between; CYCLES=2000 SEED=2 for others (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" TWINE_SOAK=$(or $(CYCLES),10000) TWINE_SOAK_SEED=$(or $(SEED),1) \
 		$(BIN)/pytest -q tests/integration/agent/test_soak.py
 
-fuzz: setup ## new bytes for every place that reads those of others; EXAMPLES=20000 for more of them (root)
+fuzz: setup ## new random input for every parser of foreign bytes; EXAMPLES=20000 for more (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" TWINE_RANDOM=1 TWINE_FUZZ=$(or $(EXAMPLES),5000) \
 		$(BIN)/pytest -q tests/integration/fuzz
 
@@ -91,7 +91,7 @@ million-shards: setup ## 1,000,000 machines in 20 shards: one free pool, and Fig
 	$(BIN)/python -m tests.bench.shared_pool
 shard-figures: setup ## Figures 11 and 12: computing against machines of a shard, into docs/images
 	$(BIN)/python -m tests.bench.figure_11 --out docs/images
-compat: setup ## images like the usual public ones on a guest, into docs/compatibility.md; IMAGES="nginx redis" for some (root)
+compat: setup ## runs images like well-known public ones on a guest, into docs/compatibility.md; IMAGES="nginx redis" for some (root)
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.compat.run $(IMAGES)
 
 package: setup ## the agent as a Debian package, into dist/ (root)
@@ -101,10 +101,10 @@ bench: setup ## every file of tests/bench, into tests/bench/RESULTS.md (root)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),bench]'
 	$(SUDO) env PATH="$(CURDIR)/$(BIN):$$PATH" tools/run-suites bench
 
-pictures: setup ## the pictures of docs/web.md again, in Debian's Chromium
+pictures: setup ## make the pictures of docs/web.md again, with Debian's Chromium
 	$(BIN)/python -m tests.integration.web.pictures docs/images
 
-mutants: setup ## bugs planted one at a time, and 200 changes drawn by a seed: do tests notice? SEED=2 COUNT=50
+mutants: setup ## planted bugs and 200 random mutants, one at a time: do tests fail? SEED=2 COUNT=50
 	$(BIN)/python tools/mutants
 	$(BIN)/python tools/mutants --seed $(or $(SEED),1) --count $(or $(COUNT),200)
 

@@ -17,7 +17,7 @@ from wire.errors import Busy, Conflict, UnknownOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class Outcome:
     """The outcome of one transaction."""
 
     made: bool = True
@@ -28,22 +28,22 @@ class Fate:
     `answered`)."""
 
 
-MADE = Fate()
-REFUSED = Fate(made=False)
+MADE = Outcome()
+REFUSED = Outcome(made=False)
 """The disk is full: the store changes nothing and reports this to the writer."""
-LOST = Fate(made=False, answered=False)
-UNANSWERED = Fate(answered=False)
+LOST = Outcome(made=False, answered=False)
+UNANSWERED = Outcome(answered=False)
 
 
 class FaultyStore:
     """Implements `control_plane.store.Store` on top of another store, for one process at a time."""
 
     def __init__(
-        self, inner: Store, fate: Callable[[Sequence[Operation]], Fate] = lambda _: MADE
+        self, inner: Store, outcome: Callable[[Sequence[Operation]], Outcome] = lambda _: MADE
     ) -> None:
-        """`fate(operations)` decides the outcome of each transaction."""
+        """`outcome(operations)` decides the outcome of each transaction."""
         self.inner = inner
-        self.fate = fate
+        self.outcome = outcome
         self.broken = ""
         """While this is not empty, the store refuses every call with this text."""
         self._late: list[tuple[int, Mapping[str, int], Sequence[Operation]]] = []
@@ -88,16 +88,16 @@ class FaultyStore:
         return await self.inner.list_prefix(prefix, after, limit)
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
-        """Make, refuse, delay or lose a transaction, as `fate` decides."""
+        """Make, refuse, delay or lose a transaction, as `outcome` decides."""
         await self._called()
-        fate = self.fate(operations)
-        if fate.late:
-            self._late.append((self._calls + fate.late, dict(compare), list(operations)))
-        elif fate.made:
+        outcome = self.outcome(operations)
+        if outcome.late:
+            self._late.append((self._calls + outcome.late, dict(compare), list(operations)))
+        elif outcome.made:
             revision = await self.inner.txn(compare, operations)
-            if fate.answered:
+            if outcome.answered:
                 return revision
-        elif fate.answered:
+        elif outcome.answered:
             raise Busy("the store cannot be used: it is made to fail; nothing was changed")
         raise UnknownOutcome("unknown whether the store made a write: its answer is lost")
 

@@ -1,6 +1,6 @@
 """Runs the agent without loading the command line, which saves memory on every host.
 
-The agent runs for months (docs/adr/0114; `tests/integration/agent/test_modules_of_the_agent.py`).
+The agent runs for months (docs/adr/0114; `tests/integration/agent/test_agent_imports.py`).
 """
 
 from __future__ import annotations

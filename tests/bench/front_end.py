@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:1] = [str(ROOT), str(ROOT / "tests/integration")]
 
 import msgspec  # noqa: E402
-from attack.face import USER, Face, running  # noqa: E402
+from attack.target_process import USER, Target, running  # noqa: E402
 
 from agent.api import ImageFormat  # noqa: E402
 from control_plane.api.capacity import EntitlementSpec  # noqa: E402
@@ -59,13 +59,13 @@ JOB = JobSpec(name="web", entitlement="front", tasks=3, image=DIGEST, command=["
 USERS, PACE_PER_S, NEWCOMERS_PER_S = 4, 100.0, 5.0
 IP_BIND_ADDRESS_NO_PORT = 24
 """ip(7): the port is chosen by connect(2), which is quick also where thousands are in use."""
-Attack = Callable[[Face], None]
+Attack = Callable[[Target], None]
 
 
 _NUMBERS = itertools.count()
 
 
-def _connected(face: Face) -> socket.socket:
+def _connected(target: Target) -> socket.socket:
     """Connect from the next of 200 addresses, with as little work for the client as possible."""
     sock = socket.socket()
     sock.settimeout(5)
@@ -73,33 +73,33 @@ def _connected(face: Face) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     try:
         sock.bind((f"127.0.1.{next(_NUMBERS) % 200 + 1}", 0))
-        sock.connect((USER, face.port))
+        sock.connect((USER, target.port))
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def computing(_: Face) -> None:
+def computing(_: Target) -> None:
     """Use CPU time without any request."""
     for _number in range(10_000):
         pass
 
 
-def connect_and_close(face: Face) -> None:
+def connect_and_close(target: Target) -> None:
     """Connect and disconnect."""
-    _connected(face).close()
+    _connected(target).close()
 
 
-def half_a_handshake(face: Face) -> None:
+def half_a_handshake(target: Target) -> None:
     """Begin TLS and disconnect."""
-    with _connected(face) as sock:
+    with _connected(target) as sock:
         sock.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40))
 
 
-def handshake(face: Face) -> None:
+def handshake(target: Target) -> None:
     """Make the server compute."""
-    _UNVERIFIED.wrap_socket(_connected(face)).close()
+    _UNVERIFIED.wrap_socket(_connected(target)).close()
 
 
 _UNVERIFIED = tls.unverified_context()
@@ -107,17 +107,19 @@ _HELD: list[socket.socket] = []
 _KEPT: list[ssl.SSLSocket] = []
 
 
-def idle(face: Face) -> None:
+def idle(target: Target) -> None:
     """Keep a connection open without a request."""
-    _HELD.append(_connected(face))
+    _HELD.append(_connected(target))
     if len(_HELD) > 2000:
         _HELD.pop(0).close()
 
 
-def _send(face: Face, role: str, method: str, path: str, body: bytes, *, answered: bool) -> None:
+def _send(
+    target: Target, role: str, method: str, path: str, body: bytes, *, answered: bool
+) -> None:
     """Send a request on a kept connection, and read the answer or leave."""
     if not _KEPT:
-        _KEPT.append(_context(face, role).wrap_socket(_connected(face)))
+        _KEPT.append(_context(target, role).wrap_socket(_connected(target)))
         _KEPT[0].settimeout(60)
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     try:
@@ -130,10 +132,10 @@ def _send(face: Face, role: str, method: str, path: str, body: bytes, *, answere
 
 
 @functools.cache
-def _context(face: Face, role: str) -> ssl.SSLContext:
+def _context(target: Target, role: str) -> ssl.SSLContext:
     context = tls.unverified_context()
     if role != "anyone":
-        tls.install(context, face.authority.credential(CertificateSubject(role, "eve"), ""))
+        tls.install(context, target.authority.credential(CertificateSubject(role, "eve"), ""))
     return context
 
 
@@ -164,24 +166,24 @@ WAIT = json.dumps({"known": {"none": 0}, "wait_s": 60}).encode()
 PREVIEW = json.dumps(msgspec.to_builtins(msgspec.structs.replace(JOB, tasks=15_000))).encode()
 
 
-def unknown_fields(face: Face) -> None:
+def unknown_fields(target: Target) -> None:
     """Send a job of a user with tens of thousands of fields that no job has (BUG-HT20)."""
-    _send(face, "user", "PUT", "/v1/jobs/eve", UNKNOWN, answered=True)
+    _send(target, "user", "PUT", "/v1/jobs/eve", UNKNOWN, answered=True)
 
 
-def wrong_names(face: Face) -> None:
+def wrong_names(target: Target) -> None:
     """Send thousands of names that no job has, without a certificate (BUG-HT20)."""
-    _send(face, "anyone", "POST", "/v1/endpoints/watch", NAMES, answered=True)
+    _send(target, "anyone", "POST", "/v1/endpoints/watch", NAMES, answered=True)
 
 
-def long_polls(face: Face) -> None:
+def long_polls(target: Target) -> None:
     """Start a long poll and leave, without a certificate (BUG-HT22, BUG-HT23)."""
-    _send(face, "anyone", "POST", "/v1/endpoints/watch", WAIT, answered=False)
+    _send(target, "anyone", "POST", "/v1/endpoints/watch", WAIT, answered=False)
 
 
-def previews(face: Face) -> None:
+def previews(target: Target) -> None:
     """Request previews of 15,000 tasks (BUG-HT27)."""
-    _send(face, "user", "POST", "/v1/jobs/web/plan", PREVIEW, answered=True)
+    _send(target, "user", "POST", "/v1/jobs/web/plan", PREVIEW, answered=True)
 
 
 CONNECTIONS = (connect_and_close, half_a_handshake, handshake, idle)
@@ -190,22 +192,22 @@ ATTACKS: dict[str, tuple[Attack, ...]] = {
 } | {"all_at_once": (*CONNECTIONS, unknown_fields, wrong_names, long_polls, previews)}
 
 
-def _attacking(face: Face, attack: Attack, done: Any) -> None:
+def _attacking(target: Target, attack: Attack, done: Any) -> None:
     os.nice(19)
     while True:
         with contextlib.suppress(OSError):
-            attack(face)
+            attack(target)
             with done.get_lock():
                 done.value += 1
 
 
 @contextmanager
-def _under_attack(face: Face, attacks: tuple[Attack, ...]) -> Iterator[Callable[[], int]]:
+def _under_attack(target: Target, attacks: tuple[Attack, ...]) -> Iterator[Callable[[], int]]:
     """Attack during the block, with a process for each attack; yield a counter of the attacks."""
     context = multiprocessing.get_context("fork")
     done = context.Value("q", 0)
     attackers = [
-        context.Process(target=_attacking, args=(face, attack, done), daemon=True)
+        context.Process(target=_attacking, args=(target, attack, done), daemon=True)
         for attack in attacks
     ]
     for attacker in attackers:
@@ -225,13 +227,13 @@ async def _once(client: ControlPlaneClient, dry_run: bool) -> None:
         await client.get_job("web")
 
 
-async def _rate(face: Face, seconds: float, *, dry_run: bool) -> float:
+async def _rate(target: Target, seconds: float, *, dry_run: bool) -> float:
     """Return answers per second of users that send the next request after each answer."""
     until = time.monotonic() + seconds
 
     async def user() -> int:
         count = 0
-        async with ControlPlaneClient(_url(face), face.context("user", "root")) as client:
+        async with ControlPlaneClient(_url(target), target.context("user", "root")) as client:
             while time.monotonic() < until:
                 await _once(client, dry_run)
                 count += 1
@@ -241,7 +243,7 @@ async def _rate(face: Face, seconds: float, *, dry_run: bool) -> float:
 
 
 async def _late_ms(
-    face: Face, seconds: float, attacks: tuple[Attack, ...] = ()
+    target: Target, seconds: float, attacks: tuple[Attack, ...] = ()
 ) -> tuple[float, float, float]:
     """Return the 99th percentile of the latency of requests at a fixed pace.
 
@@ -264,37 +266,37 @@ async def _late_ms(
         while due < until:
             await asyncio.sleep(due - time.monotonic())
             try:
-                async with ControlPlaneClient(_url(face), newcomers) as client:
+                async with ControlPlaneClient(_url(target), newcomers) as client:
                     await _once(client, dry_run=False)
                 came.append(True)
             except Unreachable:
                 came.append(False)
             due += 1 / NEWCOMERS_PER_S
 
-    newcomers = face.context("user", "root")
+    newcomers = target.context("user", "root")
     async with AsyncExitStack() as stack:
         clients = [
-            await stack.enter_async_context(ControlPlaneClient(_url(face), newcomers))
+            await stack.enter_async_context(ControlPlaneClient(_url(target), newcomers))
             for _ in range(USERS)
         ]
         for client in clients:
             await _once(client, dry_run=False)
-        done = stack.enter_context(_under_attack(face, attacks)) if attacks else int
+        done = stack.enter_context(_under_attack(target, attacks)) if attacks else int
         began, until = time.monotonic(), time.monotonic() + seconds
         await asyncio.gather(newcomer(until), *(user(client, until) for client in clients))
         rate = done() / (time.monotonic() - began)
     return statistics.quantiles(took, n=100)[98] * 1000, came.count(False) / len(came), rate
 
 
-def _url(face: Face) -> str:
-    return f"https://127.0.0.1:{face.port}"
+def _url(target: Target) -> str:
+    return f"https://127.0.0.1:{target.port}"
 
 
-async def _prepare(face: Face) -> None:
+async def _prepare(target: Target) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield IMAGE
 
-    async with ControlPlaneClient(f"unix:{face.socket}") as client:
+    async with ControlPlaneClient(f"unix:{target.socket}") as client:
         await client.grant_operator("user:root")
         await client.put_entitlement("front", EntitlementSpec(machines=3))
         await client.push_image(DIGEST, ImageFormat.TAR, chunks())
@@ -308,22 +310,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     given = parser.parse_args()
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder, running("control plane", Path(folder)) as face:
-        asyncio.run(_prepare(face))
-        figures["get_per_s"] = asyncio.run(_rate(face, given.seconds, dry_run=False))
-        figures["apply_dry_run_per_s"] = asyncio.run(_rate(face, given.seconds, dry_run=True))
-        figures["p99_ms"] = asyncio.run(_late_ms(face, given.seconds))[0]
-        figures["computing_p99_ms"] = asyncio.run(_late_ms(face, given.seconds, (computing,)))[0]
+    with tempfile.TemporaryDirectory() as folder, running("control plane", Path(folder)) as target:
+        asyncio.run(_prepare(target))
+        figures["get_per_s"] = asyncio.run(_rate(target, given.seconds, dry_run=False))
+        figures["apply_dry_run_per_s"] = asyncio.run(_rate(target, given.seconds, dry_run=True))
+        figures["p99_ms"] = asyncio.run(_late_ms(target, given.seconds))[0]
+        figures["computing_p99_ms"] = asyncio.run(_late_ms(target, given.seconds, (computing,)))[0]
         kept_out = []
         for name, attacks in ATTACKS.items():
-            late_ms, away, rate = asyncio.run(_late_ms(face, given.seconds, attacks))
+            late_ms, away, rate = asyncio.run(_late_ms(target, given.seconds, attacks))
             figures[f"{name}_p99_ms"], figures[f"{name}_per_s"] = late_ms, rate
             kept_out.append(away)
         figures["under_attack_p99_ms"] = max(figures[f"{name}_p99_ms"] for name in ATTACKS)
         floor_ms = max(figures["p99_ms"], figures["computing_p99_ms"])
         figures["times_late"] = figures["under_attack_p99_ms"] / floor_ms
         figures["newcomers_turned_away"] = max(kept_out)
-        figures["memory_mib"] = face.memory() / 2**20
+        figures["memory_mib"] = target.memory() / 2**20
     figures = {name: round(value, 2) for name, value in figures.items()}
     if given.json:
         print(json.dumps(figures))

@@ -43,7 +43,7 @@ from aiohttp import web
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:1] = [str(ROOT), str(ROOT / "tests/integration")]
 
-from attack.face import USER, Face, running  # noqa: E402
+from attack.target_process import USER, Target, running  # noqa: E402
 
 from agent.api import ImageFormat  # noqa: E402
 from control_plane.api.capacity import EntitlementSpec  # noqa: E402
@@ -197,16 +197,16 @@ async def _prepare(client: ControlPlaneClient) -> None:
         await client.apply_job(spec)
 
 
-def of_front_end(face: Face, seconds: float) -> dict[str, float]:
+def of_front_end(target: Target, seconds: float) -> dict[str, float]:
     """Measure the writes through the front end."""
 
     async def granted() -> None:
-        async with ControlPlaneClient(f"unix:{face.socket}") as client:
+        async with ControlPlaneClient(f"unix:{target.socket}") as client:
             await client.grant_operator("user:root")
             await _prepare(client)
 
     asyncio.run(granted())
-    served = face.port, face.context("user", "root"), face.process.pid, seconds
+    served = target.port, target.context("user", "root"), target.process.pid, seconds
     one_per_s, one_ms, own_ms = asyncio.run(rate(*served, WRITERS, single))
     asyncio.run(rate(*served, WRITERS, confirming))  # all jobs get that size, and become quiet
     same_per_s, same_ms, _ = asyncio.run(rate(*served, WRITERS, confirming))
@@ -282,10 +282,10 @@ async def _serve_bare(folder: Path) -> None:
 
 
 @contextmanager
-def bare_server(face: Face, folder: Path) -> Iterator[tuple[int, int]]:
+def bare_server(target: Target, folder: Path) -> Iterator[tuple[int, int]]:
     """Run a server of aiohttp and SQLite with the program's authority; yields port and pid."""
     subject = CertificateSubject("component", tls.CONTROL_PLANE.rpartition("/")[2], (USER,))
-    tls.save(face.authority.credential(subject, ""), folder / "bare.json")
+    tls.save(target.authority.credential(subject, ""), folder / "bare.json")
     program = [sys.executable, "-m", "tests.bench.intent_writes", "--bare", str(folder)]
     with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -306,10 +306,10 @@ def main() -> None:
     if options.bare is not None:
         asyncio.run(_serve_bare(options.bare))
         return
-    with tempfile.TemporaryDirectory() as name, running("control plane", Path(name)) as face:
-        figures = of_front_end(face, options.seconds)
-        context = face.context("user", "root")
-        with bare_server(face, Path(name)) as (port, pid):
+    with tempfile.TemporaryDirectory() as name, running("control plane", Path(name)) as target:
+        figures = of_front_end(target, options.seconds)
+        context = target.context("user", "root")
+        with bare_server(target, Path(name)) as (port, pid):
             served = port, context, pid, options.seconds
             per_s, ms, _ = asyncio.run(rate(*served, WRITERS, single))
     figures |= {"bare_writes_per_s": round(per_s, 1), "bare_cpu_ms": round(ms, 3)}

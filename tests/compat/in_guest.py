@@ -212,7 +212,7 @@ async def one(client: AgentClient, registry: str, recipe: dict[str, Any]) -> dic
         await attempt(client, trial, recipe, registry, found)
     except (Unfit, TwineError, OSError, TimeoutError) as e:
         found["problem"] = f"{type(e).__name__}: {e}"
-        found["said"] = (await trial.logs(tail=15))[-2000:]
+        found["output"] = (await trial.logs(tail=15))[-2000:]
     if any(t.task_id == name for t in (await client.list_tasks()).tasks):
         await trial.gone()
     if any(v.name == f"{name}.data" for v in (await client.list_volumes()).volumes):

@@ -27,8 +27,8 @@ import msgspec
 from tests.compat.build import Builder
 from tests.compat.page import write_page
 from tests.compat.recipes import Recipe, recipes
+from tests.lab.lab_client import BIN
 from tests.lab.one_guest import OneGuest
-from tests.lab.the_lab import BIN
 from vm_lab.cache import cache_root, recipe_key
 
 REGISTRY = "10.77.0.1:5000"

@@ -367,21 +367,21 @@ def test_an_ended_listener_receives_nothing(host: Host, unit: str) -> None:
 
 
 @pytest.mark.behaviour("F-19", "F-20")
-@pytest.mark.parametrize("upheaval", ["restart dbus", "daemon-reexec", "daemon-reload"])
-def test_units_and_listeners_survive_an_upheaval(
-    host: Host, unit: str, signals: queue.Queue[str], upheaval: str
+@pytest.mark.parametrize("disturbance", ["restart dbus", "daemon-reexec", "daemon-reload"])
+def test_units_and_listeners_survive_restarts_of_dbus_and_systemd(
+    host: Host, unit: str, signals: queue.Queue[str], disturbance: str
 ) -> None:
     """Signals may be lost in the meantime; the listener is notified by an empty name."""
     host.systemd.start_transient(unit, a_service())
     before = host.running(unit)
 
     if host.real:
-        upsetting = unit.replace(".service", "-upset.service")
-        host.systemd.start_transient(upsetting, sh(f"systemctl {upheaval}", Type="oneshot"))
-        assert host.ended(upsetting).exit_code == 0
+        disturbing = unit.replace(".service", "-disturbing.service")
+        host.systemd.start_transient(disturbing, sh(f"systemctl {disturbance}", Type="oneshot"))
+        assert host.ended(disturbing).exit_code == 0
     else:
         host.systemd.lose_bus()  # type: ignore[attr-defined]
-    if upheaval == "restart dbus":
+    if disturbance == "restart dbus":
         while signals.get(timeout=20) != "":
             pass
 

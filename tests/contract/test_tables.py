@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from faulty_store import MADE, UNANSWERED, Fate, FaultyStore
+from faulty_store import MADE, UNANSWERED, FaultyStore, Outcome
 
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.runtime import readable
@@ -134,16 +134,16 @@ async def test_an_abandoned_write_is_found_before_the_next(store: Store) -> None
 
 @pytest.mark.behaviour("F-47", "BUG-CP14")
 @pytest.mark.parametrize(
-    "fate", [UNANSWERED, Fate(late=1), Fate(late=3), Fate(made=False, answered=False)]
+    "outcome", [UNANSWERED, Outcome(late=1), Outcome(late=3), Outcome(made=False, answered=False)]
 )
-async def test_an_unknown_outcome_is_found_out_before_anything_else(fate: Fate) -> None:
+async def test_an_unknown_outcome_is_found_out_before_anything_else(outcome: Outcome) -> None:
     """The caller gets the true outcome, or the answer that the outcome is unknown."""
     async with FaultyStore(MemoryStore()) as store:
         table = owner(store)
         await table.load()
         for number, name in enumerate(("a", "a", "b"), 1):
-            fates = iter((fate,))
-            store.fate = lambda _, fates=fates: next(fates, MADE)
+            outcomes = iter((outcome,))
+            store.outcome = lambda _, outcomes=outcomes: next(outcomes, MADE)
             try:
                 await put(table, name, record(name, number))
                 made = True
@@ -165,15 +165,15 @@ async def test_a_record_of_unknown_state_is_not_written_and_others_are() -> None
         await table.load()
         await put(table, "a", record("a"))
 
-        def vanishes(_: object) -> Fate:
+        def vanishes(_: object) -> Outcome:
             store.broken = "the disk is away"
             return UNANSWERED
 
-        store.fate = vanishes
+        store.outcome = vanishes
         with pytest.raises(UnknownOutcome, match="whether entitlement a was written"):
             await put(table, "a", record("a", 2))
         assert table.get("a") == record("a")
-        store.fate = lambda _: MADE
+        store.outcome = lambda _: MADE
         with pytest.raises(Exception, match="the disk is away"):
             await put(table, "a", record("a", 3))
         store.broken = ""

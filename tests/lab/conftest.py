@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.the_lab import NAME, TheLab
+from tests.lab.lab_client import NAME, LabClient
 from vm_lab.image.app import VERSIONS, build_app
 
 collect_ignore = [
@@ -22,8 +22,8 @@ collect_ignore = [
 
 
 @pytest.fixture(scope="session")
-def the_lab() -> Iterator[TheLab]:
-    lab = TheLab()
+def the_lab() -> Iterator[LabClient]:
+    lab = LabClient()
     keep = bool(os.environ.get("TWINE_KEEP_LAB"))
     if not keep:
         lab.lab("down")
@@ -36,20 +36,20 @@ def the_lab() -> Iterator[TheLab]:
 
 
 @pytest.fixture(scope="session")
-def images(the_lab: TheLab) -> dict[str, str]:
+def images(the_lab: LabClient) -> dict[str, str]:
     """Version of the demo application → digest in the image store."""
     tars = {v: build_app(v, print) for v in VERSIONS}
     return {v: the_lab.ctl("image", "push", str(tar))["digest"] for v, tar in tars.items()}
 
 
 @pytest.fixture(scope="session")
-def entitlement(the_lab: TheLab) -> str:
+def entitlement(the_lab: LabClient) -> str:
     the_lab.ctl("entitlement", "create", "demo", "--machines", "3", "--host-profile", "web")
     return "demo"
 
 
 @pytest.fixture
-def web(the_lab: TheLab, images: dict[str, str], entitlement: str) -> TheLab:
+def web(the_lab: LabClient, images: dict[str, str], entitlement: str) -> LabClient:
     """Yield the lab at rest, with the demo's job: six tasks of version 1, two on each machine."""
     the_lab.spread(images["v1"], 6)
     return the_lab

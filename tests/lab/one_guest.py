@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.the_lab import BIN, COMMAND_S, NAME, ROOT, WAIT_S, Failed
+from tests.lab.lab_client import BIN, COMMAND_S, NAME, ROOT, WAIT_S, Failed
 
 INSIDE = Path(__file__).parent / "in_guest"
 FOLDER = "/root/in_guest"
@@ -102,7 +102,7 @@ class OneGuest:
         """
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-            for path in (INSIDE / "the_host.py", *sorted(inside.glob("*"))):
+            for path in (INSIDE / "guest_host.py", *sorted(inside.glob("*"))):
                 if path.is_file():
                     tar.add(path, arcname=path.name)
         unpack = f"rm -rf {FOLDER} && mkdir {FOLDER} && tar -xzf - -C {FOLDER}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from tests.lab.lab_client import BIN, COMMAND_S, NAME, LabClient
 from tests.lab.one_guest import KEPT
-from tests.lab.the_lab import BIN, COMMAND_S, NAME, TheLab
 
 
-class OneMachine(TheLab):
+class OneMachine(LabClient):
     """One machine, m1, and the commands of its owners and operators."""
 
     machines = ("m1",)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.the_lab import JOB, Failed, TheLab
+from tests.lab.lab_client import JOB, Failed, LabClient
 
 
 @pytest.mark.behaviour("AG1", "AG2", "AG3", "AL8", "RB2", "SD3")
-def test_six_tasks_run_spread_over_the_msbs_and_answer_on_every_machine(web: TheLab) -> None:
+def test_six_tasks_run_spread_over_the_msbs_and_answer_on_every_machine(web: LabClient) -> None:
 
     tasks = web.tasks()
     machines = {m["record"]["machine"]: m["record"] for m in web.ctl("machine", "list")["machines"]}
@@ -34,7 +34,7 @@ def test_six_tasks_run_spread_over_the_msbs_and_answer_on_every_machine(web: The
 
 
 @pytest.mark.behaviour("AG2")
-def test_a_task_is_a_snapshot_a_slice_and_a_transient_unit(web: TheLab) -> None:
+def test_a_task_is_a_snapshot_a_slice_and_a_transient_unit(web: LabClient) -> None:
     task = web.tasks()[0]
     machine = task["placement"]["machine"]
     unit = "twine-task-web-0.service"
@@ -47,7 +47,7 @@ def test_a_task_is_a_snapshot_a_slice_and_a_transient_unit(web: TheLab) -> None:
 
 
 @pytest.mark.behaviour("MO9", "RB2")
-def test_every_machine_is_free_or_in_one_entitlement(web: TheLab) -> None:
+def test_every_machine_is_free_or_in_one_entitlement(web: LabClient) -> None:
     records = [m["record"] for m in web.ctl("machine", "list")["machines"]]
     held = next(
         e for e in web.ctl("entitlement", "list")["entitlements"] if e["record"]["name"] == "demo"
@@ -57,7 +57,7 @@ def test_every_machine_is_free_or_in_one_entitlement(web: TheLab) -> None:
 
 
 @pytest.mark.behaviour("HP1", "HP10", "HP15", "MO11")
-def test_the_profile_was_verified_before_a_task_ran(web: TheLab) -> None:
+def test_the_profile_was_verified_before_a_task_ran(web: LabClient) -> None:
     # HP1 HP10 HP15 MO11: read from the guest's own /proc/sys, not from our records
     for machine in web.machines:
         status = json.loads(web.ssh(machine, "sidekick status -o json"))
@@ -75,7 +75,7 @@ def test_the_profile_was_verified_before_a_task_ran(web: TheLab) -> None:
 
 
 @pytest.mark.behaviour("AL4")
-def test_a_plan_shows_what_a_job_file_would_do(web: TheLab) -> None:
+def test_a_plan_shows_what_a_job_file_would_do(web: LabClient) -> None:
     image = web.job()["record"]["spec"]["image"]
     before = web.tasks()
     words = ("job", "plan", str(JOB), "--set", f"image={image}", "--set", "tasks=9")
@@ -91,7 +91,7 @@ def test_a_plan_shows_what_a_job_file_would_do(web: TheLab) -> None:
     assert web.tasks() == before
 
 
-def test_resizing_starts_only_missing_tasks_and_stops_only_excess_ones(web: TheLab) -> None:
+def test_resizing_starts_only_missing_tasks_and_stops_only_excess_ones(web: LabClient) -> None:
     before = web.invocations()
     image = web.job()["record"]["spec"]["image"]
     web.apply(image, "tasks=3")
@@ -106,7 +106,7 @@ def test_resizing_starts_only_missing_tasks_and_stops_only_excess_ones(web: TheL
 
 
 @pytest.mark.behaviour("SC8", "SC10", "SD1")
-def test_a_rolling_update_causes_no_failed_request(web: TheLab, images: dict[str, str]) -> None:
+def test_a_rolling_update_causes_no_failed_request(web: LabClient, images: dict[str, str]) -> None:
     # SC8 SC10 SD1: for a client that uses discovery, and for one behind a proxy that uses it
     before = web.invocations()
     clients = [web.traffic(), web.traffic(web.proxy())]
@@ -125,7 +125,7 @@ def test_a_rolling_update_causes_no_failed_request(web: TheLab, images: dict[str
 
 
 @pytest.mark.behaviour("FE4", "MO8")
-def test_a_bad_job_file_gets_all_its_errors_at_once(web: TheLab, tmp_path: Path) -> None:
+def test_a_bad_job_file_gets_all_its_errors_at_once(web: LabClient, tmp_path: Path) -> None:
 
     before = web.job()
     bad = tmp_path / "bad.toml"
@@ -150,7 +150,7 @@ def test_a_bad_job_file_gets_all_its_errors_at_once(web: TheLab, tmp_path: Path)
     assert web.job()["record"]["spec"] == before["record"]["spec"]
 
 
-def test_logs_come_through_the_control_plane(web: TheLab) -> None:
+def test_logs_come_through_the_control_plane(web: LabClient) -> None:
     endpoint = next(
         e for e in web.ctl("job", "endpoints", "web")["endpoints"] if e["task"] == "web-0"
     )

@@ -9,11 +9,11 @@ from collections import Counter
 
 import pytest
 
-from tests.lab.the_lab import TheLab
+from tests.lab.lab_client import LabClient
 
 
 @pytest.mark.behaviour("AG5", "F-02")
-def test_six_sigkills_of_the_agent_restart_no_task(web: TheLab) -> None:
+def test_six_sigkills_of_the_agent_restart_no_task(web: LabClient) -> None:
     before = web.invocations()
     for _ in range(6):
         web.ssh("m1", "systemctl kill -s KILL twine-agent.service")
@@ -31,7 +31,7 @@ def test_six_sigkills_of_the_agent_restart_no_task(web: TheLab) -> None:
 
 
 @pytest.mark.behaviour("F-03", "AG4")
-def test_a_task_that_ends_while_the_agent_is_down_is_reported(web: TheLab) -> None:
+def test_a_task_that_ends_while_the_agent_is_down_is_reported(web: LabClient) -> None:
     image = web.job()["record"]["spec"]["image"]
     script = "trap 'exit 7' TERM; echo trapped; while :; do sleep 0.2; done"
     web.ssh(
@@ -58,7 +58,7 @@ def test_a_task_that_ends_while_the_agent_is_down_is_reported(web: TheLab) -> No
 
 
 @pytest.mark.behaviour("AG5", "AV3")
-def test_a_minute_without_the_control_plane_restarts_no_task(web: TheLab) -> None:
+def test_a_minute_without_the_control_plane_restarts_no_task(web: LabClient) -> None:
     before = web.invocations()
     web.lab("control-plane", "stop")
     time.sleep(60)
@@ -69,7 +69,7 @@ def test_a_minute_without_the_control_plane_restarts_no_task(web: TheLab) -> Non
 
 
 @pytest.mark.behaviour("SC3", "SC10")
-def test_tasks_of_a_dead_machine_run_elsewhere_and_never_twice(web: TheLab) -> None:
+def test_tasks_of_a_dead_machine_run_elsewhere_and_never_twice(web: LabClient) -> None:
     lost = [f"web-{i}" for i, t in web.tasks().items() if t["placement"]["machine"] == "m3"]
     assert lost
     web.lab("power-off", "m3")
@@ -91,7 +91,7 @@ def test_tasks_of_a_dead_machine_run_elsewhere_and_never_twice(web: TheLab) -> N
     assert len(running) == len(set(running)) == 6
 
 
-def test_a_rebooted_machine_takes_tasks_again(web: TheLab) -> None:
+def test_a_rebooted_machine_takes_tasks_again(web: LabClient) -> None:
     boot = web.ssh("m2", "cat /proc/sys/kernel/random/boot_id")
     web.ssh("m2", "systemctl --no-block reboot")
     web.until(
@@ -105,7 +105,7 @@ def test_a_rebooted_machine_takes_tasks_again(web: TheLab) -> None:
 
 
 @pytest.mark.behaviour("RB3", "RB11", "HC14")
-def test_a_machine_is_drained_without_a_failed_request(web: TheLab) -> None:
+def test_a_machine_is_drained_without_a_failed_request(web: LabClient) -> None:
     # RB3 RB11 HC14: planned maintenance, within the job's availability budget
     per_machine = Counter(t["placement"]["machine"] for t in web.tasks().values())
     assert per_machine == {"m1": 2, "m2": 2, "m3": 2}

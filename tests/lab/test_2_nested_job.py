@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.lab_client import Failed
 from tests.lab.one_guest import busybox_image
 from tests.lab.one_machine import OneMachine
-from tests.lab.the_lab import Failed
 from vm_lab.image.programs import build_program
 
 MAKE = Path(__file__).with_name("machine_image.sh")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.the_lab import JOB, TheLab
+from tests.lab.lab_client import JOB, LabClient
 
 BINDS = (
     "busybox nc -l -p {0} </dev/null >/dev/null 2>&1 &"
@@ -18,7 +18,7 @@ REFUSED = "busybox nc -l -p {0} </dev/null >/dev/null 2>&1 && echo {0}: ended ||
 """Both wait for the expected result; if it does not occur, the task never completes."""
 
 
-def by_hand(lab: TheLab, name: str, script: str, *options: str) -> dict[str, str]:
+def by_hand(lab: LabClient, name: str, script: str, *options: str) -> dict[str, str]:
     """Run a script as a task on m1 until it prints `done`; return its printed values by name."""
     image = lab.job()["record"]["spec"]["image"]
     words = ["twine-agent", "run", name, "--image", image, "--restart", "never", "--no-wait"]
@@ -33,7 +33,7 @@ def by_hand(lab: TheLab, name: str, script: str, *options: str) -> dict[str, str
 
 @pytest.mark.behaviour("BUG-AG10", "AG8")
 @pytest.mark.long
-def test_a_task_binds_only_its_ports_and_cannot_open_a_unix_socket(web: TheLab) -> None:
+def test_a_task_binds_only_its_ports_and_cannot_open_a_unix_socket(web: LabClient) -> None:
     """The task is in the host's network, and the kernel itself refuses."""
     parts = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     paths = " ".join(f"{part}_temp_path /tmp/{part};" for part in parts)
@@ -57,7 +57,7 @@ def test_a_task_binds_only_its_ports_and_cannot_open_a_unix_socket(web: TheLab) 
 
 
 @pytest.mark.behaviour("BUG-AG10")
-def test_the_agents_port_stays_reserved_while_the_agent_is_stopped(web: TheLab) -> None:
+def test_the_agents_port_stays_reserved_while_the_agent_is_stopped(web: LabClient) -> None:
     take = (
         "import socket; s = socket.socket();"
         " s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1);"
@@ -77,7 +77,7 @@ def test_the_agents_port_stays_reserved_while_the_agent_is_stopped(web: TheLab) 
 @pytest.mark.behaviour("SD4")
 @pytest.mark.long
 def test_tasks_of_a_private_job_find_each_other_by_the_addresses_of_discovery(
-    web: TheLab, images: dict[str, str], tmp_path: Path
+    web: LabClient, images: dict[str, str], tmp_path: Path
 ) -> None:
     """Each answers at its own address, for its host and for a task of its job on another host."""
     web.apply(images["v1"], "tasks=1")

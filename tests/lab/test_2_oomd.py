@@ -1,7 +1,7 @@
 """A host with systemd-oomd: the agent acts first, systemd-oomd last and with preferences (ADR
 0122).
 
-The memory shortage is that of test_2_pressure.py.
+The memory shortage is that of test_2_memory_pressure.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.one_guest import OneGuest
-from tests.lab.test_2_kept_memory import image
-from tests.lab.test_2_pressure import (
+from tests.lab.test_2_memory_pressure import (
     FILE,
     MIB,
     MORE,
@@ -23,6 +22,7 @@ from tests.lab.test_2_pressure import (
     held_bytes,
     tasks,
 )
+from tests.lab.test_2_memory_protection import image
 from vm_lab.image.programs import build_program
 
 pytestmark = pytest.mark.long

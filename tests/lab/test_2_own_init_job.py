@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from tests.lab.lab_client import Failed
 from tests.lab.one_machine import OneMachine
-from tests.lab.the_lab import Failed
 
 MAKE = Path(__file__).with_name("machine_image.sh")
 HERE = "/run/twine-identity"

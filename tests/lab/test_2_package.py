@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.lab_client import ROOT
 from tests.lab.one_guest import OneGuest, busybox_image
-from tests.lab.the_lab import ROOT
 from vm_lab.package import build_package
 
 TASKS = 50

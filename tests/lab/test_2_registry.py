@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from oci import Layout, entry, folder, layer
 
+from tests.lab.lab_client import BIN
 from tests.lab.one_guest import BUSYBOX, FOLDERS, OneGuest
-from tests.lab.the_lab import BIN
 
 pytestmark = pytest.mark.long
 REGISTRY = "10.77.0.1:5000"

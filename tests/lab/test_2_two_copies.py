@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.lab.copies import WATCH, at_most_at_once, copies
-from tests.lab.the_lab import JOB, TheLab
+from tests.lab.lab_client import JOB, LabClient
 
 CLOCK_READINGS = 15
 
@@ -24,7 +24,7 @@ def _job(tmp_path: Path, name: str, policy: str) -> Path:
     return path
 
 
-def _elsewhere(lab: TheLab, name: str, lost: str) -> bool:
+def _elsewhere(lab: LabClient, name: str, lost: str) -> bool:
     tasks = lab.tasks(name).values()
     gone = all(t["placement"] and t["placement"]["machine"] != lost for t in tasks)
     return gone and lab.job(name)["healthy"] == 3
@@ -33,7 +33,7 @@ def _elsewhere(lab: TheLab, name: str, lost: str) -> bool:
 @pytest.mark.behaviour("F-49")
 @pytest.mark.long
 def test_a_cut_off_machine_ends_the_tasks_that_ask_for_it_and_keeps_the_others(
-    web: TheLab, images: dict[str, str], tmp_path: Path
+    web: LabClient, images: dict[str, str], tmp_path: Path
 ) -> None:
     """`once` never has two copies; `twice` has two for a while, and its status reports that."""
     web.apply(images["v1"], "tasks=1")  # two machines with one CPU each take eight tasks
@@ -73,11 +73,11 @@ def test_a_cut_off_machine_ends_the_tasks_that_ask_for_it_and_keeps_the_others(
         web.run("twinectl", "job", "stop", name, "--wait")
 
 
-def _homes(lab: TheLab, name: str) -> dict[int, Any]:
+def _homes(lab: LabClient, name: str) -> dict[int, Any]:
     return {i: t["placement"]["machine"] for i, t in lab.tasks(name).items()}
 
 
-def _watched(lab: TheLab, machine: str) -> tuple[str, float]:
+def _watched(lab: LabClient, machine: str) -> tuple[str, float]:
     """Return the output of a machine's watch, and how far its clock is ahead of the test's.
 
     The clock is read several times: the fastest answer is the most exact.

@@ -13,11 +13,11 @@ import time
 
 import pytest
 
-from tests.lab.the_lab import BIN, NAME, ROOT, Failed, TheLab
+from tests.lab.lab_client import BIN, NAME, ROOT, Failed, LabClient
 
 
 @pytest.mark.behaviour("AG8")
-def test_tasks_and_agent_are_as_little_exposed_as_promised(web: TheLab) -> None:
+def test_tasks_and_agent_are_as_little_exposed_as_promised(web: LabClient) -> None:
     """Gates of the security targets: 1.5 for a task, 4.0 for the agent (of 10, less is better).
 
     Read before any daemon-reload: systemd 257 then forgets `RestrictNamespaces` of a
@@ -36,7 +36,7 @@ def test_tasks_and_agent_are_as_little_exposed_as_promised(web: TheLab) -> None:
 
 
 @pytest.mark.behaviour("AG8", "F-84")
-def test_a_task_sees_neither_the_host_nor_its_neighbours(web: TheLab) -> None:
+def test_a_task_sees_neither_the_host_nor_its_neighbours(web: LabClient) -> None:
     image = web.job()["record"]["spec"]["image"]
     probes = {
         "other processes": "ls -d /proc/[0-9]* | wc -l",
@@ -69,7 +69,7 @@ def test_a_task_sees_neither_the_host_nor_its_neighbours(web: TheLab) -> None:
     assert allowed == {}, answers
 
 
-def test_reported_usage_of_tasks_matches_the_kernel(web: TheLab) -> None:
+def test_reported_usage_of_tasks_matches_the_kernel(web: LabClient) -> None:
     used = json.loads(web.ssh("m1", "twine-agent top --interval 1s -o json"))["tasks"]
     ps = json.loads(web.ssh("m1", "twine-agent ps -o json"))["tasks"]
     running = {t["task_id"]: t for t in ps if t["state"] == "running"}
@@ -84,7 +84,7 @@ def test_reported_usage_of_tasks_matches_the_kernel(web: TheLab) -> None:
     print(web.ssh("m1", "twine-agent top"))
 
 
-def test_a_restored_snapshot_is_the_lab_as_it_was(web: TheLab) -> None:
+def test_a_restored_snapshot_is_the_lab_as_it_was(web: LabClient) -> None:
     before = web.invocations()
     web.lab("snapshot", "stable")
     web.ssh("m1", "touch /root/after-the-snapshot; twine-agent stop web-0 || true")
@@ -98,7 +98,7 @@ def test_a_restored_snapshot_is_the_lab_as_it_was(web: TheLab) -> None:
 
 @pytest.mark.behaviour("HP1", "HP15", "MO10", "MO11", "CP1")
 def test_a_machine_that_changes_its_entitlement_switches_its_profile(
-    web: TheLab, images: dict[str, str]
+    web: LabClient, images: dict[str, str]
 ) -> None:
     def swappiness(machine: str) -> str:
         return web.ssh(machine, "cat /proc/sys/vm/swappiness").strip()
@@ -127,7 +127,7 @@ def test_a_machine_that_changes_its_entitlement_switches_its_profile(
 
 @pytest.mark.behaviour("HP2", "HP12")
 def test_a_kernel_command_line_is_reached_by_kexec_and_proved_after_it(
-    the_lab: TheLab,
+    the_lab: LabClient,
 ) -> None:
     """The plan is made by hand, on a machine of the free pool, without any control plane."""
     free = [
@@ -156,7 +156,7 @@ def test_a_kernel_command_line_is_reached_by_kexec_and_proved_after_it(
     )
 
 
-def test_the_contracts_hold_on_the_real_service_manager(the_lab: TheLab) -> None:
+def test_the_contracts_hold_on_the_real_service_manager(the_lab: LabClient) -> None:
     """Run the test bodies that the in-memory machine passes, in a guest.
 
     This test is last: the bodies restart D-Bus and systemd itself.

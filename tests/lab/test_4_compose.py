@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from tests.compat.build import Builder
 from tests.compat.recipes import Recipe, recipes
-from tests.lab.the_lab import BIN, ROOT, WAIT_S, Failed, TheLab
+from tests.lab.lab_client import BIN, ROOT, WAIT_S, Failed, LabClient
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 PAGE = ROOT / "docs" / "compose.md"
@@ -73,7 +73,7 @@ def archive(builder: Builder, recipe: Recipe, folder: Path) -> Path:
 
 
 @pytest.fixture
-def resolver(the_lab: TheLab) -> Iterator[None]:
+def resolver(the_lab: LabClient) -> Iterator[None]:
     """Run `twine-resolver dns` where all machines of the lab reach it."""
     words = ("exec", "--name", the_lab.name, "--", str(BIN / "twine-resolver"))
     argv = [str(BIN / "twine-lab"), *words, "dns", "--listen", f"{RESOLVER}:53", "--zone", "twine"]
@@ -88,7 +88,7 @@ def resolver(the_lab: TheLab) -> Iterator[None]:
 
 
 @pytest.fixture
-def jobs(the_lab: TheLab, tmp_path: Path) -> Iterator[dict[str, Path]]:
+def jobs(the_lab: LabClient, tmp_path: Path) -> Iterator[dict[str, Path]]:
     the_lab.ctl("entitlement", "create", "shop", "--machines", "3", "--host-profile", "web")
     builder = Builder(print)
     for name, recipe in IMAGES.items():
@@ -102,7 +102,7 @@ def jobs(the_lab: TheLab, tmp_path: Path) -> Iterator[dict[str, Path]]:
 
 @pytest.mark.behaviour("BUG-AG31")
 def test_web_app_and_database_find_one_another_by_name(
-    the_lab: TheLab, jobs: dict[str, Path], resolver: None
+    the_lab: LabClient, jobs: dict[str, Path], resolver: None
 ) -> None:
     """Tasks resolve names across machines, and after a task has moved."""
     assert list(jobs) == ["db", "app", "web"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.the_lab import BIN, COMMAND_S, NAME, TheLab
+from tests.lab.lab_client import BIN, COMMAND_S, NAME, LabClient
 from vm_lab.image.programs import build_program
 from vm_lab.sandbox import LabSandbox
 from vm_lab.state import LabPaths
@@ -76,14 +76,14 @@ members = {members}
 """
 
 
-def apply(lab: TheLab, folder: Path, image: str, controller: str = "") -> None:
+def apply(lab: LabClient, folder: Path, image: str, controller: str = "") -> None:
     file = folder / "etcd.toml"
     start = json.dumps(START)
     file.write_text(JOB.format(image=image, start=start, controller=controller))
     lab.run("twinectl", "job", "apply", str(file), "--wait", "--timeout", "900s", timeout_s=1000)
 
 
-def members(lab: TheLab) -> list[str]:
+def members(lab: LabClient) -> list[str]:
     """Return the addresses of the tasks by index; the members use one port for their peers."""
     found = sorted(lab.ctl("job", "endpoints", "etcd")["endpoints"], key=lambda e: str(e["task"]))
     assert len({e["ports"]["peer"] for e in found}) == 1
@@ -101,7 +101,7 @@ def in_the_lab(*arguments: str, **given: Any) -> Iterator[subprocess.Popen[bytes
             process.terminate()
 
 
-def restarted(lab: TheLab) -> dict[str, Any]:
+def restarted(lab: LabClient) -> dict[str, Any]:
     """Restart all members in turn under constant writes; return the client's result."""
     urls = members(lab)
     with in_the_lab(sys.executable, str(CLIENT), *urls, stdout=subprocess.PIPE) as client:
@@ -118,7 +118,7 @@ def restarted(lab: TheLab) -> dict[str, Any]:
 
 @pytest.mark.behaviour("TC13")
 def test_an_ensemble_changes_its_leader_once_in_a_rolling_restart(
-    the_lab: TheLab, entitlement: str, tmp_path: Path
+    the_lab: LabClient, entitlement: str, tmp_path: Path
 ) -> None:
     """Followers restart first, the leader last; no acknowledged write is lost.
 

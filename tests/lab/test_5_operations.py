@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.lab.lab_client import JOB, NAME, REST_S, LabClient
 from tests.lab.test_4_etcd import in_the_lab
-from tests.lab.the_lab import JOB, NAME, REST_S, TheLab
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
 CONTROLLER = "10.77.0.3"
@@ -46,7 +46,7 @@ owner = "web"
 
 
 @contextmanager
-def clients(lab: TheLab) -> Iterator[list[dict[str, Any]]]:
+def clients(lab: LabClient) -> Iterator[list[dict[str, Any]]]:
     """Run clients of the job meanwhile; afterwards the list holds their results."""
     found: list[dict[str, Any]] = []
     running: list[subprocess.Popen[bytes]] = [lab.traffic(), lab.traffic(lab.proxy())]
@@ -61,7 +61,7 @@ def clients(lab: TheLab) -> Iterator[list[dict[str, Any]]]:
         lab.lab("proxy", "stop")
 
 
-def around(lab: TheLab, at: float) -> list[str]:
+def around(lab: LabClient, at: float) -> list[str]:
     """Return the operations on the job in the minute before and after a moment, with times."""
     events = lab.ctl("job", "events", "web")["events"]
     return [
@@ -82,22 +82,22 @@ def called_unlisted(outcome: dict[str, Any]) -> list[tuple[float, str]]:
     ]
 
 
-def applied(lab: TheLab, file: Path, image: str) -> None:
+def applied(lab: LabClient, file: Path, image: str) -> None:
     words = ("--set", f"image={image}", "--wait", "--timeout", f"{REST_S:g}s")
     lab.run("twinectl", "job", "apply", str(file), *words, timeout_s=2 * REST_S)
 
 
-def rollouts(lab: TheLab) -> list[str]:
+def rollouts(lab: LabClient) -> list[str]:
     events = lab.ctl("job", "events", "web")["events"]
     return [e["reason"] for e in events if e["kind"] == "rollout"]
 
 
-def boots(lab: TheLab) -> dict[str, str]:
+def boots(lab: LabClient) -> dict[str, str]:
     return {m: lab.ssh(m, "cat /proc/sys/kernel/random/boot_id") for m in lab.machines}
 
 
 @pytest.mark.behaviour("HC5", "HC7")
-def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLab) -> None:
+def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: LabClient) -> None:
     """Each machine is drained, booted by kexec, verified and returned before the next one."""
     before, requested, order = boots(web), set[str](), list[str]()
     words = ("--work", "kernel", "--reason", "the same once more", "--wave-size", "1")
@@ -138,7 +138,7 @@ def test_a_kernel_upgrade_of_three_machines_in_waves_fails_no_request(web: TheLa
 
 @pytest.mark.behaviour("SC3", "HC11", "SD1", "TC15")
 def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
-    web: TheLab, tmp_path: Path
+    web: LabClient, tmp_path: Path
 ) -> None:
     """Order: event, unlisted, controller called, started elsewhere after its acknowledgement,
     listed.
@@ -215,7 +215,7 @@ def test_a_failed_machine_is_reported_in_order_and_its_tasks_get_no_requests(
 
 @pytest.mark.behaviour("SC15", "SC2")
 def test_a_failed_canary_rolls_back_and_a_healthy_one_continues(
-    web: TheLab, images: dict[str, str], tmp_path: Path
+    web: LabClient, images: dict[str, str], tmp_path: Path
 ) -> None:
     """No request fails."""
     image = web.job()["record"]["spec"]["image"]
@@ -246,7 +246,7 @@ def test_a_failed_canary_rolls_back_and_a_healthy_one_continues(
 
 @pytest.mark.behaviour("HP12", "SC2")
 def test_an_owners_profile_is_rolled_out_by_machine_under_running_tasks(
-    web: TheLab, tmp_path: Path
+    web: LabClient, tmp_path: Path
 ) -> None:
     """The guests' settings are read; no task restarts for the change, in either direction."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.the_lab import NAME, TheLab
+from tests.lab.lab_client import NAME, LabClient
 from vm_lab.delivery_demo import DeliveryDemo
 from vm_lab.image.app import BAD_VERSIONS, build_app
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.long, pytest.mark.behaviour("CV1", "CV2", "CV4", "CV5"
 
 
 @pytest.fixture
-def deliveries(web: TheLab) -> Iterator[DeliveryDemo]:
+def deliveries(web: LabClient) -> Iterator[DeliveryDemo]:
     demo = DeliveryDemo(NAME)
     try:
         demo.begin()
@@ -26,7 +26,7 @@ def deliveries(web: TheLab) -> Iterator[DeliveryDemo]:
 
 @pytest.mark.behaviour("CV4")
 def test_a_good_version_arrives_and_bad_ones_are_stopped_at_the_canary(
-    web: TheLab, images: dict[str, str], deliveries: DeliveryDemo
+    web: LabClient, images: dict[str, str], deliveries: DeliveryDemo
 ) -> None:
     """The size changes and a machine loses its power meanwhile, and no request fails (CV4)."""
     bad = {v: web.ctl("image", "push", str(build_app(v, print)))["digest"] for v in BAD_VERSIONS}

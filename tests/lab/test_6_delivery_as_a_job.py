@@ -23,7 +23,7 @@ from conveyor.api import StartRequest
 from conveyor.client import ConveyorClient
 from conveyor.pipeline_file import pipeline_spec
 from conveyor.routes import IDENTITY
-from tests.integration.attack.face import USER, Face, running
+from tests.integration.attack.target_process import USER, Target, running
 from tests.integration.conveyor.test_delivery import pushed, until
 from tests.ports import free_port
 from vm_lab.image.conveyor import build_conveyor
@@ -50,7 +50,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def face(tmp_path: Path) -> Iterator[Face]:
+def target(tmp_path: Path) -> Iterator[Target]:
     with running("control plane", tmp_path) as found:
         yield found
 
@@ -85,27 +85,27 @@ def the_task(root: Path, spec: JobSpec, port: int) -> Iterator[subprocess.Popen[
 
 
 async def test_cv1_the_conveyor_runs_as_a_job_with_the_files_and_the_volume_of_its_task(
-    root: Path, face: Face
+    root: Path, target: Target
 ) -> None:
     """Killed in between, as by a failing machine, it continues from its volume."""
     spec = read_job(JOB_FILE, ("image=sha256:" + "0" * 64,), {})
-    port, url = free_port(), f"https://{USER}:{face.port}"
+    port, url = free_port(), f"https://{USER}:{target.port}"
     names = {"user": ("user", "conveyor", ()), "server": ("controller", "conveyor", (USER,))}
     assert set(spec.credentials) == set(names)
     files = root / FILES.lstrip("/")
     files.mkdir(parents=True, exist_ok=True)
     for name, subject in names.items():
-        held = face.authority.credential(CertificateSubject(*subject), url)
+        held = target.authority.credential(CertificateSubject(*subject), url)
         tls.save(held, files / name)
     for name, text in spec.configuration.items():
         (files / name).write_text(text)
-    async with ControlPlaneClient(f"unix:{face.socket}") as client:
+    async with ControlPlaneClient(f"unix:{target.socket}") as client:
         owned = EntitlementSpec(machines=1, owners=["user:conveyor"])
         await client.put_entitlement("demo", owned)
         one, two = [await pushed(client, version) for version in (1, 2)]
         job = JobSpec(name="web", entitlement="demo", tasks=0, image=one, command=["/bin/serve"])
         await client.apply_job(job)
-        ann = face.authority.credential(CertificateSubject("user", "ann"), "")
+        ann = target.authority.credential(CertificateSubject("user", "ann"), "")
         context = tls.client_context(ann, IDENTITY)
         async with ConveyorClient(f"https://{USER}:{port}", context) as service:
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.the_lab import TheLab
+from tests.lab.lab_client import LabClient
 
 pytestmark = [pytest.mark.long, pytest.mark.behaviour("RE1", "RE2", "RE5")]
 CORES = 0.2
@@ -37,8 +37,8 @@ JOBS = ("web", "side", "third")
 
 @pytest.fixture
 def skewed(
-    the_lab: TheLab, images: dict[str, str], entitlement: str, tmp_path: Path
-) -> Iterator[TheLab]:
+    the_lab: LabClient, images: dict[str, str], entitlement: str, tmp_path: Path
+) -> Iterator[LabClient]:
     """Yield the lab with all jobs on two machines, and the ReBalancer off."""
     lab = the_lab
     lab.usable()
@@ -52,7 +52,7 @@ def skewed(
         lab.run("twinectl", "job", "stop", name, "--wait")
 
 
-def restart(lab: TheLab, folder: Path, mode: str) -> None:
+def restart(lab: LabClient, folder: Path, mode: str) -> None:
     """Start the control plane again, with the ReBalancer in a mode."""
     config = folder / f"{mode}.toml"
     config.write_text(SETTINGS.format(mode=mode))
@@ -61,13 +61,15 @@ def restart(lab: TheLab, folder: Path, mode: str) -> None:
     lab.usable()
 
 
-def places(lab: TheLab) -> Counter[str]:
+def places(lab: LabClient) -> Counter[str]:
     """Return the number of tasks of all jobs on each machine."""
     tasks = [task for name in JOBS for task in lab.tasks(name).values()]
     return Counter(task["placement"]["machine"] for task in tasks if task["placement"])
 
 
-def test_hot_machines_are_relieved_by_moves_under_requests(skewed: TheLab, tmp_path: Path) -> None:
+def test_hot_machines_are_relieved_by_moves_under_requests(
+    skewed: LabClient, tmp_path: Path
+) -> None:
     lab = skewed
     assert sorted(places(lab).values()) == [3, 3]
     restart(lab, tmp_path, "apply")

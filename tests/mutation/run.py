@@ -31,7 +31,7 @@ ROOMS: Rooms = {
             UNIT + "health",
             UNIT + "services/test_machine_health.py",
             UNIT + "scheduler/test_limits.py",
-            "tests/property/control_plane/test_brakes.py",
+            "tests/property/control_plane/test_down_limits.py",
         ],
     ),
     "task control": (
@@ -47,7 +47,7 @@ ROOMS: Rooms = {
     "agent lifecycle": (
         ["agent/tasks/**/*.py", "agent/lease/**/*.py"],
         [f"tests/unit/agent/{part}" for part in ("tasks", "lease", "host")]
-        + ["tests/unit/agent/server/test_agent_cli_inside_view.py", "tests/property/agent"],
+        + ["tests/unit/agent/server/test_agent_cli_inspection.py", "tests/property/agent"],
     ),
     "scheduler": ([CONTROL + "scheduler/**/*.py"], [UNIT + "core", UNIT + "scheduler"]),
     "allocator": ([CONTROL + "allocator/**/*.py"], [UNIT + "core", UNIT + "allocator"]),

@@ -27,7 +27,7 @@ FOUND = {
     231: "an extra task went in the look in which a deadline forced others out",
     25: "a profile that no machine had proved kept every machine out",
     38: "of a version that came back the checker knew only the image",
-    23: "the checker waited for a profile that a hopeless version holds up",
+    23: "the checker waited for a profile that a version that never starts holds up",
 }
 """Seeds that once broke a rule → why."""
 MOST = 50

@@ -147,7 +147,7 @@ async def cycles(count: int) -> dict[str, Any]:
 
 
 def _make_unknown_devices() -> None:
-    netns.create(netns_of("stray"))
+    netns.create(netns_of("unknown"))
     words = "ip link add tw0123456789a type veth peer name q1"
     subprocess.run(words.split(), check=True)
 
@@ -155,7 +155,7 @@ def _make_unknown_devices() -> None:
 async def remove_unknown() -> dict[str, Any]:
     """Objects without a task are removed by name, and nothing else is."""
     _make_unknown_devices()
-    await answer(Ask(site=SITE, remove=["stray"], unlink=["tw0123456789a"]))
+    await answer(Ask(site=SITE, remove=["unknown"], unlink=["tw0123456789a"]))
     try:
         await answer(Ask(site=SITE, unlink=["e0"]))
     except HostError as e:
@@ -174,7 +174,7 @@ def _qdiscs(task: str) -> str:
 
 async def _rest(count: int) -> dict[str, Any]:
     moved = await another_host_address()
-    return {"moved": moved, "cycles": await cycles(count), "strays": await remove_unknown()}
+    return {"moved": moved, "cycles": await cycles(count), "unknown": await remove_unknown()}
 
 
 def _links() -> list[str]:

@@ -60,7 +60,7 @@ async def test_a_service_manager_that_hangs_costs_starts_and_nothing_else(
     monkeypatch.setattr(daemon, "watchdog_s", lambda: 0.03)
     host, answer = FakeHost(tmp_path), ["200"]
     host.give_image()
-    host.fake.processes.answers[("journalctl",)] = [b"said\n"]
+    host.fake.processes.answers[("journalctl",)] = [b"hello\n"]
     systemd = Hung(host.fake.systemd)
     machine = replace(host.fake.machine, systemd=systemd)
     stop = asyncio.Event()
@@ -78,7 +78,7 @@ async def test_a_service_manager_that_hangs_costs_starts_and_nothing_else(
             await until(client, "web", lambda s: s.health is Health.UNHEALTHY)
             answer[0] = "200"  # the task's own loop already waits for its unit
             await until(client, "web", lambda s: s.health is Health.HEALTHY)
-            assert [line async for line in client.task_logs("web")] == [b"said\n"]
+            assert [line async for line in client.task_logs("web")] == [b"hello\n"]
             assert [t.task_id for t in (await client.list_tasks()).tasks] == ["late", "web"]
             while notified.count("WATCHDOG=1") < 3:
                 await asyncio.sleep(0.01)

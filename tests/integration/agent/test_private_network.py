@@ -86,7 +86,7 @@ def test_nothing_is_left_after_a_hundred_networks(found: dict[str, Any]) -> None
 def test_only_links_and_files_without_a_task_are_removed_by_name(
     found: dict[str, Any],
 ) -> None:  # P9
-    unknown = found["strays"]
+    unknown = found["unknown"]
     assert (unknown["links"], unknown["files"]) == (["e0"], [])
     assert "e0 is not a link of a task" in unknown["refused"]
 

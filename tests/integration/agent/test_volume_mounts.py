@@ -39,7 +39,7 @@ def mounted(
     (tmp_path / "bin").mkdir()
     for name in ("mount", "chown"):
         tool = tmp_path / "bin" / name
-        tool.write_text(f'#!{SHELL}\necho {name} "$@" >> {tmp_path}/said\n')
+        tool.write_text(f'#!{SHELL}\necho {name} "$@" >> {tmp_path}/calls\n')
         tool.chmod(0o755)
     (tmp_path / "bin/umount").write_text(f"#!{SHELL}\nexit 1\n")
     (tmp_path / "bin/umount").chmod(0o755)
@@ -55,7 +55,7 @@ def mounted(
         text=True,
         check=False,
     )
-    commands = tmp_path / "said"
+    commands = tmp_path / "calls"
     return (
         done.returncode,
         done.stderr,

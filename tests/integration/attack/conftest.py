@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .face import Face, running
+from .target_process import Target, running
 
 MIB = 1 << 20
 
@@ -22,24 +22,24 @@ def many_descriptors() -> None:
 
 
 @pytest.fixture(scope="session", params=["control plane", "agent"])
-def one_face(
+def one_target(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Face]:
+) -> Iterator[Target]:
     """Yield a program that all tests attack."""
     folder: Path = tmp_path_factory.mktemp(request.param.replace(" ", "-"))
-    with running(request.param, folder) as face:
-        yield face
+    with running(request.param, folder) as target:
+        yield target
 
 
 @pytest.fixture
-def face(one_face: Face) -> Iterator[Face]:
+def target(one_target: Target) -> Iterator[Target]:
     """Yield the program. Afterwards its descriptors and the tasks of its loop must be as before,
     and its memory equal within some megabytes (which an allocator keeps).
     """
-    asyncio.run(one_face.ask())
-    descriptors, memory, tasks = one_face.descriptors(), one_face.memory(), one_face.tasks()
-    yield one_face
-    one_face.until(lambda: one_face.descriptors() <= descriptors + 2, "descriptors stay open")
-    one_face.until(lambda: one_face.tasks() <= tasks + 2, "tasks stay behind")
-    asyncio.run(one_face.ask())
-    one_face.until(lambda: one_face.memory() < memory + 64 * MIB, "memory stays taken")
+    asyncio.run(one_target.ask())
+    descriptors, memory, tasks = one_target.descriptors(), one_target.memory(), one_target.tasks()
+    yield one_target
+    one_target.until(lambda: one_target.descriptors() <= descriptors + 2, "descriptors stay open")
+    one_target.until(lambda: one_target.tasks() <= tasks + 2, "tasks stay behind")
+    asyncio.run(one_target.ask())
+    one_target.until(lambda: one_target.memory() < memory + 64 * MIB, "memory stays taken")

@@ -22,7 +22,7 @@ from wire.client import WireClient
 from wire.errors import TwineError
 from wire.routes import Route
 
-from .face import USER, running
+from .target_process import USER, running
 from .test_authority_rotates import Load, credential, shown
 from .test_identity_ends import ctl, joins
 from .test_revoked_agent import agent, answering
@@ -105,14 +105,14 @@ def test_no_request_fails_while_leaves_are_renewed_and_the_root_is_exchanged(
     Hosts send a thousand requests, some in each step. Both roots are trusted in between. After the
     old root is retired, its certificates are refused.
     """
-    with running("control plane", tmp_path / "plane") as face, ExitStack() as stack:
+    with running("control plane", tmp_path / "plane") as target, ExitStack() as stack:
         ports = {"vm1": free_port(USER), "vm2": free_port(USER)}
         for machine, port in ports.items():
-            joins(face, machine, f"{USER}:{port}")
-            stack.enter_context(agent(face, machine, port))
-        loads = [HostLoad(joins(face, host)) for host in HOSTS]
-        face.until(
-            lambda: all(answering(face, machine) for machine in ports), "an agent does not answer"
+            joins(target, machine, f"{USER}:{port}")
+            stack.enter_context(agent(target, machine, port))
+        loads = [HostLoad(joins(target, host)) for host in HOSTS]
+        target.until(
+            lambda: all(answering(target, machine) for machine in ports), "an agent does not answer"
         )
         for load in loads:
             stack.enter_context(load.running())
@@ -120,52 +120,52 @@ def test_no_request_fails_while_leaves_are_renewed_and_the_root_is_exchanged(
         def some_hundred_more() -> None:
             before = sum(load.answers for load in loads)
             renewed = [load.renewals for load in loads]
-            face.until(lambda: sum(load.answers for load in loads) >= before + STEP)
-            face.until(
+            target.until(lambda: sum(load.answers for load in loads) >= before + STEP)
+            target.until(
                 lambda: all(x.renewals > n for x, n in zip(loads, renewed, strict=True)),
                 "a host does not renew",
             )
             assert [load.failures for load in loads] == [[], [], []]
-            assert all(answering(face, machine) for machine in ports)
+            assert all(answering(target, machine) for machine in ports)
 
         some_hundred_more()
-        old = face.folder / "vm3-of-the-former-root"
+        old = target.folder / "vm3-of-the-former-root"
         # The host renews meanwhile, so its staged files appear and disappear.
-        shutil.copytree(face.folder / "vm3", old, ignore=shutil.ignore_patterns(".*"))
-        first = shown(face).roots[0].ca_hash
-        ctl(face, "authority", "prepare")
-        face.until(lambda: not any("hosts" in line for line in shown(face).hinders))
-        user = Load(credential(face, "ann"))
+        shutil.copytree(target.folder / "vm3", old, ignore=shutil.ignore_patterns(".*"))
+        first = shown(target).roots[0].ca_hash
+        ctl(target, "authority", "prepare")
+        target.until(lambda: not any("hosts" in line for line in shown(target).hinders))
+        user = Load(credential(target, "ann"))
         with user.running():
             some_hundred_more()
-            ctl(face, "authority", "activate")
-            face.until(lambda: not shown(face).behind, "a host is behind")
+            ctl(target, "authority", "activate")
+            target.until(lambda: not shown(target).behind, "a host is behind")
             some_hundred_more()
         assert user.failures == []
         assert user.answers > 0
-        both = {root.ca_hash for root in shown(face).roots}
+        both = {root.ca_hash for root in shown(target).roots}
         for host in HOSTS:
-            held = tls.load(face.folder / host / "identity.json")
+            held = tls.load(target.folder / host / "identity.json")
             assert set(pins.ca_hashes(held.ca_pem)) == both
         kept = tls.load(old / "identity.json")
-        later = Load(credential(face, "bob"))
+        later = Load(credential(target, "bob"))
         with later.running():
-            ctl(face, "authority", "retire", "--force")  # ann's file is of the former root
-            face.until(lambda: not shown(face).behind, "a host still trusts the former root")
+            ctl(target, "authority", "retire", "--force")  # ann's file is of the former root
+            target.until(lambda: not shown(target).behind, "a host still trusts the former root")
             some_hundred_more()
         assert later.failures == []
         assert later.answers > 0
 
-        newest = shown(face).roots[0].ca_hash
+        newest = shown(target).roots[0].ca_hash
         assert both == {first, newest}
         assert "certificate" in asyncio.run(refused(kept)).lower()
-        for credential_ in (kept, tls.load(face.folder / "ann.json")):
-            trusting = tls.load(face.folder / "vm4" / "identity.json").ca_pem
+        for credential_ in (kept, tls.load(target.folder / "ann.json")):
+            trusting = tls.load(target.folder / "vm4" / "identity.json").ca_pem
             deceived = replace(credential_, ca_pem=trusting)
             assert asyncio.run(refused(deceived)), "also by one who believes the new root"
         answers, renewals = (sum(getattr(x, n) for x in loads) for n in ("answers", "renewals"))
         print(f"{answers} requests and {renewals} renewals of hosts, none failed")
         assert answers >= REQUESTS
-        view = json.loads(ctl(face, "authority", "show", "--output", "json"))
+        view = json.loads(ctl(target, "authority", "show", "--output", "json"))
         assert [r["trusted_by"] for r in view["roots"]] == [len(ports) + len(HOSTS)]
-        assert "Traceback" not in face.log.read_text()
+        assert "Traceback" not in target.log.read_text()

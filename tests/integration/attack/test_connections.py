@@ -11,35 +11,35 @@ from contextlib import ExitStack
 
 import pytest
 
-from .face import DESCRIPTORS, Face
+from .target_process import DESCRIPTORS, Target
 
 pytestmark = pytest.mark.behaviour("BUG-HT2", "BUG-HT4", "BUG-AG1")
 
 
-def _closed(face: Face) -> None:
-    face.connect().close()
+def _closed(target: Target) -> None:
+    target.connect().close()
 
 
-def _one_byte(face: Face) -> None:
-    with face.connect() as sock:
+def _one_byte(target: Target) -> None:
+    with target.connect() as sock:
         sock.sendall(b"\x16")
 
 
-def _no_tls(face: Face) -> None:
-    with face.connect() as sock:
+def _no_tls(target: Target) -> None:
+    with target.connect() as sock:
         sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
 
 
-def _half_a_hello(face: Face) -> None:
-    with face.connect() as sock:
+def _half_a_hello(target: Target) -> None:
+    with target.connect() as sock:
         sock.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40))
 
 
-def _handshake(face: Face) -> None:
+def _handshake(target: Target) -> None:
     try:
-        face.secured("anyone").close()
+        target.secured("anyone").close()
     except (ssl.SSLError, ConnectionError):
-        assert face.kind == "agent"  # it accepts no caller without a certificate
+        assert target.kind == "agent"  # it accepts no caller without a certificate
 
 
 @pytest.mark.behaviour("BUG-HT2")
@@ -48,50 +48,50 @@ def _handshake(face: Face) -> None:
     [(_closed, 3000), (_one_byte, 1000), (_no_tls, 1000), (_half_a_hello, 1000), (_handshake, 300)],
 )
 def test_closed_connections_leave_no_objects(
-    face: Face, attack: Callable[[Face], None], times: int
+    target: Target, attack: Callable[[Target], None], times: int
 ) -> None:
     """Regression: each connection that closed before a TLS byte leaked 0.3 MB; 3,000 leaked a
     gigabyte.
     """
     for _ in range(times):
-        attack(face)
+        attack(target)
 
 
-def _opened(face: Face, count: int, first: bytes) -> Iterator[socket.socket]:
+def _opened(target: Target, count: int, first: bytes) -> Iterator[socket.socket]:
     for number in range(count):
-        sock = face.connect(f"127.0.1.{number % 200 + 1}")
+        sock = target.connect(f"127.0.1.{number % 200 + 1}")
         sock.sendall(first)
         yield sock
 
 
 @pytest.mark.behaviour("BUG-HT4", "BUG-AG1")
 @pytest.mark.parametrize("first", [b"", b"\x16"])
-def test_idle_connections_do_not_keep_others_out(face: Face, first: bytes) -> None:
+def test_idle_connections_do_not_keep_others_out(target: Target, first: bytes) -> None:
     """Regression: a thousand idle connections blocked users and the operators' socket. The agent
     could no longer write its journal, and the log grew to 673 MB in three minutes.
     """
-    written = face.log.stat().st_size
+    written = target.log.stat().st_size
     with ExitStack() as stack:
-        for sock in _opened(face, 2 * DESCRIPTORS, first):
+        for sock in _opened(target, 2 * DESCRIPTORS, first):
             stack.enter_context(sock)
-        assert face.descriptors() < DESCRIPTORS * 3 // 4
+        assert target.descriptors() < DESCRIPTORS * 3 // 4
         for role in ("", "local"):
-            asyncio.run(face.ask(role))
-    text = face.log.read_bytes()[written:]
+            asyncio.run(target.ask(role))
+    text = target.log.read_bytes()[written:]
     assert len(text) < 200_000
     assert b"Traceback" not in text
 
 
 @pytest.mark.behaviour("BUG-HT4")
-def test_one_address_keeps_no_other_out_and_not_even_itself(face: Face) -> None:
+def test_one_address_keeps_no_other_out_and_not_even_itself(target: Target) -> None:
     """Most of 500 idle connections from one address are closed; a user at the same address is
     served.
     """
     with ExitStack() as stack:
         for _ in range(500):
-            stack.enter_context(face.connect("127.0.0.1"))
-        asyncio.run(face.ask())
-        assert face.descriptors() < 400
+            stack.enter_context(target.connect("127.0.0.1"))
+        asyncio.run(target.ask())
+        assert target.descriptors() < 400
 
 
 UNFINISHED = [
@@ -103,16 +103,16 @@ UNFINISHED = [
 
 
 @pytest.mark.behaviour("BUG-HT4")
-def test_an_incomplete_connection_is_closed(face: Face) -> None:
+def test_an_incomplete_connection_is_closed(target: Target) -> None:
     """Regression: half a header, and silence after the handshake, kept a connection for minutes."""
     with ExitStack() as stack:
         socks = []
         for first in UNFINISHED[1:]:
-            sock = stack.enter_context(face.secured())
+            sock = stack.enter_context(target.secured())
             sock.sendall(first)
             socks.append(sock)
-        if face.kind == "control plane":
-            socks.append(stack.enter_context(face.secured("anyone")))
+        if target.kind == "control plane":
+            socks.append(stack.enter_context(target.secured("anyone")))
         for sock in socks:
             with contextlib.suppress(ConnectionError):
                 assert sock.recv(1) == b""

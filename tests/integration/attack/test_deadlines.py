@@ -47,7 +47,7 @@ async def served() -> AsyncIterator[tuple[ConnectionAdmission, int]]:
         "x",
         ROUTES,
         {"fetch_image": _large_body, "renew": _renew},
-        lambda _request, _route: Peer("somebody", "user"),
+        lambda _request, _route: Peer("ann", "user"),
         version="0",
     )
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)

@@ -34,7 +34,7 @@ from wire.errors import Unauthenticated
 from wire.routes import Route
 from wire.tls import Credential
 
-from .face import SETTLES_S, USER, Face, running
+from .target_process import SETTLES_S, USER, Target, running
 
 pytestmark = pytest.mark.behaviour("BUG-HT5")
 
@@ -55,19 +55,19 @@ VALUES = {"digest": "sha256:" + "0" * 64, "index": "0"}
 
 
 @pytest.fixture(scope="module")
-def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A control plane where users come and go."""
-    with running("control plane", tmp_path_factory.mktemp("identity")) as face:
-        yield face
+    with running("control plane", tmp_path_factory.mktemp("identity")) as target:
+        yield target
 
 
-def connection(face: Face, held: Credential | None) -> HTTPConnection:
+def connection(target: Target, held: Credential | None) -> HTTPConnection:
     """Return an HTTP connection that presents this credential."""
     context = tls.unverified_context()
     if held is not None:
         tls.install(context, held)
     found = HTTPConnection("x")
-    found.sock = context.wrap_socket(face.connect(USER))
+    found.sock = context.wrap_socket(target.connect(USER))
     return found
 
 
@@ -83,32 +83,32 @@ def request_status(http: HTTPConnection, method: str = "GET", path: str = "/v1/m
 
 
 @pytest.mark.behaviour("BUG-HT5")
-def test_a_session_is_not_resumed(face: Face) -> None:
+def test_a_session_is_not_resumed(target: Target) -> None:
     """Regression: with a session ticket an expired certificate was still accepted, and renewed
     itself.
     """
-    held = face.authority.credential(
-        CertificateSubject("component" if face.kind == "agent" else "user", "ann"), ""
+    held = target.authority.credential(
+        CertificateSubject("component" if target.kind == "agent" else "user", "ann"), ""
     )
     context = tls.unverified_context()
     tls.install(context, held)
-    with context.wrap_socket(face.connect(USER)) as first:
+    with context.wrap_socket(target.connect(USER)) as first:
         first.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b" 200 " in first.recv(65_536)
         session = first.session
     assert session is None or not session.has_ticket
-    with context.wrap_socket(face.connect(USER), session=session) as again:
+    with context.wrap_socket(target.connect(USER), session=session) as again:
         assert not again.session_reused
 
 
 @pytest.mark.behaviour("BUG-HT5")
-def test_a_kept_connection_ends_with_its_certificate(face: Face) -> None:
+def test_a_kept_connection_ends_with_its_certificate(target: Target) -> None:
     """Regression: the connection was accepted for as long as it was kept."""
-    role = "component" if face.kind == "agent" else "user"
+    role = "component" if target.kind == "agent" else "user"
     for life_s in (4.0, 30.0, 300.0):  # a slow machine takes long to get here
-        held = face.authority.credential(CertificateSubject(role, "ann"), "", life_s)
+        held = target.authority.credential(CertificateSubject(role, "ann"), "", life_s)
         try:
-            http = connection(face, held)
+            http = connection(target, held)
         except OSError:
             continue
         with closing(http):
@@ -123,63 +123,63 @@ def test_a_kept_connection_ends_with_its_certificate(face: Face) -> None:
     raise AssertionError("it never got in")
 
 
-async def _revoke(face: Face, user: str) -> None:
-    async with ControlPlaneClient(f"unix:{face.socket}") as client:
+async def _revoke(target: Target, user: str) -> None:
+    async with ControlPlaneClient(f"unix:{target.socket}") as client:
         await client.revoke_user(user)
 
 
 @pytest.mark.behaviour("BUG-HT5")
 def test_a_revoked_credential_is_refused_everywhere_and_a_new_one_is_accepted(
-    control_plane: Face,
+    control_plane: Target,
 ) -> None:
     """Regression: users' credentials could not be revoked."""
-    face = control_plane
-    held = face.authority.credential(CertificateSubject("user", "zoe"), "")
-    with closing(connection(face, held)) as kept:
+    target = control_plane
+    held = target.authority.credential(CertificateSubject("user", "zoe"), "")
+    with closing(connection(target, held)) as kept:
         assert request_status(kept) == 200
-        asyncio.run(_revoke(face, "zoe"))
+        asyncio.run(_revoke(target, "zoe"))
         assert request_status(kept) in (0, 401)
-    with closing(connection(face, held)) as again:
+    with closing(connection(target, held)) as again:
         assert request_status(again) == 401
     revoked_at = time.time()
     while int(time.time()) <= int(revoked_at):
         time.sleep(0.1)
     with closing(
-        connection(face, face.authority.credential(CertificateSubject("user", "zoe"), ""))
+        connection(target, target.authority.credential(CertificateSubject("user", "zoe"), ""))
     ) as new:
         assert request_status(new) == 200
 
     async def listed() -> list[str]:
-        async with ControlPlaneClient(f"unix:{face.socket}") as client:
+        async with ControlPlaneClient(f"unix:{target.socket}") as client:
             return [u.name for u in (await client.list_users()).users if u.revoked_at]
 
     assert asyncio.run(listed()) == ["zoe"]
 
 
 @pytest.mark.behaviour("BUG-HT5")
-def test_a_stream_ends_when_its_reader_is_revoked(control_plane: Face) -> None:
+def test_a_stream_ends_when_its_reader_is_revoked(control_plane: Target) -> None:
     """A connection without further requests is ended, too."""
-    face = control_plane
-    held = face.authority.credential(CertificateSubject("user", "yan"), "")
-    with closing(connection(face, held)) as kept:
+    target = control_plane
+    held = target.authority.credential(CertificateSubject("user", "yan"), "")
+    with closing(connection(target, held)) as kept:
         assert request_status(kept) == 200
-        asyncio.run(_revoke(face, "yan"))
+        asyncio.run(_revoke(target, "yan"))
         assert kept.sock.recv(1) == b""
 
 
-def _identities(face: Face) -> dict[str, Credential | None]:
+def _identities(target: Target) -> dict[str, Credential | None]:
     """Return identities without rights, or with almost none."""
-    authority = face.authority
+    authority = target.authority
     other = CertificateAuthority(authority.roots, "elsewhere")
-    foreign_authority = open_authority(face.folder / "another.pem", "twine")
+    foreign_authority = open_authority(target.folder / "another.pem", "twine")
     found: dict[str, Credential | None] = {
         "another authority's": foreign_authority.credential(CertificateSubject("user", "root"), ""),
         "another trust domain's": other.credential(CertificateSubject("user", "root"), ""),
         "expired": authority.credential(CertificateSubject("user", "root"), "", 0.001),
         "nobody": None,
     }
-    if face.kind == "control plane":
-        asyncio.run(_revoke(face, "gone"))
+    if target.kind == "control plane":
+        asyncio.run(_revoke(target, "gone"))
         found["revoked"] = authority.credential(CertificateSubject("user", "gone"), "")
         found["a host"] = authority.credential(CertificateSubject("host", "vm1"), "")
     else:
@@ -199,17 +199,17 @@ OPEN = {"anyone"}
 
 
 @pytest.mark.behaviour("F-78", "BUG-HT5", "BUG-HT10")
-def test_no_bad_identity_gets_through_any_route(face: Face) -> None:
+def test_no_bad_identity_gets_through_any_route(target: Target) -> None:
     """The test covers every route of both programs, from their tables."""
-    routes = AGENT_ROUTES if face.kind == "agent" else ROUTES
+    routes = AGENT_ROUTES if target.kind == "agent" else ROUTES
     time.sleep(0.01)
     passed = []
-    for identity, held in _identities(face).items():
+    for identity, held in _identities(target).items():
         for route in routes:
             if identity in ("nobody", "a host") and {*route.roles} & {"anyone", "host"}:
                 continue
             try:
-                with closing(connection(face, held)) as http:
+                with closing(connection(target, held)) as http:
                     status = request_status(http, route.method, _path(route))
             except OSError:
                 status = 0
@@ -218,9 +218,9 @@ def test_no_bad_identity_gets_through_any_route(face: Face) -> None:
     assert passed == []
 
 
-def ctl(face: Face, *arguments: str) -> str:
+def ctl(target: Target, *arguments: str) -> str:
     """Return the output of `twinectl`."""
-    result = CliRunner().invoke(main, ["--endpoint", f"unix:{face.socket}", *arguments])
+    result = CliRunner().invoke(main, ["--endpoint", f"unix:{target.socket}", *arguments])
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -234,49 +234,53 @@ def ends_without_signal(kept: HTTPConnection) -> bool:
 
 
 @pytest.mark.behaviour("BUG-HT5")
-def test_a_credential_is_listed_and_revoked_by_command(control_plane: Face, tmp_path: Path) -> None:
+def test_a_credential_is_listed_and_revoked_by_command(
+    control_plane: Target, tmp_path: Path
+) -> None:
     """The commands are `twinectl user list | revoke`."""
-    face, out = control_plane, tmp_path / "ida.json"
-    state = str(face.folder / "state")
+    target, out = control_plane, tmp_path / "ida.json"
+    state = str(target.folder / "state")
     made = CliRunner().invoke(
         daemon,
         ["user", "add", "ida", "--out", str(out), "--state", state, "--url", "https://x"],
     )
     assert made.exit_code == 0, made.output
-    row = next(line for line in ctl(face, "user", "list").splitlines() if "ida" in line)
+    row = next(line for line in ctl(target, "user", "list").splitlines() if "ida" in line)
     assert row.split()[-1] == "-", row
-    with closing(connection(face, tls.load(out))) as kept:
+    with closing(connection(target, tls.load(out))) as kept:
         assert request_status(kept) == 200
-        assert "are revoked" in ctl(face, "user", "revoke", "ida")
+        assert "are revoked" in ctl(target, "user", "revoke", "ida")
         assert ends_without_signal(kept)
-    with closing(connection(face, tls.load(out))) as again:
+    with closing(connection(target, tls.load(out))) as again:
         assert request_status(again) == 401
-    found = json.loads(ctl(face, "user", "list", "--output", "json"))
+    found = json.loads(ctl(target, "user", "list", "--output", "json"))
     assert {u["name"]: bool(u["revoked_at"]) for u in found["users"]}["ida"]
-    row = next(line for line in ctl(face, "user", "list").splitlines() if "ida" in line)
+    row = next(line for line in ctl(target, "user", "list").splitlines() if "ida" in line)
     assert row.split()[-1] != "-", row
 
 
-def joins(face: Face, machine: str, address: str = "127.0.0.1:1") -> HostIdentity:
+def joins(target: Target, machine: str, address: str = "127.0.0.1:1") -> HostIdentity:
     """Let a host join as operators do: with a token from a command, then with the pin."""
-    token = json.loads(ctl(face, "token", "create", "--host", machine, "--output", "json"))
-    host = HostIdentity(face.folder / machine)
-    url = f"https://{USER}:{face.port}"
+    token = json.loads(ctl(target, "token", "create", "--host", machine, "--output", "json"))
+    host = HostIdentity(target.folder / machine)
+    url = f"https://{USER}:{target.port}"
     wanted = CandidateIdentity(machine, address, FACTS, Location(msb="msb2"), "small")
     asyncio.run(host.join(Invitation(url, token["token"], token["ca_hash"]), wanted))
     return host
 
 
 @pytest.mark.behaviour("BUG-HT5", "BUG-UX110")
-def test_a_host_whose_identity_is_revoked_by_command_has_to_join_again(control_plane: Face) -> None:
+def test_a_host_whose_identity_is_revoked_by_command_has_to_join_again(
+    control_plane: Target,
+) -> None:
     """`twinectl machine revoke-identity` makes it. The agent receives the reason."""
-    face = control_plane
-    host = joins(face, "vm9")
+    target = control_plane
+    host = joins(target, "vm9")
     asyncio.run(host.renew())
-    held = tls.load(face.folder / "vm9/identity.json")
-    with closing(connection(face, held)) as kept:
+    held = tls.load(target.folder / "vm9/identity.json")
+    with closing(connection(target, held)) as kept:
         assert request_status(kept, path="/readyz") == 200
-        revoked_result = ctl(face, "machine", "revoke-identity", "vm9")
+        revoked_result = ctl(target, "machine", "revoke-identity", "vm9")
         revoked_at = time.time()
         assert "machine vm9: its certificates are revoked" in revoked_result
         assert (
@@ -287,11 +291,13 @@ def test_a_host_whose_identity_is_revoked_by_command_has_to_join_again(control_p
         asyncio.run(host.renew())
     while int(time.time()) <= int(revoked_at):
         time.sleep(0.1)
-    asyncio.run(joins(face, "vm9").renew())
+    asyncio.run(joins(target, "vm9").renew())
 
 
 @pytest.mark.behaviour("BUG-HT5")
-def test_revoking_the_identity_of_an_unknown_machine_is_refused(control_plane: Face) -> None:
+def test_revoking_the_identity_of_an_unknown_machine_is_refused(
+    control_plane: Target,
+) -> None:
     """The error reports a mistyped name."""
     arguments = [
         "--endpoint",
@@ -329,32 +335,32 @@ def shown(held: Credential) -> Iterator[int]:
             thread.join()
 
 
-def endings(face: Face) -> float:
+def endings(target: Target) -> float:
     """Return the lines of a scrape about identities that expire."""
-    held = face.authority.credential(CertificateSubject("user", "ann"), "")
-    with closing(connection(face, held)) as http:
+    held = target.authority.credential(CertificateSubject("user", "ann"), "")
+    with closing(connection(target, held)) as http:
         http.request("GET", "/metrics")
         text = http.getresponse().read().decode()
     return float(re.findall(r"^twine_identities_ending (\S+)$", text, re.MULTILINE)[0])
 
 
 @pytest.mark.behaviour("BUG-HT5")
-def test_a_host_that_does_not_renew_is_warned_of_a_week_ahead(control_plane: Face) -> None:
+def test_a_host_that_does_not_renew_is_warned_of_a_week_ahead(control_plane: Target) -> None:
     """The warning is in the list of machines, in the metrics, and in the log."""
-    face = control_plane
+    target = control_plane
     life_s = 3 * 86_400.0
-    held = face.authority.credential(
+    held = target.authority.credential(
         CertificateSubject("host", "old", (USER,)), "https://x", life_s
     )
     with shown(held) as port:
-        joins(face, "old", f"{USER}:{port}")
-        face.until(lambda: "identity ends in " in ctl(face, "machine", "list"), "no warning")
-    rows = ctl(face, "machine", "list").splitlines()
+        joins(target, "old", f"{USER}:{port}")
+        target.until(lambda: "identity ends in " in ctl(target, "machine", "list"), "no warning")
+    rows = ctl(target, "machine", "list").splitlines()
     assert [row.split()[0] for row in rows if "identity ends in " in row] == ["old"]
-    assert endings(face) == 1.0
-    warned = [x for x in face.log.read_text().splitlines() if "ends soon and is not renewed" in x]
+    assert endings(target) == 1.0
+    warned = [x for x in target.log.read_text().splitlines() if "ends soon and is not renewed" in x]
     assert len(warned) == 1
     assert "old" in warned[0]
-    ctl(face, "machine", "drain", "old", "--kind", "decommission", "--reason", "old")
-    ctl(face, "machine", "remove", "old")
-    assert endings(face) == 0.0, "of a machine that is gone nothing is to be done"
+    ctl(target, "machine", "drain", "old", "--kind", "decommission", "--reason", "old")
+    ctl(target, "machine", "remove", "old")
+    assert endings(target) == 0.0, "of a machine that is gone nothing is to be done"

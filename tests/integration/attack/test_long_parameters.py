@@ -1,7 +1,7 @@
 """The cost of a path or query parameter is bounded by its size, on any route of both programs.
 
-Bodies are tested in tests/unit/request_limits/test_growth_of_work.py. The HTTP server bounds the
-request line, so this test covers the sizes below that bound.
+Bodies are tested in tests/unit/request_limits/test_request_complexity.py. The HTTP server bounds
+the request line, so this test covers the sizes below that bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent.routes import ROUTES as AGENT_ROUTES
 from control_plane.api.routes import ROUTES
 from wire.routes import Route
 
-from .face import SETTLES_S, Face
+from .target_process import SETTLES_S, Target
 
 SMALL, TIMES = 750, 8
 """Characters of the smaller value; the larger one just fits the request line."""
@@ -32,7 +32,7 @@ PLAINLY = "!(),=-"
 """Characters that need no escape, and so no extra space in the line."""
 
 
-def target(route: Route, parameter: str, value: str) -> str:
+def request_target(route: Route, parameter: str, value: str) -> str:
     """Return the route's address with one long parameter."""
     path = route.path
     for name in route.parameters:
@@ -41,11 +41,11 @@ def target(route: Route, parameter: str, value: str) -> str:
     return path if parameter in route.parameters else f"{path}?{parameter}={quote(value, PLAINLY)}"
 
 
-def request_status(face: Face, method: str, at: str) -> int:
+def request_status(target: Target, method: str, at: str) -> int:
     """Return the status of a request on the local socket, which may call everything."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(SETTLES_S)
-    sock.connect(str(face.socket))
+    sock.connect(str(target.socket))
     http = HTTPConnection("x")
     http.sock = sock
     with closing(http):
@@ -53,18 +53,20 @@ def request_status(face: Face, method: str, at: str) -> int:
         return http.getresponse().status
 
 
-def worked_s(face: Face) -> float:
+def worked_s(target: Target) -> float:
     """Return the CPU time of the process so far."""
-    return time.clock_gettime((~face.process.pid << 3) | 2)
+    return time.clock_gettime((~target.process.pid << 3) | 2)
 
 
-def work_s(face: Face, route: Route, parameter: str, unit: str, size: int) -> float:
+def work_s(target: Target, route: Route, parameter: str, unit: str, size: int) -> float:
     """Return the CPU time of the cheapest of some requests; none may be answered with a 5xx."""
     found = []
     for _ in range(3):
-        began = worked_s(face)
-        status = request_status(face, route.method, target(route, parameter, (unit * size)[:size]))
-        found.append(worked_s(face) - began)
+        began = worked_s(target)
+        status = request_status(
+            target, route.method, request_target(route, parameter, (unit * size)[:size])
+        )
+        found.append(worked_s(target) - began)
         assert status != 500, (route.name, parameter, unit, size, status)
         if found[-1] < SMALL_S:
             break
@@ -72,24 +74,24 @@ def work_s(face: Face, route: Route, parameter: str, unit: str, size: int) -> fl
 
 
 @pytest.mark.behaviour("BUG-HT3")
-def test_the_work_of_a_parameter_grows_with_its_size(face: Face) -> None:
+def test_the_work_of_a_parameter_grows_with_its_size(target: Target) -> None:
     """The requests are made from the route tables, for each parameter of each route."""
-    for route in AGENT_ROUTES if face.kind == "agent" else ROUTES:
+    for route in AGENT_ROUTES if target.kind == "agent" else ROUTES:
         for parameter in (*route.parameters, *route.query):
             for unit in VALUES:
                 size = SMALL * TIMES
-                while len(target(route, parameter, (unit * size)[:size])) > 7500:
+                while len(request_target(route, parameter, (unit * size)[:size])) > 7500:
                     size //= 2
-                large = work_s(face, route, parameter, unit, size)
+                large = work_s(target, route, parameter, unit, size)
                 if large < SMALL_S:
                     continue
-                small = work_s(face, route, parameter, unit, size // TIMES)
+                small = work_s(target, route, parameter, unit, size // TIMES)
                 assert large < LINEAR * TIMES * small, (route.name, parameter, unit, small, large)
 
 
 @pytest.mark.behaviour("BUG-HT3")
 @pytest.mark.parametrize("at", ["/v1/jobs/{}", "/v1/tasks/{}", "/v1/machines?where={}"])
-def test_a_line_without_end_is_refused(face: Face, at: str) -> None:
+def test_a_line_without_end_is_refused(target: Target, at: str) -> None:
     """The test above relies on this bound."""
     with suppress(ConnectionError):
-        assert request_status(face, "GET", at.format("a" * 20_000)) in (400, 414)
+        assert request_status(target, "GET", at.format("a" * 20_000)) in (400, 414)

@@ -24,7 +24,7 @@ from wire.limits import ConnectionLimits
 from wire.routes import Route
 from wire.server import Call, make_app
 
-from .test_one_identity_floods import PATIENT_S, client, come
+from .test_identity_flood import PATIENT_S, client, come
 
 FEW = 3
 """Number of anonymous connections from one address."""

@@ -15,7 +15,7 @@ import pytest
 
 from tests.ports import free_port
 
-from .face import USER, Face, running
+from .target_process import USER, Target, running
 from .test_identity_ends import ctl, joins
 
 pytestmark = pytest.mark.behaviour("BUG-HT5")
@@ -25,17 +25,17 @@ ESTABLISHED = "01"
 
 
 @pytest.fixture(scope="module")
-def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A control plane with its own host."""
-    with running("control plane", tmp_path_factory.mktemp("revoked")) as face:
-        yield face
+    with running("control plane", tmp_path_factory.mktemp("revoked")) as target:
+        yield target
 
 
 @contextmanager
-def agent(face: Face, machine: str, port: int) -> Iterator[None]:
+def agent(target: Target, machine: str, port: int) -> Iterator[None]:
     """Run the agent of a host that has joined during the block."""
-    folder = face.folder / f"{machine}-runs"
-    held = face.folder / machine / "identity.json"
+    folder = target.folder / f"{machine}-runs"
+    held = target.folder / machine / "identity.json"
     there = folder / "state/identity/identity.json"
     there.parent.mkdir(parents=True, exist_ok=True)
     there.write_bytes(held.read_bytes())
@@ -45,7 +45,7 @@ def agent(face: Face, machine: str, port: int) -> Iterator[None]:
 
 @contextmanager
 def agent_in(
-    folder: Path, port: int, boots: int = 0, program: str = "an_agent.py"
+    folder: Path, port: int, boots: int = 0, program: str = "agent_process.py"
 ) -> Iterator[None]:
     """Run the agent of a host with the state in a folder, after this number of boots, during the
     block.
@@ -64,9 +64,9 @@ def agent_in(
         process.wait()
 
 
-def answering(face: Face, machine: str) -> bool:
+def answering(target: Target, machine: str) -> bool:
     """Return whether a machine's agent answers the control plane."""
-    return bool(json.loads(ctl(face, "machine", "show", machine, "--output", "json"))["ready"])
+    return bool(json.loads(ctl(target, "machine", "show", machine, "--output", "json"))["ready"])
 
 
 def standing(port: int) -> int:
@@ -76,33 +76,33 @@ def standing(port: int) -> int:
 
 
 @pytest.mark.behaviour("BUG-HT5")
-def test_a_revoked_agent_gets_no_more_requests(control_plane: Face) -> None:
+def test_a_revoked_agent_gets_no_more_requests(control_plane: Target) -> None:
     """Regression: the control plane used an open connection until the leaf certificate expired."""
-    face, port = control_plane, free_port(USER)
-    joins(face, "vm7", f"{USER}:{port}")
-    with agent(face, "vm7", port):
-        face.until(lambda: answering(face, "vm7"), "the agent does not answer")
+    target, port = control_plane, free_port(USER)
+    joins(target, "vm7", f"{USER}:{port}")
+    with agent(target, "vm7", port):
+        target.until(lambda: answering(target, "vm7"), "the agent does not answer")
         assert standing(port) >= 1
-        ctl(face, "machine", "revoke-identity", "vm7")
-        face.until(lambda: standing(port) == 0, "a connection stands")
-        face.until(lambda: not answering(face, "vm7"), "the agent is still believed")
-    revoked = face.log.read_text()
+        ctl(target, "machine", "revoke-identity", "vm7")
+        target.until(lambda: standing(port) == 0, "a connection stands")
+        target.until(lambda: not answering(target, "vm7"), "the agent is still believed")
+    revoked = target.log.read_text()
     assert "Traceback" not in revoked
     assert "Unclosed" not in revoked
 
 
 @pytest.mark.behaviour("BUG-HT5")
-def test_an_agent_that_joined_again_gets_requests_again(control_plane: Face) -> None:
+def test_an_agent_that_joined_again_gets_requests_again(control_plane: Target) -> None:
     """Certificates are revoked, not the machine."""
-    face, port = control_plane, free_port(USER)
-    joins(face, "vm6", f"{USER}:{port}")
-    with agent(face, "vm6", port):
-        face.until(lambda: answering(face, "vm6"), "the agent does not answer")
-        ctl(face, "machine", "revoke-identity", "vm6")
+    target, port = control_plane, free_port(USER)
+    joins(target, "vm6", f"{USER}:{port}")
+    with agent(target, "vm6", port):
+        target.until(lambda: answering(target, "vm6"), "the agent does not answer")
+        ctl(target, "machine", "revoke-identity", "vm6")
         revoked_at = time.time()
-        face.until(lambda: not answering(face, "vm6"), "the agent is still believed")
+        target.until(lambda: not answering(target, "vm6"), "the agent is still believed")
     # validity of a certificate has a resolution of one second
-    face.until(lambda: int(time.time()) > int(revoked_at))
-    joins(face, "vm6", f"{USER}:{port}")
-    with agent(face, "vm6", port):
-        face.until(lambda: answering(face, "vm6"), "the agent is not believed again")
+    target.until(lambda: int(time.time()) > int(revoked_at))
+    joins(target, "vm6", f"{USER}:{port}")
+    with agent(target, "vm6", port):
+        target.until(lambda: answering(target, "vm6"), "the agent is not believed again")

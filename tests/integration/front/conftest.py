@@ -431,8 +431,8 @@ class CannedControlPlane(ControlPlane):
         before = self.served.get(job)
         revision = before.revision + 1 if before else 1
         self.served[job] = Endpoints(job=job, revision=revision, endpoints=list(endpoints))
-        bell, self._served = self._served, asyncio.Event()
-        bell.set()
+        served, self._served = self._served, asyncio.Event()
+        served.set()
 
     async def watch_endpoints(
         self, known: Mapping[str, int | None], wait_s: float = 0.0
@@ -523,7 +523,7 @@ class Region:
     url: str = ""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
 
-    def client(self, role: str = "local", name: str = "somebody") -> WireClient:
+    def client(self, role: str = "local", name: str = "ann") -> WireClient:
         """Return a client with this role."""
         if role == "local":
             return WireClient(f"unix:{self.socket}")

@@ -170,7 +170,7 @@ def test_the_log_is_read_with_twinectl(region: Region) -> None:
     assert "grant_operator" in table[2]
     found = json.loads(ctl("audit", "--object", "entitlement/front", "-o", "json").stdout)
     assert [e["outcome"] for e in found["entries"]] == ["done"] * 3 + ["failed"]
-    assert ctl("audit", "--since", "1h", "--who", "nobody").stdout.count("\n") == 1
+    assert ctl("audit", "--since", "1h", "--who", "unknown").stdout.count("\n") == 1
     assert "operator" in ctl("whoami").stdout
     assert "user:ann" in ctl("role", "list").stdout
     assert ctl("role", "grant", "ann", "host-admin").stdout == "user:ann is a host admin\n"

@@ -241,7 +241,7 @@ def test_loans_and_spare_machines_have_tables(ctl: Ctl, region: Region, tmp_path
     signal = json.loads(ctl("capacity", "signal", "batch", "-o", "json").stdout)
     assert (signal["state"], signal["machines"]) == ("full", 1)
     assert "STATE" in ctl("capacity", "signal", "batch").stdout.upper()
-    missing = ctl("capacity", "signal", "nobody")
+    missing = ctl("capacity", "signal", "unknown")
     assert missing.exit_code == 3
     spare = ctl("capacity", "buffers")
     assert spare.exit_code == 0, spare.output

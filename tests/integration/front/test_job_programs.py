@@ -13,7 +13,7 @@ from control_plane.api.intent_changes import PushChange, SizeChange
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobSpec
 from control_plane.client import ControlPlaneClient
-from tests.integration.attack.face import Face, running
+from tests.integration.attack.target_process import Target, running
 from tests.integration.conveyor.test_delivery import pushed
 from wire.errors import NotFound
 
@@ -24,15 +24,17 @@ JOBS, AT_ONCE = 30, 16
 
 
 @pytest.fixture
-def face(tmp_path: Path) -> Iterator[Face]:
+def target(tmp_path: Path) -> Iterator[Target]:
     with running("control plane", tmp_path) as found:
         yield found
 
 
-async def test_a_program_creates_sizes_pushes_and_deletes_many_jobs_at_once(face: Face) -> None:
+async def test_a_program_creates_sizes_pushes_and_deletes_many_jobs_at_once(
+    target: Target,
+) -> None:
     """Each call is acknowledged, each intent has its last written value, and nothing is left."""
     names, turn = [f"train-{n}" for n in range(JOBS)], asyncio.Semaphore(AT_ONCE)
-    async with ControlPlaneClient(f"unix:{face.socket}") as client:
+    async with ControlPlaneClient(f"unix:{target.socket}") as client:
         await client.put_entitlement("front", EntitlementSpec(machines=1))
         one, two = [await pushed(client, version) for version in (1, 2)]
 

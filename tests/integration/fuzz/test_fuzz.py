@@ -246,12 +246,12 @@ def _applied(data: bytes, plain: bytes, how: str) -> None:
         top = Path(folder)
         (top / "blob").write_bytes(data)
         (top / "tree").mkdir()
-        (top / "beside").write_text("untouched")
+        (top / "neighbour").write_text("untouched")
         names = [str(top), "blob", how, sha(data), sha(plain), str(top / "tree")]
         with in_time():
             assert layer.main(names) in (0, 1)
-        assert sorted(os.listdir(top)) == ["beside", "blob", "tree"]
-        assert (top / "beside").read_text() == "untouched"
+        assert sorted(os.listdir(top)) == ["blob", "neighbour", "tree"]
+        assert (top / "neighbour").read_text() == "untouched"
 
 
 @pytest.mark.behaviour("F-31", "F-32")

@@ -23,7 +23,7 @@ def lab(tmp_path):
 
 def test_down_ends_unnamed_processes_and_verifies_it(lab):
     leftover = lab.sandbox.spawn(["sleep", "1000"], lab.paths.state / "log")
-    lab.sandbox.run(["ip", "link", "add", "br-stray", "type", "bridge"])
+    lab.sandbox.run(["ip", "link", "add", "br-unknown", "type", "bridge"])
     before = check_leftovers(lab.paths, None, host_interfaces())
     assert any(check.found for check in before)
 
@@ -32,7 +32,7 @@ def test_down_ends_unnamed_processes_and_verifies_it(lab):
     assert not any(check.found for check in after), after
     assert not is_running(leftover)
     assert not lab.paths.state_root.exists()
-    assert "br-stray" not in host_interfaces()
+    assert "br-unknown" not in host_interfaces()
 
 
 def test_down_finds_the_lab_of_a_killed_holder(lab):

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from the_host import OURS, STATE, TheHost, differences, everything
+from guest_host import OURS, STATE, GuestHost, differences, everything
 
 
 @pytest.fixture(scope="session")
@@ -23,12 +23,12 @@ def untouched() -> dict[str, str]:
 
 
 @pytest.fixture
-def host(untouched: dict[str, str]) -> Iterator[TheHost]:
+def host(untouched: dict[str, str]) -> Iterator[GuestHost]:
     """Yield the guest without a profile; afterwards every setting must have its old value."""
     shutil.rmtree(STATE, ignore_errors=True)
     shutil.rmtree(OURS, ignore_errors=True)
     OURS.mkdir()
-    found = TheHost()
+    found = GuestHost()
     yield found
     # A failed test may leave runs of the agent behind, which would continue after the release.
     subprocess.run(["systemctl", "stop", "twine-agent", "twine-sidekick"], check=False)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from the_host import TheHost, profile
+from guest_host import GuestHost, profile
 
 from sidekick.report import ProfileState
 
@@ -42,7 +42,7 @@ def mounted(place: str) -> str:
 @pytest.mark.behaviour("HP2")
 @pytest.mark.long
 def test_scratch_is_made_mounted_kept_over_a_switch_and_taken_back(
-    host: TheHost, file: Path
+    host: GuestHost, file: Path
 ) -> None:
     swappiness = SWAPPINESS.read_text()
     for kind in ("xfs", "btrfs"):
@@ -75,7 +75,7 @@ def test_scratch_is_made_mounted_kept_over_a_switch_and_taken_back(
 
 @pytest.mark.behaviour("HP2")
 @pytest.mark.long
-def test_scratch_never_uses_a_disk_with_data(host: TheHost, file: Path) -> None:
+def test_scratch_never_uses_a_disk_with_data(host: GuestHost, file: Path) -> None:
     subprocess.run(["mkfs.xfs", "-q", "-L", "somebodys", str(file)], check=True)
     PLACE.mkdir(exist_ok=True)
     before = digest(file)
@@ -85,7 +85,7 @@ def test_scratch_never_uses_a_disk_with_data(host: TheHost, file: Path) -> None:
 
 
 @pytest.mark.behaviour("HP2")
-def test_mount_options_change_separately_and_are_restored(host: TheHost) -> None:
+def test_mount_options_change_separately_and_are_restored(host: GuestHost) -> None:
     """`lazytime` and `commit` belong to the file system, whose first mount is the root."""
     point = "/var/lib/twine"
     before = mounted("/"), mounted(point)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from the_host import OURS, STATE, TheHost, differences, everything, memory_in_pieces, profile
+from guest_host import OURS, STATE, GuestHost, differences, everything, memory_in_pieces, profile
 
 from agent.api import ProfileSpec
 from agent.client import AgentClient
@@ -52,7 +52,7 @@ def reported() -> dict[str, str]:
     ids=["unknown", "read-only", "out-of-range", "refused"],
 )
 def test_f64_a_value_that_the_kernel_refuses_takes_everything_back(
-    host: TheHost, untouched: dict[str, str], line: str, capsys: pytest.CaptureFixture[str]
+    host: GuestHost, untouched: dict[str, str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile("bad", f"[sysctl]\n'net.core.somaxconn'=5000\n{line}\n[thp]\nenabled='never'\n")
     assert sidekick("plan", "bad") == 2
@@ -67,7 +67,7 @@ def test_f64_a_value_that_the_kernel_refuses_takes_everything_back(
 
 @pytest.mark.behaviour("F-66", "HP3")
 def test_f66_pages_that_do_not_come_are_counted_and_wait_for_a_boot(
-    host: TheHost, untouched: dict[str, str]
+    host: GuestHost, untouched: dict[str, str]
 ) -> None:
     pages, before = 120, POOL.read_text()
     for policy in ("reboot", "undo", "keep"):
@@ -93,7 +93,7 @@ def test_f66_pages_that_do_not_come_are_counted_and_wait_for_a_boot(
 
 @pytest.mark.behaviour("F-67")
 def test_f67_pages_that_would_starve_the_host_are_refused(
-    host: TheHost, untouched: dict[str, str]
+    host: GuestHost, untouched: dict[str, str]
 ) -> None:
     before = POOL.read_text()
     kib = int(Path("/proc/meminfo").read_text().split()[1])
@@ -121,7 +121,7 @@ HOSTILE = (
 
 @pytest.mark.behaviour("F-68")
 def test_f68_an_invalid_argument_never_reaches_the_kernel_command_line(
-    host: TheHost, untouched: dict[str, str]
+    host: GuestHost, untouched: dict[str, str]
 ) -> None:
     for argument in HOSTILE:
         profile("hostile", f'[kernel]\ncmdline = ["{argument}"]\n')
@@ -133,7 +133,7 @@ def test_f68_an_invalid_argument_never_reaches_the_kernel_command_line(
 
 @pytest.mark.behaviour("F-70")
 def test_f70_turbo_that_a_guest_lacks_is_unsupported_unless_it_is_required(
-    host: TheHost, untouched: dict[str, str]
+    host: GuestHost, untouched: dict[str, str]
 ) -> None:
     profile("may", "[turbo]\nmode='off'\n[sysctl]\n'vm.swappiness'=7\n")
     profile("must", "[turbo]\nmode='off'\nrequired=true\n[sysctl]\n'vm.swappiness'=8\n")
@@ -146,7 +146,7 @@ def test_f70_turbo_that_a_guest_lacks_is_unsupported_unless_it_is_required(
 
 
 @pytest.mark.behaviour("F-71")
-def test_of_two_sidekicks_one_is_refused(host: TheHost) -> None:
+def test_of_two_sidekicks_one_is_refused(host: GuestHost) -> None:
     before = SWAPPINESS.read_text()
     profile("one", "[sysctl]\n'vm.swappiness'=7\n")
     at_work = host.host()
@@ -162,7 +162,7 @@ def test_of_two_sidekicks_one_is_refused(host: TheHost) -> None:
 
 @pytest.mark.behaviour("F-72", "BUG-SK3")
 def test_a_foreign_change_is_found_and_repaired_only_on_request(
-    host: TheHost,
+    host: GuestHost,
 ) -> None:
     profile("one", "[sysctl]\n'vm.swappiness'=7\n")
     assert sidekick("apply-profile", "one") == 0
@@ -188,7 +188,7 @@ def history() -> list[dict[str, str]]:
 
 
 @pytest.mark.behaviour("F-73", "HP12")
-def test_f73_there_and_back_leaves_no_trace(host: TheHost, untouched: dict[str, str]) -> None:
+def test_f73_there_and_back_leaves_no_trace(host: GuestHost, untouched: dict[str, str]) -> None:
     host.apply("web")
     as_web = everything()
     host.apply("cache")
@@ -202,7 +202,7 @@ def test_f73_there_and_back_leaves_no_trace(host: TheHost, untouched: dict[str, 
 
 
 @pytest.mark.behaviour("F-74", "HP12")
-def test_f74_the_end_of_an_agent_undoes_no_profile(host: TheHost) -> None:
+def test_f74_the_end_of_an_agent_undoes_no_profile(host: GuestHost) -> None:
     """The agent applies the profile (`PUT /v1/profile`), is killed, and is then stopped."""
     shell("systemctl start twine-agent.service")
     try:
@@ -242,7 +242,9 @@ async def _profile_by_the_agent(name: str):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.behaviour("F-75")
-def test_f75_tasks_are_not_disturbed_by_a_profile(host: TheHost, untouched: dict[str, str]) -> None:
+def test_f75_tasks_are_not_disturbed_by_a_profile(
+    host: GuestHost, untouched: dict[str, str]
+) -> None:
     profile("gentle", "[sysctl]\n'vm.swappiness'=7\n")
     profile("rough", "[controllers]\ndisable=['cpu']\nrequired=true\n[sysctl]\n'vm.swappiness'=9\n")
     shell(

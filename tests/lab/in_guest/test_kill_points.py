@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from the_host import KILLED, TheHost, profile
+from guest_host import KILLED, GuestHost, profile
 
 from agent.machine.kernelfs import KernelFs
 from sidekick.report import ProfileState
@@ -36,7 +36,7 @@ counts = pytest.mark.parametrize("count", [some, every])
 
 
 @pytest.fixture
-def on_one(host: TheHost) -> TheHost:
+def on_one(host: GuestHost) -> GuestHost:
     """Yield the guest with the profile `one` applied; the switches go to `other` and `fails`."""
     profile("one", ONE)
     profile("other", OTHER)
@@ -62,7 +62,7 @@ def values() -> dict[str, str | None]:
 @counts
 @pytest.mark.parametrize("to", ["other", "fails"])
 def test_f65_a_switch_that_is_killed_is_seen_and_then_finished_or_undone(
-    on_one: TheHost, to: str, count: int
+    on_one: GuestHost, to: str, count: int
 ) -> None:
     """`other` is applied; `fails` is rolled back half-way. So the kills hit apply and undo."""
     host = on_one
@@ -101,7 +101,7 @@ def test_f65_a_switch_that_is_killed_is_seen_and_then_finished_or_undone(
 @pytest.mark.behaviour("F-65", "F-73", "HP12")
 @counts
 def test_f65_a_release_that_is_killed_is_finished_by_the_next_run(
-    on_one: TheHost, count: int
+    on_one: GuestHost, count: int
 ) -> None:
     host = on_one
     host.release()
@@ -118,7 +118,7 @@ def test_f65_a_release_that_is_killed_is_finished_by_the_next_run(
 @pytest.mark.behaviour("F-65", "HP12")
 @counts
 def test_f65_a_boots_resume_that_is_killed_is_finished_by_the_next_one(
-    on_one: TheHost, count: int
+    on_one: GuestHost, count: int
 ) -> None:
     """The state is that after a boot: the kernel's defaults, and the record of the boot before.
     Real boots are in `test_0_boot_loader.py`.

@@ -6,7 +6,7 @@ import itertools
 import time
 
 import pytest
-from the_host import PROFILES, TheHost, differences, everything, output_of
+from guest_host import PROFILES, GuestHost, differences, everything, output_of
 
 from sidekick.profile import Library
 from sidekick.report import ApplyOutcome, ProfileState
@@ -20,7 +20,7 @@ UNABLE = {"turbo"}
 """Requires hardware that no guest has, so sidekick refuses it as a whole."""
 
 
-def applied(host: TheHost, name: str) -> None:
+def applied(host: GuestHost, name: str) -> None:
     """Apply a profile and read the host's state again."""
     report = host.apply(name)
     if name in UNABLE:
@@ -37,7 +37,7 @@ def applied(host: TheHost, name: str) -> None:
 
 @pytest.mark.behaviour("F-73", "HP6", "HP12")
 def test_every_profile_in_a_row_and_none_at_the_end(
-    host: TheHost, untouched: dict[str, str]
+    host: GuestHost, untouched: dict[str, str]
 ) -> None:
     assert len(SHIPPED) >= 11
     for name in [*SHIPPED, *reversed(SHIPPED)]:
@@ -49,7 +49,7 @@ def test_every_profile_in_a_row_and_none_at_the_end(
 @pytest.mark.behaviour("F-73", "HP12")
 @pytest.mark.long
 def test_every_profile_to_every_other_and_released(
-    host: TheHost, untouched: dict[str, str]
+    host: GuestHost, untouched: dict[str, str]
 ) -> None:
     """After any switch, the settings in force are those that the profile sets as the first one."""
     alone = {}
@@ -83,7 +83,7 @@ def shown() -> str:
     [("online", "/sys/devices/system/cpu/cpu0"), ("add", "/sys/class/block/vda")],
 )
 def test_udev_has_sidekick_look_when_hardware_comes_or_goes(
-    host: TheHost, action: str, device: str
+    host: GuestHost, action: str, device: str
 ) -> None:
     """Sidekick checks within a moment, not only when the timer fires next."""
     output_of("systemctl stop sidekick-verify.timer")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from the_host import TheHost, differences, everything, output_of, profile
+from guest_host import GuestHost, differences, everything, output_of, profile
 
 from sidekick.profile import Profile
 from sidekick.report import ProfileState, Report
@@ -99,7 +99,7 @@ class Drawn:
         return profile(name, "\n".join(f"[{k}]\n" + "\n".join(v) for k, v in tables.items()))
 
 
-def applied(host: TheHost, name: str) -> Report:
+def applied(host: GuestHost, name: str) -> Report:
     report = host.apply(name)
     if report.state is ProfileState.VERIFIED:
         assert verify(host.host(), host.state).state is ProfileState.VERIFIED, name
@@ -112,7 +112,7 @@ def applied(host: TheHost, name: str) -> Report:
 
 @pytest.mark.behaviour("BUG-SK26", "BUG-SK29", "BUG-SK36", "F-73", "HP12")
 @pytest.mark.long
-def test_random_profiles_leave_no_trace(host: TheHost, untouched: dict[str, str]) -> None:
+def test_random_profiles_leave_no_trace(host: GuestHost, untouched: dict[str, str]) -> None:
 
     drawn, before = Drawn(SEED), dict(untouched)
     wrong: list[str] = []

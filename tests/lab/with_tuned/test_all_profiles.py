@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from the_host import differences, everything
+from guest_host import differences, everything
 
 INTO = Path("/run/of-tuned")
 FOLDERS = ("/usr/lib/tuned/profiles", "/usr/lib/tuned")

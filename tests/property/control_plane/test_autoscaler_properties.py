@@ -47,7 +47,7 @@ def observations(draw: st.DrawFn) -> dict[str, Any]:
         "after": draw(st.sampled_from([1.0, 60.0, 61.0, 300.0, 4000.0])),
         "load": draw(LOADS),
         "age": draw(st.sampled_from([0.0, 10.0, 1000.0])),
-        "pushing": draw(st.sampled_from(["", "", "an update goes on"])),
+        "pushing": draw(st.sampled_from(["", "", "an update is running"])),
         "sick": draw(st.sampled_from([0, 0, 1])),
         "followed": draw(st.booleans()),
     }
@@ -96,7 +96,7 @@ def test_sizes_stay_within_bounds_and_speed_limits(
 
 @pytest.mark.behaviour("AS1")
 @given(policies(), LOADS, st.floats() | st.just(math.nan), st.integers(1, 500))
-def test_a_mad_forecast_never_leaves_the_bounds(
+def test_an_absurd_forecast_never_leaves_the_bounds(
     policy: Autoscale, load: float | None, mad: float, tasks: int
 ) -> None:
     """Holds for any value of the forecast, NaN and infinity included."""

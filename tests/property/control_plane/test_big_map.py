@@ -38,7 +38,7 @@ def test_it_equals_a_dictionary(steps):
     for key in set(plain):
         assert big[key] == plain[key]
     with pytest.raises(KeyError):
-        big["nobody"]
+        big["missing"]
 
 
 def test_its_parts_are_of_about_the_same_size():

@@ -127,7 +127,7 @@ def _lacking(specs, supply) -> int:
 
 @pytest.mark.behaviour("CP7")
 @given(SUPPLY, st.lists(counted(), max_size=4), st.data())
-def test_machines_are_taken_so_that_everybody_else_can_still_come(supply, wanted, data):
+def test_machines_are_taken_so_that_all_other_quotas_can_still_be_met(supply, wanted, data):
     """Any order of allowed takes ends with every quota held in full."""
     specs: dict[str, EntitlementSpec] = {}
     for i, spec in enumerate(wanted):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from faulty_store import LOST, MADE, REFUSED, UNANSWERED, Fate, FaultyStore
+from faulty_store import LOST, MADE, REFUSED, UNANSWERED, FaultyStore, Outcome
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +13,8 @@ from control_plane.store.memory import MemoryStore
 from control_plane.store.outcomes import OUTCOMES, Slots, WriteAttempt
 from wire.errors import Busy, Conflict, UnknownOutcome
 
-fates = st.lists(
-    st.sampled_from((MADE, REFUSED, LOST, UNANSWERED)) | st.builds(Fate, late=st.integers(1, 4)),
+outcomes = st.lists(
+    st.sampled_from((MADE, REFUSED, LOST, UNANSWERED)) | st.builds(Outcome, late=st.integers(1, 4)),
     max_size=25,
 )
 steps = st.lists(st.sampled_from(("put", "same", "delete", "two")), min_size=1, max_size=6)
@@ -62,14 +62,14 @@ async def lane(slots: Slots, name: str, wanted: Sequence[str], model: dict[str, 
 
 
 @pytest.mark.behaviour("F-47", "BUG-CP14")
-@given(fates, st.lists(steps, min_size=1, max_size=3))
-def test_a_report_on_a_lost_write_stays_true(fates, lanes) -> None:
+@given(outcomes, st.lists(steps, min_size=1, max_size=3))
+def test_a_report_on_a_lost_write_stays_true(outcomes, lanes) -> None:
     """The store holds exactly the reported values for made, refused, lost, unanswered and late
     writes.
     """
 
     async def main() -> None:
-        left = iter(fates)
+        left = iter(outcomes)
         async with FaultyStore(MemoryStore(), lambda _: next(left, MADE)) as store:
             model: dict[str, bytes] = {}
             slots = Slots(store, "test")
@@ -91,7 +91,7 @@ async def test_a_write_that_comes_after_the_question_is_refused() -> None:
     """A write that was not visible yet was reported as failed, and then it arrived."""
     async with FaultyStore(MemoryStore(), lambda _: MADE) as store:
         slots = Slots(store, "test")
-        store.fate = lambda operations: Fate(late=5) if operations[0].key == "a" else MADE
+        store.outcome = lambda operations: Outcome(late=5) if operations[0].key == "a" else MADE
         attempt = WriteAttempt(slots, {"a": 0}, [Put("a", b"1")])
         with pytest.raises(UnknownOutcome):
             await attempt.make()

@@ -81,7 +81,7 @@ async def replay(calls, plans, pace) -> tuple[Story, Workers]:
 @example(  # due in the pause after the round that was running at the call
     [(0.0, "wake", "a", 0.0), (0.005, "wake_at", "a", 0.02)], {"a": [(0.02, None)]}, 1, 0.01
 )
-def test_no_news_is_lost_and_no_round_is_for_nothing(calls, plans, limit, gather_s):
+def test_no_change_is_lost_and_no_round_is_unnecessary(calls, plans, limit, gather_s):
     """A round follows each wake and each due time, and each round had a cause."""
     pace = Pace(limit=limit, gather_s=gather_s, retry_s=2.0)
     story, workers = run(replay(calls, plans, pace))

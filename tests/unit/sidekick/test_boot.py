@@ -148,7 +148,7 @@ def test_a_failed_boot_with_a_replaced_argument_is_detected(fake: FakeHost) -> N
     assert fake.processes.ran == []
 
 
-def test_a_reboot_by_hand_clears_the_matter(fake: FakeHost) -> None:
+def test_a_reboot_by_hand_applies_the_pending_command_line(fake: FakeHost) -> None:
     apply(fake, batch(fake), reboot=True)
     fake.boot(ROOT)
     resume(fake)

@@ -173,7 +173,7 @@ def test_a_processor_that_goes_offline_changes_the_wanted_values(bench: Bench) -
 
 @pytest.mark.behaviour("BUG-SK34", "BUG-SK35")
 @pytest.mark.parametrize("change", [Bench.add_disk, lambda b: _offline(b)])
-def test_bug_sk34_the_timers_look_sees_that_the_host_changed(
+def test_bug_sk34_the_timers_check_detects_that_the_host_changed(
     bench: Bench, change: Callable[[Bench], None]
 ) -> None:
     assert bench.run("verify", "--timer") == 0

@@ -177,14 +177,14 @@ def test_an_owner_sets_what_the_parent_profile_allows(tmp_path: Path) -> None:
         web=OWNED,
         good=mine.format("web-team"),
         greedy=greedy.format("web-team"),
-        stranger=mine.format("else"),
+        outsider=mine.format("else"),
         platform=greedy.replace("owner='{}'\n", ""),
         usurper=mine.format("web-team") + "[allow]\nweb-team=['*']\n",
     )
     assert values_of(folder.load("good", FACTS))["net.core.somaxconn"].value == 9
     assert values_of(folder.load("platform", FACTS))["vm.swappiness"].value == 2
     reasons = {}
-    for name in ("greedy", "stranger", "usurper"):
+    for name in ("greedy", "outsider", "usurper"):
         with pytest.raises(ConfigError) as caught:
             folder.load(name, FACTS)
         reasons[name] = [f"{e.field}: {e.reason}" for e in caught.value.errors]
@@ -194,7 +194,7 @@ def test_an_owner_sets_what_the_parent_profile_allows(tmp_path: Path) -> None:
             f"sysctl.vm.swappiness: {may} (greedy:6)",
             f"kernel.cmdline: {may} (greedy:9)",
         ],
-        "stranger": ["sysctl.net.core.somaxconn: else may set nothing (stranger:5)"],
+        "outsider": ["sysctl.net.core.somaxconn: else may set nothing (outsider:5)"],
         "usurper": ["allow: may not be changed by web-team (usurper:6)"],
     }
 

@@ -206,7 +206,7 @@ def test_a_restarting_service_is_restored_without_a_settle_time(fake: FakeHost) 
 
 
 @pytest.mark.parametrize(("kind", "again"), [("simple", True), ("oneshot", False)])
-def test_a_look_reads_the_state_of_a_service_again(fake: FakeHost, kind: str, again: bool) -> None:
+def test_a_check_reads_the_state_of_a_service_again(fake: FakeHost, kind: str, again: bool) -> None:
     host, _ = a_host(fake, a_unit(kind=kind, control_group="/x.slice/a.service"))
     host, kept = watched(host)
     SETTING.read(host, "services.a.service")

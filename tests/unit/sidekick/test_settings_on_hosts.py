@@ -204,7 +204,7 @@ def test_idle_states_are_bounded_by_what_they_cost(fake: RecordedHost) -> None:
 
 
 @pytest.mark.behaviour("HP7")
-def test_the_memcache_shape_of_the_paper(fake: RecordedHost) -> None:
+def test_memcache_hosts_get_the_settings_of_the_paper(fake: RecordedHost) -> None:
     parts = divide(fake.host(), 12, 1)
     assert parts
     assert [len(p) for p in (parts.irqs, parts.busy, parts.workers)] == [12, 1, 23]

@@ -90,7 +90,7 @@ def test_all_that_a_profile_sets_is_seen_when_it_changes(
 
 
 @pytest.mark.behaviour("F-72")
-def test_drift_is_left_to_the_full_look(fake: RecordedHost) -> None:
+def test_drift_is_left_to_the_full_check(fake: RecordedHost) -> None:
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
     fake.fs.write(SWAPPINESS, "77")

@@ -1,4 +1,4 @@
-"""The load of tests/lab/test_2_bus.py ends at once when a part of it fails."""
+"""The load of tests/lab/test_2_dbus_failures.py ends at once when a part of it fails."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_signature_with_one_byte_changed_counts_for_nothing(at: int, change: i
 
 
 @given(st.text(), st.text(max_size=200))
-def test_rubbish_is_no_signature_and_no_error(key: str, signature: str) -> None:
+def test_random_bytes_are_no_signature_and_no_error(key: str, signature: str) -> None:
     assert not signatures.is_signed(key, signature, NAME, DIGEST)
     assert not signatures.is_signed(PUBLIC, signature, NAME, DIGEST)
 

@@ -368,7 +368,7 @@ def test_the_program_reports_a_refusal_in_one_line(
 @pytest.mark.behaviour("BUG-AG38")
 def test_one_process_applies_each_layer_on_request(tree: Path) -> None:
     """One process was started for each layer, which takes longer than unpacking a small layer."""
-    words, requests, output = [], io.BytesIO(b"go on\n"), io.BytesIO()
+    words, requests, output = [], io.BytesIO(b"continue\n"), io.BytesIO()
     for name in ("one", "two", "three"):
         data = files(**{name: name})
         (tree.parent / name).write_bytes(data)

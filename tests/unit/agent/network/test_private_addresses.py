@@ -85,7 +85,7 @@ def test_the_alias_of_a_link_is_enough_to_restore_the_network() -> None:
     )
     assert len(alias_of(plan(SITE, "x" * 63, a_spec(), []))) < 256
     assert read_alias("eth0", "") is None
-    assert read_alias("eth0", "an uplink of somebody else") is None
+    assert read_alias("eth0", "an uplink of the operator") is None
 
 
 def _rules(chain: str, *specs: tuple[str, Network]) -> tuple[Rule, ...]:

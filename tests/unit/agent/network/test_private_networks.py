@@ -47,8 +47,8 @@ async def test_a_restarted_agent_keeps_networks_of_tasks_and_removes_the_rest(
         let_in = Network(mode=NetworkMode.PRIVATE, allow_from=["db"])
         await client.put_task("web", a_spec(network=let_in))
         before = (await running(client, "web")).addresses
-    network.networks["stray"] = TaskNet(
-        task_id="stray", namespace="/n", veth="tw1", address4="100.64.0.9", address6="fd74::9"
+    network.networks["unknown"] = TaskNet(
+        task_id="unknown", namespace="/n", veth="tw1", address4="100.64.0.9", address6="fd74::9"
     )
     network.allowed = None
 
@@ -108,7 +108,7 @@ async def test_a_task_that_starts_before_the_agent_took_over_costs_no_other_its_
     before = Networks(network, lanes, site)
     before.expect({}, [])
     await before.ensure(TaskRecord(task_id="web", spec=specs["web"]))
-    await before.ensure(TaskRecord(task_id="stray", spec=specs["gone"]))
+    await before.ensure(TaskRecord(task_id="unknown", spec=specs["gone"]))
 
     after = Networks(network, lanes, site)
     after.expect(specs, [])

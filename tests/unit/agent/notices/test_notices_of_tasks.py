@@ -217,7 +217,7 @@ async def test_a_call_that_is_given_up_ends(host: FakeHost) -> None:
 
 @asynccontextmanager
 async def delivering(host: FakeHost, tasks: dict[str, TaskRecord]) -> AsyncIterator[None]:
-    """Deliver `TOLD` to these tasks."""
+    """Deliver `NOTICES` to these tasks."""
     lanes = Lanes()
     service = module.TaskNotices(folder(host), lanes)
     await service.put(NOTICES)

@@ -100,7 +100,7 @@ async def test_a_start_asks_once_how_its_unit_is(
         assert calls["find"] == before + 3
 
 
-async def test_an_end_right_after_the_look_of_a_start_is_seen(
+async def test_an_end_right_after_the_check_of_a_start_is_seen(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     systemd, name = host.fake.systemd, unit("one")

@@ -113,7 +113,7 @@ def test_the_next_step_of_a_task_follows_from_its_state(
 
 
 @pytest.mark.parametrize(("task", "host", "state", "action"), TABLE)
-def test_a_decision_made_again_is_the_same_or_rest(
+def test_a_decision_made_again_is_the_same_or_to_wait(
     task: str, host: str, state: S, action: A
 ) -> None:
     there = host != "nothing"

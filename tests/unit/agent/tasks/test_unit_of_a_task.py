@@ -185,7 +185,7 @@ def test_the_key_of_a_unit_is_the_same_in_every_release() -> None:
 
     assert key_of(spec) == "d4210669850c"
     assert key_in(describe_unit("web", spec)) == key_of(spec)
-    assert key_in("somebody else's unit") == ""
+    assert key_in("another program's unit") == ""
 
 
 def test_only_what_the_process_is_made_from_changes_the_key() -> None:

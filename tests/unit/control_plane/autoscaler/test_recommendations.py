@@ -137,16 +137,16 @@ def test_a_stale_measurement_is_none() -> None:
 
 
 def test_nothing_is_taken_during_an_update() -> None:
-    found = of(5.0, tasks=30, pushing="an update to version 4 goes on")
+    found = of(5.0, tasks=30, pushing="an update to version 4 is running")
     assert found.tasks == 30
-    assert found.reason.endswith("kept at 30: not reduced: an update to version 4 goes on")
+    assert found.reason.endswith("kept at 30: not reduced: an update to version 4 is running")
     assert of(50.0, tasks=30, pushing="an update to version 4 failed").tasks == 50
 
 
 def test_nothing_is_taken_by_a_scheduled_maximum_during_an_update() -> None:
     entry = ScheduledBounds(start="00:00", end="23:59", maximum=5)
     policy = a_policy(schedule=[entry], **FREE)
-    assert of(5.0, tasks=30, policy=policy, pushing="an update goes on").tasks == 30
+    assert of(5.0, tasks=30, policy=policy, pushing="an update is running").tasks == 30
     assert of(5.0, tasks=30, policy=policy).tasks == 5
 
 
@@ -205,7 +205,7 @@ def test_a_minimum_wins_over_the_speed_limit() -> None:
 
 
 @pytest.mark.behaviour("AS1")
-def test_a_mad_forecast_is_held_by_the_limits() -> None:
+def test_an_absurd_forecast_is_held_by_the_limits() -> None:
     """The speed limit and the maximum bound the effect of a wrong forecast."""
     for load in (1e30, math.inf, math.nan):
         mad = Forecast(load=load, expected=load)
@@ -250,7 +250,7 @@ def test_cpu_spikes_of_an_update_are_not_load() -> None:
     for minute in range(30):
         sizing.advance(policy, seen(10.0, at=NOON + 60 * minute))
     at = NOON + 1800
-    spike = sizing.advance(policy, seen(40.0, at=at, pushing="an update goes on"))
+    spike = sizing.advance(policy, seen(40.0, at=at, pushing="an update is running"))
     after = sizing.advance(policy, seen(40.0, at=at + SETTLE_S - 1))
     assert spike.tasks <= 13
     assert after.tasks <= 13
@@ -260,7 +260,7 @@ def test_cpu_spikes_of_an_update_are_not_load() -> None:
 
 def test_requests_are_load_during_an_update_too() -> None:
     policy = a_policy(**FREE, signal=LoadSignal.QUERY, query="q")
-    pushed = seen(40.0, pushing="an update goes on")
+    pushed = seen(40.0, pushing="an update is running")
     assert JobSizing().advance(policy, pushed).tasks >= 40
 
 

@@ -108,9 +108,9 @@ def test_jobs_are_placed_apart_or_together_as_their_files_require(tmp_path):
     db = ("db", 1, "requires = ['machine = m1']")
     apart = ("apart", 3, "apart_from = [{ job = 'db', property = 'msb' }]")
     near = ("near", 2, "together_with = [{ job = 'db', property = 'rack' }]")
-    lonely = ("lonely", 1, "together_with = [{ job = 'nobody' }]")
+    lonely = ("lonely", 1, "together_with = [{ job = 'absent' }]")
     _, off, by, alone = planned(tmp_path, db, apart, near, lonely)
     assert set(on(off)) <= {"m2", "g2"}
     assert on(by) == {"m1": 2}
     assert alone["unplaced"]
-    assert "not in the machine of a task of nobody" in "; ".join(alone["reasons"])
+    assert "not in the machine of a task of absent" in "; ".join(alone["reasons"])

@@ -252,7 +252,7 @@ def test_a_task_that_does_not_run_leaves_a_blocked_machine():
 # -- gang
 
 
-def test_all_or_nothing():
+def test_a_gang_gets_all_machines_or_none():
     index = a_region(msbs=2, machines=1)
     made = plan(index, a_request(9, gang=True), NONE)
     assert made.change.is_empty
@@ -261,7 +261,7 @@ def test_all_or_nothing():
     assert allocate(index, a_request(8, gang=True)).unplaced == ()
 
 
-def test_all_or_nothing_takes_no_machine_in_vain():
+def test_a_gang_that_does_not_fit_takes_no_machine():
     index = RegionIndex()
     add(index, "f1 f2", pool=FREE)
     made = plan(index, a_request(9, gang=True), Allowance())
@@ -497,7 +497,7 @@ def test_a_large_job_is_compared_with_its_tasks_in_steps():
     assert len(list(planning(index, a_request(400, "other"), NONE))) == 0
 
 
-def test_a_machine_hopeless_for_one_allocation_may_fit_another():
+def test_a_machine_without_fit_for_one_allocation_may_fit_another():
     """A plan's own claims are not recorded as a machine's lack of room."""
     index = a_region(msbs=1, machines=1)
     assert plan(index, a_request(5), NONE).unplaced == (4,)
@@ -527,8 +527,8 @@ def test_a_new_version_may_have_the_room_that_its_old_one_frees(missed):
     add(index, "small used")
     add(index, "large", machine_type="large", memory_bytes=7 * GIB)
     allocate(index, a_request(1, "web", demand=Demand(int(3.9 * GIB), cpus=3.9)))
-    allocate(index, a_request(1, "beside"))
-    assert where(index, "beside") == {0: "used"}
+    allocate(index, a_request(1, "next"))
+    assert where(index, "next") == {0: "used"}
     assert where(index, "web") == {0: "small"}
     new = Demand(int(3.8 * GIB), cpus=3.8)
     if missed:

@@ -258,7 +258,7 @@ def test_no_bin_gets_more_than_at_most(level, strategy, pool):
     check(index)
 
 
-def test_distinct_hosts():
+def test_distinct_hosts_get_one_task_each():
     index = a_region(msbs=2, machines=3)
     preferences = (by(Property.MACHINE, at_most=1), *DEFAULT)
     made = allocate(index, a_request(8, preferences=preferences))

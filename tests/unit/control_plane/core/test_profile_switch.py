@@ -49,7 +49,7 @@ RECORD = MachineRecord(
         ("web", 9, ProfileState.VERIFIED, True, Step.RAISE),
     ],
 )
-def test_the_next_step(name, generation, state, empty, step):
+def test_the_next_step_of_a_switch_follows_from_its_state(name, generation, state, empty, step):
     seen = ProfileStatus(name=name, generation=generation, state=state)
     assert next_step(RECORD, seen, empty=empty).step is step
 

@@ -454,23 +454,23 @@ def test_a_pool_counts_its_machines_by_type_and_rru():
 # -- searches in vain
 
 
-def hopeless(index: RegionIndex, demand: Demand = BIG) -> bool:
+def excluded(index: RegionIndex, demand: Demand = BIG) -> bool:
     return all(b.is_no_fit(demand) for b in index.pool(POOL).buckets.values())
 
 
 def test_a_search_in_vain_is_not_done_again_until_something_changes():
     index = a_region(msbs=2, machines=2)
     allocate(index, a_request(8, demand=Demand(2 * GIB, cpus=0.1)))
-    assert not hopeless(index)
+    assert not excluded(index)
     plan(index, a_request(1, "big", demand=BIG), Allowance(machines=0))
-    assert hopeless(index)
-    assert not hopeless(index, TASK)
+    assert excluded(index)
+    assert not excluded(index, TASK)
     settle(index, plan(index, a_request(3, demand=Demand(2 * GIB, cpus=0.1)), Allowance()))
-    assert not hopeless(index)
+    assert not excluded(index)
     assert plan(index, a_request(1, "big", demand=BIG), Allowance(machines=0)).unplaced == ()
 
 
-def test_machines_that_moved_during_a_search_are_not_called_hopeless():
+def test_machines_that_moved_during_a_search_are_not_excluded_from_later_ones():
     """A search may miss a machine that moves to a space class that it has searched already."""
     index = a_region(msbs=1, machines=2)
     bucket = next(iter(index.pool(POOL).buckets.values()))

@@ -46,14 +46,14 @@ async def test_the_first_hosts_that_answer_are_no_majority() -> None:
     followed: set[str] = {"a"}
     found = RestoredHosts(followed)
     waiting = asyncio.ensure_future(found.wait())
-    found.refused("a", "told more")
+    found.refused("a", "newer term")
     followed |= {"b", "c"}
     found.all_are_asked = True
     found.look()
     await asyncio.sleep(0)
     assert not waiting.done()
-    assert "1 of 3 hosts know (a: told more)" in found.words()
-    found.refused("b", "told more")
+    assert "1 of 3 hosts know (a: newer term)" in found.words()
+    found.refused("b", "newer term")
     with pytest.raises(ConfigError, match="2 of 3 hosts know"):
         await waiting
     found.answered("a")
@@ -68,11 +68,11 @@ async def test_hosts_that_stay_silent_are_not_waited_for(monkeypatch: pytest.Mon
     found = RestoredHosts({"a", "b", "c"})
     found.all_are_asked = True
     found.answered("a")
-    found.refused("b", "told more")
+    found.refused("b", "newer term")
     waiting = asyncio.ensure_future(found.wait())
     await asyncio.sleep(0.05)
     assert not waiting.done(), "one of two"
-    found.refused("a", "told more")
+    found.refused("a", "newer term")
     with pytest.raises(ConfigError, match="2 of 3 hosts know"):
         await waiting
 

@@ -61,7 +61,7 @@ class World:
     async def _ask(self, _machine: str) -> Presence:
         self.happens()
         if self.there is None:
-            raise Unreachable("nobody")
+            raise Unreachable("no host")
         return self.there.presence()
 
     async def _record(self, duplicate: Duplicate) -> None:

@@ -64,7 +64,7 @@ def test_only_the_configuration_revokes_rights_that_it_gives() -> None:
         with pytest.raises(Conflict, match="an operator by the configuration"):
             await people.revoke("user:root")
         with pytest.raises(NotFound):
-            await people.revoke("user:nobody")
+            await people.revoke("user:unknown")
 
     on_a_store(work)
 

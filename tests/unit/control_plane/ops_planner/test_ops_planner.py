@@ -405,7 +405,7 @@ async def test_contradictory_input_is_refused_and_changes_nothing(w: World):
     with pytest.raises(Conflict, match="there is already a plan 'p'"):
         await maintenance.accept("p", a_request(despite=True), "ann")
     with pytest.raises(NotFound, match="in no active wave"):
-        await maintenance.report("p", ["nobody"])
+        await maintenance.report("p", ["unknown"])
     await maintenance.cancel("p")
     with pytest.raises(Conflict, match="is already cancelled"):
         await maintenance.cancel("p")

@@ -112,7 +112,7 @@ def test_how_it_is_known_that_work_is_over(wanted, ends):
     assert how_it_ends(a_wanted(**wanted)) is ends
 
 
-def test_a_machine_that_booted_again_and_answers_is_done_with():
+def test_work_on_a_machine_is_over_once_it_booted_again_and_answers():
     plan = a_plan(deadline_s=600.0, duration_s=600.0)
     wave = a_wave("m1", "m2", boots={"m1": "old", "m2": "old"})
     hosts = {"m1": SeenHost(True, True, boot="new"), "m2": SeenHost(True, True, boot="old")}

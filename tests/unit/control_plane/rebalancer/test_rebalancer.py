@@ -147,7 +147,7 @@ def test_nothing_begins_while_the_region_is_unwell() -> None:
     in_region(body)
 
 
-def test_a_task_that_moved_rests() -> None:
+def test_a_task_that_moved_is_not_moved_again_soon() -> None:
     """A task moves at most once in `rest_s`, also across a restart of the control plane."""
 
     async def main() -> None:
@@ -169,7 +169,7 @@ def test_a_task_that_moved_rests() -> None:
     run(main())
 
 
-def test_it_comes_to_rest() -> None:
+def test_moves_end_once_nothing_improves() -> None:
     """There is no oscillation: once no gain is left, nothing moves any more."""
 
     async def body(w: Rebalanced) -> None:
@@ -218,7 +218,7 @@ def test_jobs_with_neighbours_or_volumes_that_stay_are_left_alone() -> None:
         await w.stable("db")
         await w.stable("shy")
 
-        assert [planner.terms(job) for job in ("db", "shy", "web", "nobody")] == [None] * 4
+        assert [planner.terms(job) for job in ("db", "shy", "web", "unknown")] == [None] * 4
 
     in_region(body, mode=RebalanceMode.OFF)
 

@@ -118,7 +118,7 @@ def test_a_key_that_is_forgotten_in_the_queue_has_no_round():
     assert run(main()) == ["a", "c"]
 
 
-def test_news_after_the_end_begin_nothing():
+def test_changes_after_the_end_begin_nothing():
     async def main() -> None:
         async def work(key: str) -> None:
             raise AssertionError(key)

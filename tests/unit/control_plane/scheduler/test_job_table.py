@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from faulty_store import LOST, MADE, UNANSWERED, Fate, FaultyStore
+from faulty_store import LOST, MADE, UNANSWERED, FaultyStore, Outcome
 from msgspec.structs import replace
 
 from agent.api import Health, TaskState
@@ -172,16 +172,16 @@ async def test_a_record_of_the_release_before_is_split_once() -> None:
         assert len(store.writes) == written
 
 
-@pytest.mark.parametrize("fate", [UNANSWERED, LOST])
-async def test_a_split_whose_answer_is_lost_is_read_back(fate: Fate) -> None:
+@pytest.mark.parametrize("outcome", [UNANSWERED, LOST])
+async def test_a_split_whose_answer_is_lost_is_read_back(outcome: Outcome) -> None:
     """A start failed, or continued with guessed revisions."""
     async with MemoryStore() as inner:
         record = a_record(300)
         await inner.txn({}, [of_schema_1(record)])
-        fates = [fate]
-        store = FaultyStore(inner, lambda _: fates.pop() if fates else MADE)
+        outcomes = [outcome]
+        store = FaultyStore(inner, lambda _: outcomes.pop() if outcomes else MADE)
         table = JobTable(store)
-        if fate is UNANSWERED:
+        if outcome is UNANSWERED:
             await table.load()
             assert table.get("web") == record
             await table.update("web", lambda r: replace(r, generation=1_000))  # no conflict

@@ -94,7 +94,7 @@ def on(w: World, machine: str) -> list[int]:
 
 @pytest.mark.behaviour("SC3", "SC9", "HC1", "HC10", "HC11")
 @scenario()
-async def test_a_machine_fails(w: World):
+async def test_the_order_of_events_when_a_machine_fails(w: World):
     """Order: event, unlisted, requested, acknowledged, placed elsewhere, started, listed."""
     await w.deployed(a_job(6, controller=REF, update=UpdatePolicy(max_unavailable=2)))
     counts = w.cp.allocations[0].counts

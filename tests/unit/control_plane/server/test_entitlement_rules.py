@@ -36,7 +36,9 @@ from wire.routes import decode_json
         ),
     ],
 )
-def test_relations_between_fields(document: dict[str, Any], fields: set[str]) -> None:
+def test_violated_relations_between_fields_are_reported(
+    document: dict[str, Any], fields: set[str]
+) -> None:
     assert {e.field for e in entitlement_relations(document)} == fields
     inner = {e.field for e in change_relations({"spec": document})}
     assert inner == {f"spec.{field}" for field in fields}

@@ -38,7 +38,7 @@ _under_way: set[asyncio.Task[int]] = set()
 """Submitted writes. A thread carries them out, even if their callers have ended."""
 
 
-class Fate:
+class Crash:
     """Counts the writes of all stores of a process, and ends the process at one of them."""
 
     def __init__(self) -> None:
@@ -55,11 +55,11 @@ class Fate:
                 self.decisions[decision.transaction] = decision
 
 
-class FatedStore:
+class CrashingStore:
     """A store that ends with its process; writes of a dead process never return."""
 
-    def __init__(self, inner: Store, fate: Fate) -> None:
-        self._inner, self._fate = inner, fate
+    def __init__(self, inner: Store, crash: Crash) -> None:
+        self._inner, self._crash = inner, crash
         self.fails: list[Exception] = []
         """Errors that the next writes raise before they write anything …"""
         self.fails_after: list[Exception] = []
@@ -79,10 +79,10 @@ class FatedStore:
         return await self._inner.get(key)
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
-        fate = self._fate
-        fate.writes += 1
-        dies = fate.writes == fate.die_at
-        if fate.dead.is_set() or (dies and not fate.after):
+        crash = self._crash
+        crash.writes += 1
+        dies = crash.writes == crash.die_at
+        if crash.dead.is_set() or (dies and not crash.after):
             return await self._forever()
         if self.hangs:
             await asyncio.Event().wait()
@@ -100,18 +100,18 @@ class FatedStore:
 
     async def _write(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
         revision = await self._inner.txn(compare, operations)
-        self._fate.note(operations)
+        self._crash.note(operations)
         return revision
 
     async def _forever(self) -> int:
-        self._fate.dead.set()
+        self._crash.dead.set()
         return await asyncio.get_running_loop().create_future()
 
 
 class Process:
     """One life of an allocator and the brokers; everything in memory is lost at its end."""
 
-    def __init__(self, stores: Mapping[str, FatedStore], own: str = OWN, now: float = 1000.0):
+    def __init__(self, stores: Mapping[str, CrashingStore], own: str = OWN, now: float = 1000.0):
         self.now = now
         self.stores = stores
         self.store = stores[own]
@@ -224,7 +224,7 @@ class Region:
         self._folder = folder
         self._memory: dict[str, MemoryStore] = {}
         self._machines = machines
-        self.fate = Fate()
+        self.crash = Crash()
 
     def _store(self, name: str) -> Store:
         if self._folder is not None:
@@ -238,7 +238,7 @@ class Region:
             stores = {}
             for name in (*SITES, OWN, *more):
                 inner = await stack.enter_async_context(self._store(name))
-                stores[name] = FatedStore(inner, self.fate)
+                stores[name] = CrashingStore(inner, self.crash)
             process = await Process(stores).start()
             if not process.index.machines:
                 await process.brokers.add(self._inventory())

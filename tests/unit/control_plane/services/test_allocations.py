@@ -125,23 +125,23 @@ STORY = [first, exchange, two_at_once, leave]
 
 async def live_and_die(region: Region, die_at: int, *, after: bool) -> bool:
     """Return whether the story ended before the death."""
-    fate = region.fate
+    crash = region.crash
     async with region.process() as p:
-        fate.die_at, fate.after = fate.writes + die_at, after
+        crash.die_at, crash.after = crash.writes + die_at, after
 
         async def story() -> None:
             for step in STORY:
                 await step(p)
 
         work = asyncio.create_task(story())
-        death = asyncio.create_task(fate.dead.wait())
+        death = asyncio.create_task(crash.dead.wait())
         await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
         alive = work.done()
         if alive:
             await work
         await settle_all()
-        fate.die_at = 0
-        fate.dead = asyncio.Event()
+        crash.die_at = 0
+        crash.dead = asyncio.Event()
     return alive
 
 
@@ -157,7 +157,7 @@ async def test_a_crash_at_any_write_of_any_store_leaves_nothing_half_done(
         folder = tmp_path / str(die_at)
         region = Region(folder if engine == "sqlite" else None)
         ended = await live_and_die(region, die_at, after=after)
-        decided = {name for d in region.fate.decisions.values() for name in d.machines}
+        decided = {name for d in region.crash.decisions.values() for name in d.machines}
         async with region.process() as p:
             assert set(p.held()) == decided
             await p.check()
@@ -172,20 +172,20 @@ async def test_a_crash_at_any_write_of_any_store_leaves_nothing_half_done(
 async def test_a_crash_while_recovering_is_recovered_from():
     for die_at in range(1, 5):
         region = Region(None)
-        fate = region.fate
+        crash = region.crash
         async with region.process() as p:
-            fate.die_at, fate.after = fate.writes + 4, True  # decided; no broker was notified
+            crash.die_at, crash.after = crash.writes + 4, True  # decided; no broker was notified
             work = asyncio.create_task(first(p))
-            await fate.dead.wait()
+            await crash.dead.wait()
             work.cancel()
             await settle_all()
-        assert len(fate.decisions) == 1
-        fate.die_at, fate.dead = fate.writes + die_at, asyncio.Event()
+        assert len(crash.decisions) == 1
+        crash.die_at, crash.dead = crash.writes + die_at, asyncio.Event()
         again = asyncio.create_task(one_life(region))
-        death = asyncio.create_task(fate.dead.wait())
+        death = asyncio.create_task(crash.dead.wait())
         await asyncio.wait([again, death], return_when=asyncio.FIRST_COMPLETED)
         await settle_all()
-        fate.die_at, fate.dead = 0, asyncio.Event()
+        crash.die_at, crash.dead = 0, asyncio.Event()
         async with region.process() as p:
             assert len(p.held()) == 6 == len(p.where())
             await p.check()
@@ -205,7 +205,7 @@ async def test_the_second_phase_is_repeated_until_a_broker_answers(small: Region
     async with small.process() as p:
         work = asyncio.create_task(first(p))
         broken = p.brokers.at("dc2").table.store
-        while not small.fate.decisions:
+        while not small.crash.decisions:
             await asyncio.sleep(0)
         broken.fails = [Busy("the store cannot be used"), *[OSError("I/O error")] * 1000]
         got = await work
@@ -386,7 +386,7 @@ async def is_taken(p, name: str) -> None:
 
 
 async def is_promised(p, name: str) -> None:
-    await p.brokers.prepare("somebody:1-1", {name: Take("others", "web")})
+    await p.brokers.prepare("other:1-1", {name: Take("others", "web")})
 
 
 async def is_planned_away(p, name: str) -> None:
@@ -648,12 +648,12 @@ async def test_an_entitlement_moves_to_another_allocator_while_its_tasks_stay(re
 
 @pytest.mark.behaviour("RB12")
 async def test_an_allocator_leaves_the_transactions_of_another_alone(small: Region):
-    fate = small.fate
+    crash = small.crash
     async with small.process("second") as p:
-        fate.die_at = fate.writes + 4  # held at all brokers, not decided
+        crash.die_at = crash.writes + 4  # held at all brokers, not decided
         work = asyncio.create_task(first(p))
-        await fate.dead.wait()
-        fate.dead = asyncio.Event()
+        await crash.dead.wait()
+        crash.dead = asyncio.Event()
         q = p.with_own("second")
         await q.recover()
         assert len(p.brokers.in_doubt()) == 1

@@ -173,13 +173,13 @@ class Mortal:
 async def test_a_start_that_ends_at_any_write_does_not_block_the_next(
     s: Stores, write: int, after: bool
 ) -> None:
-    fate = Mortal(write, after)
+    outcome = Mortal(write, after)
     own = {
-        dc: OwnStore(fate.around(s.others[name]), f"/{name}")
+        dc: OwnStore(outcome.around(s.others[name]), f"/{name}")
         for dc, name in (("dc1", "a"), ("dc2", "b"))
     }
     with pytest.raises(Dies):  # the identity; the owner and the note of each store
-        await claim(fate.around(s.main), own)
+        await claim(outcome.around(s.main), own)
     assert await s.start(dc1="a", dc2="b") == []
     await s.add("dc1-m1", dc1="a", dc2="b")
     assert await s.start(dc1="a", dc2="b") == ["dc1-m1"]

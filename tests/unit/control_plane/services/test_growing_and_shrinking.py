@@ -456,7 +456,7 @@ async def test_a_data_center_is_emptied_and_its_owners_do_nothing(w: World):
 
 @pytest.mark.behaviour("AL8", "AL9")
 @on(region_of(*(f"dc{1 + n % 2}/msb{n % 4}" for n in range(16))))
-async def test_the_loss_of_an_msb(w: World):
+async def test_tasks_of_a_lost_msb_run_elsewhere(w: World):
     await entitle(w, "front", 16)
     await deploy(w, job("a", 12))
     per_msb = Counter(w.region.machines[m].location.msb for m in hosts(w, "a").values())

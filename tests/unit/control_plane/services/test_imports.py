@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from faulty_store import MADE, REFUSED, UNANSWERED, Fate, FaultyStore
+from faulty_store import MADE, REFUSED, UNANSWERED, FaultyStore, Outcome
 from inventory import a_machine, loaded
 
 from agent.api import Location
@@ -28,17 +28,17 @@ class Killed(BaseException):
     """The process ended."""
 
 
-def killed_after(transactions: int) -> Callable[[Sequence[Operation]], Fate]:
+def killed_after(transactions: int) -> Callable[[Sequence[Operation]], Outcome]:
     left = transactions
 
-    def fate(_: Sequence[Operation]) -> Fate:
+    def outcome(_: Sequence[Operation]) -> Outcome:
         nonlocal left
         left -= 1
         if left < 0:
             raise Killed
         return MADE
 
-    return fate
+    return outcome
 
 
 def listed(name: str, datacenter: str, cluster: str = "c1") -> InventoryMachine:
@@ -94,12 +94,12 @@ def engines(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Engi
 
 
 @asynccontextmanager
-async def started(engines: Engines, fate=lambda _: MADE) -> AsyncIterator[Brokers]:
-    """Open the stores and load the brokers, as a process does; `fate` applies after that."""
+async def started(engines: Engines, outcome=lambda _: MADE) -> AsyncIterator[Brokers]:
+    """Open the stores and load the brokers, as a process does; `outcome` applies after that."""
     main, dc2 = (FaultyStore(store) for store in engines())
     async with main, dc2:
         brokers = await loaded(main, {"dc2": dc2})
-        main.fate = dc2.fate = fate
+        main.outcome = dc2.outcome = outcome
         yield brokers
 
 
@@ -178,7 +178,7 @@ async def test_a_start_that_ends_while_it_finishes_a_list_is_followed_by_another
 async def test_a_failure_before_the_decision_changes_nothing(engines) -> None:
     """Writes before the failure stayed."""
 
-    def refuses_decisions(operations: Sequence[Operation]) -> Fate:
+    def refuses_decisions(operations: Sequence[Operation]) -> Outcome:
         decides = any(o.key.startswith("import-decisions/") for o in operations)
         return REFUSED if decides and isinstance(operations[0], Put) else MADE
 
@@ -196,7 +196,7 @@ async def test_a_failure_before_the_decision_changes_nothing(engines) -> None:
 async def test_a_decision_with_a_lost_answer_is_read_back(engines) -> None:
     """The decision counts if it was made."""
 
-    def loses_answers(operations: Sequence[Operation]) -> Fate:
+    def loses_answers(operations: Sequence[Operation]) -> Outcome:
         return UNANSWERED if operations[0].key.startswith("import-decisions/") else MADE
 
     stores = engines()
@@ -211,12 +211,12 @@ async def test_a_list_with_failing_stores_after_the_decision_is_finished_later(e
     """The answer reports it; other data centers do not wait."""
     fails = True
 
-    def fate(operations: Sequence[Operation]) -> Fate:
+    def outcome(operations: Sequence[Operation]) -> Outcome:
         return REFUSED if fails and operations[0].key.startswith("machines/dc2/") else MADE
 
     stores = engines()
     await set_up(stores)
-    async with started(stores, fate) as brokers:
+    async with started(stores, outcome) as brokers:
         result = await brokers.import_machines(the_list())
         assert (result.added, result.updated, result.pending) == (NEW, 2, True)
         assert "n000" in list(brokers.table)
@@ -259,12 +259,12 @@ async def test_a_machine_that_is_taken_after_the_decision_stays_in_its_place(eng
     """Placements rely on its place. All other fields follow the list."""
     fails = True
 
-    def fate(operations: Sequence[Operation]) -> Fate:
+    def outcome(operations: Sequence[Operation]) -> Outcome:
         return REFUSED if fails and operations[0].key.startswith("machines/dc2/") else MADE
 
     stores = engines()
     await set_up(stores)
-    async with started(stores, fate) as brokers:
+    async with started(stores, outcome) as brokers:
         assert (await brokers.import_machines(the_list())).pending
         revision = brokers.table.revision("moves")
         await brokers.of("moves").assign("moves", "online", "web", revision=revision)

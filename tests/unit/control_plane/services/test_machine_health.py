@@ -185,19 +185,19 @@ def test_a_full_disk_ends_neither_the_process_nor_the_patience():
 
     async def body(w: World) -> None:
         await w.deployed()
-        store.fate = lambda _: REFUSED
+        store.outcome = lambda _: REFUSED
         w.region.machines["m1"].power_off()
         await asyncio.sleep(120)
         assert (await w.cp.ready()).ok
         assert await down(w) == []
-        store.fate = lambda _: MADE
+        store.outcome = lambda _: MADE
         await w.until(lambda: is_state(w, "m1", MachineState.DOWN), within_s=30)
         await w.stable()
-        store.fate = lambda _: REFUSED
+        store.outcome = lambda _: REFUSED
         w.region.machines["m1"].power_on()
         await asyncio.sleep(60)
         assert await down(w) == ["m1"]
-        store.fate = lambda _: MADE
+        store.outcome = lambda _: MADE
         await w.until(lambda: is_state(w, "m1", MachineState.UP), within_s=30)
 
     live(a_region(), body, store)

@@ -197,8 +197,8 @@ async def test_machines_are_drained_lent_revoked_and_removed() -> None:
         world.tasks["m2"] = ["web-0"]
         with pytest.raises(Conflict, match="still runs tasks"):
             await world.service.lend(Lend(machine="m2", borrower="batch"))
-        with pytest.raises(NotFound, match="no entitlement 'nobody'"):
-            await world.service.lend(Lend(machine="m1", borrower="nobody"))
+        with pytest.raises(NotFound, match="no entitlement 'unknown'"):
+            await world.service.lend(Lend(machine="m1", borrower="unknown"))
         lent = await world.service.lend(Lend(machine="m1", borrower="batch"))
         assert (lent.entitlement, lent.profile_wanted) == ("batch", "offline")
         revoked = await world.service.revoke(Revoke(machines=["m1"], return_within_s=30.0))

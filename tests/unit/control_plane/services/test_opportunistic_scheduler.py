@@ -559,7 +559,7 @@ async def test_a_job_file_is_handed_in_as_it_is_written(tmp_path: Path) -> None:
     """The file is sent through the socket; times and sizes have units, as in `job apply`."""
     config = OptimusConfig(
         entitlement="batch",
-        endpoint=f"unix:{tmp_path}/nobody",
+        endpoint=f"unix:{tmp_path}/missing",
         state=f"{tmp_path}/state",
         socket=f"{tmp_path}/socket",
     )

@@ -46,10 +46,10 @@ def test_an_unavailable_shard_is_named_first_and_a_drained_one_is_not() -> None:
 
 
 def test_held_back_work_a_slow_store_and_a_late_follower_are_named() -> None:
-    slow = ProcessStatus(role="shard-1", detail="a store was put back", write_p50_s=0.7, lag=5000)
+    slow = ProcessStatus(role="shard-1", detail="a store was restored", write_p50_s=0.7, lag=5000)
     problems = problems_of([CORE, slow], [ShardLoad(shard=1, moving=["e1"])], {}, [], 0)
     assert problems == [
-        "shard-1: a store was put back",
+        "shard-1: a store was restored",
         "shard-1: the store takes 0.7 s for a write (P50)",
         "shard-1: is 5000 revisions behind the store",
         "entitlement e1 is moving to another shard",

@@ -124,7 +124,7 @@ async def test_labels_are_given_to_all_machines_or_to_none():
         ({}, {}),
     ],
 )
-def test_labels_of_a_list(cell, labels):
+def test_labels_of_a_machine_list_are_stored(cell, labels):
     assert read_labels(cell) == labels
 
 
@@ -141,6 +141,6 @@ def test_labels_of_a_list(cell, labels):
         (" ".join(f"l{i}=x" for i in range(33)), "at most 32"),
     ],
 )
-def test_labels_of_a_list_that_are_refused(cell, why):
+def test_invalid_labels_of_a_machine_list_are_refused(cell, why):
     with pytest.raises(ValueError, match=why):
         read_labels(cell)

@@ -195,7 +195,7 @@ def test_a_job_lives_in_one_shard() -> None:
             with pytest.raises(NotFound, match="there is no shard 3"):
                 await w.cp.shards.move("e1", 3)
             with pytest.raises(NotFound, match="there is no entitlement"):
-                await w.cp.shards.move("nobody", 1)
+                await w.cp.shards.move("unknown", 1)
             await w.cp.shards.move("e1", 0)
             await w.cp.move_job("job-e0", "e1")
             with pytest.raises(Conflict, match="is moving between it and e1"):

@@ -124,7 +124,7 @@ async def test_the_log_of_a_task_that_does_not_exist_is_not_streamed() -> None:
 
 @pytest.mark.behaviour("BUG-UX157")
 async def test_a_task_is_found_by_any_form_of_its_index() -> None:
-    """Regression: the page of task 01 said that the task has no processes."""
+    """Regression: the page of task 01 showed that the task has no processes."""
     async with opened(Gone()) as client:
         pages = [await (await client.get(f"/ui/jobs/web/tasks/{n}")).text() for n in ("1", "01")]
     assert ["<dt>Health" in page for page in pages] == [True, True]

@@ -37,7 +37,7 @@ class FrontEndStub:
     def authorize(self, _: web.Request, route: Route) -> Peer:
         if route.needs is not Needs.VIEWER and not self.operator:
             raise Forbidden("a viewer may not")
-        return Peer("operator", "somebody")
+        return Peer("operator", "ann")
 
     def check(self, _: Call) -> None:
         pass

@@ -212,7 +212,7 @@ def test_no_request_makes_a_500(real: Real, request_: tuple[str, str, bytes]) ->
     ],
 )
 def test_a_hostile_body_is_refused(real: Real, body: bytes, status: int) -> None:
-    """How the work grows with a body is in attack/test_growth_of_handling.py."""
+    """How the work grows with a body is in attack/test_handler_complexity.py."""
     found, answer = real.send("PUT", "/v1/jobs/web", body)
     assert found == status, answer
 

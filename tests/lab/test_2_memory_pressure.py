@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.one_guest import OneGuest
-from tests.lab.test_2_kept_memory import image
+from tests.lab.test_2_memory_protection import image
 
 pytestmark = pytest.mark.long
 MIB = 1 << 20

@@ -83,7 +83,7 @@ class Day:
         }
         self.down: set[str] = set()
         self.settled_asks = self.settled_misses = 0
-        """Requests of jobs that have all their machines, none of which changed; these need no
+        """Requests of jobs that have all their machines, with unchanged machines; these need no
         computation.
         """
         self.replaced = 0

@@ -82,7 +82,7 @@ def test_each_task_gets_the_machine_that_a_whole_search_finds(machines, jobs, wa
         Search.first_empty = first_empty  # type: ignore[method-assign]
 
 
-def test_the_short_way_is_taken(mocker: MockerFixture):
+def test_the_fast_path_is_taken(mocker: MockerFixture):
     """Shows that the property test above exercises the fast path."""
     machines = [(f"r{n % 4 + 1}", SIZES[0], "e1") for n in range(24)]
     short = mocker.spy(Search, "first_empty")

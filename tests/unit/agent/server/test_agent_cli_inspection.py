@@ -22,7 +22,7 @@ def _called(host: FakeHost, program: str) -> tuple[str, ...]:
 
 
 @pytest.mark.behaviour("AG10")
-def test_the_words_of_the_run_before_are_found(host: FakeHost, run: Run) -> None:
+def test_the_output_of_the_previous_run_is_found(host: FakeHost, run: Run) -> None:
     """After a restart `--previous` shows the run that ended, not the current one."""
     run("run", "web", f"--image={IMAGE}", "--", "/bin/server", host=host)
     first = host.fake.systemd.find(unit("web"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.the_lab import Failed, TheLab
+from tests.lab.lab_client import Failed, LabClient
 from vm_lab.image.programs import build_program
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]
@@ -49,7 +49,7 @@ ETCD = [
 class Client:
     """Runs programs of an image against one of its tasks, in the lab's network."""
 
-    lab: TheLab
+    lab: LabClient
     root: Path
     host: str
     port: int
@@ -114,7 +114,7 @@ def unpacked(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path,
 @pytest.mark.behaviour("AG1")
 @pytest.mark.parametrize("unpacked", USES, indirect=True)
 def test_a_program_of_debian_serves_its_own_client(
-    the_lab: TheLab, entitlement: str, unpacked: tuple[str, Path, Path], tmp_path: Path
+    the_lab: LabClient, entitlement: str, unpacked: tuple[str, Path, Path], tmp_path: Path
 ) -> None:
     """Real servers run under the default hardening."""
     name, tar, root = unpacked
@@ -131,6 +131,6 @@ def test_a_program_of_debian_serves_its_own_client(
     the_lab.run("twinectl", "job", "stop", name, "--wait")
 
 
-def endpoints(lab: TheLab, name: str) -> list[dict[str, Any]]:
+def endpoints(lab: LabClient, name: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = lab.ctl("job", "endpoints", name)["endpoints"]
     return found

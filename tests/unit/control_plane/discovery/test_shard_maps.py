@@ -28,10 +28,10 @@ async def test_a_shard_is_answered_for_by_its_tasks_in_their_order(w: World):
     """A shard's tasks are listed in the order of the map. Other tasks of the job are left out."""
     await w.deployed(a_job(3))
     discovery = w.cp.discovery
-    view = await discovery.put_shards("web", {"a": [2, 0], "b": [1], "nobody": []})
-    assert view.shards == {"a": [2, 0], "b": [1], "nobody": []}
+    view = await discovery.put_shards("web", {"a": [2, 0], "b": [1], "none": []})
+    assert view.shards == {"a": [2, 0], "b": [1], "none": []}
     assert tasks(await discovery.shard("web", "a", 0, 0)) == ["web-2", "web-0"]
-    assert tasks(await discovery.shard("web", "nobody", 0, 0)) == []
+    assert tasks(await discovery.shard("web", "none", 0, 0)) == []
     with pytest.raises(NotFound, match="has no shard c"):
         await discovery.shard("web", "c", 0, 0)
 

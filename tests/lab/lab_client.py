@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.at_rest import uneven, unsettled, unusable
+from tests.lab.quiescence import uneven, unsettled, unusable
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -37,7 +37,7 @@ class Failed(AssertionError):
         self.stderr = done.stderr
 
 
-class TheLab:
+class LabClient:
     """The commands of an operator."""
 
     machines = ("m1", "m2", "m3")

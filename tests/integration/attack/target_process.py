@@ -33,7 +33,7 @@ SETTLES_S = 90
 READY = Route("readyz", "GET", "/readyz")
 
 
-class Face:
+class Target:
     """A control plane or an agent."""
 
     def __init__(self, kind: str, folder: Path) -> None:
@@ -45,7 +45,7 @@ class Face:
                 CertificateSubject("host", "vm1", (USER,)), "https://x"
             )
             tls.save(held, folder / "state/identity/identity.json")
-            program = [str(here / "an_agent.py"), str(folder), f"{USER}:0"]
+            program = [str(here / "agent_process.py"), str(folder), f"{USER}:0"]
             self.name = "/host/vm1"
         else:
             program = ["-m", "control_plane.daemon", "serve", "--state", str(folder / "state")]
@@ -141,14 +141,14 @@ class Face:
 
 
 @contextmanager
-def running(kind: str, folder: Path) -> Iterator[Face]:
+def running(kind: str, folder: Path) -> Iterator[Target]:
     """Run a program during the block."""
     (folder / "state").mkdir(parents=True)
-    face = Face(kind, folder)
+    target = Target(kind, folder)
     try:
-        yield face
+        yield target
     finally:
-        face.end()
+        target.end()
 
 
 def _few_descriptors() -> None:

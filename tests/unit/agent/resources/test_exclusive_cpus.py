@@ -157,7 +157,7 @@ def test_conflicting_settings_are_reported() -> None:
     assert contradiction(Resources(cpus=[1]), 8.0) is None
 
 
-def test_a_task_with_its_own_cpus_is_in_a_sibling_slice() -> None:
+def test_a_task_with_exclusive_cpus_is_in_a_sibling_slice() -> None:
     one, other = a_spec(entitlement="web-a"), a_spec(entitlement="web-a", resources=own(2))
 
     assert slice_for(one) == r"workload-web\x2da.slice"
@@ -176,7 +176,7 @@ def test_only_the_first_and_the_last_exclusive_cpu_need_another_unit() -> None:
     assert key_of(a_spec(resources=Resources(io_weight=3))) == key_of(a_spec())
 
 
-def test_own_cpus_are_reported_once_the_kernel_confirms_them() -> None:
+def test_exclusive_cpus_are_reported_once_the_kernel_confirms_them() -> None:
     spec = a_spec(resources=own(2))
     task = a_record(spec=spec, own_cpus=[2, 3], state=TaskState.STARTING)
     begun = decide(task, seen(), NOW)

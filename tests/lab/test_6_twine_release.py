@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.the_lab import NAME, TheLab
+from tests.lab.lab_client import NAME, LabClient
 from vm_lab.release_demo import BROKEN, MACHINES, NEW, ReleaseDemo
 
 pytestmark = [pytest.mark.long, pytest.mark.behaviour("CV3", "AV15")]
 
 
 @pytest.fixture
-def releases(web: TheLab) -> Iterator[ReleaseDemo]:
+def releases(web: LabClient) -> Iterator[ReleaseDemo]:
     demo = ReleaseDemo(NAME)
     try:
         demo.begin()

@@ -2,7 +2,7 @@
 
 Bodies are made from the types in the route tables. Each is valid and has one large field, and the
 program has the objects that they name. Decoding and refusing are tested in
-tests/unit/request_limits/test_growth_of_work.py, parameters in test_long_parameters.py.
+tests/unit/request_limits/test_request_complexity.py, parameters in test_long_parameters.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from control_plane.client import ControlPlaneClient
 from wire.routes import Route
 
 from .bodies import LARGE, Maker
-from .face import SETTLES_S, Face, running
+from .target_process import SETTLES_S, Target, running
 from .test_long_parameters import SMALL_S, worked_s
 
 TIMES = 2
@@ -79,36 +79,36 @@ def rows(count: int) -> bytes:
 @pytest.fixture(scope="module", params=["control plane", "agent"])
 def prepared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Face]:
+) -> Iterator[Target]:
     """A program that has the objects that the bodies name."""
-    with running(request.param, tmp_path_factory.mktemp("growth")) as face:
-        asyncio.run(_prepare(face))
-        yield face
+    with running(request.param, tmp_path_factory.mktemp("growth")) as target:
+        asyncio.run(_prepare(target))
+        yield target
 
 
-async def _prepare(face: Face) -> None:
+async def _prepare(target: Target) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield IMAGE
 
-    at = f"unix:{face.socket}"
-    if face.kind == "agent":
+    at = f"unix:{target.socket}"
+    if target.kind == "agent":
         async with AgentClient(at) as agent:
             await agent.put_image(DIGEST, ImageFormat.TAR, chunks())
         return
     async with ControlPlaneClient(at) as client:
         status, body_text = send_request(
-            face, "POST", "/v1/machines:import?format=csv", rows(MACHINES)
+            target, "POST", "/v1/machines:import?format=csv", rows(MACHINES)
         )
         assert status == 200, body_text
         await client.put_entitlement("front", EntitlementSpec(machines=3))
         await client.push_image(DIGEST, ImageFormat.TAR, chunks())
 
 
-def send_request(face: Face, method: str, at: str, body: bytes) -> tuple[int, bytes]:
+def send_request(target: Target, method: str, at: str, body: bytes) -> tuple[int, bytes]:
     """Return status and answer of a request on the local socket, which may call everything."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(SETTLES_S)
-    sock.connect(str(face.socket))
+    sock.connect(str(target.socket))
     http = HTTPConnection("x")
     http.sock = sock
     with closing(http):
@@ -124,7 +124,7 @@ def address(route: Route) -> str:
     return path + ("?dry_run=1" if "dry_run" in route.query else "")
 
 
-def requests(face: Face, route: Route, size: int) -> dict[str, bytes]:
+def requests(target: Target, route: Route, size: int) -> dict[str, bytes]:
     """Return the bodies of one size by their large field."""
     if route.name == "import_machines":
         return {"rows": rows(MACHINES * size // LARGE)}
@@ -134,11 +134,11 @@ def requests(face: Face, route: Route, size: int) -> dict[str, bytes]:
     return {what: json.dumps(body).encode() for what, body in maker.bodies(route.request, size)}
 
 
-def fresh(face: Face, route: Route, body: bytes) -> bytes:
+def fresh(target: Target, route: Route, body: bytes) -> bytes:
     """Return a body with new single-use values: a token, a generation."""
     if route.name == "join":
         token_request = json.dumps({"machine": "m0"}).encode()
-        status, body_text = send_request(face, "POST", "/v1/tokens", token_request)
+        status, body_text = send_request(target, "POST", "/v1/tokens", token_request)
         assert status == 200, body_text
         return json.dumps(json.loads(body) | {"token": json.loads(body_text)["token"]}).encode()
     if route.name == "put_task":
@@ -146,43 +146,43 @@ def fresh(face: Face, route: Route, body: bytes) -> bytes:
     return body
 
 
-def work_s(face: Face, route: Route, body: bytes) -> tuple[float, int]:
-    body = fresh(face, route, body)
-    began = worked_s(face)
-    status, answer = send_request(face, route.method, address(route), body)
+def work_s(target: Target, route: Route, body: bytes) -> tuple[float, int]:
+    body = fresh(target, route, body)
+    began = worked_s(target)
+    status, answer = send_request(target, route.method, address(route), body)
     assert status < 500 or status == 503, (route.name, body[:300], answer[:300])
-    return worked_s(face) - began, status
+    return worked_s(target) - began, status
 
 
-def growth(face: Face, route: Route, small: bytes, large: bytes) -> float:
+def growth(target: Target, route: Route, small: bytes, large: bytes) -> float:
     """Return the cost of the larger body over that of the smaller one.
 
     Requests are repeated, also if their result exists already. Other programs share this computer,
     so the smallest of several measurements counts, and a bad one is repeated.
     """
     for _ in range(4):
-        small_s = min(work_s(face, route, small)[0] for _ in range(3))
-        large_s = min(work_s(face, route, large)[0] for _ in range(3))
+        small_s = min(work_s(target, route, small)[0] for _ in range(3))
+        large_s = min(work_s(target, route, large)[0] for _ in range(3))
         if large_s < LINEAR * TIMES * small_s:
             break
     return large_s / small_s
 
 
 @pytest.mark.behaviour("BUG-HT3")
-def test_the_work_of_a_handler_is_bounded_by_its_input(prepared: Face) -> None:
+def test_the_work_of_a_handler_is_bounded_by_its_input(prepared: Target) -> None:
     """The bodies are made from the route tables; a valid one costs its size."""
-    face = prepared
+    target = prepared
     statuses: dict[str, set[int]] = {}
-    for route in AGENT_ROUTES if face.kind == "agent" else ROUTES:
+    for route in AGENT_ROUTES if target.kind == "agent" else ROUTES:
         if route.request is None and not route.stream_in:
             continue
-        small = requests(face, route, LARGE // TIMES)
-        for what, body in requests(face, route, LARGE).items():
-            large_s, status = work_s(face, route, body)
+        small = requests(target, route, LARGE // TIMES)
+        for what, body in requests(target, route, LARGE).items():
+            large_s, status = work_s(target, route, body)
             statuses.setdefault(route.name, set()).add(status)
             if large_s < SMALL_S or what not in small:
                 continue
-            found = growth(face, route, small[what], body)
+            found = growth(target, route, small[what], body)
             assert found < LINEAR * TIMES, (route.name, what, found)
     refused = {name for name, found in statuses.items() if not {200, 202} & found}
     assert not refused & CARRIED_OUT

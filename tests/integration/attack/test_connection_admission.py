@@ -19,7 +19,7 @@ from wire.admission import ConnectionAdmission, open_admission
 from wire.limits import ConnectionLimits
 from wire.networks import PROVED_S, SUSPECT_S, Suspects
 
-from .face import ATTACKER, SETTLES_S, USER
+from .target_process import ATTACKER, SETTLES_S, USER
 
 pytestmark = pytest.mark.behaviour("BUG-HT4")
 

@@ -44,7 +44,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def served(authority: CertificateAuthority) -> AsyncIterator[tuple[ConnectionAdmission, int]]:
     """Serve only health, over TLS."""
     own = authority.credential(CertificateSubject("component", "control-plane", ("127.0.0.1",)), "")
-    app = make_app("x", [], {}, lambda _request, _route: Peer("somebody", "user"), version="0")
+    app = make_app("x", [], {}, lambda _request, _route: Peer("ann", "user"), version="0")
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))

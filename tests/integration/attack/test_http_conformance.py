@@ -7,18 +7,18 @@ import socket
 
 import pytest
 
-from .face import Face
+from .target_process import Target
 
 pytestmark = pytest.mark.behaviour("BUG-HT10", "BUG-HT4")
 
 
 def answered(
-    face: Face, request: bytes, *, half_close: bool = False
+    target: Target, request: bytes, *, half_close: bool = False
 ) -> tuple[int, dict[str, str], bytes]:
     """Return status, headers and body of the response to these bytes on the unix socket."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(60)
-        sock.connect(str(face.socket))
+        sock.connect(str(target.socket))
         sock.sendall(request)
         if half_close:
             sock.shutdown(socket.SHUT_WR)
@@ -35,9 +35,9 @@ CLOSE = b"Host: x\r\nConnection: close\r\n\r\n"
 
 
 @pytest.mark.behaviour("BUG-HT10")
-def test_an_unsupported_method_is_refused_with_the_supported_ones(face: Face) -> None:
+def test_an_unsupported_method_is_refused_with_the_supported_ones(target: Target) -> None:
     """Regression: a 405 had no `Allow`."""
-    status, headers, body = answered(face, b"DELETE /readyz HTTP/1.1\r\n" + CLOSE)
+    status, headers, body = answered(target, b"DELETE /readyz HTTP/1.1\r\n" + CLOSE)
     assert (status, headers["Allow"]) == (405, "GET")
     assert json.loads(body)["code"] == "no_such_method"
 
@@ -55,10 +55,10 @@ def test_an_unsupported_method_is_refused_with_the_supported_ones(face: Face) ->
     ],
 )
 def test_no_answer_discloses_versions_and_every_refusal_is_a_problem(
-    face: Face, request_: bytes
+    target: Target, request_: bytes
 ) -> None:
     """Regression: `Server:` disclosed versions, and some errors were plain text."""
-    status, headers, body = answered(face, request_)
+    status, headers, body = answered(target, request_)
     assert headers["Server"] == "Twine"
     assert status in (200, 400, 404)
     if status != 200:
@@ -67,29 +67,29 @@ def test_no_answer_discloses_versions_and_every_refusal_is_a_problem(
 
 
 @pytest.mark.behaviour("BUG-HT10")
-def test_a_half_closed_client_is_answered(face: Face) -> None:
+def test_a_half_closed_client_is_answered(target: Target) -> None:
     """Regression: a client that closed its sending side got no answer."""
     request = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
-    assert answered(face, request, half_close=True)[0] == 200
+    assert answered(target, request, half_close=True)[0] == 200
 
 
 @pytest.mark.behaviour("BUG-HT4")
-def test_an_incomplete_body_is_refused(face: Face) -> None:
+def test_an_incomplete_body_is_refused(target: Target) -> None:
     """The part that arrived is not taken for the whole body."""
-    path = b"/v1/profile" if face.kind == "agent" else b"/v1/groups/web"
+    path = b"/v1/profile" if target.kind == "agent" else b"/v1/groups/web"
     request = b"PUT " + path + b' HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"name":'
-    status, _, body = answered(face, request, half_close=True)
+    status, _, body = answered(target, request, half_close=True)
     assert (status, json.loads(body)["code"]) == (400, "invalid_input")
 
 
 @pytest.mark.behaviour("F-76")
-def test_a_huge_body_is_refused_at_its_limit(face: Face) -> None:
+def test_a_huge_body_is_refused_at_its_limit(target: Target) -> None:
     """A body of a gigabyte takes a megabyte of memory at most."""
-    path = b"/v1/profile" if face.kind == "agent" else b"/v1/groups/web"
-    before = face.memory()
+    path = b"/v1/profile" if target.kind == "agent" else b"/v1/groups/web"
+    before = target.memory()
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(60)
-        sock.connect(str(face.socket))
+        sock.connect(str(target.socket))
         sock.sendall(b"PUT " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
         sent = 0
         try:
@@ -97,4 +97,4 @@ def test_a_huge_body_is_refused_at_its_limit(face: Face) -> None:
                 sent += sock.send(b" " * 65_536)
         except OSError:
             pass
-    assert face.memory() < before + (48 << 20)
+    assert target.memory() < before + (48 << 20)

@@ -17,7 +17,7 @@ from control_plane.api.machines import (
     UnavailabilityEvent,
 )
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
-from tests.lab.at_rest import unsettled
+from tests.lab.quiescence import unsettled
 
 WHERE = ("m1", "m2", "m3", "m1", "m2", "m3")
 
@@ -59,14 +59,14 @@ def as_printed(value: Any) -> Any:
     return json.loads(msgspec.json.encode(value))
 
 
-def unrest_text(*machines: MachineView, job: JobStatus | None = None) -> str:
+def unsettled_text(*machines: MachineView, job: JobStatus | None = None) -> str:
     known = {view.record.machine: view for view in machines}
     views = [known.get(name, a_machine(name)) for name in ("m1", "m2", "m3")]
     return "; ".join(unsettled(as_printed(views), as_printed([job or a_job()])))
 
 
 def test_a_lab_at_rest_has_no_pending_work():
-    assert unrest_text() == ""
+    assert unsettled_text() == ""
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_a_lab_at_rest_has_no_pending_work():
         ),
     ],
 )
-def test_a_machine_without_capacity_for_tasks_is_unrest_for_every_holder(changes, why):
-    assert why in unrest_text(a_machine("m2", **changes))
+def test_a_machine_without_capacity_for_tasks_is_unsettled_for_every_holder(changes, why):
+    assert why in unsettled_text(a_machine("m2", **changes))
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def test_a_machine_without_capacity_for_tasks_is_unrest_for_every_holder(changes
         ({"tasks": []}, "m2: held without a task"),
     ],
 )
-def test_a_machine_that_is_about_to_change_is_unrest(changes, why):
-    assert why in unrest_text(replace(a_machine("m2"), **changes))
+def test_a_machine_that_is_about_to_change_is_unsettled(changes, why):
+    assert why in unsettled_text(replace(a_machine("m2"), **changes))
 
 
-def test_a_stable_job_with_something_under_way_is_unrest():
+def test_a_stable_job_with_something_under_way_is_unsettled():
     stable = a_job()
     moving = Operation(
         id="web-0.1",
@@ -114,16 +114,16 @@ def test_a_stable_job_with_something_under_way_is_unrest():
     )
     first, *rest = stable.record.tasks
     record = replace(stable.record, tasks=[replace(first, operation=moving), *rest])
-    assert "task 0: move is proposed" in unrest_text(job=replace(stable, record=record))
+    assert "task 0: move is proposed" in unsettled_text(job=replace(stable, record=record))
     record = replace(stable.record, leaving={"m3": ["web-0"]})
-    assert "web-0 must still go from m3" in unrest_text(job=replace(stable, record=record))
-    assert "progressing" in unrest_text(job=replace(stable, phase=JobPhase.PROGRESSING))
-    assert "cut off" in unrest_text(
+    assert "web-0 must still go from m3" in unsettled_text(job=replace(stable, record=record))
+    assert "progressing" in unsettled_text(job=replace(stable, phase=JobPhase.PROGRESSING))
+    assert "cut off" in unsettled_text(
         job=replace(stable, detail="web-0 may still run on m3, cut off")
     )
 
 
-def test_tasks_that_will_move_for_an_even_spread_are_unrest():
+def test_tasks_that_will_move_for_an_even_spread_are_unsettled():
     uneven = a_job(("m1", "m3") * 3)
-    assert "unevenly spread: 3 on m1, 0 on m2, 3 on m3" in unrest_text(job=uneven)
-    assert unrest_text(job=a_job(("m1", "m2", "m3", "m1"))) == ""
+    assert "unevenly spread: 3 on m1, 0 on m2, 3 on m3" in unsettled_text(job=uneven)
+    assert unsettled_text(job=a_job(("m1", "m2", "m3", "m1"))) == ""

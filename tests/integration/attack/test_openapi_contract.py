@@ -15,7 +15,7 @@ from hypothesis.errors import HypothesisException
 from schemathesis.core import NotSet
 from schemathesis.generation import GenerationMode
 
-from .face import Face
+from .target_process import Target
 
 WAITS = ("wait_s", "follow")
 """Parameters for waiting: programs obey them, which would make the test slow."""
@@ -23,9 +23,9 @@ EXAMPLES = 3
 """Number of requests per operation and kind of data; more by hand."""
 
 
-async def _send(face: Face, requests: list[tuple[str, str, Any, dict[str, str]]]) -> list[Any]:
+async def _send(target: Target, requests: list[tuple[str, str, Any, dict[str, str]]]) -> list[Any]:
     found = []
-    connector = aiohttp.UnixConnector(path=str(face.socket))
+    connector = aiohttp.UnixConnector(path=str(target.socket))
     async with aiohttp.ClientSession(connector=connector) as session:
         for method, path, body, query in requests:
             url = aiohttp.client.URL.build(scheme="http", host="x", path=path, query=query)
@@ -35,8 +35,8 @@ async def _send(face: Face, requests: list[tuple[str, str, Any, dict[str, str]]]
     return found
 
 
-def _fetched(face: Face, path: str) -> bytes:
-    ((status, _, data),) = asyncio.run(_send(face, [("GET", path, None, {})]))
+def _fetched(target: Target, path: str) -> bytes:
+    ((status, _, data),) = asyncio.run(_send(target, [("GET", path, None, {})]))
     assert status == 200
     assert isinstance(data, bytes)
     return data
@@ -73,9 +73,9 @@ def _request(case: Any) -> tuple[str, str, Any, dict[str, str]]:
     return case.method, case.formatted_path, data, query
 
 
-def test_no_request_made_from_the_document_is_a_5xx(face: Face) -> None:
+def test_no_request_made_from_the_document_is_a_5xx(target: Target) -> None:
     """Requests that the document allows, and requests that it forbids."""
-    document = json.loads(_fetched(face, "/openapi.json"))
+    document = json.loads(_fetched(target, "/openapi.json"))
     schema = schemathesis.openapi.from_dict(document)
     wrong: list[Any] = []
     sent = 0
@@ -85,7 +85,7 @@ def test_no_request_made_from_the_document_is_a_5xx(face: Face) -> None:
             cases = _cases(operation, mode)
             requests = [_request(case) for case in cases]
             for request, (status, kind, data) in zip(
-                requests, asyncio.run(_send(face, requests)), strict=True
+                requests, asyncio.run(_send(target, requests)), strict=True
             ):
                 sent += 1
                 if status >= 500 and status != 503:
@@ -96,9 +96,9 @@ def test_no_request_made_from_the_document_is_a_5xx(face: Face) -> None:
     assert sent > 40
 
 
-def test_the_metrics_have_the_format_of_a_scraper(face: Face) -> None:
+def test_the_metrics_have_the_format_of_a_scraper(target: Target) -> None:
     """promtool (Debian package prometheus) reports nothing about names, units and help."""
-    metrics = _fetched(face, "/metrics")
+    metrics = _fetched(target, "/metrics")
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=metrics, capture_output=True, check=False
     )

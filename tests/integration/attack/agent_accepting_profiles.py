@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-from an_agent import main
+from agent_process import main
 
 from agent.api import ProfileState, ProfileStatus
 from agent.machine import Property

@@ -198,7 +198,7 @@ class CountedProcesses(HostProcesses):
         return done
 
 
-class TheHost:
+class GuestHost:
     """This guest, through sidekick's engine."""
 
     def __init__(self) -> None:

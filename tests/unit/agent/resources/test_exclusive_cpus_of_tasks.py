@@ -168,7 +168,7 @@ async def test_it_does_not_start_before_the_kernel_has_others_off_its_cpus(host:
         assert await cpus_of(client, "db", 1) == [3]
 
 
-async def test_its_own_cpus_count_once_its_own_cgroup_has_them(host: FakeHost) -> None:
+async def test_exclusive_cpus_count_once_the_cgroup_of_the_task_has_them(host: FakeHost) -> None:
     group = f"/workload.slice/workload-local_own.slice/{unit('db')}"
     host.fake.cgroups.files[group] = {EFFECTIVE: "0-3"}
     async with host.agent() as client:

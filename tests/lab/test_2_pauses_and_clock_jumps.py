@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.the_lab import WAIT_S, TheLab
+from tests.lab.lab_client import WAIT_S, LabClient
 
 STILL_S = 360.0
 """Longer than any time after which a silent machine is declared down."""
@@ -43,7 +43,7 @@ Places = dict[int, tuple[str, int]]
 SetClock = Callable[[int], None]
 
 
-def _stays(lab: TheLab, places: Places) -> None:
+def _stays(lab: LabClient, places: Places) -> None:
     """Assert that for a while no machine is declared down and no task moves.
 
     A machine that does not answer at this very moment is allowed: it may be busy.
@@ -59,17 +59,17 @@ def _stays(lab: TheLab, places: Places) -> None:
         assert time.monotonic() < end + WAIT_S, lab.run("twinectl", "machine", "held-back")
 
 
-def _places(lab: TheLab) -> Places:
+def _places(lab: LabClient) -> Places:
     """Return the place and the generation of each task; health may suffer under load."""
     return {i: (t["placement"]["machine"], t["generation"]) for i, t in lab.tasks().items()}
 
 
-def _agent(lab: TheLab, machine: str) -> str:
+def _agent(lab: LabClient, machine: str) -> str:
     return lab.ssh(machine, "systemctl show twine-agent.service -P MainPID -P NRestarts")
 
 
 @pytest.fixture(scope="module")
-def set_clock(the_lab: TheLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SetClock]:
+def set_clock(the_lab: LabClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SetClock]:
     """Yield a function that sets the control plane's clock ahead by this number of seconds."""
     folder = tmp_path_factory.mktemp("clock")
     file, library = folder / "ahead", folder / "other_time.so"
@@ -99,7 +99,7 @@ class Phase:
 
 @pytest.fixture(scope="module")
 def phase(
-    the_lab: TheLab, images: dict[str, str], entitlement: str, set_clock: SetClock
+    the_lab: LabClient, images: dict[str, str], entitlement: str, set_clock: SetClock
 ) -> Iterator[Phase]:
     lab = the_lab
     lab.spread(images["v1"], 6)
@@ -119,14 +119,14 @@ def phase(
 
 @pytest.mark.behaviour("BUG-CP3")
 def test_a_control_plane_paused_for_six_minutes_moves_nothing(
-    the_lab: TheLab, phase: Phase
+    the_lab: LabClient, phase: Phase
 ) -> None:
     """A resumed control plane took its own pause for silence of all machines."""
     _stays(the_lab, phase.places)
 
 
 @pytest.mark.behaviour("BUG-CP21", "BUG-AG3")
-def test_a_host_under_load_keeps_answering(the_lab: TheLab, phase: Phase) -> None:
+def test_a_host_under_load_keeps_answering(the_lab: LabClient, phase: Phase) -> None:
     """A busy host did not answer for 23 s and was declared down."""
     assert the_lab.ssh("m2", "systemctl is-active load.service").strip() == "active"
     outcome = json.loads(the_lab.ssh("m2", "cat /run/asked.json"))
@@ -139,7 +139,7 @@ def test_a_host_under_load_keeps_answering(the_lab: TheLab, phase: Phase) -> Non
 
 @pytest.mark.behaviour("F-63", "BUG-AG14")
 def test_a_host_whose_clock_jumps_by_two_hours_and_back_moves_nothing(
-    the_lab: TheLab, phase: Phase
+    the_lab: LabClient, phase: Phase
 ) -> None:
     """The clock was two hours ahead for the whole phase; now it is set back."""
     the_lab.ssh("m1", f"date -s @$(( $(date +%s) - {TWO_HOURS_S} ))")
@@ -150,7 +150,7 @@ def test_a_host_whose_clock_jumps_by_two_hours_and_back_moves_nothing(
 
 @pytest.mark.behaviour("F-63", "BUG-CP9")
 def test_a_control_plane_whose_clock_jumps_by_two_hours_and_back_moves_nothing(
-    the_lab: TheLab, phase: Phase, set_clock: SetClock
+    the_lab: LabClient, phase: Phase, set_clock: SetClock
 ) -> None:
     """Durations are not computed from the time of day."""
     for seconds in (TWO_HOURS_S, 0):

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from oci import Layout, entry, folder, layer
 
+from tests.lab.lab_client import BIN
 from tests.lab.one_guest import BUSYBOX, FOLDERS, OneGuest
-from tests.lab.the_lab import BIN
 from wire import signatures
 
 pytestmark = pytest.mark.long

@@ -28,7 +28,7 @@ def kept(host: FakeHost, name: str) -> tuple[object, object]:
 
 
 @pytest.mark.behaviour("AG8")
-async def test_slices_keep_the_sum_of_what_their_tasks_were_promised(host: FakeHost) -> None:
+async def test_slices_protect_the_sum_of_the_memory_promised_to_their_tasks(host: FakeHost) -> None:
     """It is set before the start of a task until its removal; without promises nothing is set."""
     async with host.agent() as client:
         await client.put_task("plain", a_spec())
@@ -56,7 +56,7 @@ async def test_slices_keep_the_sum_of_what_their_tasks_were_promised(host: FakeH
 
 
 @pytest.mark.behaviour("BUG-AG55")
-async def test_memory_is_kept_on_a_kernel_with_large_pages(host: FakeHost) -> None:
+async def test_memory_is_protected_on_a_kernel_with_large_pages(host: FakeHost) -> None:
     """The kernel rounds down to its own pages, for instance of 64 KiB on Arm."""
     host.fake.hardware = replace(host.fake.hardware, page_bytes=1 << 16)
     odd = replace(promised(8), resources=Resources(memory_min_bytes=8 * MIB + 4096))
@@ -66,7 +66,7 @@ async def test_memory_is_kept_on_a_kernel_with_large_pages(host: FakeHost) -> No
     assert kept(host, LOCAL) == (8 * MIB + 4096, 0)
 
 
-async def test_a_new_agent_returns_what_an_earlier_one_kept(
+async def test_a_new_agent_releases_memory_protected_by_an_earlier_one(
     host: FakeHost,
 ) -> None:
     """The agent reads the values that are in force and does not rely on records."""
@@ -84,7 +84,7 @@ async def test_a_new_agent_returns_what_an_earlier_one_kept(
         assert kept(host, ALL) == (0, 0)
 
 
-async def test_a_task_does_not_start_before_its_slice_keeps_its_memory(host: FakeHost) -> None:
+async def test_a_task_does_not_start_before_its_slice_protects_its_memory(host: FakeHost) -> None:
     """The agent asks a kernel that does not confirm again, and the task reports why it waits."""
     reported = {"memory.min": "4096", "memory.low": "0"}
     host.fake.cgroups.files["/workload.slice"] = reported
@@ -99,7 +99,7 @@ async def test_a_task_does_not_start_before_its_slice_keeps_its_memory(host: Fak
 
 
 @pytest.mark.behaviour("AG8")
-async def test_memory_kept_for_a_task_that_is_over_is_there_for_others(host: FakeHost) -> None:
+async def test_memory_protected_for_an_ended_task_is_available_to_others(host: FakeHost) -> None:
     """The task has no process that could use the memory; its restart reserves it again."""
     most = host.fake.hardware.memory_bytes // MIB // 4 * 3
     once = RestartPolicy(when=RestartWhen.NEVER)
