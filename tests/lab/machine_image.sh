@@ -1,5 +1,5 @@
 # Makes $1, a tar of a small root file system with systemd as its init, from Debian packages that
-# are installed here. Its only service of its own says who it is, and that it is told to end.
+# are installed here. Its only service of its own says who it is, and when it receives SIGTERM.
 # If there is a $2, what that tar has is laid into it where nothing is yet.
 set -e
 at=$(mktemp -d -p /root)
@@ -27,7 +27,7 @@ mkdir -p "$wanted"
 cat >"$at/etc/systemd/system/hello.service" <<'UNIT'
 [Service]
 User=daemon
-ExecStart=/bin/sh -c 'echo "hello: $(id -un) in $TWINE_TASK"; trap "echo hello: told to end; exit 0" TERM; while :; do sleep 1 & wait $!; done'
+ExecStart=/bin/sh -c 'echo "hello: $(id -un) in $TWINE_TASK"; trap "echo hello: received SIGTERM; exit 0" TERM; while :; do sleep 1 & wait $!; done'
 UNIT
 ln -s ../hello.service "$wanted/hello.service"
 [ -z "$2" ] || tar -C "$at" --skip-old-files -xf "$2"

@@ -39,9 +39,9 @@ def test_a_task_binds_only_its_ports_and_cannot_open_a_unix_socket(web: LabClien
     paths = " ".join(f"{part}_temp_path /tmp/{part};" for part in parts)
     nginx = (
         "printf 'pid /tmp/p; events {} http { access_log off; %s server { listen unix:/tmp/s; } }'"
-        f" '{paths}' >/tmp/c; nginx -e stderr -t -c /tmp/c >/tmp/said 2>&1;"
-        " busybox grep -q 'socket() unix:.*not supported' /tmp/said && echo unix: refused;"
-        " busybox grep -q 'test is successful' /tmp/said && echo unix: open; true"
+        f" '{paths}' >/tmp/c; nginx -e stderr -t -c /tmp/c >/tmp/output 2>&1;"
+        " busybox grep -q 'socket() unix:.*not supported' /tmp/output && echo unix: refused;"
+        " busybox grep -q 'test is successful' /tmp/output && echo unix: open; true"
     )
     binds = [BINDS.format(18080), REFUSED.format(18081), REFUSED.format(7443)]
     script = "\n".join([*binds, nginx])

@@ -204,9 +204,9 @@ def test_it_restarts_on_reboot_and_shuts_down_in_order(
     inside(guest, "systemctl --no-block reboot")
     guest.until("it started again", lambda: invocation(guest, "web") not in ("", before))
     up(guest)
-    end_count = guest.ssh("twine-agent logs web").count("hello: told to end")
+    end_count = guest.ssh("twine-agent logs web").count("hello: received SIGTERM")
     assert end_count >= 1
-    log = "journalctl --namespace=twine-local -o cat --no-pager | grep -c 'hello: told to end'"
+    log = "journalctl --namespace=twine-local -o cat --no-pager | grep -c 'hello: received SIGTERM'"
     end_count = int(guest.ssh(log))
     guest.ssh("twine-agent stop web", timeout_s=1800)
     assert int(guest.ssh(log)) == end_count + 1

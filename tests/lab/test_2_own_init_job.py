@@ -115,7 +115,7 @@ def test_a_job_with_own_init_is_placed_resolved_entered_updated_and_removed(
     lab.deploy("web", tmp_path, JOB.format(image=image, edition="second"))
     assert lab.invocations()["web-0"] != before
     assert lab.run("twinectl", *enter, "sh", "-c", EDITION).strip() == "EDITION=second"
-    assert "hello: told to end" in lab.run("twinectl", *logs)
+    assert "hello: received SIGTERM" in lab.run("twinectl", *logs)
 
     lab.run("twinectl", "job", "stop", "web")
     left = "ls /run/twine/machines /run/twine/identities; pgrep -f '[s]ystemd-nspawn'"

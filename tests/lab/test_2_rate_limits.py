@@ -44,12 +44,12 @@ SAMPLE = """import sys, time
 def count():
     path, key = sys.argv[1], sys.argv[2]
     try:
-        words = open(path).read().split()
+        parts = open(path).read().split()
     except OSError:
         return 0
     if not key:
-        return int(words[0])
-    return sum(int(w.partition("=")[2]) for w in words if w.startswith(key + "="))
+        return int(parts[0])
+    return sum(int(w.partition("=")[2]) for w in parts if w.startswith(key + "="))
 least, most_s = int(sys.argv[3]), float(sys.argv[4])
 before, asked = count(), time.monotonic()
 while count() == before:

@@ -20,7 +20,7 @@ REGISTRY = "10.77.0.1:5000"
 BIG = 8 << 20
 OWN = "one line of its own\n"
 SCRIPT = b"""#!/bin/busybox sh
-busybox trap 'busybox echo told to stop; exit 0' USR1
+busybox trap 'busybox echo asked to stop; exit 0' USR1
 busybox echo "$GREETING from $(busybox pwd) by $*"
 while :; do busybox sleep 1; done
 """
@@ -103,7 +103,7 @@ def test_a_registry_image_runs_according_to_its_configuration(
     guest.until("it says who it is", lambda: "hello from" in guest.find(logs))
     assert "hello from /srv/work by its command" in guest.ssh(logs)
     guest.ssh("twine-agent stop web", timeout_s=900)
-    assert "told to stop" in guest.ssh(logs), "by the image's own signal"
+    assert "asked to stop" in guest.ssh(logs), "by the image's own signal"
 
 
 def test_a_second_image_on_the_same_base_downloads_only_its_own_layer(

@@ -58,13 +58,13 @@ def as_file(properties: dict[str, object]) -> str:
     for name, value in properties.items():
         if name in NOT_COMPARED or name.endswith("USec") or name == "SystemCallErrorNumber":
             continue
-        words = value if isinstance(value, tuple | list) else (value,)
+        values = value if isinstance(value, tuple | list) else (value,)
         if name == "SystemCallFilter":
-            denied = [str(w)[1:] for w in words if str(w).startswith("~")]
-            allowed = [str(w) for w in words if not str(w).startswith("~")]
+            denied = [str(w)[1:] for w in values if str(w).startswith("~")]
+            allowed = [str(w) for w in values if not str(w).startswith("~")]
             lines += [f"{name}=~{' '.join(denied)}", f"{name}={' '.join(allowed)}"]
             continue
-        lines.append(f"{name}={' '.join(_word(name, word) for word in words)}")
+        lines.append(f"{name}={' '.join(_word(name, word) for word in values)}")
     return "\n".join(lines) + "\n"
 
 

@@ -27,7 +27,7 @@ max_bytes = "16MiB"
 command = ["/bin/sh", "-c", "echo hook >> /data/log"]
 timeout_s = 300
 """
-KEPT = """b=/bin/busybox; echo start >> /data/log; trap 'echo told >> /data/log; exit 0' TERM
+KEPT = """b=/bin/busybox; echo start >> /data/log; trap 'echo stop >> /data/log; exit 0' TERM
 while :; do $b sleep 1; done"""
 OWN = """b=/bin/busybox; $b ls /dev/shm | $b sed 's/^/found: /'; echo kept > /dev/shm/mark
 : > /tmp/new; echo "new: $($b stat -c %a /tmp/new) $(ulimit -n) $(ulimit -Hn)"
@@ -185,7 +185,7 @@ def test_tasks_end_in_order_before_a_reboot_and_come_back(guest: OneGuest) -> No
     guest.until("it runs again", lambda: "running" in guest.find("twine-agent show keep"))
     log = "twine-agent exec keep -- /bin/busybox cat /data/log"
     guest.until("it has begun", lambda: len(guest.find(log).split()) == 4)
-    assert guest.ssh(log).split() == ["start", "hook", "told", "start"]
+    assert guest.ssh(log).split() == ["start", "hook", "stop", "start"]
     task_text = guest.ssh("twine-agent show keep")
     assert re.search(r"restarts +0", task_text), task_text
     assert "waiting for the owner" in guest.ssh("twine-agent show waits")
@@ -238,24 +238,24 @@ def test_a_task_is_notified_ahead_by_a_file_and_its_hook(guest: OneGuest) -> Non
     """The task can read but not write the file. Its hook is called, and a killed agent repeats the
     call.
     """
-    guest.put("/root/told.toml", NOTICE_JOB)
-    guest.put("/root/told", NOTICE_READER)
-    run = "twine-agent run told --image /root/image.tar --file /root/told.toml"
-    guest.ssh(f'{run} -- /bin/sh -c "$(cat /root/told)"', timeout_s=900)
-    guest.until("it is closed", lambda: "closed: yes" in guest.ssh("twine-agent logs told"))
-    guest.put("/root/tell.py", NOTICE_SENDER)
-    guest.ssh("/opt/twine/bin/python /root/tell.py 2000000000", timeout_s=900)
-    read = "twine-agent exec told -- /bin/busybox cat /run/twine-notice/notice.json"
+    guest.put("/root/reader.toml", NOTICE_JOB)
+    guest.put("/root/reader", NOTICE_READER)
+    run = "twine-agent run reader --image /root/image.tar --file /root/reader.toml"
+    guest.ssh(f'{run} -- /bin/sh -c "$(cat /root/reader)"', timeout_s=900)
+    guest.until("it is closed", lambda: "closed: yes" in guest.ssh("twine-agent logs reader"))
+    guest.put("/root/sender.py", NOTICE_SENDER)
+    guest.ssh("/opt/twine/bin/python /root/sender.py 2000000000", timeout_s=900)
+    read = "twine-agent exec reader -- /bin/busybox cat /run/twine-notice/notice.json"
     guest.until("the file says so", lambda: '"deadline":2000000000' in guest.find(read))
-    show_log = "twine-agent logs told"
+    show_log = "twine-agent logs reader"
     guest.until("its hook was called", lambda: '"deadline":2000000000' in guest.ssh(show_log))
-    started = guest.ssh("systemctl show -p InvocationID --value twine-task-told")
+    started = guest.ssh("systemctl show -p InvocationID --value twine-task-reader")
     guest.ssh("systemctl kill -s KILL twine-agent.service")
-    guest.until("another agent answers", lambda: "told" in guest.find("twine-agent ps"))
+    guest.until("another agent answers", lambda: "reader" in guest.find("twine-agent ps"))
     assert '"deadline":2000000000' in guest.ssh(read)
-    guest.ssh("/opt/twine/bin/python /root/tell.py 2000000001", timeout_s=900)
+    guest.ssh("/opt/twine/bin/python /root/sender.py 2000000001", timeout_s=900)
     guest.until("its hook was called", lambda: '"deadline":2000000001' in guest.ssh(show_log))
     assert guest.ssh(show_log).count("POST /notice") == 2
-    assert guest.ssh("systemctl show -p InvocationID --value twine-task-told") == started
-    guest.ssh("twine-agent stop told", timeout_s=900)
+    assert guest.ssh("systemctl show -p InvocationID --value twine-task-reader") == started
+    guest.ssh("twine-agent stop reader", timeout_s=900)
     assert guest.ssh("ls -A /run/twine/notices").split() == [".host.json"]

@@ -34,12 +34,12 @@ def test_private_tasks_of_two_hosts_connect_only_if_allowed_and_leave_nothing(
     hosts: OneGuest,
 ) -> None:
     """Tasks use their own IPv6 addresses (BUG-NT1); the agents' ports are closed to them."""
-    start = START.format("served", "--allow-from asker --port 8080")
+    start = START.format("served", "--allow-from listed --port 8080")
     hosts.ssh(f"{start} {shlex.quote(SERVE)}")
     shown = json.loads(hosts.ssh("twine-agent show served -o json"))["task"]
     assert shown["health"] == "healthy"
     url = f"http://[{shown['addresses'][0]}]:8080/index.html"
-    for name in ("asker", "stranger"):
+    for name in ("listed", "unlisted"):
         start = START.format(name, "")
         hosts.ssh(f"{start} 'exec busybox sleep 100000'", machine="m2")
 
@@ -47,13 +47,13 @@ def test_private_tasks_of_two_hosts_connect_only_if_allowed_and_leave_nothing(
         inside = f"nsenter --net=/run/twine/netns/{name} curl -sk --max-time 20 {of}"
         return hosts.ssh(f"{inside} || echo failed", machine="m2").strip()
 
-    hosts.until("the one that is let in gets an answer", lambda: answer_to("asker", url) == "hello")
-    assert answer_to("stranger", url) == "failed"
-    assert answer_to("asker", url) == "hello"
+    hosts.until("the listed task gets an answer", lambda: answer_to("listed", url) == "hello")
+    assert answer_to("unlisted", url) == "failed"
+    assert answer_to("listed", url) == "hello"
     for agent in ("10.77.0.11", "10.77.0.12"):
-        assert answer_to("asker", f"https://{agent}:7443/") == "failed"
-    assert answer_to("asker", "http://169.254.169.254/") == "failed"
-    for machine, names in (("m1", ("served",)), ("m2", ("asker", "stranger"))):
+        assert answer_to("listed", f"https://{agent}:7443/") == "failed"
+    assert answer_to("listed", "http://169.254.169.254/") == "failed"
+    for machine, names in (("m1", ("served",)), ("m2", ("listed", "unlisted"))):
         for name in names:
             hosts.ssh(f"twine-agent stop {name}", machine=machine)
         hosts.until(

@@ -158,7 +158,7 @@ class Many(HostileFrontEnd):
 @pytest.mark.behaviour("BUG-UX163")
 @pytest.mark.parametrize(("page", "name"), [("jobs", "first"), ("jobs/web", "task")])
 async def test_a_page_beyond_the_end_of_a_list_says_so(page: str, name: str) -> None:
-    """Regression: the list of jobs said that no job matches, that of tasks was empty."""
+    """Regression: the list of jobs showed that no job matches, that of tasks was empty."""
     async with opened(Many()) as client:
         text = await (await client.get(f"/ui/{page}?{name}=1000")).text()
         assert "beyond the end of the list: it has 401 rows" in text
