@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from disk import BadDisk, shell
-
-WAIT_S = 900.0
+from disk import WAIT_S, BadDisk, shell
 
 
 class TheAgent:

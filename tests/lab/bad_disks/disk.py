@@ -7,6 +7,7 @@ btrfs.
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +17,7 @@ SECTOR = 512
 SIZE = 3 << 30
 """Size of the disk in bytes: more than the agent keeps free."""
 LOG = 2 << 30
+WAIT_S = 900.0
 
 
 def shell(command: str, timeout_s: float = 900.0) -> str:
@@ -87,7 +89,13 @@ class BadDisk:
     def disconnect(self) -> None:
         """Stop the tasks and the agent, and detach the disk; its files remain."""
         shell("systemctl stop twine-agent.service 'twine-task-*.service'")
-        shell(f"umount {STATE} && dmsetup remove --retry bad")
+        shell(f"umount {STATE}")
+        until = time.monotonic() + WAIT_S
+        while shell("dmsetup info -c --noheadings -o open bad") != "0":
+            # the kernel frees the mount namespaces of ended processes later
+            assert time.monotonic() < until, shell(f"grep -l ' {STATE} ' /proc/*/mountinfo; true")
+            time.sleep(0.5)
+        shell("dmsetup remove --retry bad")
 
     def __exit__(
         self, kind: type[BaseException] | None, _: object, __: TracebackType | None
