@@ -43,7 +43,7 @@ one: setup ## one test: T=tests/unit/agent/tasks/test_exec.py::test_name
 	$(BIN)/pytest -q $(T)
 
 behaviours: setup ## which tests show which behaviour, into build/behaviours.md
-	$(BIN)/python tools/behaviours proto
+	$(BIN)/python tools/behaviours
 
 test-unit: setup ## all unit and property tests, and three planted bugs
 	tools/run-suites unit

@@ -14,8 +14,7 @@ import msgspec
 
 from vm_lab.cache import cache_root
 from vm_lab.errors import LabError, reporting
-from vm_lab.image.app import VERSIONS as APP_VERSIONS
-from vm_lab.image.app import build_app
+from vm_lab.image.app import ALL_VERSIONS, VERSIONS, build_app
 from vm_lab.image.build import VARIANTS, build_image, pack_box
 from vm_lab.image.conveyor import build_conveyor
 from vm_lab.image.programs import PROGRAMS, build_program
@@ -328,12 +327,12 @@ def image_conveyor() -> None:
 
 
 @image.command("app")
-@click.argument("versions", nargs=-1, type=click.Choice(APP_VERSIONS))
+@click.argument("versions", nargs=-1, type=click.Choice(ALL_VERSIONS))
 @timed
 def app(versions: Sequence[str]) -> None:
-    """Build the demo application's image and print the path of each version's tar."""
+    """Build the demo application's images, v1 and v2 unless named, and print each path."""
     progress = Progress()
-    for version in versions or APP_VERSIONS:
+    for version in versions or VERSIONS:
         click.echo(build_app(version, progress.say))
 
 

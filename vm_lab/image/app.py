@@ -11,6 +11,7 @@ BAD_VERSIONS = ("v3", "v4")
 """One that answers slowly, and one that answers half of the requests with errors."""
 LIMITED_VERSION = "v5"
 """One that answers two requests in a second; others wait for their turn, up to 1,000 of them."""
+ALL_VERSIONS = (*VERSIONS, *BAD_VERSIONS, LIMITED_VERSION)
 FILES = ("app.sh", "app-start.sh", "app-nginx.conf")
 
 
@@ -20,9 +21,10 @@ def build_app(version: str, say: Say) -> Path:
     The same recipe and the same Debian packages make the same bytes. Its entry point is
     `/usr/bin/start`; it listens on $PORT and answers / and /healthz.
     """
-    known = (*VERSIONS, *BAD_VERSIONS, LIMITED_VERSION)
-    if version not in known:
-        raise LabError(f"no version {version!r} of the demo", hint=f"have: {' '.join(known)}")
+    if version not in ALL_VERSIONS:
+        raise LabError(
+            f"no version {version!r} of the demo", hint=f"have: {' '.join(ALL_VERSIONS)}"
+        )
     cache = cache_root()
     cache.mkdir(parents=True, exist_ok=True)
     key = recipe_key([RECIPE / name for name in FILES], version)
