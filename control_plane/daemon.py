@@ -53,11 +53,11 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     """
     # All modules are imported here, so that a standby takes over at once.
     from control_plane.assembly import Assembly, ProcessParts
-    from control_plane.front_end.listen import serving, tcp_socket, unix_socket
     from control_plane.identity.authority import OwnIdentity, open_authority
     from control_plane.identity.loss import refuse_if_lost
     from control_plane.runtime.runtime import Runtime
     from control_plane.store.opening import check_alone, main_store
+    from wire.listen import serving, tcp_socket, unix_socket
 
     async with AsyncExitStack() as stack:
         make_folder(config.state_path, "state folder")

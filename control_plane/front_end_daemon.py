@@ -13,11 +13,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from control_plane.config import Config
-from control_plane.front_end.listen import serving, tcp_socket
 from control_plane.front_end.relay import FrontEndRelay
 from control_plane.identity.from_file import FileIdentity
 from control_plane.process import until, url_of, version
 from control_plane.runtime.runtime import Runtime
+from wire.listen import serving, tcp_socket
 from wire.tls import FRONT_END
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,6 @@ from control_plane.agents.polled import PolledAgent, PollPatience
 from control_plane.api.machines import MachineRecord
 from control_plane.client import ControlPlaneClient
 from control_plane.config import Config
-from control_plane.front_end.listen import serving, tcp_socket
 from control_plane.front_end.shard_front_end import ShardFrontEnd
 from control_plane.identity.from_file import FileIdentity, RevokedHosts
 from control_plane.notify import standing_by
@@ -33,6 +32,7 @@ from control_plane.store.opening import main_store
 from control_plane.task_control.caller import ControllerCaller
 from control_plane.task_control.core.addresses import rules_of
 from wire.errors import TwineError
+from wire.listen import serving, tcp_socket
 
 log = logging.getLogger(__name__)
 _KNOWN_S = 5.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,15 +14,15 @@ from aiohttp import web
 from conveyor.routes import READS, ROUTES, WRITES
 from conveyor.runs import PipelinePlan, PipelineView, PipelineViews, RunHistory
 from conveyor.service import DeliveryService
-from wire.errors import ConfigError, Forbidden, InvalidInput, Unauthenticated
+from wire import listen
+from wire.errors import Forbidden, InvalidInput, Unauthenticated
 from wire.fairness import Peer
 from wire.peers import local_user, principal, tls_peer
 from wire.routes import Route
-from wire.server import Call, Handler, http_log, make_app
+from wire.server import Call, Handler, make_app
 
 TITLE = "Twine conveyor"
 HISTORY_MAX = 100
-_http_log = http_log(__name__)
 
 
 class DeliveryAccess:
@@ -118,40 +117,14 @@ async def serving(
     app = make_app(
         TITLE, ROUTES, handlers(service), access, version=metadata.version("twine-cluster")
     )
-    runner = web.AppRunner(
-        app, handle_signals=False, access_log=None, logger=_http_log, shutdown_timeout=3.0
-    )
-    await runner.setup()
+    sock = listen.unix_socket(local)
+    tcp, context = None, None
     try:
-        await web.SockSite(runner, _unix(local)).start()
         if tls is not None:
             host, port, context = tls
-            await web.TCPSite(runner, host, port, ssl_context=context).start()
-        yield
-    except OSError as e:
-        raise ConfigError(f"cannot listen: {e.strerror or e}") from e
+            tcp = listen.tcp_socket(host, port)
+        async with listen.serving(app, tcp, context, sock):
+            yield
     finally:
-        await runner.cleanup()
-        local.unlink(missing_ok=True)
-
-
-def _unix(path: Path) -> socket.socket:
-    """Return a listening unix socket that only its owner can open.
-
-    The store's lock was taken before, so a socket at this path belongs to an ended process.
-    """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_socket():
-            path.unlink()
-        mask = os.umask(0o177)
-        try:
-            sock.bind(str(path))
-        finally:
-            os.umask(mask)
-        sock.listen()
-    except OSError as e:
         sock.close()
-        raise ConfigError(f"cannot listen on {path}: {e.strerror}") from e
-    return sock
+        local.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import logging
 import signal
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -18,13 +17,13 @@ from aiohttp import web
 
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
 from taskcontrol.routes import PROCESS, ROUTES
-from wire import tls
+from wire import listen, tls
 from wire.errors import ConfigError, Unauthenticated
 from wire.fairness import Peer
 from wire.openapi import document
 from wire.peers import expect_peer, peer_of
 from wire.routes import Route
-from wire.server import Call, http_log, make_app
+from wire.server import Call, make_app
 from wire.tls import CONTROL_PLANE, Credential
 
 log = logging.getLogger(__name__)
@@ -34,7 +33,6 @@ Process = Callable[[TaskControlRequest], Answer]
 TITLE = "Twine TaskController"
 _LOOK_S = 30.0
 """Seconds between two checks for a new credential file, which is used without a restart."""
-_http_log = http_log(__name__)
 
 
 def openapi() -> dict[str, Any]:
@@ -74,34 +72,16 @@ async def serving(process: Process, credential: Path, host: str, port: int) -> A
     held = tls.load(credential)
     contexts = tls.Followers()
     context = contexts.add(partial(tls.server_context, require_client=True), held)
-    sock = _listening(host, port)
-    runner = web.AppRunner(
-        app(process),
-        handle_signals=False,
-        auto_decompress=False,
-        access_log=None,
-        logger=_http_log,
-        shutdown_timeout=3.0,
-    )
+    sock = listen.tcp_socket(host, port)
     following = asyncio.create_task(_follow(credential, held, contexts))
     try:
-        await runner.setup()
-        await web.SockSite(runner, sock, ssl_context=context).start()
-        yield sock.getsockname()[1]
+        async with listen.serving(app(process), sock, context, None):
+            yield sock.getsockname()[1]
     finally:
         following.cancel()
         with suppress(asyncio.CancelledError):
             await following
-        await runner.cleanup()
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
-    except OSError as e:
-        raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}") from e
+        sock.close()
 
 
 async def _follow(path: Path, held: Credential, contexts: tls.Followers) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -18,14 +18,13 @@ from control_plane.api.load_tests import LOAD_TEST_ROUTES, LoadTest
 from control_plane.api.sizings import AUTOSCALER_ROUTES, Simulation, SizingView, SizingViews
 from control_plane.autoscaler.load_tester import LoadTester
 from control_plane.autoscaler.service import Autoscaler
-from wire.errors import ConfigError, Forbidden
+from wire import listen
+from wire.errors import Forbidden
 from wire.fairness import Peer
 from wire.peers import local_user
 from wire.process_metrics import of_process
 from wire.routes import Route
-from wire.server import Call, http_log, make_app
-
-_http_log = http_log(__name__)
+from wire.server import Call, make_app
 
 
 class AutoscalerMetrics(Collector):
@@ -121,7 +120,6 @@ async def serving(
     autoscaler: Autoscaler, tester: LoadTester, path: Path, metrics: str
 ) -> AsyncIterator[None]:
     """Serve until left: routes on a unix socket, metrics on HOST:PORT (empty: nowhere else)."""
-    runner = web.AppRunner(application(autoscaler, tester), handle_signals=False, logger=_http_log)
     plain = web.Application()
     text = metrics_of(autoscaler)
 
@@ -129,24 +127,16 @@ async def serving(
         return web.Response(body=text(), content_type="text/plain")
 
     plain.router.add_get("/metrics", scrape)
-    scraped = web.AppRunner(plain, handle_signals=False, logger=_http_log)
-    mask = os.umask(0o117)
+    sock = listen.unix_socket(path, is_shared=True)
     try:
-        await runner.setup()
-        await scraped.setup()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # the store's lock is held: no other process serves there
-        await web.UnixSite(runner, str(path)).start()
-        if metrics:
-            host, _, port = metrics.rpartition(":")
-            await web.TCPSite(scraped, host.strip("[]"), int(port)).start()
-    except OSError as e:
-        raise ConfigError(f"cannot listen on {path} or {metrics}: {e.strerror or e}") from e
+        async with AsyncExitStack() as stack:
+            app = application(autoscaler, tester)
+            await stack.enter_async_context(listen.serving(app, None, None, sock))
+            if metrics:
+                host, _, port = metrics.rpartition(":")
+                tcp = listen.tcp_socket(host.strip("[]"), int(port))
+                await stack.enter_async_context(listen.serving(plain, tcp, None, None))
+            yield
     finally:
-        os.umask(mask)
-    try:
-        yield
-    finally:
-        await runner.cleanup()
-        await scraped.cleanup()
+        sock.close()
         path.unlink(missing_ok=True)

@@ -26,15 +26,15 @@ from control_plane.optimus.service import EVERY_S, Optimus
 from control_plane.process import boot_id, until
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
+from wire import listen
 from wire import log as logs
 from wire.config_file import config_of
-from wire.errors import ConfigError, Forbidden
+from wire.errors import Forbidden
 from wire.fairness import Peer
 from wire.peers import local_user
 from wire.routes import Route
-from wire.server import Call, http_log, make_app
+from wire.server import Call, make_app
 
-_http_log = http_log(__name__)
 Share = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
@@ -103,21 +103,11 @@ def _authorize(request: web.Request, _: Route) -> Peer:
 @asynccontextmanager
 async def _serving(optimus: Optimus, path: Path) -> AsyncIterator[None]:
     """Serve on a unix socket until the context ends."""
-    runner = web.AppRunner(application(optimus), handle_signals=False, logger=_http_log)
-    mask = os.umask(0o117)
+    sock = listen.unix_socket(path, is_shared=True)
     try:
-        await runner.setup()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # the store's lock is held: no other process serves there
-        await web.UnixSite(runner, str(path)).start()
-    except OSError as e:
-        raise ConfigError(f"cannot listen on {path}: {e.strerror or e}") from e
+        async with listen.serving(application(optimus), None, None, sock):
+            yield
     finally:
-        os.umask(mask)
-    try:
-        yield
-    finally:
-        await runner.cleanup()
         path.unlink(missing_ok=True)
 
 

@@ -19,13 +19,13 @@ import pytest
 from aiohttp import web
 
 from control_plane.front_end.access import Access
-from control_plane.front_end.listen import tcp_socket
 from control_plane.identity.authority import CertificateSubject, open_authority
 from wire import tls
 from wire.admission import ConnectionAdmission, open_admission
 from wire.client import WireClient
 from wire.duplex import Duplex, Talk
 from wire.limits import ConnectionLimits
+from wire.listen import tcp_socket
 from wire.routes import Route
 from wire.server import Call, http_log, make_app
 

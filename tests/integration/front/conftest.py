@@ -76,7 +76,6 @@ from control_plane.elastic.notice_sender import NoticeSender
 from control_plane.elastic.service import ElasticService
 from control_plane.front_end.access import Access
 from control_plane.front_end.frontend import FrontEnd
-from control_plane.front_end.listen import serving, tcp_socket, unix_socket
 from control_plane.front_end.trail import Trail
 from control_plane.health.checker import HealthChecker
 from control_plane.health.service import HealthService
@@ -110,6 +109,7 @@ from control_plane.store.memory import MemoryStore
 from wire import tls
 from wire.client import WireClient
 from wire.errors import Conflict, HostError, InvalidInput, NotFound
+from wire.listen import serving, tcp_socket, unix_socket
 
 T = TypeVar("T")
 

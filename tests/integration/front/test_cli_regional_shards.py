@@ -27,7 +27,6 @@ from control_plane.api.settings import SchedulerSettings
 from control_plane.cli import main
 from control_plane.front_end.access import Access
 from control_plane.front_end.frontend import FrontEnd
-from control_plane.front_end.listen import serving, tcp_socket, unix_socket
 from control_plane.front_end.trail import Trail
 from control_plane.identity.authority import OwnIdentity, open_authority
 from control_plane.identity.people import People
@@ -36,6 +35,7 @@ from control_plane.images.store import ImageStore
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
+from wire.listen import serving, tcp_socket, unix_socket
 
 from .conftest import FACTS
 

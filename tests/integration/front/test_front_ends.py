@@ -12,7 +12,6 @@ import pytest
 from control_plane.api.routes import ROUTES
 from control_plane.api.shard_routes import CALLER_HEADER
 from control_plane.front_end.access import caller_header
-from control_plane.front_end.listen import serving, tcp_socket
 from control_plane.front_end.relay import RELAYED, FrontEndRelay
 from control_plane.identity.authority import CertificateSubject
 from control_plane.runtime.runtime import Runtime
@@ -20,6 +19,7 @@ from wire import tls
 from wire.client import WireClient
 from wire.errors import Busy, Forbidden, TwineError, Unauthenticated
 from wire.fairness import Peer
+from wire.listen import serving, tcp_socket
 
 from .conftest import Region, start_region
 from .test_permissions import CALLERS, MAY_CALL, PATH, ROUTE, _furnish, _passes, _restore, body_of

@@ -33,7 +33,6 @@ from control_plane.api.routes import ROUTES
 from control_plane.api.settings import SchedulerSettings
 from control_plane.front_end.access import Access
 from control_plane.front_end.frontend import FrontEnd
-from control_plane.front_end.listen import serving, tcp_socket, unix_socket
 from control_plane.front_end.trail import Trail
 from control_plane.identity.authority import OwnIdentity, open_authority
 from control_plane.identity.people import People
@@ -43,6 +42,7 @@ from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
 from wire.fairness import MAX_BODY_BYTES
+from wire.listen import serving, tcp_socket, unix_socket
 
 pytestmark = pytest.mark.behaviour("F-76", "F-77")
 

@@ -1,4 +1,4 @@
-"""The sockets that the front end listens on, and the server behind them."""
+"""The sockets that a server listens on, and the admission of its connections."""
 
 from __future__ import annotations
 
@@ -30,23 +30,26 @@ _http_log = http_log(__name__)
 @asynccontextmanager
 async def serving(
     app: web.Application,
-    tcp: socket.socket,
-    tls: ssl.SSLContext,
+    tcp: socket.socket | None,
+    tls: ssl.SSLContext | None,
     local: socket.socket | None,
     limits: ConnectionLimits | None = None,
     is_void: IsVoid | None = None,
 ) -> AsyncIterator[list[ConnectionAdmission]]:
-    """Serve an application on a TCP socket with TLS and on a unix socket, within the context.
+    """Serve an application on a TCP socket and on a unix socket, within the context.
 
-    The unix socket has separate connection limits: callers on the network cannot block an operator.
+    Without `tls` the TCP socket is served in plain text. The unix socket has separate connection
+    limits: callers on the network cannot block an operator.
     """
     limits = limits or ConnectionLimits().within(raise_descriptor_limit())
     runner = web.AppRunner(app, handle_signals=False, logger=_http_log, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
         async with AsyncExitStack() as stack:
-            admission = open_admission(runner, tcp, tls, limits, _http_log, is_void)
-            admissions = [await stack.enter_async_context(admission)]
+            admissions = []
+            if tcp is not None:
+                admission = open_admission(runner, tcp, tls, limits, _http_log, is_void)
+                admissions.append(await stack.enter_async_context(admission))
             if local is not None:
                 admission = open_admission(runner, local, None, LOCAL, _http_log)
                 admissions.append(await stack.enter_async_context(admission))
@@ -77,8 +80,10 @@ def tcp_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
-def unix_socket(path: Path, group: str = "") -> socket.socket:
+def unix_socket(path: Path, group: str = "", *, is_shared: bool = False) -> socket.socket:
     """Return a listening unix socket that only its owner (and `group`) can open.
+
+    `is_shared` lets the group of this process open it.
 
     It replaces the socket of an ended process, but not a socket that answers or any other file.
     """
@@ -93,6 +98,7 @@ def unix_socket(path: Path, group: str = "") -> socket.socket:
             os.umask(mask)
         if group:
             os.chown(path, -1, grp.getgrnam(group).gr_gid)
+        if group or is_shared:
             path.chmod(0o660)
         sock.listen(BACKLOG)
     except (OSError, KeyError) as e:
