@@ -24,7 +24,7 @@ PACKAGES = (
 )
 MODULES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 MAX_LINES = 500
-WAY_IN = {"README.md": 120, "CONTRIBUTING.md": 120, "CHANGELOG.md": 250, "ARCHITECTURE.md": 250}
+WAY_IN = {"README.md": 120, "CONTRIBUTING.md": 120, "ARCHITECTURE.md": 250}
 VAGUE = {"utils", "helpers", "common", "manager", "base", "misc"}
 
 
@@ -90,6 +90,11 @@ def _files(place: str) -> list[str]:
 def test_the_way_in_stays_short() -> None:
     lengths = {page: len((ROOT / page).read_text().splitlines()) for page in WAY_IN}
     assert {page: n for page, n in lengths.items() if n > WAY_IN[page]} == {}
+
+
+def test_the_changelog_has_one_short_line_for_each_change() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert [line for line in lines if len(line) > 260] == []
 
 
 def _is_a_skip(node: ast.AST) -> bool:
