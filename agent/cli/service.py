@@ -52,12 +52,12 @@ def leave(config_path: Path | None, once: bool) -> None:
     "--name", default=socket.gethostname, help="Name of the machine; default: the host name."
 )
 @click.option("--address", required=True, help="HOST:PORT at which the agent is reachable.")
-@click.option("--region", default="local")
-@click.option("--datacenter", default="dc1")
-@click.option("--msb", default="msb1")
-@click.option("--row", default="row1")
-@click.option("--rack", default="rack1")
-@click.option("--machine-type", default="small")
+@click.option("--region", default="local", show_default=True)
+@click.option("--datacenter", default="dc1", show_default=True)
+@click.option("--msb", default="msb1", show_default=True, help="Main switch board, a fault domain.")
+@click.option("--row", default="row1", show_default=True)
+@click.option("--rack", default="rack1", show_default=True)
+@click.option("--machine-type", default="small", show_default=True)
 @click.pass_obj
 def join(config_path: Path | None, /, url: str, **options: str) -> None:
     """Make this host a machine of the region behind the control plane at URL."""

@@ -96,7 +96,10 @@ class Program(PipedGroup):
         except TwineError as e:
             failure(e)
             return e.exit_code
-        except (click.Abort, KeyboardInterrupt):
+        except (click.Abort, KeyboardInterrupt) as e:
+            if isinstance(e, click.Abort) and e.__cause__ is None:  # the answer to a question
+                failure(TwineError("not confirmed: nothing was changed", hint="--yes confirms it"))
+                return TwineError.exit_code
             return EXIT_INTERRUPTED
         except UnicodeEncodeError as e:
             failure(InvalidInput(not_utf8(e)))

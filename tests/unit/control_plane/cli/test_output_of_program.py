@@ -82,3 +82,13 @@ def test_the_audit_log_is_queried_for_an_object_of_a_kind() -> None:
     found = CliRunner().invoke(main, ["audit", "--object", "web"])
     assert found.exit_code == 64
     assert "--object takes KIND/NAME such as job/web, not 'web'" in found.output
+
+
+@pytest.mark.behaviour("BUG-UX166")
+@pytest.mark.parametrize("answer", ["", "n\n"])
+def test_a_question_that_is_not_confirmed_is_a_failure_with_a_reason(answer: str) -> None:
+    """Formerly a command in a script, with no terminal, ended with 130 and without a word."""
+    found = CliRunner().invoke(main, ["restored", "release"], input=answer)
+    assert found.exit_code == 1
+    assert "not confirmed: nothing was changed" in found.output
+    assert "--yes" in found.output
