@@ -88,7 +88,8 @@ class BadDisk:
 
     def disconnect(self) -> None:
         """Stop the tasks and the agent, and detach the disk; its files remain."""
-        shell("systemctl stop twine-agent.service 'twine-task-*.service'")
+        shell("systemctl stop twine-agent.service")  # else it starts tasks again that were stopped
+        shell("systemctl stop 'twine-task-*.service'")
         shell(f"umount {STATE}")
         until = time.monotonic() + WAIT_S
         while shell("dmsetup info -c --noheadings -o open bad") != "0":
