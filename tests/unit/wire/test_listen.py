@@ -1,0 +1,29 @@
+"""Which users may open the unix sockets that servers listen on."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from wire.errors import ConfigError
+from wire.listen import unix_socket
+
+
+@pytest.mark.parametrize(("is_shared", "mode"), [(False, 0o600), (True, 0o660)])
+def test_only_the_owner_and_the_group_of_a_shared_socket_may_open_it(
+    is_shared: bool, mode: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    with unix_socket(path, is_shared=is_shared):
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_socket_that_answers_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with unix_socket(path):
+        with pytest.raises(ConfigError, match="another process answers there"):
+            unix_socket(path)
+        assert path.is_socket()
+    unix_socket(path).close()  # the socket of an ended server is replaced
