@@ -24,24 +24,6 @@ KEPT = bool(os.environ.get("TWINE_KEEP_LAB"))
 """Whether to use a running guest and keep it running; `twine-lab push` updates its code."""
 STATE = "twine-agent ps; journalctl -u twine-agent -n 30 --no-pager"
 """Commands whose output is printed if a condition was not met in time."""
-BUSYBOX = Path("/bin/busybox")
-FOLDERS = ("bin", "proc", "sys", "dev", "tmp", "run", "var", "var/tmp", "etc", "root")
-
-
-def busybox_image(*links: str) -> bytes:
-    """Return an image with busybox, and links to /etc."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for name in FOLDERS:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(entry)
-        tar.add(BUSYBOX, "bin/busybox")
-        for name, to in (("bin/sh", "busybox"), *((link, "/etc") for link in links)):
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = tarfile.SYMTYPE, to
-            tar.addfile(entry)
-    return out.getvalue()
 
 
 class OneGuest:
@@ -91,10 +73,11 @@ class OneGuest:
         except (Failed, subprocess.TimeoutExpired):
             return ""
 
-    def put(self, path: str, text: str) -> None:
-        self.lab(
-            "ssh", "m1", "--", f"mkdir -p $(dirname {path}); cat > {path}", stdin=text.encode()
-        )
+    def put(self, path: str, content: str | bytes, machine: str = "m1") -> None:
+        """Write a file of a guest, and make its folder."""
+        data = content.encode() if isinstance(content, str) else content
+        command = f"mkdir -p $(dirname {path}); cat > {path}"
+        self.lab("ssh", machine, "--", command, stdin=data, timeout_s=900)
 
     def pytest(self, *arguments: str, inside: Path = INSIDE, timeout_s: float = 3600.0) -> None:
         """Run the tests of a folder in the guest and print their output, which is also the failure

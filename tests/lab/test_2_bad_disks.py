@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.one_guest import OneGuest, busybox_image
+from tests.lab.images import busybox_image
+from tests.lab.one_guest import OneGuest
 
 FOLDER = Path(__file__).parent / "bad_disks"
 
@@ -18,7 +19,7 @@ def test_an_agent_on_a_bad_disk() -> None:
     guest = OneGuest(name="bad-disks")
     guest.up()
     try:
-        guest.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=busybox_image())
+        guest.put("/root/image.tar", busybox_image())
         guest.pytest("-s", inside=FOLDER)
     finally:
         guest.down()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.one_guest import busybox_image
+from tests.lab.images import busybox_image
 from tests.lab.one_machine import OneMachine
 
 pytestmark = pytest.mark.long

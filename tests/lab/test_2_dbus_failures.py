@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.one_guest import OneGuest, busybox_image
+from tests.lab.images import busybox_image
+from tests.lab.one_guest import OneGuest
 
 pytestmark = pytest.mark.long
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.long
 def guest() -> Iterator[OneGuest]:
     found = OneGuest(name="bus")
     found.up()
-    found.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=busybox_image())
+    found.put("/root/image.tar", busybox_image())
     found.put("/root/bus_load.py", Path(__file__).with_name("bus_load.py").read_text())
     found.ssh("systemctl start twine-agent.service", timeout_s=900)
     yield found

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.one_guest import OneGuest, busybox_image
+from tests.lab.images import busybox_image
+from tests.lab.one_guest import OneGuest
 
 pytestmark = pytest.mark.behaviour("AG8")
 
@@ -19,7 +20,7 @@ GROUPS = "/sys/fs/cgroup/workload.slice/"
 def guest() -> Iterator[OneGuest]:
     found = OneGuest(name="cpus", cpus=4)
     found.up()
-    found.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=busybox_image())
+    found.put("/root/image.tar", busybox_image())
     for count in range(1, 5):
         found.put(f"/root/own-{count}.toml", OWN.format(count))
     found.ssh("systemctl start twine-agent.service", timeout_s=900)

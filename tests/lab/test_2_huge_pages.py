@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import io
-import subprocess
-import tarfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.lab.images import program_image
 from tests.lab.one_guest import OneGuest
 
 pytestmark = pytest.mark.behaviour("AG8")
 
-SOURCE = Path(__file__).with_name("huge_pages.c")
-FOLDERS = ("proc", "sys", "dev", "tmp", "run", "var", "var/tmp", "etc", "root")
 POOL = 8
 GROUPS = "/sys/fs/cgroup/workload.slice"
 PAGE = 2 << 20
-
-
-def image(folder: Path) -> bytes:
-    """Return an image whose only file is the program."""
-    program, out = folder / "take", io.BytesIO()
-    subprocess.run(["cc", "-static", "-O1", "-Wall", "-o", program, SOURCE], check=True)
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for name in FOLDERS:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(entry)
-        tar.add(program, "take")
-    return out.getvalue()
 
 
 @pytest.fixture(scope="module")
 def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
     found = OneGuest(name="pages")
     found.up()
-    made = image(tmp_path_factory.mktemp("image"))
-    found.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=made)
+    made = program_image("huge_pages.c", "take", tmp_path_factory.mktemp("image"))
+    found.put("/root/image.tar", made)
     for count in (3, 6):
         found.put(f"/root/{count}.toml", f"[resources]\nhugepages_2mib = {count}\n")
     found.ssh(

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from oci import Layout, entry, folder, layer
 
-from tests.lab.one_guest import BUSYBOX, FOLDERS, OneGuest
+from tests.lab.images import BUSYBOX_FILES, SHELL
+from tests.lab.one_guest import OneGuest
 
 pytestmark = pytest.mark.long
 USERS = b"root:x:0:0:root:/root:/bin/sh\nother:x:7:7::/:/bin/sh\n"
@@ -17,9 +18,8 @@ USERS += b"app:x:1000:1001:App:/home/app:/bin/sh\n"
 GROUPS = b"root:x:0:\nstaff:x:1001:\nother:x:7:\n"
 OF_APP = {"uid": 1000, "gid": 1001}
 BASE = layer(
-    *(folder(name) for name in FOLDERS),
-    entry("bin/busybox", data=BUSYBOX.read_bytes(), mode=0o755),
-    entry("bin/sh", tarfile.SYMTYPE, linkname="busybox"),
+    *BUSYBOX_FILES,
+    SHELL,
     folder("usr"),
     folder("usr/lib"),
     entry("usr/lib/users", data=USERS),
@@ -80,7 +80,7 @@ def put(guest: OneGuest, folder: Path, name: str, config: dict[str, object]) -> 
     """Copy the archive of an image into the guest."""
     layout = Layout(folder)
     layout.image(BASE, config=config)
-    guest.lab("ssh", "m1", "--", f"cat > /root/{name}.tar", stdin=layout.archive())
+    guest.put(f"/root/{name}.tar", layout.archive())
 
 
 def values_in_log(guest: OneGuest, runs: int) -> dict[str, str]:

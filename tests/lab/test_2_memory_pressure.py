@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.lab.images import program_image
 from tests.lab.one_guest import OneGuest
-from tests.lab.test_2_memory_protection import image
 
 pytestmark = pytest.mark.long
 MIB = 1 << 20
@@ -35,8 +35,8 @@ PROMISE = '[resources]\nmemory_min_bytes = "260MiB"\n'
 def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
     found = OneGuest(name="pressure", cpus=1)
     found.up()
-    made = image(tmp_path_factory.mktemp("image"))
-    found.lab("ssh", "m1", "--", "cat > /root/pressed.tar", stdin=made)
+    made = program_image("memory_pressure.c", "pressed", tmp_path_factory.mktemp("image"))
+    found.put("/root/pressed.tar", made)
     found.ssh("systemctl start twine-network.socket twine-agent.service", timeout_s=900)
     for name, (entitlement, held) in TASKS.items():
         found.put(f"/root/{name}.toml", PROMISE + MORE if name == "kept" else MORE)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
-import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.lab.one_guest import FOLDERS, OneGuest
+from tests.lab.images import program_image
+from tests.lab.one_guest import OneGuest
 
 pytestmark = pytest.mark.long
-SOURCE = Path(__file__).with_name("memory_pressure.c")
 HOG = Path(__file__).with_name("hog.py")
 MIB = 1 << 20
 GROUPS = "/sys/fs/cgroup/workload.slice"
@@ -37,25 +34,12 @@ max_bytes = "{FILE * 3 // 2}MiB"
 PROMISE = f'[resources]\nmemory_min_bytes = "{LIMIT}MiB"\n'
 
 
-def image(folder: Path) -> bytes:
-    """Return an image whose only file is the program."""
-    program, out = folder / "pressed", io.BytesIO()
-    subprocess.run(["cc", "-static", "-O1", "-Wall", "-o", program, SOURCE], check=True)
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for name in FOLDERS:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(entry)
-        tar.add(program, "pressed")
-    return out.getvalue()
-
-
 @pytest.fixture(scope="module")
 def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
     found = OneGuest(name="kept", cpus=1)
     found.up()
-    made = image(tmp_path_factory.mktemp("image"))
-    found.lab("ssh", "m1", "--", "cat > /root/pressed.tar", stdin=made)
+    made = program_image("memory_pressure.c", "pressed", tmp_path_factory.mktemp("image"))
+    found.put("/root/pressed.tar", made)
     found.put("/root/hog.py", HOG.read_text())
     found.put("/root/plain.toml", TASK)
     found.put("/root/kept.toml", PROMISE + TASK)

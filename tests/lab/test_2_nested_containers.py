@@ -1,16 +1,15 @@
-"""Containers inside a task that is a machine, by podman of Debian (docs/agent.md)."""
+"""Containers inside a system container, by podman of Debian (docs/agent.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.lab.one_guest import OneGuest, busybox_image
+from tests.lab.images import SYSTEMD_TAR, busybox_image, make_systemd_image
+from tests.lab.one_guest import OneGuest
 from vm_lab.image.programs import build_program
 
-MAKE = Path(__file__).with_name("machine_image.sh")
 GROUP = "/sys/fs/cgroup/workload.slice/workload-local.slice/twine-task-web.service"
 VOLUMES = "/var/lib/twine/volumes/local"
 TASK = """
@@ -28,7 +27,7 @@ start_period_s = 900
 """
 LIMIT = 288 << 20
 RUN = f"--relax own-init --network private --memory {LIMIT} --file /root/task.toml"
-IMAGE = "--image /root/machine.tar"
+IMAGE = f"--image {SYSTEMD_TAR}"
 PODMAN = """
 exec systemd-run --quiet --wait --pipe --expand-environment=no -p Delegate=yes \\
     -E CONTAINERS_CONF=/srv/data/containers.conf \\
@@ -53,12 +52,10 @@ LEFT = (
 def guest() -> Iterator[OneGuest]:
     found = OneGuest(name="nested")
     found.up()
-    found.put("/root/machine_image.sh", MAKE.read_text())
     podman = build_program("podman", print).read_bytes()
     for name, tar in (("podman", podman), ("plain", busybox_image())):
-        found.lab("ssh", "m1", "--", f"cat > /root/{name}.tar", stdin=tar, timeout_s=900)
-    make = "bash /root/machine_image.sh /root/machine.tar /root/podman.tar"
-    found.ssh(f"[ -e machine.tar ] || {make}", timeout_s=900)
+        found.put(f"/root/{name}.tar", tar)
+    make_systemd_image(found, podman="/root/podman.tar")
     found.put("/root/task.toml", TASK)
     found.ssh("systemctl start twine-network.socket twine-agent.service", timeout_s=900)
     for name, relax in (("web", "--relax nested"), ("bare", "")):
@@ -118,7 +115,7 @@ def test_cgroup_files_cannot_be_read_or_removed_from_inside(guest: OneGuest) -> 
 def test_podman_runs_a_container_with_a_user_namespace_if_allowed(
     guest: OneGuest,
 ) -> None:
-    """The container runs from an image in podman's store, in the machine's network and in a private
+    """The container runs from an image in podman's store, in the task's network and in a private
     one.
     """
     for network in ("host", "none"):
@@ -133,7 +130,7 @@ def test_podman_runs_a_container_with_a_user_namespace_if_allowed(
 @pytest.mark.behaviour("AG8")
 @pytest.mark.long
 def test_a_container_inside_is_within_the_limits_of_its_task(guest: OneGuest) -> None:
-    """The container ends at its limit, and at the task's; the machine and its neighbours run on."""
+    """The container ends at its limit and at the task's; other processes of the task run on."""
     limit = "--memory=40m inner:1 /bin/busybox cat /sys/fs/cgroup/memory.max"
     assert inside(guest, f"{CONTAINER} {limit}") == str(40 << 20)
     tasks = ("web", "bare")

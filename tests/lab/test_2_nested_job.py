@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.images import busybox_image, systemd_image
 from tests.lab.lab_client import Failed
-from tests.lab.one_guest import busybox_image
 from tests.lab.one_machine import OneMachine
 from vm_lab.image.programs import build_program
 
-MAKE = Path(__file__).with_name("machine_image.sh")
 PODMAN = "/usr/bin/podman --root /srv/data/podman --runroot /run/podman"
 RUN = f"{PODMAN} run --rm --network=host --uidmap 0:10000:5000 --gidmap 0:10000:5000 inner:1"
 SETTINGS = "CONTAINERS_CONF=/opt/inner/containers.conf"
@@ -32,7 +31,7 @@ Delegate=yes
 Environment={SETTINGS}
 ExecStart=/bin/sh /opt/inner/run.sh
 """
-"""A service of the machine; it is active once its container has completed."""
+"""A service of the system container; it is active once its container has completed."""
 CONF = "[containers]\nkeyring = false\ndefault_sysctls = []\n"
 WANTED = "./etc/systemd/system/multi-user.target.wants/container.service"
 JOB = """
@@ -69,16 +68,14 @@ def lab() -> Iterator[OneMachine]:
 
 def image_of(lab: OneMachine, folder: Path) -> str:
     """Return the digest of an image with systemd, podman, and a service that runs a container."""
-    make = f"cat >/root/make <<'END'\n{MAKE.read_text()}END\n"
-    lab.ssh("m1", f"{make} [ -e machine.tar ] || bash /root/make /root/machine.tar", 900)
-    file = folder / "machine.tar"
-    file.write_bytes(lab.read("/root/machine.tar"))
-    with tarfile.open(file, "a") as machine:
-        there = {name.removeprefix("./").rstrip("/") for name in machine.getnames()}
+    file = folder / "systemd.tar"
+    file.write_bytes(systemd_image(lab))
+    with tarfile.open(file, "a") as image:
+        there = {name.removeprefix("./").rstrip("/") for name in image.getnames()}
         with tarfile.open(build_program("podman", print)) as podman:
             for entry in podman:
                 if entry.name.removeprefix("./").rstrip("/") not in there:
-                    machine.addfile(entry, podman.extractfile(entry) if entry.isreg() else None)
+                    image.addfile(entry, podman.extractfile(entry) if entry.isreg() else None)
         texts = {
             "./opt/inner/containers.conf": CONF.encode(),
             "./opt/inner/run.sh": SCRIPT.encode(),
@@ -88,10 +85,10 @@ def image_of(lab: OneMachine, folder: Path) -> str:
         for name, text in texts.items():
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(text), 0o644
-            machine.addfile(entry, io.BytesIO(text))
+            image.addfile(entry, io.BytesIO(text))
         entry = tarfile.TarInfo(WANTED)
         entry.type, entry.linkname = tarfile.SYMTYPE, "../container.service"
-        machine.addfile(entry)
+        image.addfile(entry)
     found: str = lab.ctl("image", "push", str(file), timeout_s=900)["digest"]
     return found
 

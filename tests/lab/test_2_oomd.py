@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.lab.images import program_image
 from tests.lab.one_guest import OneGuest
 from tests.lab.test_2_memory_pressure import (
     FILE,
@@ -22,7 +23,6 @@ from tests.lab.test_2_memory_pressure import (
     held_bytes,
     tasks,
 )
-from tests.lab.test_2_memory_protection import image
 from vm_lab.image.programs import build_program
 
 pytestmark = pytest.mark.long
@@ -56,9 +56,9 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
     found = OneGuest(name="oomd", cpus=1)
     found.up()
     oomd = build_program("systemd-oomd", print).read_bytes()
-    made = image(tmp_path_factory.mktemp("image"))
+    made = program_image("memory_pressure.c", "pressed", tmp_path_factory.mktemp("image"))
     for name, tar in (("oomd", oomd), ("pressed", made)):
-        found.lab("ssh", "m1", "--", f"cat > /root/{name}.tar", stdin=tar)
+        found.put(f"/root/{name}.tar", tar)
     found.ssh(INSTALL, timeout_s=900)
     for name, (entitlement, held) in TASKS.items():
         found.put(f"/root/{name}.toml", PROMISE + MORE if name == "kept" else MORE)

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from oci import Layout, entry, folder, layer
 
-from tests.lab.one_guest import BUSYBOX, FOLDERS, OneGuest
+from tests.lab.images import BUSYBOX_FILES, SHELL
+from tests.lab.one_guest import OneGuest
 
 pytestmark = [pytest.mark.long, pytest.mark.behaviour("BUG-AG31")]
 IMAGE = layer(
-    *(folder(name) for name in FOLDERS),
-    entry("bin/busybox", data=BUSYBOX.read_bytes(), mode=0o755),
-    entry("bin/sh", tarfile.SYMTYPE, linkname="busybox"),
+    *BUSYBOX_FILES,
+    SHELL,
     entry("etc/passwd", data=b"root:x:0:0:root:/root:/bin/sh\nwww:x:33:33::/:/bin/sh\n"),
     entry("etc/group", data=b"root:x:0:\nwww:x:33:\n"),
     entry("etc/secret", data=b"root's\n", mode=0o400),
@@ -69,7 +69,7 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneGuest]:
 def put(guest: OneGuest, top: Path) -> None:
     layout = Layout(top)
     layout.image(IMAGE, config={"Cmd": ["/bin/sh", "-c", SCRIPT]})
-    guest.lab("ssh", "m1", "--", "cat > /root/ordinary.tar", stdin=layout.archive())
+    guest.put("/root/ordinary.tar", layout.archive())
 
 
 def log_lines(guest: OneGuest, name: str, times: int = 1) -> list[str]:

@@ -1,18 +1,17 @@
-"""A task with systemd inside, on a real kernel: a machine with its own users (docs/agent.md)."""
+"""A task with systemd inside: a system container with its own users, on a real kernel."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from agent.tasks.core.own_init import FIRST_ID, ID_COUNT, SLOTS
 from agent.volumes.core.volumes import OWNER
-from tests.lab.one_guest import OneGuest, busybox_image
+from tests.lab.images import SYSTEMD_TAR, busybox_image, make_systemd_image
+from tests.lab.one_guest import OneGuest
 
-MAKE = Path(__file__).with_name("machine_image.sh")
 UNIT = "twine-task-web.service"
 GROUP = f"/sys/fs/cgroup/workload.slice/workload-local.slice/{UNIT}"
 TASK = """
@@ -72,9 +71,8 @@ LEFT = (
 def guest() -> Iterator[OneGuest]:
     found = OneGuest(name="own-init")
     found.up()
-    found.put("/root/machine_image.sh", MAKE.read_text())
-    found.ssh("[ -e machine.tar ] || bash /root/machine_image.sh /root/machine.tar", timeout_s=900)
-    found.lab("ssh", "m1", "--", "cat > /root/plain.tar", stdin=busybox_image())
+    make_systemd_image(found)
+    found.put("/root/plain.tar", busybox_image())
     found.put("/root/task.toml", TASK)
     found.put("/root/reach", REACH)
     found.put("/root/typed", TYPED)
@@ -83,7 +81,7 @@ def guest() -> Iterator[OneGuest]:
     found.ssh(
         "twine-agent run plain --image /root/plain.tar -- /bin/busybox sleep 100000", timeout_s=900
     )
-    found.ssh(f"{RUN} --image /root/machine.tar", timeout_s=1800)
+    found.ssh(f"{RUN} --image {SYSTEMD_TAR}", timeout_s=1800)
     yield found
     found.down()
 
@@ -93,7 +91,7 @@ def inside(guest: OneGuest, command: str) -> str:
 
 
 def leader(guest: OneGuest) -> str:
-    """Return the init process of the machine, as the host sees it."""
+    """Return the init process of the system container, as the host sees it."""
     return guest.ssh(f"head -n 1 {GROUP}/payload/init.scope/cgroup.procs").strip()
 
 
@@ -220,7 +218,7 @@ def test_nothing_is_left_of_a_task_deleted_during_an_out_of_memory_kill(
     guest: OneGuest,
 ) -> None:
     """No mount, cgroup or unit is left, and another task of the same name starts at once."""
-    guest.ssh(f"{RUN} --image /root/machine.tar", timeout_s=1800)
+    guest.ssh(f"{RUN} --image {SYSTEMD_TAR}", timeout_s=1800)
     up(guest)
     guest.ssh("sh /root/deleted", timeout_s=1800)
     guest.until("it is gone", lambda: "web" not in (guest.find("twine-agent ps") or "web"))
@@ -228,7 +226,7 @@ def test_nothing_is_left_of_a_task_deleted_during_an_out_of_memory_kill(
     units = "systemctl list-units --all --plain --no-legend 'twine-*-web*'"
     guest.until("its units are gone", lambda: guest.ssh(units).strip() == "")
     assert "all is accounted for" in guest.ssh("twine-agent fsck")
-    guest.ssh(f"{RUN} --image /root/machine.tar", timeout_s=1800)
+    guest.ssh(f"{RUN} --image {SYSTEMD_TAR}", timeout_s=1800)
     up(guest)
     guest.ssh("twine-agent stop web", timeout_s=1800)
 

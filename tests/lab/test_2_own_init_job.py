@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from tests.lab.images import systemd_image
 from tests.lab.lab_client import Failed
 from tests.lab.one_machine import OneMachine
 
-MAKE = Path(__file__).with_name("machine_image.sh")
 HERE = "/run/twine-identity"
-OFF = "/etc/twine/agent.toml.d/no-machines.toml"
+OFF = "/etc/twine/agent.toml.d/no-own-init.toml"
 JOB = """
 entitlement = "shop"
 tasks = 1
@@ -50,10 +50,8 @@ def lab() -> Iterator[OneMachine]:
 
 def image_of(lab: OneMachine, folder: Path) -> str:
     """Return the digest of an image with systemd, made from the packages of the machine."""
-    make = f"cat >/root/make <<'END'\n{MAKE.read_text()}END\n"
-    lab.ssh("m1", f"{make} [ -e machine.tar ] || bash /root/make /root/machine.tar", 900)
-    file = folder / "machine.tar"
-    file.write_bytes(lab.read("/root/machine.tar"))
+    file = folder / "systemd.tar"
+    file.write_bytes(systemd_image(lab))
     found: str = lab.ctl("image", "push", str(file), timeout_s=900)["digest"]
     return found
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.images import busybox_image
 from tests.lab.lab_client import ROOT
-from tests.lab.one_guest import OneGuest, busybox_image
+from tests.lab.one_guest import OneGuest
 from vm_lab.package import build_package
 
 TASKS = 50
@@ -96,8 +97,7 @@ class Packaged(OneGuest):
             into = self.folder / name
             tree = changed_tree(into / "tree", MORE[name]) if name in MORE else ROOT
             package = build_package(into, print, tree)
-            put = f"cat > /root/{name}.deb"
-            self.lab("ssh", "m1", "--", put, stdin=package.read_bytes())
+            self.put(f"/root/{name}.deb", package.read_bytes())
             self.there.add(name)
         output = self.ssh(f"{INSTALL.format(name)} 2>&1; echo $?", timeout_s=1800)
         print(output)
@@ -142,7 +142,7 @@ class Packaged(OneGuest):
 def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Packaged]:
     found = Packaged(tmp_path_factory.mktemp("packages"))
     found.up()
-    found.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=busybox_image())
+    found.put("/root/image.tar", busybox_image())
     yield found
     found.down()
 

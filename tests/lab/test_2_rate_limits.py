@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.one_guest import OneGuest, busybox_image
+from tests.lab.images import busybox_image
+from tests.lab.one_guest import OneGuest
 
 pytestmark = pytest.mark.long
 MIB = 1 << 20
@@ -67,7 +68,7 @@ print((b - a) / (ended - began))
 def guest() -> Iterator[OneGuest]:
     found = OneGuest(name="rates")
     found.up()
-    found.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=busybox_image())
+    found.put("/root/image.tar", busybox_image())
     found.put("/root/sample.py", SAMPLE)
     found.put("/root/sink.py", SINK)
     found.ssh("systemctl start twine-network.socket twine-agent.service", timeout_s=900)

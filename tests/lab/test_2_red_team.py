@@ -5,21 +5,19 @@ The table of docs/security.md is the output of this test.
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.lab.images import HERE, program_image
 from tests.lab.one_guest import OneGuest
 
 pytestmark = pytest.mark.behaviour("F-84")
 
-SOURCE = Path(__file__).with_name("red_team.c")
+SOURCE = HERE / "red_team.c"
 GATES = {
     "twine-task-neighbour.service": 1.5,
     "twine-agent.service": 2.0,
@@ -35,25 +33,11 @@ held.bind("\\0twine-red-team")
 held.listen()
 time.sleep(1e6)
 """
-FOLDERS = ("proc", "sys", "dev", "tmp", "run", "var", "var/tmp", "etc", "root")
 
 
 def names() -> list[str]:
     """Return the names of all probes, in order."""
     return re.findall(r'^ +P\("([^"]+)"', SOURCE.read_text(), re.MULTILINE)
-
-
-def image(folder: Path) -> bytes:
-    """Return an image whose only file is the program."""
-    program, out = folder / "red_team", io.BytesIO()
-    subprocess.run(["cc", "-static", "-O1", "-Wall", "-o", program, SOURCE], check=True)
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for name in FOLDERS:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(entry)
-        tar.add(program, "red_team")
-    return out.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +53,7 @@ def guest() -> Iterator[OneGuest]:
 def test_f84_a_task_reaches_nothing_of_its_host(guest: OneGuest, tmp_path: Path) -> None:
     """Every probe is refused, and the exposure of units is as low as promised."""
     guest.ssh("systemctl start twine-agent.service", timeout_s=900)
-    guest.lab("ssh", "m1", "--", "cat > /root/red.tar", stdin=image(tmp_path))
+    guest.put("/root/red.tar", program_image("red_team.c", "red_team", tmp_path))
     guest.ssh("systemd-run -q --unit=on-7443 python3 -m http.server 7443 --bind 127.0.0.1")
     guest.ssh("touch /dev/shm/of-the-host")
     guest.ssh(f"systemd-run -q --unit=abstract python3 -c '{LISTENER}'")

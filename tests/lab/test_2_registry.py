@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 from oci import Layout, entry, folder, layer
 
+from tests.lab.images import BUSYBOX_FILES
 from tests.lab.lab_client import BIN
-from tests.lab.one_guest import BUSYBOX, FOLDERS, OneGuest
+from tests.lab.one_guest import OneGuest
 
 pytestmark = pytest.mark.long
 REGISTRY = "10.77.0.1:5000"
@@ -32,8 +33,7 @@ CONFIG = {
     "StopSignal": "SIGUSR1",
 }
 BASE = layer(
-    *(folder(name) for name in FOLDERS),
-    entry("bin/busybox", data=BUSYBOX.read_bytes(), mode=0o755),
+    *BUSYBOX_FILES,
     entry("big", data=os.urandom(BIG)),
 )
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oci import Layout, entry, folder, layer
+from oci import Layout, entry, layer
 
+from tests.lab.images import BUSYBOX_FILES
 from tests.lab.lab_client import BIN
-from tests.lab.one_guest import BUSYBOX, FOLDERS, OneGuest
+from tests.lab.one_guest import OneGuest
 from wire import signatures
 
 pytestmark = pytest.mark.long
@@ -142,9 +143,8 @@ def shop(guest: OneGuest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     serve = ("docker-registry", "serve", str(top / "config.yml"))
     registry = InTheLab(guest, top / "log", *serve)
     try:
-        files = [folder(name) for name in FOLDERS]
-        files.append(entry("bin/busybox", data=BUSYBOX.read_bytes(), mode=0o755))
-        base, digests, packed = layer(*files, entry("big", data=os.urandom(BIG))), {}, ""
+        base = layer(*BUSYBOX_FILES, entry("big", data=os.urandom(BIG)))
+        digests, packed = {}, ""
         for name in IMAGES:
             layout = Layout(top / name)
             own = layer(entry("own", data=name.encode()), entry("some", data=os.urandom(OWN)))

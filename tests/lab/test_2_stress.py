@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.one_guest import OneGuest, busybox_image
+from tests.lab.images import busybox_image
+from tests.lab.one_guest import OneGuest
 from tests.lab.test_2_busy_host import IMAGE, Answers
 
 pytestmark = pytest.mark.long
@@ -54,7 +55,7 @@ def guest() -> Iterator[OneGuest]:
     found = OneGuest(name="stress", cpus=1)
     found.up()
     found.ssh(f"bash <<'E'\n{IMAGE}\nE", timeout_s=900)
-    found.lab("ssh", "m1", "--", "cat > /root/plain.tar", stdin=busybox_image())
+    found.put("/root/plain.tar", busybox_image())
     found.put("/root/task.toml", TASK)
     found.put("/root/ask.py", ASK)
     found.ssh("systemctl start twine-network.socket twine-agent.service", timeout_s=900)

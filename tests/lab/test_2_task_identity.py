@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.one_guest import busybox_image
+from tests.lab.images import busybox_image
 from tests.lab.one_machine import OneMachine
 
 HERE = "/run/twine-identity"

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.one_guest import OneGuest, busybox_image
+from tests.lab.images import busybox_image
+from tests.lab.one_guest import OneGuest
 
 pytestmark = pytest.mark.behaviour("AG10")
 
@@ -69,7 +70,7 @@ grep -ral 'correct horse' /var/lib/twine /etc /run/twine /run/systemd /tmp || tr
 def guest() -> Iterator[OneGuest]:
     found = OneGuest(name="task-life")
     found.up()
-    found.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=busybox_image())
+    found.put("/root/image.tar", busybox_image())
     found.put("/root/script", SCRIPT)
     found.ssh("systemctl start twine-agent.service", timeout_s=900)
     yield found

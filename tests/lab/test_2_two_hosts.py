@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.one_guest import OneGuest, busybox_image
+from tests.lab.images import busybox_image
+from tests.lab.one_guest import OneGuest
 
 START = "twine-agent run {} --image /root/image.tar --memory 16M --network private {} -- /bin/sh -c"
 SERVE = "echo hello >/tmp/index.html; exec busybox httpd -f -p 8080 -h /tmp"
@@ -22,7 +23,7 @@ def hosts() -> Iterator[OneGuest]:
     found = OneGuest(name="two", count=2)
     found.up()
     for machine in ("m1", "m2"):
-        found.lab("ssh", machine, "--", "cat > /root/image.tar", stdin=busybox_image())
+        found.put("/root/image.tar", busybox_image(), machine)
         found.ssh("systemctl start twine-agent.service", timeout_s=900, machine=machine)
     yield found
     found.down()

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.one_guest import OneGuest, busybox_image
+from tests.lab.images import busybox_image
+from tests.lab.one_guest import OneGuest
 
 pytestmark = pytest.mark.behaviour("AG9")
 
@@ -38,8 +39,8 @@ exec $b sleep 100000"""
 def guest() -> Iterator[OneGuest]:
     found = OneGuest(name="volumes")
     found.up()
-    found.lab("ssh", "m1", "--", "cat > /root/image.tar", stdin=busybox_image())
-    found.lab("ssh", "m1", "--", "cat > /root/linked.tar", stdin=busybox_image("data"))
+    found.put("/root/image.tar", busybox_image())
+    found.put("/root/linked.tar", busybox_image("data"))
     found.put("/root/task.toml", TASK)
     found.put("/root/script", SCRIPT)
     found.ssh("systemctl start twine-agent.service", timeout_s=900)
