@@ -25,7 +25,6 @@ import asyncio
 import json
 import logging
 import random
-import selectors
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -46,36 +45,11 @@ from control_plane.store.records import encode
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
 from taskcontrol.shards import Sharded
 from tests.bench.hosts_in_memory import IMAGE, Hosts, find_image
+from tests.virtual_time import VirtualLoop, clock
 
 MSBS, REPLICAS, PERMUTATIONS, DOMAINS = 20, 3, 2, 4
 AWAY_S, FAILS_S, BACK_S, SAMPLE_S = 225.0, 120.0, 415.0, 5.0
 END_S = 3 * 3600.0
-EPOCH_S = 1_800_000_000.0
-
-
-class _Selector(selectors.SelectSelector):
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("nothing will ever happen")
-        self.now += max(timeout, 0)
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer."""
-
-    def __init__(self) -> None:
-        self._virtual = _Selector()
-        super().__init__(self._virtual)
-
-    def time(self) -> float:
-        return self._virtual.now
-
-
-def clock() -> float:
-    return EPOCH_S + asyncio.get_running_loop().time()
 
 
 def domain_of(number: int) -> int:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from inventory import some_facts
 
-from agent.api import Location, MachineFacts
+from agent.api import Location
 from agent.identity.identity import CandidateIdentity, HostIdentity, Invitation
 from agent.routes import ROUTES as AGENT_ROUTES
 from control_plane.api.routes import ROUTES
@@ -38,19 +39,7 @@ from .target_process import SETTLES_S, USER, Target, running
 
 pytestmark = pytest.mark.behaviour("BUG-HT5")
 
-FACTS = MachineFacts(
-    machine_id="vm1",
-    boot_id="b",
-    kernel="k",
-    cpu_model="c",
-    cpus=1,
-    sockets=1,
-    numa_nodes=1,
-    memory_bytes=1 << 30,
-    disk_bytes=1 << 30,
-    disk_free_bytes=1 << 30,
-    agent_version="0",
-)
+FACTS = some_facts("vm1", cpus=1)
 VALUES = {"digest": "sha256:" + "0" * 64, "index": "0"}
 
 

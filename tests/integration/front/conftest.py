@@ -27,8 +27,9 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from inventory import some_facts
 
-from agent.api import Health, Liveness, MachineFacts, TaskState
+from agent.api import Health, Liveness, TaskState
 from agent.api.joining import JoinRequest
 from control_plane.agents.observations import Observations
 from control_plane.agents.pool import AgentPool
@@ -113,19 +114,7 @@ from wire.listen import serving, tcp_socket, unix_socket
 
 T = TypeVar("T")
 
-FACTS = MachineFacts(
-    machine_id="vm1",
-    boot_id="b",
-    kernel="6.12",
-    cpu_model="x",
-    cpus=1,
-    sockets=1,
-    numa_nodes=1,
-    memory_bytes=1 << 30,
-    disk_bytes=1 << 33,
-    disk_free_bytes=1 << 32,
-    agent_version="0.1.0",
-)
+FACTS = some_facts("vm1", cpus=1)
 
 
 async def _nothing_to_release(entitlement: str) -> None:

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from inventory import some_facts
+from msgspec import structs
 from regions import GIB, TASK, a_capacity, add
 
-from agent.api import Limits, Location, MachineFacts
+from agent.api import Limits, Location
 from control_plane.allocator.core.demand import Demand, demand_of
 from control_plane.allocator.core.feasibility import (
     FIRST_PORT,
@@ -263,19 +265,7 @@ def test_types_requirements_and_the_pinned_data_center_all_hold():
     )
 
 
-FACTS = MachineFacts(
-    machine_id="m",
-    boot_id="b",
-    kernel="",
-    cpu_model="",
-    cpus=8,
-    sockets=1,
-    numa_nodes=1,
-    memory_bytes=20 * GIB,
-    disk_bytes=0,
-    disk_free_bytes=0,
-    agent_version="",
-)
+FACTS = some_facts("m", cpus=8, memory_bytes=20 * GIB)
 
 
 def a_record(**fields) -> MachineRecord:
@@ -286,22 +276,18 @@ def a_record(**fields) -> MachineRecord:
 
 def test_a_reserve_stays_with_the_host():
     assert capacity_of(a_record(facts=FACTS)).memory_bytes == 18 * GIB
-    little = replace_facts(memory_bytes=1024 * MIB)
+    little = structs.replace(FACTS, memory_bytes=1024 * MIB)
     assert capacity_of(a_record(facts=little)).memory_bytes == 896 * MIB
-    none = replace_facts(memory_bytes=64 * MIB)
+    none = structs.replace(FACTS, memory_bytes=64 * MIB)
     assert capacity_of(a_record(facts=none)).memory_bytes == 0
 
 
 @pytest.mark.behaviour("BUG-AG4")
 def test_memory_taken_as_huge_pages_is_promised_to_no_task():
-    facts = replace_facts(hugepages_bytes=10 * GIB)
+    facts = structs.replace(FACTS, hugepages_bytes=10 * GIB)
     assert capacity_of(a_record(facts=facts)).memory_bytes == 8 * GIB
-    greedy = replace_facts(hugepages_bytes=19 * GIB)
+    greedy = structs.replace(FACTS, hugepages_bytes=19 * GIB)
     assert capacity_of(a_record(facts=greedy)).memory_bytes == 0
-
-
-def replace_facts(**fields) -> MachineFacts:
-    return MachineFacts(**{f: getattr(FACTS, f) for f in FACTS.__struct_fields__} | fields)
 
 
 def test_the_agent_is_believed_before_the_inventory():

@@ -1,25 +1,14 @@
 """Each step of a machine towards its profile."""
 
 import pytest
+from inventory import some_facts
 from msgspec.structs import replace
 
-from agent.api import Location, MachineFacts, ProfileState, ProfileStatus
+from agent.api import Location, ProfileState, ProfileStatus
 from control_plane.api.machines import MachineRecord
 from control_plane.profiles.core.switch import Step, next_step
 
-FACTS = MachineFacts(
-    machine_id="m1",
-    boot_id="b",
-    kernel="",
-    cpu_model="",
-    cpus=1,
-    sockets=1,
-    numa_nodes=1,
-    memory_bytes=1,
-    disk_bytes=1,
-    disk_free_bytes=1,
-    agent_version="",
-)
+FACTS = some_facts("m1", boot_id="b")
 RECORD = MachineRecord(
     machine="m1",
     location=Location(),

@@ -4,8 +4,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+from inventory import some_facts
 
-from agent.api import Location, MachineFacts
+from agent.api import Location
 from control_plane.api.machines import Hardware, MachineRecord, MachineState
 from control_plane.api.requirement_parser import parse, parsed
 from control_plane.api.requirements import (
@@ -43,20 +44,7 @@ MACHINE = MachineRecord(
     state=MachineState.DOWN,
     cluster="c9",
     labels={"disk": "nvme", "slots": "12"},
-    facts=MachineFacts(
-        machine_id="m1",
-        boot_id="b",
-        kernel="",
-        cpu_model="",
-        cpus=32,
-        sockets=1,
-        numa_nodes=1,
-        memory_bytes=64 * GIB,
-        disk_bytes=0,
-        disk_free_bytes=0,
-        agent_version="",
-        capabilities=["btrfs", "systemd-257"],
-    ),
+    facts=some_facts("m1", cpus=32, memory_bytes=64 * GIB, capabilities=["btrfs", "systemd-257"]),
 )
 HERE = Listed.of(MACHINE)
 

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
+from inventory import some_facts
 
-from agent.api import MachineFacts
 from agent.api.joining import JoinRequest
 from control_plane.api.machines import MachineRecord, MachineView, TokenRequest
 from control_plane.identity.authority import (
@@ -38,19 +38,7 @@ from control_plane.store.memory import MemoryStore
 from wire.errors import Busy, ConfigError, Forbidden, InvalidInput, Unauthenticated
 from wire.peers import expect_peer, peer_of, principal
 
-FACTS = MachineFacts(
-    machine_id="vm1",
-    boot_id="b",
-    kernel="k",
-    cpu_model="c",
-    cpus=1,
-    sockets=1,
-    numa_nodes=1,
-    memory_bytes=1,
-    disk_bytes=1,
-    disk_free_bytes=1,
-    agent_version="0",
-)
+FACTS = some_facts("vm1")
 
 
 class Inventory:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from inventory import some_facts
 
-from agent.api import Health, Location, MachineFacts, ProfileStatus, TaskState, TaskStatus
+from agent.api import Health, Location, ProfileStatus, TaskState, TaskStatus
 from agent.api.joining import JoinRequest
 from control_plane.agents.observations import Observations
 from control_plane.agents.region import Region
@@ -19,19 +20,7 @@ from control_plane.store.memory import MemoryStore
 pytestmark = pytest.mark.behaviour("F-88")
 
 IMAGE = "sha256:" + "1" * 64
-FACTS = MachineFacts(
-    machine_id="m",
-    boot_id="b",
-    kernel="6",
-    cpu_model="x",
-    cpus=1,
-    sockets=1,
-    numa_nodes=1,
-    memory_bytes=1 << 30,
-    disk_bytes=1 << 33,
-    disk_free_bytes=1 << 32,
-    agent_version="0",
-)
+FACTS = some_facts("m")
 STATUS = TaskStatus(
     task_id="e-0",
     generation=3,

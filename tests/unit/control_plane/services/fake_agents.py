@@ -9,6 +9,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from inventory import some_facts
 from msgspec.structs import replace
 from virtual_time import RUNTIME, clock
 
@@ -121,19 +122,11 @@ class FakeMachine:
         self.jobs: set[asyncio.Task[None]] = set()
 
     def facts(self) -> api.MachineFacts:
-        return api.MachineFacts(
-            machine_id=self.name,
+        return some_facts(
+            self.name,
             boot_id=f"{self.name}-boot-{self.boots}",
-            kernel="6.12",
-            cpu_model="test",
-            cpus=2,
-            sockets=1,
-            numa_nodes=1,
             memory_bytes=self.memory_bytes,
             hugepages_bytes=self.hugepages_bytes,
-            disk_bytes=1 << 34,
-            disk_free_bytes=1 << 33,
-            agent_version="0",
             capabilities=self.capabilities,
             leaving=self.leaving,
         )

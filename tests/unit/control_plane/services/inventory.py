@@ -1,4 +1,4 @@
-"""Machines for tests of the brokers."""
+"""Machines for tests of the control plane."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,20 +20,22 @@ def a_machine(name: str, datacenter: str = "dc1", **fields: Any) -> MachineRecor
     return MachineRecord(**(values | fields))
 
 
-def some_facts(name: str) -> MachineFacts:
-    return MachineFacts(
-        machine_id=name,
-        boot_id="boot-1",
-        kernel="6.12",
-        cpu_model="test",
-        cpus=2,
-        sockets=1,
-        numa_nodes=1,
-        memory_bytes=1 << 30,
-        disk_bytes=1 << 34,
-        disk_free_bytes=1 << 33,
-        agent_version="0",
-    )
+def some_facts(name: str = "m1", **fields: Any) -> MachineFacts:
+    """Return what a machine with 1 GiB and two CPUs reports."""
+    values = {
+        "machine_id": name,
+        "boot_id": "boot-1",
+        "kernel": "6.12",
+        "cpu_model": "test",
+        "cpus": 2,
+        "sockets": 1,
+        "numa_nodes": 1,
+        "memory_bytes": 1 << 30,
+        "disk_bytes": 1 << 34,
+        "disk_free_bytes": 1 << 33,
+        "agent_version": "0",
+    }
+    return MachineFacts(**(values | fields))
 
 
 def a_join(name: str, datacenter: str = "dc1", **fields: Any) -> JoinRequest:
