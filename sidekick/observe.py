@@ -13,7 +13,7 @@ from sidekick.report import ApplyOutcome, Disruption, SettingChange, SettingRepo
 from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of, settings_of
 from sidekick.targets import contributions, of_kind
-from wire.errors import HostError, TwineError, Unprocessable
+from wire.errors import TwineError, Unprocessable
 
 LEFT_TO_BOOT = "the next boot restores the original"
 TASK_SLICES = ("workload.slice", "sideload.slice")
@@ -201,12 +201,7 @@ class HostObservation:
 
     def check_undone(self, change: SettingChange) -> None:
         """Raise `HostError` unless a change of an interdependent kind is undone."""
-        setting = setting_of(change.setting)
-        actual = setting.read(self.host, change.setting) or ""
-        if not setting.same(actual, change.before):
-            raise HostError(
-                f"cannot restore {change.setting} to {change.before!r}: it reads {actual!r}"
-            )
+        setting_of(change.setting).check_restored(self.host, change.setting, change.before)
 
     def verify(self) -> list[SettingReport]:
         """Return a report for each wanted value, and for arguments to remove from the boot line."""
