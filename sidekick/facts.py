@@ -70,8 +70,6 @@ def read_facts(fs: KernelFs, hardware: HostHardware | None = None) -> dict[str, 
     cores = core_count(fs) or hardware.cpu.online
     os = _os_release(fs)
     mib = hardware.memory_bytes >> 20
-    nics = nic_names(fs)
-    fastest = max(nics, key=lambda name: _speed_mbps(fs, name), default="")
     disks = disk_names(fs)
     flags = (cpuinfo_of(cpuinfo, "flags") or cpuinfo_of(cpuinfo, "Features")).split()
     return {
@@ -99,11 +97,18 @@ def read_facts(fs: KernelFs, hardware: HostHardware | None = None) -> dict[str, 
         "memory.mib": mib,
         "memory.page_bytes": _page_bytes(fs),
         "memory.total_bytes": mib << 20,
+        **_nic_facts(fs),
+    }
+
+
+def _nic_facts(fs: KernelFs) -> dict[str, Fact]:
+    nics = nic_names(fs)
+    fastest = max(nics, key=lambda name: _speed_mbps(fs, name), default="")
+    queues = fs.names(f"{_NET}/{fastest}/queues") if fastest else []
+    return {
         "nic.count": len(nics),
         "nic.names": nics,
-        "nic.queues": len([q for q in fs.names(f"{_NET}/{fastest}/queues") if q.startswith("rx")])
-        if fastest
-        else 0,
+        "nic.queues": len([queue for queue in queues if queue.startswith("rx")]),
         "nic.speed_mbps": _speed_mbps(fs, fastest) if fastest else 0,
     }
 
