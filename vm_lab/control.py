@@ -18,7 +18,7 @@ from vm_lab.errors import LabError
 from vm_lab.guests import Guests
 from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import LabSandbox
-from vm_lab.state import LabPaths, find_process, process_ref
+from vm_lab.state import LabPaths, end_process, find_process, process_ref
 from vm_lab.topology import LabMachine, Topology
 from wire.written import WRITTEN
 
@@ -73,18 +73,9 @@ class LabControlPlane:
                 )
             time.sleep(0.1)
 
-    def stop(self, patience_s: float = 60) -> None:
+    def stop(self) -> None:
         """End it, and return once it is gone."""
-        deadline = time.monotonic() + patience_s
-        asked = False
-        while (pid := self.pid()) is not None:
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-            elif not asked:
-                os.kill(pid, signal.SIGTERM)
-                asked = True
-            time.sleep(0.05)
-        self.paths.control_plane.unlink(missing_ok=True)
+        end_process(self.paths.control_plane, patience_s=60)
 
     def pause(self) -> None:
         """Stop the process, as on a suspended or starved host; `resume` ends that."""
