@@ -20,7 +20,7 @@ from sidekick.boot import LINE
 from sidekick.journal import Began, Planned, Step, Undoing, Undone, Wrote
 from sidekick.observe import HostObservation, fresh
 from sidekick.plan import since_start
-from sidekick.record import Failure, Target, Trial
+from sidekick.record import Target, Trial, failure_of
 from sidekick.report import ApplyOutcome, ProfileState, Report, SettingChange
 from sidekick.results import RunResults
 from sidekick.setting import Applied, Host
@@ -350,13 +350,7 @@ class ApplyRun:
 
     def _failed(self, reason: str, *, undone: bool = True) -> Report:
         """Remember and report a failure; the journal stays, for the caller to close."""
-        failure = Failure(
-            name=self._target.name,
-            generation=self._target.generation,
-            epoch=self._target.epoch,
-            reason=reason,
-            rolled_back=undone,
-        )
+        failure = failure_of(self._target, reason, rolled_back=undone)
         self._record = replace(self._before if undone else self._record, failure=failure)
         try:
             self._state.save(self._record)

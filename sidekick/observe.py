@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sidekick.boot import LINE, PANIC, BootLine, WantedBoot
 from sidekick.plan import ApplyPlan, claims, make_plan
-from sidekick.record import OwnedGroup, Record, Target
+from sidekick.record import Record, Target
 from sidekick.report import ApplyOutcome, Disruption, SettingChange, SettingReport
 from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of, settings_of
@@ -131,7 +131,9 @@ class HostObservation:
         names = {name for w in wanted for name in setting_of(w.setting).claims(w.setting)}
         originals = {k: v for k, v in record.originals.items() if k in names}
         devices = {k: v for k, v in record.devices.items() if k in names}
-        return replace(record, boot=self.owned_after(), originals=originals, devices=devices)
+        return replace(
+            record, boot=self.boot.kept(self.wanted), originals=originals, devices=devices
+        )
 
     def claim(self, record: Record) -> Record:
         """Return the record with the present values of all settings that it did not have."""
@@ -228,10 +230,6 @@ class HostObservation:
             if (now := self.observed.get(name)) is not None
             if not setting_of(name).same(now, original)
         ]
-
-    def owned_after(self) -> tuple[OwnedGroup, ...]:
-        """Return the groups of the boot line that sidekick owns after the run."""
-        return self.boot.kept(self.wanted)
 
 
 def tasks_of(host: Host) -> list[str]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sidekick.boot import LINE
 from sidekick.observe import HostObservation
-from sidekick.record import Failure, Record, Target
+from sidekick.record import Record, Target, failure_of
 from sidekick.report import ApplyOutcome, ProfileState, Report, SettingReport
 from sidekick.setting import Host
 from sidekick.settings import setting_of
@@ -68,14 +68,8 @@ def refuse(host: Host, state: StateFolder, target: Target, error: TwineError) ->
 
     The host stays as it is; the caller holds the lock.
     """
-    failure = Failure(
-        name=target.name,
-        generation=target.generation,
-        epoch=target.epoch,
-        reason="; ".join([str(error), *(f"{e.field}: {e.reason}" for e in error.errors)]),
-        rolled_back=False,
-    )
-    record = replace(state.load(), failure=failure)
+    reason = "; ".join([str(error), *(f"{e.field}: {e.reason}" for e in error.errors)])
+    record = replace(state.load(), failure=failure_of(target, reason, rolled_back=False))
     with contextlib.suppress(HostError):
         state.save(record)
     last = state.read_status()

@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from vm_lab.cli import name_option, open_lab, timed
+from vm_lab.cli import lab_command
 from vm_lab.errors import LabError
 from vm_lab.guest_requests import BUSYBOX, Done, Order
 from vm_lab.image.build import BUSYBOX as OUR_BUSYBOX
@@ -285,17 +285,15 @@ def table(series: Cuts) -> str:
 
 
 @click.command("power-cuts")
-@name_option
+@lab_command
 @click.option("--cuts", type=click.IntRange(min=1), default=50, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--write", type=click.Path(path_type=Path), help="Write the table there, too.")
-@timed
-def command(name: str, cuts: int, seed: int, write: Path | None) -> None:
+def command(lab: Lab, cuts: int, seed: int, write: Path | None) -> None:
     """Cut the power of one guest at random moments; a second call continues the series.
 
     Stops at the first cut after which something is wrong; the guest is left as it is.
     """
-    lab = open_lab(name)
     lab.up(UpOptions(count=1, bare=True))
     work = PowerCuts(lab, seed)
     work.prepare()
