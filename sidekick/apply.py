@@ -71,6 +71,7 @@ class ApplyRun:
         self._before = fresh(host, loaded)
         """The record to go back to when the run fails."""
         self._record = self._before
+        self._number = loaded.finished + 1
         self._interrupted = state.unfinished()
         """The previous run, if it was interrupted: the host may have half of its profile."""
         self.observation = HostObservation(host, self._record, target)
@@ -126,6 +127,7 @@ class ApplyRun:
             changes=(*observation.plan.changes, *self._interrupted_changes()),
             boot_id=self._host.hardware.boot_id,
             at=self._host.now(),
+            number=self._number,
         )
         if self._target.name:
             self._state.reserve()
@@ -280,6 +282,7 @@ class ApplyRun:
             failure=failure,
             attempt=attempt,
             trial=self._record.trial if self._trial_until is not None else None,
+            finished=self._number,
         )
         self._state.save(self._record)
         standing = state_of(self._results.reports.values(), self._target.name)
@@ -317,6 +320,8 @@ class ApplyRun:
             problems = self._go_back()
         if problems:
             reason = f"{reason}; some changes could not be undone: {'; '.join(problems)}"
+        else:
+            self._before = replace(self._before, finished=self._number)
         report = self._failed(reason, undone=not problems)
         if not problems:
             self._state.end()

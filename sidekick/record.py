@@ -105,3 +105,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Recent reboots by sidekick, oldest first: a guard against a loop. An earlier release recorded
     wall-clock times (`float`), which a boot may change."""
     trial: Trial | None = None
+    finished: int = 0
+    """Number of the last run that ended. If its journal exists still, the run was killed between
+    this record and the removal of the journal."""

@@ -55,7 +55,8 @@ def status(host: Host, state: StateFolder) -> Report:
             state=ProfileState.APPLYING,
             detail=unfinished.describe(running=True),
         )
-    if last is None and unfinished is None and record.applied:
+    was_killed = last is not None and last.state is ProfileState.APPLYING
+    if unfinished is None and (was_killed or (last is None and record.applied)):
         return _looked_at(host, state, record, last)
     rebooted = bool(record.boot_id) and record.boot_id != host.hardware.boot_id
     if unfinished or rebooted:
