@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import tomllib
 
 from agent.machine import HostHardware
 from agent.machine.hardware import read_hardware
@@ -18,6 +17,7 @@ from agent.machine.kernelfs import KernelFs
 from sidekick.cpulists import CPUS, numbers
 from sidekick.expression import Fact
 from wire.errors import ConfigError, KernelFileError
+from wire.toml_limits import parse_toml
 
 FACTS = {
     "cpu.arch": "amd64 or arm64, as the package manager names it; empty if unknown",
@@ -116,8 +116,8 @@ def _nic_facts(fs: KernelFs) -> dict[str, Fact]:
 def read_location(fs: KernelFs) -> dict[str, Fact]:
     """Return the location of the machine, "" for unknown parts. Raises `ConfigError`."""
     try:
-        found = tomllib.loads(fs.find(LOCATION) or "")
-    except tomllib.TOMLDecodeError as e:
+        found = parse_toml(fs.find(LOCATION) or "")
+    except (ValueError, RecursionError) as e:
         raise ConfigError(
             f"{LOCATION} is not TOML: {e}", hint="`twine-agent join` writes it"
         ) from e

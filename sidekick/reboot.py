@@ -7,8 +7,6 @@ entry once. It refuses a reboot that would restore the old line, and repeated re
 
 from __future__ import annotations
 
-import tomllib
-
 import msgspec
 from msgspec.structs import replace
 
@@ -20,6 +18,7 @@ from sidekick.report import Report
 from sidekick.setting import Host
 from sidekick.state import StateFolder
 from wire.errors import ConfigError, HostError, ProgramError, Unprocessable
+from wire.toml_limits import parse_toml
 
 CONFIG = "/etc/twine/sidekick.toml"
 KEXEC = ("/usr/sbin/kexec", "/sbin/kexec")
@@ -55,8 +54,8 @@ def read_config(host: Host) -> RebootConfig:
     """Return the configuration. Raises `ConfigError`."""
     text = host.fs.find(CONFIG)
     try:
-        return msgspec.convert(tomllib.loads(text or ""), RebootConfig)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
+        return msgspec.convert(parse_toml(text or ""), RebootConfig)
+    except (ValueError, RecursionError) as e:  # a ValidationError is a ValueError
         raise ConfigError(f"cannot use {CONFIG}: {e}") from e
 
 

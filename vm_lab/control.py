@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import LabSandbox
 from vm_lab.state import LabPaths, end_process, find_process, process_ref
 from vm_lab.topology import LabMachine, Topology
+from wire.toml_limits import parse_toml
 from wire.written import WRITTEN
 
 
@@ -154,8 +154,8 @@ def with_services(config: str, paths: LabPaths) -> str:
     error.
     """
     try:
-        given = tomllib.loads(config)
-    except tomllib.TOMLDecodeError:
+        given = parse_toml(config)
+    except (ValueError, RecursionError):
         return config
     sockets = {"autoscaler": str(paths.autoscaler), "conveyor": f"unix:{paths.conveyor}"}
     lines = [f'{key} = "{socket}"\n' for key, socket in sockets.items() if key not in given]
