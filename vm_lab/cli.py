@@ -14,6 +14,7 @@ import msgspec
 
 from vm_lab.cache import cache_root
 from vm_lab.errors import LabError, reporting
+from vm_lab.exclusive import lab_lock
 from vm_lab.image.app import ALL_VERSIONS, VERSIONS, build_app
 from vm_lab.image.build import VARIANTS, build_image, pack_box
 from vm_lab.image.conveyor import build_conveyor
@@ -205,7 +206,9 @@ def power_on(lab: Lab, machine: str) -> None:
 @lab_command
 @click.argument("what", type=click.Choice(["stop", "start", "pause", "continue"]))
 @click.option(
-    "--config", type=click.Path(path_type=Path, exists=True), help="TOML file for `start`."
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="TOML file for `start`.",
 )
 def control_plane(lab: Lab, what: str, config: Path | None) -> None:
     """Stop, start or freeze the lab's control plane; machines are not changed."""
@@ -216,7 +219,8 @@ def control_plane(lab: Lab, what: str, config: Path | None) -> None:
         "pause": control.pause,
         "continue": control.resume,
     }
-    steps[what]()
+    with lab_lock(lab.paths, f"control-plane {what}"):
+        steps[what]()
 
 
 @main.group()
@@ -229,15 +233,17 @@ def proxy() -> None:
 @click.argument("services", nargs=-1, required=True, metavar="JOB:PORT…")
 def proxy_start(lab: Lab, services: Sequence[str]) -> None:
     """Forward to ports of jobs, such as web:http, by discovery; print the URL of each."""
-    for url in lab.proxy.start(services):
-        click.echo(url)
+    with lab_lock(lab.paths, "proxy start"):
+        urls = lab.proxy.start(services)
+    click.echo("\n".join(urls))
 
 
 @proxy.command("stop")
 @lab_command
 def proxy_stop(lab: Lab) -> None:
     """End the proxy."""
-    lab.proxy.stop()
+    with lab_lock(lab.paths, "proxy stop"):
+        lab.proxy.stop()
 
 
 @main.command()

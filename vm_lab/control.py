@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from vm_lab.cache import partial_file
 from vm_lab.errors import LabError
 from vm_lab.guests import Guests
 from vm_lab.progress import PATIENCE_S
@@ -48,9 +49,13 @@ class LabControlPlane:
     def start(self, config: Path | None = None, timeout_s: float = PATIENCE_S) -> None:
         """Start it unless it runs, and return once it reports that it is ready.
 
-        With `config` it is configured by a copy of that file, at later starts, too.
+        With `config` it is configured by a copy of that file, at later starts, too, once it was
+        ready with it.
         """
-        if self.pid() is None:
+        source = config or self.paths.control_plane_config
+        text = _read_config(source) if source.exists() else ""
+        is_started = self.pid() is None
+        if is_started:
             self.paths.control_plane_state.mkdir(exist_ok=True, mode=0o700)
             self.paths.control_plane_socket.unlink(missing_ok=True)
             listen = f"{self.topology.host_address}:{self.topology.control_plane_port}"
@@ -59,9 +64,7 @@ class LabControlPlane:
                 *("--state", self.paths.control_plane_state),
                 *("--listen", listen, "--socket", self.paths.control_plane_socket),
             ]
-            if config is not None:
-                shutil.copy(config, self.paths.control_plane_config)
-            argv += ["--config", self._started_config()]
+            argv += ["--config", self._started_config(text)]
             pid = self.sandbox.spawn(argv, self.paths.control_plane_log)
             self.paths.save(self.paths.control_plane, process_ref(pid))
         deadline = time.monotonic() + timeout_s
@@ -72,6 +75,9 @@ class LabControlPlane:
                     hint=f"see {self.paths.control_plane_log}",
                 )
             time.sleep(0.1)
+        if is_started and config is not None:
+            with partial_file(self.paths.control_plane_config) as partial:
+                partial.write_text(text)
 
     def stop(self) -> None:
         """End it, and return once it is gone."""
@@ -131,10 +137,8 @@ class LabControlPlane:
         shutil.rmtree(self.paths.control_plane_state, ignore_errors=True)
         shutil.copytree(source, self.paths.control_plane_state)
 
-    def _started_config(self) -> Path:
-        """Write and return the file to start with: the copy, and the sockets of the lab."""
-        own = self.paths.control_plane_config
-        text = own.read_text(WRITTEN) if own.exists() else ""
+    def _started_config(self, text: str) -> Path:
+        """Write and return the file to start with: this text, and the sockets of the lab."""
         file = self.paths.state / "control-plane-started.toml"
         file.write_text(with_services(text, self.paths))
         return file
@@ -145,6 +149,13 @@ class LabControlPlane:
         except FileNotFoundError:
             lines = []
         return lines[-1] if lines else "its log is empty"
+
+
+def _read_config(file: Path) -> str:
+    try:
+        return file.read_text(WRITTEN)
+    except UnicodeDecodeError as e:
+        raise LabError(f"cannot use {file}: it is not UTF-8 ({e.reason})") from e
 
 
 def with_services(config: str, paths: LabPaths) -> str:

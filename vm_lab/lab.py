@@ -177,12 +177,14 @@ class Lab:
 
         on_each(running, push)
 
+    @exclusive
     def power_off(self, name: str) -> None:
         """Cut the power of a VM."""
         machine = self.machine(name)
         self.domains.power_off(name)
         self.guests.forget_connection(machine)
 
+    @exclusive
     def power_on(self, name: str) -> None:
         """Start a VM from its disk, and return once ssh answers."""
         machine = self.machine(name)
@@ -190,6 +192,7 @@ class Lab:
             self.domains.power_on(name)
             self.guests.wait_reachable(machine, PATIENCE_S)
 
+    @exclusive
     def partition(self, name: str, *, heal: bool) -> None:
         """Unplug a VM from the network, or plug it in again."""
         machine = self.machine(name)
