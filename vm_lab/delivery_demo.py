@@ -6,7 +6,6 @@ loses its power. Version 3 answers slowly and version 4 with errors: both are st
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -100,7 +99,7 @@ class DeliveryDemo(Demo):
         self.pipeline("start", self.pipeline_name, self.brings, image)
         deadline, shown = time.monotonic() + RUN_S, ""
         while True:
-            view = self._ask_pipeline("status", self.pipeline_name)
+            view = self._ask("pipeline", "--service", self._service, "status", self.pipeline_name)
             run = view["record"].get("active") or view["record"].get("waiting")
             if run is None:
                 break
@@ -121,10 +120,6 @@ class DeliveryDemo(Demo):
     def pipeline(self, *words: str, code: int = 0) -> str:
         """Run `twinectl pipeline` with these arguments; return its output."""
         return self._command("twinectl", "pipeline", "--service", self._service, *words, code=code)
-
-    def _ask_pipeline(self, *words: str) -> Any:
-        given = ["pipeline", "--service", self._service, *words]
-        return json.loads(self._command("twinectl", *given, "-o", "json", quiet=True))
 
     def _expected(self, outcome: dict[str, Any], state: str, failed: int | None) -> dict[str, Any]:
         run = outcome["run"]
