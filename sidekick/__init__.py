@@ -15,8 +15,10 @@ reboot    whether and how the host can be rebooted into a new kernel command lin
 status    the state of the host: verify, status; nothing is changed
 seen      records what a verify read, for `look`
 look      the timer's check of an unchanged host: a script for a bare interpreter
+results   what a run wrote, with the outcome of each setting, and its report
 apply     one run: claim, journal, change, read back; on failure undo in reverse
 trial     a profile that is reverted unless it is confirmed
-arguments what commands take, and how a shell completes it
+grammar   what commands take; click_commands: the same for click, and completion
+context   the global options of a command, and the host
 cli       the commands
 """

@@ -18,18 +18,11 @@ from msgspec.structs import replace
 from sidekick import boot, reboot
 from sidekick.boot import LINE
 from sidekick.journal import Began, Planned, Step, Undoing, Undone, Wrote
-from sidekick.observe import LEFT_TO_BOOT, HostObservation, fresh
+from sidekick.observe import HostObservation, fresh
 from sidekick.plan import since_start
-from sidekick.record import Failure, Target, Trial
-from sidekick.report import (
-    ApplyOutcome,
-    ProfileState,
-    Report,
-    SettingChange,
-    SettingReport,
-    Switched,
-    switch_of,
-)
+from sidekick.record import Target, Trial, failure_of
+from sidekick.report import ApplyOutcome, ProfileState, Report, SettingChange
+from sidekick.results import RunResults
 from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of
 from sidekick.settle import in_passes, write_all
@@ -71,24 +64,19 @@ class ApplyRun:
         self._command = command
         self._may_reboot = may_reboot
         self._trial_until = trial_until
-        self._began = host.monotonic()
+        self._results = RunResults(host, state, target, command)
         loaded = state.load()
         if loaded.boot_id != host.hardware.boot_id:
             boot.disarm(host, loaded.boot)
         self._before = fresh(host, loaded)
         """The record to go back to when the run fails."""
         self._record = self._before
+        self._number = loaded.finished + 1
         self._interrupted = state.unfinished()
         """The previous run, if it was interrupted: the host may have half of its profile."""
-        self._observation = HostObservation(host, self._record, target)
-        self._first = self._after = self._observation
-        self._written: list[SettingChange] = []
-        self._results: dict[str, SettingReport] = {}
-
-    @property
-    def observation(self) -> HostObservation:
-        """The observation at the start of the run, with its plan."""
-        return self._observation
+        self.observation = HostObservation(host, self._record, target)
+        """The last observation before the writes, with its plan."""
+        self._first = self._after = self.observation
 
     def carry_out(self) -> Report:
         """Make all changes, or none.
@@ -97,17 +85,17 @@ class ApplyRun:
         disruption that is not allowed now; nothing is changed then. Raises `Unprocessable` or
         `ProgramError` if a wanted reboot is refused; the profile stays staged for the next boot.
         """
-        if self._observation.plan.missing and not self._observation.brings_more:
+        if self.observation.plan.missing and not self.observation.brings_more:
             return self._refuse()
         self.check_allowed()
         try:
             self._claim()
-            if self._observation.brings_more:
+            if self.observation.brings_more:
                 self._bring_more()
-            self._write(self._observation.plan.changes)
+            self._write(self.observation.plan.changes)
             for change in self._staging():
                 self._make(change)
-            self._restart(self._written, self._interrupted_changes())
+            self._restart(self._results.written, self._interrupted_changes())
             self._check()
         except HostError as e:
             return self._undo(str(e))
@@ -120,16 +108,16 @@ class ApplyRun:
         if not self._may_reboot or report.state is not ProfileState.PENDING_REBOOT:
             return report
         return reboot.begin(
-            self._host, self._state, self._record, self._observation, self._purpose(), report
+            self._host, self._state, self._record, self.observation, self._purpose(), report
         )
 
     def check_allowed(self) -> None:
         """Raise `Unprocessable` if tasks or the trial forbid the disruption of the plan."""
-        self._observation.check_allowed(is_trial=self._trial_until is not None)
+        self.observation.check_allowed(is_trial=self._trial_until is not None)
 
     def _claim(self) -> None:
         """Put the originals, then the journal, on the disk: before the first write."""
-        observation = self._observation
+        observation = self.observation
         self._record = replace(observation.claim(self._record), trial=self._trial())
         if not observation.plan.changes and self._trial_until is None:
             return
@@ -139,12 +127,13 @@ class ApplyRun:
             changes=(*observation.plan.changes, *self._interrupted_changes()),
             boot_id=self._host.hardware.boot_id,
             at=self._host.now(),
+            number=self._number,
         )
         if self._target.name:
             self._state.reserve()
         self._keep(lambda: self._state.save(self._record))
         self._keep(lambda: self._state.begin(began))
-        self._state.write_status(self._report(ProfileState.APPLYING))
+        self._state.write_status(self._results.report(self._record, ProfileState.APPLYING))
 
     def _keep(self, write: Callable[[], None]) -> None:
         """Write a record that a later run needs.
@@ -169,9 +158,9 @@ class ApplyRun:
 
     def _bring_more(self) -> None:
         """Load the modules, then observe the host again. Raises `_ChangeFailed`."""
-        planned = {change.setting for change in self._observation.plan.changes}
-        self._write(self._observation.brings_more)
-        self._observation = observation = HostObservation(self._host, self._record, self._target)
+        planned = {change.setting for change in self.observation.plan.changes}
+        self._write(self.observation.brings_more)
+        self.observation = observation = HostObservation(self._host, self._record, self._target)
         if observation.plan.missing:
             raise _ChangeFailed(observation.lacks)
         self.check_allowed()
@@ -187,7 +176,7 @@ class ApplyRun:
             left = list(group)
             while left:
                 try:
-                    write_all(left, self._make, self._observation.undo if depends else None)
+                    write_all(left, self._make, self.observation.undo if depends else None)
                     break
                 except _ChangeFailed as e:
                     left.remove(self._leave_to_boot(e))
@@ -200,45 +189,27 @@ class ApplyRun:
         change = failed.change
         if (
             change is None
-            or change.setting in self._observation.names
+            or change.setting in self.observation.names
             or not setting_of(change.setting).is_restored_by_boot
         ):
             raise failed
         left = {**self._record.left, change.setting: change.after}
         self._record = replace(self._record, left=left)
-        self._written = [c for c in self._written if c.setting != change.setting]
-        made = self._results[change.setting]
-        outcome, detail = ApplyOutcome.PENDING_REBOOT, f"{made.detail}; {LEFT_TO_BOOT}"
-        self._results[change.setting] = replace(made, outcome=outcome, detail=detail)
+        self._results.left_to_boot(change)
         return change
 
     def _make(self, change: SettingChange) -> None:
         """Write one change and read it back. Raises `_ChangeFailed`."""
         began = self._host.monotonic()
-        self._written = [c for c in self._written if c.setting != change.setting] + [change]
+        self._results.begin(change)
         try:
-            applied = self._observation.apply(change)
+            applied = self.observation.apply(change)
         except TwineError as e:
             applied = Applied(ApplyOutcome.FAILED, "-", str(e))
-        took_ms = (self._host.monotonic() - began) * 1000
-        outcome = applied.outcome
-        fields = {"setting": change.setting, "before": change.before, "after": change.after}
-        more = {"outcome": outcome, "took_ms": took_ms}
-        self._host.log.info("setting changed", extra=fields | more)
-        wanted = change.setting in self._observation.names or (
-            change.setting == LINE and change.after
-        )
-        if outcome is ApplyOutcome.APPLIED and not wanted:
-            outcome = ApplyOutcome.UNDONE
-        self._results[change.setting] = SettingReport(
-            setting=change.setting,
-            outcome=outcome,
-            wanted=change.after,
-            actual=applied.actual,
-            detail=applied.detail,
-            took_ms=round(took_ms, 3),
-        )
-        if outcome is ApplyOutcome.FAILED:
+        is_line = change.setting == LINE and change.after != ""
+        wanted = is_line or change.setting in self.observation.names
+        self._results.made(change, applied, self._host.monotonic() - began, wanted=wanted)
+        if applied.outcome is ApplyOutcome.FAILED:
             failed = _ChangeFailed(f"{change.setting}: {applied.detail}")
             failed.change = change
             raise failed
@@ -249,12 +220,11 @@ class ApplyRun:
 
         The record of sidekick's arguments is on the disk before the line is staged.
         """
-        waiting = [s for s, r in self._results.items() if r.outcome is ApplyOutcome.PENDING_REBOOT]
-        changes = self._observation.fell_short(waiting)
+        changes = self.observation.fell_short(self._results.names(ApplyOutcome.PENDING_REBOOT))
         if changes:
-            self._record = replace(self._record, boot=self._observation.wanted.owned)
+            self._record = replace(self._record, boot=self.observation.wanted.owned)
             self._keep(lambda: self._state.save(self._record))
-            if all(change.setting != LINE for change in self._observation.plan.changes):
+            if all(change.setting != LINE for change in self.observation.plan.changes):
                 self._keep(partial(self._state.step, Planned(changes=tuple(changes))))
         return changes
 
@@ -274,14 +244,12 @@ class ApplyRun:
 
         Such a value is written again, as long as each round changes fewer values.
         """
-        settled = (ApplyOutcome.PENDING_REBOOT, ApplyOutcome.PARTIAL)
-        waiting = {s for s, r in self._results.items() if r.outcome in settled}
+        waits = {LINE} | self._results.names(ApplyOutcome.PENDING_REBOOT, ApplyOutcome.PARTIAL)
         before: int | None = None
         while True:
             self._after = again = HostObservation(
                 self._host, self._record, self._target, is_written=True
             )
-            waits = {LINE, *waiting}
             changed = [c for c in again.plan.changes if c.setting not in waits]
             if not changed:
                 break
@@ -294,19 +262,15 @@ class ApplyRun:
                 )
             before = len(changed)
             self._keep(partial(self._state.step, Planned(changes=tuple(changed))))
-            found = self._first.observed
-            self._write([since_start(change, self._written, found) for change in changed])
+            written, found = self._results.written, self._first.observed
+            self._write([since_start(change, written, found) for change in changed])
         for report in again.verify():
-            if report.setting not in self._results or report.setting == LINE:
-                already = report.outcome is ApplyOutcome.APPLIED
-                self._results[report.setting] = (
-                    replace(report, outcome=ApplyOutcome.ALREADY) if already else report
-                )
+            self._results.verified(report)
 
     def _commit(self) -> Report:
         """Make the target the applied profile, and check whether a reboot had its effect."""
         record = self._after.pruned(self._record)
-        pending = any(r.outcome is ApplyOutcome.PENDING_REBOOT for r in self._results.values())
+        pending = self._results.names(ApplyOutcome.PENDING_REBOOT)
         attempt = record.attempt if pending else None
         failure = None
         boot_id = self._host.hardware.boot_id
@@ -318,23 +282,25 @@ class ApplyRun:
             failure=failure,
             attempt=attempt,
             trial=self._record.trial if self._trial_until is not None else None,
+            finished=self._number,
         )
         self._state.save(self._record)
-        standing = state_of(self._results.values(), self._target.name)
-        report = self._report(
-            ProfileState.DEGRADED if failure else standing, failure.reason if failure else ""
-        )
+        standing = state_of(self._results.reports.values(), self._target.name)
+        if failure:
+            standing = ProfileState.DEGRADED
+        report = self._results.report(self._record, standing, failure.reason if failure else "")
         self._state.write_status(report)
         self._state.end()
         return report
 
     def _purpose(self) -> str:
-        return f"{self._observation.wanted.purpose} (generation {self._target.generation})"
+        return f"{self.observation.wanted.purpose} (generation {self._target.generation})"
 
     def _refuse(self) -> Report:
         """Report that this kernel cannot run the profile; nothing was written."""
-        self._results |= {report.setting: report for report in self._observation.missing_reports()}
-        report = self._failed(f"{self._observation.lacks}; nothing was changed")
+        missing = self.observation.missing_reports()
+        self._results.reports |= {report.setting: report for report in missing}
+        report = self._failed(f"{self.observation.lacks}; nothing was changed")
         if not self._interrupted:
             self._state.end()
         return report
@@ -347,13 +313,15 @@ class ApplyRun:
         self._note(Undoing(reason=reason))
         problems = [str(error) for error in self._take_back()]
         try:
-            self._restart(self._written)
+            self._restart(self._results.written)
         except TwineError as e:
             problems.append(str(e))
         if self._interrupted and not problems:
             problems = self._go_back()
         if problems:
             reason = f"{reason}; some changes could not be undone: {'; '.join(problems)}"
+        else:
+            self._before = replace(self._before, finished=self._number)
         report = self._failed(reason, undone=not problems)
         if not problems:
             self._state.end()
@@ -361,28 +329,21 @@ class ApplyRun:
 
     def _take_back(self) -> list[TwineError]:
         """Undo the written changes and their side effects; return the errors that remain."""
-        wrote = list(reversed(self._written))
+        wrote = list(reversed(self._results.written))
         _, refused = in_passes(wrote, self._undo_one)
         dependent = [c for c in wrote if c.setting != LINE and setting_of(c.setting).interdependent]
         again = [*dependent, *self._first.changed_with(c.setting for c in wrote)]
-        for step in (self._observation.undo, self._observation.check_undone):
+        for step in (self.observation.undo, self.observation.check_undone):
             if not refused:
                 _, refused = in_passes(again, step)
         for change, error in refused:
-            name, failed = change.setting, ApplyOutcome.FAILED
-            made = self._results.get(name) or SettingReport(
-                setting=name, outcome=failed, wanted=change.before, actual="-"
-            )
-            self._results[name] = replace(made, outcome=failed, detail=str(error))
+            self._results.not_undone(change, str(error))
         return [error for _, error in refused]
 
     def _undo_one(self, change: SettingChange) -> None:
-        made = self._results[change.setting]
-        self._observation.undo(change)
+        self.observation.undo(change)
         self._note(Undone(setting=change.setting))
-        if made.outcome is not ApplyOutcome.FAILED:
-            made = replace(made, outcome=ApplyOutcome.UNDONE, actual=change.before, detail="")
-        self._results[change.setting] = made
+        self._results.undone(change)
 
     def _go_back(self) -> list[str]:
         """Return to the recorded profile after an earlier, interrupted run of another one."""
@@ -394,48 +355,16 @@ class ApplyRun:
 
     def _failed(self, reason: str, *, undone: bool = True) -> Report:
         """Remember and report a failure; the journal stays, for the caller to close."""
-        failure = Failure(
-            name=self._target.name,
-            generation=self._target.generation,
-            epoch=self._target.epoch,
-            reason=reason,
-            rolled_back=undone,
-        )
+        failure = failure_of(self._target, reason, rolled_back=undone)
         self._record = replace(self._before if undone else self._record, failure=failure)
         try:
             self._state.save(self._record)
         except HostError as e:
-            if not undone or not self._written:
+            if not undone or not self._results.written:
                 raise HostError(reason) from e  # the originals and the journal stay as they are
-        report = self._report(ProfileState.DEGRADED, reason, undone=undone)
+        report = self._results.report(self._record, ProfileState.DEGRADED, reason, undone=undone)
         self._state.write_status(report)
         return report
-
-    def _report(self, standing: ProfileState, detail: str = "", *, undone: bool = False) -> Report:
-        applied = self._record.applied
-        report = Report(
-            name=self._target.name,
-            generation=self._target.generation,
-            epoch=self._target.epoch,
-            state=standing,
-            detail=detail,
-            settings=list(self._results.values()),
-            took_ms=round((self._host.monotonic() - self._began) * 1000, 3),
-            at=self._host.now(),
-            effective=applied.name if applied else "",
-            command=self._command,
-            boot_id=self._host.hardware.boot_id,
-            uptime_s=self._host.monotonic(),
-            rolled_back=undone,
-        )
-        return replace(report, switched=self._switched(report))
-
-    def _switched(self, report: Report) -> Switched | None:
-        """Return the times of this run; before its first write, those of an earlier run."""
-        if not self._written or report.state is ProfileState.APPLYING:
-            last = self._state.read_status()
-            return last.switched if last else None
-        return switch_of(report, [change.setting for change in self._written])
 
     def _note(self, step: Step) -> None:
         """Record a step of an undo, which a full disk must not stop."""

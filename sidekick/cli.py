@@ -11,117 +11,32 @@ import errno
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-import msgspec
-from msgspec.structs import replace
-
-from agent.machine import Completed, Processes, boottime_s
-from agent.machine.hardware import read_hardware
-from agent.machine.kernelfs import KernelFs
-from agent.machine.process import HostProcesses
 from sidekick import history
 from sidekick import status as standing
 from sidekick.apply import ApplyRun
-from sidekick.disk import Disk
-from sidekick.facts import read_facts
+from sidekick.context import Context, context_of, real_host
 from sidekick.grammar import OUTPUT, PROFILE, CliProgram, Number, Option, PathText, Span
 from sidekick.plan import describe
-from sidekick.profile import PROFILES, Library, Profile
 from sidekick.reboot import read_config
 from sidekick.record import Target
 from sidekick.report import Report, exit_code
-from sidekick.setting import Host, Log
-from sidekick.settings import SETTINGS, setting_of
+from sidekick.setting import Host
+from sidekick.settings import setting_of
 from sidekick.shown import print_error, print_json, print_plan, print_report
-from sidekick.state import StateFolder
 from sidekick.targets import target_of
 from sidekick.upkeep import resume as finish
 from sidekick.upkeep import settled, watch
-from wire.errors import Forbidden, HostError, ProgramError, TwineError
+from wire.errors import Forbidden, HostError, TwineError
 
-STATE = Path("/var/lib/twine/sidekick")
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-DELIVERED = "profiles"
-"""Folder within the state, searched last: profiles that the agent received and stores there."""
-
-
-class NoProcesses:
-    """Runs no program: a run on a tree below `--root` must not change this host."""
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float = 60.0,  # noqa: ARG002
-        check: bool = True,  # noqa: ARG002
-    ) -> Completed:
-        """Refuse."""
-        raise ProgramError(f"cannot run {' '.join(argv)}: programs run only with --root /")
-
-    def lines(self, argv: Sequence[str]) -> NoReturn:
-        """Refuse."""
-        raise ProgramError(f"cannot run {' '.join(argv)}: programs run only with --root /")
-
-
 NOTED = frozenset({"apply", "rollback", "resume", "try", "confirm", "revert", "repair"})
 """Commands that write a line of the history: they change the host, or end a trial."""
 
 
-class Context(msgspec.Struct):
-    """The global options, and access to the host."""
-
-    root: Path
-    state: StateFolder
-    profiles: Library
-    make_host: Callable[[Path], Host]
-    verbose: bool = False
-    code: int = 0
-    """What the command exits with."""
-
-    def host(self) -> Host:
-        """Return the host; reads its hardware."""
-        host = self.make_host(self.root)
-        return replace(host, log=_log()) if self.verbose else host
-
-    def need_root(self) -> None:
-        """Raise `Forbidden` unless this process may change the host."""
-        if self.root == Path("/") and os.geteuid() != 0:
-            raise Forbidden("sidekick changes the host's kernel", hint="run as root")
-
-    def profile(self, name: str, host: Host) -> Profile:
-        """Return a profile, rendered for the host."""
-        return self.profiles.load(name, read_facts(host.fs, host.hardware))
-
-
-def real_host(root: Path) -> Host:
-    """Return this host, or a fake one whose files are below `root`."""
-    fs = KernelFs(root)
-    processes: Processes = HostProcesses() if root == Path("/") else NoProcesses()
-    return Host(
-        fs=fs,
-        processes=processes,
-        disk=Disk(),
-        hardware=read_hardware(fs),
-        now=time.time,
-        monotonic=boottime_s,
-        sleep=time.sleep,
-    )
-
-
-def _log() -> Log:
-    """Return the log of this process, as all programs of ours keep it."""
-    import logging  # both for --verbose alone
-
-    from wire import log
-
-    log.configure("sidekick")
-    return logging.getLogger("sidekick")
-
-
+STATE = Path("/var/lib/twine/sidekick")
 PROGRAM = CliProgram(
     "Bring this machine to a host profile and prove it.",
     (
@@ -188,9 +103,7 @@ def apply_profile(
     output: str,
 ) -> None:
     """Apply a profile to this host: change, read back, or undo all changes."""
-    ctx.need_root()
-    host = ctx.host()
-    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+    with ctx.locked(wait_s) as host:
         try:
             target = target_of(ctx.profile(profile, host), host, generation, epoch)
             run = ApplyRun(host, ctx.state, target, may_reboot=reboot)
@@ -214,9 +127,7 @@ def apply_profile(
 )
 def verify(ctx: Context, timer: bool, wait_s: float, output: str) -> None:
     """Compare this host with its profile; exit code 2 if it drifted."""
-    ctx.need_root()
-    host = ctx.host()
-    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+    with ctx.locked(wait_s) as host:
         if timer:
             from sidekick.seen import keep, watched
 
@@ -235,19 +146,16 @@ def verify(ctx: Context, timer: bool, wait_s: float, output: str) -> None:
 @PROGRAM.command("rollback", REBOOT, WAIT, OUTPUT)
 def rollback(ctx: Context, reboot: bool, wait_s: float, output: str) -> None:
     """Restore the original value of every setting."""
-    ctx.need_root()
-    host, none = ctx.host(), Target()
-    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
-        report = ApplyRun(host, ctx.state, none, may_reboot=reboot, command="rollback").carry_out()
+    with ctx.locked(wait_s) as host:
+        run = ApplyRun(host, ctx.state, Target(), may_reboot=reboot, command="rollback")
+        report = run.carry_out()
     _conclude(ctx, report, output)
 
 
 @PROGRAM.command("resume", WAIT, OUTPUT)
 def resume(ctx: Context, wait_s: float, output: str) -> None:
     """Apply the profile again after a boot, or finish an interrupted one."""
-    ctx.need_root()
-    host = ctx.host()
-    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+    with ctx.locked(wait_s) as host:
         _conclude(ctx, finish(host, ctx.state), output)
 
 
@@ -255,11 +163,7 @@ def resume(ctx: Context, wait_s: float, output: str) -> None:
 def status(ctx: Context, output: str) -> None:
     """Show the state of this host, from the last report."""
     report = standing.status(ctx.host(), ctx.state)
-    ctx.code = 0
-    if output == "json":
-        print_json(report)
-    else:
-        print_report(report)
+    _show(report, output)
 
 
 @PROGRAM.command(
@@ -294,9 +198,7 @@ def confirm(ctx: Context, wait_s: float, output: str) -> None:
     """Keep the profile that is on trial."""
     from sidekick import trial
 
-    ctx.need_root()
-    host = ctx.host()
-    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+    with ctx.locked(wait_s) as host:
         _conclude(ctx, trial.confirm(host, ctx.state), output)
 
 
@@ -310,9 +212,7 @@ def revert(ctx: Context, due: bool, wait_s: float, output: str) -> None:
     """End a trial now: the state before it is restored."""
     from sidekick import trial
 
-    ctx.need_root()
-    host = ctx.host()
-    with ctx.state.lock(wait_s, host.monotonic, host.sleep):
+    with ctx.locked(wait_s) as host:
         _conclude(ctx, trial.revert(host, ctx.state, due_only=due), output)
 
 
@@ -320,21 +220,14 @@ def _conclude(ctx: Context, report: Report, output: str) -> None:
     ctx.code = exit_code(report)
     if report.command in NOTED and report.at:
         history.note(ctx.state, report)
+    _show(report, output)
+
+
+def _show(report: Report, output: str) -> None:
     if output == "json":
         print_json(report)
     else:
         print_report(report)
-
-
-def _context(
-    make_host: Callable[[Path], Host],
-    root: Path,
-    state: Path,
-    profiles: tuple[Path, ...],
-    verbose: bool,
-) -> Context:
-    library = Library(profiles or (*PROFILES, state / DELIVERED), SETTINGS)
-    return Context(root, StateFolder(state), library, make_host, verbose)
 
 
 def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = real_host) -> int:
@@ -347,7 +240,7 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = 
         if call is None:
             code = _by_click(line, make_host)
         else:
-            context = _context(make_host, **call.program)
+            context = context_of(make_host, **call.program)
             call.command.function(context, **call.values)
             code = context.code
         sys.stdout.flush()
@@ -387,7 +280,7 @@ def _by_click(line: Sequence[str], make_host: Callable[[Path], Host]) -> int:
     from sidekick import click_commands, profile_commands
 
     made = click_commands.group(
-        PROGRAM, profile_commands.COMMANDS, lambda **given: _context(make_host, **given)
+        PROGRAM, profile_commands.COMMANDS, lambda **given: context_of(make_host, **given)
     )
     click_commands.complete(made)
     return click_commands.run(made, line)

@@ -308,14 +308,6 @@ def _bounded(value: int | float) -> int | float:
     return value
 
 
-def _least(*numbers: int | float) -> int | float:
-    return min(numbers)
-
-
-def _most(*numbers: int | float) -> int | float:
-    return max(numbers)
-
-
 _COMPARISONS: dict[str, Callable[[object, object], bool]] = {
     "<": operator.lt,  # type: ignore[dict-item]
     "<=": operator.le,  # type: ignore[dict-item]
@@ -323,8 +315,8 @@ _COMPARISONS: dict[str, Callable[[object, object], bool]] = {
     ">=": operator.ge,  # type: ignore[dict-item]
 }
 _FUNCTIONS: dict[str, Callable[..., int | float]] = {
-    "min": _least,
-    "max": _most,
+    "min": lambda *numbers: min(numbers),
+    "max": lambda *numbers: max(numbers),
     "floor": math.floor,
     "ceil": math.ceil,
     "clamp": lambda value, low, high: max(low, min(value, high)),

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import tomllib
 
 from agent.machine import HostHardware
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
+from sidekick.cpulists import CPUS, numbers
 from sidekick.expression import Fact
 from wire.errors import ConfigError, KernelFileError
+from wire.toml_limits import parse_toml
 
 FACTS = {
     "cpu.arch": "amd64 or arm64, as the package manager names it; empty if unknown",
@@ -56,7 +57,6 @@ FACTS = {
 """Every fact and its meaning; `sidekick facts` prints it, and lint checks names against it."""
 
 VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}
-_CPUS = "/sys/devices/system/cpu"
 _NET = "/sys/class/net"
 LOCATION = "/etc/twine/location.toml"
 """Written by `twine-agent join`, or by hand on a host without a control plane."""
@@ -70,18 +70,16 @@ def read_facts(fs: KernelFs, hardware: HostHardware | None = None) -> dict[str, 
     cores = core_count(fs) or hardware.cpu.online
     os = _os_release(fs)
     mib = hardware.memory_bytes >> 20
-    nics = nic_names(fs)
-    fastest = max(nics, key=lambda name: _speed_mbps(fs, name), default="")
     disks = disk_names(fs)
-    flags = (_line(cpuinfo, "flags") or _line(cpuinfo, "Features")).split()
+    flags = (cpuinfo_of(cpuinfo, "flags") or cpuinfo_of(cpuinfo, "Features")).split()
     return {
         "cpu.arch": _arch(cpuinfo),
         "cpu.count": hardware.cpu.online,
         "cpu.cores": cores,
-        "cpu.family": _number(_line(cpuinfo, "cpu family")),
+        "cpu.family": _number(cpuinfo_of(cpuinfo, "cpu family")),
         "cpu.flags": flags,
         "cpu.model": hardware.cpu.model,
-        "cpu.model_number": _number(_line(cpuinfo, "model")),
+        "cpu.model_number": _number(cpuinfo_of(cpuinfo, "model")),
         "cpu.numa_nodes": hardware.cpu.numa_nodes,
         "cpu.sockets": hardware.cpu.sockets,
         "cpu.threads_per_core": max(1, hardware.cpu.online // cores),
@@ -99,11 +97,18 @@ def read_facts(fs: KernelFs, hardware: HostHardware | None = None) -> dict[str, 
         "memory.mib": mib,
         "memory.page_bytes": _page_bytes(fs),
         "memory.total_bytes": mib << 20,
+        **_nic_facts(fs),
+    }
+
+
+def _nic_facts(fs: KernelFs) -> dict[str, Fact]:
+    nics = nic_names(fs)
+    fastest = max(nics, key=lambda name: _speed_mbps(fs, name), default="")
+    queues = fs.names(f"{_NET}/{fastest}/queues") if fastest else []
+    return {
         "nic.count": len(nics),
         "nic.names": nics,
-        "nic.queues": len([q for q in fs.names(f"{_NET}/{fastest}/queues") if q.startswith("rx")])
-        if fastest
-        else 0,
+        "nic.queues": len([queue for queue in queues if queue.startswith("rx")]),
         "nic.speed_mbps": _speed_mbps(fs, fastest) if fastest else 0,
     }
 
@@ -111,8 +116,8 @@ def read_facts(fs: KernelFs, hardware: HostHardware | None = None) -> dict[str, 
 def read_location(fs: KernelFs) -> dict[str, Fact]:
     """Return the location of the machine, "" for unknown parts. Raises `ConfigError`."""
     try:
-        found = tomllib.loads(fs.find(LOCATION) or "")
-    except tomllib.TOMLDecodeError as e:
+        found = parse_toml(fs.find(LOCATION) or "")
+    except (ValueError, RecursionError) as e:
         raise ConfigError(
             f"{LOCATION} is not TOML: {e}", hint="`twine-agent join` writes it"
         ) from e
@@ -127,18 +132,29 @@ def read_location(fs: KernelFs) -> dict[str, Fact]:
 
 def vendor_of(cpuinfo: str) -> str:
     """Return the vendor of the processor."""
-    if _line(cpuinfo, "CPU implementer"):
+    if cpuinfo_of(cpuinfo, "CPU implementer"):
         return "arm"
-    return VENDORS.get(_line(cpuinfo, "vendor_id"), "other")
+    return VENDORS.get(cpuinfo_of(cpuinfo, "vendor_id"), "other")
 
 
 def core_count(fs: KernelFs) -> int:
     """Return how many cores have a processor that is online, 0 if the kernel has no topology."""
     siblings = set()
-    for name in fs.names(_CPUS):
+    for name in fs.names(CPUS):
         if re.fullmatch(r"cpu\d+", name):
-            siblings.add(fs.find(f"{_CPUS}/{name}/topology/thread_siblings_list"))
+            siblings.add(fs.find(f"{CPUS}/{name}/topology/thread_siblings_list"))
     return len(siblings - {None})
+
+
+def online_cpus(fs: KernelFs) -> list[int]:
+    """Return the processors that are online."""
+    return list(numbers(fs.find(f"{CPUS}/online") or ""))
+
+
+def frequency_policies(fs: KernelFs) -> list[int]:
+    """Return the numbers of the frequency policies, sorted."""
+    names = fs.names(f"{CPUS}/cpufreq")
+    return sorted(int(n.removeprefix("policy")) for n in names if re.fullmatch(r"policy\d+", n))
 
 
 def nic_names(fs: KernelFs) -> list[str]:
@@ -162,7 +178,8 @@ def _speed_mbps(fs: KernelFs, nic: str) -> int:
     return 0
 
 
-def _line(cpuinfo: str, key: str) -> str:
+def cpuinfo_of(cpuinfo: str, key: str) -> str:
+    """Return the value of a key of the first processor, "" if it has none."""
     # The kernel puts a tab after each of these keys; an expression for each would cost a run more.
     _, _, rest = f"\n{cpuinfo}".partition(f"\n{key}\t")
     return rest.partition("\n")[0].partition(":")[2].strip()
@@ -173,9 +190,9 @@ def _number(text: str) -> int:
 
 
 def _arch(cpuinfo: str) -> str:
-    if _line(cpuinfo, "CPU implementer"):
+    if cpuinfo_of(cpuinfo, "CPU implementer"):
         return "arm64"
-    return "amd64" if "lm" in _line(cpuinfo, "flags").split() else ""
+    return "amd64" if "lm" in cpuinfo_of(cpuinfo, "flags").split() else ""
 
 
 def _page_bytes(fs: KernelFs) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sidekick.record import Target
+from sidekick.record import Record, Target
 from sidekick.report import SettingChange
 
 
@@ -18,6 +18,8 @@ class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
     changes: tuple[SettingChange, ...]
     boot_id: str
     at: float
+    number: int = 0
+    """By which `Record.finished` names the run when it has ended; 0 in an earlier release."""
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned"):
@@ -55,6 +57,16 @@ class Run(msgspec.Struct):
     wrote: int = 0
     undone: int = 0
     undoing: str | None = None
+
+    def has_ended(self, record: Record) -> bool:
+        """Return whether the run had stored its final record.
+
+        A run may fail after that and be undone; its last record then has the failure.
+        """
+        if not self.began.number or self.began.number > record.finished:
+            return False
+        failure = record.failure
+        return self.undoing is None or (failure is not None and failure.rolled_back)
 
     def describe(self, running: bool) -> str:
         """Return the progress of the run as text."""

@@ -28,7 +28,7 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Finding(msgspec.Struct, frozen=True):
     """One error or note about a profile."""
 
     profile: str
@@ -48,23 +48,23 @@ def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
         target = target_of(profile, host)
     except ConfigError as e:
         errors = [(each.field, each.reason) for each in e.errors] or [("", str(e))]
-        return [_finding(name, Severity.ERROR, field, reason) for field, reason in errors]
+        return [Finding(name, Severity.ERROR, field, reason) for field, reason in errors]
     except Unprocessable as e:
-        return [_finding(name, Severity.NOTE, "", f"not on this host: {e}")]
+        return [Finding(name, Severity.NOTE, "", f"not on this host: {e}")]
     except TwineError as e:
-        return [_finding(name, Severity.ERROR, "", str(e))]
+        return [Finding(name, Severity.ERROR, "", str(e))]
     found = [
-        _finding(name, Severity.ERROR, w.setting, f"{reason} ({w.source})")
+        Finding(name, Severity.ERROR, w.setting, f"{reason} ({w.source})")
         for w in target.wanted
         if (reason := why_out_of_range(w.setting.removeprefix("sysctl."), w.value))
     ]
     found += [
-        _finding(name, Severity.NOTE, "", f"{text.path} is a template, checked as rendered here")
+        Finding(name, Severity.NOTE, "", f"{text.path} is a template, checked as rendered here")
         for text in profile.texts
         if text.path.endswith(SUFFIX)
     ]
     found += [
-        _finding(name, Severity.NOTE, setting, f"repeats a setting of {source}")
+        Finding(name, Severity.NOTE, setting, f"repeats a setting of {source}")
         for setting, source in _repeated(library, profile, facts)
     ]
     absent = {
@@ -77,7 +77,7 @@ def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
         setting = setting_of(each.setting)
         how = "cannot be applied here" if each.required else "unsupported here"
         reason = f"{how}: {setting.lacking(each.setting)} ({each.source})"
-        found.append(_finding(name, Severity.NOTE, each.setting, reason))
+        found.append(Finding(name, Severity.NOTE, each.setting, reason))
     return found
 
 
@@ -104,7 +104,3 @@ def _pairs(table: object) -> dict[str, object]:
     if isinstance(table, dict):
         return table
     return msgspec.structs.asdict(table) if isinstance(table, msgspec.Struct) else {}
-
-
-def _finding(profile: str, severity: Severity, field: str, reason: str) -> Finding:
-    return Finding(profile=profile, severity=severity, field=field, reason=reason)

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from sidekick.boot import LINE, PANIC, BootLine, WantedBoot
 from sidekick.plan import ApplyPlan, claims, make_plan
-from sidekick.record import OwnedGroup, Record, Target
+from sidekick.record import Record, Target
 from sidekick.report import ApplyOutcome, Disruption, SettingChange, SettingReport
 from sidekick.setting import Applied, Host
 from sidekick.settings import setting_of, settings_of
 from sidekick.targets import contributions, of_kind
-from wire.errors import HostError, TwineError, Unprocessable
+from wire.errors import TwineError, Unprocessable
 
 LEFT_TO_BOOT = "the next boot restores the original"
 TASK_SLICES = ("workload.slice", "sideload.slice")
@@ -131,7 +131,9 @@ class HostObservation:
         names = {name for w in wanted for name in setting_of(w.setting).claims(w.setting)}
         originals = {k: v for k, v in record.originals.items() if k in names}
         devices = {k: v for k, v in record.devices.items() if k in names}
-        return replace(record, boot=self.owned_after(), originals=originals, devices=devices)
+        return replace(
+            record, boot=self.boot.kept(self.wanted), originals=originals, devices=devices
+        )
 
     def claim(self, record: Record) -> Record:
         """Return the record with the present values of all settings that it did not have."""
@@ -201,12 +203,7 @@ class HostObservation:
 
     def check_undone(self, change: SettingChange) -> None:
         """Raise `HostError` unless a change of an interdependent kind is undone."""
-        setting = setting_of(change.setting)
-        actual = setting.read(self.host, change.setting) or ""
-        if not setting.same(actual, change.before):
-            raise HostError(
-                f"cannot restore {change.setting} to {change.before!r}: it reads {actual!r}"
-            )
+        setting_of(change.setting).check_restored(self.host, change.setting, change.before)
 
     def verify(self) -> list[SettingReport]:
         """Return a report for each wanted value, and for arguments to remove from the boot line."""
@@ -233,10 +230,6 @@ class HostObservation:
             if (now := self.observed.get(name)) is not None
             if not setting_of(name).same(now, original)
         ]
-
-    def owned_after(self) -> tuple[OwnedGroup, ...]:
-        """Return the groups of the boot line that sidekick owns after the run."""
-        return self.boot.kept(self.wanted)
 
 
 def tasks_of(host: Host) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from sidekick.report import Disruption, PlanReport, SettingChange, WantedSetting, most_disruptive
+from sidekick.report import Disruption, PlanReport, SettingChange, WantedSetting
 from sidekick.setting import Observed, Setting
 
 
@@ -26,8 +26,9 @@ class ApplyPlan(msgspec.Struct, frozen=True):
 
     @property
     def needs(self) -> Disruption:
-        """The largest disruption of its changes, known before the first write."""
-        return most_disruptive(change.needs for change in self.changes)
+        """The largest disruption, which puts all changes into force."""
+        needs = (change.needs for change in self.changes)
+        return max(needs, key=lambda need: need.rank, default=Disruption.LIVE)
 
     def changes_that_drain(self) -> list[SettingChange]:
         """Return the changes that may not be made while tasks run. A run only stages a boot."""

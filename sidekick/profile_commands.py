@@ -3,54 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import click
 import msgspec
 
 from sidekick import history as histories
 from sidekick.click_commands import COMPLETE, PROFILE_TYPE, takes
+from sidekick.context import Context
 from sidekick.explain import explain as explanation
 from sidekick.facts import FACTS, read_facts
 from sidekick.grammar import OUTPUT, PROFILE
 from sidekick.lint import Severity
 from sidekick.lint import lint as findings
 from sidekick.plan import make_plan
-from sidekick.profile import Library, Profile
-from sidekick.setting import Host
+from sidekick.profile import Profile
 from sidekick.settings import SETTINGS, settings_of
-from sidekick.shown import print_json, print_table, printable
-from sidekick.state import StateFolder
+from sidekick.shown import print_json, print_rows, print_table, printable
 from sidekick.status import moment_text
 from sidekick.targets import target_of
 from wire.errors import NotFound, TwineError
 
 
-class Surroundings(Protocol):
-    """The global options, and access to the host."""
-
-    code: int
-    """What the command exits with."""
-
-    @property
-    def state(self) -> StateFolder:
-        """The folder of sidekick's state."""
-
-    @property
-    def profiles(self) -> Library:
-        """The profiles of this host."""
-
-    def host(self) -> Host:
-        """Return the host; reads its hardware."""
-
-    def profile(self, name: str, host: Host) -> Profile:
-        """Return a profile as it is on the host."""
-
-
 @click.command("list")
 @takes(OUTPUT)
 @click.pass_obj
-def list_(ctx: Surroundings, output: str) -> None:
+def list_(ctx: Context, output: str) -> None:
     """Show the profiles of this host."""
     host, rows = ctx.host(), []
     for name in ctx.profiles.names():
@@ -60,18 +38,15 @@ def list_(ctx: Surroundings, output: str) -> None:
             rows.append((name, profile.version, lineage, profile.description))
         except TwineError as e:
             rows.append((name, 0, "?", f"broken: {e}"))
-    if output == "json":
-        keys = ("name", "version", "extends", "description")
-        print_json([dict(zip(keys, row, strict=True)) for row in rows])
-    else:
-        print_table(("PROFILE", "VERSION", "EXTENDS", "DESCRIPTION"), rows)
+    keys = ("name", "version", "extends", "description")
+    print_rows(keys, ("PROFILE", "VERSION", "EXTENDS", "DESCRIPTION"), rows, output)
 
 
 @click.command()
 @takes(PROFILE)
 @takes(OUTPUT)
 @click.pass_obj
-def show(ctx: Surroundings, profile: str, output: str) -> None:
+def show(ctx: Context, profile: str, output: str) -> None:
     """Show the settings of a profile for this host, with file and line of each."""
     host = ctx.host()
     found = ctx.profile(profile, host)
@@ -95,7 +70,7 @@ def show(ctx: Surroundings, profile: str, output: str) -> None:
 @click.command()
 @takes(OUTPUT)
 @click.pass_obj
-def facts(ctx: Surroundings, output: str) -> None:
+def facts(ctx: Context, output: str) -> None:
     """Show the facts of this host that profiles can use."""
     found = read_facts(ctx.host().fs)
     if output == "json":
@@ -111,7 +86,7 @@ def facts(ctx: Surroundings, output: str) -> None:
 @click.argument("profiles", nargs=-1, type=PROFILE_TYPE)
 @takes(OUTPUT)
 @click.pass_obj
-def lint(ctx: Surroundings, profiles: tuple[str, ...], output: str) -> None:
+def lint(ctx: Context, profiles: tuple[str, ...], output: str) -> None:
     """Check profiles (all, if none is named); exit code 78 if one cannot be used anywhere."""
     host = ctx.host()
     names = profiles or tuple(ctx.profiles.names())
@@ -137,7 +112,7 @@ def lint(ctx: Surroundings, profiles: tuple[str, ...], output: str) -> None:
 @click.option("--profile", type=PROFILE_TYPE, help="Profile [default: the applied one].")
 @takes(OUTPUT)
 @click.pass_obj
-def explain(ctx: Surroundings, setting: str, profile: str | None, output: str) -> None:
+def explain(ctx: Context, setting: str, profile: str | None, output: str) -> None:
     """Show the profile and line of a setting, its earlier value, and its documentation."""
     host, record = ctx.host(), ctx.state.load()
     name = profile or (record.applied.name if record.applied else "")
@@ -169,7 +144,7 @@ def explain(ctx: Surroundings, setting: str, profile: str | None, output: str) -
 @click.argument("other", type=PROFILE_TYPE)
 @takes(OUTPUT)
 @click.pass_obj
-def diff(ctx: Surroundings, one: str, other: str, output: str) -> None:
+def diff(ctx: Context, one: str, other: str, output: str) -> None:
     """Show the settings in which two profiles differ on this host."""
     host = ctx.host()
     both = [
@@ -182,18 +157,16 @@ def diff(ctx: Surroundings, one: str, other: str, output: str) -> None:
         if values[0].split() != values[1].split():
             sources = [w[name].source if name in w else "-" for w in both]
             rows.append((name, *values, " ".join(sources)))
-    if output == "json":
-        keys = ("setting", one, other, "sources")
-        print_json([dict(zip(keys, row, strict=True)) for row in rows])
-        return
-    print_table(("SETTING", one.upper(), other.upper(), "FROM"), rows)
-    click.echo(f"{len(rows)} of {len(names)} settings differ")
+    header = ("SETTING", one.upper(), other.upper(), "FROM")
+    print_rows(("setting", one, other, "sources"), header, rows, output)
+    if output != "json":
+        click.echo(f"{len(rows)} of {len(names)} settings differ")
 
 
 @click.command()
 @takes(OUTPUT)
 @click.pass_obj
-def recommend(ctx: Surroundings, output: str) -> None:
+def recommend(ctx: Context, output: str) -> None:
     """Show the profiles for hosts like this one, and the settings of each that it lacks."""
     host, rows = ctx.host(), []
     for name in ctx.profiles.names():
@@ -213,18 +186,15 @@ def recommend(ctx: Surroundings, output: str) -> None:
         lacks = ", ".join(w.setting for w in (*plan.missing, *plan.unsupported))
         rows.append((name, fits, len(wanted), len(plan.changes), lacks or "-"))
     rows.sort(key=lambda row: (["yes", "any host", "no"].index(row[1]), row[0]))
-    if output == "json":
-        keys = ("name", "fits", "settings", "changes", "lacks")
-        print_json([dict(zip(keys, row, strict=True)) for row in rows])
-    else:
-        print_table(("PROFILE", "FITS", "SETTINGS", "CHANGES", "THIS HOST LACKS"), rows)
+    keys = ("name", "fits", "settings", "changes", "lacks")
+    print_rows(keys, ("PROFILE", "FITS", "SETTINGS", "CHANGES", "THIS HOST LACKS"), rows, output)
 
 
 @click.command()
 @click.option("-n", "--last", type=click.IntRange(1), default=20, help="Number of runs.")
 @takes(OUTPUT)
 @click.pass_obj
-def history(ctx: Surroundings, last: int, output: str) -> None:
+def history(ctx: Context, last: int, output: str) -> None:
     """Show the past runs on this host, the newest last."""
     entries = histories.read(ctx.state)[-last:]
     if output == "json":
@@ -256,7 +226,7 @@ def history(ctx: Surroundings, last: int, output: str) -> None:
 )
 @takes(OUTPUT)
 @click.pass_obj
-def import_tuned(ctx: Surroundings, folder: Path, into: Path | None, output: str) -> None:
+def import_tuned(ctx: Context, folder: Path, into: Path | None, output: str) -> None:
     """Convert TuneD's profiles; exit code 2 and a list if lines could not be converted."""
     from sidekick import tuned
 

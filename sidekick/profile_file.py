@@ -26,6 +26,8 @@ MAX_BYTES = 64 * 1024
 """A larger file is refused: it is most likely not a profile."""
 
 Table = dict[str, Any]
+Place = tuple[str | int, ...]
+"""Where in a file: `("when", 0, "sysctl", "vm.swappiness")`."""
 
 
 class Section(Protocol):
@@ -61,7 +63,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 class FileBlock(msgspec.Struct, frozen=True):
     """Tables of settings that hold together: a file's own, or those of one `[[when]]`."""
 
-    at: tuple[str | int, ...]
+    at: Place
     """Where in the file: () or ("when", 0)."""
     tables: Table
     holds: bool = True
@@ -92,6 +94,10 @@ class ProfileFile(msgspec.Struct):
         self.errors.append(FieldError(field=dotted, reason=f"{reason} ({self.where(at)})"))
 
 
+_NO_VALUE = object()
+"""Value of an expression that cannot be evaluated, in tables whose condition is false."""
+
+
 def read_file(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts) -> ProfileFile:
     """Return one file, its expressions evaluated and its tables checked, without its parents."""
     name, path, text = file_text.name, file_text.path, file_text.text
@@ -102,21 +108,7 @@ def read_file(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts
         text, origin = render_template(path, text, facts)
     raw = _parsed(path, text, origin)
     file = ProfileFile(name, path, TomlLines(text), origin)
-    own = {kind: raw.pop(kind) for kind in list(raw) if kind in kinds}
-    whens = raw.pop("when", [])
-    known = [*(f.encode_name for f in msgspec.structs.fields(Header)), "when", *kinds]
-    file.header = _header(file, raw, known)
-    if file.header and file.header.fits:
-        file.fits = _condition(file, ("fits",), file.header.fits, facts)
-    file.blocks.append(_block(file, (), own, kinds, facts, holds=True))
-    if not isinstance(whens, list):
-        file.wrong(("when",), "is written [[when]], with an `if`")
-        whens = []
-    for number, when in enumerate(whens):
-        if isinstance(when, dict):
-            file.blocks.append(_when(file, ("when", number), when, kinds, facts))
-        else:
-            file.wrong(("when", number), "is not a table")
+    _Reader(file, kinds, facts).read(raw)
     return file
 
 
@@ -132,97 +124,129 @@ def _parsed(path: str, text: str, origin: TemplateLines | None) -> Table:
         raise ConfigError(f"profile {path} {kind}: {mapped(str(e))}") from e
 
 
-def _header(file: ProfileFile, raw: Table, known: Sequence[str]) -> Header | None:
-    fields = {f.encode_name for f in msgspec.structs.fields(Header)}
-    for key in raw.keys() - fields:
-        file.wrong((key,), f"unknown; known are {', '.join(known)}")
-    decoded: Header | None = _decode(
-        file, {k: v for k, v in raw.items() if k in fields}, Header, ()
-    )
-    return decoded
+class _Reader:
+    """Evaluates and decodes the tables of one file, and records its errors."""
 
+    def __init__(self, file: ProfileFile, kinds: Mapping[str, Section], facts: Facts) -> None:
+        self._file = file
+        self._kinds = kinds
+        self._facts = facts
 
-def _when(
-    file: ProfileFile, at: tuple[str | int, ...], raw: Table, kinds: Mapping[str, Any], facts: Facts
-) -> FileBlock:
-    tables = {key: value for key, value in raw.items() if key != "if"}
-    for key in tables.keys() - kinds.keys():
-        file.wrong((*at, key), f"unknown; known are if, {', '.join(kinds)}")
-    condition, holds = raw.get("if"), False
-    if isinstance(condition, str):
-        holds = _condition(file, (*at, "if"), condition, facts)
-    else:
-        file.wrong((*at, "if"), "is required: an expression of facts, as text")
-    tables = {key: value for key, value in tables.items() if key in kinds}
-    return _block(file, at, tables, kinds, facts, holds=holds)
+    def read(self, raw: Table) -> None:
+        """Fill the file with the content of its tables."""
+        file = self._file
+        own = {kind: raw.pop(kind) for kind in list(raw) if kind in self._kinds}
+        whens = raw.pop("when", [])
+        file.header = self._header(raw)
+        if file.header and file.header.fits:
+            file.fits = self._condition(("fits",), file.header.fits)
+        file.blocks.append(self._block((), own, holds=True))
+        if not isinstance(whens, list):
+            file.wrong(("when",), "is written [[when]], with an `if`")
+            whens = []
+        for number, when in enumerate(whens):
+            if isinstance(when, dict):
+                file.blocks.append(self._when(("when", number), when))
+            else:
+                file.wrong(("when", number), "is not a table")
 
+    def _header(self, raw: Table) -> Header | None:
+        fields = [f.encode_name for f in msgspec.structs.fields(Header)]
+        for key in raw.keys() - set(fields):
+            known = ", ".join([*fields, "when", *self._kinds])
+            self._file.wrong((key,), f"unknown; known are {known}")
+        given = {key: value for key, value in raw.items() if key in fields}
+        decoded: Header | None = self._decode(given, Header, ())
+        return decoded
 
-def _condition(file: ProfileFile, at: Sequence[str | int], text: str, facts: Facts) -> bool:
-    value = _evaluate(file, at, text, facts)
-    if value is not None and not isinstance(value, bool):
-        file.wrong(at, f"{text!r} is neither true nor false")
-    return value is True
+    def _when(self, at: Place, raw: Table) -> FileBlock:
+        tables = {key: value for key, value in raw.items() if key != "if"}
+        for key in tables.keys() - self._kinds.keys():
+            self._file.wrong((*at, key), f"unknown; known are if, {', '.join(self._kinds)}")
+        condition, holds = raw.get("if"), False
+        if isinstance(condition, str):
+            holds = self._condition((*at, "if"), condition)
+        else:
+            self._file.wrong((*at, "if"), "is required: an expression of facts, as text")
+        tables = {key: value for key, value in tables.items() if key in self._kinds}
+        return self._block(at, tables, holds=holds)
 
+    def _condition(self, at: Place, text: str) -> bool:
+        value = self._evaluate(at, text)
+        if value is not None and not isinstance(value, bool):
+            self._file.wrong(at, f"{text!r} is neither true nor false")
+        return value is True
 
-def _block(
-    file: ProfileFile,
-    at: tuple[str | int, ...],
-    tables: Table,
-    kinds: Mapping[str, Section],
-    facts: Facts,
-    *,
-    holds: bool,
-) -> FileBlock:
-    """Return evaluated tables; tables whose condition is false are checked too."""
-    evaluated: Table = {}
-    for kind, table in tables.items():
-        if not isinstance(table, dict):
-            file.wrong((*at, kind), "is not a table")
-            continue
-        before = len(file.errors)
-        value = _evaluated(file, (*at, kind), table, facts, holds=holds)
-        if len(file.errors) == before and _is_whole(value):
-            _decode(file, value, kinds[kind].section, (*at, kind))
-        evaluated[kind] = value
-    return FileBlock(at, evaluated, holds)
+    def _block(self, at: Place, tables: Table, *, holds: bool) -> FileBlock:
+        """Return evaluated tables; tables whose condition is false are checked too."""
+        evaluated: Table = {}
+        for kind, table in tables.items():
+            if not isinstance(table, dict):
+                self._file.wrong((*at, kind), "is not a table")
+                continue
+            before = len(self._file.errors)
+            value = self._evaluated((*at, kind), table, holds=holds)
+            if len(self._file.errors) == before and _is_whole(value):
+                self._decode(value, self._kinds[kind].section, (*at, kind))
+            evaluated[kind] = value
+        return FileBlock(at, evaluated, holds)
 
+    def _evaluated(self, at: Place, value: Any, *, holds: bool) -> Any:
+        if isinstance(value, dict):
+            return {k: self._evaluated((*at, k), v, holds=holds) for k, v in value.items()}
+        if isinstance(value, list):
+            return [self._evaluated((*at, n), v, holds=holds) for n, v in enumerate(value)]
+        if isinstance(value, str) and value.startswith("="):
+            result = self._evaluate(at, value[1:], must=holds)
+            return _NO_VALUE if result is None else result
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            self._file.wrong(at, "a number is beyond 64 bits")
+            return _NO_VALUE
+        return value
 
-_NO_VALUE = object()
-"""Value of an expression that cannot be evaluated, in tables whose condition is false."""
+    def _evaluate(self, at: Place, text: str, *, must: bool = True) -> Any:
+        """Return the value of an expression; None if it has none, which is an error with `must`.
 
+        Its grammar and the names of its facts are checked in any case.
+        """
+        known = False
+        try:
+            expression = parse(text.strip())
+            known = expression.facts <= self._facts.keys()
+            return expression.evaluate(self._facts)
+        except ExpressionError as e:
+            if must or not known:
+                self._file.wrong(at, f"{e}; {e.hint}" if e.hint else str(e))
+            return None
 
-def _evaluated(
-    file: ProfileFile, at: tuple[str | int, ...], value: Any, facts: Facts, *, holds: bool
-) -> Any:
-    if isinstance(value, dict):
-        return {k: _evaluated(file, (*at, k), v, facts, holds=holds) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_evaluated(file, (*at, n), v, facts, holds=holds) for n, v in enumerate(value)]
-    if isinstance(value, str) and value.startswith("="):
-        result = _evaluate(file, at, value[1:], facts, must=holds)
-        return _NO_VALUE if result is None else result
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        file.wrong(at, "a number is beyond 64 bits")
-        return _NO_VALUE
-    return value
+    def _decode(self, raw: Any, kind: Any, at: Place) -> Any:
+        """Return `raw` as `kind`; on errors note all of them, each with its field."""
+        kind = _without_none(kind)
+        if isinstance(raw, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return self._decode_struct(raw, kind, at)
+        if isinstance(raw, dict) and typing.get_origin(kind) is dict:
+            inner = typing.get_args(kind)[1]
+            return {k: self._decode(v, inner, (*at, k)) for k, v in raw.items()}
+        try:
+            return msgspec.convert(raw, kind)
+        except msgspec.ValidationError as e:
+            reason, _, inside = str(e).partition(" - at `$")
+            names = re.findall(r"\[(\d+)\]|\.(\w+)", inside)
+            self._file.wrong((*at, *(int(n) if n else name for n, name in names)), reason)
+            return None
 
-
-def _evaluate(
-    file: ProfileFile, at: Sequence[str | int], text: str, facts: Facts, *, must: bool = True
-) -> Any:
-    """Return the value of an expression; None if it has none, which is an error with `must`.
-
-    Its grammar and the names of its facts are checked in any case.
-    """
-    known = False
-    try:
-        expression = parse(text.strip())
-        known = expression.facts <= facts.keys()
-        return expression.evaluate(facts)
-    except ExpressionError as e:
-        if must or not known:
-            file.wrong(at, f"{e}; {e.hint}" if e.hint else str(e))
-        return None
+    def _decode_struct(self, raw: Table, kind: type[msgspec.Struct], at: Place) -> Any:
+        fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
+        before = len(self._file.errors)
+        for name in raw.keys() - fields.keys():
+            self._file.wrong((*at, name), f"unknown; known are {', '.join(fields)}")
+        values = {}
+        for name, about in fields.items():
+            if name in raw:
+                values[name] = self._decode(raw[name], about.type, (*at, name))
+            elif about.required:
+                self._file.wrong((*at, name), "is required")
+        return kind(**values) if len(self._file.errors) == before else None
 
 
 def _is_whole(value: Any) -> bool:
@@ -231,39 +255,6 @@ def _is_whole(value: Any) -> bool:
     if isinstance(value, list):
         return all(_is_whole(v) for v in value)
     return value is not _NO_VALUE
-
-
-def _decode(file: ProfileFile, raw: Any, kind: Any, at: tuple[str | int, ...]) -> Any:
-    """Return `raw` as `kind`; on errors note all of them, each with its field."""
-    kind = _without_none(kind)
-    if isinstance(raw, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return _decode_struct(file, raw, kind, at)
-    if isinstance(raw, dict) and typing.get_origin(kind) is dict:
-        inner = typing.get_args(kind)[1]
-        return {k: _decode(file, v, inner, (*at, k)) for k, v in raw.items()}
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as e:
-        reason, _, inside = str(e).partition(" - at `$")
-        names = re.findall(r"\[(\d+)\]|\.(\w+)", inside)
-        file.wrong((*at, *(int(n) if n else name for n, name in names)), reason)
-        return None
-
-
-def _decode_struct(
-    file: ProfileFile, raw: Table, kind: type[msgspec.Struct], at: tuple[str | int, ...]
-) -> Any:
-    fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
-    before = len(file.errors)
-    for name in raw.keys() - fields.keys():
-        file.wrong((*at, name), f"unknown; known are {', '.join(fields)}")
-    values = {}
-    for name, about in fields.items():
-        if name in raw:
-            values[name] = _decode(file, raw[name], about.type, (*at, name))
-        elif about.required:
-            file.wrong((*at, name), "is required")
-    return kind(**values) if len(file.errors) == before else None
 
 
 def _without_none(kind: Any) -> Any:

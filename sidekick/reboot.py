@@ -7,19 +7,18 @@ entry once. It refuses a reboot that would restore the old line, and repeated re
 
 from __future__ import annotations
 
-import tomllib
-
 import msgspec
 from msgspec.structs import replace
 
 from sidekick.boot import BootLine, WantedBoot
 from sidekick.bootline import GUARD, VERSION
 from sidekick.observe import HostObservation, tasks_of
-from sidekick.record import Attempt, Failure, Rebooted, Record, Target
+from sidekick.record import Attempt, Failure, Rebooted, Record, Target, failure_of
 from sidekick.report import Report
 from sidekick.setting import Host
 from sidekick.state import StateFolder
 from wire.errors import ConfigError, HostError, ProgramError, Unprocessable
+from wire.toml_limits import parse_toml
 
 CONFIG = "/etc/twine/sidekick.toml"
 KEXEC = ("/usr/sbin/kexec", "/sbin/kexec")
@@ -55,8 +54,8 @@ def read_config(host: Host) -> RebootConfig:
     """Return the configuration. Raises `ConfigError`."""
     text = host.fs.find(CONFIG)
     try:
-        return msgspec.convert(tomllib.loads(text or ""), RebootConfig)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
+        return msgspec.convert(parse_toml(text or ""), RebootConfig)
+    except (ValueError, RecursionError) as e:  # a ValidationError is a ValueError
         raise ConfigError(f"cannot use {CONFIG}: {e}") from e
 
 
@@ -87,14 +86,11 @@ def noted(host: Host, reboots: Reboots) -> Reboots:
 
 def came_back_without(target: Target, attempt: Attempt) -> Failure:
     """Return the failure of a target whose reboot did not have its effect."""
-    return Failure(
-        name=target.name,
-        generation=target.generation,
-        epoch=target.epoch,
-        reason=f"the host was rebooted for it ({attempt.way}) and came back without "
-        f"{attempt.purpose}; sidekick does not reboot it again",
-        rolled_back=False,
+    reason = (
+        f"the host was rebooted for it ({attempt.way}) and came back without "
+        f"{attempt.purpose}; sidekick does not reboot it again"
     )
+    return failure_of(target, reason, rolled_back=False)
 
 
 def begin(
@@ -116,7 +112,10 @@ def begin(
                 f"no reboot while tasks run ({', '.join(tasks[:3])})",
                 hint="drain the machine first; the profile stays staged",
             )
-        way, attempt = plan(host, record, observation.boot, observation.wanted, purpose)
+        config = read_config(host)
+        way = choose(host, config, observation.boot, observation.wanted, record.reboots)
+        boot_id, now = host.hardware.boot_id, host.now()
+        attempt = Attempt(boot_id=boot_id, purpose=purpose, way=way.name, at=now)
         state.save(replace(record, attempt=attempt, reboots=noted(host, record.reboots)))
         report = replace(report, detail=f"rebooting by {way.name}")
         state.write_status(report)
@@ -126,15 +125,6 @@ def begin(
         state.write_status(replace(report, detail=str(e)))
         raise
     return report
-
-
-def plan(
-    host: Host, record: Record, boot: BootLine, wanted: WantedBoot, purpose: str
-) -> tuple[Way, Attempt]:
-    """Return how to reboot, and the attempt to record first. Raises what `choose` raises."""
-    way = choose(host, read_config(host), boot, wanted, record.reboots)
-    boot_id, now = host.hardware.boot_id, host.now()
-    return way, Attempt(boot_id=boot_id, purpose=purpose, way=way.name, at=now)
 
 
 def choose(

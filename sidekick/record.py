@@ -63,6 +63,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     rolled_back: bool = True
 
 
+def failure_of(target: Target, reason: str, *, rolled_back: bool) -> Failure:
+    """Return the failure of the switch to a target."""
+    return Failure(
+        name=target.name,
+        generation=target.generation,
+        epoch=target.epoch,
+        reason=reason,
+        rolled_back=rolled_back,
+    )
+
+
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """A profile that is reverted unless it is confirmed."""
 
@@ -94,3 +105,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Recent reboots by sidekick, oldest first: a guard against a loop. An earlier release recorded
     wall-clock times (`float`), which a boot may change."""
     trial: Trial | None = None
+    finished: int = 0
+    """Number of the last run that ended. If its journal exists still, the run was killed between
+    this record and the removal of the journal."""

@@ -62,11 +62,6 @@ class Disruption(StrEnum):
         return list(Disruption).index(self)
 
 
-def most_disruptive(needs: Iterable[Disruption]) -> Disruption:
-    """Return the largest disruption, which puts all changes into force."""
-    return max(needs, key=lambda need: need.rank, default=Disruption.LIVE)
-
-
 class WantedSetting(msgspec.Struct, frozen=True, kw_only=True):
     """One value that a profile asks for."""
 

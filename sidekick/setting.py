@@ -124,12 +124,26 @@ class Setting:
         """Return all errors of the section that hold on any host."""
         return []
 
-    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
-        """Return what the profile asks of this host.
+    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
+        """Return what the profile asks of this host: one value for each key that is given.
 
         Raises `Unprocessable` if that is more than the host has.
         """
-        raise NotImplementedError
+        given = msgspec.structs.asdict(profile.sections[self.kind])
+        return [
+            self.value_of(profile, key, str(value))
+            for key, value in given.items()
+            if key != "required" and value is not None
+        ]
+
+    def value_of(self, profile: Profile, key: str, value: str, setting: str = "") -> WantedSetting:
+        """Return the wanted value of a setting, by default of the one that the key names."""
+        return WantedSetting(
+            setting=setting or f"{self.kind}.{key}",
+            value=value,
+            required=profile.sections[self.kind].required,
+            source=profile.source_of(f"{self.kind}.{key}"),
+        )
 
     def boot(self, wanted: Sequence[WantedSetting], own: str) -> list[Contribution]:  # noqa: ARG002
         """Return the kernel arguments that these values need; `own` is the host's own line."""
@@ -262,11 +276,13 @@ class Setting:
         if self.same(self.read(host, change.setting) or "", change.before):
             return
         self.write(host, change.setting, change.before)
-        actual = self.read(host, change.setting) or ""
-        if not self.same(actual, change.before):
-            raise KernelFileError(
-                f"cannot restore {change.setting} to {change.before!r}: it reads {actual!r}"
-            )
+        self.check_restored(host, change.setting, change.before)
+
+    def check_restored(self, host: Host, setting: str, value: str) -> None:
+        """Raise `KernelFileError` unless a setting reads back as the restored value."""
+        actual = self.read(host, setting) or ""
+        if not self.same(actual, value):
+            raise KernelFileError(f"cannot restore {setting} to {value!r}: it reads {actual!r}")
 
     def blame(self, host: Host, report: SettingReport) -> str:  # noqa: ARG002
         """Return which program may have changed what drifted, "" where that is unknown."""
@@ -277,6 +293,26 @@ class Setting:
     def owns(self, setting: str) -> bool:
         """Return whether a setting is of this kind."""
         return kind_of(setting) == self.kind
+
+
+class FileSetting(Setting):
+    """A kind each of whose settings is one file of the kernel."""
+
+    def path(self, setting: str) -> str:
+        """Return the file of a setting."""
+        raise NotImplementedError
+
+    def touches(self, setting: str) -> tuple[str, ...]:
+        """Return the file: another kind may set it too."""
+        return (self.path(setting),)
+
+    def read(self, host: Host, setting: str) -> str | None:
+        """Return the text of the file."""
+        return host.fs.find(self.path(setting))
+
+    def write(self, host: Host, setting: str, value: str) -> None:
+        """Write the file."""
+        host.fs.write(self.path(setting), value)
 
 
 def kind_of(setting: str) -> str:

@@ -82,6 +82,16 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
         _print_row([_coloured(cell) for cell in cells])
 
 
+def print_rows(
+    keys: Sequence[str], header: Sequence[str], rows: Sequence[Sequence[object]], output: str
+) -> None:
+    """Print rows as columns, or as JSON with these keys."""
+    if output == "json":
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+    else:
+        print_table(header, rows)
+
+
 def printable(text: str) -> str:
     """Return text with control characters as escapes: a profile or a program may contain some."""
     return "".join(

@@ -121,12 +121,13 @@ class StateFolder(msgspec.Struct, frozen=True):
         self.disk.remove(self._journal)
 
     def unfinished(self) -> Run | None:
-        """Return the run whose journal was not closed."""
+        """Return the run that was interrupted, or that another process is carrying out."""
         with translated(f"cannot read {self._journal}"):
             if not self._journal.exists():
                 return None
             lines = self._journal.read_bytes().split(b"\n")
-        return replay(lines)
+        run = replay(lines)
+        return None if run is None or run.has_ended(self.load()) else run
 
     @contextlib.contextmanager
     def lock(

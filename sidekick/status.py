@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sidekick.boot import LINE
 from sidekick.observe import HostObservation
-from sidekick.record import Failure, Record, Target
+from sidekick.record import Record, Target, failure_of
 from sidekick.report import ApplyOutcome, ProfileState, Report, SettingReport
 from sidekick.setting import Host
 from sidekick.settings import setting_of
@@ -55,7 +55,8 @@ def status(host: Host, state: StateFolder) -> Report:
             state=ProfileState.APPLYING,
             detail=unfinished.describe(running=True),
         )
-    if last is None and unfinished is None and record.applied:
+    was_killed = last is not None and last.state is ProfileState.APPLYING
+    if unfinished is None and (was_killed or (last is None and record.applied)):
         return _looked_at(host, state, record, last)
     rebooted = bool(record.boot_id) and record.boot_id != host.hardware.boot_id
     if unfinished or rebooted:
@@ -68,14 +69,8 @@ def refuse(host: Host, state: StateFolder, target: Target, error: TwineError) ->
 
     The host stays as it is; the caller holds the lock.
     """
-    failure = Failure(
-        name=target.name,
-        generation=target.generation,
-        epoch=target.epoch,
-        reason="; ".join([str(error), *(f"{e.field}: {e.reason}" for e in error.errors)]),
-        rolled_back=False,
-    )
-    record = replace(state.load(), failure=failure)
+    reason = "; ".join([str(error), *(f"{e.field}: {e.reason}" for e in error.errors)])
+    record = replace(state.load(), failure=failure_of(target, reason, rolled_back=False))
     with contextlib.suppress(HostError):
         state.save(record)
     last = state.read_status()

@@ -41,12 +41,11 @@ def find_accel(kernel: Path, device: Path = Path("/dev/kvm")) -> Accel:
             check=False,
             stdin=subprocess.DEVNULL,
         )
+        output = done.stdout
+        words = done.stderr.decode(errors="replace").strip().splitlines()
+        problem = f": {words[-1] if words else 'the guest stops'}"
     except subprocess.TimeoutExpired as e:
-        output = (e.stdout or b"").decode(errors="replace")
-        if PROOF in output:
-            return Accel("kvm", "the guest's kernel boots with it")
-        return Accel("tcg", f"{device} exists, but a guest kernel hangs with it")
-    if PROOF in done.stdout.decode(errors="replace"):
+        output, problem = e.stdout or b"", " a guest kernel hangs with it"
+    if PROOF in output.decode(errors="replace"):
         return Accel("kvm", "the guest's kernel boots with it")
-    words = done.stderr.decode(errors="replace").strip().splitlines()
-    return Accel("tcg", f"{device} exists, but: {words[-1] if words else 'the guest stops'}")
+    return Accel("tcg", f"{device} exists, but{problem}")

@@ -57,8 +57,17 @@ def partial_file(file: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def locked_cache(say: Say) -> Iterator[Path]:
+    """Return the folder of the cache; one build at a time writes to it."""
+    cache = cache_root()
+    cache.mkdir(parents=True, exist_ok=True)
+    with lock(cache, say):
+        yield cache
+
+
+@contextmanager
 def lock(cache: Path, say: Say) -> Iterator[None]:
-    """Let one build at a time write to the cache."""
+    """Let one build at a time write to a folder."""
     with (cache / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 import msgspec
 
 from vm_lab.cache import cache_root
 from vm_lab.errors import LabError, reporting
+from vm_lab.exclusive import lab_lock
 from vm_lab.image.app import ALL_VERSIONS, VERSIONS, build_app
 from vm_lab.image.build import VARIANTS, build_image, pack_box
 from vm_lab.image.conveyor import build_conveyor
@@ -95,17 +96,28 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def lab_command(function: Callable[Concatenate[Lab, P], T]) -> Callable[..., T]:
+    """Make a timed command whose first argument is the lab that `--name` names."""
+
+    @name_option
+    @timed
+    @wraps(function)
+    def wrapper(name: str, *args: P.args, **kwargs: P.kwargs) -> T:
+        return function(open_lab(name), *args, **kwargs)
+
+    return wrapper
+
+
 @main.command()
-@name_option
+@lab_command
 @click.option("--count", type=click.IntRange(min=1), help="Number of machines.")
 @click.option("--cpus", type=click.IntRange(min=1), help="CPUs of each, in one socket.")
 @click.option("--memory-mib", type=click.IntRange(min=512), help="Memory of each.")
 @click.option("--variant", type=click.Choice(VARIANTS), default="base", show_default=True)
 @click.option("--bare", is_flag=True, help="Machines only: no control plane, no host joins.")
 @click.option("--no-project", is_flag=True, help="Boot an image without this project in it.")
-@timed
 def up(
-    name: str,
+    lab: Lab,
     count: int | None,
     cpus: int | None,
     memory_mib: int | None,
@@ -118,16 +130,15 @@ def up(
     A repetition keeps running machines.
     """
     options = UpOptions(count, cpus, memory_mib, variant, bare or no_project, not no_project)
-    open_lab(name).up(options)
+    lab.up(options)
 
 
 @main.command()
-@name_option
+@lab_command
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
-@timed
-def status(name: str, output: str) -> None:
+def status(lab: Lab, output: str) -> None:
     """Show what runs, its location, and how to reach it."""
-    found = lab_status(open_lab(name))
+    found = lab_status(lab)
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
@@ -169,48 +180,47 @@ def vagrant(name: str, command: Sequence[str]) -> None:
 
 
 @main.command()
-@name_option
-@timed
-def push(name: str) -> None:
+@lab_command
+def push(lab: Lab) -> None:
     """Install the working tree in every running machine, restarting agents that run."""
-    open_lab(name).push()
+    lab.push()
 
 
 @main.command()
-@name_option
+@lab_command
 @click.argument("machine")
-@timed
-def power_off(name: str, machine: str) -> None:
+def power_off(lab: Lab, machine: str) -> None:
     """Cut a machine's power."""
-    open_lab(name).power_off(machine)
+    lab.power_off(machine)
 
 
 @main.command()
-@name_option
+@lab_command
 @click.argument("machine")
-@timed
-def power_on(name: str, machine: str) -> None:
+def power_on(lab: Lab, machine: str) -> None:
     """Start a machine from the disk it had; return once ssh answers."""
-    open_lab(name).power_on(machine)
+    lab.power_on(machine)
 
 
 @main.command("control-plane")
-@name_option
+@lab_command
 @click.argument("what", type=click.Choice(["stop", "start", "pause", "continue"]))
 @click.option(
-    "--config", type=click.Path(path_type=Path, exists=True), help="TOML file for `start`."
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="TOML file for `start`.",
 )
-@timed
-def control_plane(name: str, what: str, config: Path | None) -> None:
+def control_plane(lab: Lab, what: str, config: Path | None) -> None:
     """Stop, start or freeze the lab's control plane; machines are not changed."""
-    control = open_lab(name).control
+    control = lab.control
     steps = {
         "stop": control.stop,
         "start": lambda: control.start(config),
         "pause": control.pause,
         "continue": control.resume,
     }
-    steps[what]()
+    with lab_lock(lab.paths, f"control-plane {what}"):
+        steps[what]()
 
 
 @main.group()
@@ -219,61 +229,57 @@ def proxy() -> None:
 
 
 @proxy.command("start")
-@name_option
+@lab_command
 @click.argument("services", nargs=-1, required=True, metavar="JOB:PORT…")
-@timed
-def proxy_start(name: str, services: Sequence[str]) -> None:
+def proxy_start(lab: Lab, services: Sequence[str]) -> None:
     """Forward to ports of jobs, such as web:http, by discovery; print the URL of each."""
-    for url in open_lab(name).proxy.start(services):
-        click.echo(url)
+    with lab_lock(lab.paths, "proxy start"):
+        urls = lab.proxy.start(services)
+    click.echo("\n".join(urls))
 
 
 @proxy.command("stop")
-@name_option
-@timed
-def proxy_stop(name: str) -> None:
+@lab_command
+def proxy_stop(lab: Lab) -> None:
     """End the proxy."""
-    open_lab(name).proxy.stop()
+    with lab_lock(lab.paths, "proxy stop"):
+        lab.proxy.stop()
 
 
 @main.command()
-@name_option
+@lab_command
 @click.argument("machine")
 @click.option("--heal", is_flag=True, help="Reconnect it.")
-@timed
-def partition(name: str, machine: str, heal: bool) -> None:
+def partition(lab: Lab, machine: str, heal: bool) -> None:
     """Cut a machine from the network; it continues to run."""
-    open_lab(name).partition(machine, heal=heal)
+    lab.partition(machine, heal=heal)
 
 
 @main.command()
-@name_option
+@lab_command
 @click.argument("snapshot")
-@timed
-def snapshot(name: str, snapshot: str) -> None:
+def snapshot(lab: Lab, snapshot: str) -> None:
     """Save all machines, memory included, and the control plane's state."""
-    open_lab(name).snapshot(snapshot)
+    lab.snapshot(snapshot)
 
 
 @main.command()
-@name_option
+@lab_command
 @click.argument("snapshot")
-@timed
-def restore(name: str, snapshot: str) -> None:
+def restore(lab: Lab, snapshot: str) -> None:
     """Bring all machines and the control plane back to a snapshot."""
-    open_lab(name).restore(snapshot)
+    lab.restore(snapshot)
 
 
 @main.command()
-@name_option
-@timed
-def down(name: str) -> None:
+@lab_command
+def down(lab: Lab) -> None:
     """Remove the lab and check that no part of it is left."""
-    checks = open_lab(name).down()
+    checks = lab.down()
     for check in checks:
         click.echo(f"{check.kind}: {', '.join(check.found) or 'none'}")
     if any(check.found for check in checks):
-        raise LabError(f"something of lab {name!r} is left, see above")
+        raise LabError(f"something of lab {lab.paths.name!r} is left, see above")
 
 
 @main.command()

@@ -9,17 +9,18 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 import msgspec
 
+from vm_lab.cache import partial_file
 from vm_lab.errors import LabError
 from vm_lab.guests import Guests
 from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import LabSandbox
-from vm_lab.state import LabPaths, find_process, process_ref
+from vm_lab.state import LabPaths, end_process, find_process, process_ref
 from vm_lab.topology import LabMachine, Topology
+from wire.toml_limits import parse_toml
 from wire.written import WRITTEN
 
 
@@ -48,9 +49,13 @@ class LabControlPlane:
     def start(self, config: Path | None = None, timeout_s: float = PATIENCE_S) -> None:
         """Start it unless it runs, and return once it reports that it is ready.
 
-        With `config` it is configured by a copy of that file, at later starts, too.
+        With `config` it is configured by a copy of that file, at later starts, too, once it was
+        ready with it.
         """
-        if self.pid() is None:
+        source = config or self.paths.control_plane_config
+        text = _read_config(source) if source.exists() else ""
+        is_started = self.pid() is None
+        if is_started:
             self.paths.control_plane_state.mkdir(exist_ok=True, mode=0o700)
             self.paths.control_plane_socket.unlink(missing_ok=True)
             listen = f"{self.topology.host_address}:{self.topology.control_plane_port}"
@@ -59,9 +64,7 @@ class LabControlPlane:
                 *("--state", self.paths.control_plane_state),
                 *("--listen", listen, "--socket", self.paths.control_plane_socket),
             ]
-            if config is not None:
-                shutil.copy(config, self.paths.control_plane_config)
-            argv += ["--config", self._started_config()]
+            argv += ["--config", self._started_config(text)]
             pid = self.sandbox.spawn(argv, self.paths.control_plane_log)
             self.paths.save(self.paths.control_plane, process_ref(pid))
         deadline = time.monotonic() + timeout_s
@@ -72,19 +75,13 @@ class LabControlPlane:
                     hint=f"see {self.paths.control_plane_log}",
                 )
             time.sleep(0.1)
+        if is_started and config is not None:
+            with partial_file(self.paths.control_plane_config) as partial:
+                partial.write_text(text)
 
-    def stop(self, patience_s: float = 60) -> None:
+    def stop(self) -> None:
         """End it, and return once it is gone."""
-        deadline = time.monotonic() + patience_s
-        asked = False
-        while (pid := self.pid()) is not None:
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-            elif not asked:
-                os.kill(pid, signal.SIGTERM)
-                asked = True
-            time.sleep(0.05)
-        self.paths.control_plane.unlink(missing_ok=True)
+        end_process(self.paths.control_plane, patience_s=60)
 
     def pause(self) -> None:
         """Stop the process, as on a suspended or starved host; `resume` ends that."""
@@ -140,10 +137,8 @@ class LabControlPlane:
         shutil.rmtree(self.paths.control_plane_state, ignore_errors=True)
         shutil.copytree(source, self.paths.control_plane_state)
 
-    def _started_config(self) -> Path:
-        """Write and return the file to start with: the copy, and the sockets of the lab."""
-        own = self.paths.control_plane_config
-        text = own.read_text(WRITTEN) if own.exists() else ""
+    def _started_config(self, text: str) -> Path:
+        """Write and return the file to start with: this text, and the sockets of the lab."""
         file = self.paths.state / "control-plane-started.toml"
         file.write_text(with_services(text, self.paths))
         return file
@@ -156,6 +151,13 @@ class LabControlPlane:
         return lines[-1] if lines else "its log is empty"
 
 
+def _read_config(file: Path) -> str:
+    try:
+        return file.read_text(WRITTEN)
+    except UnicodeDecodeError as e:
+        raise LabError(f"cannot use {file}: it is not UTF-8 ({e.reason})") from e
+
+
 def with_services(config: str, paths: LabPaths) -> str:
     """Return a configuration whose console reads the services of this lab, not those of the host.
 
@@ -163,8 +165,8 @@ def with_services(config: str, paths: LabPaths) -> str:
     error.
     """
     try:
-        given = tomllib.loads(config)
-    except tomllib.TOMLDecodeError:
+        given = parse_toml(config)
+    except (ValueError, RecursionError):
         return config
     sockets = {"autoscaler": str(paths.autoscaler), "conveyor": f"unix:{paths.conveyor}"}
     lines = [f'{key} = "{socket}"\n' for key, socket in sockets.items() if key not in given]

@@ -6,7 +6,6 @@ loses its power. Version 3 answers slowly and version 4 with errors: both are st
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -16,10 +15,9 @@ from typing import Any
 
 import click
 
-from vm_lab.demo import Demo, short_path
+from vm_lab.demo import Demo, requests_text, short_path
 from vm_lab.errors import reporting
 from vm_lab.image.app import BAD_VERSIONS, VERSIONS
-from vm_lab.progress import PATIENCE_S
 
 FILES = Path(__file__).parent / "delivery"
 """The files of the demo, which docs/pipelines.md explains."""
@@ -66,21 +64,8 @@ class DeliveryDemo(Demo):
         self._lab_command("proxy", "start", "web:http")
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True, mode=0o700)
-        config = self._folder / "conveyor.toml"
-        socket = self._service.removeprefix("unix:")
-        config.write_text(
-            f'state = "{self._folder}/conveyor"\nsocket = "{socket}"\n'
-            f'endpoint = "{self.endpoint}"\n'
-        )
-        self._start(
-            "prometheus",
-            f"--config.file={FILES / 'prometheus.yml'}",
-            f"--storage.tsdb.path={self._folder / 'prometheus'}",
-            "--web.listen-address=127.0.0.1:9090",
-            "--log.level=warn",
-        )
-        self._start(str(self._bin / "twine-conveyor"), "serve", "--config", str(config))
-        self._wait("the conveyor serves", Path(socket).exists)
+        self._start_prometheus()
+        self._start_service("conveyor", self._paths.conveyor, "serve")
         pipeline = short_path(FILES / "web.toml")
         self.pipeline("plan", pipeline, code=2)
         self.pipeline("apply", pipeline)
@@ -114,7 +99,7 @@ class DeliveryDemo(Demo):
         self.pipeline("start", self.pipeline_name, self.brings, image)
         deadline, shown = time.monotonic() + RUN_S, ""
         while True:
-            view = self._ask_pipeline("status", self.pipeline_name)
+            view = self._ask("pipeline", "--service", self._service, "status", self.pipeline_name)
             run = view["record"].get("active") or view["record"].get("waiting")
             if run is None:
                 break
@@ -126,23 +111,15 @@ class DeliveryDemo(Demo):
             if view["record"].get("active") is not None:
                 meanwhile(view)
             time.sleep(1)
-        out, _ = traffic.communicate(timeout=PATIENCE_S)
-        outcome: dict[str, Any] = json.loads(out.splitlines()[-1])
+        outcome = self._end_traffic(traffic)
         self.pipeline("history", self.pipeline_name, "--run", str(view["last"]["number"]))
-        answers = ", ".join(f"{n} x {page}" for page, n in sorted(outcome["answers"].items()))
-        click.secho(
-            f"{outcome['requests']} requests, {outcome['failed']} failed ({answers})", bold=True
-        )
+        click.secho(requests_text(outcome), bold=True)
         click.echo("\n".join(outcome["failures"]), err=True)
         return outcome | {"run": view["last"]}
 
     def pipeline(self, *words: str, code: int = 0) -> str:
         """Run `twinectl pipeline` with these arguments; return its output."""
         return self._command("twinectl", "pipeline", "--service", self._service, *words, code=code)
-
-    def _ask_pipeline(self, *words: str) -> Any:
-        given = ["pipeline", "--service", self._service, *words]
-        return json.loads(self._command("twinectl", *given, "-o", "json", quiet=True))
 
     def _expected(self, outcome: dict[str, Any], state: str, failed: int | None) -> dict[str, Any]:
         run = outcome["run"]

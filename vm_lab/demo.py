@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import click
 
 from vm_lab.errors import reporting
 from vm_lab.image.app import VERSIONS, build_app
-from vm_lab.progress import PATIENCE_S, Progress
+from vm_lab.progress import PATIENCE_S, Progress, wait_until
 from vm_lab.state import LabPaths, process_ref
 
 JOB_FILE = Path(__file__).parent / "jobs" / "web.toml"
@@ -141,15 +141,9 @@ class Demo:
         began = time.monotonic()
         self._apply(image)
         took = time.monotonic() - began
-        out, _ = traffic.communicate(timeout=PATIENCE_S)
-        outcome = json.loads(out.splitlines()[-1])
+        outcome = self._end_traffic(traffic)
         self._twinectl("job", "status", "web")
-        answers = ", ".join(f"{n} x {page}" for page, n in sorted(outcome["answers"].items()))
-        click.secho(
-            f"updated in {took:.0f} s: {outcome['requests']} requests, "
-            f"{outcome['failed']} failed ({answers})",
-            bold=True,
-        )
+        click.secho(f"updated in {took:.0f} s: {requests_text(outcome)}", bold=True)
         if outcome["failed"]:
             click.echo("\n".join(outcome["failures"]), err=True)
             sys.exit(1)
@@ -167,19 +161,47 @@ class Demo:
         self._say_command(["twine-lab", "exec", "--", *words])
         self._programs.append(self._inside(*words))
 
+    def _start_prometheus(self) -> None:
+        self._start(
+            "prometheus",
+            f"--config.file={Path(__file__).parent / 'delivery/prometheus.yml'}",
+            f"--storage.tsdb.path={self._folder / 'prometheus'}",
+            "--web.listen-address=127.0.0.1:9090",
+            "--log.level=warn",
+        )
+
+    def _start_service(self, name: str, socket: Path, *words: str, more: str = "") -> None:
+        """Start a client of the front end with a configuration, and wait for its socket."""
+        config = self._folder / f"{name}.toml"
+        config.write_text(
+            f'endpoint = "{self.endpoint}"\nstate = "{self._folder / name}"\n'
+            f'socket = "{socket}"\n{more}'
+        )
+        self._start(str(self._bin / f"twine-{name}"), *words, "--config", str(config))
+        self._wait(f"{name} serves", socket.exists)
+
+    def _invocations(self, machines: Iterable[str]) -> dict[str, str]:
+        """Return task unit → its invocation, from systemd on the machines."""
+        line = "systemctl show -p Id -p InvocationID 'twine-task-*.service'"
+        found = {}
+        for machine in machines:
+            shown = self._command("twine-lab", "ssh", machine, "--", line, quiet=True)
+            for unit in shown.split("\n\n"):
+                properties = dict(row.split("=", 1) for row in unit.splitlines() if "=" in row)
+                if properties:
+                    found[properties["Id"]] = properties["InvocationID"]
+        return found
+
     def _traffic(self) -> subprocess.Popen[bytes]:
         """Start requests to the web job; they continue until the end of their standard input."""
-        words = [
-            "-m",
-            "vm_lab.traffic",
-            "--endpoint",
-            self.endpoint,
-            "--job",
-            "web",
-            "--url",
-            PROXY,
-        ]
-        return self._inside(sys.executable, *words, pipes=True)
+        target = ("--endpoint", self.endpoint, "--job", "web", "--url", PROXY)
+        return self._inside(sys.executable, "-m", "vm_lab.traffic", *target, pipes=True)
+
+    def _end_traffic(self, traffic: subprocess.Popen[bytes]) -> dict[str, Any]:
+        """End requests, and return their outcome."""
+        out, _ = traffic.communicate(timeout=PATIENCE_S)
+        outcome: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return outcome
 
     def _inside(self, *words: str, pipes: bool = False) -> subprocess.Popen[bytes]:
         """Start a program in the lab's network.
@@ -198,11 +220,7 @@ class Demo:
             )
 
     def _wait(self, what: str, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not holds():
-            if time.monotonic() > deadline:
-                raise click.ClickException(f"not within {PATIENCE_S:g} s: {what}")
-            time.sleep(0.1)
+        wait_until(holds, lambda: click.ClickException(f"not within {PATIENCE_S:g} s: {what}"))
 
 
 def _end_with(parent: int) -> None:
@@ -210,6 +228,12 @@ def _end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # the parent ended before prctl
         os._exit(1)
+
+
+def requests_text(outcome: dict[str, Any]) -> str:
+    """Return the outcome of requests as text: how many, how many failed, and the answers."""
+    answers = ", ".join(f"{n} x {page}" for page, n in sorted(outcome["answers"].items()))
+    return f"{outcome['requests']} requests, {outcome['failed']} failed ({answers})"
 
 
 def short_path(path: Path) -> str:

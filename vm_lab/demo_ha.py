@@ -31,7 +31,6 @@ from control_plane.client import ControlPlaneClient
 from vm_lab.control import with_services
 from vm_lab.demo import Demo
 from vm_lab.errors import reporting
-from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import LabSandbox
 from vm_lab.state import LabPaths
 from wire.errors import TwineError
@@ -82,19 +81,20 @@ class HaDemo(Demo):
 
     def run(self) -> None:
         """Run all steps; the lab stays up."""
+        names = [f"m{number}" for number in range(1, MACHINES + 1)]
         self._lab_command("up", "--count", str(MACHINES))
         count = ("--machines", str(MACHINES))
         self._twinectl("entitlement", "create", "demo", *count, "--host-profile", "web")
         self._image = self._push("v1")
         self._apply(self._image)
         self._lab_command("proxy", "start", "web:http")
-        before = self._units()
+        before = self._invocations(names)
         self._lab_command("control-plane", "stop")
         self._start_members()
         self._start_roles()
         self._twinectl("job", "status", "web")
         outcome, rows, lost = self._under_traffic()
-        restarted = len(before.items() - self._units().items())
+        restarted = len(before.items() - self._invocations(names).items())
         self._twinectl("shard", "list")
         self._show(outcome, rows, lost, restarted)
         if outcome["failed"] or lost or restarted or len(rows) < self._kills:
@@ -166,14 +166,9 @@ class HaDemo(Demo):
         """Start a process, and wait until it leads or stands by."""
         with replica.log.open("ab") as out:
             began = os.fstat(out.fileno()).st_size
-            argv: list[str | Path] = [
-                self._bin / "twine-control-plane",
-                "serve",
-                "--config",
-                replica.config,
-            ]
+            serve = (self._bin / "twine-control-plane", "serve", "--config", replica.config)
             started = subprocess.Popen(
-                self._sandbox.command(argv),
+                self._sandbox.command(serve),
                 stdout=out,
                 stderr=out,
                 stdin=subprocess.DEVNULL,
@@ -198,24 +193,12 @@ class HaDemo(Demo):
         self._wait(f"one process leads {role}", leads)
         return found[0]
 
-    def _units(self) -> dict[str, str]:
-        """Return the task units of all machines, and the invocation of each."""
-        found = {}
-        line = "systemctl show -p Id -p InvocationID 'twine-task-*.service'"
-        for number in range(1, MACHINES + 1):
-            output = self._command("twine-lab", "ssh", f"m{number}", "--", line, quiet=True)
-            for unit in output.split("\n\n"):
-                properties = dict(row.split("=", 1) for row in unit.splitlines() if "=" in row)
-                found[f"m{number} {properties.get('Id')}"] = properties.get("InvocationID", "")
-        return found
-
     def _under_traffic(self) -> tuple[dict[str, Any], list[TakeOver], int]:
         """Move the job to shard 1 and kill leaders while clients read and write."""
         traffic = self._traffic()
         self._twinectl("shard", "move", "demo", "--to", "1")
         rows, lost = asyncio.run(self._kill_in_turn())
-        out, _ = traffic.communicate(timeout=PATIENCE_S)
-        return json.loads(out.splitlines()[-1]), rows, lost
+        return self._end_traffic(traffic), rows, lost
 
     async def _kill_in_turn(self) -> tuple[list[TakeOver], int]:
         """Kill the leader of each role in turn; return the take-overs and the lost writes."""

@@ -30,7 +30,6 @@ from vm_lab.image.app import LIMITED_VERSION
 
 FILES = Path(__file__).parent / "elastic"
 """The files of the demo, which docs/elastic.md explains."""
-PROMETHEUS = Path(__file__).parent / "delivery" / "prometheus.yml"
 LOW, HIGH, STEPS, STEP_S = 0.5, 9.0, 7, 40.0
 """Requests per second at night and at the peak, the number of steps between them, and the seconds
 of one step."""
@@ -111,16 +110,11 @@ class ElasticDemo(Demo):
         web = short_path(FILES / "web.toml")
         self._twinectl("job", "apply", web, "--set", f"image={self._image}", "--wait")
         self._lab_command("proxy", "start", "web:http")
-        self._start(
-            "prometheus",
-            f"--config.file={PROMETHEUS}",
-            f"--storage.tsdb.path={self._folder / 'prometheus'}",
-            "--web.listen-address=127.0.0.1:9090",
-            "--log.level=warn",
-        )
-        extra = 'prometheus = "http://127.0.0.1:9090"\nevery_s = 10\n'
-        self._client("autoscaler", self._autoscaler, extra)
-        self._client("optimus", self._optimus, 'entitlement = "batch"\nevery_s = 5\n')
+        self._start_prometheus()
+        more = 'prometheus = "http://127.0.0.1:9090"\nevery_s = 10\n'
+        self._start_service("autoscaler", self._autoscaler, more=more)
+        more = 'entitlement = "batch"\nevery_s = 5\n'
+        self._start_service("optimus", self._optimus, more=more)
 
     def end(self) -> None:
         """End the programs; the requests first."""
@@ -204,15 +198,6 @@ class ElasticDemo(Demo):
             time.sleep(1)
         self._progress.say(f"{what}; {seen}")
         return seen
-
-    def _client(self, name: str, socket: Path, extra: str) -> None:
-        config = self._folder / f"{name}.toml"
-        config.write_text(
-            f'endpoint = "{self.endpoint}"\nstate = "{self._folder / name}"\n'
-            f'socket = "{socket}"\n{extra}'
-        )
-        self._start(str(self._bin / f"twine-{name}"), "--config", str(config))
-        self._wait(f"{name} serves", socket.exists)
 
     def _look(self) -> DemoLook:
         """Query the front end without a process for each query: the guests need the CPUs."""

@@ -31,7 +31,7 @@ def exclusive(method: Method[S, P, T]) -> Method[S, P, T]:
 
     @wraps(method)
     def wrapper(lab: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with lab_lock(lab.paths, method.__name__):
+        with lab_lock(lab.paths, method.__name__.replace("_", "-")):
             return method(lab, *args, **kwargs)
 
     return wrapper

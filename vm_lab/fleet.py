@@ -21,13 +21,12 @@ import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import msgspec
 
 from agent.api import ImageFormat, Limits, Location
 from agent.config import AgentConfig
@@ -260,19 +259,11 @@ class Fleet:
             while not await holds():
                 await asyncio.sleep(0.2)
 
-    def _timed(self, name: str) -> _Timed:
-        return _Timed(self.times, name)
-
-
-class _Timed:
-    def __init__(self, times: dict[str, float], name: str) -> None:
-        self._times, self._name, self._began = times, name, time.perf_counter()
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._times[self._name] = round(time.perf_counter() - self._began, 1)
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.times[name] = round(time.perf_counter() - began, 1)
 
 
 @asynccontextmanager
@@ -281,8 +272,7 @@ async def fleet(agents: int, address: str = "127.0.0.1:0") -> AsyncIterator[Flee
     with tempfile.TemporaryDirectory(prefix="twine-fleet-") as folder:
         root, stopping = Path(folder), asyncio.Event()
         serving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        config = msgspec.structs.replace(
-            Config(),
+        config = Config(
             state=str(root / "cp"),
             listen=address,
             socket=str(root / "cp.sock"),

@@ -20,7 +20,7 @@ from vm_lab.image.build import Image, build_image
 from vm_lab.leftovers import Check, check_leftovers, host_interfaces
 from vm_lab.progress import PATIENCE_S, Progress
 from vm_lab.proxy import Proxy
-from vm_lab.sandbox import LabSandbox, NamespaceRecord, remove_mount_points, remove_tree
+from vm_lab.sandbox import LabSandbox, remove_mount_points
 from vm_lab.state import DAMAGED, LabPaths, LabRecord, end_process
 from vm_lab.topology import LabMachine, read_topology
 from vm_lab.vagrant import Vagrant
@@ -177,12 +177,14 @@ class Lab:
 
         on_each(running, push)
 
+    @exclusive
     def power_off(self, name: str) -> None:
         """Cut the power of a VM."""
         machine = self.machine(name)
         self.domains.power_off(name)
         self.guests.forget_connection(machine)
 
+    @exclusive
     def power_on(self, name: str) -> None:
         """Start a VM from its disk, and return once ssh answers."""
         machine = self.machine(name)
@@ -190,6 +192,7 @@ class Lab:
             self.domains.power_on(name)
             self.guests.wait_reachable(machine, PATIENCE_S)
 
+    @exclusive
     def partition(self, name: str, *, heal: bool) -> None:
         """Unplug a VM from the network, or plug it in again."""
         machine = self.machine(name)
@@ -252,7 +255,7 @@ class Lab:
         record = None
         with contextlib.suppress(LabError):  # a damaged record: the processes end without Vagrant
             record = self.paths.find_record()
-        inode = self._namespace_inode()
+        inode = self.sandbox.namespace_inode()
         before = self._interfaces_before()
         if record is not None and self.sandbox.holder() is not None:
             with contextlib.suppress(LabError), self.progress.step("vagrant destroy"):
@@ -261,8 +264,8 @@ class Lab:
         with self.progress.step("ending the lab's processes"):
             end_process(self.paths.web_console)
             self.sandbox.stop()
-        remove_tree(self.paths.run)
-        remove_tree(self.paths.state)
+        for folder in (self.paths.run, self.paths.state):
+            shutil.rmtree(folder, ignore_errors=True)
         remove_mount_points(self.paths.state_root)
         for root in (self.paths.run_root, self.paths.state_root):
             with contextlib.suppress(OSError):
@@ -288,12 +291,6 @@ class Lab:
         if self.domains.has_snapshot(machine, snapshot):
             self.domains.delete_snapshot(machine, snapshot)
         self.domains.snapshot(machine, snapshot)
-
-    def _namespace_inode(self) -> int | None:
-        with contextlib.suppress(FileNotFoundError, *DAMAGED):
-            data = self.paths.namespace.read_bytes()
-            return msgspec.json.decode(data, type=NamespaceRecord).inode
-        return None
 
     def _interfaces_before(self) -> list[str] | None:
         with contextlib.suppress(FileNotFoundError, *DAMAGED):

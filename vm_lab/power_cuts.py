@@ -14,18 +14,17 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import msgspec
 
-from vm_lab.cli import name_option, open_lab, timed
+from vm_lab.cli import lab_command
 from vm_lab.errors import LabError
 from vm_lab.guest_requests import BUSYBOX, Done, Order
 from vm_lab.image.build import BUSYBOX as OUR_BUSYBOX
 from vm_lab.lab import Lab, UpOptions
-from vm_lab.progress import PATIENCE_S
+from vm_lab.progress import PATIENCE_S, wait_until
 from vm_lab.promises import LabPromises
 
 MACHINE = "m1"
@@ -150,26 +149,9 @@ class PowerCuts:
         return await guest.do("look")
 
     async def _cut(self, guest: GuestClient, number: int) -> tuple[Cut, GuestClient, Done]:
-        chance = random.Random(f"{self.series.seed}/{number}")
-        orders, pause_s = chance.randint(1, ORDERS_MOST), chance.uniform(0.0, PAUSE_S)
-        work = [
-            asyncio.create_task(self._on_task(guest, f"t{n}", random.Random(chance.random())))
-            for n in range(TASKS)
-        ]
-        work.append(asyncio.create_task(self._on_images(guest, random.Random(chance.random()))))
-        began, before = time.monotonic(), guest.promises.acknowledged
-        while guest.promises.acknowledged < before + orders and not any(t.done() for t in work):
-            await asyncio.sleep(0.05)
-        await asyncio.wait(work, timeout=pause_s, return_when=asyncio.FIRST_EXCEPTION)
-        self._kill()
-        after_s = time.monotonic() - began
-        for task in work:
-            task.cancel()
-        for ended in await asyncio.gather(*work, return_exceptions=True):
-            if isinstance(ended, Exception):
-                raise ended
+        promises, before = guest.promises, guest.promises.acknowledged
+        after_s = await self._work_until_cut(guest, number)
         await guest.close()
-        promises = guest.promises
         acknowledged = promises.acknowledged - before
         open_ = [f"{o.what} {o.name or o.image[:15]}" for o in promises.open.values()]
         began = time.monotonic()
@@ -192,6 +174,28 @@ class PowerCuts:
             seen,
         )
 
+    async def _work_until_cut(self, guest: GuestClient, number: int) -> float:
+        """Give orders until the power is cut amid them; return the seconds until then."""
+        chance = random.Random(f"{self.series.seed}/{number}")
+        orders, pause_s = chance.randint(1, ORDERS_MOST), chance.uniform(0.0, PAUSE_S)
+        work = [
+            asyncio.create_task(self._on_task(guest, f"t{n}", random.Random(chance.random())))
+            for n in range(TASKS)
+        ]
+        work.append(asyncio.create_task(self._on_images(guest, random.Random(chance.random()))))
+        began, before = time.monotonic(), guest.promises.acknowledged
+        while guest.promises.acknowledged < before + orders and not any(t.done() for t in work):
+            await asyncio.sleep(0.05)
+        await asyncio.wait(work, timeout=pause_s, return_when=asyncio.FIRST_EXCEPTION)
+        self._kill()
+        after_s = time.monotonic() - began
+        for task in work:
+            task.cancel()
+        for ended in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+        return after_s
+
     def _kill(self) -> None:
         """Cut the power: QEMU cannot write any more data."""
         pid = self.lab.paths.state / "libvirt/run/qemu" / f"{MACHINE}.pid"
@@ -199,7 +203,8 @@ class PowerCuts:
 
     def _boot(self) -> None:
         self.lab.guests.forget_connection(self.machine)
-        _until("libvirt sees that it is off", lambda: self._power() == "shut off")
+        late = LabError(f"after {PATIENCE_S:g} s still not: libvirt sees that it is off")
+        wait_until(lambda: self._power() == "shut off", lambda: late)
         self.lab.power_on(MACHINE)
 
     def _power(self) -> str:
@@ -256,14 +261,6 @@ class PowerCuts:
             await asyncio.sleep(chance.uniform(0.0, 1.0))
 
 
-def _until(what: str, seen: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not seen():
-        if time.monotonic() > deadline:
-            raise LabError(f"after {PATIENCE_S:g} s still not: {what}")
-        time.sleep(0.2)
-
-
 def table(series: Cuts) -> str:
     """Return the series as a table in Markdown, with a line of sums below it."""
     lines = [
@@ -288,17 +285,15 @@ def table(series: Cuts) -> str:
 
 
 @click.command("power-cuts")
-@name_option
+@lab_command
 @click.option("--cuts", type=click.IntRange(min=1), default=50, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--write", type=click.Path(path_type=Path), help="Write the table there, too.")
-@timed
-def command(name: str, cuts: int, seed: int, write: Path | None) -> None:
+def command(lab: Lab, cuts: int, seed: int, write: Path | None) -> None:
     """Cut the power of one guest at random moments; a second call continues the series.
 
     Stops at the first cut after which something is wrong; the guest is left as it is.
     """
-    lab = open_lab(name)
     lab.up(UpOptions(count=1, bare=True))
     work = PowerCuts(lab, seed)
     work.prepare()

@@ -26,11 +26,11 @@ class LabPromises:
         """Record an order that is about to be sent."""
         self.open[order.number] = order
 
-    def answered(self, done: Done) -> Order | None:
-        """Record an answer and return its order; a refusal promises nothing."""
+    def answered(self, done: Done) -> None:
+        """Record an answer; a refusal promises nothing."""
         order = self.open.pop(done.number, None)
         if order is None or done.error:
-            return order
+            return
         self.acknowledged += order.what not in ("look", "fsck")
         match order.what:
             case "task":
@@ -41,7 +41,6 @@ class LabPromises:
                 self.images[done.digest] = True
             case "no-image":
                 self.images[order.image] = False
-        return order
 
     def broken(self, seen: Done) -> list[str]:
         """Return each broken promise as text; [] if the host kept all and has no work left."""

@@ -54,15 +54,15 @@ class Proxy:
 
         A running proxy is replaced. The jobs must exist.
         """
-        self.stop()
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         host = self._control.topology.host_address
         urls = [f"{host}:{FIRST_PORT + i}" for i in range(len(services))]
         wanted = [f"{s}={url}" for s, url in zip(services, urls, strict=True)]
-        haproxy = _haproxy()
+        haproxy, backends = _haproxy(), self._ask(wanted)
+        self.stop()
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         own = _OWN.format(socket=self._socket, host=host, metrics_port=METRICS_PORT)
         self._own.write_text(own)
-        self._file.write_text(self._ask(wanted))
+        self._file.write_text(backends)
         argv: list[str | Path] = [haproxy, "-W", "-f", self._own, "-f", self._file]
         pid = self._sandbox.spawn(argv, self._log)
         self._control.paths.save(self._haproxy, process_ref(pid))

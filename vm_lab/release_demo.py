@@ -21,7 +21,7 @@ from vm_lab.delivery_demo import DeliveryDemo
 from vm_lab.demo import short_path
 from vm_lab.errors import reporting
 from vm_lab.package import build_package
-from vm_lab.wheel import PACKAGES, REPOSITORY, build_wheel
+from vm_lab.wheel import PACKAGES, REPOSITORY, build_wheel, copy_tree
 
 FILES = Path(__file__).parent / "release"
 NEW, BROKEN = "0.2.0", "0.3.0"
@@ -79,7 +79,7 @@ class ReleaseDemo(DeliveryDemo):
             subprocess.run([FILES / "install-agent", machine, self.old], check=True)
             self._lab_command("ssh", machine, "--", "systemctl restart twine-agent.service")
         self._wait("every agent reports again", lambda: self._ready() == set(MACHINES))
-        self.before = self.invocations()
+        self.before = self._invocations(MACHINES)
         config = self._folder / "conveyor.toml"
         socket = self._service.removeprefix("unix:")
         text = Template((FILES / "conveyor.toml").read_text())
@@ -113,23 +113,12 @@ class ReleaseDemo(DeliveryDemo):
         plane = subprocess.run([FILES / "probe-control-plane"], check=True, capture_output=True)
         found = {**agents, "cp": plane.stdout.decode().strip()}
         click.secho(f"releases: {found}", bold=True)
-        after = self.invocations()
+        after = self._invocations(MACHINES)
         again = [task for task, unit in self.before.items() if after.get(task) != unit]
         click.secho(f"{len(after)} tasks, {len(again)} of them started again: {again}", bold=True)
         if again or set(found.values()) != {release}:
             sys.exit(1)
         return outcome | {"releases": found, "again": again}
-
-    def invocations(self) -> dict[str, str]:
-        """Return task → invocation of its unit, from systemd on the machines."""
-        command = "systemctl show -p Id -p InvocationID --value 'twine-task-*.service'"
-        found: dict[str, str] = {}
-        for machine in MACHINES:
-            shown = self._command("twine-lab", "ssh", machine, "--", command, quiet=True)
-            rows = shown.split()
-            units = [row for row in rows if row.startswith("twine-task-")]
-            found |= dict(zip(units, [row for row in rows if row not in units], strict=True))
-        return found
 
     def _ready(self) -> set[str]:
         views = self._ask("machine", "list")["machines"]
@@ -138,12 +127,7 @@ class ReleaseDemo(DeliveryDemo):
     def _build(self, version: str, more: str) -> None:
         """Build the agent's package and the control plane's code of a release."""
         tree = self._releases / f"tree-{version or 'of-now'}"
-        for package in PACKAGES:
-            ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            shutil.copytree(REPOSITORY / package, tree / package, ignore=ignore)
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            if (REPOSITORY / name).exists():
-                shutil.copy2(REPOSITORY / name, tree / name)
+        copy_tree(REPOSITORY, PACKAGES, tree)
         project = (tree / "pyproject.toml").read_text()
         is_now = project.split('version = "', 1)[1].split('"', 1)[0]
         if version:

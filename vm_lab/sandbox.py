@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,13 +18,15 @@ import psutil
 
 from vm_lab.cache import cache_root
 from vm_lab.errors import LabError
-from vm_lab.progress import PATIENCE_S
-from vm_lab.state import DAMAGED, LabPaths, find_process, process_ref
+from vm_lab.progress import PATIENCE_S, wait_until
+from vm_lab.state import DAMAGED, LabPaths, find_process, process_ref, signal_process
 from vm_lab.topology import LabMachine, Topology
 
 BRIDGE = "br-lab"
 NETWORK = "twine-lab"
 POOL = "default"
+STOP_S = 8.0
+"""How long processes of a lab may take to end before they are killed."""
 # libvirt's fixed folders, and the lab's own ones that cover them in the mount namespace.
 LIBVIRT_FOLDERS = {
     Path("/etc/libvirt"): "libvirt/etc",
@@ -128,19 +130,26 @@ class LabSandbox:
         sees the lab's mounts: so none is missed if the record is lost.
         """
         inodes = network_namespaces_seeing(self.paths.state)
-        with contextlib.suppress(FileNotFoundError, *DAMAGED):
-            data = self.paths.namespace.read_bytes()
-            inodes.add(msgspec.json.decode(data, type=NamespaceRecord).inode)
+        recorded = self.namespace_inode()
+        if recorded is not None:
+            inodes.add(recorded)
         inodes.discard(Path("/proc/self/ns/net").stat().st_ino)
         return [pid for inode in inodes for pid in processes_in_namespace(inode)]
 
-    def stop(self, patience_s: float = 8) -> None:
+    def namespace_inode(self) -> int | None:
+        """Return the recorded inode number of the network namespace."""
+        with contextlib.suppress(FileNotFoundError, *DAMAGED):
+            data = self.paths.namespace.read_bytes()
+            return msgspec.json.decode(data, type=NamespaceRecord).inode
+        return None
+
+    def stop(self) -> None:
         """End every process of the lab; with the last one, namespaces and mounts are gone."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + STOP_S
         while pids := self.processes():
             last_call = time.monotonic() > deadline
             for pid in pids:
-                _signal(pid, signal.SIGKILL if last_call else signal.SIGTERM)
+                signal_process(pid, signal.SIGKILL if last_call else signal.SIGTERM)
             if time.monotonic() > deadline + 10:
                 raise LabError(f"processes {pids} of lab {self.paths.name!r} do not end")
             time.sleep(0.2)
@@ -164,7 +173,7 @@ class LabSandbox:
         log = self.paths.state / "holder.log"
         argv = ["unshare", "--net", "--mount", "--propagation", "private"]
         pid = spawn_detached([*argv, "sh", "-c", "\n".join(script)], log)
-        _wait_until(ready.exists, 60, f"the namespaces; see {log}")
+        _wait_for(f"the namespaces; see {log}", ready.exists, 60)
         self.paths.save(self.paths.holder, process_ref(pid))
         inode = Path(f"/proc/{pid}/ns/net").stat().st_ino
         self.paths.save(self.paths.namespace, NamespaceRecord(inode=inode))
@@ -202,7 +211,7 @@ class LabSandbox:
         # Otherwise it would use the host's pid file, which another lab may have locked.
         pid_file = self.paths.state / "libvirtd.pid"
         self.spawn(["libvirtd", "--pid-file", pid_file], log, mounts=True)
-        _wait_until(self.libvirtd_answers, PATIENCE_S, f"libvirtd; see {log}")
+        _wait_for(f"libvirtd; see {log}", self.libvirtd_answers, PATIENCE_S)
         shutil.copytree(own, kept, dirs_exist_ok=True)
 
     def libvirtd_answers(self) -> bool:
@@ -313,26 +322,9 @@ def _host_uuid() -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:32]}"
 
 
-def _wait_until(ready: object, timeout_s: float, what: str) -> None:
-    assert callable(ready)
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        if time.monotonic() > deadline:
-            raise LabError(f"waited {timeout_s:g} s for {what}")
-        time.sleep(0.05)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
+def _wait_for(what: str, ready: Callable[[], bool], timeout_s: float) -> None:
+    wait_until(ready, lambda: LabError(f"waited {timeout_s:g} s for {what}"), timeout_s)
 
 
 def _words(argv: Sequence[str | Path]) -> str:
     return " ".join(str(arg) for arg in argv)
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a lab's folder."""
-    shutil.rmtree(folder, ignore_errors=True)

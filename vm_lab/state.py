@@ -4,6 +4,7 @@ Later commands need these files. A process is recorded with its start time, so t
 number that the kernel reuses is not mistaken for it.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -138,18 +139,31 @@ def find_process(file: Path) -> int | None:
     return ref.pid if _start_ticks(ref.pid) == ref.start_ticks else None
 
 
-def end_process(file: Path) -> None:
-    """End the process recorded in the file, if there is one, and remove the file."""
-    deadline = time.monotonic() + PATIENCE_S
+def end_process(file: Path, patience_s: float = PATIENCE_S) -> None:
+    """End the process recorded in the file, if there is one, and remove the file.
+
+    After `patience_s` the process is killed.
+    """
+    deadline, asked = time.monotonic() + patience_s, False
     while (pid := find_process(file)) is not None:
-        os.kill(pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+        if time.monotonic() > deadline:
+            signal_process(pid, signal.SIGKILL)
+        elif not asked:
+            signal_process(pid, signal.SIGTERM)
+            asked = True
         time.sleep(0.05)
     file.unlink(missing_ok=True)
 
 
-def _start_ticks(pid: int, proc: Path = Path("/proc")) -> int | None:
+def signal_process(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process, which may have ended meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _start_ticks(pid: int) -> int | None:
     try:
-        stat = (proc / str(pid) / "stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The second field is the program's name in parentheses and may hold anything.

@@ -29,11 +29,6 @@ class LabMachine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """
         return "52:54:00:" + ":".join(f"{byte:02x}" for byte in self.address.packed[1:])
 
-    @property
-    def tap(self) -> str:
-        """Return the name of the host's side of its network link."""
-        return f"tap-{self.name}"
-
 
 class VmSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The number of VMs, and the size of each."""

@@ -13,7 +13,6 @@ from vm_lab.errors import LabError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("wire", "agent", "sidekick", "control_plane", "vm_lab", "profiles")
-EXTRA = "host"
 # Published as source only; the guest has Debian's packages of both (see packages-base.txt).
 FROM_DEBIAN = frozenset({"pystemd", "btrfsutil"})
 # Fixed, so that the same tree gives the same wheel, which the cache may have: 1980-01-02, the
@@ -41,12 +40,7 @@ def build_wheel(
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="twine-wheel-") as temporary:
         tree = Path(temporary)
-        ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        for package in packages:
-            shutil.copytree(repository / package, tree / package, ignore=ignore)
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            if (repository / name).exists():
-                shutil.copy2(repository / name, tree / name)
+        copy_tree(repository, packages, tree)
         done = subprocess.run(
             [sys.executable, "-c", _BUILD, str(into)],
             cwd=tree,
@@ -64,9 +58,14 @@ def build_wheel(
     return wheels[0]
 
 
-def host_requirements(wheel: Path) -> tuple[str, ...]:
-    """Return what pip must fetch for a host: the wheel's own and those of the `host` extra."""
-    return requirements_of(wheel, EXTRA)
+def copy_tree(repository: Path, packages: tuple[str, ...], into: Path) -> None:
+    """Copy the packages of a tree, and the files that the wheel is built from."""
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for package in packages:
+        shutil.copytree(repository / package, into / package, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        if (repository / name).exists():
+            shutil.copy2(repository / name, into / name)
 
 
 def requirements_of(wheel: Path, extra: str) -> tuple[str, ...]:
@@ -77,8 +76,8 @@ def requirements_of(wheel: Path, extra: str) -> tuple[str, ...]:
     return select_requirements(metadata.get_all("Requires-Dist") or [], extra)
 
 
-def select_requirements(requires_dist: list[str], extra: str = EXTRA) -> tuple[str, ...]:
-    """Return the requirements of a host or another extra from `Requires-Dist` lines, sorted."""
+def select_requirements(requires_dist: list[str], extra: str) -> tuple[str, ...]:
+    """Return the requirements of an extra, such as `host`, from `Requires-Dist` lines, sorted."""
     chosen = set()
     for line in requires_dist:
         requirement, _, marker = (part.strip() for part in line.partition(";"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sidekick.loaders.entry import Entry
+from sidekick.loaders.entry import Entry, check_staged
 from sidekick.setting import Host
 from wire.errors import HostError
 
@@ -46,10 +46,7 @@ class Direct:
         """Write the file."""
         version = f"# version: {entry.version}\n" if entry.version else ""
         host.disk.write(host.fs.path(FILE), f"{_HEAD}\n{version}{entry.line}\n")
-        if self.read(host) != self.kept(host, entry):
-            raise HostError(
-                f"cannot stage the command line in {FILE}: its content differs after the write"
-            )
+        check_staged(self, host, self.kept(host, entry), FILE)
         return f"staged in {FILE}; the host has no known boot loader"
 
     def clear(self, host: Host) -> None:

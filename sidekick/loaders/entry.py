@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from sidekick.setting import Host
+from wire.errors import HostError
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -18,6 +19,14 @@ class Entry(msgspec.Struct, frozen=True):
     """Version of the kernel; empty for the kernel of the loader's own default."""
     default: bool = False
     """Whether the host boots it by default: only after a healthy boot with it."""
+
+
+def check_staged(loader: Loader, host: Host, entry: Entry, path: str) -> None:
+    """Raise `HostError` unless a loader reads back the entry that it wrote to `path`."""
+    if loader.read(host) != entry:
+        raise HostError(
+            f"cannot stage the command line in {path}: its content differs after the write"
+        )
 
 
 class Loader(Protocol):

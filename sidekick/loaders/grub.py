@@ -14,7 +14,7 @@ import re
 import msgspec
 
 from sidekick.bootline import tokens_of
-from sidekick.loaders.entry import Entry
+from sidekick.loaders.entry import Entry, check_staged
 from sidekick.setting import Host
 from wire.errors import HostError
 
@@ -92,10 +92,7 @@ class Grub:
         entry = self.kept(host, entry)
         text = _laid_in(_whole(host, CUSTOM), _text(first, entry))
         host.disk.write(host.fs.path(CUSTOM), text)
-        if self.read(host) != entry:
-            raise HostError(
-                f"cannot stage the command line in {CUSTOM}: its content differs after the write"
-            )
+        check_staged(self, host, entry, CUSTOM)
         return f"staged in {CUSTOM}, {'the default' if entry.default else 'tried once first'}"
 
     def clear(self, host: Host) -> None:
@@ -257,15 +254,21 @@ def _variable(host: Host, name: str) -> str:
 
 
 def _file_system(host: Host) -> tuple[str, str]:
-    """Return type and device of the file system that holds the menu: the longest point wins."""
-    best, kind, device = "", "an unknown file system", ""
-    for line in (host.fs.find("/proc/self/mountinfo") or "").splitlines():
-        head, _, tail = line.partition(" - ")
-        _, _, number, _, point, *_ = head.split()
-        inside = point == FOLDER or FOLDER.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind, device = point, tail.split()[0], number
-    return kind, device
+    """Return type and device of the file system that holds the menu.
+
+    It is that of the longest mount point; of several mounts at one point the last one counts.
+    """
+    from agent.machine.mounts import read_mounts  # loads the C library: for a reboot alone
+
+    inside = [
+        mount
+        for mount in read_mounts(host.fs)
+        if mount.point == FOLDER or FOLDER.startswith(mount.point.rstrip("/") + "/")
+    ]
+    if not inside:
+        return "an unknown file system", ""
+    nearest = sorted(inside, key=lambda mount: len(mount.point))[-1]
+    return nearest.kind, nearest.device
 
 
 def _unwritable(host: Host, device: str) -> list[str]:

@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from sidekick.bootline import tokens_of
-from sidekick.loaders.entry import Entry
+from sidekick.loaders.entry import Entry, check_staged
 from sidekick.setting import Host
 from wire.errors import HostError
 
@@ -89,10 +89,7 @@ class SystemdBoot:
         host.disk.write(host.fs.path(path), _text(own, entry, noted))
         if entry.default and before != NAME:
             host.processes.run(["bootctl", "set-default", NAME])
-        if self.read(host) != entry:
-            raise HostError(
-                f"cannot stage the command line in {path}: its content differs after the write"
-            )
+        check_staged(self, host, entry, path)
         return f"staged in {path}, {'the default' if entry.default else 'tried once first'}"
 
     def clear(self, host: Host) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from sidekick.cpulists import CPUS, joined, numbers, parted, text
-from sidekick.facts import nic_names
+from sidekick.facts import nic_names, online_cpus
 from sidekick.profile import Profile
 from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
@@ -61,8 +61,8 @@ class AffinitySetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the values, of the processors of this host."""
-        found: Affinity | None = profile.section(self.kind)
-        if found is None or found.nic_irq_threads is None:
+        found: Affinity = profile.sections[self.kind]
+        if found.nic_irq_threads is None:
             return []
         parts = divide(host, found.nic_irq_threads, found.busy_loop_threads)
         few = "" if parts else FEW
@@ -75,9 +75,8 @@ class AffinitySetting(Setting):
         }
         if host.fs.exists(DEFAULT_MASK):  # a kernel of one processor has none
             values[NEW_IRQS] = text(parts.irqs)
-        source = profile.source_of("affinity.nic_irq_threads")
         return [
-            WantedSetting(setting=name + few, value=value, required=found.required, source=source)
+            self.value_of(profile, "nic_irq_threads", value, name + few)
             for name, value in values.items()
         ]
 
@@ -123,7 +122,7 @@ def divide(host: Host, irqs: int, busy: int) -> Division | None:
     """Return the division of the online processors, None where less than one is left over."""
     near = {cpu for nic in nic_names(host.fs) for cpu in _near(host, nic)}
     cores: dict[str, list[int]] = {}
-    for cpu in numbers(host.fs.find(f"{CPUS}/online") or ""):
+    for cpu in online_cpus(host.fs):
         siblings = host.fs.find(f"{CPUS}/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
         cores.setdefault(siblings, []).append(cpu)
     ordered = sorted(cores.values(), key=lambda core: (core[0] not in near, core[0]))

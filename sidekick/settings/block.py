@@ -16,7 +16,7 @@ from sidekick.cpulists import chosen
 from sidekick.facts import disk_names
 from sidekick.profile import Profile
 from sidekick.report import WantedSetting
-from sidekick.setting import Host
+from sidekick.setting import FileSetting, Host
 from sidekick.settings.leading import LeadingSetting
 from sidekick.settings.modules import installed_modules
 from wire.errors import KernelFileError
@@ -45,7 +45,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Whether a host whose disks lack one of these cannot run the profile."""
 
 
-class BlockSetting(LeadingSetting):
+class BlockSetting(LeadingSetting, FileSetting):
     """One attribute for each disk and key."""
 
     kind: ClassVar[str] = "block"
@@ -61,23 +61,17 @@ class BlockSetting(LeadingSetting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the values for the disks that this host has."""
-        found: Block | None = profile.section(self.kind)
         wanted = []
-        for disk in disk_names(host.fs) if found else ():
+        for disk in disk_names(host.fs):
             rotates = host.fs.find(f"/sys/block/{disk}/queue/rotational") == "1"
             kind = "rotating" if rotates else "flash"
-            for key, value in msgspec.structs.asdict(getattr(found, kind)).items():
+            disks: Disks = getattr(profile.sections[self.kind], kind)
+            for key, value in msgspec.structs.asdict(disks).items():
                 if value is not None:
-                    source = profile.source_of(f"block.{kind}.{key}")
-                    required = found.required if found else False
                     name = f"block.{disk}.{key}"
-                    if key == "scheduler" and not _offers(host, name, str(value)):
+                    if key == "scheduler" and not self._offers(host, name, str(value)):
                         name += f":{value}"
-                    wanted.append(
-                        WantedSetting(
-                            setting=name, value=str(value), required=required, source=source
-                        )
-                    )
+                    wanted.append(self.value_of(profile, f"{kind}.{key}", str(value), name))
         return wanted
 
     def partners(self, setting: str) -> tuple[str, ...]:
@@ -89,18 +83,15 @@ class BlockSetting(LeadingSetting):
         """Return the modules that the kernel loads when a scheduler is named."""
         return SCHEDULER_MODULES if setting.endswith(".scheduler") else ()
 
-    def touches(self, setting: str) -> tuple[str, ...]:
-        """Return the attribute."""
-        return (path_of(setting),)
-
     def lacking(self, setting: str) -> str:
         """Return why a host has none."""
         name, _, choice = setting.partition(":")
-        return f"{path_of(name)} offers no {choice}" if choice else f"there is no {path_of(name)}"
+        path = self.path(name)
+        return f"{path} offers no {choice}" if choice else f"there is no {path}"
 
     def device(self, host: Host, setting: str) -> str:
         """Return the kernel's number of the disk; a new medium in a drive changes it, too."""
-        folder = path_of(setting).partition("/queue/")[0]
+        folder = self.path(setting).partition("/queue/")[0]
         is_drive = host.fs.find(f"{folder}/removable") == "1"
         return "" if is_drive else host.fs.find(f"{folder}/diskseq") or ""
 
@@ -108,29 +99,23 @@ class BlockSetting(LeadingSetting):
         """Return the value in force."""
         # Reading the throttling of a disk that has none fails (EINVAL).
         with contextlib.suppress(KernelFileError):
-            found = None if ":" in setting else host.fs.find(path_of(setting))
+            found = None if ":" in setting else super().read(host, setting)
             return None if found is None else chosen(found)
         return None
 
-    def write(self, host: Host, setting: str, value: str) -> None:
-        """Set the value."""
-        host.fs.write(path_of(setting), value)
+    def path(self, setting: str) -> str:
+        """Return the attribute of a setting; names of disks may have dots."""
+        disk, _, key = setting.removeprefix("block.").rpartition(".")
+        return f"/sys/block/{disk}/queue/{key}"
 
+    def _offers(self, host: Host, setting: str, choice: str) -> bool:
+        """Return whether a disk can have that scheduler.
 
-def _offers(host: Host, setting: str, choice: str) -> bool:
-    """Return whether a disk can have that scheduler.
-
-    The kernel loads a scheduler that is a module when it is written (`<choice>-iosched`).
-    """
-    found = host.fs.find(path_of(setting))
-    if found is None or choice in found.replace("[", "").replace("]", "").split():
-        return True
-    module = choice.replace("-", "_")
-    installed = installed_modules(host)
-    return module in installed or f"{module}_iosched" in installed
-
-
-def path_of(setting: str) -> str:
-    """Return the attribute of a setting; names of disks may have dots."""
-    disk, _, key = setting.removeprefix("block.").rpartition(".")
-    return f"/sys/block/{disk}/queue/{key}"
+        The kernel loads a scheduler that is a module when it is written (`<choice>-iosched`).
+        """
+        found = host.fs.find(self.path(setting))
+        if found is None or choice in found.replace("[", "").replace("]", "").split():
+            return True
+        module = choice.replace("-", "_")
+        installed = installed_modules(host)
+        return module in installed or f"{module}_iosched" in installed

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from sidekick.profile import Profile
 from sidekick.report import WantedSetting
-from sidekick.setting import Host, Setting
+from sidekick.setting import FileSetting, Host
 from wire.errors import FieldError
 
 FILES = {
@@ -51,7 +51,7 @@ class Bpf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Whether a kernel without one of these cannot run the profile."""
 
 
-class BpfSetting(Setting):
+class BpfSetting(FileSetting):
     """One value for each key, and for each key of a map."""
 
     kind: ClassVar[str] = "bpf"
@@ -59,46 +59,43 @@ class BpfSetting(Setting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each name that is not a key of a pinned map."""
-        found: Bpf | None = profile.section(self.kind)
+        found: Bpf = profile.sections[self.kind]
         reason = "is not of the form MAP:KEY, with a map below /sys/fs/bpf and a number"
         return [
             FieldError(field=f"bpf.{MAPS}{place}", reason=f"{place!r} {reason}")
-            for place in (found.maps if found else ())
+            for place in found.maps
             if not _PLACE.fullmatch(place)
         ]
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each key that is given."""
-        found: Bpf | None = profile.section(self.kind)
-        if found is None:
-            return []
+        found: Bpf = profile.sections[self.kind]
         given = {key: getattr(found, key) for key in FILES}
         given |= {f"{MAPS}{place}": value for place, value in found.maps.items()}
         return [
-            WantedSetting(
-                setting=f"bpf.{key}",
-                value=str(int(value)),
-                required=found.required,
-                source=profile.source_of(f"bpf.{key}"),
-            )
+            self.value_of(profile, key, str(int(value)))
             for key, value in given.items()
             if value is not None
         ]
 
-    def touches(self, setting: str) -> tuple[str, ...]:
+    def path(self, setting: str) -> str:
         """Return the file, or the key of the map."""
-        return (_path(setting),)
+        if _is_of_map(setting):
+            from agent.machine.bpf import PINNED
+
+            return f"{PINNED}/{setting.removeprefix(f'bpf.{MAPS}')}"
+        return FILES[setting.removeprefix("bpf.")]
 
     def lacking(self, setting: str) -> str:
         """Return why a host has none."""
-        return f"this kernel has no {_path(setting)}" + (
+        return f"this kernel has no {self.path(setting)}" + (
             ", or it is no array of numbers" if _is_of_map(setting) else ""
         )
 
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value in force."""
         if not _is_of_map(setting):
-            return host.fs.find(_path(setting))
+            return super().read(host, setting)
         from agent.machine.bpf_maps import find_value  # with ctypes: for maps alone
 
         found = find_value(host.fs, *_place(setting))
@@ -111,7 +108,7 @@ class BpfSetting(Setting):
 
             set_value(host.fs, *_place(setting), int(value))
         else:
-            host.fs.write(_path(setting), value)
+            super().write(host, setting, value)
 
 
 def _is_of_map(setting: str) -> bool:
@@ -122,11 +119,3 @@ def _place(setting: str) -> tuple[str, int]:
     """Return map and key."""
     name, _, key = setting.removeprefix(f"bpf.{MAPS}").rpartition(":")
     return name, int(key)
-
-
-def _path(setting: str) -> str:
-    if _is_of_map(setting):
-        from agent.machine.bpf import PINNED
-
-        return f"{PINNED}/{setting.removeprefix(f'bpf.{MAPS}')}"
-    return FILES[setting.removeprefix("bpf.")]

@@ -17,7 +17,6 @@ from sidekick.profile import Profile
 from sidekick.report import Disruption, WantedSetting
 from sidekick.setting import Host, Setting
 
-NAME = "controllers.disabled"
 SLICE = "workload.slice"
 DROP_IN = f"/run/systemd/system/{SLICE}.d/50-twine-controllers.conf"
 """In /run: a boot ends it, and `resume` brings it back with the profile."""
@@ -43,17 +42,9 @@ class ControllersSetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return the list."""
-        found: CgroupControllers | None = profile.section(self.kind)
-        if found is None:
-            return []
-        return [
-            WantedSetting(
-                setting=NAME,
-                value=" ".join(sorted(set(found.disable))) or NONE,
-                required=found.required,
-                source=profile.source_of("controllers.disable"),
-            )
-        ]
+        found: CgroupControllers = profile.sections[self.kind]
+        value = " ".join(sorted(set(found.disable))) or NONE
+        return [self.value_of(profile, "disable", value, "controllers.disabled")]
 
     def needs(self, setting: str) -> Disruption:  # noqa: ARG002
         """Return DRAIN: the CPU shares of all running tasks would change at once."""

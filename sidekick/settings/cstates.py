@@ -17,7 +17,6 @@ from sidekick.profile import Profile
 from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
 
-NAME = "cstates.disabled"
 NONE = "none"
 
 
@@ -38,21 +37,14 @@ class CStatesSetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the states of this host that take too long."""
-        found: CStates | None = profile.section(self.kind)
-        if found is None or found.max_latency_us is None:
+        found: CStates = profile.sections[self.kind]
+        if found.max_latency_us is None:
             return []
         slow: dict[int, list[int]] = {}
         for cpu, state in _states(host):
             if int(host.fs.find(_path(cpu, state, "latency")) or 0) > found.max_latency_us:
                 slow.setdefault(state, []).append(cpu)
-        return [
-            WantedSetting(
-                setting=NAME,
-                value=_text(slow),
-                required=found.required,
-                source=profile.source_of("cstates.max_latency_us"),
-            )
-        ]
+        return [self.value_of(profile, "max_latency_us", _text(slow), "cstates.disabled")]
 
     def touches(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
         """Return what it sets."""

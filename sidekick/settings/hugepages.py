@@ -26,9 +26,9 @@ from sidekick.setting import (
     STAGED,
     Applied,
     Contribution,
+    FileSetting,
     Host,
     Observed,
-    Setting,
 )
 from sidekick.settings.hugepages_line import SIZES, PageArguments, total_pages
 from wire.errors import FieldError, KernelFileError, Unprocessable
@@ -72,13 +72,6 @@ class Hugepages(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How long to try to get memory."""
 
 
-def path_of(setting: str) -> str:
-    """Return the file that holds the number of pages of a node."""
-    _, size, node = setting.split(".")
-    pool = f"hugepages-{SIZES[size] >> 10}kB/nr_hugepages"
-    return f"{POOLS}/{pool}" if node == WHOLE else f"{NODES}/{node}/hugepages/{pool}"
-
-
 def nodes_of(host: Host) -> list[str]:
     """Return the nodes that can hold huge pages, in order of their number."""
     names = [n for n in host.fs.names(NODES) if re.fullmatch(r"node\d+", n)]
@@ -86,7 +79,7 @@ def nodes_of(host: Host) -> list[str]:
     return [n for n in names if host.fs.names(f"{NODES}/{n}/hugepages")] or [WHOLE]
 
 
-class HugepagesSetting(Setting):
+class HugepagesSetting(FileSetting):
     """The [hugepages] section of a profile."""
 
     kind = "hugepages"
@@ -98,9 +91,7 @@ class HugepagesSetting(Setting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return the contradictions of the table."""
-        wanted: Hugepages | None = profile.section(self.kind)
-        if wanted is None:
-            return []
+        wanted: Hugepages = profile.sections[self.kind]
         errors = []
         given = [wanted.pages_1g, wanted.pages_2m, wanted.percent_of_memory]
         if given == [None] * 3 or (given[1] is not None and given[2] is not None):
@@ -116,9 +107,7 @@ class HugepagesSetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the number of pages of each size and node."""
-        section: Hugepages | None = profile.section(self.kind)
-        if section is None:
-            return []
+        section: Hugepages = profile.sections[self.kind]
         memory = host.hardware.memory_bytes
         pages = _spread(section, nodes_of(host), memory)
         taken = sum(count * SIZES[name.split(".")[1]] for name, count in pages.items())
@@ -166,9 +155,11 @@ class HugepagesSetting(Setting):
             )
         ]
 
-    def touches(self, setting: str) -> tuple[str, ...]:
-        """Return the file: another kind may set it too."""
-        return (path_of(setting),)
+    def path(self, setting: str) -> str:
+        """Return the file that holds the number of pages of a node."""
+        _, size, node = setting.split(".")
+        pool = f"hugepages-{SIZES[size] >> 10}kB/nr_hugepages"
+        return f"{POOLS}/{pool}" if node == WHOLE else f"{NODES}/{node}/hugepages/{pool}"
 
     def outlives_boot(self, setting: str, booted_with: Sequence[str]) -> bool:  # noqa: ARG002
         """Return whether our command line reserved pages: these are not the host's own."""
@@ -179,7 +170,7 @@ class HugepagesSetting(Setting):
         if setting == AVAILABLE:
             room = _room(host)
             return None if room is None else str(room)
-        return host.fs.find(path_of(setting))
+        return super().read(host, setting)
 
     def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
         """Return the number of pages each node has, and how much more can be taken."""
@@ -210,14 +201,14 @@ class HugepagesSetting(Setting):
 
     def apply(self, host: Host, change: SettingChange) -> Applied:
         """Request the pages until the kernel has them or the time is over."""
-        path, goal, page = path_of(change.setting), int(change.after), _page_bytes(change.setting)
+        goal = int(change.after)
         began, pause_s, tries = host.monotonic(), 0.25, 1
-        actual, refused = _ask(host, path, goal, page)
+        actual, refused = self._ask(host, change.setting, goal)
         while actual < goal and host.monotonic() - began + pause_s <= _budget_s(change):
             host.sleep(pause_s)
             pause_s = min(pause_s * 2, 8.0)
             _make_room(host)
-            actual, refused = _ask(host, path, goal, page)
+            actual, refused = self._ask(host, change.setting, goal)
             tries += 1
         if actual == goal:
             detail = f"after {tries} tries with compaction" if tries > 1 else ""
@@ -245,21 +236,37 @@ class HugepagesSetting(Setting):
 
     def lacking(self, setting: str) -> str:
         """Return that there is no such pool."""
-        return f"this host has no {path_of(setting)}"
+        return f"this host has no {self.path(setting)}"
 
     def undo(self, host: Host, change: SettingChange) -> None:
         """Restore the number of pages."""
-        path, goal, page = path_of(change.setting), int(change.before), _page_bytes(change.setting)
-        if host.fs.read(path) == change.before:
+        goal = int(change.before)
+        if host.fs.read(self.path(change.setting)) == change.before:
             return
-        actual, _ = _ask(host, path, goal, page)
+        actual, _ = self._ask(host, change.setting, goal)
         if actual < goal:
             _make_room(host)
-            actual, _ = _ask(host, path, goal, page)
+            actual, _ = self._ask(host, change.setting, goal)
         if actual != goal:
             raise KernelFileError(
                 f"cannot restore {change.setting} to {change.before} pages: it has {actual}"
             )
+
+    def _ask(self, host: Host, setting: str, pages: int) -> tuple[int, str]:
+        """Request as many pages as the available memory allows; return how many there are, and the
+        error of the kernel, if any.
+        """
+        path, room = self.path(setting), _room(host)
+        now = int(host.fs.read(path))
+        if room is not None and pages > now:
+            pages = min(pages, now + room // _page_bytes(setting))
+        try:
+            host.fs.write(path, str(pages))
+        except KernelFileError as e:
+            if pages < now:
+                raise
+            return now, f" ({e})"
+        return int(host.fs.read(path)), ""
 
 
 def _counts(wanted: Iterable[WantedSetting], size: str) -> str:
@@ -320,23 +327,6 @@ def _room(host: Host) -> int | None:
         return None
     spare = max(SPARE_BYTES, int(host.hardware.memory_bytes * SPARE_SHARE))
     return max(0, int(found[1]) * 1024 - spare)
-
-
-def _ask(host: Host, path: str, pages: int, page_bytes: int) -> tuple[int, str]:
-    """Request as many pages as the available memory allows; return how many there are, and the
-    error of the kernel, if any.
-    """
-    now = int(host.fs.read(path))
-    room = _room(host)
-    if room is not None and pages > now:
-        pages = min(pages, now + room // page_bytes)
-    try:
-        host.fs.write(path, str(pages))
-    except KernelFileError as e:
-        if pages < now:
-            raise
-        return now, f" ({e})"
-    return int(host.fs.read(path)), ""
 
 
 def _make_room(host: Host) -> None:

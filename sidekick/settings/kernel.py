@@ -107,7 +107,7 @@ class KernelSetting(Setting):
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each argument that is malformed or may not be set."""
         errors = []
-        section: Kernel = profile.section(self.kind) or Kernel()
+        section: Kernel = profile.sections[self.kind]
         for argument in section.cmdline:
             reason = _why_not(argument)
             if reason:
@@ -121,21 +121,15 @@ class KernelSetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return the arguments as one value, and the version."""
-        section: Kernel = profile.section(self.kind) or Kernel()
+        section: Kernel = profile.sections[self.kind]
         found = []
         if section.cmdline:
             owners = [f"{a} of {profile.source_of(f'kernel.{a}')}" for a in section.cmdline]
             line = " ".join(section.cmdline)
             found.append(WantedSetting(setting=CMDLINE, value=line, source=", ".join(owners)))
         if section.version is not None:
-            found.append(
-                WantedSetting(
-                    setting=f"{RELEASE}.{section.version}",
-                    value=section.version,
-                    required=section.required,
-                    source=profile.source_of(RELEASE),
-                )
-            )
+            name = f"{RELEASE}.{section.version}"
+            found.append(self.value_of(profile, "version", section.version, name))
         return found
 
     def boot(self, wanted: Sequence[WantedSetting], own: str) -> list[Contribution]:  # noqa: ARG002

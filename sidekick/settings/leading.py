@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from sidekick.report import SettingChange, WantedSetting
 from sidekick.setting import Host, Observed, Setting
-from wire.errors import KernelFileError
 
 LED_BY = "led by"
 """In the options of a change: the leader of the same plan that it follows."""
@@ -67,11 +66,7 @@ class LeadingSetting(Setting):
         for partner, value in change.options.items():
             if not self.same(self.read(host, partner) or "", value):
                 self.write(host, partner, value)
-                actual = self.read(host, partner) or ""
-                if not self.same(actual, value):
-                    raise KernelFileError(
-                        f"cannot restore {partner} to {value!r}: it reads {actual!r}"
-                    )
+                self.check_restored(host, partner, value)
 
     def _noted(self, change: SettingChange, observed: Observed, leader: str) -> SettingChange:
         if leader:

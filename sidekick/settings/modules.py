@@ -52,29 +52,21 @@ class ModulesSetting(Setting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return the modules that a profile may not load."""
-        found: Modules | None = profile.section(self.kind)
+        found: Modules = profile.sections[self.kind]
         return [
             FieldError(
                 field="modules.load",
                 reason=f"{name} may not be set by a profile "
                 f"({profile.source_of(f'modules.{name}')})",
             )
-            for name in (found.load if found else ())
+            for name in found.load
             if name in REFUSED
         ]
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each module."""
-        found: Modules | None = profile.section(self.kind)
-        return [
-            WantedSetting(
-                setting=f"modules.{name}",
-                value=LOADED,
-                required=found.required if found else False,
-                source=profile.source_of(f"modules.{name}"),
-            )
-            for name in (found.load if found else ())
-        ]
+        found: Modules = profile.sections[self.kind]
+        return [self.value_of(profile, name, LOADED) for name in found.load]
 
     def lacking(self, setting: str) -> str:
         """Return why a host cannot have it."""

@@ -51,7 +51,7 @@ class MountsSetting(Setting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each key that is not a mount point."""
-        found: dict[str, MountOptions] = profile.section(self.kind) or {}
+        found: dict[str, MountOptions] = profile.sections[self.kind]
         return [
             FieldError(field=f"mounts.{point}", reason="must be an absolute path")
             for point in found
@@ -60,7 +60,7 @@ class MountsSetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each option that is given."""
-        found: dict[str, MountOptions] = profile.section(self.kind) or {}
+        found: dict[str, MountOptions] = profile.sections[self.kind]
         return [
             WantedSetting(
                 setting=f"mounts.{key}:{point}",

@@ -99,17 +99,10 @@ class NicSetting(LeadingSetting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the values for the interfaces of this host."""
-        found: Nic | None = profile.section(self.kind)
-        if found is None:
-            return []
+        found: Nic = profile.sections[self.kind]
         given = msgspec.structs.asdict(found)
         return [
-            WantedSetting(
-                setting=name,
-                value=value,
-                required=found.required,
-                source=profile.source_of(f"nic.{key}"),
-            )
+            self.value_of(profile, key, value, name)
             for nic in found.interfaces or nic_names(host.fs)
             for key in (*WORDS, *SWITCHES)
             if given[key] is not None

@@ -16,6 +16,7 @@ from typing import ClassVar
 import msgspec
 
 from sidekick.cpulists import CPUS, joined, parted
+from sidekick.facts import frequency_policies
 from sidekick.profile import Profile
 from sidekick.report import WantedSetting
 from sidekick.setting import Host
@@ -53,9 +54,9 @@ class PowerSetting(LeadingSetting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each malformed value."""
-        found: PowerFiles | None = profile.section(self.kind)
+        found: PowerFiles = profile.sections[self.kind]
         errors = []
-        for key in FILES if found else ():
+        for key in FILES:
             given = getattr(found, key)
             names = [given] if isinstance(given, str) else given
             if names is not None and not (names and all(map(_WORD.fullmatch, names))):
@@ -69,23 +70,16 @@ class PowerSetting(LeadingSetting):
 
         Where it offers none the name contains the missing choice, so that reading it finds nothing.
         """
-        found: PowerFiles | None = profile.section(self.kind)
         wanted = []
-        for key in FILES if found else ():
-            choices = getattr(found, key)
+        for key in FILES:
+            choices = getattr(profile.sections[self.kind], key)
             if choices is None:
                 continue
             names = [choices] if isinstance(choices, str) else choices
             offered = _offered(host, key)
             value = next((n for n in names if n in offered), None)
-            wanted.append(
-                WantedSetting(
-                    setting=f"power.{key}" if value or not offered else f"power.{key}:{names[0]}",
-                    value=value or names[0],
-                    required=found.required if found else False,
-                    source=profile.source_of(f"power.{key}"),
-                )
-            )
+            name = f"power.{key}" if value or not offered else f"power.{key}:{names[0]}"
+            wanted.append(self.value_of(profile, key, value or names[0], name))
         return wanted
 
     def partners(self, setting: str) -> tuple[str, ...]:
@@ -108,13 +102,13 @@ class PowerSetting(LeadingSetting):
         key, choice = _key(setting)
         if choice:
             return None
-        values = {n: host.fs.find(_path(n, FILES[key][0])) for n in _policies(host)}
+        values = {n: host.fs.find(_path(n, FILES[key][0])) for n in frequency_policies(host.fs)}
         return joined({n: v for n, v in values.items() if v}) or None
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Set the value of every policy that has another one."""
         file = FILES[_key(setting)[0]][0]
-        for number, word in parted(value, _policies(host)).items():
+        for number, word in parted(value, frequency_policies(host.fs)).items():
             if host.fs.read(_path(number, file)) != word:
                 host.fs.write(_path(number, file), word)
 
@@ -127,13 +121,9 @@ def _key(setting: str) -> tuple[str, str]:
 
 def _offered(host: Host, key: str) -> set[str]:
     """Return what every policy offers."""
-    each = [set((host.fs.find(_path(n, FILES[key][1])) or "").split()) for n in _policies(host)]
+    files = (_path(n, FILES[key][1]) for n in frequency_policies(host.fs))
+    each = [set((host.fs.find(file) or "").split()) for file in files]
     return set.intersection(*each) if each else set()
-
-
-def _policies(host: Host) -> list[int]:
-    names = host.fs.names(f"{CPUS}/cpufreq")
-    return sorted(int(n.removeprefix("policy")) for n in names if re.fullmatch(r"policy\d+", n))
 
 
 def _path(policy: int, file: str) -> str:

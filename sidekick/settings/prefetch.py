@@ -9,15 +9,13 @@ family 19h models 10h and above, PrefetchControl (C000_0108H). A set bit switche
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar, Literal
 
 import msgspec
 
 from agent.machine.msr import find_msr, write_msr
-from sidekick.cpulists import CPUS, joined, numbers, parted
-from sidekick.profile import Profile
-from sidekick.report import WantedSetting
+from sidekick.cpulists import joined, parted
+from sidekick.facts import cpuinfo_of, online_cpus
 from sidekick.setting import Host, Setting
 
 Switch = Literal["on", "off"]
@@ -61,21 +59,6 @@ class PrefetchSetting(Setting):
     kind: ClassVar[str] = "prefetch"
     section: ClassVar[type[Prefetch]] = Prefetch
 
-    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
-        """Return one value for each prefetcher that the profile sets."""
-        found: Prefetch | None = profile.section(self.kind)
-        given = msgspec.structs.asdict(found) if found else {}
-        return [
-            WantedSetting(
-                setting=f"prefetch.{key}",
-                value=value,
-                required=given["required"],
-                source=profile.source_of(f"prefetch.{key}"),
-            )
-            for key, value in given.items()
-            if key != "required" and value is not None
-        ]
-
     def lacking(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host has no such switch."""
         return (
@@ -88,7 +71,7 @@ class PrefetchSetting(Setting):
         if known is None:
             return None
         values = {}
-        for cpu in _cpus(host):
+        for cpu in online_cpus(host.fs):
             register = find_msr(host.fs, cpu, known[0])
             if register is None:
                 return None
@@ -98,7 +81,7 @@ class PrefetchSetting(Setting):
     def write(self, host: Host, setting: str, value: str) -> None:
         """Set the bit of every processor that has another one; other bits stay."""
         known = _bit(host, setting)
-        for cpu, mode in parted(value, _cpus(host)).items() if known else ():
+        for cpu, mode in parted(value, online_cpus(host.fs)).items() if known else ():
             register, bit = known or (0, 0)
             before = find_msr(host.fs, cpu, register) or 0
             after = before | 1 << bit if mode == "off" else before & ~(1 << bit)
@@ -109,21 +92,14 @@ class PrefetchSetting(Setting):
 def _bit(host: Host, setting: str) -> tuple[int, int] | None:
     """Return the register and the bit that switch a prefetcher of this model."""
     cpuinfo = host.fs.find("/proc/cpuinfo") or ""
-    vendor, family, model = (_line(cpuinfo, key) for key in ("vendor_id", "cpu family", "model"))
+    vendor, family, model = (
+        cpuinfo_of(cpuinfo, key) for key in ("vendor_id", "cpu family", "model")
+    )
     key = setting.removeprefix("prefetch.")
-    if "hypervisor" in _line(cpuinfo, "flags").split() or not model.isdigit():
+    if "hypervisor" in cpuinfo_of(cpuinfo, "flags").split() or not model.isdigit():
         return None
     if vendor == "GenuineIntel" and family == "6" and int(model) in INTEL_MODELS:
         return (INTEL_REGISTER, INTEL_BITS[key]) if key in INTEL_BITS else None
     if vendor == "AuthenticAMD" and family == "25" and int(model) in AMD_MODELS:
         return (AMD_REGISTER, AMD_BITS[key]) if key in AMD_BITS else None
     return None
-
-
-def _line(cpuinfo: str, key: str) -> str:
-    found = re.search(rf"^{key}\s*:[ \t]*(.*)$", cpuinfo, re.MULTILINE)
-    return found[1].strip() if found else ""
-
-
-def _cpus(host: Host) -> list[int]:
-    return list(numbers(host.fs.find(f"{CPUS}/online") or ""))

@@ -76,8 +76,8 @@ class ScratchSetting(Setting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for a path with `..`."""
-        found: Scratch | None = profile.section(self.kind)
-        paths = {"device": found.device or "", "mount": found.mount} if found else {}
+        found: Scratch = profile.sections[self.kind]
+        paths = {"device": found.device or "", "mount": found.mount}
         return [
             FieldError(field=f"scratch.{key}", reason=f"{path!r} contains ..")
             for key, path in paths.items()
@@ -86,20 +86,14 @@ class ScratchSetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the one value; the device is part of its name."""
-        found: Scratch | None = profile.section(self.kind)
-        if found is None or found.device is None:
+        found: Scratch = profile.sections[self.kind]
+        if found.device is None:
             return []
         kind: str = found.filesystem
         if found.share is not None:
             kind += f":{int(_size(host, found.device) * found.share) // MIB}"
-        return [
-            WantedSetting(
-                setting=f"{NAME}.{found.device}",
-                value=" ".join([kind, "at", found.mount, *sorted(set(found.options))]),
-                required=found.required,
-                source=profile.source_of("scratch.device"),
-            )
-        ]
+        value = " ".join([kind, "at", found.mount, *sorted(set(found.options))])
+        return [self.value_of(profile, "device", value, f"{NAME}.{found.device}")]
 
     def needs(self, setting: str) -> Disruption:  # noqa: ARG002
         """Return that tasks may have files open on it."""

@@ -60,9 +60,9 @@ class ServicesSetting(Setting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each service that is refused, or both running and stopped."""
-        found: Services | None = profile.section(self.kind)
+        found: Services = profile.sections[self.kind]
         errors = []
-        for name in [*found.running, *found.stopped] if found else ():
+        for name in [*found.running, *found.stopped]:
             where = profile.source_of(f"services.{name}")
             reason = ""
             if REFUSED.fullmatch(name):
@@ -71,7 +71,7 @@ class ServicesSetting(Setting):
                 reason = f"{name} is a template: name an instance of it ({where})"
             if reason:
                 errors.append(FieldError(field="services", reason=reason))
-        for name in sorted({*found.running} & {*found.stopped}) if found else ():
+        for name in sorted({*found.running} & {*found.stopped}):
             reason = f"{name} cannot both run and be stopped"
             errors.append(FieldError(field="services", reason=reason))
         return errors
@@ -81,25 +81,21 @@ class ServicesSetting(Setting):
 
         An alias is resolved first: two names of one service have one original.
         """
-        found: Services | None = profile.section(self.kind)
-        if found is None:
-            return []
+        found: Services = profile.sections[self.kind]
         wanted: dict[str, WantedSetting] = {}
         for value, names in ((STOPPED, found.stopped), (RUNNING, found.running)):
             for name in names:
                 unit = services_of(host).load(name)
                 own = unit.name if unit else name
-                source = profile.source_of(f"services.{name}")
+                asked = self.value_of(profile, name, value, f"services.{own}")
                 if REFUSED.fullmatch(own):
                     raise Unprocessable(
                         f"{name} is {own}, which may not be started or stopped by a "
-                        f"profile ({source})"
+                        f"profile ({asked.source})"
                     )
                 if own in wanted and wanted[own].value != value:
-                    raise Unprocessable(f"{own} cannot both run and be stopped ({source})")
-                wanted[own] = WantedSetting(
-                    setting=f"services.{own}", value=value, required=found.required, source=source
-                )
+                    raise Unprocessable(f"{own} cannot both run and be stopped ({asked.source})")
+                wanted[own] = asked
         return list(wanted.values())
 
     def needs(self, setting: str) -> Disruption:  # noqa: ARG002

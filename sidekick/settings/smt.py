@@ -12,11 +12,9 @@ from typing import ClassVar, Literal
 import msgspec
 
 from sidekick.cpulists import CPUS
-from sidekick.profile import Profile
-from sidekick.report import Disruption, WantedSetting
-from sidekick.setting import Host, Setting
+from sidekick.report import Disruption
+from sidekick.setting import FileSetting, Host
 
-NAME = "smt.mode"
 CONTROL = f"{CPUS}/smt/control"
 
 
@@ -28,39 +26,25 @@ class Smt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Whether a host that cannot switch it cannot run the profile."""
 
 
-class SmtSetting(Setting):
+class SmtSetting(FileSetting):
     """One switch."""
 
     kind: ClassVar[str] = "smt"
     section: ClassVar[type[Smt]] = Smt
 
-    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
-        """Return the mode."""
-        found: Smt | None = profile.section(self.kind)
-        if found is None or found.mode is None:
-            return []
-        source = profile.source_of(NAME)
-        return [
-            WantedSetting(setting=NAME, value=found.mode, required=found.required, source=source)
-        ]
-
     def needs(self, setting: str) -> Disruption:  # noqa: ARG002
         """Return DRAIN: tasks may be pinned to the processors."""
         return Disruption.DRAIN
 
-    def touches(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
+    def path(self, setting: str) -> str:  # noqa: ARG002
         """Return the switch."""
-        return (CONTROL,)
+        return CONTROL
 
     def lacking(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host has no such switch."""
         return "its cores run one thread only, or firmware or the command line has forced SMT off"
 
-    def read(self, host: Host, setting: str) -> str | None:  # noqa: ARG002
+    def read(self, host: Host, setting: str) -> str | None:
         """Return `on` or `off`."""
-        mode = host.fs.find(CONTROL)
+        mode = super().read(host, setting)
         return mode if mode in ("on", "off") else None
-
-    def write(self, host: Host, setting: str, value: str) -> None:  # noqa: ARG002
-        """Switch it."""
-        host.fs.write(CONTROL, value)

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from sidekick.cpulists import numbers
 from sidekick.profile import Profile
 from sidekick.report import SettingChange, SettingReport, WantedSetting
-from sidekick.setting import Host, Observed, Setting
-from wire.errors import FieldError, KernelFileError
+from sidekick.setting import FileSetting, Host, Observed
+from wire.errors import FieldError
 
 Value = int | str | bool | list[int]
 
@@ -107,11 +107,6 @@ user (net/ipv4/tcp_cong.c), also after another one becomes the default. Naming a
 and it stays loaded."""
 
 
-def path_of(setting: str) -> str:
-    """Return the file of a setting: dots separate, or slashes where a part has dots."""
-    return "/proc/sys/" + _below_proc_sys(setting.removeprefix(PREFIX))
-
-
 def exact_of(setting: str) -> str:
     """Return the exact name of a coarse name, "" for every other name."""
     match = _COARSE.fullmatch(setting)
@@ -156,14 +151,14 @@ def _meaning_of(word: str) -> object:
 
 def values_of(profile: Profile) -> dict[str, SysctlValue]:
     """Return the section with every value in its long form."""
-    section: Section = profile.section("sysctl") or {}
+    section: Section = profile.sections["sysctl"]
     return {
         name: value if isinstance(value, SysctlValue) else SysctlValue(value=value)
         for name, value in section.items()
     }
 
 
-class SysctlSetting(Setting):
+class SysctlSetting(FileSetting):
     """The [sysctl] table of a profile."""
 
     kind = "sysctl"
@@ -211,13 +206,9 @@ class SysctlSetting(Setting):
         """Return the values that the kernel extends with a write of this one."""
         return LEADS.get(PREFIX + setting.removeprefix(PREFIX).replace("/", "."), ())
 
-    def touches(self, setting: str) -> tuple[str, ...]:
-        """Return the file: another kind may set it too."""
-        return (path_of(setting),)
-
-    def read(self, host: Host, setting: str) -> str | None:
-        """Return the value in force."""
-        return host.fs.find(path_of(setting))
+    def path(self, setting: str) -> str:
+        """Return the file of a setting: dots separate, or slashes where a part has dots."""
+        return "/proc/sys/" + _below_proc_sys(setting.removeprefix(PREFIX))
 
     def same(self, one: str, other: str) -> bool:
         """Return whether two texts have the same meaning for the kernel."""
@@ -225,7 +216,7 @@ class SysctlSetting(Setting):
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Write the value. A write of no bytes never reaches the kernel; an empty line does."""
-        host.fs.write(path_of(setting), value or "\n")
+        super().write(host, setting, value or "\n")
 
     def plan(
         self, wanted: Sequence[WantedSetting], observed: Observed, originals: Observed
@@ -273,16 +264,12 @@ class SysctlSetting(Setting):
         if not change.undo_setting:
             super().undo(host, change)
             return
-        found = host.fs.read(path_of(change.undo_setting))
+        found = host.fs.read(self.path(change.undo_setting))
         if not self.same(found, change.undo_value) or not self.same(
-            host.fs.read(path_of(change.setting)), change.before
+            host.fs.read(self.path(change.setting)), change.before
         ):
-            host.fs.write(path_of(change.undo_setting), change.undo_value)
-            actual = host.fs.read(path_of(change.setting))
-            if not self.same(actual, change.before):
-                raise KernelFileError(
-                    f"cannot restore {change.setting} to {change.before!r}: it reads {actual!r}"
-                )
+            host.fs.write(self.path(change.undo_setting), change.undo_value)
+            self.check_restored(host, change.setting, change.before)
 
 
 def _below_proc_sys(name: str) -> str:

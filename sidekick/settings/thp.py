@@ -11,9 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from sidekick.cpulists import chosen
-from sidekick.profile import Profile
-from sidekick.report import WantedSetting
-from sidekick.setting import Host, Setting
+from sidekick.setting import FileSetting, Host
 
 FOLDER = "/sys/kernel/mm/transparent_hugepage"
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]
@@ -40,52 +38,28 @@ class TransparentHugepages(
     """Whether a kernel without it cannot run the profile."""
 
 
-class TransparentHugepagesSetting(Setting):
+class TransparentHugepagesSetting(FileSetting):
     """One attribute for each key."""
 
     kind: ClassVar[str] = "thp"
     section: ClassVar[type[TransparentHugepages]] = TransparentHugepages
 
-    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
-        """Return one value for each key that is given."""
-        found: TransparentHugepages | None = profile.section(self.kind)
-        given = msgspec.structs.asdict(found) if found else {}
-        return [
-            WantedSetting(
-                setting=f"thp.{key}",
-                value=str(value),
-                required=given["required"],
-                source=profile.source_of(f"thp.{key}"),
-            )
-            for key, value in given.items()
-            if key != "required" and value is not None
-        ]
-
     def changes_too(self, setting: str) -> tuple[str, ...]:
         """Return the reserve of free memory, which the kernel sizes for its collapsing thread."""
         return ("sysctl.vm.min_free_kbytes",) if setting == "thp.enabled" else ()
 
-    def touches(self, setting: str) -> tuple[str, ...]:
-        """Return the attribute."""
-        return (path_of(setting),)
-
     def lacking(self, setting: str) -> str:
         """Return why a host has none."""
-        return f"this kernel has no {path_of(setting)}"
+        return f"this kernel has no {self.path(setting)}"
 
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value in force."""
-        found = host.fs.find(path_of(setting))
+        found = super().read(host, setting)
         return None if found is None else chosen(found)
 
-    def write(self, host: Host, setting: str, value: str) -> None:
-        """Set the value."""
-        host.fs.write(path_of(setting), value)
-
-
-def path_of(setting: str) -> str:
-    """Return the attribute of a setting."""
-    key = setting.removeprefix("thp.")
-    if key.startswith("khugepaged_"):
-        return f"{FOLDER}/khugepaged/{key.removeprefix('khugepaged_')}"
-    return f"{FOLDER}/{key}"
+    def path(self, setting: str) -> str:
+        """Return the attribute of a setting."""
+        key = setting.removeprefix("thp.")
+        if key.startswith("khugepaged_"):
+            return f"{FOLDER}/khugepaged/{key.removeprefix('khugepaged_')}"
+        return f"{FOLDER}/{key}"

@@ -9,17 +9,14 @@ IA32_MISC_ENABLE bit 38 and CPUID.06H:EAX[1].
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar, Literal
 
 import msgspec
 
 from sidekick.cpulists import CPUS, joined, parted
-from sidekick.profile import Profile
-from sidekick.report import WantedSetting
+from sidekick.facts import cpuinfo_of, frequency_policies
 from sidekick.setting import Host, Setting
 
-NAME = "turbo.mode"
 INTEL = f"{CPUS}/intel_pstate/no_turbo"
 GLOBAL = f"{CPUS}/cpufreq/boost"
 
@@ -37,16 +34,6 @@ class TurboSetting(Setting):
 
     kind: ClassVar[str] = "turbo"
     section: ClassVar[type[Turbo]] = Turbo
-
-    def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
-        """Return the mode."""
-        found: Turbo | None = profile.section(self.kind)
-        if found is None or found.mode is None:
-            return []
-        source = profile.source_of(NAME)
-        return [
-            WantedSetting(setting=NAME, value=found.mode, required=found.required, source=source)
-        ]
 
     def touches(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
         """Return the files of all vendors."""
@@ -82,14 +69,11 @@ class TurboSetting(Setting):
 
 def _may(host: Host) -> bool:
     """Return whether an Intel processor has Turbo and its firmware allows it."""
-    flags = re.search(r"^flags\s*:(.*)$", host.fs.find("/proc/cpuinfo") or "", re.MULTILINE)
-    return flags is not None and "ida" in flags[1].split()
+    return "ida" in cpuinfo_of(host.fs.find("/proc/cpuinfo") or "", "flags").split()
 
 
 def _policies(host: Host) -> list[int]:
-    names = host.fs.names(f"{CPUS}/cpufreq")
-    found = [int(n.removeprefix("policy")) for n in names if re.fullmatch(r"policy\d+", n)]
-    return sorted(n for n in found if host.fs.exists(_policy(n)))
+    return [n for n in frequency_policies(host.fs) if host.fs.exists(_policy(n))]
 
 
 def _policy(number: int) -> str:

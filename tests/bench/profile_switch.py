@@ -36,7 +36,7 @@ from pathlib import Path
 from sidekick import look
 from sidekick.apply import ApplyRun
 from sidekick.cli import main as sidekick
-from sidekick.cli import real_host
+from sidekick.context import real_host
 from sidekick.facts import read_facts
 from sidekick.profile import Library
 from sidekick.settings import SETTINGS

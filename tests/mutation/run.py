@@ -22,7 +22,7 @@ SEEDS = [f"{scenario} {n}" for scenario in ("everything", "composed") for n in r
 WANTED = 0.9
 """The share of mutants that tests and seeds must notice."""
 _ENGINE = """apply plan state setting settle trial look observe upkeep history targets reboot report
-status"""
+results status"""
 CONTROL, UNIT = "control_plane/", "tests/unit/control_plane/"
 ROOMS: Rooms = {
     "health": (

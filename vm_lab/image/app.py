@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vm_lab.cache import Say, cache_root, is_cached, keep_newest, lock, recipe_key
+from vm_lab.cache import Say, is_cached, keep_newest, locked_cache, recipe_key
 from vm_lab.errors import LabError
 from vm_lab.image.recipe import RECIPE, run_recipe
 
@@ -25,13 +25,11 @@ def build_app(version: str, say: Say) -> Path:
         raise LabError(
             f"no version {version!r} of the demo", hint=f"have: {' '.join(ALL_VERSIONS)}"
         )
-    cache = cache_root()
-    cache.mkdir(parents=True, exist_ok=True)
     key = recipe_key([RECIPE / name for name in FILES], version)
-    tar = cache / f"demo-{version}-{key}.tar"
-    with lock(cache, say):
+    with locked_cache(say) as cache:
+        tar = cache / f"demo-{version}-{key}.tar"
         if not is_cached(tar):
             say(f"image: building the demo application {version}")
             run_recipe("app.sh", tar, RECIPE, version, say=say)
         keep_newest(cache, f"demo-{version}-*")
-    return tar
+        return tar

@@ -18,10 +18,9 @@ import msgspec
 from vm_lab import wheel as wheels
 from vm_lab.cache import (
     Say,
-    cache_root,
     is_cached,
     keep_newest,
-    lock,
+    locked_cache,
     partial_file,
     partial_folder,
     recipe_key,
@@ -90,9 +89,7 @@ def build_image(
     """
     if variant not in VARIANTS:
         raise LabError(f"no image variant {variant!r}", hint=f"variants are: {' '.join(VARIANTS)}")
-    cache = cache_root()
-    cache.mkdir(parents=True, exist_ok=True)
-    with lock(cache, say), tempfile.TemporaryDirectory(prefix="twine-lab-") as temporary:
+    with locked_cache(say) as cache, tempfile.TemporaryDirectory(prefix="twine-lab-") as temporary:
         base = _base_layer(cache, variant, say)
         deps = project_layer = None
         if project:
@@ -125,7 +122,7 @@ def _base_layer(cache: Path, variant: str, say: Say) -> Path:
 
 
 def _deps_layer(cache: Path, base: Path, wheel: Path, say: Say) -> Path:
-    requirements = wheels.host_requirements(wheel)
+    requirements = wheels.requirements_of(wheel, "host")
     key = recipe_key([RECIPE / "project.sh"], base.name, *requirements)
     layer = cache / f"deps-{key}.tar"
     if not is_cached(layer):

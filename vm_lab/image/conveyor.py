@@ -10,9 +10,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from vm_lab.cache import Say, cache_root, is_cached, keep_newest, lock, partial_file, recipe_key
+from vm_lab.cache import Say, is_cached, keep_newest, locked_cache, partial_file, recipe_key
 from vm_lab.errors import LabError
-from vm_lab.image.recipe import RECIPE, run_recipe
+from vm_lab.image.recipe import RECIPE, run_program_recipe
 from vm_lab.wheel import FOR_GUEST, PACKAGES, build_wheel, fetch_wheels, requirements_of
 
 DEBIAN = ("python3", "tzdata")
@@ -35,9 +35,10 @@ exec /usr/bin/python3.13 -m conveyor.cli serve --config /tmp/conveyor.toml
 
 def build_conveyor(say: Say) -> Path:
     """Return the tar of the root file system; its entry point is `/usr/bin/start`."""
-    cache = cache_root()
-    cache.mkdir(parents=True, exist_ok=True)
-    with lock(cache, say), tempfile.TemporaryDirectory(prefix="twine-conveyor-") as temporary:
+    with (
+        locked_cache(say) as cache,
+        tempfile.TemporaryDirectory(prefix="twine-conveyor-") as temporary,
+    ):
         wheel = build_wheel(Path(temporary), packages=(*PACKAGES, "conveyor", "taskcontrol"))
         key = recipe_key([RECIPE / "program.sh", wheel], START, *DEBIAN, *PATHS)
         tar = cache / f"conveyor-{key}.tar"
@@ -59,12 +60,7 @@ def _python(cache: Path, say: Say) -> Path:
     tar = cache / f"python-{key}.tar"
     if not is_cached(tar):
         say("image: building Python from Debian's packages")
-        start = cache / f"python-{key}.start"
-        start.write_text(START)
-        try:
-            run_recipe("program.sh", tar, start, ",".join(DEBIAN), *PATHS, say=say)
-        finally:
-            start.unlink()
+        run_program_recipe(tar, START, DEBIAN, PATHS, say)
     return tar
 
 

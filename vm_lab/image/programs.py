@@ -8,9 +8,9 @@ systemd-oomd, which a test installs on a host.
 from dataclasses import dataclass
 from pathlib import Path
 
-from vm_lab.cache import Say, cache_root, is_cached, keep_newest, lock, recipe_key
+from vm_lab.cache import Say, is_cached, keep_newest, locked_cache, recipe_key
 from vm_lab.errors import LabError
-from vm_lab.image.recipe import RECIPE, run_recipe
+from vm_lab.image.recipe import RECIPE, run_program_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +107,13 @@ def build_program(name: str, say: Say) -> Path:
     if name not in PROGRAMS:
         raise LabError(f"no program {name!r}", hint=f"have: {' '.join(PROGRAMS)}")
     program = PROGRAMS[name]
-    cache = cache_root()
-    cache.mkdir(parents=True, exist_ok=True)
     recipe = [*program.packages, *program.paths, program.start, HEAD]
     key = recipe_key([RECIPE / "program.sh"], "\n".join(recipe))
-    tar = cache / f"program-{name}-{key}.tar"
-    with lock(cache, say):
+    with locked_cache(say) as cache:
+        tar = cache / f"program-{name}-{key}.tar"
         if not is_cached(tar):
             say(f"image: building {name} from Debian's packages")
-            start = cache / f"program-{name}-{key}.start"
-            start.write_text(HEAD + program.start)
-            try:
-                packages = ",".join(program.packages)
-                run_recipe("program.sh", tar, start, packages, *program.paths, say=say)
-            finally:
-                start.unlink()
+            start = HEAD + program.start
+            run_program_recipe(tar, start, program.packages, program.paths, say)
         keep_newest(cache, f"program-{name}-*.tar")
-    return tar
+        return tar

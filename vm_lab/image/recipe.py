@@ -1,6 +1,7 @@
 """Runs the shell scripts of this folder, each in a mount namespace of its own."""
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from vm_lab.cache import Say
@@ -32,6 +33,18 @@ def run_recipe(script: str, *args: Path | str, say: Say) -> None:
             f"{script} failed with status {process.returncode}:\n{''.join(tail)}",
             hint=hint_of("".join(tail)),
         )
+
+
+def run_program_recipe(
+    tar: Path, start: str, packages: Sequence[str], paths: Sequence[str], say: Say
+) -> None:
+    """Make the tar of a root with files of Debian packages, and a script that starts a program."""
+    script = tar.with_suffix(".start")
+    script.write_text(start)
+    try:
+        run_recipe("program.sh", tar, script, ",".join(packages), *paths, say=say)
+    finally:
+        script.unlink()
 
 
 def hint_of(output: str) -> str:

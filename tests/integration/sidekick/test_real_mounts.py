@@ -16,7 +16,7 @@ PRELUDE = """
 import sys
 from pathlib import Path
 from sidekick.apply import ApplyRun
-from sidekick.cli import real_host
+from sidekick.context import real_host
 from sidekick.profile import Library
 from sidekick.settings import SETTINGS
 from sidekick.record import Target

@@ -39,7 +39,7 @@ main()
 IN_A_NAMESPACE = """
 import sys
 from pathlib import Path
-from sidekick.cli import real_host
+from sidekick.context import real_host
 from sidekick.profile import Library
 from sidekick.report import ApplyOutcome
 from sidekick.settings.nic import NicSetting

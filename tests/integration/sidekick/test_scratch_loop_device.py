@@ -12,7 +12,7 @@ import pytest
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from sidekick.cli import real_host
+from sidekick.context import real_host
 from sidekick.report import SettingChange, ApplyOutcome
 from sidekick.settings.scratch import ScratchSetting
 

@@ -25,10 +25,10 @@ from agent.machine import Completed
 from agent.machine.kernelfs import KernelFs
 from agent.machine.process import HostProcesses
 from sidekick.apply import ApplyRun
-from sidekick.cli import PROFILES, real_host
+from sidekick.context import real_host
 from sidekick.disk import Disk
 from sidekick.facts import read_facts
-from sidekick.profile import Library
+from sidekick.profile import PROFILES, Library
 from sidekick.record import Target
 from sidekick.report import Report
 from sidekick.setting import Host

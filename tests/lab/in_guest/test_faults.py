@@ -13,7 +13,8 @@ from guest_host import OURS, STATE, GuestHost, differences, everything, memory_i
 
 from agent.api import ProfileSpec
 from agent.client import AgentClient
-from sidekick.cli import PROFILES, main
+from sidekick.cli import main
+from sidekick.profile import PROFILES
 from sidekick.report import ApplyOutcome, ProfileState
 from wire.errors import Unreachable
 

@@ -392,7 +392,6 @@ def a_profile(name: str = "web", **parts: object) -> Profile:
         key: value if isinstance(value, SysctlValue) else SysctlValue(value=value)  # type: ignore[arg-type]
         for key, value in parts.pop("sysctl", {}).items()  # type: ignore[attr-defined]
     }
-    parts.setdefault("hugepages", None)
     cmdline = parts.pop("cmdline", ())
     parts.setdefault("kernel", Kernel(cmdline=[*cmdline]))  # type: ignore[misc]
     sections = {"sysctl": sysctl, **parts}

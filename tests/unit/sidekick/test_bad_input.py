@@ -67,6 +67,29 @@ def test_a_profile_that_exceeds_the_limits_is_one_error_with_its_place(
     assert "2 profiles: 1 errors" in out
 
 
+@pytest.mark.behaviour("BUG-SK84")
+@pytest.mark.parametrize("name", TOO_MUCH)
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [("/etc/twine/location.toml", ["facts"]), ("/etc/twine/sidekick.toml", ["verify", "--timer"])],
+)
+def test_a_file_of_the_operator_that_exceeds_the_limits_is_one_error_with_its_place(
+    fake: FakeHost,
+    profiles: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    path: str,
+    command: list[str],
+) -> None:
+    """The result was a traceback, or the parser took seconds."""
+    text, where = TOO_MUCH[name]
+    fake.put(path, text)
+    code, _, err = run(fake, profiles, capsys, *command)
+    assert code == 78
+    assert path in err
+    assert where in err
+
+
 def test_a_number_beyond_64_bits_has_its_line(
     fake: FakeHost, profiles: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from sidekick.record import Target
 from sidekick.report import ApplyOutcome, ProfileState
 from sidekick.settings.block import Block, Disks
 from sidekick.settings.modules import Modules
-from sidekick.settings.sysctl import SysctlSetting, path_of
+from sidekick.settings.sysctl import SysctlSetting
 from sidekick.settings.thp import FOLDER, TransparentHugepages
 from wire.errors import KernelFileError
 
@@ -286,7 +286,7 @@ NEIGH = "net.ipv4.neigh.default."
 def test_a_coarse_name_of_a_value_is_undone_through_its_exact_name(
     host: FakeHost, coarse: str, exact: str, unit: int, original: int, fails: bool
 ) -> None:
-    one, other = (path_of(f"sysctl.{name}") for name in (coarse, exact))
+    one, other = (SysctlSetting().path(f"sysctl.{name}") for name in (coarse, exact))
     host.put(one, str(original // unit))
     host.put(other, str(original))
     host.fs.after[one] = lambda value: host.put(other, str(int(value) * unit))

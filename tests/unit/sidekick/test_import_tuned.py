@@ -11,7 +11,7 @@ from fake_host import FakeHost
 
 from sidekick.cli import main
 from sidekick.profile import Library, Profile
-from sidekick.settings import SETTINGS
+from sidekick.settings import SETTINGS, settings_of
 from sidekick.tuned import convert
 from wire.errors import InvalidInput, NotFound
 
@@ -142,7 +142,7 @@ def test_a_line_that_a_profile_may_not_have_is_reported_with_its_number(
     library = Library([into], SETTINGS)
     for name in library.names():
         profile = library.load(name, {})
-        assert [e for s in SETTINGS.values() for e in s.check(profile)] == []
+        assert [e for s in settings_of(profile.sections) for e in s.check(profile)] == []
     assert library.load("the-child", {}).lineage == ("the-child", "fast")
 
 

@@ -15,8 +15,9 @@ from click.shell_completion import ShellComplete
 from fake_host import FakeHost
 
 from sidekick import profile_commands
-from sidekick.cli import DELIVERED, PROGRAM, NoProcesses, main, real_host
+from sidekick.cli import PROGRAM, main
 from sidekick.click_commands import COMPLETE, group
+from sidekick.context import DELIVERED, NoProcesses, real_host
 from sidekick.history import KEPT
 from wire.errors import ProgramError
 

@@ -11,7 +11,9 @@ from fake_host import Crash, FakeHost, a_target
 from sidekick import status as standing
 from sidekick.record import Target
 from sidekick.report import ProfileState
+from sidekick.setting import Host
 from sidekick.settings.hugepages import Hugepages
+from sidekick.state import StateFolder
 
 WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144, "vm.dirty_bytes": 8388608}
 CACHE = {"vm.swappiness": 1, "vm.max_map_count": 262144}
@@ -83,6 +85,36 @@ def test_a_crash_at_any_point_is_seen_finished_and_undone(
         assert fake.everything() == fake.untouched  # type: ignore[attr-defined]
         assert standing.status(fake.host(), fake.state).state is ProfileState.NONE
     assert half > 3
+
+
+@pytest.mark.behaviour("BUG-SK83")
+@pytest.mark.parametrize("target", [cache, bad, lambda _: Target()])
+def test_a_run_that_was_killed_after_its_final_record_is_not_interrupted(
+    tmp_path: Path, target: Callable[[FakeHost], Target]
+) -> None:
+    """Formerly `status` reported an interrupted run until the next one removed the journal."""
+    ended = 0
+    expected = standing.status(*status_of(reference(tmp_path / "ended", target)))
+    final = reference(tmp_path / "record", target).state.load()
+    for point in range(1, points_of(tmp_path / "count", target) + 1):
+        fake = crashed(tmp_path / str(point), point, target)
+        journal = fake.state.folder / "journal.jsonl"
+        if not journal.exists() or fake.state.load() != final:
+            continue
+        ended += 1
+        status = standing.status(*status_of(fake))
+        assert (status.name, status.state, status.detail, status.effective) == (
+            expected.name,
+            expected.state,
+            expected.detail,
+            expected.effective,
+        ), f"at point {point}"
+        assert fake.state.unfinished() is None
+    assert ended > 2
+
+
+def status_of(fake: FakeHost) -> tuple[Host, StateFolder]:
+    return fake.host(), fake.state
 
 
 def reference(folder: Path, target: Callable[[FakeHost], Target] = web) -> FakeHost:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sidekick.profile import Profile
 from sidekick.report import ApplyOutcome, SettingChange, WantedSetting
-from sidekick.settings.sysctl import SysctlSetting, Value, path_of, text_of
+from sidekick.settings.sysctl import SysctlSetting, Value, text_of
 from sidekick.sysctl_ranges import why_out_of_range
 from wire.errors import KernelFileError
 
@@ -21,9 +21,9 @@ def a_change(setting: str, before: str, after: str) -> SettingChange:
 
 
 def test_a_name_with_slashes_may_have_dots_in_its_parts() -> None:
-    assert path_of("sysctl.vm.swappiness") == "/proc/sys/vm/swappiness"
+    assert SETTING.path("sysctl.vm.swappiness") == "/proc/sys/vm/swappiness"
     assert (
-        path_of("sysctl.net/ipv4/conf/eth0.100/rp_filter")
+        SETTING.path("sysctl.net/ipv4/conf/eth0.100/rp_filter")
         == "/proc/sys/net/ipv4/conf/eth0.100/rp_filter"
     )
 

@@ -10,8 +10,9 @@ import pytest
 
 from control_plane.config import Config, load
 from vm_lab.control import LabControlPlane, with_services
+from vm_lab.errors import LabError
 from vm_lab.sandbox import LabSandbox
-from vm_lab.state import LabPaths
+from vm_lab.state import LabPaths, ProcessRef
 from vm_lab.topology import read_topology
 
 
@@ -55,6 +56,33 @@ def test_settings_of_the_user_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     config = started(paths_of(tmp_path), monkeypatch, own)
     assert (config.conveyor, config.log_level, config.scheduler.shards) == ("", "debug", 2)
     assert config.autoscaler == f"{tmp_path}/run/lab/autoscaler.sock"
+
+
+@pytest.mark.behaviour("BUG-LB8")
+def test_a_configuration_that_does_not_start_does_not_replace_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formerly every later start used the bad file, too."""
+    paths, good, bad = paths_of(tmp_path), tmp_path / "good.toml", tmp_path / "bad.toml"
+    good.write_text('log_level = "debug"\n')
+    assert started(paths, monkeypatch, good).log_level == "debug"
+    bad.write_text("log_level = 3\n")
+    paths.control_plane.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(LabSandbox, "spawn", lambda *_: 1)
+        patch.setattr("vm_lab.control.is_ready", lambda _: False)
+        patch.setattr("vm_lab.control.process_ref", lambda pid: ProcessRef(pid=pid, start_ticks=0))
+        with pytest.raises(LabError, match="not ready"):
+            LabControlPlane(LabSandbox(paths), read_topology()).start(bad)
+    assert started(paths, monkeypatch).log_level == "debug"
+
+
+@pytest.mark.behaviour("BUG-LB8")
+def test_a_configuration_that_is_not_utf_8_is_one_error(tmp_path: Path) -> None:
+    file = tmp_path / "latin.toml"
+    file.write_bytes(b'state = "\xfc"\n')
+    with pytest.raises(LabError, match=r"latin\.toml: it is not UTF-8"):
+        LabControlPlane(LabSandbox(paths_of(tmp_path)), read_topology()).start(file)
 
 
 def test_a_configuration_that_is_not_toml_reaches_the_control_plane_unchanged(
