@@ -143,7 +143,7 @@ class HostTasks(TaskQueries):
     def _check(self, task_id: str, spec: TaskSpec, known: TaskRecord | Tombstone | None) -> None:
         if refused := stale(spec.generation, spec.epoch, known):
             raise Conflict(
-                f"task {task_id} is not changed: {refused.reason}",
+                f"task {task_id} is not changed: {refused}",
                 hint="read the task, then send a higher generation",
             )
 
@@ -170,7 +170,7 @@ class HostTasks(TaskQueries):
             self._check(task_id, spec, tombstone_of(record, self._now()) if leaving else record)
             if refused := contradiction(spec, record):
                 raise Conflict(
-                    f"task {task_id} is not changed: {refused.reason}",
+                    f"task {task_id} is not changed: {refused}",
                     hint="send the change with a higher generation",
                 )
             new = accept(task_id, spec, record)
@@ -337,7 +337,7 @@ class HostTasks(TaskQueries):
             if record.wanted is Wanted.GONE:
                 raise Conflict(f"task {task_id} is not resized: it is being removed")
             if refused := contradiction(spec, record):
-                raise Conflict(f"task {task_id} is not resized: {refused.reason}")
+                raise Conflict(f"task {task_id} is not resized: {refused}")
             if why := lifts_nothing(record.spec, resize):
                 raise Unprocessable(f"task {task_id} is not resized: {why}")
             if key_of(spec) != key_of(record.spec):
