@@ -14,14 +14,8 @@ from pathlib import PurePosixPath
 from agent.api import TaskSpec
 from agent.machine import Cgroups
 from agent.resources.core.huge_pages import bounded_unit, bounds, command, lifted, none_of, refusal
-from agent.runtime.core.records import TaskRecord
-from agent.runtime.core.slices import (
-    TASKS_SLICE,
-    cgroup_of,
-    has_huge_pages,
-    is_without_pages,
-    slice_for,
-)
+from agent.runtime.core.records import TaskRecord, has_huge_pages
+from agent.runtime.core.slices import TASKS_SLICE, cgroup_of, is_without_pages, slice_for
 from agent.runtime.offload import Lanes
 from agent.runtime.stage import TaskStage
 from agent.runtime.units import Units
@@ -67,9 +61,7 @@ class HugePages(TaskStage):
         return {t: spec for t, spec in self._wanted().items() if not self._is_over(t)}
 
     def _is_requested(self) -> bool:
-        return any(
-            has_huge_pages(spec) and not self._is_over(t) for t, spec in self._wanted().items()
-        )
+        return any(has_huge_pages(spec) for spec in self._in_use().values())
 
     def refresh(self) -> int:
         """Read the pools, which the host profile can change; return their size in bytes."""

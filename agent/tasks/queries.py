@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent.api import Health, TaskSpec, TaskState, TaskStatus
 from agent.api.ranges import ID_MAX, bounded
 from agent.network.core.network import gate_for
-from agent.runtime.core.records import TaskRecord, Wanted, status_of, unit_of
+from agent.runtime.core.records import OVER, TaskRecord, Wanted, status_of, unit_of
 from agent.tasks.core.admission import is_over
 from agent.tasks.core.reconcile import KnownTask
 from agent.tasks.supervisor import TaskLoop
@@ -72,12 +72,8 @@ class TaskQueries:
 
     def to_run(self) -> dict[str, TaskSpec]:
         """Return the specification of every task that runs or must run."""
-        records = [loop.record for loop in self._loops.values()]
-        over = (TaskState.STOPPED, TaskState.FAILED)
-        wanted = {r.task_id: r for r in records if r.wanted is Wanted.RUN}
-        return dict(self._being_created) | {
-            t: r.spec for t, r in wanted.items() if r.state not in over
-        }
+        over = {t for t, loop in self._loops.items() if loop.record.state in OVER}
+        return {t: spec for t, spec in self.wanted().items() if t not in over}
 
     def records(self) -> dict[str, TaskRecord]:
         """Return the records of all tasks, except unreadable ones."""
@@ -111,25 +107,18 @@ class TaskQueries:
     def using(self, digest: str) -> list[str]:
         """Return the ids of the tasks that run from an image, sorted."""
         loops = list(self._loops.items())  # one atomic copy: other threads call this, too
-        specs = [(t, spec.image) for t, spec in dict(self._being_created).items()]
-        for task_id, record in ((t, loop.record) for t, loop in loops):
-            specs += [(task_id, record.spec.image)]
-            specs += [(task_id, record.previous.image)] if record.previous is not None else []
-        return sorted({t for t, image in specs if image == digest})
+        kept = [(t, loop.record.previous) for t, loop in loops]
+        specs = [*self.specs().items(), *kept]
+        return sorted({t for t, spec in specs if spec is not None and spec.image == digest})
 
     def wanted(self) -> dict[str, TaskSpec]:
         """Return the specifications of all wanted tasks, also of tasks that are being created."""
-        found = dict(self._being_created)
-        for task_id, loop in self._loops.items():
-            record = loop.record
-            if record.wanted is Wanted.RUN:
-                found[task_id] = record.spec
-        return found
+        records = self.records()
+        wanted = {t: record.spec for t, record in records.items() if record.wanted is Wanted.RUN}
+        return dict(self._being_created) | wanted
 
     def _others(self, task_id: str) -> dict[str, TaskSpec]:
-        others = self.wanted()
-        others.pop(task_id, None)
-        return others
+        return {t: spec for t, spec in self.wanted().items() if t != task_id}
 
     def _promised(self) -> dict[str, TaskSpec]:
         """Return the specifications of all tasks that are not over."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from agent.api import RestartWhen, TaskState
 from agent.lease.core.lease import is_bound, is_cut_off
 from agent.runtime.core.records import (
+    OVER,
     TaskRecord,
     describe_change,
     describe_status,
@@ -152,7 +153,7 @@ class TaskLoop:
         passed(f"{decision.action}.decided")
         self.settled.set()
         self._probing.follow(self.record, self._host.contact.now_s(), self._probe)
-        if seen.unit is None and decision.task.state in (TaskState.STOPPED, TaskState.FAILED):
+        if seen.unit is None and decision.task.state in OVER:
             for stage in self._host.unit.stages:
                 await stage.ended(before.task_id)
         if decision.action is Action.FORGET:

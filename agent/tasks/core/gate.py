@@ -10,9 +10,7 @@ from msgspec.structs import replace
 
 from agent.api import Health, TaskSpec, TaskState
 from agent.lease.core.lease import LeaseMoment
-from agent.runtime.core.records import TaskRecord, key_of
-
-_AT_REST = (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED)
+from agent.runtime.core.records import AT_REST, TaskRecord, key_of
 
 
 def with_gate(new: TaskRecord, before: TaskRecord) -> TaskRecord:
@@ -68,7 +66,7 @@ def after_gate(task: TaskRecord, boot_id: str) -> TaskRecord:
     if task.boot_id != boot_id:  # seconds since another boot cannot be compared
         return replace(task, previous=None, gate_boot_s=None)
     begun = task.gate_boot_s is not None
-    return gone_back(task, "it ended") if begun and task.state in _AT_REST else task
+    return gone_back(task, "it ended") if begun and task.state in AT_REST else task
 
 
 def is_late(task: TaskRecord, now: LeaseMoment) -> bool:
@@ -99,5 +97,5 @@ def gone_back(task: TaskRecord, why: str) -> TaskRecord:
         next_start_at=None,
         next_start_boot_s=None,
     )
-    state = TaskState.ACCEPTED if task.state in _AT_REST else TaskState.STOPPING
+    state = TaskState.ACCEPTED if task.state in AT_REST else TaskState.STOPPING
     return replace(back, state=state, reason="")

@@ -19,7 +19,7 @@ from agent.notices.core import INSIDE as NOTICE
 from agent.resources.core.limits import limit_properties
 from agent.runtime.core.records import key_of, user_of
 from agent.runtime.core.slices import slice_for
-from agent.runtime.core.unit_parts import NO_CORES, NO_RINGS, in_memory
+from agent.runtime.core.unit_parts import NO_CORES, NO_RINGS, in_memory, texts
 from agent.tasks.core.exits import START_TIMEOUT_S
 
 _S = 1_000_000
@@ -228,14 +228,10 @@ def relaxed(
         found["ProtectKernelTunables"] = True  # /proc/sys and similar files are visible now
         found["ReadOnlyPaths"] = _SYS  # that property leaves /sys writable in the host's network
     if Relaxation.NETLINK in relaxations:
-        families = dict.fromkeys((*_texts(found.get("RestrictAddressFamilies")), "AF_NETLINK"))
+        families = dict.fromkeys((*texts(found.get("RestrictAddressFamilies")), "AF_NETLINK"))
         found["RestrictAddressFamilies"] = (*families,)
     allowed = {c for name, calls in _CALLS.items() if name in relaxations for c in calls}
     if allowed:
-        calls = _texts(found.get("SystemCallFilter"))
+        calls = texts(found.get("SystemCallFilter"))
         found["SystemCallFilter"] = tuple(call for call in calls if call not in allowed)
     return found
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(str(v) for v in value) if isinstance(value, list | tuple) else ()
