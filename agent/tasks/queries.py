@@ -81,8 +81,17 @@ class TaskQueries:
 
     def specs(self) -> dict[str, TaskSpec]:
         """Return the specification of every task, also of tasks that are being created."""
-        loops = list(self._loops.items())  # one atomic copy: other threads call this, too
-        return dict(self._being_created) | {t: loop.record.spec for t, loop in loops}
+        created, loops = self._copied()
+        return created | {t: loop.record.spec for t, loop in loops.items()}
+
+    def _copied(self) -> tuple[dict[str, TaskSpec], dict[str, TaskLoop]]:
+        """Return copies of the tasks that are being created, and of the loops of all others.
+
+        Other threads call this, too, so each copy is atomic. A task becomes a loop before it is no
+        longer being created. So the loops are copied last, and no task is missing from both.
+        """
+        created = self._being_created.copy()
+        return created, self._loops.copy()
 
     def known(self) -> tuple[dict[str, KnownTask], list[str]]:
         """Return the facts about each task for `reconcile`, and the ids of unreadable records."""
@@ -106,10 +115,11 @@ class TaskQueries:
 
     def using(self, digest: str) -> list[str]:
         """Return the ids of the tasks that run from an image, sorted."""
-        loops = list(self._loops.items())  # one atomic copy: other threads call this, too
-        kept = [(t, loop.record.previous) for t, loop in loops]
-        specs = [*self.specs().items(), *kept]
-        return sorted({t for t, spec in specs if spec is not None and spec.image == digest})
+        created, loops = self._copied()
+        records = [(t, loop.record) for t, loop in loops.items()]
+        specs = [*created.items(), *((t, r.spec) for t, r in records)]
+        specs += [(t, r.previous) for t, r in records if r.previous is not None]
+        return sorted({t for t, spec in specs if spec.image == digest})
 
     def wanted(self) -> dict[str, TaskSpec]:
         """Return the specifications of all wanted tasks, also of tasks that are being created."""
