@@ -79,10 +79,7 @@ class HugePages(TaskStage):
 
     def values(self, spec: TaskSpec) -> dict[str, str]:
         """Return the required values of a task's cgroup files; empty for a task without pages."""
-        return bounds(spec, self._sizes()) if has_huge_pages(spec) else {}
-
-    def _sizes(self) -> set[int]:
-        return set(self._pools)
+        return bounds(spec, self._pools) if has_huge_pages(spec) else {}
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
         """Before a task starts, keep all other tasks off the requested pages.
@@ -104,7 +101,7 @@ class HugePages(TaskStage):
         if why := self.refusal(spec, others):
             raise HostError(why)
         self._has_no_limits = False
-        values = none_of(self._sizes())
+        values = none_of(self._pools)
         slices = await self._slices()
         soon = {slice_for(s) for s in (spec, *wanted.values())} - slices.keys()
         for name in sorted(filter(is_without_pages, soon)):
@@ -132,7 +129,7 @@ class HugePages(TaskStage):
 
     async def _remove_limits(self) -> None:
         self.refresh()
-        values = lifted(self._sizes())
+        values = lifted(self._pools)
         for name, read in (await self._slices()).items():
             if read and read != values:
                 await self._write(command(f"{TASKS_SLICE}/{name}", values))
@@ -162,7 +159,7 @@ class HugePages(TaskStage):
     async def _slices(self) -> dict[str, dict[str, str]]:
         """Return the limits of each slice whose tasks have no pages, by its name."""
         names = await self._lanes.run("usage", self._cgroups.children, TASKS_SLICE)
-        files = none_of(self._sizes())
+        files = none_of(self._pools)
         return {n: await self._read(n, files) for n in names if is_without_pages(n)}
 
     async def _read(self, name: str, files: Mapping[str, str]) -> dict[str, str]:

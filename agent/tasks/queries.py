@@ -24,12 +24,9 @@ class TaskQueries:
 
     def get(self, task_id: str) -> TaskStatus:
         """Return the state of a task, or raise `NotFound`."""
-        loop = self._loops.get(task_id)
-        if loop is not None:
-            return status_of(loop.record)
         if task_id in self._unreadable:
             return _unreadable_status(task_id, self._unreadable[task_id])
-        raise self._unknown(task_id)
+        return status_of(self.record(task_id))
 
     def ended_run(self, task_id: str) -> str:
         """Return the invocation id of a task's latest ended run, or raise `NotFound`."""
@@ -61,9 +58,13 @@ class TaskQueries:
 
     def record(self, task_id: str) -> TaskRecord:
         """Return the record of a task, or raise `NotFound`."""
-        if task_id not in self._loops:
-            raise self._unknown(task_id)
-        return self._loops[task_id].record
+        return self._loop(task_id).record
+
+    def _loop(self, task_id: str) -> TaskLoop:
+        loop = self._loops.get(task_id)
+        if loop is None:
+            raise NotFound(f"there is no task {task_id} on this machine", hint="twine-agent ps")
+        return loop
 
     def find_spec(self, task_id: str) -> TaskSpec | None:
         """Return the specification of a task that is in force, None for an unknown task."""
@@ -136,10 +137,6 @@ class TaskQueries:
 
     def _is_over(self, task_id: str) -> bool:
         return task_id in self._loops and is_over(self._loops[task_id].record)
-
-    @staticmethod
-    def _unknown(task_id: str) -> NotFound:
-        return NotFound(f"there is no task {task_id} on this machine", hint="twine-agent ps")
 
 
 def _unreadable_status(task_id: str, why: str) -> TaskStatus:

@@ -127,9 +127,7 @@ def not_after(boot_s: float) -> dict[str, object]:
     return {"ExecCondition": [command], "RootDirectoryStartOnly": True}
 
 
-def unit_properties(
-    task_id: str, spec: TaskSpec, root: str, hardening: Mapping[str, object] = TASK_HARDENING
-) -> dict[str, object]:
+def unit_properties(task_id: str, spec: TaskSpec, root: str) -> dict[str, object]:
     """Return the properties of a task's unit with its root file system at `root`.
 
     `RemainAfterExit` and `CollectMode=inactive` keep an ended unit with its exit code until the
@@ -167,10 +165,10 @@ def unit_properties(
         "TemporaryFileSystem": [in_memory("/dev/shm", spec.limits.memory_max_bytes)],
         **_run_time(spec.life.max_run_s),
         **limit_properties(spec),
-        **hardening,
+        **TASK_HARDENING,
         **network_properties(task_id, spec),
     }
-    return {**relaxed(properties, hardening, spec.relaxations), **_of_processes(spec)}
+    return {**relaxed(properties, spec.relaxations), **_of_processes(spec)}
 
 
 def _of_processes(spec: TaskSpec) -> dict[str, object]:
@@ -211,16 +209,12 @@ _SYS = tuple(
 
 
 def relaxed(
-    properties: Mapping[str, object], sandbox: Collection[str], relaxations: Collection[Relaxation]
+    properties: Mapping[str, object], relaxations: Collection[Relaxation]
 ) -> dict[str, object]:
-    """Return a unit's properties after applying a task's relaxations.
-
-    `sandbox` are the names of the properties that belong to the hardening.
-    """
+    """Return a unit's properties after applying a task's relaxations."""
     found = dict(properties)
     if Relaxation.RAW in relaxations:
-        kept = {*_RAW_KEEPS}
-        for name in ({*sandbox} | {"RestrictAddressFamilies"}) - kept:
+        for name in {*TASK_HARDENING, "RestrictAddressFamilies"} - {*_RAW_KEEPS}:
             found.pop(name, None)
         return {**found, "User": "root"}
     if Relaxation.PROC in relaxations and "ProcSubset" in found:
