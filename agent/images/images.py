@@ -107,20 +107,16 @@ class HostImages:
         self._published.tidy()
         self.layers.published.tidy()
 
-    def find(self, digest: str) -> ImageInfo | None:
-        """Return a complete image, None if there is none."""
-        return self._published.find(digest)
-
     def get(self, digest: str) -> ImageInfo:
         """Return an image, or raise `NotFound`."""
-        info = self.find(digest)
+        info = self._published.find(digest)
         if info is None:
             raise NotFound(f"image {digest} is not on this machine")
         return info
 
     def find_again(self, digest: str) -> ImageInfo | None:
         """Return a complete image that a caller asks for; its time of last use begins again."""
-        info = self.find(digest)
+        info = self._published.find(digest)
         if info is not None:
             with suppress(OSError):  # a read-only disk: no image is removed, either
                 os.utime(self._published.description(digest))
