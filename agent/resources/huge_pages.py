@@ -148,7 +148,7 @@ class HugePages(TaskStage):
             "CollectMode": "inactive",
         }
         end = await self._units.run(_UNIT, properties, timeout_s=_LONGEST_S)
-        if end.result != "success" or end.exit_code:
+        if end.result != "success" or end.exit_code or end.exit_signal:
             where = argv[4] or of_slice
             raise HostError(
                 f"the limits of huge pages of {PurePosixPath(where).name} cannot be "
