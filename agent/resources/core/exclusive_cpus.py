@@ -38,7 +38,8 @@ def chosen(
     free = [core for core in cores if core.cpus and core.whole and not set(core.cpus) & set(taken)]
     kept = [core for core in free if set(core.cpus) <= set(had)]
     nodes = _by_node(free)
-    by_room = sorted(nodes, key=lambda node: (_size(nodes[node]), node))
+    room = {node: sum(len(core.cpus) for core in found) for node, found in nodes.items()}
+    by_room = sorted(nodes, key=lambda node: (room[node], node))
     home = sorted({core.node for core in kept})
     near = [core for node in home for core in nodes[node]]
     far = [core for node in reversed(by_room) if node not in home for core in nodes[node]]
@@ -51,10 +52,6 @@ def chosen(
         if found := _filled(way, count):
             return found
     return ()
-
-
-def _size(cores: Iterable[Core]) -> int:
-    return sum(len(core.cpus) for core in cores)
 
 
 def _by_node(cores: Iterable[Core]) -> dict[int, list[Core]]:
