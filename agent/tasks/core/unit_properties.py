@@ -143,6 +143,7 @@ def unit_properties(task_id: str, spec: TaskSpec, root: str) -> dict[str, object
         **({"TWINE_NOTICE": f"{NOTICE}/{FILE}"} if spec.life.notice is not None else {}),
         **spec.environment,
     }
+    longest_s = spec.life.max_run_s
     properties: dict[str, object] = {
         "Description": describe_unit(task_id, spec),
         "Type": "exec",
@@ -163,7 +164,7 @@ def unit_properties(task_id: str, spec: TaskSpec, root: str) -> dict[str, object
         "LogRateLimitIntervalUSec": 10 * _S,
         "LogRateLimitBurst": 10_000,
         "TemporaryFileSystem": [in_memory("/dev/shm", spec.limits.memory_max_bytes)],
-        **_run_time(spec.life.max_run_s),
+        **({} if longest_s is None else {"RuntimeMaxUSec": max(1, round(longest_s * _S))}),
         **limit_properties(spec),
         **TASK_HARDENING,
         **network_properties(task_id, spec),
@@ -185,10 +186,6 @@ def _of_processes(spec: TaskSpec) -> dict[str, object]:
     found: dict[str, object] = {name: value for name, value in named.items() if value is not None}
     umask = int(spec.umask, 8)
     return found | ({} if umask == int(UMASK, 8) else {"UMask": umask})
-
-
-def _run_time(seconds: float | None) -> dict[str, object]:
-    return {} if seconds is None else {"RuntimeMaxUSec": max(1, round(seconds * _S))}
 
 
 _CALLS: Mapping[Relaxation, tuple[str, ...]] = MappingProxyType(
