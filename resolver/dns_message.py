@@ -20,7 +20,7 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
-from resolver.zone import NO_SUCH_NAME, DnsAnswer, DnsRecord, ZoneSubject, subject
+from resolver.zone import DnsAnswer, DnsRecord, ZoneSubject, subject
 
 UDP_PAYLOAD = 1232
 """Largest answer over UDP, from DNS Flag Day 2020: it is not fragmented on any path."""
@@ -134,11 +134,6 @@ def answered(
     if len(mixed) <= MAX_ANSWERS:
         reply.additional.extend(_rrsets(answer.additional, zone))
     return reply
-
-
-def no_such_name(question: DnsQuestion, zone: Zone) -> dns.message.Message:
-    """Return the reply for a name that is not possible in the zone."""
-    return answered(question, zone, NO_SUCH_NAME, random.Random(0))
 
 
 def write(reply: dns.message.Message, query: bytes, *, tcp: bool) -> bytes:

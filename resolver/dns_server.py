@@ -16,7 +16,7 @@ import dns.message
 from control_plane.api.jobs import Endpoints
 from resolver import dns_message
 from resolver.dns_message import DnsQuestion, Zone
-from resolver.zone import answer
+from resolver.zone import NO_SUCH_NAME, answer
 from wire.errors import Busy, ConfigError
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class DnsServer:
             return dns_message.apex(question, zone)
         about = question.about(zone)
         if about is None:
-            return dns_message.no_such_name(question, zone)
+            return dns_message.answered(question, zone, NO_SUCH_NAME, self._random)
         try:
             endpoints = await self._find(about.job, FIRST_ANSWER_S)
         except Busy:
