@@ -22,7 +22,7 @@ from agent.machine import UnitState
 from agent.machine.terminals import Streams
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.units import Units
-from agent.tasks.core.exits import STEPS
+from agent.tasks.core.exits import OOM_KILL, STEPS
 from agent.tasks.core.inside import InsideCommand, describe_memory_kill, inside_unit
 from agent.tasks.inside import Inside
 from wire.duplex import Duplex, Frame
@@ -38,8 +38,6 @@ IDLE_S = 900.0
 LONGEST_S = 8 * 3600.0
 """Longest time that a command may run."""
 _START_S = 60.0
-OOM = "oom-kill"
-"""systemd's result of a unit after the kernel killed one of its processes for memory."""
 _DRAIN_S = 0.25
 """After the end of a command the agent stops reading once it got no output for this time, because
 another process may keep the pipe open. All output that was read is sent, even to a slow client.
@@ -243,7 +241,7 @@ def _end_of(end: UnitState, spec: TaskSpec) -> ExecEnd:
     if end.exit_code is None and end.exit_signal is None:
         return ExecEnd(problem=SystemdError(f"it could not be run: {end.result}").problem())
     detail = ""
-    if end.result == OOM:
+    if end.result == OOM_KILL:
         detail = f"the command was ended: {describe_memory_kill(spec.limits.memory_max_bytes)}"
     if end.exit_code in STEPS:
         detail = f"exit code {end.exit_code} is systemd's for a command that never started: "

@@ -9,7 +9,7 @@ from agent.machine import UnitState
 from agent.runtime.core.records import TaskRecord, has_own_init
 from agent.runtime.core.slices import cgroup_of
 from agent.runtime.units import Units
-from agent.tasks.core.exits import START_TIMEOUT_S, describe, result_of
+from agent.tasks.core.exits import OOM_KILL, START_TIMEOUT_S, describe, result_of
 from agent.tasks.core.inside import (
     InsideCommand,
     describe_memory_kill,
@@ -84,7 +84,7 @@ class Inside:
             end = await self._units.run(unit, properties, timeout_s=command.timeout_s + _GRACE_S)
         except SystemdError as e:
             return str(e)
-        if end.result == "oom-kill":
+        if end.result == OOM_KILL:
             return describe_memory_kill(task.spec.limits.memory_max_bytes)
         return _problem(end, command.timeout_s)
 

@@ -79,6 +79,8 @@ RESULTS = {
 }
 
 
+OOM_KILL = "oom-kill"
+"""systemd's result of a unit after the kernel killed one of its processes for memory."""
 _OF_PROCESSES = ("exit-code", "signal", "core-dump")
 """systemd's results for which it also reports an exit code or a signal of the main process."""
 

@@ -53,8 +53,7 @@ def passed_gate(task: TaskRecord, now: LeaseMoment) -> TaskRecord:
     start, so it passes by running for the whole time of the gate.
     """
     healthy = task.state is TaskState.RUNNING and task.health is Health.HEALTHY
-    over = task.gate_boot_s is not None and now.boot_s >= task.gate_boot_s
-    if healthy and task.previous and (over or is_asked(task.spec)):
+    if healthy and (is_late(task, now) or (task.previous and is_asked(task.spec))):
         return replace(task, previous=None, gate_boot_s=None)
     return task
 
@@ -71,11 +70,8 @@ def after_gate(task: TaskRecord, boot_id: str) -> TaskRecord:
 
 def is_late(task: TaskRecord, now: LeaseMoment) -> bool:
     """Return whether the time of the task's gate is over."""
-    return (
-        task.previous is not None
-        and task.gate_boot_s is not None
-        and (now.boot_s >= task.gate_boot_s)
-    )
+    ends_s = task.gate_boot_s
+    return task.previous is not None and ends_s is not None and now.boot_s >= ends_s
 
 
 def gone_back(task: TaskRecord, why: str) -> TaskRecord:
