@@ -98,7 +98,7 @@ class HostParts:
         self.disk = StateDisk(self.state, self.events, self.reserve, lanes)
         self.units = Units(machine.systemd, lanes)
         self.images = self._images()
-        self.roots = TaskRoots(machine.btrfs, self.state / "tasks", self.images.folder)
+        self.roots = TaskRoots(machine.btrfs, self.state / "tasks", self.state / "images")
         self.networks = Networks(machine.network, lanes, self._site())
         self.shutdown = HostShutdown(self.units, self.events, machine.boottime_s)
         self.clones = CloneCheck(identity, hardware.boot_id, self.events)

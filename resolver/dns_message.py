@@ -20,7 +20,7 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
-from resolver.zone import DnsAnswer, DnsRecord, ZoneOutcome, ZoneSubject, subject
+from resolver.zone import DnsAnswer, DnsRecord, ZoneSubject, subject
 
 UDP_PAYLOAD = 1232
 """Largest answer over UDP, from DNS Flag Day 2020: it is not fragmented on any path."""
@@ -123,7 +123,7 @@ def answered(
 ) -> dns.message.Message:
     """Return the reply with these records in random order, because clients take the first."""
     reply = _authoritative(question)
-    if answer.outcome is ZoneOutcome.NO_SUCH_NAME:
+    if not answer.exists:
         reply.set_rcode(dns.rcode.NXDOMAIN)
     if not answer.answers:
         reply.authority.append(_soa(zone))
@@ -134,11 +134,6 @@ def answered(
     if len(mixed) <= MAX_ANSWERS:
         reply.additional.extend(_rrsets(answer.additional, zone))
     return reply
-
-
-def no_such_name(question: DnsQuestion, zone: Zone) -> dns.message.Message:
-    """Return the reply for a name that is not possible in the zone."""
-    return answered(question, zone, DnsAnswer(ZoneOutcome.NO_SUCH_NAME), random.Random(0))
 
 
 def write(reply: dns.message.Message, query: bytes, *, tcp: bool) -> bytes:
@@ -166,7 +161,9 @@ def _room(query: bytes) -> int:
         parsed = dns.message.from_wire(query)
     except dns.exception.DNSException:
         return PLAIN_PAYLOAD
-    return min(UDP_PAYLOAD, max(PLAIN_PAYLOAD, parsed.payload)) if parsed.edns >= 0 else 512
+    if parsed.edns < 0:
+        return PLAIN_PAYLOAD
+    return min(UDP_PAYLOAD, max(PLAIN_PAYLOAD, parsed.payload))
 
 
 def _authoritative(question: DnsQuestion) -> dns.message.Message:
@@ -189,9 +186,8 @@ def _rrsets(records: Iterable[DnsRecord], zone: Zone) -> Sequence[dns.rrset.RRse
     found = []
     for (name, kind), data in sets.items():
         owner = dns.name.from_text(name, zone.name)
-        found.append(
-            dns.rrset.from_text_list(
-                owner, zone.ttl_s, "IN", kind, data, origin=zone.name, relativize=False
-            )
+        rrset = dns.rrset.from_text_list(
+            owner, zone.ttl_s, "IN", kind, data, origin=zone.name, relativize=False
         )
+        found.append(rrset)
     return found

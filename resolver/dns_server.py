@@ -16,7 +16,7 @@ import dns.message
 from control_plane.api.jobs import Endpoints
 from resolver import dns_message
 from resolver.dns_message import DnsQuestion, Zone
-from resolver.zone import answer
+from resolver.zone import NO_SUCH_NAME, answer
 from wire.errors import Busy, ConfigError
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class DnsServer:
             return dns_message.apex(question, zone)
         about = question.about(zone)
         if about is None:
-            return dns_message.no_such_name(question, zone)
+            return dns_message.answered(question, zone, NO_SUCH_NAME, self._random)
         try:
             endpoints = await self._find(about.job, FIRST_ANSWER_S)
         except Busy:
@@ -86,8 +86,9 @@ class DnsServer:
 
     async def _open(self, host: str, port: int) -> tuple[asyncio.Server, asyncio.DatagramTransport]:
         loop = asyncio.get_running_loop()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            server = await asyncio.start_server(self._connected, host, port, family=_family(host))
+            server = await asyncio.start_server(self._connected, host, port, family=family)
             chosen = server.sockets[0].getsockname()[1]
             transport, _ = await loop.create_datagram_endpoint(
                 lambda: _Datagrams(self), local_addr=(host, chosen)
@@ -155,7 +156,3 @@ class _Datagrams(asyncio.DatagramProtocol):
 
     def error_received(self, exc: Exception) -> None:
         """Ignore the error: the client left before its answer."""
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

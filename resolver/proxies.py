@@ -108,17 +108,7 @@ def template(text: str, name: str) -> Render:
         raise InvalidInput(f"{name} is not a template: {e.message} (line {e.lineno})") from e
 
     def render(services: Sequence[ProxiedService], known: Known) -> str:
-        rendered = [
-            {
-                "job": s.job,
-                "port": s.port,
-                "name": s.name,
-                "listen": s.listen,
-                "servers": [_server(e, s.port) for e in _serving(s, known)],
-                "weighted": any(e.weight != USUAL_WEIGHT for e in _serving(s, known)),
-            }
-            for s in services
-        ]
+        rendered = [_rendered(service, known[service.job]) for service in services]
         try:
             return compiled.render(head=_HEAD, services=rendered)
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as e:
@@ -137,19 +127,16 @@ FORMATS: Mapping[str, str] = {"haproxy": "haproxy.cfg.j2", "nginx": "nginx.conf.
 for them, and nginx 502."""
 
 
-def _server(endpoint: Endpoint, port: str) -> dict[str, object]:
+def _rendered(s: ProxiedService, found: Endpoints | None) -> dict[str, object]:
+    serving = [] if found is None else [e for e in found.endpoints if s.port in e.ports]
     return {
-        "task": endpoint.task,
-        "host": endpoint.host,
-        "port": endpoint.ports[port],
-        "at": _at(endpoint, port),
-        "weight": endpoint.weight,
+        "job": s.job,
+        "port": s.port,
+        "name": s.name,
+        "listen": s.listen,
+        "servers": [_server(e, s.port) for e in serving],
+        "weighted": any(e.weight != USUAL_WEIGHT for e in serving),
     }
-
-
-def _serving(s: ProxiedService, known: Known) -> list[Endpoint]:
-    found = known[s.job]
-    return [] if found is None else [e for e in found.endpoints if s.port in e.ports]
 
 
 def is_host(host: str) -> bool:
@@ -161,10 +148,14 @@ def is_host(host: str) -> bool:
     return bool(ip_version(host) or re.fullmatch(r"[A-Za-z0-9.-]+", host, re.ASCII))
 
 
-def _at(endpoint: Endpoint, port: str) -> str:
-    """Return `host:port`."""
-    host = endpoint.host
+def _server(endpoint: Endpoint, name: str) -> dict[str, object]:
+    host, port = endpoint.host, endpoint.ports[name]
     if not is_host(host):
         raise InvalidInput(f"{endpoint.task} answers at {host!r}, which is not a host")
-    shown = f"[{host}]" if ip_version(host) == 6 else host
-    return f"{shown}:{endpoint.ports[port]}"
+    return {
+        "task": endpoint.task,
+        "host": host,
+        "port": port,
+        "at": f"[{host}]:{port}" if ip_version(host) == 6 else f"{host}:{port}",
+        "weight": endpoint.weight,
+    }

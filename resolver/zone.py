@@ -16,7 +16,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import msgspec
 
@@ -27,14 +26,6 @@ from control_plane.api.weights import USUAL_WEIGHT
 SRV_PRIORITY, SRV_WEIGHT = 0, 1
 """Priority of all tasks, and their weight if discovery has no other (RFC 2782)."""
 PROTOCOLS = ("_tcp", "_udp")
-
-
-class ZoneOutcome(Enum):
-    """Whether a name of the zone exists."""
-
-    FOUND = "found"
-    """The name exists; it may have no record of the requested type."""
-    NO_SUCH_NAME = "no such name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +52,13 @@ class ZoneSubject:
 class DnsAnswer:
     """The records that answer a question, and additional ones that make the next one needless."""
 
-    outcome: ZoneOutcome
     answers: tuple[DnsRecord, ...] = ()
     additional: tuple[DnsRecord, ...] = ()
+    exists: bool = True
+    """Whether the name exists; it may have no record of the requested type."""
+
+
+NO_SUCH_NAME = DnsAnswer(exists=False)
 
 
 def is_job_name(text: str) -> bool:
@@ -96,50 +91,44 @@ def subject(labels: Sequence[str]) -> ZoneSubject | None:
 def answer(about: ZoneSubject, kind: str, endpoints: Endpoints | None) -> DnsAnswer:
     """Return the answer to a question of type `kind`; `endpoints` is None without such a job."""
     if endpoints is None:
-        return DnsAnswer(ZoneOutcome.NO_SUCH_NAME)
+        return NO_SUCH_NAME
     listed = endpoints.endpoints
     if about.port:
         return _service(about, kind, listed)
     if about.task:
         return _task(about, kind, listed)
     hosts = dict.fromkeys(e.host for e in listed if e.weight)
-    return DnsAnswer(ZoneOutcome.FOUND, _addresses(about.job, kind, hosts))
+    return DnsAnswer(_addresses(about.job, kind, hosts))
 
 
 def _service(about: ZoneSubject, kind: str, listed: Sequence[Endpoint]) -> DnsAnswer:
     serving = [e for e in listed if about.port in e.ports]
     if listed and not serving:
-        return DnsAnswer(ZoneOutcome.NO_SUCH_NAME)
+        return NO_SUCH_NAME
     serving = [e for e in serving if e.weight]
     is_weighted = any(e.weight != USUAL_WEIGHT for e in serving)
     if kind not in ("SRV", "ANY"):
-        return DnsAnswer(ZoneOutcome.FOUND)
+        return DnsAnswer()
     owner = f"_{about.port}.{about.protocol}.{about.job}"
     records: list[DnsRecord] = []
     more: list[DnsRecord] = []
     for e in serving:
-        target = _task_name(e, about.job)
+        target = f"{e.task}.{about.job}"
         weight = e.weight if is_weighted else SRV_WEIGHT
         data = f"{SRV_PRIORITY} {weight} {e.ports[about.port]} {target}"
         records.append(DnsRecord(owner, "SRV", data))
         more += _addresses(target, "ANY", [e.host])
-    return DnsAnswer(ZoneOutcome.FOUND, tuple(records), tuple(more))
+    return DnsAnswer(tuple(records), tuple(more))
 
 
 def _task(about: ZoneSubject, kind: str, listed: Sequence[Endpoint]) -> DnsAnswer:
     found = next((e for e in listed if e.task == about.task), None)
     if found is None:
-        return DnsAnswer(ZoneOutcome.NO_SUCH_NAME)
-    name = _task_name(found, about.job)
+        return NO_SUCH_NAME
+    name = f"{found.task}.{about.job}"
     if ip_version(found.host) == 0:
-        return DnsAnswer(
-            ZoneOutcome.FOUND, (DnsRecord(name, "CNAME", f"{found.host.rstrip('.')}."),)
-        )
-    return DnsAnswer(ZoneOutcome.FOUND, _addresses(name, kind, [found.host]))
-
-
-def _task_name(endpoint: Endpoint, job: str) -> str:
-    return f"{endpoint.task}.{job}"
+        return DnsAnswer((DnsRecord(name, "CNAME", f"{found.host.rstrip('.')}."),))
+    return DnsAnswer(_addresses(name, kind, [found.host]))
 
 
 def _addresses(name: str, kind: str, hosts: Iterable[str]) -> tuple[DnsRecord, ...]:

@@ -12,9 +12,9 @@ import logging
 import random
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from agent.api.presence import Presence, PresenceAnswer, Verdict
+from agent.identity.identity import HostIdentity
 from agent.runtime.events import HostEvents
 from wire.errors import Conflict, TwineError
 
@@ -35,30 +35,10 @@ WAITS = "the agent first asks the control plane whether another host has this on
 HINT = "join under another name; to keep this host: twinectl machine forget-duplicate NAME"
 
 
-class Asker(Protocol):
-    """The part of the host's identity that `CloneCheck` needs."""
-
-    def has_joined(self) -> bool:
-        """Return whether there is a control plane to ask."""
-        ...
-
-    def read_second(self) -> str:
-        """Return the stored reason why this host is a clone; empty: it is not."""
-        ...
-
-    def note_second(self, why: str) -> None:
-        """Store why this host is a clone, for the next start; empty: it is not."""
-        ...
-
-    async def show_presence(self, presence: Presence) -> PresenceAnswer:
-        """Ask the control plane."""
-        ...
-
-
 class CloneCheck:
     """Knows from the control plane's verdict whether this host is a clone."""
 
-    def __init__(self, identity: Asker, boot_id: str, events: HostEvents) -> None:
+    def __init__(self, identity: HostIdentity, boot_id: str, events: HostEvents) -> None:
         """Read the verdict that an earlier agent stored."""
         self._identity, self._events = identity, events
         self._shown = Presence(boot_id=boot_id)

@@ -36,7 +36,6 @@ LAST_TERM, LAST_OWNERS = "last-term", "last-owners"
 """Files in the identity's folder: the last control plane's term, and owners (`fencing`)."""
 LOCATION = Path("/etc/twine/location.toml")
 """File with the location of the machine, for host profiles (`sidekick facts`)."""
-DEFAULT_FOLDER = Path("/var/lib/twine/identity")
 RENEW_FROM, RENEW_TO = 0.5, 0.66
 """Share of a certificate's life after which the next one is fetched. It is random, so that hosts
 that joined together do not renew together."""
@@ -94,7 +93,7 @@ def write_location(candidate: CandidateIdentity, path: Path = LOCATION) -> None:
 class HostIdentity:
     """The identity of this host, in one file of a folder that only root can read."""
 
-    def __init__(self, folder: Path = DEFAULT_FOLDER, clock: Callable[[], float] = time.time):
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "identity.json"
         self._second = folder / "second-host"
         self._last_senders = folder / LAST_TERM, folder / LAST_OWNERS

@@ -18,13 +18,11 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from agent.api import TaskSpec
-from agent.api.task_identity import TaskCertificate
 from agent.identity.core import (
     BUNDLE,
     IDENTITY,
@@ -35,6 +33,7 @@ from agent.identity.core import (
     is_due,
     is_usable,
 )
+from agent.identity.identity import HostIdentity
 from agent.runtime.core.records import TaskRecord, unit_of
 from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
@@ -52,30 +51,18 @@ _RETRY_S = 60.0
 _LANE = "identities"
 
 
-class Certifier(Protocol):
-    """The source of certificates: `agent.identity.identity.HostIdentity`."""
-
-    async def certify_task(self, task_id: str, csr_pem: str) -> TaskCertificate:
-        """Return the certificate of a task of this host, or raise."""
-        ...
-
-    def trusted(self) -> str:
-        """Return the authorities that this host trusts now, as PEM."""
-        ...
-
-
 class TaskIdentities(TaskStage):
     """The only writer of tasks' keys and certificates."""
 
     def __init__(
         self,
         folder: Path,
-        certifier: Certifier,
+        certifier: HostIdentity,
         lanes: Lanes,
         events: HostEvents,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Identities are below `folder`, which must be in memory."""
+        """Identities are below `folder`, which must be in memory; `certifier` signs them."""
         self._folder = folder
         self._certifier = certifier
         self._lanes = lanes

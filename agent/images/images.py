@@ -18,7 +18,6 @@ import asyncio
 import hashlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -26,15 +25,15 @@ from pathlib import Path
 from typing import BinaryIO
 from weakref import WeakValueDictionary
 
-import msgspec
 from msgspec.structs import replace
 
 from agent.api import ImageFormat, ImageInfo, pull_event_text
 from agent.images.core.oci import place_of
 from agent.images.core.unpack import drop_setuid_properties, unpack_properties
 from agent.images.imports import RunningImports
-from agent.images.layers import Hold, Layers, declare, sync_folder
+from agent.images.layers import Hold, Layers
 from agent.images.oci import Assembled, Oci, Registries
+from agent.images.published import Published, hex_of, listed, remove_leftover
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs, Processes
 from agent.runtime.crashpoints import passed
@@ -42,14 +41,8 @@ from agent.runtime.disk import FREE_RESERVE_BYTES
 from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
 from agent.runtime.units import Units
-from wire.errors import (
-    Conflict,
-    HostError,
-    NotFound,
-    TwineError,
-    Unprocessable,
-    Unreachable,
-)
+from wire.durable import sync_folder
+from wire.errors import Conflict, HostError, NotFound, Unprocessable, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +62,10 @@ class HostImages:
         processes: Processes,
         lanes: Lanes,
         events: HostEvents,
-        registries: Registries | None = None,
+        registries: Registries,
     ) -> None:
         """Keep images below `state`, a folder on btrfs."""
-        self.folder = state / "images"
+        self._published = Published(btrfs, state / "images", ImageInfo)
         self._staging = state / "staging"
         self._btrfs = btrfs
         self._lanes = lanes
@@ -83,13 +76,10 @@ class HostImages:
         """Held while leftovers are removed, so that no image begins to arrive."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By digest: serializes operations on an image. A lock exists while it is in use."""
-        for folder in (self.folder, self._staging):
-            folder.mkdir(parents=True, exist_ok=True)
+        self._staging.mkdir(parents=True, exist_ok=True)
         self._sandbox = Sandbox(self._staging, btrfs, units, processes, lanes)
         self.layers = Layers(state, btrfs, self._sandbox, lanes)
-        self._oci = Oci(
-            state, btrfs, self._sandbox, self.layers, lanes, events, registries or Registries()
-        )
+        self._oci = Oci(state, btrfs, self._sandbox, self.layers, lanes, events, registries)
 
     async def tidy(self) -> bool:
         """Remove leftovers of interrupted transfers; no transfer may run.
@@ -112,79 +102,36 @@ class HostImages:
             return await self.tidy()
 
     def _tidy(self) -> None:
-        for path in _listed(self._staging):
-            self._remove(path)
-        self._tidy_store(self.folder, lambda name: self.find(name) is not None)
-        self._tidy_store(self.layers.folder, lambda name: self.layers.find(name) is not None)
-
-    def _tidy_store(self, folder: Path, readable: Callable[[str], bool]) -> None:
-        """Keep subvolumes with a description, and descriptions with a subvolume; remove the rest.
-
-        A file that cannot be read is not considered damaged: the error is raised, and all stays.
-        """
-        files, there = _listed(folder), set(self._btrfs.children(folder))
-        for path in files:
-            if path.name.startswith(".") and path.suffix == ".new":
-                self._remove(path)
-        described = {path for path in files if path.suffix == ".json" and path.name[0] != "."}
-        damaged = {
-            path for path in described if path.stem not in there or not _is_valid(path, readable)
-        }
-        for path in damaged:
-            log.error("a damaged image was removed", extra={"image": path.stem})
-            self._remove(path)
-        for name in there - {path.stem for path in described - damaged}:
-            self._remove(folder / name)
-
-    def _remove(self, path: Path) -> None:
-        """Remove a leftover of any kind; after an error it stays until later."""
-        try:
-            if self._btrfs.find(path) is not None:
-                self._btrfs.delete(path)
-            elif path.is_dir():
-                for name in self._btrfs.children(path):
-                    self._btrfs.delete(path / name)
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        except (OSError, TwineError) as e:
-            log.warning("a leftover cannot be removed", extra={"path": str(path), "why": str(e)})
-
-    def find(self, digest: str) -> ImageInfo | None:
-        """Return a complete image, None if there is none."""
-        try:
-            data = (self.folder / f"{_hex(digest)}.json").read_bytes()
-            return msgspec.json.decode(data, type=ImageInfo)
-        except (OSError, msgspec.DecodeError, UnicodeError):
-            return None
+        for path in listed(self._staging):
+            remove_leftover(self._btrfs, path)
+        self._published.tidy()
+        self.layers.published.tidy()
 
     def get(self, digest: str) -> ImageInfo:
         """Return an image, or raise `NotFound`."""
-        info = self.find(digest)
+        info = self._published.find(digest)
         if info is None:
             raise NotFound(f"image {digest} is not on this machine")
         return info
 
     def find_again(self, digest: str) -> ImageInfo | None:
         """Return a complete image that a caller asks for; its time of last use begins again."""
-        info = self.find(digest)
+        info = self._published.find(digest)
         if info is not None:
             with suppress(OSError):  # a read-only disk: no image is removed, either
-                os.utime(self.folder / f"{_hex(digest)}.json")
+                os.utime(self._published.description(digest))
         return info
 
     def last_used(self, digest: str) -> float:
         """Return when an image was received or last used for a task; 0 if it is unknown."""
         try:
-            return (self.folder / f"{_hex(digest)}.json").stat().st_mtime
+            return self._published.description(digest).stat().st_mtime
         except OSError:
             return 0.0
 
     def all(self) -> list[ImageInfo]:
         """Return all images, newest first."""
-        found = (p for p in _listed(self.folder) if p.suffix == ".json" and p.name[0] != ".")
-        infos = [self.find("sha256:" + p.stem) for p in found]
-        return sorted((i for i in infos if i), key=lambda i: -i.created_at)
+        return sorted(self._published.all(), key=lambda i: -i.created_at)
 
     def _lock(self, digest: str) -> asyncio.Lock:
         return self._locks.setdefault(digest, asyncio.Lock())
@@ -205,7 +152,7 @@ class HostImages:
         async with self._import(digest) as hold, self._lock(digest):
             if info := self.find_again(digest):
                 return info
-            stream = self._staging / f"{_hex(digest)}.stream"
+            stream = self._stream(digest)
             try:
                 size = await self._store(digest, stream, chunks)
                 passed("image.stored")
@@ -222,7 +169,7 @@ class HostImages:
     async def _store(self, digest: str, path: Path, chunks: AsyncIterator[bytes]) -> int:
         """Write the stream to `path` while hashing it; return its size in bytes."""
         sha, size, buffer = hashlib.sha256(), 0, bytearray()
-        file = await self._lanes.run("files", _new_file, path)
+        file = await self._lanes.run("files", path.open, "wb")
         try:
             async for chunk in self._timely(digest, chunks):
                 buffer += chunk
@@ -272,12 +219,12 @@ class HostImages:
         self, digest: str, format_: ImageFormat, stream: Path, hold: Hold
     ) -> Assembled | None:
         """Turn the stream into a subvolume in staging; return the parts of an OCI image."""
-        target, name = self._staging / _hex(digest), _hex(digest)[:12]
+        target = self._staged(digest)
         make = os.mkdir if format_ is ImageFormat.BTRFS else self._btrfs.create
         await self._lanes.run("btrfs", make, target)
         if format_ is not ImageFormat.BTRFS:  # for an archive without an entry for its top
             await self._lanes.run("btrfs", os.chmod, target, 0o755)
-        unit = f"twine-unpack-{name}.service"
+        unit = f"twine-unpack-{target.name[:12]}.service"
         mount = str(await self._lanes.run("btrfs", self._btrfs.top, target.parent))
         properties = unpack_properties(str(stream), str(target), format_, mount)
         what = f"image {digest} cannot be unpacked as {format_}"
@@ -291,12 +238,20 @@ class HostImages:
         await self._lanes.run("btrfs", self._btrfs.delete, target)
         return assembled
 
+    def _staged(self, digest: str) -> Path:
+        """Return the subvolume of an image while it is being unpacked."""
+        return self._staging / hex_of(digest)
+
+    def _stream(self, digest: str) -> Path:
+        """Return the file with the received part of a stream."""
+        return self._staging / f"{hex_of(digest)}.stream"
+
     def _tree(self, digest: str) -> Path:
         """Return the subvolume to which the layers of an OCI image are applied."""
-        return self._staging / f"{_hex(digest)}.tree"
+        return self._staging / f"{hex_of(digest)}.tree"
 
     def _open_received(self, digest: str) -> str:
-        staged = self._staging / _hex(digest)
+        staged = self._staged(digest)
         received = self._btrfs.children(staged)
         if len(received) != 1:
             raise Unprocessable(f"image {digest} holds {len(received)} subvolumes instead of one")
@@ -358,23 +313,22 @@ class HostImages:
 
         Making it read-only commits its data and the descriptions of its layers to disk.
         """
-        staged = self._staging / _hex(info.digest)
+        staged = self._staged(info.digest)
         if info.format is ImageFormat.OCI:
             staged = self._tree(info.digest)
         elif info.format is ImageFormat.BTRFS:
             staged = staged / self._btrfs.children(staged)[0]
-        final = self.folder / _hex(info.digest)
+        final = self._published.path(info.digest)
         self._btrfs.delete(final)  # a leftover of a removal that failed half-way
         os.rename(staged, final)
         self._btrfs.set_read_only(final, True)
         passed("image.moved")
-        declare(final, msgspec.json.encode(info))
+        self._published.declare(info.digest, info)
         sync_folder(final.parent)
 
     def _discard(self, digest: str) -> None:
-        self._remove(self._staging / f"{_hex(digest)}.stream")
-        self._remove(self._tree(digest))
-        self._remove(self._staging / _hex(digest))
+        for path in (self._stream(digest), self._tree(digest), self._staged(digest)):
+            remove_leftover(self._btrfs, path)
 
     async def delete(self, digest: str, users: Callable[[str], list[str]]) -> None:
         """Remove an image. Raises `Conflict` while tasks run from it, `NotFound` without it."""
@@ -387,31 +341,13 @@ class HostImages:
                 )
             # Removed first, so that no new task can be made from it (trust F-40).
             try:
-                (self.folder / f"{_hex(digest)}.json").unlink()
+                self._published.description(digest).unlink()
             except OSError as e:
                 raise HostError(f"cannot delete image {digest}: {e.strerror}") from e
             passed("delete.undeclared")
-            await self._lanes.run("btrfs", self._btrfs.delete, self.folder / _hex(digest))
+            await self._lanes.run("btrfs", self._btrfs.delete, self._published.path(digest))
             passed("delete.removed")
         self._events.add("image", digest, "deleted")
-
-
-def _listed(folder: Path) -> list[Path]:
-    """Return the paths in a folder. Unlike a glob this raises `HostError` on a disk error."""
-    try:
-        return [folder / name for name in sorted(os.listdir(folder))]
-    except OSError as e:
-        raise HostError(f"cannot list {folder}: {e.strerror}") from e
-
-
-def _is_valid(path: Path, readable: Callable[[str], bool]) -> bool:
-    """Return whether a description can be decoded. Raises `OSError` if it cannot be read."""
-    path.read_bytes()
-    return readable(f"sha256:{path.stem}")
-
-
-def _new_file(path: Path) -> BinaryIO:
-    return path.open("wb")
 
 
 def _info(
@@ -427,7 +363,3 @@ def _info(
         layers=[layer.chain for layer in oci.layers],
         config=oci.config,
     )
-
-
-def _hex(digest: str) -> str:
-    return digest.removeprefix("sha256:")

@@ -23,6 +23,7 @@ import msgspec
 
 from agent.images.core.oci import Layer
 from agent.images.core.unpack import UNPACK_TIMEOUT_S, layer_properties
+from agent.images.published import Published, hex_of
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs
 from agent.runtime.crashpoints import passed
@@ -50,7 +51,7 @@ class Layers:
 
     def __init__(self, state: Path, btrfs: Btrfs, sandbox: Sandbox, lanes: Lanes) -> None:
         """Keep layers below `state`, a folder on btrfs."""
-        self.folder = state / "layers"
+        self.published = Published(btrfs, state / "layers", LayerInfo)
         self._btrfs = btrfs
         self._sandbox = sandbox
         self._lanes = lanes
@@ -59,7 +60,6 @@ class Layers:
         """By the chain below and the compressed layer: one image at a time fetches it."""
         self._held: Counter[str] = Counter()
         """Chain ids that an image in transfer needs: they must not be removed."""
-        self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def holding(self) -> Iterator[Hold]:
@@ -84,22 +84,9 @@ class Layers:
         """Return whether an image in transfer needs this layer."""
         return self._held[chain] > 0
 
-    def path(self, chain: str) -> Path:
-        """Return the path of a layer, which need not exist."""
-        return self.folder / chain.removeprefix("sha256:")
-
-    def find(self, chain: str) -> LayerInfo | None:
-        """Return a complete layer, None if there is none."""
-        try:
-            data = self.path(chain).with_suffix(".json").read_bytes()
-            return msgspec.json.decode(data, type=LayerInfo)
-        except (OSError, msgspec.DecodeError, UnicodeError):
-            return None
-
     def all(self) -> list[LayerInfo]:
         """Return all layers, the oldest first."""
-        found = [self.find("sha256:" + p.stem) for p in self.folder.glob("*.json")]
-        return sorted((f for f in found if f), key=lambda f: (f.created_at, f.chain))
+        return sorted(self.published.all(), key=lambda f: (f.created_at, f.chain))
 
     def known(self, blobs: Iterable[str]) -> list[str]:
         """Return the chains of an image's compressed layers that the host has, from the lowest."""
@@ -147,7 +134,7 @@ class Layers:
         try:
             for number, layer in enumerate(layers, start=1):
                 async with self._locks.setdefault(layer.chain, asyncio.Lock()):
-                    if self.find(layer.chain) is not None:
+                    if self.published.find(layer.chain) is not None:
                         continue
                     if applying is None or at != layer.below:
                         if applying is not None:
@@ -172,7 +159,7 @@ class Layers:
     def _begin(self, below: str, tree: Path) -> None:
         self._btrfs.delete(tree)
         if below:
-            self._btrfs.snapshot(self.path(below), tree)
+            self._btrfs.snapshot(self.published.path(below), tree)
         else:
             self._btrfs.create(tree)
             os.chmod(tree, 0o755)
@@ -183,7 +170,7 @@ class Layers:
         The kernel flushes only this tree before it makes the snapshot, and commits the snapshot
         before the call returns (`btrfs_mksnapshot`, fs/btrfs/ioctl.c).
         """
-        final = self.path(layer.chain)
+        final = self.published.path(layer.chain)
         self._btrfs.delete(final)  # a leftover of a removal that failed half-way
         self._btrfs.snapshot(tree, final, read_only=True)
         passed("pull.layer-moved")
@@ -195,7 +182,7 @@ class Layers:
             blob_bytes=layer.blob.size,
             created_at=time.time(),
         )
-        declare(final, msgspec.json.encode(info))
+        self.published.declare(layer.chain, info)
 
     async def discard(self, chain: str) -> bool:
         """Remove a layer unless an image in transfer needs it; its snapshots stay complete."""
@@ -203,9 +190,9 @@ class Layers:
         async with lock:
             if self.is_held(chain):
                 return False
-            self.path(chain).with_suffix(".json").unlink(missing_ok=True)
+            self.published.description(chain).unlink(missing_ok=True)
             passed("gc.layer-undeclared")
-            await self._lanes.run("btrfs", self._btrfs.delete, self.path(chain))
+            await self._lanes.run("btrfs", self._btrfs.delete, self.published.path(chain))
         return True
 
 
@@ -228,7 +215,7 @@ class _Applying:
         self._loop.add_reader(self._ends[1], self._read_reports)
         names = str(self._pipes[0]), str(self._pipes[1])
         properties = layer_properties(sys.executable, str(layout), layers, str(tree), names)
-        unit = f"twine-unpack-{layers[0].chain.removeprefix('sha256:')[:12]}.service"
+        unit = f"twine-unpack-{hex_of(layers[0].chain)[:12]}.service"
         longest_s = UNPACK_TIMEOUT_S * len(layers)
         self._running = asyncio.ensure_future(
             sandbox.run(unit, properties, self._refusal, timeout_s=longest_s)
@@ -266,25 +253,3 @@ class _Applying:
         for end, path in zip(self._ends, self._pipes, strict=True):
             os.close(end)
             path.unlink(missing_ok=True)
-
-
-def declare(subvolume: Path, description: bytes) -> None:
-    """Write the description file of a subvolume, which makes it complete; atomic.
-
-    It survives a power cut once its folder or the file system is synced.
-    """
-    temporary = subvolume.with_name(f".{subvolume.name}.new")
-    with temporary.open("wb") as file:
-        file.write(description)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, subvolume.with_suffix(".json"))
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

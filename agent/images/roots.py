@@ -7,11 +7,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from agent.api import ImageInfo, ImageUser, OciConfig, TaskSpec
 from agent.images.core.image_user import LISTS
 from agent.images.core.writable_root import ENTERED, choose_tops, is_writable, owner_of_root
+from agent.images.published import Published
 from agent.machine import Btrfs, QuotaMode
 from agent.machine.beneath import find_place
 from agent.runtime.core.records import TaskRecord
@@ -32,7 +31,7 @@ class TaskRoots:
         """Keep roots in `folder`, made from the subvolumes in `images`."""
         self._btrfs = btrfs
         self._folder = folder
-        self._images = images
+        self._images = Published(btrfs, images, ImageInfo)
         self.state = folder.parent
         self._configs: dict[str, OciConfig | None] = {}
         self._used: dict[str, float] = {}
@@ -49,19 +48,16 @@ class TaskRoots:
         """Return the path of a task's root, which need not exist."""
         return self._folder / task_id
 
-    def _image(self, digest: str) -> Path:
-        return self._images / digest.removeprefix("sha256:")
-
     def has_image(self, digest: str) -> bool:
         """Return whether an image is complete on this machine."""
-        return self._image(digest).with_suffix(".json").exists()
+        return self._images.description(digest).exists()
 
     def has_init(self, digest: str) -> bool:
         """Return whether an image has an init that can run as the init of a container.
 
         No link is followed: an absolute link would lead out of the image.
         """
-        image = self._image(digest)
+        image = self._images.path(digest)
         return any(
             (image / path).is_file()
             and not any((image / part).is_symlink() for part in (path, *_above(path)))
@@ -75,18 +71,16 @@ class TaskRoots:
         """
         self._forget_replaced(digest)
         if digest not in self._configs:
-            try:
-                data = self._image(digest).with_suffix(".json").read_bytes()
-                found = msgspec.json.decode(data, type=ImageInfo).config
-            except (OSError, msgspec.DecodeError, UnicodeError):
+            info = self._images.find(digest)
+            if info is None:
                 return None
-            self._configs[digest] = found
+            self._configs[digest] = info.config
         return self._configs[digest]
 
     def _forget_replaced(self, digest: str) -> None:
         """Drop what is cached of an image that was removed or imported again."""
         try:
-            found = self._image(digest).with_suffix(".json").stat()
+            found = self._images.description(digest).stat()
         except FileNotFoundError:
             version = None
         except OSError:
@@ -117,7 +111,7 @@ class TaskRoots:
         """Return the folders at the top of an image that a writable root opens."""
         self._forget_replaced(digest)
         if digest not in self._tops:
-            image = self._image(digest)
+            image = self._images.path(digest)
             found = {"": _folders(image)}
             found |= {name: _folders(image / name) for name in ENTERED if name in found[""]}
             self._tops[digest] = choose_tops(found)
@@ -129,7 +123,7 @@ class TaskRoots:
 
     def _plain(self, digest: str, path: str) -> str:
         try:
-            return find_place(str(self._image(digest)), path)
+            return find_place(str(self._images.path(digest)), path)
         except OSError:
             return ""
 
@@ -162,13 +156,13 @@ class TaskRoots:
         if not path.exists():
             return False, False
         root = self._btrfs.find(path)
-        image = self._btrfs.find(self._image(digest))
+        image = self._btrfs.find(self._images.path(digest))
         fits = root is not None and image is not None and root.parent_uuid == image.uuid
         return fits, True
 
     def prepare(self, task_id: str, digest: str) -> None:
         """Make the root of a task; replace a root from another image."""
-        image = self._image(digest)
+        image = self._images.path(digest)
         path = self.path(task_id)
         if path.exists():
             self._btrfs.delete(path)
@@ -182,7 +176,7 @@ class TaskRoots:
         now_s = time.monotonic()
         if now_s - self._used.get(digest, -_USED_EVERY_S) >= _USED_EVERY_S:
             with suppress(OSError):  # the time of last use decides which image is removed first
-                os.utime(image.with_suffix(".json"))
+                os.utime(self._images.description(digest))
                 self._used[digest] = now_s
 
     def remove(self, task_id: str) -> None:

@@ -59,6 +59,7 @@ class Sandbox:
         await self._units.clear(unit, timeout_s=CLEAR_TIMEOUT_S)
         short: list[int] = []
         idle: list[float] = []
+        end = None
         watches = [asyncio.create_task(self._watch_room(unit, short.append))]
         if received is not None:
             watches.append(asyncio.create_task(self._watch_import(unit, received, idle.append)))
@@ -76,17 +77,10 @@ class Sandbox:
             await asyncio.gather(*watches, return_exceptions=True)
         what = what if isinstance(what, str) else what()
         if short:
-            raise Unprocessable(
-                f"{what}: it does not fit: unpacking it left {short[0] >> 20} MiB, and "
-                f"{FREE_RESERVE_BYTES >> 20} MiB are reserved",
-                hint="delete images that no task uses",
-            )
+            raise _too_large(what, short[0])
         if idle:
-            raise Unreachable(
-                f"{what}: it stalled, no data for {idle[0]:g} s",
-                hint="is the registry healthy? nothing was stored; try again",
-            )
-        if end.active == "failed" or end.exit_code:
+            raise _stalled(what, idle[0])
+        if end is not None and (end.active == "failed" or end.exit_code):
             why = await asyncio.to_thread(self._complaint, end)
             raise Unprocessable(f"{what}: {why}")
 
@@ -130,3 +124,18 @@ class Sandbox:
         except TwineError:
             lines = ""
         return "; ".join(map(complaint, lines.strip().splitlines())) or end.result
+
+
+def _too_large(what: str, free: int) -> Unprocessable:
+    return Unprocessable(
+        f"{what}: it does not fit: unpacking it left {free >> 20} MiB, and "
+        f"{FREE_RESERVE_BYTES >> 20} MiB are reserved",
+        hint="delete images that no task uses",
+    )
+
+
+def _stalled(what: str, idle_s: float) -> Unreachable:
+    return Unreachable(
+        f"{what}: it stalled, no data for {idle_s:g} s",
+        hint="is the registry healthy? nothing was stored; try again",
+    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from agent.api.term import OwnerTerm, read_owner, read_term
 from agent.lease.core.term import is_older, is_passed_on, newest, with_owner
+from agent.runtime.units import woken
 from wire.errors import Conflict, InvalidInput, OlderStore, TwineError
 
 log = logging.getLogger(__name__)
@@ -53,9 +53,7 @@ class FencingNote:
         while True:
             await self._more.wait()
             self._more.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(QUIET_S):
-                    await self._at_once.wait()
+            await woken(self._at_once, QUIET_S)
             self._at_once.clear()
             text = self.text
             if text == self._stored:

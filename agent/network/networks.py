@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from agent.api import NetworkMode, TaskSpec
+from agent.api import TaskSpec
 from agent.machine import NetworkAccess
 from agent.netplan import Ask, NetAnswer, Site, TaskNet
 from agent.network.core.addresses import plan
+from agent.network.core.network import is_private
 from agent.network.port_gates import PortGates
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.offload import Lanes
@@ -26,11 +27,6 @@ log = logging.getLogger(__name__)
 
 _LANE = "network"
 RETRY_S = 10.0
-
-
-def is_private(spec: TaskSpec) -> bool:
-    """Return whether a task has a private network."""
-    return spec.network.mode is NetworkMode.PRIVATE
 
 
 class Networks(TaskStage):

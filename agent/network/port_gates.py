@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from agent.api import TaskSpec, TaskState
 from agent.machine import NetworkAccess
 from agent.netplan import Ask, Gates
-from agent.network.core.network import gate_for, ports_of
+from agent.network.core.network import gate_for, is_private, ports_of
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.core.slices import cgroup_of
 from agent.runtime.offload import Lanes
@@ -45,7 +45,7 @@ class PortGates:
         The gates of `unreadable` tasks are unknown, so while there are any, no gate is removed.
         """
         self._unreadable = bool(list(unreadable))
-        self._specs = {t: spec for t, spec in specs.items() if _is_held(spec)}
+        self._specs = {t: spec for t, spec in specs.items() if not is_private(spec)}
         self._open = set(self._specs)
         if self._open:
             self._wake.set()
@@ -62,7 +62,7 @@ class PortGates:
 
     def changed(self, task: TaskRecord) -> None:
         """Record a changed task state: a task that has started will get its gate."""
-        if task.state is not TaskState.RUNNING or not _is_held(task.spec):
+        if task.state is not TaskState.RUNNING or is_private(task.spec):
             return
         if self._up.get(task.task_id) != task.invocation_id:
             self._specs[task.task_id] = task.spec
@@ -98,7 +98,3 @@ class PortGates:
         wanted = sorted({tuple(ports_of(spec)) for spec in self._specs.values()} | {()})
         gates = Gates(wanted=[list(p) for p in wanted], alone=not self._unreadable, hold=hold)
         await self._lanes.run(_LANE, self._network.ask, Ask(gates=gates))
-
-
-def _is_held(spec: TaskSpec) -> bool:
-    return bool(gate_for(spec))

@@ -132,9 +132,7 @@ class ExclusiveCpus(TaskStage):
         """Return the task with its own CPUs, once no other task can run there; see `confirm`."""
         return replace(task, own_cpus=await self._hold(task.task_id, task.spec))
 
-    async def resize(self, task: TaskRecord) -> TaskRecord:
-        """As `ensure`; until `confirm` the task also keeps its former CPUs."""
-        return await self.ensure(task)
+    resize = ensure  # until `confirm` the task also keeps its former CPUs
 
     async def _hold(self, task_id: str, spec: TaskSpec) -> list[int]:
         """Return the task's own CPUs once no other task can run there; see `confirm`.

@@ -14,14 +14,8 @@ from pathlib import PurePosixPath
 from agent.api import TaskSpec
 from agent.machine import Cgroups
 from agent.resources.core.huge_pages import bounded_unit, bounds, command, lifted, none_of, refusal
-from agent.runtime.core.records import TaskRecord
-from agent.runtime.core.slices import (
-    TASKS_SLICE,
-    cgroup_of,
-    has_huge_pages,
-    is_without_pages,
-    slice_for,
-)
+from agent.runtime.core.records import TaskRecord, has_huge_pages
+from agent.runtime.core.slices import TASKS_SLICE, cgroup_of, is_without_pages, slice_for
 from agent.runtime.offload import Lanes
 from agent.runtime.stage import TaskStage
 from agent.runtime.units import Units
@@ -67,9 +61,7 @@ class HugePages(TaskStage):
         return {t: spec for t, spec in self._wanted().items() if not self._is_over(t)}
 
     def _is_requested(self) -> bool:
-        return any(
-            has_huge_pages(spec) and not self._is_over(t) for t, spec in self._wanted().items()
-        )
+        return any(has_huge_pages(spec) for spec in self._in_use().values())
 
     def refresh(self) -> int:
         """Read the pools, which the host profile can change; return their size in bytes."""
@@ -87,10 +79,7 @@ class HugePages(TaskStage):
 
     def values(self, spec: TaskSpec) -> dict[str, str]:
         """Return the required values of a task's cgroup files; empty for a task without pages."""
-        return bounds(spec, self._sizes()) if has_huge_pages(spec) else {}
-
-    def _sizes(self) -> set[int]:
-        return set(self._pools)
+        return bounds(spec, self._pools) if has_huge_pages(spec) else {}
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
         """Before a task starts, keep all other tasks off the requested pages.
@@ -112,7 +101,7 @@ class HugePages(TaskStage):
         if why := self.refusal(spec, others):
             raise HostError(why)
         self._has_no_limits = False
-        values = none_of(self._sizes())
+        values = none_of(self._pools)
         slices = await self._slices()
         soon = {slice_for(s) for s in (spec, *wanted.values())} - slices.keys()
         for name in sorted(filter(is_without_pages, soon)):
@@ -140,7 +129,7 @@ class HugePages(TaskStage):
 
     async def _remove_limits(self) -> None:
         self.refresh()
-        values = lifted(self._sizes())
+        values = lifted(self._pools)
         for name, read in (await self._slices()).items():
             if read and read != values:
                 await self._write(command(f"{TASKS_SLICE}/{name}", values))
@@ -159,7 +148,7 @@ class HugePages(TaskStage):
             "CollectMode": "inactive",
         }
         end = await self._units.run(_UNIT, properties, timeout_s=_LONGEST_S)
-        if end.result != "success" or end.exit_code:
+        if end.result != "success" or end.exit_code or end.exit_signal:
             where = argv[4] or of_slice
             raise HostError(
                 f"the limits of huge pages of {PurePosixPath(where).name} cannot be "
@@ -170,7 +159,7 @@ class HugePages(TaskStage):
     async def _slices(self) -> dict[str, dict[str, str]]:
         """Return the limits of each slice whose tasks have no pages, by its name."""
         names = await self._lanes.run("usage", self._cgroups.children, TASKS_SLICE)
-        files = none_of(self._sizes())
+        files = none_of(self._pools)
         return {n: await self._read(n, files) for n in names if is_without_pages(n)}
 
     async def _read(self, name: str, files: Mapping[str, str]) -> dict[str, str]:

@@ -47,9 +47,7 @@ class MemoryProtection(TaskStage):
         await self._hold()
         return task
 
-    async def resize(self, task: TaskRecord) -> TaskRecord:
-        """As `ensure`."""
-        return await self.ensure(task)
+    resize = ensure
 
     async def _hold(self) -> None:
         """Set the protection of all slices; raises `HostError` if it is not in force afterwards."""

@@ -12,18 +12,11 @@ from collections.abc import Callable
 
 from wire.errors import ConfigError
 
+_STEPS = ("prepare", "start", "stop", "remove-root", "forget")
+"""Steps of a task (`tasks.core.lifecycle.Action`), each with a point before it and one after it."""
 POINTS = (
     "task.recorded",
-    "prepare.decided",
-    "prepare.done",
-    "start.decided",
-    "start.done",
-    "stop.decided",
-    "stop.done",
-    "remove-root.decided",
-    "remove-root.done",
-    "forget.decided",
-    "forget.done",
+    *(f"{step}.{moment}" for step in _STEPS for moment in ("decided", "done")),
     "image.stored",
     "image.unpacked",
     "image.synced",
@@ -47,8 +40,7 @@ POINTS = (
     "gc.layer-undeclared",
     "gc.layer-deleted",
 )
-"""All points; a test ends the agent at each one. `tasks.core.lifecycle.Action` names those of a
-task's steps."""
+"""All points; a test ends the agent at each one."""
 KILLED = 137
 """Exit status as after SIGKILL."""
 

@@ -8,6 +8,7 @@ from collections import deque
 
 from agent.api import Event, Events, TaskStatus
 from agent.api.ranges import ID_MAX, bounded
+from agent.runtime.units import woken
 
 KEPT = 4096
 """Number of events in memory; a reader that falls further behind has to list all tasks again."""
@@ -57,11 +58,7 @@ class HostEvents:
         """Return the events after `sequence`, waiting up to `wait_s` for the first."""
         lost = self._lost(sequence)
         if not (lost or self._closed) and sequence >= self._latest and wait_s > 0:
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._grew.wait()
-            except TimeoutError:
-                pass
+            await woken(self._grew, wait_s)
             lost = self._lost(sequence)
         events = [] if lost else [e for e in self._events if e.sequence > sequence]
         return Events(events=events, latest=self._latest, lost=lost, boot_id=self._boot_id)

@@ -26,6 +26,7 @@ import msgspec
 
 from agent.runtime.core.records import TaskRecord, Tombstone
 from agent.runtime.reserve import Reserve
+from wire.durable import sync_folder
 from wire.errors import ConfigError, HostError
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Journal:
             os.close(fd)
         os.replace(temporary, path)
         if durable:
-            self._sync_folder()
+            sync_folder(self._folder)
 
     def _copy(self, task_id: str, data: bytes) -> None:
         """Write the copy of a record. If that fails, remove the old copy: it is outdated."""
@@ -130,13 +131,6 @@ class Journal:
             return (self._copies / f"{task_id}.json").read_bytes()
         except OSError:
             return None
-
-    def _sync_folder(self) -> None:
-        fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def set_aside(self, task_id: str) -> None:
         """Keep a link to an unreadable record, for diagnosis by an operator."""
@@ -205,7 +199,7 @@ class Journal:
             if not name:
                 name = secrets.token_hex(8)
                 (self._folder / NAME).write_text(name)
-                self._sync_folder()
+                sync_folder(self._folder)
             if name != known:
                 (self._copies / _COPY).write_text(name)
         except OSError as e:  # on a read-only or failing disk later writes raise an error

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
 from agent.api import TaskSpec
 from agent.api.exec import STDIN, TAKEN, ExecEnd, ExecWord, Window, taken_frame
@@ -23,7 +22,7 @@ from agent.machine import UnitState
 from agent.machine.terminals import Streams
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.units import Units
-from agent.tasks.core.exits import STEPS
+from agent.tasks.core.exits import OOM_KILL, STEPS
 from agent.tasks.core.inside import InsideCommand, describe_memory_kill, inside_unit
 from agent.tasks.inside import Inside
 from wire.duplex import Duplex, Frame
@@ -39,8 +38,6 @@ IDLE_S = 900.0
 LONGEST_S = 8 * 3600.0
 """Longest time that a command may run."""
 _START_S = 60.0
-OOM = "oom-kill"
-"""systemd's result of a unit after the kernel killed one of its processes for memory."""
 _DRAIN_S = 0.25
 """After the end of a command the agent stops reading once it got no output for this time, because
 another process may keep the pipe open. All output that was read is sent, even to a slow client.
@@ -127,7 +124,8 @@ class Sessions:
         session = _Session(self._units, unit, streams, duplex, self._idle_s)
         try:
             await self._units.start(unit, self._inside.properties(task, unit, command))
-            return _with_reason(await session.run(), task.spec)
+            end = await session.run()
+            return end if isinstance(end, ExecEnd) else _end_of(end, task.spec)
         finally:
             streams.close()
             with contextlib.suppress(TwineError):
@@ -145,7 +143,8 @@ class _Session:
         self._in_hand = 0
         """Number of chunks of output that were read and not yet sent."""
 
-    async def run(self) -> ExecEnd:
+    async def run(self) -> ExecEnd | UnitState:
+        """Return how the command ended, or why the session ended before it."""
         receiving = asyncio.ensure_future(self._receive())
         sending = [asyncio.ensure_future(self._send_output(s)) for s in self._streams.outputs]
         feeding = asyncio.ensure_future(self._feed())
@@ -162,7 +161,7 @@ class _Session:
             end = ending.result()
             self._streams.opened()
             await self._until_sent(sending, {receiving, idling})
-            return _end_of(end)
+            return end
         finally:
             running = [receiving, feeding, ending, idling, *sending]
             for future in running:
@@ -236,21 +235,14 @@ class _Session:
         return end
 
 
-def _with_reason(end: ExecEnd, spec: TaskSpec) -> ExecEnd:
-    """Return the end of a command with an explanation if the kernel killed it for memory."""
-    if end.detail != OOM:
-        return end
-    return replace(
-        end, detail=f"the command was ended: {describe_memory_kill(spec.limits.memory_max_bytes)}"
-    )
-
-
-def _end_of(end: UnitState) -> ExecEnd:
+def _end_of(end: UnitState, spec: TaskSpec) -> ExecEnd:
     if end.result == "timeout":
         return ExecEnd(problem=Busy(f"the command ran for {LONGEST_S:g} s and was ended").problem())
     if end.exit_code is None and end.exit_signal is None:
         return ExecEnd(problem=SystemdError(f"it could not be run: {end.result}").problem())
-    detail = OOM if end.result == OOM else ""
+    detail = ""
+    if end.result == OOM_KILL:
+        detail = f"the command was ended: {describe_memory_kill(spec.limits.memory_max_bytes)}"
     if end.exit_code in STEPS:
         detail = f"exit code {end.exit_code} is systemd's for a command that never started: "
         detail += STEPS[end.exit_code]

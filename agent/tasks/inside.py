@@ -9,7 +9,7 @@ from agent.machine import UnitState
 from agent.runtime.core.records import TaskRecord, has_own_init
 from agent.runtime.core.slices import cgroup_of
 from agent.runtime.units import Units
-from agent.tasks.core.exits import START_TIMEOUT_S, describe
+from agent.tasks.core.exits import OOM_KILL, START_TIMEOUT_S, describe, result_of
 from agent.tasks.core.inside import (
     InsideCommand,
     describe_memory_kill,
@@ -84,7 +84,7 @@ class Inside:
             end = await self._units.run(unit, properties, timeout_s=command.timeout_s + _GRACE_S)
         except SystemdError as e:
             return str(e)
-        if end.result == "oom-kill":
+        if end.result == OOM_KILL:
             return describe_memory_kill(task.spec.limits.memory_max_bytes)
         return _problem(end, command.timeout_s)
 
@@ -105,10 +105,11 @@ class Inside:
 
 
 def _problem(end: UnitState, timeout_s: float) -> str:
-    if end.result == "success" and not end.exit_code:
+    result = result_of(end.result, end.exit_signal)
+    if result == "success" and not end.exit_code:
         return ""
-    if end.result == "timeout":
+    if result == "timeout":
         return f"it did not end within {timeout_s:g} s"
     return describe(
-        Exit(result=end.result, code=end.exit_code, signal=end.exit_signal, at=end.exited_at or 0)
+        Exit(result=result, code=end.exit_code, signal=end.exit_signal, at=end.exited_at or 0)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent.api import Health, TaskSpec, TaskState, TaskStatus
 from agent.api.ranges import ID_MAX, bounded
 from agent.network.core.network import gate_for
-from agent.runtime.core.records import TaskRecord, Wanted, status_of, unit_of
+from agent.runtime.core.records import OVER, TaskRecord, Wanted, status_of, unit_of
 from agent.tasks.core.admission import is_over
 from agent.tasks.core.reconcile import KnownTask
 from agent.tasks.supervisor import TaskLoop
@@ -24,12 +24,9 @@ class TaskQueries:
 
     def get(self, task_id: str) -> TaskStatus:
         """Return the state of a task, or raise `NotFound`."""
-        loop = self._loops.get(task_id)
-        if loop is not None:
-            return status_of(loop.record)
         if task_id in self._unreadable:
             return _unreadable_status(task_id, self._unreadable[task_id])
-        raise self._unknown(task_id)
+        return status_of(self.record(task_id))
 
     def ended_run(self, task_id: str) -> str:
         """Return the invocation id of a task's latest ended run, or raise `NotFound`."""
@@ -61,9 +58,13 @@ class TaskQueries:
 
     def record(self, task_id: str) -> TaskRecord:
         """Return the record of a task, or raise `NotFound`."""
-        if task_id not in self._loops:
-            raise self._unknown(task_id)
-        return self._loops[task_id].record
+        return self._loop(task_id).record
+
+    def _loop(self, task_id: str) -> TaskLoop:
+        loop = self._loops.get(task_id)
+        if loop is None:
+            raise NotFound(f"there is no task {task_id} on this machine", hint="twine-agent ps")
+        return loop
 
     def find_spec(self, task_id: str) -> TaskSpec | None:
         """Return the specification of a task that is in force, None for an unknown task."""
@@ -72,12 +73,8 @@ class TaskQueries:
 
     def to_run(self) -> dict[str, TaskSpec]:
         """Return the specification of every task that runs or must run."""
-        records = [loop.record for loop in self._loops.values()]
-        over = (TaskState.STOPPED, TaskState.FAILED)
-        wanted = {r.task_id: r for r in records if r.wanted is Wanted.RUN}
-        return dict(self._being_created) | {
-            t: r.spec for t, r in wanted.items() if r.state not in over
-        }
+        over = {t for t, loop in self._loops.items() if loop.record.state in OVER}
+        return {t: spec for t, spec in self.wanted().items() if t not in over}
 
     def records(self) -> dict[str, TaskRecord]:
         """Return the records of all tasks, except unreadable ones."""
@@ -85,8 +82,17 @@ class TaskQueries:
 
     def specs(self) -> dict[str, TaskSpec]:
         """Return the specification of every task, also of tasks that are being created."""
-        loops = list(self._loops.items())  # one atomic copy: other threads call this, too
-        return dict(self._being_created) | {t: loop.record.spec for t, loop in loops}
+        created, loops = self._copied()
+        return created | {t: loop.record.spec for t, loop in loops.items()}
+
+    def _copied(self) -> tuple[dict[str, TaskSpec], dict[str, TaskLoop]]:
+        """Return copies of the tasks that are being created, and of the loops of all others.
+
+        Other threads call this, too, so each copy is atomic. A task becomes a loop before it is no
+        longer being created. So the loops are copied last, and no task is missing from both.
+        """
+        created = self._being_created.copy()
+        return created, self._loops.copy()
 
     def known(self) -> tuple[dict[str, KnownTask], list[str]]:
         """Return the facts about each task for `reconcile`, and the ids of unreadable records."""
@@ -110,26 +116,20 @@ class TaskQueries:
 
     def using(self, digest: str) -> list[str]:
         """Return the ids of the tasks that run from an image, sorted."""
-        loops = list(self._loops.items())  # one atomic copy: other threads call this, too
-        specs = [(t, spec.image) for t, spec in dict(self._being_created).items()]
-        for task_id, record in ((t, loop.record) for t, loop in loops):
-            specs += [(task_id, record.spec.image)]
-            specs += [(task_id, record.previous.image)] if record.previous is not None else []
-        return sorted({t for t, image in specs if image == digest})
+        created, loops = self._copied()
+        records = [(t, loop.record) for t, loop in loops.items()]
+        specs = [*created.items(), *((t, r.spec) for t, r in records)]
+        specs += [(t, r.previous) for t, r in records if r.previous is not None]
+        return sorted({t for t, spec in specs if spec.image == digest})
 
     def wanted(self) -> dict[str, TaskSpec]:
         """Return the specifications of all wanted tasks, also of tasks that are being created."""
-        found = dict(self._being_created)
-        for task_id, loop in self._loops.items():
-            record = loop.record
-            if record.wanted is Wanted.RUN:
-                found[task_id] = record.spec
-        return found
+        records = self.records()
+        wanted = {t: record.spec for t, record in records.items() if record.wanted is Wanted.RUN}
+        return dict(self._being_created) | wanted
 
     def _others(self, task_id: str) -> dict[str, TaskSpec]:
-        others = self.wanted()
-        others.pop(task_id, None)
-        return others
+        return {t: spec for t, spec in self.wanted().items() if t != task_id}
 
     def _promised(self) -> dict[str, TaskSpec]:
         """Return the specifications of all tasks that are not over."""
@@ -137,10 +137,6 @@ class TaskQueries:
 
     def _is_over(self, task_id: str) -> bool:
         return task_id in self._loops and is_over(self._loops[task_id].record)
-
-    @staticmethod
-    def _unknown(task_id: str) -> NotFound:
-        return NotFound(f"there is no task {task_id} on this machine", hint="twine-agent ps")
 
 
 def _unreadable_status(task_id: str, why: str) -> TaskStatus:

@@ -8,10 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 
-def _nothing() -> None:
-    """Do nothing: the default callback."""
-
-
 class Starts:
     """Places for tasks that are starting. Their number changes with the host's pressure."""
 
@@ -19,7 +15,7 @@ class Starts:
         """`allowed` is the number of places."""
         self.allowed = allowed
         self.under_way = 0
-        self.asked: Callable[[], None] = _nothing
+        self.asked: Callable[[], None] = lambda: None
         """Called whenever a task requests a place."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from agent.api import RestartWhen, TaskState
 from agent.lease.core.lease import is_bound, is_cut_off
 from agent.runtime.core.records import (
+    OVER,
     TaskRecord,
     describe_change,
     describe_status,
@@ -152,7 +153,7 @@ class TaskLoop:
         passed(f"{decision.action}.decided")
         self.settled.set()
         self._probing.follow(self.record, self._host.contact.now_s(), self._probe)
-        if seen.unit is None and decision.task.state in (TaskState.STOPPED, TaskState.FAILED):
+        if seen.unit is None and decision.task.state in OVER:
             for stage in self._host.unit.stages:
                 await stage.ended(before.task_id)
         if decision.action is Action.FORGET:
@@ -310,22 +311,25 @@ class TaskLoop:
             task = evicted(before, why, self._host.contact.moment(before.task_id))
             if task is before:
                 return False
-            try:
-                await self._save(task)
-            finally:  # even on a full disk the task must release its memory
-                self.record = task
-                self._report(task)
-                self._waker.set()
+            await self._put(task)
         return True
+
+    async def _put(self, task: TaskRecord, *, durable: bool = True) -> None:
+        """Save a record that is in force even if the disk is full; raises `HostError` then."""
+        try:
+            await self._save(task, durable=durable)
+        finally:
+            self.record = task
+            self._report(task)
+            self._waker.set()
 
     async def _limit(self, task: TaskRecord) -> None:
         """Apply the limits to the running unit, then record them."""
         await self._run_stages(task, lambda stage, task: stage.resize(task))
         spec = task.spec
-        kept = replace(self.record, limits=spec.limits, volumes=spec.volumes)
-        kept = replace(kept, resources=spec.resources)
         if self.record.spec == spec:
-            await self._store(self.record, kept)
+            kept = replace(self.record, limits=spec.limits, volumes=spec.volumes)
+            await self._store(self.record, replace(kept, resources=spec.resources))
 
     async def _run_stages(
         self, task: TaskRecord, step: Callable[[TaskStage, TaskRecord], Awaitable[TaskRecord]]
@@ -388,10 +392,6 @@ class TaskLoop:
             if task is self.record:
                 return
             try:
-                await self._save(task, durable=verdict.probe != "ready")
+                await self._put(task, durable=verdict.probe != "ready")
             except HostError as e:
                 log.warning("cannot store a verdict", extra={"task": task.task_id, "why": str(e)})
-            finally:  # even on a full disk the health is reported
-                self.record = task
-                self._report(task)
-                self._waker.set()

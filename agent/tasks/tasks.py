@@ -131,9 +131,7 @@ class HostTasks(TaskQueries):
     async def _forget_expired(self) -> None:
         """Remove tombstones that are too old, from memory and from the disk."""
         now = self._now()
-        for task_id in [
-            t for t, tombstone in self._tombstones.items() if is_expired(tombstone, now)
-        ]:
+        for task_id in [t for t, stone in self._tombstones.items() if is_expired(stone, now)]:
             if task_id in self._loops or task_id in self._being_created:
                 continue
             if self._tombstones.pop(task_id, None) is not None:
@@ -143,7 +141,7 @@ class HostTasks(TaskQueries):
     def _check(self, task_id: str, spec: TaskSpec, known: TaskRecord | Tombstone | None) -> None:
         if refused := stale(spec.generation, spec.epoch, known):
             raise Conflict(
-                f"task {task_id} is not changed: {refused.reason}",
+                f"task {task_id} is not changed: {refused}",
                 hint="read the task, then send a higher generation",
             )
 
@@ -170,7 +168,7 @@ class HostTasks(TaskQueries):
             self._check(task_id, spec, tombstone_of(record, self._now()) if leaving else record)
             if refused := contradiction(spec, record):
                 raise Conflict(
-                    f"task {task_id} is not changed: {refused.reason}",
+                    f"task {task_id} is not changed: {refused}",
                     hint="send the change with a higher generation",
                 )
             new = accept(task_id, spec, record)
@@ -254,18 +252,16 @@ class HostTasks(TaskQueries):
             )
         if loop is None:
             await self._remember_absence(task_id, generation, epoch)
-            raise self._unknown(task_id)
+            loop = self._loop(task_id)  # a put that was under way has created it meanwhile
 
         def gone(record: TaskRecord) -> TaskRecord:
             spec = self._current(record, generation, epoch)
             alone = control_plane_epoch is not None and generation is None and spec.epoch == 0
-            leaving = replace(record, spec=spec, wanted=Wanted.GONE, reason=STOP_ASKED)
-            leaving = replace(leaving, unversioned=alone)
+            leaving = replace(record, wanted=Wanted.GONE, reason=STOP_ASKED, unversioned=alone)
             if control_plane_epoch is not None and spec.epoch > control_plane_epoch:
-                leaving = replace(
-                    leaving, spec=replace(spec, epoch=control_plane_epoch), orphan=True
-                )
-            return to_be_stopped(leaving, STOP_ASKED)
+                spec = replace(spec, epoch=control_plane_epoch)
+                leaving = replace(leaving, orphan=True)
+            return to_be_stopped(replace(leaving, spec=spec), STOP_ASKED)
 
         return status_of(await loop.change(gone))
 
@@ -293,9 +289,7 @@ class HostTasks(TaskQueries):
     async def restart(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:
         """Stop a task and start it again, without back-off."""
         self._capacity.clones.check(f"task {task_id} is not restarted")
-        loop = self._loops.get(task_id)
-        if loop is None:
-            raise self._unknown(task_id)
+        loop = self._loop(task_id)
 
         if is_over(loop.record):
             await self._admission.read_host(loop.record.spec)
@@ -308,8 +302,7 @@ class HostTasks(TaskQueries):
                 hint = "stop a task, or request less"
                 raise Unprocessable(f"task {task_id} is not restarted: {why}", hint=hint)
             asked = replace(record, restart_asked=True, cut_off=False, streak=0)
-            asked = replace(asked, boot_id=self._boot_id)
-            return to_be_stopped(asked, ASKED_AGAIN)
+            return to_be_stopped(replace(asked, boot_id=self._boot_id), ASKED_AGAIN)
 
         return status_of(await loop.change(again))
 
@@ -320,9 +313,7 @@ class HostTasks(TaskQueries):
 
     async def resize(self, task_id: str, resize: Resize) -> TaskStatus:
         """Change the limits and resources of a task without a restart."""
-        loop = self._loops.get(task_id)
-        if loop is None:
-            raise self._unknown(task_id)
+        loop = self._loop(task_id)
         await self._capacity.cpus.refresh()
         await self._admission.read_host(resized(loop.record.spec, resize))
 
@@ -337,7 +328,7 @@ class HostTasks(TaskQueries):
             if record.wanted is Wanted.GONE:
                 raise Conflict(f"task {task_id} is not resized: it is being removed")
             if refused := contradiction(spec, record):
-                raise Conflict(f"task {task_id} is not resized: {refused.reason}")
+                raise Conflict(f"task {task_id} is not resized: {refused}")
             if why := lifts_nothing(record.spec, resize):
                 raise Unprocessable(f"task {task_id} is not resized: {why}")
             if key_of(spec) != key_of(record.spec):

@@ -14,6 +14,7 @@ from agent.machine import UnitState
 from agent.resources.core.exclusive_cpus import own_properties
 from agent.runtime.core.records import TaskRecord, has_own_init
 from agent.runtime.stage import TaskStage
+from agent.tasks.core.exits import result_of
 from agent.tasks.core.lifecycle import SeenUnit
 from agent.tasks.core.own_init import enclosed
 from agent.tasks.core.unit_properties import describe_unit, key_in, unit_properties
@@ -25,7 +26,7 @@ def seen_unit(unit: UnitState) -> SeenUnit:
     return SeenUnit(
         active=unit.active,
         sub=unit.sub,
-        result=unit.result,
+        result=result_of(unit.result, unit.exit_signal),
         invocation_id=unit.invocation_id,
         key=key_in(unit.description),
         exit_code=unit.exit_code,

@@ -32,9 +32,7 @@ class VolumeService(TaskStage):
             await self._lanes.run(_LANE, self._volumes.ensure, task.task_id, task.spec)
         return task
 
-    async def resize(self, task: TaskRecord) -> TaskRecord:
-        """As `ensure`, because limits can change while a task runs."""
-        return await self.ensure(task)
+    resize = ensure  # limits can change while a task runs
 
     async def release(self, task_id: str) -> None:
         """Delete the scratch volumes of a removed task."""

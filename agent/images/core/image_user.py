@@ -58,18 +58,17 @@ def resolve(user: str, users: ListedUsers, groups: ListedUsers) -> ImageUser | N
     if not uid:
         return None
     gid = _group(group, groups) if group else (line and _number(line[3])) or 0
-    named = line is not None and _NAME.fullmatch(line[0]) is not None
-    of_group = _first(groups, lambda fields: _number(fields[2]) == gid)
-    has_name = of_group is not None and _NAME.fullmatch(of_group[0]) is not None
+    name = _name(line)
+    group_name = _name(_first(groups, lambda fields: _number(fields[2]) == gid))
     return ImageUser(
         uid=uid,
         gid=gid,
-        name=line[0] if line and named else "",
-        home=_path(line, 5) or "/" if named else "",
-        shell=_path(line, 6) if named else "",
-        users=users.place if named else "",
-        group=of_group[0] if of_group and has_name else "",
-        groups=groups.place if has_name else "",
+        name=name,
+        home=_path(line, 5) or "/" if name else "",
+        shell=_path(line, 6) if name else "",
+        users=users.place if name else "",
+        group=group_name,
+        groups=groups.place if group_name else "",
     )
 
 
@@ -95,6 +94,11 @@ def _line(word: str, listed: ListedUsers) -> list[str] | None:
 
 def _first(listed: ListedUsers, fits: Callable[[list[str]], bool]) -> list[str] | None:
     return next((fields for fields in listed.lines() if fits(fields)), None)
+
+
+def _name(line: list[str] | None) -> str:
+    """Return the name in a line; empty if it is missing or not plain."""
+    return line[0] if line and _NAME.fullmatch(line[0]) else ""
 
 
 def _in_range(word: str, what: str, listed: ListedUsers) -> int:

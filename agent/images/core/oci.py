@@ -117,13 +117,13 @@ class _RootFs(msgspec.Struct, frozen=True):
     diff_ids: list[str] = []
 
 
-class _Run(msgspec.Struct, frozen=True):
-    user: str | None = msgspec.field(default=None, name="User")
-    env: list[str] | None = msgspec.field(default=None, name="Env")
-    entrypoint: list[str] | None = msgspec.field(default=None, name="Entrypoint")
-    cmd: list[str] | None = msgspec.field(default=None, name="Cmd")
-    working_dir: str | None = msgspec.field(default=None, name="WorkingDir")
-    stop_signal: str | None = msgspec.field(default=None, name="StopSignal")
+class _Run(msgspec.Struct, frozen=True, rename="pascal"):
+    user: str | None = None
+    env: list[str] | None = None
+    entrypoint: list[str] | None = None
+    cmd: list[str] | None = None
+    working_dir: str | None = None
+    stop_signal: str | None = None
 
 
 class _Config(msgspec.Struct, frozen=True):

@@ -71,17 +71,9 @@ _NOTHING_IS_FLUSHED = "~@sync:0"
 for a few seconds, is compared with its digest, and need not survive a power cut."""
 
 FIND_SETUID = (
-    "-xdev",
-    "-type",
-    "f",
-    "-perm",
-    "/6000",
-    "-exec",
-    "/usr/bin/chmod",
-    "ug-s",
-    "{}",
-    "+",
-)
+    "-xdev", "-type", "f", "-perm", "/6000",
+    "-exec", "/usr/bin/chmod", "ug-s", "{}", "+",
+)  # fmt: skip
 """Arguments of find(1) that remove set-uid and set-gid bits."""
 
 

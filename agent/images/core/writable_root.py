@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from agent.api import ImageUser, OciConfig, Relaxation, RootMode, TaskSpec
 from agent.api.volumes import VolumeKind
 from agent.runtime.core.records import has_own_init
+from agent.runtime.core.unit_parts import texts
 
 CLOSED = frozenset(("boot", "dev", "lost+found", "proc", "sys", "tmp"))
 """Folders at the top of a root that stay closed: they are the kernel's, or private already."""
@@ -64,10 +65,10 @@ def opened(unit: Mapping[str, object], spec: TaskSpec, tops: Sequence[str]) -> d
     named = [f"-+/{name}" for name in tops if not name.startswith("run/")]
     shared = [f"-+{v.path}" for v in spec.volumes.values() if v.kind is VolumeKind.SHARED]
     found: dict[str, object] = {
-        "ReadWritePaths": [*named, "-+/run", *_texts(unit.get("ReadWritePaths"))]
+        "ReadWritePaths": [*named, "-+/run", *texts(unit.get("ReadWritePaths"))]
     }
     if shared:
-        found["ReadOnlyPaths"] = (*_texts(unit.get("ReadOnlyPaths")), *shared)
+        found["ReadOnlyPaths"] = (*texts(unit.get("ReadOnlyPaths")), *shared)
     return found
 
 
@@ -92,7 +93,3 @@ def choose_tops(folders: Mapping[str, Collection[str]]) -> list[str]:
 
 def _is_plain(name: str) -> bool:
     return name.isprintable() and not {*name} & {*":\\\"'$% "}
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(str(v) for v in value) if isinstance(value, list | tuple) else ()

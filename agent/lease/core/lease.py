@@ -40,9 +40,7 @@ def is_bound(spec: TaskSpec) -> bool:
 
 def ends_at(spec: TaskSpec, contact_s: float | None) -> float | None:
     """Return when to stop a task without new contact, in seconds since boot; None: never."""
-    if not is_bound(spec):
-        return None
-    return 0.0 if contact_s is None else contact_s + spec.disconnect.after_s
+    return Bond.of(spec).ends_at(contact_s) if is_bound(spec) else None
 
 
 def is_cut_off(spec: TaskSpec, now: LeaseMoment) -> bool:

@@ -11,6 +11,11 @@ NAMESPACES = "/run/twine/netns"
 INET = ("AF_INET", "AF_INET6")
 
 
+def is_private(spec: TaskSpec) -> bool:
+    """Return whether a task has a private network."""
+    return spec.network.mode is NetworkMode.PRIVATE
+
+
 def ports_of(spec: TaskSpec) -> list[int]:
     """Return the ports that a task may bind in the host's network, in ascending order.
 
@@ -23,7 +28,7 @@ def ports_of(spec: TaskSpec) -> list[int]:
 
 def gate_for(spec: TaskSpec) -> str:
     """Return the name of the gate for a task's ports; empty in a private network."""
-    return "" if spec.network.mode is NetworkMode.PRIVATE else gate_of(ports_of(spec))
+    return "" if is_private(spec) else gate_of(ports_of(spec))
 
 
 def port_variables(spec: TaskSpec) -> dict[str, str]:
@@ -39,7 +44,7 @@ def network_properties(task_id: str, spec: TaskSpec) -> dict[str, object]:
     `socketpair` works anyway (systemd.exec(5), RestrictAddressFamilies=). Netlink shows the
     network of the namespace, so it is allowed in a private network.
     """
-    if spec.network.mode is NetworkMode.PRIVATE:
+    if is_private(spec):
         return {
             "NetworkNamespacePath": f"{NAMESPACES}/{task_id}",
             "RestrictAddressFamilies": (*INET, "AF_UNIX", "AF_NETLINK"),

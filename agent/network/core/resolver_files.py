@@ -11,7 +11,8 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agent.api import NetworkMode, TaskSpec
+from agent.api import TaskSpec
+from agent.network.core.network import is_private
 from agent.runtime.core.records import has_own_init
 
 SERVERS_MAX = 3
@@ -69,11 +70,8 @@ def resolver_of(spec: TaskSpec, host: HostNames, region: Resolver) -> Resolver:
     dns, found = spec.network.dns, read_resolver(host.resolv_conf)
     servers: Iterable[str] = dns.servers or region.servers
     if not servers:
-        is_private = spec.network.mode is NetworkMode.PRIVATE
-        servers = [s for s in found.servers if _is_reachable(s, is_private)]
-        if not servers:
-            upstream = read_resolver(host.upstream).servers
-            servers = [s for s in upstream if _is_reachable(s, is_private)]
+        servers = _reachable(found.servers, spec)
+        servers = servers or _reachable(read_resolver(host.upstream).servers, spec)
     return Resolver(
         tuple(servers)[:SERVERS_MAX],
         tuple(dns.search or region.search or found.search),
@@ -81,14 +79,18 @@ def resolver_of(spec: TaskSpec, host: HostNames, region: Resolver) -> Resolver:
     )
 
 
-def _is_reachable(server: str, is_private: bool) -> bool:
+def _reachable(servers: Iterable[str], spec: TaskSpec) -> list[str]:
+    return [server for server in servers if _is_reachable(server, is_private(spec))]
+
+
+def _is_reachable(server: str, private: bool) -> bool:
     try:
         address = ipaddress.ip_address(server.partition("%")[0])
     except ValueError:
         return False
     if address.version == 4 and address in _REFUSED:
         return False
-    return not is_private or not (address.is_loopback or address.is_link_local)
+    return not private or not (address.is_loopback or address.is_link_local)
 
 
 def resolver_file(resolver: Resolver) -> str:
@@ -118,7 +120,7 @@ def hosts_file(task_id: str, spec: TaskSpec, addresses: Sequence[str], host: Hos
     mine = list(addresses) or [host.address or "127.0.0.1"]
     names = [task_id] if host.name == task_id else [task_id, host_name(task_id, spec, host)]
     lines += [f"{address}\t{' '.join(dict.fromkeys(names))}" for address in mine]
-    if spec.network.mode is NetworkMode.HOST:
+    if not is_private(spec):
         lines += [line for line in host.hosts.splitlines() if _is_entry(line)]
     return "\n".join(lines) + "\n"
 

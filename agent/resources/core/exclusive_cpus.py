@@ -37,33 +37,28 @@ def chosen(
     """
     free = [core for core in cores if core.cpus and core.whole and not set(core.cpus) & set(taken)]
     kept = [core for core in free if set(core.cpus) <= set(had)]
-    nodes: dict[int, list[Core]] = {}
-    for core in free:
-        nodes.setdefault(core.node, []).append(core)
-    by_room = sorted(nodes, key=lambda node: (_size(nodes[node]), node))
+    nodes = _by_node(free)
+    room = {node: sum(len(core.cpus) for core in found) for node, found in nodes.items()}
+    by_room = sorted(nodes, key=lambda node: (room[node], node))
     home = sorted({core.node for core in kept})
     near = [core for node in home for core in nodes[node]]
     far = [core for node in reversed(by_room) if node not in home for core in nodes[node]]
     ways: list[list[list[Core]]] = [[kept], [kept, near]] if kept else []
     if not kept:
         ways += [[nodes[node]] for node in by_room]
-    ways.append([kept, near, *([core] for core in _ordered_by_node(far))])
+    ordered = [core for of_node in _by_node(far).values() for core in _ordered(of_node)]
+    ways.append([kept, near, *([core] for core in ordered)])
     for way in ways:
         if found := _filled(way, count):
             return found
     return ()
 
 
-def _size(cores: Iterable[Core]) -> int:
-    return sum(len(core.cpus) for core in cores)
-
-
-def _ordered_by_node(cores: Sequence[Core]) -> list[Core]:
-    """Return the cores grouped by node; the order of nodes is kept, cores are in `_ordered`."""
+def _by_node(cores: Iterable[Core]) -> dict[int, list[Core]]:
     nodes: dict[int, list[Core]] = {}
     for core in cores:
         nodes.setdefault(core.node, []).append(core)
-    return [core for of_node in nodes.values() for core in _ordered(of_node)]
+    return nodes
 
 
 def _ordered(cores: Iterable[Core]) -> list[Core]:

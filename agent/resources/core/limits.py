@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from agent.api import IoLimit, Limits, Resize, Resources, TaskSpec
 from agent.api.resources import changes, io_after
+from agent.runtime.core.unit_parts import UNLIMITED
 
 _S = 1_000_000
-_UNLIMITED = 2**64 - 1
 _PERIOD_USEC = 100_000
 """Period of cpu.max, systemd's default."""
 _DEV = "/dev/"
@@ -31,7 +31,7 @@ def limit_properties(spec: TaskSpec, *, whole: bool = False) -> dict[str, object
     quota = limits.cpu_max_cores
     found: dict[str, object] = {
         "CPUWeight": limits.cpu_weight,
-        "CPUQuotaPerSecUSec": round(quota * _S) if quota is not None else _UNLIMITED,
+        "CPUQuotaPerSecUSec": round(quota * _S) if quota is not None else UNLIMITED,
         "MemoryMax": limits.memory_max_bytes,
         "MemorySwapMax": more.swap_max_bytes,
         "TasksMax": limits.tasks_max,
@@ -42,7 +42,7 @@ def limit_properties(spec: TaskSpec, *, whole: bool = False) -> dict[str, object
         "MemoryMin": more.memory_min_bytes,
         "MemoryLow": more.memory_low_bytes,
         "ManagedOOMPreference": _preference(spec),
-        "MemoryHigh": _UNLIMITED if more.memory_high_bytes is None else more.memory_high_bytes,
+        "MemoryHigh": UNLIMITED if more.memory_high_bytes is None else more.memory_high_bytes,
         "IOWeight": more.io_weight,
         "AllowedCPUs": tuple(more.cpus),
         "AllowedMemoryNodes": tuple(more.numa_nodes),
@@ -86,7 +86,7 @@ def on_devices(properties: Mapping[str, object], disks: Mapping[str, str]) -> di
         rates = found.get(name, {})
         assert isinstance(rates, dict)
         there = {d: disks.get(d.removeprefix(_DEV), d.removeprefix(_DEV)) for d in rates}
-        lifted = {d: rate for d, rate in rates.items() if rate == _UNLIMITED}
+        lifted = {d: rate for d, rate in rates.items() if rate == UNLIMITED}
         ordered = {**lifted, **{d: rates[d] for d in rates if d not in lifted}}
         found |= {name: {_DEV + there[d]: rate for d, rate in ordered.items()}} if rates else {}
     return found
@@ -100,7 +100,7 @@ def live_properties(spec: TaskSpec, before: Resources | None) -> dict[str, objec
     had = before or Resources()
     found = limit_properties(spec, whole=had != Resources())
     for field, name in IO_FILES.items():
-        lifted = {io.device: _UNLIMITED for io in had.io if getattr(io, field)}
+        lifted = {io.device: UNLIMITED for io in had.io if getattr(io, field)}
         now = found.get(name, {})
         assert isinstance(now, dict)
         found |= {name: {**lifted, **now}} if lifted or now else {}
@@ -209,15 +209,11 @@ def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
 
     `others` are all other wanted tasks, because an ended task keeps the CPUs that it names.
     """
-    more, limits = spec.resources, spec.limits
-    ordered = (
-        ("memory_min_bytes", more.memory_min_bytes, "memory_max_bytes", limits.memory_max_bytes),
-        ("memory_low_bytes", more.memory_low_bytes, "memory_max_bytes", limits.memory_max_bytes),
-        ("memory_high_bytes", more.memory_high_bytes, "memory_max_bytes", limits.memory_max_bytes),
-    )
-    for name, value, bound, most in ordered:
+    more, most = spec.resources, spec.limits.memory_max_bytes
+    for name in ("memory_min_bytes", "memory_low_bytes", "memory_high_bytes"):
+        value = getattr(more, name)
         if value is not None and value > most:
-            return f"resources.{name} {value} exceeds limits.{bound} {most}"
+            return f"resources.{name} {value} exceeds limits.memory_max_bytes {most}"
     if unknown := [cpu for cpu in more.cpus if cpu >= cpus]:
         return f"resources.cpus: there is no CPU {unknown[0]}; the machine has {cpus} (from 0 on)"
     taken = {cpu for other in others for cpu in other.resources.cpus}

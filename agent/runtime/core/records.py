@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,6 +29,11 @@ from agent.api import (
 )
 from agent.api.ranges import bounded
 from wire.cpus import listed
+
+OVER = (TaskState.STOPPED, TaskState.FAILED)
+"""States of a task that has ended and is not started again without a request."""
+AT_REST = (TaskState.BACKOFF, *OVER)
+"""States of a task whose unit has ended."""
 
 
 class Wanted(StrEnum):
@@ -147,49 +152,56 @@ def key_of(spec: TaskSpec) -> str:
     Two specifications with the same key can run in the same unit. Their differences (limits, probe,
     restart policy) are applied to the running unit.
     """
-    process: tuple[object, ...] = (
+    process = (
         spec.image,
         spec.command,
         sorted(spec.environment.items()),
         spec.entitlement,
         spec.stop_timeout_s,
+        *_newer_fields(spec),
     )
-    # A field that an earlier release did not have counts only if it is set, so that the keys of
-    # units that already run do not change.
-    if spec.network != Network():
-        process += (("network", _sorted(spec.network)),)
-    if spec.life.init or spec.life.max_run_s is not None:
-        process += (("life", [_sorted(step) for step in spec.life.init], spec.life.max_run_s),)
-    if spec.life.notice is not None:
-        process += (("notice",),)  # the unit does not contain the address and kinds of the hook
-    if spec.volumes:
-        process += (("volumes", volumes_in_key(spec)),)
-    if spec.resources.exclusive_cpus:
-        process += (("own CPUs",),)  # the unit is in another slice
-    if spec.resources.hugepages_2mib or spec.resources.hugepages_1gib:
-        process += (("huge pages",),)
-    if spec.credentials:
-        process += (("credentials", sorted(spec.credentials.items())),)
-    if spec.configuration:
-        process += (("configuration", sorted(spec.configuration.items())),)
-    if spec.relaxations:
-        process += (("relaxations", sorted({*spec.relaxations})),)
-    if spec.ulimits != Ulimits():
-        process += (("ulimits", _sorted(spec.ulimits)),)
-    if int(spec.umask, 8) != int(UMASK, 8):
-        process += (("umask", int(spec.umask, 8)),)
-    if spec.oom is not OomPolicy.TASK:
-        process += (("oom", spec.oom),)
-    if spec.stdout is not None:
-        process += (("stdout", spec.stdout),)
-    if spec.root is not None or spec.root_max_bytes != ROOT_MAX_BYTES:
-        process += (("root", spec.root, spec.root_max_bytes),)
-    if spec.identity:
-        process += (("identity", True),)
     return hashlib.sha256(msgspec.json.encode(process)).hexdigest()[:12]
 
 
-def volumes_in_key(spec: TaskSpec) -> object:
+def _newer_fields(spec: TaskSpec) -> Iterator[tuple[object, ...]]:
+    """Yield the fields that an earlier release did not have, as parts of the key.
+
+    Each counts only if it is set, so that the keys of units that already run do not change.
+    """
+    life = spec.life
+    if spec.network != Network():
+        yield "network", _sorted(spec.network)
+    if life.init or life.max_run_s is not None:
+        yield "life", [_sorted(step) for step in life.init], life.max_run_s
+    if life.notice is not None:
+        yield ("notice",)  # the unit does not contain the address and kinds of the hook
+    if spec.volumes:
+        yield "volumes", _volumes_in_key(spec)
+    if spec.resources.exclusive_cpus:
+        yield ("own CPUs",)  # the unit is in another slice
+    if has_huge_pages(spec):
+        yield ("huge pages",)
+    if spec.credentials:
+        yield "credentials", sorted(spec.credentials.items())
+    if spec.configuration:
+        yield "configuration", sorted(spec.configuration.items())
+    if spec.relaxations:
+        yield "relaxations", sorted({*spec.relaxations})
+    if spec.ulimits != Ulimits():
+        yield "ulimits", _sorted(spec.ulimits)
+    if int(spec.umask, 8) != int(UMASK, 8):
+        yield "umask", int(spec.umask, 8)
+    if spec.oom is not OomPolicy.TASK:
+        yield "oom", spec.oom
+    if spec.stdout is not None:
+        yield "stdout", spec.stdout
+    if spec.root is not None or spec.root_max_bytes != ROOT_MAX_BYTES:
+        yield "root", spec.root, spec.root_max_bytes
+    if spec.identity:
+        yield "identity", True
+
+
+def _volumes_in_key(spec: TaskSpec) -> object:
     """Return the volumes as part of the key, without limits that can change while the unit runs."""
     return [
         (n, _sorted(v if v.kind is VolumeKind.TMPFS else replace(v, max_bytes=None)))
@@ -205,6 +217,11 @@ def is_up(task: TaskRecord) -> bool:
 def has_own_init(spec: TaskSpec) -> bool:
     """Return whether a task has an init of its own."""
     return Relaxation.OWN_INIT in spec.relaxations
+
+
+def has_huge_pages(spec: TaskSpec) -> bool:
+    """Return whether a task has huge pages of its own."""
+    return spec.resources.hugepages_2mib > 0 or spec.resources.hugepages_1gib > 0
 
 
 def user_of(task_id: str) -> str:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from agent.api import TaskSpec
-from agent.runtime.core.records import unit_of
+from agent.runtime.core.records import has_huge_pages, unit_of
 
 TASKS_SLICE = "/workload.slice"
 """The cgroup of all tasks, below the root of the hierarchy (systemd.slice(5))."""
-
-
-def has_huge_pages(spec: TaskSpec) -> bool:
-    """Return whether a task has huge pages of its own."""
-    return spec.resources.hugepages_2mib > 0 or spec.resources.hugepages_1gib > 0
 
 
 def slice_of(entitlement: str) -> str:

@@ -17,6 +17,15 @@ NO_RINGS = ("~io_uring_enter", "~io_uring_register", "~io_uring_setup")
 sockets of any family (io_uring_enter(2), IORING_OP_SOCKET). So no sandbox allows io_uring."""
 
 
+HOST_SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
+"""Begin of a command that runs a shell script on the host instead of in the unit's mounts."""
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """Return the value of a list property as texts, empty for any other value."""
+    return tuple(str(v) for v in value) if isinstance(value, list | tuple) else ()
+
+
 def in_memory(path: str, memory_bytes: int) -> str:
     """Return the mount of a tmpfs for one task: half of its memory, one inode per page.
 

@@ -2,73 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from msgspec.structs import replace
 
 from agent.api import Health, TaskSpec, TaskState
-from agent.runtime.core.records import Instant, TaskRecord, Tombstone, Wanted, key_of
+from agent.runtime.core.records import (
+    AT_REST,
+    OVER,
+    Instant,
+    TaskRecord,
+    Tombstone,
+    Wanted,
+    key_of,
+)
 from agent.tasks.core.lifecycle import CHANGED, LINGERS
 from wire.units import about_size
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedRequest:
-    """The request is older than the specification in force."""
-
-    reason: str
-
-
-def stale(
-    generation: int, epoch: int, known: TaskRecord | Tombstone | None
-) -> RefusedRequest | None:
-    """Return why a request must not be carried out, or None.
+def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> str:
+    """Return why a request is too old to be carried out, empty if it is not.
 
     A newer epoch (leadership term) wins with any generation. Within one epoch the higher generation
     wins (design contract 3.1). After a local user removed a task without a generation, only that
     generation is refused: generations of `twine-agent run` are times, and clocks are set back.
     """
     if known is None:
-        return None
+        return ""
     current = known.spec if isinstance(known, TaskRecord) else known
     if epoch < current.epoch:
-        return RefusedRequest(
-            f"epoch {epoch} is older than {current.epoch}, the term of the sender now in charge"
-        )
+        return f"epoch {epoch} is older than {current.epoch}, the term of the sender now in charge"
     if epoch > current.epoch:
-        return None
+        return ""
     unversioned = isinstance(known, Tombstone) and known.unversioned
     if generation < current.generation and not unversioned:
-        return RefusedRequest(
-            f"generation {generation} is older than {current.generation}, which is in force"
-        )
+        return f"generation {generation} is older than {current.generation}, which is in force"
     if isinstance(known, Tombstone) and generation == known.generation:
-        return RefusedRequest(f"generation {generation} was already removed")
-    return None
+        return f"generation {generation} was already removed"
+    return ""
 
 
-def contradiction(spec: TaskSpec, known: TaskRecord) -> RefusedRequest | None:
-    """Return why a generation in force cannot be put again, None if it can.
+def contradiction(spec: TaskSpec, known: TaskRecord) -> str:
+    """Return why a generation in force cannot be put again, empty if it can.
 
     A generation names one specification. A caller that sends another specification with the same
     number made a mistake. A success would hide that the task does not run what was requested.
     """
     current = known.spec
-    if known.wanted is Wanted.GONE or (spec.generation, spec.epoch) != (
-        current.generation,
-        current.epoch,
-    ):
-        return None
+    is_in_force = (spec.generation, spec.epoch) == (current.generation, current.epoch)
+    if known.wanted is Wanted.GONE or not is_in_force:
+        return ""
     fields = [
         f
         for f in TaskSpec.__struct_fields__
         if f != "image_trust" and getattr(spec, f) != getattr(current, f)
     ]
     if not fields:
-        return None
-    return RefusedRequest(
-        f"generation {spec.generation} is in force with another content ({', '.join(fields)})"
-    )
+        return ""
+    return f"generation {spec.generation} is in force with another content ({', '.join(fields)})"
 
 
 def tombstone_of(record: TaskRecord, now: Instant) -> Tombstone:
@@ -104,7 +93,7 @@ def accept(task_id: str, spec: TaskSpec, known: TaskRecord | None) -> TaskRecord
         changed = replace(changed, restart_asked=True, cut_off=False)
     if key_of(known.spec) != key_of(spec):
         changed = to_be_stopped(changed, CHANGED)
-    if known.state in (TaskState.STOPPED, TaskState.FAILED, TaskState.BACKOFF):
+    if known.state in AT_REST:
         changed = replace(changed, state=TaskState.ACCEPTED, next_start_at=None)
         changed = replace(changed, next_start_boot_s=None)
     return changed
@@ -127,7 +116,7 @@ def is_over(task: TaskRecord) -> bool:
     restart has to be admitted again. Its volumes are on the disk until it is removed, so their
     limits still count. It also keeps its own CPUs, which are in its record.
     """
-    ended = task.state in (TaskState.STOPPED, TaskState.FAILED) and not task.restart_asked
+    ended = task.state in OVER and not task.restart_asked
     return ended and task.reason != LINGERS
 
 

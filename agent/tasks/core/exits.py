@@ -79,6 +79,22 @@ RESULTS = {
 }
 
 
+OOM_KILL = "oom-kill"
+"""systemd's result of a unit after the kernel killed one of its processes for memory."""
+_OF_PROCESSES = ("exit-code", "signal", "core-dump")
+"""systemd's results for which it also reports an exit code or a signal of the main process."""
+
+
+def result_of(result: str, signal: str | None) -> str:
+    """Return the result of a unit; an end by any signal is one.
+
+    systemd counts SIGHUP, SIGINT, SIGTERM and SIGPIPE as success (systemd.service(5),
+    SuccessExitStatus=), because it sends them to stop a service. Stops by the agent are not
+    counted, so here the program was killed, or wrote to a closed pipe, before its work was done.
+    """
+    return "signal" if result == "success" and signal is not None else result
+
+
 def describe(
     end: Exit, *, ran_s: float = 0.0, max_run_s: float | None = None, started: bool = False
 ) -> str:
@@ -100,4 +116,6 @@ def describe(
         return f"it never started: {STEPS[end.code]} (exit code {end.code})"
     if end.code is not None:
         return f"it ended with exit code {end.code}"
+    if end.result in _OF_PROCESSES:
+        return f"it never started: a step before its command failed ({end.result})"
     return f"it ended: {end.result}"

@@ -10,9 +10,7 @@ from msgspec.structs import replace
 
 from agent.api import Health, TaskSpec, TaskState
 from agent.lease.core.lease import LeaseMoment
-from agent.runtime.core.records import TaskRecord, key_of
-
-_AT_REST = (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED)
+from agent.runtime.core.records import AT_REST, TaskRecord, key_of
 
 
 def with_gate(new: TaskRecord, before: TaskRecord) -> TaskRecord:
@@ -55,8 +53,7 @@ def passed_gate(task: TaskRecord, now: LeaseMoment) -> TaskRecord:
     start, so it passes by running for the whole time of the gate.
     """
     healthy = task.state is TaskState.RUNNING and task.health is Health.HEALTHY
-    over = task.gate_boot_s is not None and now.boot_s >= task.gate_boot_s
-    if healthy and task.previous and (over or is_asked(task.spec)):
+    if healthy and (is_late(task, now) or (task.previous and is_asked(task.spec))):
         return replace(task, previous=None, gate_boot_s=None)
     return task
 
@@ -68,16 +65,13 @@ def after_gate(task: TaskRecord, boot_id: str) -> TaskRecord:
     if task.boot_id != boot_id:  # seconds since another boot cannot be compared
         return replace(task, previous=None, gate_boot_s=None)
     begun = task.gate_boot_s is not None
-    return gone_back(task, "it ended") if begun and task.state in _AT_REST else task
+    return gone_back(task, "it ended") if begun and task.state in AT_REST else task
 
 
 def is_late(task: TaskRecord, now: LeaseMoment) -> bool:
     """Return whether the time of the task's gate is over."""
-    return (
-        task.previous is not None
-        and task.gate_boot_s is not None
-        and (now.boot_s >= task.gate_boot_s)
-    )
+    ends_s = task.gate_boot_s
+    return task.previous is not None and ends_s is not None and now.boot_s >= ends_s
 
 
 def gone_back(task: TaskRecord, why: str) -> TaskRecord:
@@ -99,5 +93,5 @@ def gone_back(task: TaskRecord, why: str) -> TaskRecord:
         next_start_at=None,
         next_start_boot_s=None,
     )
-    state = TaskState.ACCEPTED if task.state in _AT_REST else TaskState.STOPPING
+    state = TaskState.ACCEPTED if task.state in AT_REST else TaskState.STOPPING
     return replace(back, state=state, reason="")

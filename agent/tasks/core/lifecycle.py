@@ -22,7 +22,15 @@ from msgspec.structs import replace
 
 from agent.api import Exit, Health, Resources, TaskState
 from agent.lease.core.lease import LeaseMoment, ends_at, is_bound, is_cut_off, why_cut_off
-from agent.runtime.core.records import TaskRecord, Wanted, is_up, key_of
+from agent.runtime.core.records import (
+    AT_REST,
+    OVER,
+    TaskRecord,
+    Wanted,
+    has_huge_pages,
+    is_up,
+    key_of,
+)
 from agent.tasks.core.gate import after_gate, begun_gate, gone_back, is_late, passed_gate
 from agent.tasks.core.restarts import EVICTED, after_end
 
@@ -111,7 +119,6 @@ class Decision:
 
 _GOING = (TaskState.STOPPING, TaskState.ACCEPTED)
 """States in which the running unit of a task may already be stopping."""
-_AT_REST = (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED)
 _BY_HOST = ("startup", "liveness", EVICTED)
 """Results of ends that the host decided while the process still ran."""
 
@@ -173,7 +180,7 @@ def _ended_by_probe(task: TaskRecord, unit: SeenUnit) -> bool:
     """Return whether the host ended a unit that still runs, and its end is already counted."""
     end = task.last_exit
     return (
-        task.state in _AT_REST
+        task.state in AT_REST
         and task.ended_invocation == unit.invocation_id
         and end is not None
         and end.result in _BY_HOST
@@ -199,7 +206,7 @@ def _while_cut_off(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisi
     unit = seen.unit
     if unit is None and task.boot_id and task.boot_id != seen.boot_id:
         here = _after_reboot(here, seen, now)
-    if unit is None and here.state in (TaskState.STOPPED, TaskState.FAILED):
+    if unit is None and here.state in OVER:
         return Decision(here, Action.REST)
     here = replace(here, cut_off=True, health=Health.UNKNOWN, reason=why_cut_off(task.spec))
     ran = unit.invocation_id if unit is not None else task.invocation_id
@@ -218,20 +225,18 @@ def _while_leaving(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisi
     """Stop the running unit as an owner would, and start nothing: that is left to the next boot."""
     unit = seen.unit
     if unit is None:
-        waiting = task if task.state in _AT_REST else replace(task, reason=LEAVING)
+        waiting = task if task.state in AT_REST else replace(task, reason=LEAVING)
         return Decision(waiting, Action.REST)
     if unit.lingers:
         return _while_lingering(task, unit, seen)
-    return (
-        _after_exit(task, unit, seen, now)
-        if unit.ended
-        else _stop_on_purpose(task, unit, LEAVING, seen)
-    )
+    if unit.ended:
+        return _after_exit(task, unit, seen, now)
+    return _stop_on_purpose(task, unit, LEAVING, seen)
 
 
 def _while_lingering(task: TaskRecord, unit: SeenUnit, seen: SeenTask) -> Decision:
     """Start nothing while processes survive SIGKILL, and report them as the reason."""
-    if task.state in (TaskState.BACKOFF, TaskState.STOPPED, TaskState.FAILED):
+    if task.state in AT_REST:
         return Decision(replace(task, reason=LINGERS, boot_id=seen.boot_id), Action.REST)
     return _stop_on_purpose(task, unit, LINGERS, seen)
 
@@ -291,15 +296,6 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseM
     return Decision(running, Action.REST, ends_at(task.spec, now.contact_s))
 
 
-def _is_proved_by_kernel(resources: Resources) -> bool:
-    """Return whether a task has resources that are also set outside its unit.
-
-    These are confirmed from the kernel directly after the start.
-    """
-    pages = resources.hugepages_2mib or resources.hugepages_1gib
-    return bool(resources.exclusive_cpus or pages)
-
-
 def _has_resources(task: TaskRecord) -> bool:
     if (task.volumes or {}) != task.spec.volumes:
         return False
@@ -327,7 +323,7 @@ def _without_unit(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisio
     task = _account_for_missing_unit(task, seen, now)
     if task.restart_asked:
         task = replace(task, restart_asked=False, state=TaskState.ACCEPTED, reason="")
-    if task.state in (TaskState.STOPPED, TaskState.FAILED):
+    if task.state in OVER:
         return Decision(task, Action.REST)
     due_s = task.next_start_boot_s or 0.0
     if task.state is TaskState.BACKOFF and now.boot_s < due_s:
@@ -336,9 +332,16 @@ def _without_unit(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisio
     task = replace(task, next_start_at=None, next_start_boot_s=None)
     if not seen.root:
         return Decision(replace(task, state=TaskState.PREPARING), Action.PREPARE)
-    starting = replace(task, state=TaskState.STARTING, limits=task.spec.limits)
-    resources = None if _is_proved_by_kernel(task.spec.resources) else task.spec.resources
-    starting = replace(starting, resources=resources, volumes=task.spec.volumes)
+    spec = task.spec
+    # Resources that are also set outside the unit are confirmed from the kernel after the start.
+    is_proved_later = spec.resources.exclusive_cpus or has_huge_pages(spec)
+    starting = replace(
+        task,
+        state=TaskState.STARTING,
+        limits=spec.limits,
+        resources=None if is_proved_later else spec.resources,
+        volumes=spec.volumes,
+    )
     return Decision(starting, Action.START)
 
 
@@ -365,7 +368,7 @@ def _after_reboot(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> TaskRec
     """
     alone = task.spec.offline_restart and not is_bound(task.spec)
     here = replace(task, boot_id=seen.boot_id, restart_asked=task.restart_asked and alone)
-    if task.state in (TaskState.STOPPED, TaskState.FAILED):
+    if task.state in OVER:
         return here
     here = replace(here, health=Health.UNKNOWN, next_start_at=None, next_start_boot_s=None)
     here = replace(here, started_boot_s=None)

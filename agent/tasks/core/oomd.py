@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from agent.tasks.core.exits import OOM_KILL
 from agent.tasks.core.lifecycle import SeenUnit
 
 OOMD_KILL = "oomd-kill"
@@ -22,7 +23,7 @@ _KILLED = re.compile(r"Killed (/workload\.slice/\S+) due to (.+)")
 
 def may_be_oomd(unit: SeenUnit) -> bool:
     """Return whether a unit ended for lack of memory: its own limit or the host's memory."""
-    return unit.active == "failed" and unit.result == "oom-kill"
+    return unit.active == "failed" and unit.result == OOM_KILL
 
 
 def end_log_command(unit: SeenUnit, now: float) -> list[str]:

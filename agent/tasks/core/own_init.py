@@ -17,7 +17,14 @@ from agent.api import Relaxation, TaskSpec
 from agent.api.volumes import VolumeKind
 from agent.identity.core import INSIDE as IDENTITY
 from agent.notices.core import INSIDE as NOTICE
-from agent.runtime.core.unit_parts import NO_CORES, NO_RINGS, UNLIMITED, in_memory
+from agent.runtime.core.unit_parts import (
+    HOST_SHELL,
+    NO_CORES,
+    NO_RINGS,
+    UNLIMITED,
+    in_memory,
+    texts,
+)
 from agent.tasks.core.unit_properties import TASK_HARDENING
 from agent.volumes.core.volumes import OWNER, place_of
 
@@ -88,8 +95,11 @@ _WITHOUT = frozenset(
     )
 )
 """Properties of a plain unit that systemd-nspawn gets in another way or does not get."""
-_OF_START = ("Delegate", "ExecCondition", "ExecStartPre", "ExecStopPost")
-_SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
+_MACHINES_OWN = (
+    *("Delegate", "ExecCondition", "ExecStartPre", "ExecStopPost"),
+    *("LoadCredential", "SetCredential", "NetworkNamespacePath", "TemporaryFileSystem"),
+)
+"""Properties of a machine's unit that commands inside the machine do not get."""
 ROOT, NESTED = ".root", ".nested"
 """Mount points for the root of a container, in the folder of its volumes; the name of a volume has
 no dot. Writes to the root go to an overlay in memory; the container cannot change the task's root.
@@ -160,44 +170,28 @@ def enclosed(
     `ids` is its first user id, `state` and `run` are the agent's folders. The unit keeps the
     properties that bound every task: slice, limits, network, journal, timeouts.
     """
-    kept = {n: v for n, v in unit.items() if n not in TASK_HARDENING and n not in _WITHOUT}
     stage = f"{run}/machines/{task_id}"
-    on_disk = {n: v for n, v in spec.volumes.items() if v.kind is not VolumeKind.TMPFS}
-    mounted = [
-        word
-        for name, volume in on_disk.items()
-        for word in (name, f"{state}/{place_of(task_id, spec.entitlement, name, volume)}")
-    ]
-    room = str(spec.limits.memory_max_bytes // 2)
-    numbers = (str(OWNER), str(ids), str(ID_COUNT))
     is_nested = Relaxation.NESTED in spec.relaxations
+    command = [
+        *_machine(task_id, f"{stage}/{ROOT}", ids),
+        *_rlimits(unit),
+        *_mounts(spec, stage),
+        *_handed(spec, unit),
+        *([f"--bind={stage}/{NESTED}:{VISIBLE}"] if is_nested else []),
+        "--boot",
+        "--",
+        *_init_arguments(unit),
+    ]
     found: dict[str, object] = {
-        **kept,
+        **{n: v for n, v in unit.items() if n not in TASK_HARDENING and n not in _WITHOUT},
         **SANDBOX,
         "Delegate": True,
         "KillMode": "mixed",
         "Environment": ["SYSTEMD_NSPAWN_LOCK=0"],
         "TemporaryFileSystem": ["/run/systemd/nspawn"],
         "ReadWritePaths": [f"-{stage}"],
-        "ExecStart": [
-            [
-                *_machine(task_id, f"{stage}/{ROOT}", ids),
-                *_rlimits(unit),
-                *_mounts(spec, stage),
-                *_handed(spec, unit),
-                *([f"--bind={stage}/{NESTED}:{VISIBLE}"] if is_nested else []),
-                "--boot",
-                "--",
-                *_init_arguments(unit),
-            ]
-        ],
-        "ExecStartPre": [
-            [*_SHELL, _STAGE, "sh", *numbers, stage, str(unit["RootDirectory"]), room, *mounted],
-            *([[*_SHELL, _STAGE_NESTED, "sh", stage]] if is_nested else []),
-        ],
-        "ExecStopPost": [
-            [*_SHELL, _UNSTAGE, "sh", stage, *on_disk, *([NESTED] if is_nested else [])]
-        ],
+        "ExecStart": [command],
+        **_staging(task_id, spec, str(unit["RootDirectory"]), ids, state, stage),
     }
     if spec.credentials:
         found["LoadCredential"] = unit["LoadCredential"]
@@ -206,6 +200,26 @@ def enclosed(
     if is_nested:  # the machine handles a nested container that is killed at its own limit
         found["OOMPolicy"] = "continue"
     return found
+
+
+def _staging(
+    task_id: str, spec: TaskSpec, root: str, ids: int, state: str, stage: str
+) -> dict[str, object]:
+    """Return the steps that mount root and volumes at `stage`, and that unmount them afterwards."""
+    on_disk = {n: v for n, v in spec.volumes.items() if v.kind is not VolumeKind.TMPFS}
+    mounted = [
+        word
+        for name, volume in on_disk.items()
+        for word in (name, f"{state}/{place_of(task_id, spec.entitlement, name, volume)}")
+    ]
+    size = str(spec.limits.memory_max_bytes // 2)
+    numbers = (str(OWNER), str(ids), str(ID_COUNT))
+    before = [[*HOST_SHELL, _STAGE, "sh", *numbers, stage, root, size, *mounted]]
+    after = [*HOST_SHELL, _UNSTAGE, "sh", stage, *on_disk]
+    if Relaxation.NESTED in spec.relaxations:
+        before.append([*HOST_SHELL, _STAGE_NESTED, "sh", stage])
+        after.append(NESTED)
+    return {"ExecStartPre": before, "ExecStopPost": [after]}
 
 
 def _machine(task_id: str, root: str, ids: int) -> list[str]:
@@ -263,7 +277,7 @@ def _mounts(spec: TaskSpec, stage: str) -> list[str]:
 def _handed(spec: TaskSpec, unit: Mapping[str, object]) -> list[str]:
     """Return the arguments for credentials, the identity and the notices of a task."""
     handed = spec.identity or spec.life.notice is not None
-    binds = _texts(unit.get("BindReadOnlyPaths")) if handed else []
+    binds = texts(unit.get("BindReadOnlyPaths")) if handed else ()
     return [
         *(
             f"--load-credential={name}:{name}"
@@ -282,7 +296,7 @@ def _init_arguments(unit: Mapping[str, object]) -> list[str]:
     return [
         "systemd.show_status=no",
         "systemd.journald.forward_to_console=1",
-        *(f"systemd.setenv={pair}" for pair in _texts(unit.get("Environment"))),
+        *(f"systemd.setenv={pair}" for pair in texts(unit.get("Environment"))),
     ]
 
 
@@ -298,12 +312,11 @@ def unstaging(whole: Mapping[str, object], task_id: str) -> dict[str, object]:
     The machine's unit unmounts within the task's memory limit. If killed processes still fill that
     memory, the kernel also kills the unmount command. This unit is outside of the task's limit.
     """
-    commands = whole["ExecStopPost"]
-    assert isinstance(commands, list)
+    command = _command(whole, "ExecStopPost")
     return {
         "Description": f"Twine task {task_id}: what it had mounted",
         "Type": "exec",
-        "ExecStart": [[*_SHELL[-2:], *commands[0][len(_SHELL) :]]],
+        "ExecStart": [[*HOST_SHELL[-2:], *command[len(HOST_SHELL) :]]],
         "RemainAfterExit": True,
         "CollectMode": "inactive",
         "Slice": "system.slice",
@@ -330,27 +343,16 @@ def entered(
     given = [*_LOGIN, *(a.partition("=")[2] for a in arguments if a.startswith("systemd.setenv="))]
     if any(a.startswith("--load-credential=") for a in arguments):
         given.append(f"CREDENTIALS_DIRECTORY={CREDENTIALS}")
-    left = (
-        "LoadCredential",
-        "SetCredential",
-        "NetworkNamespacePath",
-        "TemporaryFileSystem",
-        *_OF_START,
-    )
     own = unit.removesuffix(".service")
     return {
-        **{name: value for name, value in whole.items() if name not in left},
+        **{name: value for name, value in whole.items() if name not in _MACHINES_OWN},
         "Environment": [],
         "KillMode": "control-group",
         "ExecStart": [[*_ENTER, cgroup, own, *given, *more, "--", *command]],
     }
 
 
-def _command(whole: Mapping[str, object]) -> list[str]:
-    commands = whole["ExecStart"]
+def _command(whole: Mapping[str, object], step: str = "ExecStart") -> list[str]:
+    commands = whole[step]
     assert isinstance(commands, list)
     return list(commands[0])
-
-
-def _texts(value: object) -> list[str]:
-    return [str(v) for v in value] if isinstance(value, list | tuple) else []

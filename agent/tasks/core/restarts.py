@@ -45,13 +45,17 @@ def after_end(task: TaskRecord, end: Exit, now: LeaseMoment) -> TaskRecord:
     )
     if not again:
         return replace(ended, state=TaskState.STOPPED, next_start_at=None, next_start_boot_s=None)
-    streak = 0 if ran_s >= LONG_RUN_S else task.streak
+    waiting = _in_backoff(ended, 0 if ran_s >= LONG_RUN_S else task.streak, now)
+    return replace(waiting, restarts=task.restarts + 1)
+
+
+def _in_backoff(task: TaskRecord, streak: int, now: LeaseMoment) -> TaskRecord:
+    """Return the task as it waits for its next start after `streak` restarts in a row."""
     pause_s = backoff_s(task, streak)
     return replace(
-        ended,
+        task,
         state=TaskState.BACKOFF,
         streak=streak + 1,
-        restarts=task.restarts + 1,
         next_start_at=now.wall + pause_s,
         next_start_boot_s=now.boot_s + pause_s,
     )
@@ -82,23 +86,10 @@ def after_failure(task: TaskRecord, reason: str, now: LeaseMoment, *, retry: boo
 
     With `retry` it waits as after an end; without it only a new request starts the task.
     """
-    if not retry:
-        return replace(
-            task,
-            state=TaskState.FAILED,
-            reason=reason,
-            next_start_at=None,
-            next_start_boot_s=None,
-        )
-    pause_s = backoff_s(task, task.streak)
-    return replace(
-        task,
-        state=TaskState.BACKOFF,
-        reason=reason,
-        streak=task.streak + 1,
-        next_start_at=now.wall + pause_s,
-        next_start_boot_s=now.boot_s + pause_s,
-    )
+    failed = replace(task, reason=reason)
+    if retry:
+        return _in_backoff(failed, task.streak, now)
+    return replace(failed, state=TaskState.FAILED, next_start_at=None, next_start_boot_s=None)
 
 
 def evicted(task: TaskRecord, why: str, now: LeaseMoment) -> TaskRecord:

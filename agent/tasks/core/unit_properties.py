@@ -19,7 +19,7 @@ from agent.notices.core import INSIDE as NOTICE
 from agent.resources.core.limits import limit_properties
 from agent.runtime.core.records import key_of, user_of
 from agent.runtime.core.slices import slice_for
-from agent.runtime.core.unit_parts import NO_CORES, NO_RINGS, in_memory
+from agent.runtime.core.unit_parts import NO_CORES, NO_RINGS, in_memory, texts
 from agent.tasks.core.exits import START_TIMEOUT_S
 
 _S = 1_000_000
@@ -127,9 +127,7 @@ def not_after(boot_s: float) -> dict[str, object]:
     return {"ExecCondition": [command], "RootDirectoryStartOnly": True}
 
 
-def unit_properties(
-    task_id: str, spec: TaskSpec, root: str, hardening: Mapping[str, object] = TASK_HARDENING
-) -> dict[str, object]:
+def unit_properties(task_id: str, spec: TaskSpec, root: str) -> dict[str, object]:
     """Return the properties of a task's unit with its root file system at `root`.
 
     `RemainAfterExit` and `CollectMode=inactive` keep an ended unit with its exit code until the
@@ -145,6 +143,7 @@ def unit_properties(
         **({"TWINE_NOTICE": f"{NOTICE}/{FILE}"} if spec.life.notice is not None else {}),
         **spec.environment,
     }
+    longest_s = spec.life.max_run_s
     properties: dict[str, object] = {
         "Description": describe_unit(task_id, spec),
         "Type": "exec",
@@ -165,12 +164,12 @@ def unit_properties(
         "LogRateLimitIntervalUSec": 10 * _S,
         "LogRateLimitBurst": 10_000,
         "TemporaryFileSystem": [in_memory("/dev/shm", spec.limits.memory_max_bytes)],
-        **_run_time(spec.life.max_run_s),
+        **({} if longest_s is None else {"RuntimeMaxUSec": max(1, round(longest_s * _S))}),
         **limit_properties(spec),
-        **hardening,
+        **TASK_HARDENING,
         **network_properties(task_id, spec),
     }
-    return {**relaxed(properties, hardening, spec.relaxations), **_of_processes(spec)}
+    return {**relaxed(properties, spec.relaxations), **_of_processes(spec)}
 
 
 def _of_processes(spec: TaskSpec) -> dict[str, object]:
@@ -187,10 +186,6 @@ def _of_processes(spec: TaskSpec) -> dict[str, object]:
     found: dict[str, object] = {name: value for name, value in named.items() if value is not None}
     umask = int(spec.umask, 8)
     return found | ({} if umask == int(UMASK, 8) else {"UMask": umask})
-
-
-def _run_time(seconds: float | None) -> dict[str, object]:
-    return {} if seconds is None else {"RuntimeMaxUSec": max(1, round(seconds * _S))}
 
 
 _CALLS: Mapping[Relaxation, tuple[str, ...]] = MappingProxyType(
@@ -211,16 +206,12 @@ _SYS = tuple(
 
 
 def relaxed(
-    properties: Mapping[str, object], sandbox: Collection[str], relaxations: Collection[Relaxation]
+    properties: Mapping[str, object], relaxations: Collection[Relaxation]
 ) -> dict[str, object]:
-    """Return a unit's properties after applying a task's relaxations.
-
-    `sandbox` are the names of the properties that belong to the hardening.
-    """
+    """Return a unit's properties after applying a task's relaxations."""
     found = dict(properties)
     if Relaxation.RAW in relaxations:
-        kept = {*_RAW_KEEPS}
-        for name in ({*sandbox} | {"RestrictAddressFamilies"}) - kept:
+        for name in {*TASK_HARDENING, "RestrictAddressFamilies"} - {*_RAW_KEEPS}:
             found.pop(name, None)
         return {**found, "User": "root"}
     if Relaxation.PROC in relaxations and "ProcSubset" in found:
@@ -228,14 +219,10 @@ def relaxed(
         found["ProtectKernelTunables"] = True  # /proc/sys and similar files are visible now
         found["ReadOnlyPaths"] = _SYS  # that property leaves /sys writable in the host's network
     if Relaxation.NETLINK in relaxations:
-        families = dict.fromkeys((*_texts(found.get("RestrictAddressFamilies")), "AF_NETLINK"))
+        families = dict.fromkeys((*texts(found.get("RestrictAddressFamilies")), "AF_NETLINK"))
         found["RestrictAddressFamilies"] = (*families,)
     allowed = {c for name, calls in _CALLS.items() if name in relaxations for c in calls}
     if allowed:
-        calls = _texts(found.get("SystemCallFilter"))
+        calls = texts(found.get("SystemCallFilter"))
         found["SystemCallFilter"] = tuple(call for call in calls if call not in allowed)
     return found
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(str(v) for v in value) if isinstance(value, list | tuple) else ()

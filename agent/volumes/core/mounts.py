@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from agent.api import ImageUser, TaskSpec
 from agent.api.volumes import VolumeKind
 from agent.runtime.core.records import user_of
-from agent.runtime.core.unit_parts import PAGE
+from agent.runtime.core.unit_parts import HOST_SHELL, PAGE
 from agent.volumes.core.volumes import OWNER, place_of
 
-_SHELL = ("/usr/bin/nsenter", "--target=1", "--mount", "/bin/sh", "-c")
 _BEGIN = (
     'uid=$(readlink "/run/systemd/dynamic-uid/direct:$1") && root=$(readlink -f "$3") || exit 1; '
     "owner=$2; shift 3; "
@@ -118,8 +117,8 @@ def mount_properties(
         paths.append("")  # the root itself, after all mounts inside it
     return {
         **({"ReadWritePaths": own} if own else {}),
-        "ExecStartPre": [[*_SHELL, script, "sh", user_of(task_id), str(OWNER), root, *words]],
-        "ExecStopPost": [[*_SHELL, _UNMOUNT, "sh", root, *paths]],
+        "ExecStartPre": [[*HOST_SHELL, script, "sh", user_of(task_id), str(OWNER), root, *words]],
+        "ExecStopPost": [[*HOST_SHELL, _UNMOUNT, "sh", root, *paths]],
         "RootDirectoryStartOnly": True,
     }
 

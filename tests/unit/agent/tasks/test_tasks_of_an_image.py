@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from builders import IMAGE, a_record, a_spec
 
@@ -38,3 +41,31 @@ def test_the_tasks_of_an_image_are_found_while_other_tasks_come() -> None:
     tasks.create()
     tasks.create()
     assert tasks.using(IMAGE) == ["web-0", "web-1", "web-2"]
+
+
+class _Loops(dict[str, TaskLoop]):
+    """The loops of tasks; whenever they were copied, the creation of a task ends."""
+
+    def __init__(self, tasks: TaskQueries) -> None:
+        super().__init__()
+        self._tasks = tasks
+
+    def items(self) -> Any:
+        found = dict(super().items()).items()
+        self._tasks._being_created.clear()
+        return found
+
+    def copy(self) -> dict[str, TaskLoop]:
+        return dict(self.items())
+
+
+@pytest.mark.behaviour("BUG-AG100")
+@pytest.mark.parametrize(
+    "find", [TaskQueries.specs, lambda tasks: tasks.using(IMAGE)], ids=["specs", "using"]
+)
+def test_a_task_whose_creation_ends_meanwhile_is_found(find: Callable[[TaskQueries], Any]) -> None:
+    """A thread that removed a volume missed a task that was created at that moment."""
+    tasks = TaskQueries()
+    tasks._being_created = {"web": a_spec()}
+    tasks._loops = _Loops(tasks)
+    assert list(find(tasks)) == ["web"]

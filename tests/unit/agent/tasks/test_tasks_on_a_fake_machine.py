@@ -199,6 +199,27 @@ async def test_a_delete_that_overtook_its_put_wins(host: FakeHost) -> None:
             await client.get_task("web")
 
 
+@pytest.mark.behaviour("BUG-AG101")
+async def test_a_delete_during_the_creation_of_a_task_removes_it(host: FakeHost) -> None:
+    """The answer was "no such task", and the task ran although its removal was newer."""
+    async with host.serving() as (services, client):
+        async with (lock := services.tasks._creating):
+            putting = asyncio.create_task(services.tasks.put("web", a_spec()))
+            await _waiting(lock, 1)
+            deleting = asyncio.create_task(services.tasks.delete("web", 2, None))
+            await _waiting(lock, 2)
+        await putting
+        assert (await deleting).generation == 2
+        await gone(client, "web")
+    assert _left(host) == ([], [])
+
+
+async def _waiting(lock: asyncio.Lock, number: int) -> None:
+    """Return once this many wait for the lock."""
+    while len(lock._waiters or ()) < number:
+        await asyncio.sleep(0)
+
+
 async def test_a_task_put_while_it_is_removed_is_never_lost(host: FakeHost) -> None:
     async with host.agent() as client:
         for generation in range(1, 40):
