@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from agent.api import ProfileSpec, ProfileState, ProfileStatus
 from agent.runtime.events import HostEvents
 from agent.runtime.poll_timers import pause
 from agent.runtime.units import Units
+from wire import durable
 from wire.errors import Conflict, HostError, TwineError, Unprocessable
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class HostProfile:
             if path.is_file() and path.read_bytes() == data:
                 return
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            _write(path, data)
+            durable.write(path, data, 0o644)
         except OSError as e:
             raise HostError(f"profile {spec.name} cannot be kept: {e.strerror}") from e
 
@@ -250,21 +250,6 @@ def _check_text(spec: ProfileSpec) -> None:
             f"profile {spec.name} is not taken: the digest of its text is {digest[:12]}…",
             hint="the received text does not match the requested digest",
         )
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file in one step and flush it to disk."""
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _checked(

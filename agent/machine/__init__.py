@@ -329,10 +329,6 @@ class Observed(msgspec.Struct, frozen=True):
     """Mount points below the given folders, without the folders themselves."""
 
 
-def _nothing(_state: Path, _run: Path) -> Observed:
-    return Observed()
-
-
 class NetworkAccess(Protocol):
     """The host's network, which a separate program with more rights changes."""
 
@@ -373,5 +369,5 @@ class HostAccess(msgspec.Struct, frozen=True, kw_only=True):
     """Returns whether the host has an executable program at a path."""
     host_text: Callable[[str], str]
     """Returns a file of the host's configuration, empty if there is none."""
-    observe: Callable[[Path, Path], Observed] = _nothing
+    observe: Callable[[Path, Path], Observed]
     """Returns the kernel objects of Twine, given the state folder and the run folder."""

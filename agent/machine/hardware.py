@@ -32,7 +32,7 @@ def read_hardware(fs: KernelFs) -> HostHardware:
         boot_id=_proc(fs, "/proc/sys/kernel/random/boot_id"),
         hostname=_proc(fs, "/proc/sys/kernel/hostname"),
         nics=tuple(name for name in fs.names("/sys/class/net") if _is_nic(fs, name)),
-        hugepages_bytes=hugepages_bytes(fs),
+        hugepages_bytes=sum(size * count for size, count in read_hugepages(fs).items()),
         page_bytes=os.sysconf("SC_PAGESIZE"),
         cgroup_controllers=tuple((fs.find("/sys/fs/cgroup/cgroup.controllers") or "").split()),
     )
@@ -135,11 +135,6 @@ def read_hugepages(fs: KernelFs) -> dict[int, int]:
         if size and pages is not None:
             found[int(size[1]) * 1024] = int(pages)
     return found
-
-
-def hugepages_bytes(fs: KernelFs) -> int:
-    """Return how many bytes of memory are reserved as huge pages."""
-    return sum(size * count for size, count in read_hugepages(fs).items())
 
 
 def _is_nic(fs: KernelFs, name: str) -> bool:

@@ -26,6 +26,7 @@ from agent.machine.systemd_calls import (
     SystemdCalls,
     name_of,
     reason_of,
+    refusing,
     words,
 )
 from agent.machine.unit_properties import CLOSE, Token, encode
@@ -91,17 +92,13 @@ class HostSystemd(SystemdCalls):
         return self._states(pattern, whole=True)
 
     def _states(self, pattern: str, *, whole: bool) -> list[UnitState]:
-        try:
+        with refusing(f"cannot list units {pattern}"):
             return [self._state(*row, whole=whole) for row in self._rows(pattern)]
-        except DBusBaseError as e:
-            raise SystemdError(f"cannot list units {pattern}: {reason_of(e)}") from e
 
     def unit_states(self, pattern: str) -> dict[str, tuple[str, str]]:
         """Return active and sub state of all loaded units whose name matches a glob."""
-        try:
+        with refusing(f"cannot list units {pattern}"):
             return {unit: (active, sub) for unit, _, active, sub in self._rows(pattern)}
-        except DBusBaseError as e:
-            raise SystemdError(f"cannot list units {pattern}: {reason_of(e)}") from e
 
     def _rows(self, pattern: str) -> list[tuple[str, str, str, str]]:
         """Return name, description, active and sub state of the loaded units of a glob."""
@@ -121,18 +118,14 @@ class HostSystemd(SystemdCalls):
         """
         with self._lock:
             if self._watch is None:
-                try:
+                with refusing("cannot subscribe to systemd"):
                     self._watch = UnitWatch(self._opener)
-                except DBusBaseError as e:
-                    raise SystemdError(f"cannot subscribe to systemd: {reason_of(e)}") from e
             return self._watch.add(listener)
 
     def version(self) -> int:
         """Return systemd's major version."""
-        try:
+        with refusing("cannot ask systemd for its version"):
             text = self._get(ROOT, MANAGER, "Version").decode()
-        except DBusBaseError as e:
-            raise SystemdError(f"cannot ask systemd for its version: {reason_of(e)}") from e
         found = re.match(r"v?(\d+)", text)
         if not found:
             raise SystemdError(f"cannot parse systemd's version: {text!r}")
