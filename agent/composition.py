@@ -197,7 +197,7 @@ class HostParts:
         )
 
     def services(
-        self, group: asyncio.TaskGroup, pull: Callable[[api.ImagePull], Any]
+        self, group: asyncio.TaskGroup, pull: Callable[[api.ImagePull], Awaitable[api.ImageInfo]]
     ) -> AgentServices:
         """Return the services for the API, and start their loops in `group`."""
         machine, lanes, usage = self.machine, self.lanes, self._start(group)
