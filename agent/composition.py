@@ -202,6 +202,7 @@ class HostParts:
         """Return the services for the API, and start their loops in `group`."""
         machine, lanes, usage = self.machine, self.lanes, self._start(group)
         return AgentServices(
+            lanes=lanes,
             tasks=self.tasks,
             usage=usage,
             metrics=AgentMetrics(
@@ -260,6 +261,7 @@ class HostParts:
         return HostProfile(
             self.units,
             self.events,
+            self.lanes,
             Path(config.sidekick),
             Path(config.sidekick_state_dir),
             self.hardware.boot_id,
@@ -283,11 +285,20 @@ class HostParts:
         config = self.config
         reader = FactsReader(self.machine, config.state_dir, own_init=config.own_init)
 
+        last: tuple[api.MachineFacts, list[str]] | None = None
+
+        def read() -> tuple[api.MachineFacts, list[str]]:
+            name, unusable = self._identity()
+            return reader.read(name), unusable
+
         async def facts() -> api.MachineFacts:
-            found = await self.lanes.run("facts", reader.read, self.name())
-            problems = [p for p in (self.disk.problem, self.networks.problem) if p]
-            problems += self._identity()[1]
-            suppressed, lost = await self.lanes.run("files", self.pipes.lost)
+            """Return the facts; while the disk hangs, the last ones that were read."""
+            nonlocal last
+            if last is None or not self.disk.is_hung:
+                last = await self.lanes.run("facts", read)
+            found, unusable = last
+            problems = [p for p in (self.disk.problem, self.networks.problem) if p] + unusable
+            suppressed, lost = await self.lanes.run("usage", self.pipes.lost)
             return replace(
                 found,
                 problems=problems,

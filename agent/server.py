@@ -18,6 +18,7 @@ from agent.credentials.credentials import MOST_BYTES
 from agent.host.callers import authorize_with, check_given, check_raw
 from agent.host.facts import agent_version
 from agent.host.logs import EVERYWHERE, LoggedRun
+from agent.images.images import IMAGE_FILES
 from agent.parameters import (
     credential_of,
     digest_of,
@@ -72,12 +73,14 @@ class ImageHandlers(_Handlers):
 
     async def list_images(self, _: Call) -> api.Images:
         """List the images, each with the tasks that use it."""
-        infos = [_with_users(self._s, i) for i in self._s.images.all()]
-        return api.Images(images=infos)
+        found = await self._s.lanes.run(IMAGE_FILES, self._s.images.all)
+        return api.Images(images=[_with_users(self._s, info) for info in found])
 
     async def get_image(self, call: Call) -> api.ImageInfo:
         """Show an image."""
-        return _with_users(self._s, self._s.images.get(digest_of(call)))
+        digest = digest_of(call)
+        found = await self._s.lanes.run(IMAGE_FILES, self._s.images.get, digest)
+        return _with_users(self._s, found)
 
     async def put_image(self, call: Call) -> api.ImageInfo:
         """Import an image from the body of the request."""
@@ -203,13 +206,13 @@ class HostHandlers(_Handlers):
         spec: api.ProfileSpec = call.body
         check_given(call.peer, "the profile", spec.generation, spec.epoch, self._s.contact.term)
         latest = self._s.contact.request_epoch if call.peer.role == "local" else None
-        if self._s.profile.ask(spec, latest):
+        if await self._s.profile.ask(spec, latest):
             self._s.spawn(self._s.profile.apply())
-        return self._s.profile.status()
+        return await self._s.profile.status()
 
     async def get_profile(self, _: Call) -> api.ProfileStatus:
         """Show the state of the host profile."""
-        return self._s.profile.status()
+        return await self._s.profile.status()
 
     async def put_notices(self, call: Call) -> HostNotices:
         """Replace the notices of the host."""

@@ -19,6 +19,7 @@ from agent.lease.fencing import FencingOwners, FencingTerm
 from agent.network.networks import Networks
 from agent.notices.notices import TaskNotices
 from agent.runtime.events import HostEvents
+from agent.runtime.offload import Lanes
 from agent.tasks.exec import Sessions
 from agent.tasks.shutdown import HostShutdown
 from agent.tasks.tasks import HostTasks
@@ -31,6 +32,7 @@ from agent.volumes.volume_service import VolumeService
 class AgentServices:
     """The services that the API's handlers call."""
 
+    lanes: Lanes
     tasks: HostTasks
     images: HostImages
     logs: Logs
