@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from msgspec import Meta
 
 from agent.api.network import DnsName, IpAddress
 from wire.errors import ConfigError
+from wire.toml_limits import parse_toml
 from wire.violations import violations
 from wire.written import WRITTEN, plain
 
@@ -151,7 +151,7 @@ def drop_ins(path: Path) -> list[Path]:
 
 def _read(file: Path, *, needed: bool) -> dict[str, Any]:
     try:
-        found = plain(tomllib.loads(file.read_text(WRITTEN)), AgentConfig)
+        found = plain(parse_toml(file.read_text(WRITTEN)), AgentConfig)
     except FileNotFoundError as e:
         if not needed:
             return {}
@@ -160,7 +160,7 @@ def _read(file: Path, *, needed: bool) -> dict[str, Any]:
         raise ConfigError(f"cannot read {file}: {e.strerror}") from e
     except UnicodeDecodeError as e:
         raise ConfigError(f"{file} is not text: {e.reason} at byte {e.start}") from e
-    except tomllib.TOMLDecodeError as e:
+    except ValueError as e:
         raise ConfigError(f"{file} is not TOML: {e}") from e
     assert isinstance(found, dict)
     return found

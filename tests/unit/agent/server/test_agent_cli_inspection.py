@@ -133,6 +133,9 @@ def test_each_field_of_the_configuration_names_its_file(tmp_path: Path, run: Run
         ('log_level = "loud"\n', "log_level"),
         ("nonsense = 1\n", "nonsense"),
         ("= 1\n", "is not TOML"),
+        pytest.param(
+            "a." * 40 + "b = 1\n", "nested deeper", marks=pytest.mark.behaviour("BUG-AG97")
+        ),
     ],
 )
 def test_an_error_in_a_drop_in_is_reported_with_its_file(
