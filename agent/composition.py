@@ -78,6 +78,9 @@ log = logging.getLogger(__name__)
 class HostParts:
     """The parts of one agent. Nothing runs before `services` starts it."""
 
+    tasks: HostTasks
+    """Created by `services`, because it needs the task group of the loops."""
+
     def __init__(
         self,
         config: AgentConfig,
@@ -89,8 +92,6 @@ class HostParts:
         self.config, self.machine, self.hardware = config, machine, hardware
         self.identity, self.lanes = identity, lanes
         self.state, self.run = Path(config.state_dir), Path(config.run_dir)
-        self.tasks: HostTasks
-        """Created by `services`, because it needs the task group of the loops."""
         cgroups = machine.cgroups
         identity.boot_id = hardware.boot_id
         self.events = HostEvents(hardware.boot_id)

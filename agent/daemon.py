@@ -178,7 +178,7 @@ class Agent:
 
     async def _serve_tls(self, runner: web.AppRunner, parts: HostParts) -> None:
         """Open the TCP port once the host has an identity, and renew that identity."""
-        while await parts.lanes.run("identity", self.identity.find) is None:
+        while parts.disk.is_hung or self.identity.find() is None:
             await pause(JOIN_POLL_S)
         host, port = self.config.address()
         tls = self.identity.server_context()

@@ -212,9 +212,13 @@ class HostProfile:
 
     async def _key(self) -> tuple[tuple[object, ...], ProfileStatus]:
         """Return what must not change without an event, and the status."""
-        installed = await self._lanes.run(LANE, self._installed)
-        status = await self.status()
+        reported, installed = await self._lanes.run(LANE, self._look)
+        status = self._combined(reported)
         return (status.name, status.generation, status.state, installed), status
+
+    def _look(self) -> tuple[ProfileStatus, tuple[str, ...]]:
+        """Return sidekick's last report, and the names of all profiles. Blocking."""
+        return self._reported(), self._installed()
 
     def _finish(self, spec: ProfileSpec, reported: ProfileStatus, failure: str) -> None:
         if (reported.name, reported.generation) == (spec.name, spec.generation):

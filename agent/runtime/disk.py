@@ -51,7 +51,7 @@ class StateDisk:
 
         A smaller number alone is no other problem: it changes with each check. The file system is
         read in a thread. If it does not answer within `ANSWER_S`, that is the problem until it
-        does; meanwhile the same reading goes on, and no other one begins.
+        does. No other reading begins before that.
         """
         if self._reading is None:
             reading = self._lanes.run("disk", _problem, self._state)
