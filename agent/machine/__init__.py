@@ -6,6 +6,7 @@ a whole machine in memory that passes the same contract tests.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -348,6 +349,14 @@ class NetworkAccess(Protocol):
 def boottime_s() -> float:
     """Return seconds since boot, including suspend; steps of the wall clock do not change it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL or SIGRTMIN+6 (signal(7))."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
 class HostAccess(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from pystemd.dbusexc import DBusBaseError
 from pystemd.dbuslib import path_encode
 
-from agent.machine import Property, UnitListener, UnitState
+from agent.machine import Property, UnitListener, UnitState, signal_name
 from agent.machine.bus import open_bus
 from agent.machine.systemd_calls import (
     MANAGER,
@@ -180,7 +179,9 @@ class HostSystemd(SystemdCalls):
             invocation_id=invocation.hex(),
             main_pid=main_pid,
             exit_code=ended[1] if ended[0] == os.CLD_EXITED else None,
-            exit_signal=_signal(ended[1]) if ended[0] in (os.CLD_KILLED, os.CLD_DUMPED) else None,
+            exit_signal=signal_name(ended[1])
+            if ended[0] in (os.CLD_KILLED, os.CLD_DUMPED)
+            else None,
             exited_at=exited / 1e6 or None,
             started_at=started / 1e6 or None,
             description=description,
@@ -198,13 +199,6 @@ class HostSystemd(SystemdCalls):
 def _glob_of(unit: str) -> str:
     """Return the glob that matches this name only (fnmatch(3))."""
     return re.sub(r"([*?\[\\])", r"\\\1", unit)
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
 def _refused(
