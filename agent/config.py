@@ -68,7 +68,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def address(self) -> tuple[str, int]:
         """Return host and port of `listen`."""
         host, _, port = self.listen.rpartition(":")
-        if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+        if not host or not is_port(port) or int(port) > 65535:
             raise ConfigError(
                 f"listen = {self.listen!r} is not HOST:PORT", hint="for instance 0.0.0.0:7443"
             )
@@ -101,6 +101,14 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ipaddress.IPv4Address(self.network_address or "127.0.0.1")
         except ValueError as e:
             raise ConfigError(f"network_address = {self.network_address!r}: {e}") from e
+
+
+def is_port(text: str) -> bool:
+    """Return whether a text can be the number of a port; its range is not checked.
+
+    `str.isdigit` is also true for digits such as `²`, which `int` refuses.
+    """
+    return re.fullmatch("[0-9]{1,18}", text) is not None
 
 
 @dataclass(frozen=True, slots=True)
