@@ -50,13 +50,16 @@ def _cpu(fs: KernelFs) -> Cpu:
     # A CPU that is offline has no topology folder (Documentation/admin-guide/cputopology.rst).
     packages = [fs.find(f"{CPUS}/{name}/topology/physical_package_id") for name in names]
     online = fs.find(f"{CPUS}/online")
-    nodes = [name for name in fs.names(NODES) if re.fullmatch(r"node\d+", name)]
     return Cpu(
         model=_cpu_model(fs),
         online=len(numbers(online)) if online else max(1, len(names)),
         sockets=max(1, len({package for package in packages if package is not None})),
-        numa_nodes=max(1, len(nodes)),
+        numa_nodes=max(1, len(_nodes(fs))),
     )
+
+
+def _nodes(fs: KernelFs) -> list[str]:
+    return [name for name in fs.names(NODES) if re.fullmatch(r"node\d+", name)]
 
 
 def read_cores(fs: KernelFs) -> tuple[Core, ...]:
@@ -72,8 +75,7 @@ def read_cores(fs: KernelFs) -> tuple[Core, ...]:
     usable -= set(numbers(fs.find(f"{CPUS}/isolated") or ""))
     nodes = {
         cpu: int(name.removeprefix("node"))
-        for name in fs.names(NODES)
-        if re.fullmatch(r"node\d+", name)
+        for name in _nodes(fs)
         for cpu in numbers(fs.find(f"{NODES}/{name}/cpulist") or "")
     }
     cores: dict[tuple[int, ...], list[int]] = {}
