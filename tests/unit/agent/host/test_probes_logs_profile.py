@@ -30,7 +30,7 @@ from agent.host import facts, host_profile
 from agent.host.host_profile import DELIVERED, UNIT
 from agent.host.logs import LoggedRun, Logs, journal_command
 from agent.machine import Completed, UnitState, boottime_s
-from agent.machine.fake import Ended
+from agent.machine.fake_systemd import Ended
 from agent.runtime.journal import Journal
 from agent.tasks.prober import Ask, Prober
 from control_plane.api.profiles import version_name

@@ -18,7 +18,7 @@ from builders import IMAGE, FakeHost, a_spec, a_tar, digest_of, unit
 from agent.cli import main
 from agent.client import AgentClient
 from agent.config import AgentConfig, load
-from agent.machine.fake import ends_with
+from agent.machine.fake_programs import ends_with
 from wire.errors import InvalidInput
 
 Run = Callable[..., tuple[int, str, str]]

@@ -10,7 +10,7 @@ import pytest
 from builders import IMAGE, FakeHost, unit
 
 from agent.config import load_with_origins
-from agent.machine.fake import ends_with
+from agent.machine.fake_programs import ends_with
 from wire.errors import ConfigError
 
 Run = Callable[..., tuple[int, str, str]]
